@@ -83,13 +83,13 @@ class BackgroundThread:
 
     def _note_death(self, error: BaseException, deaths: int, pause_s: float) -> None:
         threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
-        words = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:_LONGEST_MESSAGE]
+        message = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:_LONGEST_MESSAGE]
         if self._on_death is not None:
             try:
-                self._on_death(words)
+                self._on_death(message)
             except Exception:  # noqa: BLE001 - the first error counts
                 sys.excepthook(*sys.exc_info())
-        _store_failure(self._thread, (self._thread.name, words, deaths), time.monotonic() + pause_s + _STEADY_S)
+        _store_failure(self._thread, (self._thread.name, message, deaths), time.monotonic() + pause_s + _STEADY_S)
 
 
 class RetryingSender(ABC):
@@ -143,8 +143,8 @@ class RetryingSender(ABC):
                 self.send_next()
             except (HostUnreachable, ForgeRefused, LedgerError, UsageError) as error:
                 self.note_failure(type(error).__name__, str(error))
-                asked_s = error.retry_after_s if isinstance(error, HostUnreachable) else None
-                wait_s = min(max(self._first_retry_s * 2 ** min(failures, 10), asked_s or 0), _LONGEST_RETRY_S)
+                requested_s = error.retry_after_s if isinstance(error, HostUnreachable) else None
+                wait_s = min(max(self._first_retry_s * 2 ** min(failures, 10), requested_s or 0), _LONGEST_RETRY_S)
                 failures += 1
                 with self.changed:
                     self.changed.wait_for(lambda: self.is_ending, wait_s)
@@ -154,14 +154,14 @@ class RetryingSender(ABC):
 
 
 # The failures belong to the process, because its threads belong to the process.
-_noting: Final = threading.Lock()
+_failures_lock: Final = threading.Lock()
 # failures, each with the time until which gitboot reports it
 _failures: Final[dict[threading.Thread, tuple[Failure, float]]] = {}
 _listeners: Final[list[Callable[[], None]]] = []
 
 
 def _store_failure(thread: threading.Thread, failure: Failure | None, until_s: float) -> None:
-    with _noting:
+    with _failures_lock:
         if failure is None:
             _failures.pop(thread, None)
             return
@@ -174,7 +174,7 @@ def _store_failure(thread: threading.Thread, failure: Failure | None, until_s: f
 def list_failures() -> list[Failure]:
     """Return the failures of the threads that have failed and have not yet run for a minute without another error."""
     now_s = time.monotonic()
-    with _noting:
+    with _failures_lock:
         found = [failure for failure, until_s in _failures.values() if now_s < until_s]
     return sorted(found)
 
@@ -185,12 +185,12 @@ def notify_on_death(listener: Callable[[], None]) -> Iterator[None]:
 
     The dying thread itself calls the listener.
     """
-    with _noting:
+    with _failures_lock:
         _listeners.append(listener)
     try:
         yield
     finally:
-        with _noting:
+        with _failures_lock:
             _listeners.remove(listener)
 
 

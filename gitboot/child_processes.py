@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # child processes inherit this variable
 _SET_PDEATHSIG: Final = 1  # prctl(2)
 _REAP_S: Final = 1
-_spawning: Final = threading.Lock()
+_spawn_lock: Final = threading.Lock()
 # only the callers that started these processes may wait for them
 _own_processes: Final[set[subprocess.Popen[bytes]]] = set()
 
@@ -50,9 +50,9 @@ def spawn(
     The new process must call `end_with_parent` before anything else. The process inherits the variable `LOG_FORMAT`. It
     does not inherit other GITBOOT_ variables, because those variables are settings for the command that the user ran.
     """
-    return _start(
+    return _start_process(
         command,
-        environment=_environment(LOG_FORMAT),
+        environment=_build_environment(LOG_FORMAT),
         stdin=stdin,
         stdout=stdout,
         bufsize=bufsize,
@@ -61,13 +61,15 @@ def spawn(
     )
 
 
-def _environment(*kept: str) -> dict[str, str]:
+def _build_environment(*kept: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_") or name in kept}
 
 
-def _start(command: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+def _start_process(
+    command: Sequence[str], *, environment: Mapping[str, str], **options: Any
+) -> subprocess.Popen[bytes]:
     """Start a process like `subprocess.Popen`, and make `reap_orphans` ignore the process."""
-    with _spawning:
+    with _spawn_lock:
         process = subprocess.Popen(command, env=environment, **options)
         _own_processes.difference_update([each for each in _own_processes if each.returncode is not None])
         _own_processes.add(process)
@@ -97,7 +99,7 @@ def run_with_input(
     time.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = _start(command, environment=environment, pass_fds=pass_fds, **pipes)
+    process = _start_process(command, environment=environment, pass_fds=pass_fds, **pipes)
     try:
         output, errors = process.communicate(input_data, timeout=patience_s)
     except subprocess.TimeoutExpired:
@@ -115,7 +117,7 @@ def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int
     the program does not end in time.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    process = _start(command, environment=_environment(), process_group=0, **pipes)
+    process = _start_process(command, environment=_build_environment(), process_group=0, **pipes)
     is_late = threading.Event()
 
     def end() -> None:
@@ -158,7 +160,7 @@ def raise_limits() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def python_command(module: str, *arguments: str) -> list[str]:
+def build_python_command(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs a module of this gitboot.
 
     With this command line, Python does not import modules from the current directory.
@@ -183,7 +185,7 @@ def reap_orphans(wait: Callable[[float], bool]) -> None:
 
     def keep_reaping() -> None:
         while not wait(_REAP_S):
-            with _spawning:  # with this lock, all child processes of gitboot are in _own_processes
+            with _spawn_lock:  # with this lock, all child processes of gitboot are in _own_processes
                 own = {each.pid for each in _own_processes if each.returncode is None}
                 # The kernel lists children by the thread that started them.
                 for task in Path("/proc/self/task").iterdir():
@@ -205,7 +207,7 @@ _NICE: Final = 10  # lower priority than the processes that serve machines
 
 
 @cache
-def _encoder() -> Encoder:
+def _get_encoder() -> Encoder:
     from msgspec.msgpack import Encoder  # imported here, because an endpoint does not send frames
 
     # msgpack has no type for paths, so they become text; other unsupported types raise TypeError
@@ -214,7 +216,7 @@ def _encoder() -> Encoder:
 
 def encode(value: object) -> bytes:
     """Encode a value as msgpack. The functions that `gitboot.jsonio.build_decoder` returns decode the value."""
-    return _encoder().encode(value)
+    return _get_encoder().encode(value)
 
 
 def write_frame(stream: IO[bytes], message: Struct) -> None:
@@ -244,22 +246,22 @@ class FrameBuffer:
     """A buffer that splits received bytes into frames."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
+        self._buffer = bytearray()
 
     def add(self, data: bytes) -> Iterator[bytes]:
         """Add received bytes, and yield each complete frame. Raises ValueError if a frame is too long."""
-        self._held += data
+        self._buffer += data
         start = 0
-        while len(self._held) >= start + _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._held, start)
+        while len(self._buffer) >= start + _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
             if length > MAX_FRAME:
                 raise ValueError(f"received a frame of {length:,} bytes, which is too long")
             end = start + _LENGTH.size + length
-            if len(self._held) < end:
+            if len(self._buffer) < end:
                 break
-            yield bytes(memoryview(self._held)[start + _LENGTH.size : end])
+            yield bytes(memoryview(self._buffer)[start + _LENGTH.size : end])
             start = end
-        del self._held[:start]
+        del self._buffer[:start]
 
 
 class Child:
@@ -271,7 +273,7 @@ class Child:
 
     def __init__(self, module: str, *arguments: str) -> None:
         self._process = spawn(
-            python_command(module, *arguments, str(os.getpid())),
+            build_python_command(module, *arguments, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -285,13 +287,13 @@ class Child:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def send(self, question: Struct, remaining_s: Callable[[], float] | None = None) -> None:
+    def send(self, request: Struct, remaining_s: Callable[[], float] | None = None) -> None:
         """Send a request in a frame.
 
         Raises BrokenPipeError if the child has ended, and TimeoutError if no time remains.
         """
         assert self._process.stdin is not None  # noqa: S101
-        pipe, unsent = self._process.stdin.fileno(), memoryview(build_frame(encode(question)))
+        pipe, unsent = self._process.stdin.fileno(), memoryview(build_frame(encode(request)))
         poll = select.poll()
         poll.register(pipe, select.POLLOUT)
         while unsent:
@@ -353,12 +355,12 @@ def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     end_with_parent(int(parent))
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    questions = os.fdopen(os.dup(0), "rb")
+    requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # redirect other output, which must not come between the frames
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     guard_output()  # escape output, because a traceback may contain text from a commit
-    return questions, answers
+    return requests, answers
 
 
 class ProcessUsage(Struct, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ _PRAGMAS: Final = (
 )
 # https://sqlite.org/fileformat2.html, 1.3.3; 2 means WAL, for which SQLite maps the -shm file
 _ROLLBACK_JOURNAL: Final = b"\1\1"
-_JOURNAL_AT: Final = 18
+_JOURNAL_OFFSET: Final = 18
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 # errors of the operating system; every other error of SQLite means that the file is damaged
 _REFUSED: Final = _BUSY | {
@@ -75,7 +75,7 @@ class DiskCache:
         self.max_bytes = max_bytes
         self._path, self._warn, self._writes = path, warn, writes
         # Read the sources at the start, because an upgrade may replace them later.
-        self._program = this_program() if path is not None else b""
+        self._program = compute_program_digest() if path is not None else b""
         self._connection: sqlite3.Connection | None = None
         self._fd = -1  # a second file descriptor of the same file
         self._warnings: set[str] = set()
@@ -101,7 +101,7 @@ class DiskCache:
 
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return a mapping of these keys to their cached values."""
-        wanted = {self._entry_id(kind, key): key for key in keys}
+        wanted = {self._compute_id(kind, key): key for key in keys}
         read = self._transact(partial(_read, ids=sorted(wanted)), "BEGIN")
         if read is None:
             return {}
@@ -116,7 +116,7 @@ class DiskCache:
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Return which of these keys are in the cache, without checking the values."""
-        wanted = {self._entry_id(kind, key): key for key in keys}
+        wanted = {self._compute_id(kind, key): key for key in keys}
         found = self._transact(partial(_find, ids=sorted(wanted)), "BEGIN") or ()
         return frozenset(wanted[entry] for entry in found if entry in wanted)
 
@@ -134,8 +134,8 @@ class DiskCache:
                 room -= len(value) + _OVERHEAD_BYTES
                 if room < 0:
                     break
-                entry = self._entry_id(kind, key)
-                entries.append((entry, _checksum(entry, value), value))
+                entry = self._compute_id(kind, key)
+                entries.append((entry, _compute_checksum(entry, value), value))
         if entries:
             entries.sort()
             self._transact(partial(_insert, entries=entries, max_bytes=self.max_bytes), "BEGIN IMMEDIATE")
@@ -143,9 +143,9 @@ class DiskCache:
     def delete_many(self, kind: str, keys: Iterable[bytes]) -> None:
         """Remove the values of these keys."""
         if self._writes:
-            self._transact(partial(_delete, ids=sorted(self._entry_id(kind, key) for key in keys)), "BEGIN IMMEDIATE")
+            self._transact(partial(_delete, ids=sorted(self._compute_id(kind, key) for key in keys)), "BEGIN IMMEDIATE")
 
-    def _entry_id(self, kind: str, key: bytes) -> bytes:
+    def _compute_id(self, kind: str, key: bytes) -> bytes:
         return blake2b(key, digest_size=32, key=self._program, person=kind.encode()).digest()
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T | None:
@@ -153,7 +153,7 @@ class DiskCache:
         with self._lock:
             for _ in range(2):  # the second attempt uses a new file
                 try:
-                    connection = self._usable_connection()
+                    connection = self._open_connection()
                     return None if connection is None else self._run_transaction(connection, work, begin)
                 except OSError as error:
                     self.close()
@@ -188,7 +188,7 @@ class DiskCache:
         self._set_busy_ms(_BUSY_MS)
         return result
 
-    def _usable_connection(self) -> sqlite3.Connection | None:
+    def _open_connection(self) -> sqlite3.Connection | None:
         """Return a connection to the file that is now at the path, or None if there is no usable file.
 
         Raises OSError and `sqlite3.Error`.
@@ -199,7 +199,7 @@ class DiskCache:
             return self._connection
         self.close()
         if not self._writes:
-            return self._read_only_connection(self._path)
+            return self._open_read_only(self._path)
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._path.is_symlink():
             raise OSError(errno.ELOOP, "the file is a symlink; remove the symlink")
@@ -213,7 +213,7 @@ class DiskCache:
             self._remove()
         raise OSError(errno.EPERM, "gitboot cannot replace the file")
 
-    def _read_only_connection(self, path: Path) -> sqlite3.Connection | None:
+    def _open_read_only(self, path: Path) -> sqlite3.Connection | None:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -230,24 +230,24 @@ class DiskCache:
         Raises OSError if the file is unusable and gitboot must not replace it.
         """
         try:
-            folder, there, here = path.parent.stat(), path.lstat(), os.fstat(self._fd)
-            journal = os.pread(self._fd, 2, _JOURNAL_AT) if stat.S_ISREG(here.st_mode) else b""
+            folder, path_stat, file_stat = path.parent.stat(), path.lstat(), os.fstat(self._fd)
+            journal = os.pread(self._fd, 2, _JOURNAL_OFFSET) if stat.S_ISREG(file_stat.st_mode) else b""
         except OSError as error:
             return error.strerror
         if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & stat.S_IWOTH:
             raise OSError(
                 errno.EPERM, "the folder of the file belongs to another user, or every user may write to the folder"
             )
-        if not stat.S_ISREG(here.st_mode):
+        if not stat.S_ISREG(file_stat.st_mode):
             raise OSError(errno.EPERM, "the path is not a regular file; remove it")
-        if not os.path.samestat(there, here):
+        if not os.path.samestat(path_stat, file_stat):
             return "another file has replaced it"
-        if here.st_uid != os.geteuid() or here.st_mode & 0o077:
+        if file_stat.st_uid != os.geteuid() or file_stat.st_mode & 0o077:
             return "the file belongs to another user, or other users may read or write the file"
         # with one of these, SQLite uses WAL
         if journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal"):
             return "the file has a write-ahead log"
-        return "the file is too large" if here.st_size > 2 * self.max_bytes else None
+        return "the file is too large" if file_stat.st_size > 2 * self.max_bytes else None
 
     def _remove(self) -> None:
         self.close()
@@ -262,14 +262,14 @@ class DiskCache:
             if self._connection is not None:
                 self._connection.execute(f"PRAGMA busy_timeout = {value}")
 
-    def _warn_once(self, how: str, reason: object) -> None:
-        text = f"the cache {self._path} {how}: {reason}"
+    def _warn_once(self, problem: str, reason: object) -> None:
+        text = f"the cache {self._path} {problem}: {reason}"
         if text not in self._warnings:
             self._warnings.add(text)
             self._warn(text)
 
 
-def _checksum(entry: bytes, value: bytes) -> bytes:
+def _compute_checksum(entry: bytes, value: bytes) -> bytes:
     return blake2b(value, digest_size=16, key=entry).digest()
 
 
@@ -323,11 +323,11 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
     values: dict[bytes, bytes] = {}
     damaged, stale = [], []
     newest = _read_newest(connection)
-    asked = frozenset(ids)
+    requested = frozenset(ids)
     for entry, checksum, used, value in _read_rows(connection, "id, checksum, used, value", ids):
-        if entry not in asked:
+        if entry not in requested:
             raise sqlite3.DatabaseError("the index of the file points to a different entry")
-        if not isinstance(value, bytes) or checksum != _checksum(entry, value):
+        if not isinstance(value, bytes) or checksum != _compute_checksum(entry, value):
             damaged.append(entry)
             continue
         values[entry] = value
@@ -359,13 +359,13 @@ def _insert(connection: sqlite3.Connection, entries: list[tuple[bytes, bytes, by
     used = _read_newest(connection) + 1
     rows = [(entry, checksum, used, value) for entry, checksum, value in entries]
     connection.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", rows)
-    while _bytes_in_use(connection) > max_bytes:
+    while _measure_size(connection) > max_bytes:
         oldest = "SELECT rowid FROM entry ORDER BY used, rowid LIMIT 1 + (SELECT count(*) FROM entry) / 8"
         if not connection.execute(f"DELETE FROM entry WHERE rowid IN ({oldest})").rowcount:  # noqa: S608 - constants
             break
 
 
-def _bytes_in_use(connection: sqlite3.Connection) -> int:
+def _measure_size(connection: sqlite3.Connection) -> int:
     pages, unused, size = (
         connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "freelist_count", "page_size")
     )
@@ -377,7 +377,7 @@ _LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 
 
 @cache
-def this_program() -> bytes:
+def compute_program_digest() -> bytes:
     """Return a digest of gitboot's source files, Python's version and the versions of installed libraries.
 
     Two checkouts of the same version have different digests if a file differs. Call this function at the start of a
@@ -394,8 +394,8 @@ def this_program() -> bytes:
             program.update(repr((folder[len(top) :], name, len(content))).encode() + content)
     # Include the names of all distributions in the libraries' folders. The names contain the versions.
     specs = filter(None, map(find_spec, _LIBRARIES))
-    beside = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
-    for name in sorted({each for folder in beside for each in os.listdir(folder)}):
+    library_folders = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
+    for name in sorted({each for folder in library_folders for each in os.listdir(folder)}):
         if name.endswith(("-info", ".egg")):
             program.update(repr(name).encode())
     return program.digest()

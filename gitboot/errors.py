@@ -102,17 +102,17 @@ class HostUnreachable(TryAgain):
     """A web server sent no usable response."""
 
 
-class Orders(NamedTuple):
+class FleetOrders(NamedTuple):
     """The settings of a Fleet document that apply immediately, even if the commit is held or rejected."""
 
     stopped: str | None  # the reason why gitboot must not offer install boots; None: gitboot may offer them
     ledger: str | None  # identifier of the ledger whose instance may act; None: any instance may act
 
 
-class Ordering(Protocol):
-    """A fleet that can return its `Orders`."""
+class HasOrders(Protocol):
+    """A fleet that can return its `FleetOrders`."""
 
-    def orders_at(self, site: str | None) -> Orders:
+    def orders_for(self, site: str | None) -> FleetOrders:
         """Return the orders for the instance of a site.
 
         If ``site`` is None, return the orders for the instance of all sites.
@@ -123,7 +123,7 @@ class InvalidRepository(GitbootError):
     """A commit is invalid. The error contains all problems of the commit, sorted by location."""
 
     def __init__(
-        self, problems: Iterable[Problem], *, fleet: Ordering | None = None, dated: Iterable[DatedProblem] = ()
+        self, problems: Iterable[Problem], *, fleet: HasOrders | None = None, dated: Iterable[DatedProblem] = ()
     ) -> None:
         self.problems = tuple(sorted(problems))
         self.dated = tuple(dated)  # problems that depend on the time; they are not in `problems`

@@ -21,7 +21,7 @@ from gitboot.text import quote_words
 
 # The errors of open(2) for a path at which there is no file.
 ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
-_FOR_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
+_OTHERS_MODE: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 # The number of attempts to lock a file, with a pause after each attempt. `find_lock_holder` holds the lock for a
 # shorter time.
 _PROBES: Final = 10
@@ -39,14 +39,14 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     """
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with _new_version(path.name, folder, mode=mode) as file:
+        with _open_replacement(path.name, folder, mode=mode) as file:
             file.write(content)
     finally:
         os.close(folder)
 
 
 @contextmanager
-def _new_version(
+def _open_replacement(
     name: str, folder: int, *, mode: int | None, old: os.stat_result | None = None, sync: bool = True
 ) -> Iterator[IO[bytes]]:
     """Yield an open file. If the block ends without an error, this file replaces ``name`` in a folder.
@@ -78,12 +78,12 @@ def _new_version(
         sync_folder(".", folder)
 
 
-def sync_folder(path: Path | str, above: int | None = None) -> None:
+def sync_folder(path: Path | str, folder: int | None = None) -> None:
     """Sync the entries of a folder to disk.
 
     ``path`` may be relative to an open folder. Raises OSError if the sync fails.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=above)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(fd)
     finally:
@@ -139,10 +139,10 @@ def take_lock(fd: int) -> str | None:
         if (probes := probes + 1) > _PROBES:
             return _read_holder(fd) or "another process"
         time.sleep(_PAUSE_S)
-    us = f"process {os.getpid()} on {os.uname().nodename}\n".encode()
+    owner = f"process {os.getpid()} on {os.uname().nodename}\n".encode()
     with suppress(OSError):  # if the disk is full, the lock still holds, without the name of its holder
-        os.pwrite(fd, us, 0)
-        os.ftruncate(fd, len(us))
+        os.pwrite(fd, owner, 0)
+        os.ftruncate(fd, len(owner))
     return None
 
 
@@ -176,7 +176,7 @@ def read_private(file: Path) -> bytes:
     with convert_os_errors(file, "read"):
         mode = file.stat().st_mode
         content = file.read_bytes()
-    if mode & _FOR_OTHERS:
+    if mode & _OTHERS_MODE:
         raise UsageError(
             f"{file} contains secrets, but other users may read or write the file; run: chmod 600 {quote_words(file)}"
         )
@@ -221,7 +221,7 @@ def write_output_file(
             return
         with open_output_folder(path.parent, make=make_folders) as folder:
             old = _stat_regular_file(path, folder)
-            with _new_version(path.name, folder, mode=mode, old=old, sync=sync) as file:
+            with _open_replacement(path.name, folder, mode=mode, old=old, sync=sync) as file:
                 file.writelines(content)
 
 
@@ -288,7 +288,7 @@ def open_output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
     The function follows a symlink only if the symlink is outside the current directory and outside every Git work tree.
     Raises `UsageError` for other symlinks, and OSError if the folder cannot be opened.
     """
-    with _Walk(path, guards_current=True) as walk:
+    with _PathWalk(path, guards_current=True) as walk:
         walk.enter_all(make=make)
         yield walk.folders[-1].fd
 
@@ -299,7 +299,7 @@ def resolve_fleet_root(path: Path) -> Path:
     Raises `UsageError` if the path contains a symlink in a Git work tree. An instance reads folders from commits, and a
     symlink in a commit is not a folder.
     """
-    with _Walk(path, guards_current=False) as walk:
+    with _PathWalk(path, guards_current=False) as walk:
         try:
             walk.enter_all(make=False)
         except OSError as error:
@@ -315,7 +315,7 @@ class _Folder(NamedTuple):
     is_guarded: bool  # whether the symlinks in the folder may come from an untrusted commit
 
 
-class _Walk:
+class _PathWalk:
     """A walk from / to a path.
 
     The walk opens each folder relative to its parent, and so finds each symlink before the system follows the symlink.
@@ -332,8 +332,8 @@ class _Walk:
         self._symlinks = 0
         self.folders: list[_Folder] = []
 
-    def __enter__(self) -> _Walk:
-        self._add("/", os.open("/", _FOLDER))
+    def __enter__(self) -> _PathWalk:
+        self._add_folder("/", os.open("/", _FOLDER))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -349,34 +349,34 @@ class _Walk:
         Raises `UsageError` for an untrusted symlink, and OSError if a folder cannot be entered.
         """
         while self._names:
-            name, here = self._names[-1], self.folders[-1]
+            name, parent = self._names[-1], self.folders[-1]
             if name == "..":
                 if len(self.folders) > 1:  # the root directory is its own parent
                     os.close(self.folders.pop().fd)
                 self._names.pop()
                 continue
             try:
-                fd = os.open(name, _FOLDER, dir_fd=here.fd)
+                fd = os.open(name, _FOLDER, dir_fd=parent.fd)
             except FileNotFoundError:
                 if not make:
                     raise
                 with suppress(FileExistsError):  # another process may have created the folder
-                    os.mkdir(name, dir_fd=here.fd)
-                fd = os.open(name, _FOLDER, dir_fd=here.fd)
+                    os.mkdir(name, dir_fd=parent.fd)
+                fd = os.open(name, _FOLDER, dir_fd=parent.fd)
             except OSError as error:
                 may_be_symlink = error.errno in (errno.ENOTDIR, errno.ELOOP)
-                if not may_be_symlink or not stat.S_ISLNK(os.lstat(name, dir_fd=here.fd).st_mode):
+                if not may_be_symlink or not stat.S_ISLNK(os.lstat(name, dir_fd=parent.fd).st_mode):
                     raise
-                self._follow(name, here)
+                self._follow_symlink(name, parent)
                 continue
-            self._add(os.path.join(here.path, name), fd)
+            self._add_folder(os.path.join(parent.path, name), fd)
             self._names.pop()
 
-    def _follow(self, name: str, here: _Folder) -> None:
+    def _follow_symlink(self, name: str, parent: _Folder) -> None:
         """Replace the name of a symlink with the names in its target."""
-        target = os.readlink(name, dir_fd=here.fd)
-        if here.is_guarded:
-            symlink = Path(here.path, name)
+        target = os.readlink(name, dir_fd=parent.fd)
+        if parent.is_guarded:
+            symlink = Path(parent.path, name)
             position = "" if self._requested.absolute() == symlink else f" on the way to {self._requested}"
             raise UsageError(
                 f"{symlink}{position} is a symlink to {target!r}; gitboot does not follow symlinks below the current "
@@ -392,7 +392,7 @@ class _Walk:
             while len(self.folders) > 1:
                 os.close(self.folders.pop().fd)
 
-    def _add(self, path: str, fd: int) -> None:
+    def _add_folder(self, path: str, fd: int) -> None:
         is_guarded = bool(self.folders) and self.folders[-1].is_guarded
         is_current = self._guard is not None and os.path.samestat(os.fstat(fd), self._guard)
         try:
@@ -455,10 +455,10 @@ def _find_caller_descriptor(path: Path) -> int | None:
         return None
     descriptor = int(found[1])
     try:
-        is_of_caller = os.get_inheritable(descriptor)
+        is_inherited = os.get_inheritable(descriptor)
     except OSError:
-        is_of_caller = False
-    if not is_of_caller:
+        is_inherited = False
+    if not is_inherited:
         raise UsageError(
             f"{path}: gitboot was started without this file descriptor; open the descriptor, or give the path of a file"
         )
@@ -538,8 +538,8 @@ def check_fetch_log_folder(
     """
     filesystem = find_filesystem(folder)
     _check_locks(folder, filesystem)
-    goes_with_state = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
-    if filesystem in _VOLATILE and filesystem not in accepted_types and not goes_with_state:
+    is_on_state_disk = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
+    if filesystem in _VOLATILE and filesystem not in accepted_types and not is_on_state_disk:
         raise UsageError(
             f"{folder} is on {filesystem}, which loses its data at a restart. After a restart, gitboot would serve "
             f"recorded one-time boots again. Choose a folder on a disk for --spool, or add "

@@ -173,13 +173,13 @@ def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
         return [host]
     found: SimpleQueue[list[Any] | Exception] = SimpleQueue()
 
-    def ask() -> None:
+    def look_up() -> None:
         try:
             found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except (OSError, UnicodeError) as error:
             found.put(error)
 
-    threading.Thread(target=ask, name="look-up", daemon=True).start()
+    threading.Thread(target=look_up, name="look-up", daemon=True).start()
     try:
         answer = found.get(timeout=limits.remaining_s())
     except Empty:
@@ -355,8 +355,8 @@ class WebAnswer(Struct, frozen=True, kw_only=True):
     @property
     def detail(self) -> str:
         """The error message in the response, on one line."""
-        said = self.json.get("message") or self.json.get("error") if isinstance(self.json, dict) else self.json
-        return " ".join(str(said or "").split())[:_LONGEST_DETAIL]
+        message = self.json.get("message") or self.json.get("error") if isinstance(self.json, dict) else self.json
+        return " ".join(str(message or "").split())[:_LONGEST_DETAIL]
 
 
 class AnswerStream:
@@ -420,7 +420,7 @@ class HttpClient:
         self._ca_bundle, self._uses_proxies = ca_bundle, uses_proxies
         self._allow_token_over_http, self._per_host = allow_token_over_http, connections_per_host
         self._pools: dict[str | None, urllib3.PoolManager] = {}  # connection pools by the URL of the proxy
-        self._making_pool = threading.Lock()
+        self._pools_lock = threading.Lock()
         if ca_bundle is not None:
             _ = self._trust_context
 
@@ -487,18 +487,20 @@ class HttpClient:
                 raise UsageError(f"the token for {format_host(url)} must be one line of printable ASCII characters")
         is_plain = split_url(url).scheme == "http" and not self._allow_token_over_http
         limits = RequestLimits(deadline_s=deadline_s, rate=rate, is_loopback_only=bool(credentials) and is_plain)
-        at, led_to = url, None
+        current_url, redirected_to = url, None
         for left in range(redirects, -1, -1):
-            sent = {**(headers or {}), **(credentials if parse_origin(at) == parse_origin(url) else {})}
-            answer = AnswerStream(self._send(method, at, sent, body, limits), at, led_to, limits)
+            sent = {**(headers or {}), **(credentials if parse_origin(current_url) == parse_origin(url) else {})}
+            answer = AnswerStream(
+                self._send(method, current_url, sent, body, limits), current_url, redirected_to, limits
+            )
             try:
-                where = answer.headers.get("Location") if answer.status in _REDIRECTS and redirects else None
-                if where is None:
+                location = answer.headers.get("Location") if answer.status in _REDIRECTS and redirects else None
+                if location is None:
                     yield answer
                     return
                 if not left:
                     break
-                at = led_to = _resolve_redirect(at, where)
+                current_url = redirected_to = _resolve_redirect(current_url, location)
             finally:
                 answer.close()
         raise RedirectRefused(f"{format_host(url)}: more than {redirects} redirects")
@@ -506,7 +508,7 @@ class HttpClient:
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> urllib3.BaseHTTPResponse:
-        host, pool = format_host(url), self._pool_for(url)
+        host, pool = format_host(url), self._get_pool(url)
         sent = {"User-Agent": f"gitboot/{__version__}", "Accept-Encoding": "identity", **headers}
         while True:
             limits.begin_answer()
@@ -546,7 +548,7 @@ class HttpClient:
                 ) from error
         return trusted
 
-    def _pool_for(self, url: str) -> urllib3.PoolManager:
+    def _get_pool(self, url: str) -> urllib3.PoolManager:
         parts = split_url(url)
         host, proxy = parts.hostname or "", None
         if self._uses_proxies and not is_loopback(host) and not proxy_bypass(host):
@@ -557,7 +559,7 @@ class HttpClient:
                 raise UsageError(
                     f"the environment names a proxy with {urlsplit(proxy).scheme}://, but gitboot supports only http://"
                 )
-        with self._making_pool:
+        with self._pools_lock:
             if proxy not in self._pools:
                 options: dict[str, Any] = {
                     "num_pools": _HOSTS,
@@ -569,8 +571,8 @@ class HttpClient:
                     pool = urllib3.PoolManager(**options)
                 else:
                     login = urllib3.util.parse_url(proxy).auth
-                    about = urllib3.make_headers(proxy_basic_auth=login) if login else None
-                    pool = urllib3.ProxyManager(proxy, proxy_headers=about, **options)
+                    proxy_headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
+                    pool = urllib3.ProxyManager(proxy, proxy_headers=proxy_headers, **options)
                 pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
                 self._pools[proxy] = pool
             return self._pools[proxy]

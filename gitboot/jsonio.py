@@ -42,13 +42,13 @@ def json_writer(write: Callable[[Any], Any], *, unless_default: bool = False) ->
 def to_json_value(value: Any) -> Any:
     """Convert a value to types that JSON supports. Raises TypeError if that is not possible."""
     kind = type(value)
-    return value if kind in _PLAIN else (_WRITERS.get(kind) or _writer(kind))(value)
+    return value if kind in _PLAIN else (_WRITERS.get(kind) or _find_writer(kind))(value)
 
 
 _WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # encoders by type, for the types that were encoded so far
 
 
-def _writer(kind: type) -> Callable[[Any], Any]:
+def _find_writer(kind: type) -> Callable[[Any], Any]:
     if issubclass(kind, Enum):
         write: Callable[[Any], Any] = attrgetter("_value_")
     elif issubclass(kind, str | int | float):
@@ -58,11 +58,11 @@ def _writer(kind: type) -> Callable[[Any], Any]:
     elif issubclass(kind, Mapping):
         write = _write_mapping
     elif (names := getattr(kind, "__struct_fields__", getattr(kind, "_fields", None))) is not None:
-        write = _fields_writer([_Key(name, to_camel(name), MISSING, to_json_value) for name in names])
+        write = _build_fields_writer([_Key(name, to_camel(name), MISSING, to_json_value) for name in names])
     elif issubclass(kind, list | tuple):
         write = _write_items
     elif is_dataclass(kind):
-        write = _fields_writer(_keys(kind))
+        write = _build_fields_writer(_list_keys(kind))
     else:
         raise TypeError(f"JSON does not support the type {kind.__name__}")
     _WRITERS[kind] = write
@@ -88,7 +88,7 @@ class _Key(NamedTuple):
     write: Callable[[Any], Any]
 
 
-def _fields_writer(keys: Sequence[_Key]) -> Callable[[Any], dict[str, Any]]:
+def _build_fields_writer(keys: Sequence[_Key]) -> Callable[[Any], dict[str, Any]]:
     def write_fields(value: Any) -> dict[str, Any]:
         found = {}
         for name, key, default, write in keys:
@@ -106,14 +106,14 @@ def to_camel(name: str) -> str:
     return first + "".join(map(str.capitalize, others))
 
 
-def _keys(kind: type) -> list[_Key]:
+def _list_keys(kind: type) -> list[_Key]:
     keys = []
     for each in fields(kind):
         default = each.default if each.default_factory is MISSING else each.default_factory()
-        unless = default if each.metadata.get(_UNLESS_DEFAULT) else MISSING
+        omitted_value = default if each.metadata.get(_UNLESS_DEFAULT) else MISSING
         key = each.metadata.get(_KEY, to_camel(each.name))
         if key is not None:
-            keys.append(_Key(each.name, key, unless, each.metadata.get(_WRITE, to_json_value)))
+            keys.append(_Key(each.name, key, omitted_value, each.metadata.get(_WRITE, to_json_value)))
     return keys
 
 
@@ -142,7 +142,7 @@ def compute_digest(value: object) -> Digest:
 
 Digest = NewType("Digest", str)  # a SHA-256 as 64 lower-case hexadecimal digits
 T = TypeVar("T")
-_making: Final = RLock()
+_lock: Final = RLock()
 
 
 def build_decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -170,14 +170,14 @@ def build_json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
 
 def convert(value: object, kind: type[T]) -> T:
     """Convert a JSON value to a type. Raises `msgspec.ValidationError` if the value does not match the type."""
-    with _making:
+    with _lock:
         return msgspec.convert(value, kind)
 
 
 def _decode_lazily(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     @cache
     def build_once() -> Callable[..., Any]:
-        with _making:
+        with _lock:
             return make()
 
     return lambda data: build_once()(data)

@@ -784,13 +784,13 @@ class DatedProblem(Struct, frozen=True, kw_only=True):
     since: datetime | None  # None: from the beginning
     until: datetime | None  # None: until the commit changes
 
-    def holds(self, at: datetime) -> bool:
+    def exists_at(self, at: datetime) -> bool:
         return (self.since is None or self.since <= at) and (self.until is None or at < self.until)
 
 
 def find_problems_at(dated_problems: Iterable[DatedProblem], at: datetime) -> tuple[Problem, ...]:
     """Return the problems that exist at an instant, in sorted order."""
-    return tuple(sorted(each.problem for each in dated_problems if each.holds(at)))
+    return tuple(sorted(each.problem for each in dated_problems if each.exists_at(at)))
 
 
 def find_next_change(dated_problems: Iterable[DatedProblem], at: datetime) -> datetime | None:

@@ -49,7 +49,7 @@ _CACHE_SIZE: Final = 4096  # number of cached arguments; servers share most of t
 _Faults = tuple[tuple[re.Pattern[str], str], ...]
 
 
-class Unquotable(ValueError):
+class QuotingError(ValueError):
     """A value that gitboot cannot quote for ``loader``.
 
     The loader would read a different value, or several values.
@@ -77,12 +77,12 @@ def quote_kernel_argument(argument: str) -> str:
 def build_command_line(arguments: Iterable[str]) -> str:
     """Return the command line that the kernel receives.
 
-    Raises `Unquotable` if a boot loader would truncate the command line. GRUB puts the quotes around a whole argument
+    Raises `QuotingError` if a boot loader would truncate the command line. GRUB puts the quotes around a whole argument
     (``"name=a value"``). The kernel reads both forms the same way.
     """
     line = " ".join(map(quote_kernel_argument, arguments))
     if (length := len(fill_boot_nic(line, "00-00-00-00-00-00"))) > MAX_COMMAND_LINE:
-        raise Unquotable(
+        raise QuotingError(
             "the kernel's command line",
             line,
             f"the command line has {length} bytes, but boot loaders pass on only {MAX_COMMAND_LINE} bytes",
@@ -96,7 +96,7 @@ def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
     for argument in arguments:
         _check_ipxe_argument(argument)
     if (words := line.count(" ") + 1) > MAX_IPXE_WORDS:
-        raise Unquotable(
+        raise QuotingError(
             "iPXE",
             line,
             f"the line has {words} words, which may overflow the stack of iPXE; at most "
@@ -106,9 +106,9 @@ def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
 
 
 def quote_ipxe_word(text: str) -> str:
-    """Return the text if iPXE reads the text as one word. Otherwise raise `Unquotable`."""
+    """Return the text if iPXE reads the text as one word. Otherwise raise `QuotingError`."""
     if not _PLAIN.fullmatch(text):
-        _check("iPXE", text, _IPXE_FAULTS)
+        _check_faults("iPXE", text, _IPXE_FAULTS)
     return _replace_boot_nic(text, _BOOT_NIC_IPXE)
 
 
@@ -116,9 +116,9 @@ def quote_ipxe_word(text: str) -> str:
 def check_ipxe_url(url: str) -> str:
     """Return an absolute URL if the URL is safe in an iPXE script and iPXE does not read it as an option.
 
-    Otherwise raise `Unquotable`.
+    Otherwise raise `QuotingError`.
     """
-    _check("iPXE", url, _URL_FAULTS)
+    _check_faults("iPXE", url, _URL_FAULTS)
     return url
 
 
@@ -137,7 +137,7 @@ def quote_grub_word(text: str) -> str:
     """Quote one word of a GRUB command if it needs quotes."""
     if _PLAIN.fullmatch(text):
         return text
-    _check("GRUB", text, _GRUB_FAULTS)
+    _check_faults("GRUB", text, _GRUB_FAULTS)
     if "{{" not in text:
         return _quote_single(text)
     parts = filter(None, _BOOT_NIC.split(text))
@@ -224,20 +224,20 @@ _GRUB_LINUX_FAULTS: Final = _compile_faults((r"'", "GRUB would add a backslash b
 _GRUB_HARMFUL: Final = re.compile(r"[^ -~]|\A-|\\")
 
 
-def _check(loader: str, value: str, faults: _Faults, *, part: str | None = None) -> None:
+def _check_faults(loader: str, value: str, faults: _Faults, *, part: str | None = None) -> None:
     for pattern, reason in faults:
         if pattern.search(value if part is None else part):
-            raise Unquotable(loader, value, reason)
+            raise QuotingError(loader, value, reason)
 
 
 def _split_argument(argument: str) -> tuple[str, str, str]:
     """Split an argument into its name, its equals sign if it has one, and its value without enclosing quotes."""
-    _check("the kernel", argument, _FAULTS)
+    _check_faults("the kernel", argument, _FAULTS)
     name, equals, value = argument.partition("=")
     if len(value) > 1 and value[0] == value[-1] == '"':
         value = value[1:-1]
-    _check("the kernel", argument, _KERNEL_NAME_FAULTS, part=name)
-    _check("the kernel", argument, _KERNEL_VALUE_FAULTS, part=value)
+    _check_faults("the kernel", argument, _KERNEL_NAME_FAULTS, part=name)
+    _check_faults("the kernel", argument, _KERNEL_VALUE_FAULTS, part=value)
     return name, equals, value
 
 
@@ -245,9 +245,9 @@ def _split_argument(argument: str) -> tuple[str, str, str]:
 def _check_ipxe_argument(argument: str) -> None:
     if _PLAIN.fullmatch(argument):
         return
-    _check("iPXE", argument, _IPXE_ARGUMENT_FAULTS)
+    _check_faults("iPXE", argument, _IPXE_ARGUMENT_FAULTS)
     for word in quote_kernel_argument(argument).split(" "):
-        _check("iPXE", argument, _IPXE_FAULTS, part=word)
+        _check_faults("iPXE", argument, _IPXE_FAULTS, part=word)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
@@ -255,7 +255,7 @@ def _quote_grub_argument(argument: str) -> str:
     if _PLAIN.fullmatch(argument):
         return argument
     word = "".join(_split_argument(argument))
-    _check("GRUB", word, _GRUB_LINUX_FAULTS)
+    _check_faults("GRUB", word, _GRUB_LINUX_FAULTS)
     return quote_grub_word(word)
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 # ECMA-48: a control sequence has parameters between CSI and a letter, and a terminal ignores unknown parameters. The
 # first parameter of each sequence that gitboot writes is this number.
-_OWN: Final = int.from_bytes(os.urandom(8))
-_SEQUENCE: Final = re.compile(rf"(\x1b\[){_OWN};([0-9]*[A-Za-z])")
+_OWN_MARK: Final = int.from_bytes(os.urandom(8))
+_SEQUENCE: Final = re.compile(rf"(\x1b\[){_OWN_MARK};([0-9]*[A-Za-z])")
 # ECMA-48, SGR; 90: aixterm
 _COLOURS: Final = {"red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36, "bright_black": 90}
 _BOLD: Final = 1
@@ -37,7 +37,7 @@ _BOLD: Final = 1
 
 def build_control_sequence(sequence: str) -> str:
     """Return a control sequence that this module does not escape. ``sequence`` is the part after CSI."""
-    return f"\x1b[{_OWN};{sequence}"
+    return f"\x1b[{_OWN_MARK};{sequence}"
 
 
 def style(text: str, fg: str | None = None, *, bold: bool = False) -> str:
@@ -65,7 +65,7 @@ def escape_lines(text: str) -> str:
 def write_verbatim(text: str) -> None:
     """Write a command for a CI system to standard output, without escaping."""
     stream = sys.stdout
-    if isinstance(stream, _Escaping):
+    if isinstance(stream, _EscapingStream):
         stream.write_verbatim(text)
     else:
         stream.write(text)
@@ -110,10 +110,10 @@ def find_output_error() -> str | None:
     """
     sys.stdout.flush()
     raw = sys.stdout.buffer.raw if isinstance(sys.stdout.buffer, io.BufferedWriter) else None
-    return raw.write_error if isinstance(raw, _Output) else None
+    return raw.write_error if isinstance(raw, _OutputFile) else None
 
 
-class _Output(io.FileIO):
+class _OutputFile(io.FileIO):
     write_error: str | None = None  # the error of the first failed write
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -125,7 +125,7 @@ class _Output(io.FileIO):
             return memoryview(data).nbytes
 
 
-class _Escaping(io.TextIOWrapper):
+class _EscapingStream(io.TextIOWrapper):
     """A stream that escapes text before it writes the text to a terminal, a file or a pipe.
 
     Only terminals get colours.
@@ -141,7 +141,7 @@ class _Escaping(io.TextIOWrapper):
 
 
 def _escape_between_sequences(text: str, escape: Callable[[str], str]) -> str:
-    if str(_OWN) not in text:
+    if str(_OWN_MARK) not in text:
         return escape(text)
     own = (match[0] for match in _SEQUENCE.finditer(text))
     others = _SEQUENCE.sub("\0", text.replace("\0", "\\u0000")).split("\0")
@@ -156,8 +156,8 @@ def guard_stream(stream: TextIO) -> TextIO:
     stream.flush()
     # Without this, click would bypass this stream and write UTF-8.
     is_ascii = codecs.lookup(stream.encoding).name == "ascii"
-    return _Escaping(
-        io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False)),
+    return _EscapingStream(
+        io.BufferedWriter(_OutputFile(stream.fileno(), "wb", closefd=False)),
         encoding="utf-8" if is_ascii else stream.encoding,
         errors="backslashreplace",
         line_buffering=stream.isatty() or stream is sys.stderr,

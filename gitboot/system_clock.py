@@ -24,7 +24,7 @@ class ClockState(StrEnum):
 
     SYNCHRONISED = "Synchronised"
     UNSYNCHRONISED = "Unsynchronised"  # a time service has set the clock, or will set it soon
-    UNKEPT = "Unkept"  # no program has set the clock since boot
+    NEVER_SET = "Unkept"  # no program has set the clock since boot
     UNKNOWN = "Unknown"  # adjtimex(2) is not available
 
 
@@ -51,7 +51,7 @@ def read_clock_state() -> ClockState:
     """Return the state of this machine's clock, as adjtimex(2) reports it.
 
     A container sees the kernel of its host, but not the services that run on the host. In a sandbox, or in a virtual
-    machine whose host sets the clock, the state may be `UNKEPT` although the clock is correct.
+    machine whose host sets the clock, the state may be `NEVER_SET` although the clock is correct.
     """
     timex = _Timex()
     # the system call is not allowed here, or does not exist
@@ -70,7 +70,7 @@ def decide_clock_state(status: int, freq: int, esterror: int, *, has_time_servic
     if not status & _STA_UNSYNC:
         return ClockState.SYNCHRONISED
     untouched = freq == 0 and esterror >= _NTP_PHASE_LIMIT_US
-    return ClockState.UNKEPT if untouched and not has_time_service else ClockState.UNSYNCHRONISED
+    return ClockState.NEVER_SET if untouched and not has_time_service else ClockState.UNSYNCHRONISED
 
 
 def read_uptime() -> Uptime:

@@ -117,13 +117,13 @@ def test_finding_s8_a_target_whose_thread_dies_is_not_current() -> None:
     tree: Any = Tree()
     started = datetime(2026, 11, 20, tzinfo=UTC)
     follower = Follower(
-        target, tree, following=TargetStatus(name="s3://boots"), clock=lambda: started, wake=lambda: None
+        target, tree, target_status=TargetStatus(name="s3://boots"), clock=lambda: started, wake=lambda: None
     )
     follower.start()
     follower.publish()
-    eventually(lambda: follower.following.failure is not None)
-    assert follower.following.failure == ("ThreadDied", "s3://boots: MemoryError: 2.9 GB")
-    assert follower.following.behind_since == started
+    eventually(lambda: follower.target_status.failure is not None)
+    assert follower.target_status.failure == ("ThreadDied", "s3://boots: MemoryError: 2.9 GB")
+    assert follower.target_status.behind_since == started
     follower.end()
 
 
@@ -189,4 +189,4 @@ def test_the_pauses_that_are_shorter_in_the_commands_of_tests_are_some_seconds_l
     """`forked_commands.shorten_pauses` changes these values in the processes of commands, and not in this one."""
     follower = present(Follower.__init__.__kwdefaults__)["first_retry_s"]
     thread = present(BackgroundThread.__init__.__kwdefaults__)["first_pause_s"]
-    assert (follower, thread, background_threads.FIRST_RETRY_S, standby.LOOK_S) == (5.0, 5.0, 5.0, 2.0)
+    assert (follower, thread, background_threads.FIRST_RETRY_S, standby.CHECK_S) == (5.0, 5.0, 5.0, 2.0)

@@ -78,7 +78,7 @@ def test_keys_are_found_by_kind_without_their_values(filled: Path) -> None:
 
 def test_values_of_another_gitboot_are_a_miss_and_stay(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
-        other.setattr(disk_cache, "this_program", lambda: b"another" * 4)
+        other.setattr(disk_cache, "compute_program_digest", lambda: b"another" * 4)
         assert read_values(filled) == {}
         with DiskCache(filled, pytest.fail) as cache:
             cache.insert_many("kind", {b"key 0": b"of another"})
@@ -88,7 +88,7 @@ def test_values_of_another_gitboot_are_a_miss_and_stay(filled: Path, monkeypatch
 
 def test_the_program_is_identified_once_at_its_start(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DiskCache(filled, pytest.fail) as cache:
-        monkeypatch.setattr(disk_cache, "this_program", lambda: b"upgraded" * 4)
+        monkeypatch.setattr(disk_cache, "compute_program_digest", lambda: b"upgraded" * 4)
         assert cache.get_many("kind", ROWS) == ROWS
 
 
@@ -565,7 +565,7 @@ def answer(process: subprocess.Popen[str]) -> str:
 
 
 def digest_of(program: Path, libraries: Path) -> str:
-    script = "from gitboot.disk_cache import this_program; print(this_program().hex())"
+    script = "from gitboot.disk_cache import compute_program_digest; print(compute_program_digest().hex())"
     environment = {**os.environ, "PYTHONPATH": f"{program}:{libraries}"}
     command = [sys.executable, "-P", "-c", script]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

@@ -23,7 +23,7 @@ from msgspec import structs
 from gitboot.bmc.override_state import NO_MARKS, OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.cli.main import Exit
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.fetchlog.log_entries import Observation
@@ -536,7 +536,7 @@ def test_e3_a_task_learns_that_its_record_was_not_written_and_no_other_code_uses
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(LedgerError, match="locked"):
                 inbox.record(WEB01, structs.replace(INTENT, state=OverrideState.CONFIRMED))
-        assert inbox.take({}, NOON).written == ((WEB01, INTENT),)
+        assert inbox.take({}, NOON).written_records == ((WEB01, INTENT),)
         assert server_tables.read_overrides(ledger) == {WEB01: {INTENT.reason: INTENT}}
 
 
@@ -557,7 +557,7 @@ def test_the_end_of_an_override_is_stored_without_an_attempt_to_write(tmp_path: 
         inbox.record(WEB01, INTENT)  # which needs the ledger
         inbox.record(WEB01, ended(2))
         assert server_tables.read_overrides(ledger) == {WEB01: {INTENT.reason: INTENT}}
-        assert [each.record for each in inbox.withdrawals] == [ended(1), ended(2)]
+        assert [each.record for each in inbox.clearings] == [ended(1), ended(2)]
 
 
 def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> None:
@@ -631,7 +631,7 @@ def test_e37_an_instance_continues_from_what_its_disk_has(disk: FailingDisk, tmp
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
         disk.fail()
         for second in range(1, 50):
-            parts.reconciler.reconcile(NOON + timedelta(minutes=10 * second), fetched=Fetched())
+            parts.reconciler.reconcile(NOON + timedelta(minutes=10 * second), fetched=LastFetch())
             if not parts.reconciler.status.condition("LedgerWritable"):
                 break
         assert not parts.reconciler.status.condition("LedgerWritable")

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.yaml import select_first
 from gitboot.problems import Code, DatedProblem, Problem, Severity, find_next_change, find_problems_at
-from gitboot.resolve.fleet_decisions import select_longest
+from gitboot.resolve.fleet_decisions import select_longest_problems
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
 
@@ -89,7 +89,7 @@ def test_an_invalid_commit_has_its_permanent_problems_and_those_of_the_time() ->
 def test_of_many_problems_of_a_file_those_that_last_longest_are_shown() -> None:
     many = [dated(None, NOON + line * SECOND, line) for line in range(1, 151)]
     warnings = [dated(NOON + line * SECOND, None, line, severity=Severity.WARNING) for line in range(1, 3)]
-    shown = select_longest([*many, *warnings])
+    shown = select_longest_problems([*many, *warnings])
     assert [each.problem.line for each in shown if each.problem.severity is Severity.WARNING] == [1, 2]
     errors = [each for each in shown if each.problem.severity is Severity.ERROR]
     assert [each.problem.line for each in errors] == list(range(50, 151))
@@ -104,5 +104,5 @@ def test_of_many_problems_of_a_file_those_that_last_longest_are_shown() -> None:
 
 def test_of_many_problems_that_begin_later_the_first_are_shown() -> None:
     many = [dated(NOON + line * SECOND, None, line) for line in range(1, 151)]
-    shown = [each.problem.line for each in select_longest(many)]
+    shown = [each.problem.line for each in select_longest_problems(many)]
     assert shown == list(range(1, 102))

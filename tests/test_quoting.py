@@ -18,7 +18,7 @@ from gitboot.quoting import (
     BOOT_NIC_MAC,
     MAX_COMMAND_LINE,
     MAX_IPXE_WORDS,
-    Unquotable,
+    QuotingError,
     build_command_line,
     check_ipxe_url,
     fill_boot_nic,
@@ -211,7 +211,7 @@ def test_an_argument_arrives_unchanged(loader: str, argument: str) -> None:
 @for_each("argument", NOWHERE)
 @for_each("loader", LOADERS)
 def test_an_argument_that_the_kernel_cannot_read_is_rejected(loader: str, argument: str) -> None:
-    with pytest.raises(Unquotable) as caught:
+    with pytest.raises(QuotingError) as caught:
         LOADERS[loader](["before", argument, "after=1"])
     assert caught.value.loader == "the kernel"
     assert ascii(argument) in caught.value.message
@@ -224,7 +224,7 @@ def test_an_argument_that_one_loader_cannot_carry_is_rejected_for_that_loader(lo
     if loader not in refusing:
         assert LOADERS[loader]([argument, "after"]) == [parse_argument(argument), ("after", None)]
         return
-    with pytest.raises(Unquotable) as caught:
+    with pytest.raises(QuotingError) as caught:
         LOADERS[loader]([argument, "after"])
     assert caught.value.loader == loader
     assert ascii(argument) in caught.value.message
@@ -269,7 +269,7 @@ def test_finding_p12_each_loader_puts_in_the_mac_address_of_the_nic_that_it_uses
     "argument", ["a=${net0/mac}", "a=$" + BOOT_NIC_MAC, "a=#" + BOOT_NIC_MAC + " #b", "a=${" + BOOT_NIC_MAC + "}"]
 )
 def test_finding_p12_a_placeholder_lets_no_variable_of_ipxe_pass(argument: str) -> None:
-    with pytest.raises(Unquotable):
+    with pytest.raises(QuotingError):
         quote_ipxe_arguments([argument])
 
 
@@ -277,7 +277,7 @@ def test_finding_p12_the_length_of_a_command_line_counts_the_mac_address() -> No
     argument = f"BOOTIF={BOOT_NIC_BOOTIF}"
     rest = "a" * (MAX_COMMAND_LINE - len("BOOTIF=01-52-54-00-12-34-56 "))
     assert build_command_line([argument, rest])
-    with pytest.raises(Unquotable):
+    with pytest.raises(QuotingError):
         build_command_line([argument, rest + "a"])
 
 
@@ -301,7 +301,7 @@ def test_arguments_arrive_unchanged_or_are_rejected(arguments: list[str]) -> Non
     for through in LOADERS.values():
         try:
             arrived = through(arguments)
-        except Unquotable:
+        except QuotingError:
             continue
         assert arrived == [parse_argument(argument) for argument in arguments]
 
@@ -311,7 +311,7 @@ def test_a_word_arrives_unchanged_or_is_rejected(text: str) -> None:
     for word, commands in ((quote_ipxe_word, ipxe_commands), (quote_grub_word, grub_commands)):
         try:
             line = f"set a {word(text)} b\n"
-        except Unquotable:
+        except QuotingError:
             continue
         assert list(commands(line)) == [["set", "a", text, "b"]]
 
@@ -323,7 +323,7 @@ def test_a_word_arrives_unchanged_or_is_rejected(text: str) -> None:
 def test_a_url_arrives_unchanged_or_is_rejected(url: str) -> None:
     try:
         line = f"chain {check_ipxe_url(url)} || goto next\n"
-    except Unquotable:
+    except QuotingError:
         return
     assert list(ipxe_commands(line)) == [["chain", url], ["goto", "next"]]
     assert re.match("[a-z]", url)
@@ -344,7 +344,7 @@ def test_ipxe_carries_a_valid_url(url: str) -> None:
 
 @for_each("url", ["/boot.ipxe", "vmlinuz", "-x", "http://h/a b", "http://h/${uuid}", 'http://h/"', "http://h/é"])
 def test_a_url_for_ipxe_must_be_absolute_and_encoded(url: str) -> None:
-    with pytest.raises(Unquotable, match=r"cannot be quoted for iPXE: .*URL"):
+    with pytest.raises(QuotingError, match=r"cannot be quoted for iPXE: .*URL"):
         check_ipxe_url(url)
 
 
@@ -401,14 +401,14 @@ def test_the_longest_command_line_is_accepted_and_no_longer_one() -> None:
     longest = ["a=" + "x" * (MAX_COMMAND_LINE - 2)]
     for through in LOADERS.values():
         assert through(longest) == [parse_argument(longest[0])]
-        with pytest.raises(Unquotable, match="1791 bytes"):
+        with pytest.raises(QuotingError, match="1791 bytes"):
             through([longest[0] + "x"])
 
 
 def test_ipxe_accepts_no_more_words_than_its_stack_holds() -> None:
     assert len(through_ipxe(["a"] * MAX_IPXE_WORDS)) == MAX_IPXE_WORDS
     for arguments in (["a"] * (MAX_IPXE_WORDS + 1), ["a=" + "b " * MAX_IPXE_WORDS + "c"]):
-        with pytest.raises(Unquotable, match="129 words"):
+        with pytest.raises(QuotingError, match="129 words"):
             quote_ipxe_arguments(arguments)
         assert through_grub(arguments)
 
@@ -420,7 +420,7 @@ def _grub_lines() -> Iterator[str]:
         for write in (quote_grub_word, lambda text: quote_grub_arguments([text, text])):
             try:
                 yield f"linux /vmlinuz {write(argument)}"
-            except Unquotable:
+            except QuotingError:
                 continue
 
 

@@ -164,14 +164,14 @@ def check_artifact(
 
 def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bool]) -> Sighting:
     digest, size = sha256(), 0
-    most = file.size if file.size is not None else LARGEST_ARTIFACT
+    most_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
     with fetcher.read(file.url) as content:
         for chunk in content.chunks:
             digest.update(chunk)
             size += len(chunk)
-            if size > most:
+            if size > most_bytes:
                 return Sighting(
-                    presence=Presence.WRONG, message=f"the file has more than {most} bytes", head=content.head
+                    presence=Presence.WRONG, message=f"the file has more than {most_bytes} bytes", head=content.head
                 )
             if is_stopped():
                 raise HostUnreachable("the check was stopped before the end of the file")
@@ -298,11 +298,11 @@ class Fetcher(Protocol):
         """
 
 
-def keep_known_absence(now: Sighting, before: Sighting | None) -> Sighting:
+def keep_known_absence(current: Sighting, before: Sighting | None) -> Sighting:
     """Return the new result, or ``before`` if the artifact was absent then and the server does not respond now."""
-    if now.presence is not Presence.UNKNOWN or before is None or not before.is_absent:
-        return now
-    return now if before.presence is Presence.UNSIGNED and now.signer is not None else before
+    if current.presence is not Presence.UNKNOWN or before is None or not before.is_absent:
+        return current
+    return current if before.presence is Presence.UNSIGNED and current.signer is not None else before
 
 
 def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
@@ -316,12 +316,12 @@ def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -
     """
     if sightings is None:
         return file.proof is not None
-    seen = sightings.get(file)
-    if file.proof is not None and (seen is None or seen.signer is None):
+    sighting = sightings.get(file)
+    if file.proof is not None and (sighting is None or sighting.signer is None):
         return True
     if file.source is not None:
-        return seen is None or not seen.is_there
-    return seen is not None and seen.is_absent
+        return sighting is None or not sighting.is_there
+    return sighting is not None and sighting.is_absent
 
 
 def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
@@ -354,9 +354,9 @@ def find_firmware_obstacle(head: ArtifactHead) -> str | None:
         return f"firmware does not follow redirects, but this URL redirects to {head.redirect_url}"
     if head.size is None:
         return "firmware needs the file size, but the response has no Content-Length"
-    given = (head.content_type or "").partition(";")[0].strip().lower()
-    if given not in _FIRMWARE_TYPES:
-        return f"firmware needs the Content-Type {' or '.join(sorted(_FIRMWARE_TYPES))}, but it is {given or 'missing'}"
+    found = (head.content_type or "").partition(";")[0].strip().lower()
+    if found not in _FIRMWARE_TYPES:
+        return f"firmware needs the Content-Type {' or '.join(sorted(_FIRMWARE_TYPES))}, but it is {found or 'missing'}"
     return None
 
 
@@ -365,7 +365,7 @@ def find_firmware_obstacle(head: ArtifactHead) -> str | None:
 _FIRST_RETRY_S: Final = 5.0  # the delay before the first retry; each further failure doubles the delay
 _LONGEST_RETRY_S: Final = 60.0
 _LONGEST_PROOF_RETRY_S: Final = 1800.0
-_PATIENCE_S: Final = 60.0  # how long `wait` waits for all checks together
+_MAX_WAIT_S: Final = 60.0  # how long `wait` waits for all checks together
 _JOIN_S: Final = 0.5
 
 
@@ -391,7 +391,7 @@ class ThreadedArtifactWatch:
 
     def __init__(
         self,
-        fetcher_of: Callable[[tuple[str, ...]], tuple[Fetcher, Callable[[str], bool]]],
+        build_fetcher: Callable[[tuple[str, ...]], tuple[Fetcher, Callable[[str], bool]]],
         *,
         before: Mapping[BootFile, Sighting],
         results: ReadResults,
@@ -407,12 +407,14 @@ class ThreadedArtifactWatch:
         verification found (or None), and the base URLs. ``verify`` returns the signer, or a text that explains why no
         trusted key has verified the file.
         """
-        self._fetcher_of, self._results, self._every_s, self._wake = fetcher_of, results, every_s, wake
+        self._build_fetcher, self._results, self._every_s, self._wake = build_fetcher, results, every_s, wake
         self._verify = verify
-        self._before = dict(before)
-        self._now = dict(self._before)
-        self._sightings: Mapping[BootFile, Sighting] = dict(self._now)  # the object that `get_sightings` returned last
-        self._is_news = False  # whether the results have changed since the last call to `get_sightings`
+        self._previous = dict(before)
+        self._current = dict(self._previous)
+        self._sightings: Mapping[BootFile, Sighting] = dict(
+            self._current
+        )  # the object that `get_sightings` returned last
+        self._results_changed = False  # whether the results have changed since the last call to `get_sightings`
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()
         # A heap of the next checks: time, URL, and a number, because several files may have the same URL.
@@ -422,7 +424,9 @@ class ThreadedArtifactWatch:
         self._failures: dict[BootFile, int] = {}  # number of consecutive failures
         self._closed = False
         self._changed = threading.Condition()
-        self._threads = [BackgroundThread(self._work, name=f"artifacts {number}") for number in range(1, parallel + 1)]
+        self._threads = [
+            BackgroundThread(self._check_files, name=f"artifacts {number}") for number in range(1, parallel + 1)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -432,30 +436,30 @@ class ThreadedArtifactWatch:
             if wanted == self._wanted and bases == self._bases:
                 return
             if bases != self._bases:
-                self._bases, (self._fetcher, self._is_read) = bases, self._fetcher_of(bases)
+                self._bases, (self._fetcher, self._should_read) = bases, self._build_fetcher(bases)
             new = wanted - self._wanted
             self._queue = [each for each in self._queue if each[3] in wanted]
             self._queue += [(0.0, file.url, next(self._numbers), file) for file in new]
             heapify(self._queue)
             self._unchecked = (self._unchecked & wanted) | new
             self._wanted = wanted
-            self._before |= self._now
+            self._previous |= self._current
             self._failures = {file: count for file, count in self._failures.items() if file in wanted}
-            for file in self._now.keys() - wanted:
-                del self._now[file]
-                self._is_news = True
+            for file in self._current.keys() - wanted:
+                del self._current[file]
+                self._results_changed = True
             self._changed.notify_all()
 
     def get_sightings(self) -> Mapping[BootFile, Sighting]:
         with self._changed:
-            if self._is_news:
-                self._sightings, self._is_news = dict(self._now), False
+            if self._results_changed:
+                self._sightings, self._results_changed = dict(self._current), False
             return self._sightings
 
     def wait(self) -> None:
         """Wait until each artifact has been checked once, but no longer than a minute."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._unchecked, _PATIENCE_S)
+            self._changed.wait_for(lambda: self._closed or not self._unchecked, _MAX_WAIT_S)
 
     def close(self) -> None:
         """Stop all checks. A thread that is waiting for the network ends when the process exits."""
@@ -467,13 +471,18 @@ class ThreadedArtifactWatch:
 
     # Run by the background threads
 
-    def _work(self) -> None:
-        while (file := self._next()) is not None:
-            before = self._now.get(file) or self._before.get(file)
+    def _check_files(self) -> None:
+        while (file := self._wait_for_file()) is not None:
+            before = self._current.get(file) or self._previous.get(file)
             try:
-                is_read = self._is_read(file.url)
+                should_read = self._should_read(file.url)
                 found = check_artifact(
-                    self._fetcher, file, before, read=is_read, results=self._results, is_stopped=lambda: self._closed
+                    self._fetcher,
+                    file,
+                    before,
+                    read=should_read,
+                    results=self._results,
+                    is_stopped=lambda: self._closed,
                 )
                 if file.proof is not None:
                     found = self._add_signer(file, found, before)
@@ -499,7 +508,7 @@ class ThreadedArtifactWatch:
             return structs.replace(found, signer=signer)
         return structs.replace(found, presence=Presence.UNSIGNED, message=signer)
 
-    def _next(self) -> BootFile | None:
+    def _wait_for_file(self) -> BootFile | None:
         """Wait until an artifact is due, and return it. Return None after `close`."""
         with self._changed:
             while not self._closed:
@@ -515,18 +524,18 @@ class ThreadedArtifactWatch:
             if file not in self._wanted or self._closed:
                 return False
             failures = 0 if sighting.is_there else self._failures.get(file, 0) + 1
-            self._failures[file], rest_s = failures, self._every_s
+            self._failures[file], delay_s = failures, self._every_s
             if failures:
                 # A signature check may download the whole file, so gitboot waits longer before it repeats the check.
                 is_unsigned = sighting.presence is Presence.UNSIGNED
-                longest_s = _LONGEST_PROOF_RETRY_S if is_unsigned else min(_LONGEST_RETRY_S, rest_s)
-                rest_s = min(min(_FIRST_RETRY_S, rest_s) * 2 ** min(failures - 1, 20), longest_s)
-            heappush(self._queue, (time.monotonic() + rest_s, file.url, next(self._numbers), file))
+                longest_s = _LONGEST_PROOF_RETRY_S if is_unsigned else min(_LONGEST_RETRY_S, delay_s)
+                delay_s = min(min(_FIRST_RETRY_S, delay_s) * 2 ** min(failures - 1, 20), longest_s)
+            heappush(self._queue, (time.monotonic() + delay_s, file.url, next(self._numbers), file))
             self._unchecked -= {file}
             self._changed.notify_all()
-            if self._now.get(file) == sighting:
+            if self._current.get(file) == sighting:
                 return False
-            held = is_withheld(file, self._now)
-            self._now[file] = sighting
-            self._is_news = True
-            return held != is_withheld(file, self._now)
+            was_withheld = is_withheld(file, self._current)
+            self._current[file] = sighting
+            self._results_changed = True
+            return was_withheld != is_withheld(file, self._current)

@@ -30,7 +30,7 @@ from gitboot.render.paths import BOOT, PXELINUX_CORE, SIGNED_GRUB
 MANIFEST: Final = "loaders/manifest.json"
 
 
-class Packaged(Struct, frozen=True, kw_only=True):
+class PackagedLoader(Struct, frozen=True, kw_only=True):
     """A boot loader that a distribution package contains."""
 
     path: str  # the path below the TFTP root and below assets/; `gitboot.render.dhcp` uses the same paths
@@ -38,7 +38,7 @@ class Packaged(Struct, frozen=True, kw_only=True):
     package: str  # the name of the package in Debian
 
 
-class Built(Struct, frozen=True, kw_only=True):
+class BuiltLoader(Struct, frozen=True, kw_only=True):
     """A GRUB image that gitboot builds from the modules in a package, with an embedded configuration."""
 
     path: str
@@ -46,53 +46,55 @@ class Built(Struct, frozen=True, kw_only=True):
     package: str
 
 
-LOADERS: Final[tuple[Packaged | Built, ...]] = (
-    Packaged(
+LOADERS: Final[tuple[PackagedLoader | BuiltLoader, ...]] = (
+    PackagedLoader(
         path="loaders/undionly.kpxe",
         sources=("usr/lib/ipxe/undionly.kpxe", "usr/share/ipxe/undionly.kpxe"),
         package="ipxe",
     ),
-    Packaged(
+    PackagedLoader(
         path="loaders/ipxe-x86_64.efi",
         sources=("usr/lib/ipxe/ipxe-amd64.efi", "usr/lib/ipxe/ipxe.efi", "usr/share/ipxe/ipxe-x86_64.efi"),
         package="ipxe",
     ),
-    Packaged(
+    PackagedLoader(
         path="loaders/snponly-x86_64.efi",
         sources=("usr/lib/ipxe/snponly.efi", "usr/share/ipxe/ipxe-snponly-x86_64.efi"),
         package="ipxe",
     ),
-    Packaged(
+    PackagedLoader(
         path="loaders/ipxe-aarch64.efi",
         sources=("usr/lib/ipxe/ipxe-arm64.efi", "usr/share/ipxe/arm64-efi/ipxe.efi"),
         package="ipxe from Debian 13 or newer",
     ),
-    Packaged(
+    PackagedLoader(
         path="loaders/snponly-aarch64.efi",
         sources=("usr/lib/ipxe/snponly-arm64.efi", "usr/share/ipxe/arm64-efi/snponly.efi"),
         package="ipxe-bootimgs-aarch64, which exists in Fedora but not in Debian",
     ),
-    Built(path="loaders/grub-x86_64.efi", target="x86_64-efi", package="grub-efi-amd64-bin"),
-    Built(path="loaders/grub-aarch64.efi", target="arm64-efi", package="grub-efi-arm64-bin:arm64"),
+    BuiltLoader(path="loaders/grub-x86_64.efi", target="x86_64-efi", package="grub-efi-amd64-bin"),
+    BuiltLoader(path="loaders/grub-aarch64.efi", target="arm64-efi", package="grub-efi-arm64-bin:arm64"),
     # A shim starts GRUB from the folder of the shim. The file name of GRUB is compiled into the shim.
-    Packaged(path="loaders/shimx64.efi", sources=("usr/lib/shim/shimx64.efi.signed",), package="shim-signed"),
-    Packaged(
+    PackagedLoader(path="loaders/shimx64.efi", sources=("usr/lib/shim/shimx64.efi.signed",), package="shim-signed"),
+    PackagedLoader(
         path="loaders/grubx64.efi",
         sources=("usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed",),
         package="grub-efi-amd64-signed",
     ),
-    Packaged(path="loaders/shimaa64.efi", sources=("usr/lib/shim/shimaa64.efi.signed",), package="shim-signed:arm64"),
-    Packaged(
+    PackagedLoader(
+        path="loaders/shimaa64.efi", sources=("usr/lib/shim/shimaa64.efi.signed",), package="shim-signed:arm64"
+    ),
+    PackagedLoader(
         path="loaders/grubaa64.efi",
         sources=("usr/lib/grub/arm64-efi-signed/grubnetaa64.efi.signed",),
         package="grub-efi-arm64-signed:arm64",
     ),
-    Packaged(
+    PackagedLoader(
         path="loaders/lpxelinux.0",
         sources=("usr/lib/PXELINUX/lpxelinux.0", "usr/share/syslinux/lpxelinux.0"),
         package="pxelinux",
     ),
-    Packaged(
+    PackagedLoader(
         path=f"loaders/{PXELINUX_CORE}",
         sources=("usr/lib/syslinux/modules/bios/ldlinux.c32", "usr/share/syslinux/ldlinux.c32"),
         package="syslinux-common",
@@ -112,7 +114,7 @@ class Placement(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
+class PlacedLoader:
     """The result of placing one boot loader."""
 
     path: str
@@ -122,14 +124,14 @@ class Placed:
     outcome: Placement = field(metadata=OMITTED)
 
 
-def place(
+def place_loaders(
     out: Path,
     tftp: Path | None,
     base_url: str,
-    report: Callable[[Placed], None],
+    report: Callable[[PlacedLoader], None],
     *,
     systems: Sequence[Path] = (Path("/"),),
-) -> tuple[Placed, ...]:
+) -> tuple[PlacedLoader, ...]:
     """Copy every available boot loader to ``out`` and ``tftp``, and call ``report`` for each boot loader.
 
     Machines download the files in ``out`` from ``base_url``. gitboot searches for each boot loader in the root folders
@@ -143,14 +145,14 @@ def place(
     for loader in LOADERS:
         found = (
             _read_packaged(loader, systems)
-            if isinstance(loader, Packaged)
+            if isinstance(loader, PackagedLoader)
             else _build_loader(loader, base_url, systems)
         )
         if isinstance(found, str):
-            outcome = Placed(path=loader.path, outcome=Placement.MISSING, message=found)
+            outcome = PlacedLoader(path=loader.path, outcome=Placement.MISSING, message=found)
         else:
             content, source = found
-            outcome = Placed(
+            outcome = PlacedLoader(
                 path=loader.path,
                 outcome=Placement.PLACED if _write_file(loader.path, out, tftp, content) else Placement.UNCHANGED,
                 message=source,
@@ -168,24 +170,24 @@ def place(
     return tuple(placed)
 
 
-def _write_signed_grub_configuration(tftp: Path, base_url: str) -> Placed:
+def _write_signed_grub_configuration(tftp: Path, base_url: str) -> PlacedLoader:
     """Write ``grub/grub.cfg`` to the TFTP root, unless another program wrote the existing file."""
     target = tftp / _SIGNED_GRUB
     if (found := read_output_file(target)) is not None and not found.startswith(_OWN_COMMENT):
-        return Placed(
+        return PlacedLoader(
             path=_SIGNED_GRUB,
             outcome=Placement.UNCHANGED,
             message=f"another program wrote {target}, so gitboot does not replace it; the signed GRUB loads this file",
         )
     is_new = _write_targets(_SIGNED_GRUB, [target], render_signed_grub_configuration(base_url).encode())
-    return Placed(
+    return PlacedLoader(
         path=_SIGNED_GRUB,
         outcome=Placement.PLACED if is_new else Placement.UNCHANGED,
         message="written by gitboot",
     )
 
 
-def _read_packaged(loader: Packaged, systems: Sequence[Path]) -> tuple[bytes, str] | str:
+def _read_packaged(loader: PackagedLoader, systems: Sequence[Path]) -> tuple[bytes, str] | str:
     without_http = None
     for file in (system / source for system in systems for source in loader.sources):
         if file.is_file():
@@ -219,21 +221,21 @@ def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool
     # By TFTP, shim requests GRUB from the root unless the DHCP server sends the path of shim in the header field `file`
     # (shim: netboot.c).
     if tftp is not None and path in SIGNED_GRUBS:
-        in_root = tftp / Path(path).name
+        root_copy = tftp / Path(path).name
         # If the file differs from gitboot's last copy, another program wrote the file, so gitboot does not replace it.
-        if (found := read_output_file(in_root)) is None or found == read_output_file(tftp / path):
-            targets.append(in_root)
+        if (found := read_output_file(root_copy)) is None or found == read_output_file(tftp / path):
+            targets.append(root_copy)
     return _write_targets(path, targets, content)
 
 
 def _write_targets(path: str, targets: Sequence[Path], content: bytes) -> bool:
     try:
-        differing = [target for target in targets if read_output_file(target) != content]
-        for target in differing:
+        changed = [target for target in targets if read_output_file(target) != content]
+        for target in changed:
             write_output_file(target, [content], mode=0o644, make_folders=True, sync=True)
     except UsageError as error:
         raise AssetError(f"cannot write {path}: {error}") from error
-    return bool(differing)
+    return bool(changed)
 
 
 # GRUB
@@ -248,7 +250,7 @@ _MODULES: Final = (
 )
 
 
-def first_grub_configuration(base_url: str) -> str:
+def render_embedded_grub_configuration(base_url: str) -> str:
     """Return the embedded GRUB configuration, which configures a NIC and then loads ``grub.cfg`` from ``base_url``.
 
     If firmware loaded GRUB by PXE, GRUB has a network interface from the start. Otherwise, ``net_bootp`` creates an
@@ -280,15 +282,15 @@ exit
 def render_signed_grub_configuration(base_url: str) -> str:
     """Return the content of ``grub/grub.cfg`` in the TFTP root.
 
-    Debian's signed GRUB runs this script, which loads ``grub.cfg`` by HTTP or TFTP. `place` does not copy a signed GRUB
-    without the module http, such as the one in Debian 12. If another program placed such a GRUB, or if ``base_url`` is
-    an https URL, the script loads ``grub.cfg`` from the TFTP root.
+    Debian's signed GRUB runs this script, which loads ``grub.cfg`` by HTTP or TFTP. `place_loaders` does not copy a
+    signed GRUB without the module http, such as the one in Debian 12. If another program placed such a GRUB, or if
+    ``base_url`` is an https URL, the script loads ``grub.cfg`` from the TFTP root.
     """
     parts = urlsplit(base_url)
-    by_http = ""
+    http_script = ""
     if parts.scheme == "http":
         shared = quote_grub_word(f"(http,{parts.netloc}){parts.path}/grub.cfg")
-        by_http = f"""\
+        http_script = f"""\
 if insmod http; then
   for attempt in 1 2 3 4 5; do
     configfile {shared}
@@ -297,10 +299,10 @@ if insmod http; then
   done
 fi
 """
-    return f"# gitboot: the signed GRUB of Debian loads this script over TFTP\n{by_http}{SIGNED_GRUB_CHAIN}"
+    return f"# gitboot: the signed GRUB of Debian loads this script over TFTP\n{http_script}{SIGNED_GRUB_CHAIN}"
 
 
-def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
+def _build_loader(loader: BuiltLoader, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
     if urlsplit(base_url).scheme != "http":
         return (
             f"GRUB can download only over http, not from {base_url}: set --base-url to an http URL for the same files"
@@ -315,7 +317,10 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")
         # gitboot does not use grub-mkstandalone, because its images contain the current time and each module twice.
-        configuration, entry = first_grub_configuration(base_url).encode(), tarfile.TarInfo("boot/grub/grub.cfg")
+        configuration, entry = (
+            render_embedded_grub_configuration(base_url).encode(),
+            tarfile.TarInfo("boot/grub/grub.cfg"),
+        )
         entry.size = len(configuration)
         with tarfile.open(memory_disk, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             tar.addfile(entry, BytesIO(configuration))
@@ -323,9 +328,9 @@ def _build_loader(loader: Built, base_url: str, systems: Sequence[Path]) -> tupl
             *(program, f"--format={loader.target}", f"--directory={modules}", f"--output={image}"),
             *(f"--memdisk={memory_disk}", "--prefix=(memdisk)/boot/grub", *_MODULES, *optional),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            last = done.stderr.strip().rpartition("\n")[2]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            last = result.stderr.strip().rpartition("\n")[2]
             raise AssetError(f"cannot build {loader.path}: {last} (reinstall {loader.package})")
         return image.read_bytes(), f"grub-mkimage of {modules}"
 

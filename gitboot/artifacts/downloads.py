@@ -64,17 +64,17 @@ class PrefixFetcher:
 class FallbackFetcher:
     """Reads artifacts with one fetcher, and falls back to a second fetcher."""
 
-    def __init__(self, first: Fetcher, second: Fetcher, *, unless: type[GitbootError]) -> None:
-        """Create a fetcher that uses ``second`` if ``first`` raises an error of the type ``unless``."""
-        self._first, self._second, self._unless = first, second, unless
+    def __init__(self, first: Fetcher, second: Fetcher, *, fallback_on: type[GitbootError]) -> None:
+        """Create a fetcher that uses ``second`` if ``first`` raises an error of the type ``fallback_on``."""
+        self._first, self._second, self._fallback_on = first, second, fallback_on
 
     def head(self, url: str) -> ArtifactHead:
-        with suppress(self._unless):
+        with suppress(self._fallback_on):
             return self._first.head(url)
         return self._second.head(url)
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        with suppress(self._unless):
+        with suppress(self._fallback_on):
             self._first.head(url)
             return self._first.read(url, offset)
         return self._second.read(url, offset)
@@ -109,17 +109,17 @@ class WebFetcher:
 
     def head(self, url: str) -> ArtifactHead:
         """Send a HEAD request, or a GET request if the server does not support HEAD, and return the metadata."""
-        with self._answer("HEAD", url, {}) as answer:
+        with self._request("HEAD", url, {}) as answer:
             if answer.status not in _NO_HEAD:
                 return _build_head(answer, url)
-        with self._answer("GET", url, {}) as answer:
+        with self._request("GET", url, {}) as answer:
             return _build_head(answer, url)
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        return _open_content(partial(self._answer, "GET", url), partial(_build_head, url=url), offset)
+        return _open_content(partial(self._request, "GET", url), partial(_build_head, url=url), offset)
 
     @contextmanager
-    def _answer(self, method: str, url: str, headers: Mapping[str, str]) -> Iterator[AnswerStream]:
+    def _request(self, method: str, url: str, headers: Mapping[str, str]) -> Iterator[AnswerStream]:
         """Send a request, follow all redirects, and yield the final response."""
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
         try:
@@ -135,11 +135,11 @@ def _build_head(answer: AnswerStream, url: str) -> ArtifactHead:
     if answer.status not in (200, 206):
         raise HostUnreachable(f"{format_host(url)} answers {answer.status}")
     size = _read_size(answer)
-    named = [given for name in ("ETag", "Last-Modified") if (given := answer.headers.get(name))]
+    validators = [value for name in ("ETag", "Last-Modified") if (value := answer.headers.get(name))]
     return ArtifactHead(
         size=size,
         content_type=answer.headers.get("Content-Type"),
-        version=" ".join((*named, str(size))) if named else None,
+        version=" ".join((*validators, str(size))) if validators else None,
         redirect_url=answer.final_url,
     )
 
@@ -276,9 +276,9 @@ _PART: Final = ".part"  # the suffix of incomplete downloads. They are hidden fi
 _FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 
-class Mirroring(StrEnum):
+class MirrorOutcome(StrEnum):
     FETCHED = "fetched"
-    THERE = "there"
+    EXISTS = "there"
     FAILED = "failed"
 
 
@@ -287,16 +287,16 @@ class MirroredArtifact(Struct, frozen=True, kw_only=True):
 
     path: str  # relative to boot/
     source: str
-    outcome: Mirroring
+    outcome: MirrorOutcome
     message: str = ""  # why the download failed; "" if it did not fail
 
 
-def mirror_path(file: BootFile) -> str:
+def get_mirror_path(file: BootFile) -> str:
     """Return the path of a file's local copy, relative to boot/."""
     return f"o/{file.sha256}/{file.url.rpartition('/')[2]}"
 
 
-def mirror_all(
+def mirror_files(
     fetcher: Fetcher,
     files: Iterable[BootFile],
     root: Path,
@@ -310,11 +310,13 @@ def mirror_all(
     download and syncs the content to the disk before it gives the file its final name. A signal or an exception from
     ``report`` also stops the downloads that are in progress.
     """
-    by_path = {mirror_path(file): file for file in files if file.source is not None}
+    by_path = {get_mirror_path(file): file for file in files if file.source is not None}
     stop = Event()
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="mirror")
     try:
-        jobs = [pool.submit(_mirror, fetcher, file, path, root, stop.is_set) for path, file in sorted(by_path.items())]
+        jobs = [
+            pool.submit(_mirror_file, fetcher, file, path, root, stop.is_set) for path, file in sorted(by_path.items())
+        ]
         for job in as_completed(jobs):
             report(job.result())
     finally:
@@ -322,7 +324,7 @@ def mirror_all(
         pool.shutdown(cancel_futures=True)
 
 
-def _mirror(
+def _mirror_file(
     fetcher: Fetcher, file: BootFile, path: str, root: Path, is_stopped: Callable[[], bool]
 ) -> MirroredArtifact:
     source = file.source or ""
@@ -333,11 +335,11 @@ def _mirror(
             with suppress(FileNotFoundError):
                 is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
             if is_there:
-                # mark the copy as used, because `prune` deletes copies that were not used recently
+                # mark the copy as used, because `prune_mirror` deletes copies that were not used recently
                 os.utime(target.name, dir_fd=folder)
-                return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
+                return MirroredArtifact(path=path, source=source, outcome=MirrorOutcome.EXISTS)
             try:
-                _fetch(fetcher, file, source, part, folder, is_stopped)
+                _fetch_file(fetcher, file, source, part, folder, is_stopped)
                 os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
                 sync_folder(".", folder)
             except OSError as error:
@@ -346,19 +348,19 @@ def _mirror(
                         os.unlink(part, dir_fd=folder)
                 raise
     except (ArtifactMissing, HostUnreachable, UsageError, _ContentMismatch) as error:
-        return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=str(error))
+        return MirroredArtifact(path=path, source=source, outcome=MirrorOutcome.FAILED, message=str(error))
     except OSError as error:
         return MirroredArtifact(
-            path=path, source=source, outcome=Mirroring.FAILED, message=f"{target}: {error.strerror}"
+            path=path, source=source, outcome=MirrorOutcome.FAILED, message=f"{target}: {error.strerror}"
         )
-    return MirroredArtifact(path=path, source=source, outcome=Mirroring.FETCHED)
+    return MirroredArtifact(path=path, source=source, outcome=MirrorOutcome.FETCHED)
 
 
 class _ContentMismatch(Exception):
     """The downloaded content does not have the digest that the image states."""
 
 
-def _fetch(
+def _fetch_file(
     fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int, is_stopped: Callable[[], bool]
 ) -> None:
     """Download a file to ``part``, or resume an interrupted download.
@@ -399,7 +401,7 @@ def _fetch(
         )
 
 
-def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[str]:
+def prune_mirror(root: Path, needed_paths: Collection[str], before_s: float) -> list[str]:
     """Delete copies that are not in ``needed_paths`` and were last used before the time ``before_s``.
 
     Return the sorted paths of the deleted copies. gitboot recognizes copies by their file names, so the user data in
@@ -409,8 +411,8 @@ def prune(root: Path, needed_paths: Collection[str], before_s: float) -> list[st
     check_output_folder(root / "o")
     pruned = []
     for folder in sorted((root / "o").iterdir()) if (root / "o").is_dir() else ():
-        is_ours = _FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
-        for file in sorted(folder.iterdir()) if is_ours else ():
+        is_mirror_folder = _FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
+        for file in sorted(folder.iterdir()) if is_mirror_folder else ():
             path = f"o/{folder.name}/{file.name}"
             name = file.name.removeprefix(".").removesuffix(_PART)
             if name in MIRRORED_NAMES and path not in needed_paths and file.stat().st_mtime < before_s:
@@ -444,19 +446,19 @@ class ArchiveFetcher:
 
     def head(self, url: str) -> ArtifactHead:
         """Return the metadata of the archive, but without a size, because the size of the unpacked file is unknown."""
-        archive, _ = _split(url)
+        archive, _ = _split_url(url)
         return ArtifactHead(version=self._fetcher.head(archive).version)
 
     @contextmanager
     def read(self, url: str, offset: int = 0) -> Iterator[Content]:
         """Read a file from its start. The requested offset is ignored."""
         del offset
-        archive, path = _split(url)
+        archive, path = _split_url(url)
         with self._fetcher.read(archive) as content, closing(read_member(content.chunks, archive, path)) as chunks:
             yield Content(ArtifactHead(version=content.head.version), 0, chunks)
 
 
-def _split(url: str) -> tuple[str, str]:
+def _split_url(url: str) -> tuple[str, str]:
     found = split_member_url(url)
     if found is None:
         raise ArtifactMissing(f"{url} is not the URL of a file in an archive")
@@ -479,21 +481,21 @@ def read_member(chunks: Iterator[bytes], archive: str, path: str) -> Generator[b
                 chunks = _decompress(chunks, _Gzip)
             elif name.endswith((".tar.xz", ".txz")):
                 chunks = _decompress(chunks, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY))
-            yield from _read_tar(_Unpacked(chunks), path)
-    except _Refused as error:
+            yield from _read_tar(_UnpackedStream(chunks), path)
+    except _ArchiveRefused as error:
         raise ArtifactMissing(f"{archive}: {error}") from None
-    except _DAMAGE as error:
+    except _DAMAGE_ERRORS as error:
         raise ArtifactMissing(f"{archive} is damaged: {printable(str(error))}") from error
 
 
-_DAMAGE: Final = (
+_DAMAGE_ERRORS: Final = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
     # zipfile raises these errors if the directory of an archive is malformed
     *(NotImplementedError, ValueError, OverflowError, OSError, struct.error),
 )
 
 
-class _Refused(Exception):
+class _ArchiveRefused(Exception):
     """Raised if gitboot refuses to unpack an archive. The message states why, but does not contain the URL."""
 
 
@@ -518,10 +520,12 @@ class _Gzip:
         return found
 
 
-def _decompress(chunks: Iterator[bytes], new: Callable[[], _Gzip | lzma.LZMADecompressor]) -> Iterator[bytes]:
+def _decompress(
+    chunks: Iterator[bytes], build_decompressor: Callable[[], _Gzip | lzma.LZMADecompressor]
+) -> Iterator[bytes]:
     """Yield the decompressed bytes of one or more compressed streams. Zero bytes may separate the streams."""
     packed = unpacked = 0
-    decompressor, is_new = new(), True
+    decompressor, is_new = build_decompressor(), True
     for data in chunks:
         packed += len(data)
         while data or not decompressor.needs_input:
@@ -531,16 +535,16 @@ def _decompress(chunks: Iterator[bytes], new: Callable[[], _Gzip | lzma.LZMADeco
             piece, is_new = decompressor.decompress(data, CHUNK), False
             unpacked += len(piece)
             if unpacked > _FREE_BYTES + _LARGEST_RATIO * packed:
-                raise _Refused(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
+                raise _ArchiveRefused(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
             yield piece
             data = b""
             if decompressor.eof:
-                data, decompressor, is_new = decompressor.unused_data, new(), True
+                data, decompressor, is_new = decompressor.unused_data, build_decompressor(), True
     if not is_new:
         raise EOFError("the archive ends too early")
 
 
-class _Unpacked:
+class _UnpackedStream:
     """Reads the decompressed bytes of a tar archive."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -556,7 +560,7 @@ class _Unpacked:
                     raise EOFError("the archive ends too early") from None
                 self._total += len(self._piece)
                 if self._total > LARGEST_ARTIFACT:
-                    raise _Refused(f"the unpacked archive has more than {LARGEST_ARTIFACT:,} bytes")
+                    raise _ArchiveRefused(f"the unpacked archive has more than {LARGEST_ARTIFACT:,} bytes")
             piece, self._piece = self._piece[:size], self._piece[size:]
             size -= len(piece)
             yield bytes(piece)
@@ -573,36 +577,36 @@ _IGNORED: Final = (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK)
 _FILES: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 
 
-def _read_tar(source: _Unpacked, path: str) -> Iterator[bytes]:
+def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
     # gitboot does not use tarfile.open here, because that function reads extended headers of any size into memory.
-    described: dict[str, bytes] = {}
+    header: dict[str, bytes] = {}
     for _ in range(_MOST_MEMBERS):
         block = source.read(tarfile.BLOCKSIZE)
         if not any(block):
-            raise _Refused(f"the archive does not contain the file {path}")
+            raise _ArchiveRefused(f"the archive does not contain the file {path}")
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        size = _parse_size(described["size"]) if "size" in described else info.size
+        size = _parse_size(header["size"]) if "size" in header else info.size
         if min(size, info.size) < 0:
             raise tarfile.ReadError("the archive contains a file with a negative size")
         if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):  # the header describes the next member
             if info.size > _LARGEST_EXTENDED_HEADER:
-                raise _Refused(f"an extended tar header is too large: {info.size:,} bytes")
+                raise _ArchiveRefused(f"an extended tar header is too large: {info.size:,} bytes")
             content = source.read(info.size)
             source.skip(-info.size % tarfile.BLOCKSIZE)
             is_name = info.type == tarfile.GNUTYPE_LONGNAME
-            described |= {"path": content.rstrip(b"\0")} if is_name else _parse_extended_header(content)
+            header |= {"path": content.rstrip(b"\0")} if is_name else _parse_extended_header(content)
             continue
-        name = described["path"].decode("utf-8", "surrogateescape") if "path" in described else info.name
+        name = header["path"].decode("utf-8", "surrogateescape") if "path" in header else info.name
         if name.removeprefix("./") == path:
             if info.type not in _FILES:
-                raise _Refused(f"{path} in the archive is not a regular file")
+                raise _ArchiveRefused(f"{path} in the archive is not a regular file")
             yield from source.read_pieces(size)
             return
         if info.type in (*_FILES, *_IGNORED):  # links, devices and folders have no content
             source.skip(size + -size % tarfile.BLOCKSIZE)
         if info.type not in _IGNORED:
-            described = {}
-    raise _Refused(f"the archive has more than {_MOST_MEMBERS:,} members")
+            header = {}
+    raise _ArchiveRefused(f"the archive has more than {_MOST_MEMBERS:,} members")
 
 
 def _parse_extended_header(content: bytes) -> dict[str, bytes]:
@@ -633,16 +637,16 @@ def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
         for chunk in chunks:
             file.write(chunk)
             if file.tell() > _LARGEST_ZIP:
-                raise _Refused(f"the zip archive has more than {_LARGEST_ZIP:,} bytes")
+                raise _ArchiveRefused(f"the zip archive has more than {_LARGEST_ZIP:,} bytes")
         packed = file.tell()
         with zipfile.ZipFile(cast("IO[bytes]", _BoundedFile(file))) as archive:
             found = next((each for each in archive.infolist() if each.filename.removeprefix("./") == path), None)
             if found is None:
-                raise _Refused(f"the archive does not contain the file {path}")
+                raise _ArchiveRefused(f"the archive does not contain the file {path}")
             is_file = not found.is_dir() and stat.S_IFMT(found.external_attr >> 16) in (0, stat.S_IFREG)
             is_stored = found.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not found.flag_bits & 1
             if not is_file or not is_stored:
-                raise _Refused(
+                raise _ArchiveRefused(
                     f"{path} in the archive is not a regular file, or its encryption or compression is unsupported"
                 )
             unpacked = 0
@@ -650,7 +654,7 @@ def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
                 while piece := content.read(CHUNK):
                     unpacked += len(piece)
                     if unpacked > min(LARGEST_ARTIFACT, _FREE_BYTES + _LARGEST_RATIO * packed):
-                        raise _Refused(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
+                        raise _ArchiveRefused(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
                     yield piece
 
 
@@ -663,5 +667,5 @@ class _BoundedFile:
 
     def read(self, size: int = -1) -> bytes:
         if size > _LARGEST_ZIP_READ:
-            raise _Refused(f"the directory of the zip archive is too large: {size:,} bytes")
+            raise _ArchiveRefused(f"the directory of the zip archive is too large: {size:,} bytes")
         return self._file.read(size if size >= 0 else _LARGEST_ZIP_READ)

@@ -83,7 +83,7 @@ class Registries:
                 content = _read_limited(answer, f"the list of tags for {reference}")
                 is_last = "Link" not in answer.headers  # OCI distribution specification, "Listing Tags"
             try:
-                page = _tags(content).tags or ()
+                page = _decode_tags(content).tags or ()
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 raise RegistryRefused(f"the registry did not return a list of tags for {reference}: {error}") from None
             if is_last or not page or page[-1] in found:
@@ -107,17 +107,17 @@ class Registries:
     def _open(
         self, reference: OciReference, resource: str, headers: Mapping[str, str], method: str = "GET"
     ) -> Iterator[AnswerStream]:
-        at = find_origin(reference, self._allowed)
-        url, key = f"{at}/v2/{reference.repository}/{resource}", (at, reference.repository)
+        origin = find_origin(reference, self._allowed)
+        url, key = f"{origin}/v2/{reference.repository}/{resource}", (origin, reference.repository)
         with self._follow_redirects(url, headers, self._tokens.get(key), method) as answer:
             if answer.status != HTTPStatus.UNAUTHORIZED:
                 yield _check_answer(answer, reference)
                 return
             challenge = answer.headers.getlist("WWW-Authenticate")
-        if (given := self._authorization(at, reference, challenge)) is None:
+        if (authorization := self._get_authorization(origin, reference, challenge)) is None:
             raise RegistryRefused(f"{reference} needs credentials: add --registry-credentials")
-        self._tokens[key] = given
-        with self._follow_redirects(url, headers, given, method) as answer:
+        self._tokens[key] = authorization
+        with self._follow_redirects(url, headers, authorization, method) as answer:
             yield _check_answer(answer, reference)
 
     @contextmanager
@@ -136,25 +136,27 @@ class Registries:
         except (RedirectRefused, UsageError) as error:
             raise RegistryRefused(str(error)) from error
 
-    def _authorization(self, at: str, reference: OciReference, challenges: Sequence[str]) -> str | None:
-        own = self._credentials.authorization(reference.host) if self._credentials is not None else None
+    def _get_authorization(self, origin: str, reference: OciReference, challenges: Sequence[str]) -> str | None:
+        basic_auth = self._credentials.get_authorization(reference.host) if self._credentials is not None else None
         for challenge in challenges:
             scheme, _, rest = challenge.partition(" ")
             if scheme.lower() == "bearer":
                 return self._request_token(
-                    at, reference, {name.lower(): value for name, value in _PARAMETER.findall(rest)}, own
+                    origin, reference, {name.lower(): value for name, value in _PARAMETER.findall(rest)}, basic_auth
                 )
-        return own
+        return basic_auth
 
-    def _request_token(self, at: str, reference: OciReference, challenge: Mapping[str, str], own: str | None) -> str:
+    def _request_token(
+        self, origin: str, reference: OciReference, challenge: Mapping[str, str], basic_auth: str | None
+    ) -> str:
         realm = challenge.get("realm", "")
-        _check_realm(realm, at)
+        _check_realm(realm, origin)
         service = {"service": challenge["service"]} if "service" in challenge else {}
         query = {"scope": f"repository:{reference.repository}:pull", **service}
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
         try:
             answer = self._client.request_json(
-                url, credentials={"Authorization": own or ""}, deadline_s=self._deadline_s
+                url, credentials={"Authorization": basic_auth or ""}, deadline_s=self._deadline_s
             )
         except UsageError as error:
             raise RegistryRefused(str(error)) from error
@@ -162,7 +164,7 @@ class Registries:
         found = answer.json if isinstance(answer.json, dict) else {}
         token = found.get("token") or found.get("access_token")
         if answer.status != HTTPStatus.OK or not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            hint = "check the credentials" if own else "add --registry-credentials"
+            hint = "check the credentials" if basic_auth else "add --registry-credentials"
             raise RegistryRefused(f"{urlsplit(realm).netloc} did not issue a token for {reference}: {hint}")
         return f"Bearer {token}"
 
@@ -171,21 +173,25 @@ _PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
 _TOKEN: Final = re.compile(r"[!-~]+")  # a token may contain only these characters, because gitboot sends it in a header
 
 
-def _check_realm(realm: str, at: str) -> None:
+def _check_realm(realm: str, origin: str) -> None:
     """Raise `RegistryRefused` if an attacker could have chosen the token server.
 
     A registry on HTTPS may name any token server, because it could also request the credentials itself. A
     plain HTTP response can be forged, so a registry on HTTP must be its own token server.
     """
     try:
-        found, own = urlsplit(realm), urlsplit(at)
-        is_own = (found.scheme, found.netloc) == (own.scheme, own.netloc)
-        is_good = is_own or (own.scheme == found.scheme == "https" and bool(found.hostname) and "@" not in found.netloc)
+        token_server, registry = urlsplit(realm), urlsplit(origin)
+        is_same = (token_server.scheme, token_server.netloc) == (registry.scheme, registry.netloc)
+        is_allowed = is_same or (
+            registry.scheme == token_server.scheme == "https"
+            and bool(token_server.hostname)
+            and "@" not in token_server.netloc
+        )
     except ValueError:
-        is_good = False
-    if not is_good:
+        is_allowed = False
+    if not is_allowed:
         raise RegistryRefused(
-            f"{at} names the token server {realm[:100]!r}, but gitboot does not send credentials there"
+            f"{origin} names the token server {realm[:100]!r}, but gitboot does not send credentials there"
         )
 
 
@@ -298,7 +304,7 @@ class TagList(msgspec.Struct, frozen=True):
 def parse_manifest(content: bytes, name: str) -> ImageManifest:
     """Parse an index or an image manifest. Raises `RegistryRefused` if the content is malformed."""
     try:
-        found = _manifest(content)
+        found = _decode_manifest(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RegistryRefused(f"{name} is not an image manifest: {error}") from None
     if (found.manifests is None) == (found.layers is None):
@@ -349,8 +355,8 @@ def group_layers(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Des
     return found
 
 
-_manifest: Final = build_json_decoder(ImageManifest)
-_tags: Final = build_json_decoder(TagList)
+_decode_manifest: Final = build_json_decoder(ImageManifest)
+_decode_tags: Final = build_json_decoder(TagList)
 
 
 class _Auth(msgspec.Struct):
@@ -368,7 +374,7 @@ class RegistryCredentials(Struct, frozen=True):
 
     file: Path
 
-    def authorization(self, host: str) -> str | None:
+    def get_authorization(self, host: str) -> str | None:
         """Return the ``Authorization`` header for a registry.
 
         Return None if the file contains no credentials for the registry.
@@ -399,14 +405,14 @@ class RegistryCredentials(Struct, frozen=True):
                 f"{self.file} contains passwords, but all users can read it: run chmod 600 {quote_words(self.file)}"
             )
         try:
-            return _auth_file(content)
+            return _decode_auth_file(content)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise UsageError(
                 f'{self.file} is not a registry credentials file: expected {{"auths": {{"HOST": …}}}}'
             ) from None
 
 
-_auth_file: Final = build_json_decoder(_AuthFile)
+_decode_auth_file: Final = build_json_decoder(_AuthFile)
 
 
 class OciReference(Struct, frozen=True, kw_only=True):
@@ -492,7 +498,7 @@ def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedReg
     raise RegistryRefused(f"{reference.host}/{reference.repository} is not an allowed registry: add it to --registries")
 
 
-class Resolved(Struct, frozen=True, kw_only=True):
+class ResolvedImage(Struct, frozen=True, kw_only=True):
     """The files of the image that a registry reference currently resolves to."""
 
     image: OciReference  # the reference with the digest of the index or manifest in place of the tag
@@ -501,7 +507,7 @@ class Resolved(Struct, frozen=True, kw_only=True):
 
 def resolve(
     reference: OciReference, registries: Registries, *, cname: str = "", architecture: Architecture | None = None
-) -> Resolved:
+) -> ResolvedImage:
     """Look up the files of an image in a registry, for all architectures or only for ``architecture``.
 
     If the reference names a single manifest and not an index, ``architecture`` replaces the architecture that the
@@ -513,20 +519,24 @@ def resolve(
     digest, content = registries.manifest(reference)
     found = parse_manifest(content, str(reference))
     if found.layers is not None:
-        only = architecture or Descriptor(digest, 0, annotations=found.annotations).architecture
-        if only is None:
+        chosen = architecture or Descriptor(digest, 0, annotations=found.annotations).architecture
+        if chosen is None:
             raise UsageError(f"{reference} is a single manifest without an architecture: add --architecture")
-        architectures = {only: _artifacts(found.layers, reference)}
+        architectures = {chosen: _build_artifacts(found.layers, reference)}
     else:
         architectures = {}
         for each, manifest in choose_manifests(found.manifests or (), cname, str(reference)).items():
             if architecture in (None, each):
                 at = reference.at(manifest.sha256)
-                architectures[each] = _artifacts(parse_manifest(registries.manifest(at)[1], str(at)).layers or (), at)
-    return Resolved(image=reference.at(digest), architectures={str(each): has for each, has in architectures.items()})
+                architectures[each] = _build_artifacts(
+                    parse_manifest(registries.manifest(at)[1], str(at)).layers or (), at
+                )
+    return ResolvedImage(
+        image=reference.at(digest), architectures={str(each): files for each, files in architectures.items()}
+    )
 
 
-def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[str, Any]:
+def _build_artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[str, Any]:
     artifacts = {
         role: [{"url": str(reference.at(each.sha256)), "sha256": each.sha256, "size": each.size} for each in several]
         for role, several in group_layers(layers, str(reference)).items()
@@ -538,7 +548,7 @@ def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[
     }
 
 
-def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
+def add_digest_hints(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
     """Return the problems, with a new hint for each problem about an image reference that contains a tag.
 
     The new hint contains the digests that the tag currently resolves to, or the error if the lookup failed.

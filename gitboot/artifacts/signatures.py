@@ -80,12 +80,12 @@ class VendorKeys:
         self._identities: Sequence[Path] = ()
         self._trusted_root = Path("trusted_root.json")
         if directory is not None:
-            own = _list_key_files(directory, ".asc", ".gpg")
-            self._openpgp += own
+            openpgp_files = _list_key_files(directory, ".asc", ".gpg")
+            self._openpgp += openpgp_files
             self._minisign = _list_key_files(directory, ".pub")
             self._identities = _list_key_files(directory, ".toml")
             self._trusted_root = directory / self._trusted_root
-            if not (own or self._minisign or self._identities):
+            if not (openpgp_files or self._minisign or self._identities):
                 raise UsageError(
                     f"{directory} does not contain image keys: expected *.asc, *.gpg, *.pub, or *.toml for sigstore"
                 )
@@ -135,11 +135,11 @@ class VendorKeys:
 
         Text outside the signed part is ignored.
         """
-        framed, signatures = _split_clear_signed(content)
+        signed_part, signatures = _split_clear_signed(content)
         texts: list[bytes] = []
 
         def verify(keys: Keyring, packet: bytes) -> Signer:
-            text, signer = keys.read_clear_text(framed + _armour(packet))
+            text, signer = keys.read_clear_text(signed_part + _format_armour(packet))
             texts.append(text)
             return signer
 
@@ -176,10 +176,10 @@ class VendorKeys:
                 if only is not None and key not in only:
                     continue
                 command = ["minisign", "-V", "-q", "-P", key, "-x", str(detached), "-m", str(file.absolute())]
-                done = run_isolated(command, b"", self.scratch)
-                if done.status == 0:
+                result = run_isolated(command, b"", self.scratch)
+                if result.status == 0:
                     return ImageSigner(key, f"minisign key {path.stem}")
-                if "the key id in the public key is" not in f"{done.output}{done.errors}":
+                if "the key id in the public key is" not in f"{result.output}{result.errors}":
                     raise UntrustedSignature(
                         "not signed: its minisign signature is malformed or belongs to a different file"
                     )
@@ -249,9 +249,9 @@ def _read_identity(file: Path) -> tuple[ImageSigner, Identity]:
     from sigstore.verify.policy import Identity
 
     try:
-        given = tomllib.loads(file.read_text())
-        identity, issuer = given.pop("identity"), given.pop("issuer")
-        if given or not isinstance(identity, str) or not isinstance(issuer, str):
+        fields = tomllib.loads(file.read_text())
+        identity, issuer = fields.pop("identity"), fields.pop("issuer")
+        if fields or not isinstance(identity, str) or not isinstance(issuer, str):
             raise KeyError
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError):
         raise UsageError(f'{file}: expected identity = "…" and issuer = "…", and nothing else') from None
@@ -281,7 +281,7 @@ def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
     return b"\n".join(lines[begin:middle]) + b"\n", b"\n".join(lines[middle : end + 1]) + b"\n"
 
 
-def _armour(packet: bytes) -> bytes:
+def _format_armour(packet: bytes) -> bytes:
     """Return an OpenPGP signature packet as ASCII armour with a checksum (RFC 4880, section 6)."""
     encoded, checksum = b64encode(packet), 0xB704CE
     for byte in packet:
@@ -292,13 +292,13 @@ def _armour(packet: bytes) -> bytes:
     return b"\n".join([_BEGIN_SIGNATURE, b"", *lines, b"=" + b64encode(checksum.to_bytes(3)), _END_SIGNATURE, b""])
 
 
-class VouchedFile(Struct, frozen=True, kw_only=True):
+class FileCheck(Struct, frozen=True, kw_only=True):
     """A file of an image, its verified signer, and what the image states about the origin of the file's digest."""
 
     at: Field  # the path of the field in the BootImage
     url: str
     sha256: Digest
-    by: ImageSigner | None  # the trusted signer; None: there is no trusted signature
+    signer: ImageSigner | None  # the trusted signer; None: there is no trusted signature
     # Why gitboot does not trust the signature, as the end of a sentence that begins with "it is". None: the image names
     # no signature.
     fault: str | None
@@ -314,14 +314,14 @@ class VouchedFile(Struct, frozen=True, kw_only=True):
         if self.claim is None or self.claim.digest is not DigestOrigin.SIGNED:
             return None
         claim = f"the image claims a signature by the key {self.claim.key}"
-        if self.by is None:
+        if self.signer is None:
             return f"{claim}, but {f'the file is {self.fault}' if self.fault else 'does not have a signature'}"
-        if _normalise_key(self.claim.key or "") != _normalise_key(self.by.key):
-            return f"{claim}, but {self.by} signed the file"
+        if _normalize_key(self.claim.key or "") != _normalize_key(self.signer.key):
+            return f"{claim}, but {self.signer} signed the file"
         return None
 
 
-def _normalise_key(key: str) -> str:
+def _normalize_key(key: str) -> str:
     """Return an OpenPGP fingerprint in the form that gpg prints. Return other keys unchanged."""
     digits = key.replace(" ", "").upper().removeprefix("0X")
     return digits if len(digits) in (40, 64) and not digits.strip("0123456789ABCDEF") else key
@@ -341,7 +341,7 @@ class SignatureCheck:
         self._folder = Path(mkdtemp(prefix="files-", dir=keys.scratch))
         self._copy: _Copy | None = None
 
-    def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[VouchedFile]:
+    def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[FileCheck]:
         """Verify the files of an image, one architecture at a time, and yield the result for each file.
 
         ``only`` contains the digests of the files to verify. If ``only`` is None, verify all files.
@@ -350,16 +350,16 @@ class SignatureCheck:
             for at, artifact in artifacts.files():
                 if only is not None and artifact.sha256 not in only:
                     continue
-                by, fault = None, None
+                signer, fault = None, None
                 try:
-                    by = self.find_signer(artifact, artifacts.checksums)
+                    signer = self.find_signer(artifact, artifacts.checksums)
                 except UntrustedSignature as error:
                     fault = str(error)
-                yield VouchedFile(
+                yield FileCheck(
                     at=("spec", "architectures", str(architecture), *at),
                     url=artifact.url,
                     sha256=artifact.sha256,
-                    by=by,
+                    signer=signer,
                     fault=fault,
                     claim=artifact.provenance,
                 )
@@ -372,14 +372,14 @@ class SignatureCheck:
         the expected digest. Raises `UntrustedSignature` if the verification fails. The text of this error completes a
         sentence that begins with "it is".
         """
-        by = None
+        signer = None
         if artifact.signature is not None:
-            by = self._check_signature(artifact, artifact.signature)
+            signer = self._check_signature(artifact, artifact.signature)
         elif checksums is not None:
-            by = self._check_list(artifact, checksums)
-        if by is not None and (member := split_member_url(artifact.url)) is not None:
+            signer = self._check_list(artifact, checksums)
+        if signer is not None and (member := split_member_url(artifact.url)) is not None:
             self._check_member(artifact, *member)
-        return by
+        return signer
 
     def _check_signature(self, artifact: Artifact, signature: Signature) -> ImageSigner:
         kind, url = _find_signature(signature)
@@ -392,7 +392,7 @@ class SignatureCheck:
 
     def _check_list(self, artifact: Artifact, checksums: Checksums) -> ImageSigner | None:
         """Return the signer of the list that contains a file, or None if the image states that the file is unsigned."""
-        listed, by = self._read_checksums(checksums)
+        listed, signer = self._read_checksums(checksums)
         digests = {(each.algorithm, each.digest) for each in listed}
         is_listed = split_member_url(artifact.url) is None and ("sha256", artifact.sha256) in digests
         if not is_listed and (split_member_url(artifact.url) or any(kind == "sha512" for kind, _ in digests)):
@@ -401,8 +401,8 @@ class SignatureCheck:
         if not is_listed:
             if artifact.provenance is not None and artifact.provenance.digest is not DigestOrigin.SIGNED:
                 return None
-            raise UntrustedSignature(f"not in the list at {checksums.url}, which {by.name} signed")
-        return by
+            raise UntrustedSignature(f"not in the list at {checksums.url}, which {signer.name} signed")
+        return signer
 
     def _check_member(self, artifact: Artifact, archive: str, path: str) -> None:
         digest = sha256()
@@ -430,19 +430,19 @@ class SignatureCheck:
 
     def _verify_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
         if checksums.listed_in is None:
-            content, by = self._read_signed(checksums.url, checksums.signature)
-            return read_checksum_list(content), by
-        outer, by = self._read_signed(checksums.listed_in.url, checksums.listed_in.signature)
+            content, signer = self._read_signed(checksums.url, checksums.signature)
+            return read_checksum_list(content), signer
+        outer_list, signer = self._read_signed(checksums.listed_in.url, checksums.listed_in.signature)
         content = self._read_small(checksums.url, _LARGEST_LIST)
         known = {("sha256", sha256(content).hexdigest()), ("sha512", sha512(content).hexdigest())}
         if not any(
             (each.algorithm, each.digest) in known and each.size in (None, len(content))
-            for each in read_checksum_list(outer)
+            for each in read_checksum_list(outer_list)
         ):
             raise UntrustedSignature(
                 f"not verified, because {checksums.url} is not in the list at {checksums.listed_in.url}"
             )
-        return read_checksum_list(content), by
+        return read_checksum_list(content), signer
 
     def _read_signed(self, url: str, signature: Signature | None) -> tuple[bytes, ImageSigner]:
         """Return the signed content of a digest list and the signer.
@@ -460,7 +460,7 @@ class SignatureCheck:
 
     def _read_small(self, url: str, most_bytes: int) -> bytes:
         content = bytearray()
-        for chunk in self._chunks(url):
+        for chunk in self._read_chunks(url):
             content += chunk
             if len(content) > most_bytes:
                 raise UntrustedSignature(f"not verified, because {url} has more than {most_bytes:,} bytes")
@@ -475,17 +475,17 @@ class SignatureCheck:
         url, most_bytes = (member[0], LARGEST_ARTIFACT) if member else (artifact.url, artifact.size or LARGEST_ARTIFACT)
         if self._copy is None or self._copy.url != url:
             self._drop_copy()
-            of_256, of_512, path = sha256(), sha512(), self._folder / "file"
+            digest_256, digest_512, path = sha256(), sha512(), self._folder / "file"
             with path.open("wb") as written:
-                for chunk in self._chunks(url):
-                    of_256.update(chunk)
-                    of_512.update(chunk)
+                for chunk in self._read_chunks(url):
+                    digest_256.update(chunk)
+                    digest_512.update(chunk)
                     written.write(chunk)
                     if written.tell() > most_bytes:
                         raise UntrustedSignature(
                             f"different from the file at {url}, which has more than {most_bytes:,} bytes"
                         )
-            self._copy = _Copy(url, path, Digest(of_256.hexdigest()), of_512.hexdigest())
+            self._copy = _Copy(url, path, Digest(digest_256.hexdigest()), digest_512.hexdigest())
         if member is None and self._copy.sha256 != artifact.sha256:
             raise UntrustedSignature(f"different from the file at {url}, which has the sha256 {self._copy.sha256}")
         return self._copy
@@ -500,7 +500,7 @@ class SignatureCheck:
         """Delete the downloaded copies of files."""
         rmtree(self._folder, ignore_errors=True)
 
-    def _chunks(self, url: str) -> Iterator[bytes]:
+    def _read_chunks(self, url: str) -> Iterator[bytes]:
         try:
             with self._fetcher.read(choose_download_url(url, self._base_url)) as content:
                 yield from content.chunks
@@ -559,10 +559,10 @@ class BootFileVerifier:
             url = proof.url if split_member_url(proof.url) is not None else file.url
             artifact = Artifact(url=ArtifactUrl(url), sha256=file.sha256, size=file.size, signature=proof.signature)
             with closing(SignatureCheck(self._build_fetcher(bases), keys, bases[0])) as check:
-                by = check.find_signer(artifact, proof.checksums)
-            if by is None or (digest := keys.compute_key_digest(by.key)) is None:
+                signer = check.find_signer(artifact, proof.checksums)
+            if signer is None or (digest := keys.compute_key_digest(signer.key)) is None:
                 return _NO_SIGNATURE
-            return FileSigner(key=by.key, name=by.name, key_digest=digest)
+            return FileSigner(key=signer.key, name=signer.name, key_digest=digest)
         except UntrustedSignature as error:
             return f"the stream requires a signature, but the file is {error}"
         except (GitbootError, OSError) as error:
@@ -606,10 +606,10 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
     found: list[ListedFile] = []
     section = field = ""
     for line in content.decode(errors="replace").splitlines():
-        if begun := _SECTION.fullmatch(line):
-            section = begun[1].lower()
-        elif begun := _FIELD.fullmatch(line):
-            field = begun[1].lower()
+        if heading := _SECTION.fullmatch(line):
+            section = heading[1].lower()
+        elif heading := _FIELD.fullmatch(line):
+            field = heading[1].lower()
         elif tagged := _TAGGED.fullmatch(line):
             found.append(ListedFile(tagged[1].lower(), tagged[3].lower(), tagged[2]))
         elif plain := _PLAIN.fullmatch(line):

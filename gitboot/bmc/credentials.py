@@ -80,7 +80,7 @@ class Trust(Struct, frozen=True, kw_only=True):
     authorities: tuple[tuple[Place, str], ...] = ()  # authorities for single sites or BMCs; the first match applies
 
     @property
-    def names_places(self) -> bool:
+    def lists_hosts(self) -> bool:
         return bool(self.networks or self.hosts)
 
     def covers(self, bmc: BmcAccess) -> bool:
@@ -88,9 +88,9 @@ class Trust(Struct, frozen=True, kw_only=True):
 
         If the BMC's address contains a host name, gitboot checks the host's IP addresses again when it connects.
         """
-        return self.lets_in(bmc, None)
+        return self.allows_bmc_at(bmc, None)
 
-    def lets_in(self, bmc: BmcAccess, ip: Address | None) -> bool:
+    def allows_bmc_at(self, bmc: BmcAccess, ip: Address | None) -> bool:
         """Return whether gitboot may send the credentials to a BMC at an IP address.
 
         The result does not depend on the ledger. If ``ip`` is None, gitboot has not resolved the host name of the BMC.
@@ -107,11 +107,11 @@ class Trust(Struct, frozen=True, kw_only=True):
         ``is_in_ledger`` states whether the ledger already allows gitboot to send these credentials to this BMC. Raises
         `BmcNotTrusted` if no address is allowed.
         """
-        by_authority = self.find_certificate(bmc) is None
+        is_unpinned = self.find_certificate(bmc) is None
         for channel in _WEAK_CHANNELS:
             if not channel.applies_to(bmc) or getattr(self, channel.key.replace("-", "_")):
                 continue
-            if by_authority or not channel.fixed_by_certificate:
+            if is_unpinned or not channel.fixed_by_certificate:
                 raise BmcNotTrusted(
                     f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}, because "
                     f"{channel.problem} and {self.file} does not set {channel.key} = true; gitboot bmc access-files "
@@ -125,13 +125,13 @@ class Trust(Struct, frozen=True, kw_only=True):
         if literal is None and self.networks:
             return self._is_in_networks
         # a person approved this BMC, so gitboot treats the BMC as if networks contained its address
-        if not self.names_places and is_in_ledger:
+        if not self.lists_hosts and is_in_ledger:
             return self._is_allowed_by_name if literal is None else literal.__eq__
-        if not self.names_places and self._must_prove_identity(bmc):
+        if not self.lists_hosts and self._must_prove_identity(bmc):
             return self._is_allowed_by_name
         why = (
             f"{self.file} does not list this host"
-            if self.names_places
+            if self.lists_hosts
             else f"{self.file} does not list networks and the ledger does not contain this BMC"
         )
         raise BmcNotTrusted(
@@ -176,7 +176,7 @@ class Trust(Struct, frozen=True, kw_only=True):
     def _is_in_networks(self, address: Address) -> bool:
         plain = _unmap_ipv4(address)
         special = [each for each in _SPECIAL_ADDRESS_PROPERTIES if getattr(plain, each)]
-        return any(plain in each and all(getattr(each, what) for what in special) for each in self.networks)
+        return any(plain in each and all(getattr(each, name) for name in special) for each in self.networks)
 
     def _is_allowed_by_name(self, address: Address) -> bool:
         plain = _unmap_ipv4(address)
@@ -254,16 +254,16 @@ def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) ->
             networks.append(ip_network(host))
         except ValueError:
             hosts.append(host)
-    four = collapse_addresses(each for each in networks if isinstance(each, IPv4Network))
-    six = collapse_addresses(each for each in networks if isinstance(each, IPv6Network))
-    lines = [f"networks = {json.dumps([*map(str, four), *map(str, six)])}"] if networks else []
+    ipv4_networks = collapse_addresses(each for each in networks if isinstance(each, IPv4Network))
+    ipv6_networks = collapse_addresses(each for each in networks if isinstance(each, IPv6Network))
+    lines = [f"networks = {json.dumps([*map(str, ipv4_networks), *map(str, ipv6_networks)])}"] if networks else []
     lines += [f"hosts = {json.dumps(hosts)}"] if hosts else []
     for channel in _WEAK_CHANNELS:
-        if needing := [each.address for each in found if channel.applies_to(each)]:
-            lines.append(f"{channel.key} = true  # {channel.comment}: {format_names(needing)}")
+        if addresses := [each.address for each in found if channel.applies_to(each)]:
+            lines.append(f"{channel.key} = true  # {channel.comment}: {format_names(addresses)}")
     known = {get_certificate_key(each.address): trust.find_certificate(each) for each in found} if trust else {}
-    if pinned := [f"{json.dumps(key)} = {json.dumps(each)}" for key, each in sorted(known.items()) if each]:
-        lines += ["", "[certificates]", *pinned]
+    if certificate_lines := [f"{json.dumps(key)} = {json.dumps(each)}" for key, each in sorted(known.items()) if each]:
+        lines += ["", "[certificates]", *certificate_lines]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -308,19 +308,19 @@ def extend_access_file(
                 text = re.sub(rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?", "", text)
                 add(_add_certificate, f"{json.dumps(key)} = {json.dumps(certificate)}")
         for channel in _WEAK_CHANNELS:
-            needs = any(channel.applies_to(each.bmc) for each in found if each.certificate is None)
-            if needs and not getattr(read(text), channel.key.replace("-", "_")):
+            is_needed = any(channel.applies_to(each.bmc) for each in found if each.certificate is None)
+            if is_needed and not getattr(read(text), channel.key.replace("-", "_")):
                 text = re.sub(rf"(?m)^{channel.key} *= *false *(?:#.*)?\n?", "", text)
                 add(_prepend, f"{channel.key} = true  # {channel.comment}")
         # the first network or host in the file excludes BMCs that were allowed by their certificate alone
         for bmc, ip, _ in (*found, *found):
-            if not read(text).lets_in(bmc, ip):
+            if not read(text).allows_bmc_at(bmc, ip):
                 literal = _get_literal_address(bmc)
                 place = ip_network(literal) if literal is not None else _get_host(bmc)
                 add(_add_to_list, f"{'hosts' if literal is None else 'networks'} = [{json.dumps(str(place))}]")
         after = read(text)
         is_done = all(
-            after.lets_in(bmc, ip) and certificate in (None, after.find_certificate(bmc))
+            after.allows_bmc_at(bmc, ip) and certificate in (None, after.find_certificate(bmc))
             for bmc, ip, certificate in found
         )
     except UsageError:
@@ -331,8 +331,8 @@ def extend_access_file(
         raise UsageError(
             f"gitboot cannot edit {trust.file} without changing other lines. Add the lines yourself: {'; '.join(added)}"
         )
-    if after.names_places and not trust.names_places:
-        excluded = sorted(each.address for each in others if not after.lets_in(each, _get_literal_address(each)))
+    if after.lists_hosts and not trust.lists_hosts:
+        excluded = sorted(each.address for each in others if not after.allows_bmc_at(each, _get_literal_address(each)))
         if excluded:
             raise UsageError(
                 f"{trust.file} does not list networks or hosts yet, so this change would exclude "
@@ -344,8 +344,8 @@ def extend_access_file(
 def _prepend(text: str, line: str) -> str:
     """Insert a line before the first line that is not a comment, because keys must precede the first table."""
     head = re.match(r"(?:#.*\n)*", text)
-    at = head.end() if head is not None else 0
-    return f"{text[:at]}{line}\n{chr(10) if text[at:].startswith('[') else ''}{text[at:]}"
+    position = head.end() if head is not None else 0
+    return f"{text[:position]}{line}\n{chr(10) if text[position:].startswith('[') else ''}{text[position:]}"
 
 
 def _add_to_list(text: str, line: str) -> str:
@@ -358,8 +358,8 @@ def _add_to_list(text: str, line: str) -> str:
 
 def _add_certificate(text: str, line: str) -> str:
     if (start := re.search(r"(?m)^\[certificates\].*\n", f"{text}\n")) is None:
-        between = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-        return f"{text}{between}[certificates]\n{line}\n"
+        separator = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+        return f"{text}{separator}[certificates]\n{line}\n"
     return f"{text[: start.end()].removesuffix(chr(10))}\n{line}\n{text[start.end() :]}"
 
 
@@ -426,12 +426,12 @@ def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
         except ValueError:
             found.append((_parse_hosts([text])[0], file))
 
-    def breadth(pair: tuple[Place, str]) -> tuple[bool, int, str]:
+    def sort_key(pair: tuple[Place, str]) -> tuple[bool, int, str]:
         place = pair[0]
         narrowness = len(place) if isinstance(place, str) else place.prefixlen
         return str(place).startswith("*."), -narrowness, str(place)
 
-    return tuple(sorted(found, key=breadth))
+    return tuple(sorted(found, key=sort_key))
 
 
 def _parse_certificates(value: object) -> tuple[tuple[str, str], ...]:
@@ -562,7 +562,7 @@ class TrustedCredentials(Struct, frozen=True, kw_only=True):
 
 
 class _CachedCredentials(Struct):
-    entrusted: TrustedCredentials
+    credentials: TrustedCredentials
     versions: tuple[_FileVersion, ...]
     read_s: float
 
@@ -605,8 +605,8 @@ class CredentialDirectory:
 
     def report_failure(self, name: str) -> None:
         """Record that a BMC rejected the credentials. gitboot uses a command's password for at most one more minute."""
-        if (said := self._command_results.get(name)) is not None:
-            said.valid_until_s = min(said.valid_until_s, time.monotonic() + _RETRY_AFTER_FAILURE_S)
+        if (result := self._command_results.get(name)) is not None:
+            result.valid_until_s = min(result.valid_until_s, time.monotonic() + _RETRY_AFTER_FAILURE_S)
 
     def _read_current(self, root: Path, name: str, *, may_run_command: bool) -> TrustedCredentials:
         folder = root / name
@@ -622,7 +622,7 @@ class CredentialDirectory:
         )
         versions, cached = tuple(map(_read_file_version, files)), self._cached.get(name)
         if cached is not None and cached.versions == versions and time.monotonic() - cached.read_s < _CACHE_S:
-            return cached.entrusted
+            return cached.credentials
         trust = read_trust(root, name)
         if trust.password_command and versions[1] is None:
             (username,) = _read_files(folder, name, ("username",))
@@ -649,10 +649,10 @@ class CredentialDirectory:
         ):
             result = self._command_results[name] = _run_password_command(command)
         if result is None or result.password is None:
-            why = result.error if result is not None else "gitboot has not run the command yet"
+            reason = result.error if result is not None else "gitboot has not run the command yet"
             raise UsageError(
                 f"gitboot cannot get the password of the credentials {name} from password-command in {trust.file}: "
-                f"{why}"
+                f"{reason}"
             )
         return result.password
 

@@ -128,7 +128,7 @@ def identify(
     if pinned is not None and pinned.accepted:
         return SameMachine(accepted=True)
     is_same, document_text = (
-        _is_same(document.uuids, document.serials, reported, shared_values),
+        _is_same_machine(document.uuids, document.serials, reported, shared_values),
         _format_identity(document.uuid, document.serial),
     )
     if is_same:
@@ -143,11 +143,11 @@ def identify(
     )
 
 
-def is_another_system(before: ReportedIdentity, now: ReportedIdentity) -> bool:
+def is_another_system(before: ReportedIdentity, after: ReportedIdentity) -> bool:
     """Return whether two reported identities definitely belong to different systems."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
-    return _is_same(uuids, serials, structs.replace(now, sku=None), frozenset()) is False
+    return _is_same_machine(uuids, serials, structs.replace(after, sku=None), frozenset()) is False
 
 
 def update_pin(
@@ -204,11 +204,11 @@ def find_pin_at(pinned: PinnedIdentity | None, place: tuple[str, str | None]) ->
 
 def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
     """Return the UUIDs and serial numbers that a pinned identity contains."""
-    shown = (
+    identities = (
         ReportedIdentity(uuid=pinned.uuid, serial=pinned.serial),
         *((pinned.changed,) if pinned.changed is not None else ()),
     )
-    return frozenset(value for each in shown for value in (each.uuid, _upper(each.serial)) if value is not None)
+    return frozenset(value for each in identities for value in (each.uuid, _upper(each.serial)) if value is not None)
 
 
 def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> frozenset[str]:
@@ -217,7 +217,7 @@ def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> fr
     return frozenset((*(order for uuid in serials_by_uuid for order in byte_orders(uuid)), *serials))
 
 
-def _is_same(
+def _is_same_machine(
     uuids: Iterable[SystemUuid], serials: Iterable[str], reported: ReportedIdentity, shared_values: frozenset[str]
 ) -> bool | None:
     """Return whether the reported identity belongs to the same machine. Vendors' placeholder values are ignored.
@@ -263,8 +263,8 @@ def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: 
     if pinned.serial is not None and not serial_is_same:
         is_described = _upper(reported.serial) in map(_upper, document.serials)
         if not is_described and (reported.serial is not None or not uuid_is_same):
-            now = f'"{reported.serial}"' if reported.serial is not None else "none"
-            changes.append(f'serial {now} instead of "{pinned.serial}"')
+            current = f'"{reported.serial}"' if reported.serial is not None else "none"
+            changes.append(f'serial {current} instead of "{pinned.serial}"')
     return changes
 
 
@@ -313,9 +313,9 @@ class SharedIdentityValues(Struct, frozen=True, kw_only=True):
             if (before := self.pins.get(uuid)) is not None:
                 for value in list_pinned_values(before):
                     self._get_places(places_by_value, value).remove(before.place)
-            if (now := pins.get(uuid)) is not None:
-                for value in list_pinned_values(now):
-                    self._get_places(places_by_value, value).append(now.place)
+            if (after := pins.get(uuid)) is not None:
+                for value in list_pinned_values(after):
+                    self._get_places(places_by_value, value).append(after.place)
         repeated = self._repeated_values - places_by_value.keys() | {
             value for value, places in places_by_value.items() if len(set(places)) > 1
         }

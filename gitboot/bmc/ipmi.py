@@ -39,9 +39,9 @@ _PORT: Final = 623
 
 # the requests Set and Get System Boot Options with parameters 3 and 5 (IPMI 2.0, 28.12 and 28.13)
 _GET_FLAGS: Final = (0x00, 0x09, 0x05, 0x00, 0x00)
-_SET: Final = (0x00, 0x08)
+_SET_OPTIONS: Final = (0x00, 0x08)
 # the BMC keeps the flags for any kind of next boot, and for longer than a minute
-_KEEP_VALID: Final = (*_SET, 0x03, 0x1F)
+_KEEP_VALID: Final = (*_SET_OPTIONS, 0x03, 0x1F)
 _VALID, _PERSISTENT, _EFI = 0x80, 0x40, 0x20
 _DEVICES: Final = {OverrideTarget.NONE: 0, OverrideTarget.PXE: 1, OverrideTarget.HDD: 2, OverrideTarget.CD: 5}
 _TARGETS: Final = {number: target for target, number in _DEVICES.items()}
@@ -58,12 +58,14 @@ _CONTROLS: Final = {
 }
 
 # completion codes of a BMC that is busy or cannot carry out a request now (IPMI 2.0, 5.2)
-_NOT_NOW: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})
+_BUSY_CODES: Final = frozenset({0xC0, 0xC3, 0xCE, 0xD0, 0xD2, 0xD5})
 # Patterns for the output of ipmitool -v. It prints "is not what we requested" if the BMC chose another algorithm.
 _SUITE_REFUSED: Final = re.compile(r"invalid \w+ algorithm|algorithm \S+ is not what we requested|cipher suite", re.I)
-_REFUSED: Final = re.compile(r"HMAC is invalid|unauthorized name|password is longer|Set Session Privilege Level", re.I)
+_LOGIN_REFUSED: Final = re.compile(
+    r"HMAC is invalid|unauthorized name|password is longer|Set Session Privilege Level", re.I
+)
 _RESULT_LINE: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\):? *(.*)$", re.I | re.M)
-_OCTETS_A_LINE: Final = 16
+_BYTES_PER_LINE: Final = 16
 
 
 _Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # a response, or the reason why there is no response
@@ -77,11 +79,11 @@ class IpmiConnection:
     """
 
     def __init__(
-        self, address: str, credentials: Credentials, *, reach: ConnectionPolicy | None = None, timeout_s: float = 15
+        self, address: str, credentials: Credentials, *, policy: ConnectionPolicy | None = None, timeout_s: float = 15
     ) -> None:
         self._address = address.rstrip("/")
         self._credentials = credentials
-        self.policy = reach or ConnectionPolicy()
+        self.policy = policy or ConnectionPolicy()
         self.login = self.media = self.firmware = None  # IPMI has no equivalent
         self._timeout_s = timeout_s
         self._suite: int | None = None  # the cipher suite that the BMC accepted last
@@ -120,7 +122,7 @@ class IpmiConnection:
             raise BmcChanged(f"{self._address}: the state of the BMC has changed since gitboot read it")
         self.policy.check_fence()
         # gitboot ignores the result of the first request, which some BMCs do not support
-        _, answer = self._send_requests(_KEEP_VALID, (*_SET, 0x05, *_encode_flags(override)))
+        _, answer = self._send_requests(_KEEP_VALID, (*_SET_OPTIONS, 0x05, *_encode_flags(override)))
         _unwrap(answer)
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
@@ -139,23 +141,23 @@ class IpmiConnection:
         """Return the UUID of the system, or its serial number if the GUID is missing or ambiguous."""
         if isinstance(guid, bytes) and (uuid := parse_system_guid(guid)) is not None:
             return ReportedIdentity(uuid=uuid)
-        printed = self._run_ipmitool(("fru", "print", "0")).stdout
-        found = re.search(rb"^ *(?:Product|Chassis) Serial +: *(\S.*?) *$", printed, re.M)
+        output = self._run_ipmitool(("fru", "print", "0")).stdout
+        found = re.search(rb"^ *(?:Product|Chassis) Serial +: *(\S.*?) *$", output, re.M)
         return ReportedIdentity(serial=found[1].decode("ascii", "replace")) if found else ReportedIdentity()
 
     def _send_requests(self, *requests: tuple[int, ...]) -> list[_Answer]:
         script = "".join(f"raw {' '.join(f'0x{each:02x}' for each in octets)}\n" for octets in requests)
         process = self._run_ipmitool(("exec", "/dev/stdin"), script)
         lines, answers = iter(process.stdout.splitlines()), list[_Answer]()
-        for size, code, why in _RESULT_LINE.findall(process.stderr.decode("utf-8", "replace")):
+        for size, code, reason in _RESULT_LINE.findall(process.stderr.decode("utf-8", "replace")):
             if code:
                 request = script.splitlines()[min(len(answers), len(requests) - 1)]
-                error_type = BmcBusy if int(code, 16) in _NOT_NOW else BmcRejected
-                answers.append(error_type(f"{self._address}: {request}: 0x{code} {why.strip()}"))
+                error_type = BmcBusy if int(code, 16) in _BUSY_CODES else BmcRejected
+                answers.append(error_type(f"{self._address}: {request}: 0x{code} {reason.strip()}"))
             else:
-                needed = max(1, -(-int(size) // _OCTETS_A_LINE))
+                line_count = max(1, -(-int(size) // _BYTES_PER_LINE))
                 try:
-                    answers.append(bytes.fromhex(b"".join(islice(lines, needed)).decode("ascii")))
+                    answers.append(bytes.fromhex(b"".join(islice(lines, line_count)).decode("ascii")))
                 except ValueError:  # the output of ipmitool does not contain a response
                     answers.append(b"")
         if len(answers) != len(requests):  # ipmitool does not show which request failed
@@ -167,20 +169,20 @@ class IpmiConnection:
     def _run_ipmitool(self, command: tuple[str, ...], script: str = "") -> subprocess.CompletedProcess[bytes]:
         stderr = ""
         for suite in (self._suite,) if self._suite is not None else _CIPHER_SUITES:
-            process = self._start_ipmitool(command, script, suite)
+            process = self._run_with_suite(command, script, suite)
             stderr = process.stderr.decode("utf-8", "replace")
-            if "Unable to establish" not in stderr and not _REFUSED.search(stderr):
+            if "Unable to establish" not in stderr and not _LOGIN_REFUSED.search(stderr):
                 self._suite = suite
                 return process
             if not _SUITE_REFUSED.search(stderr):
                 break
-        if _REFUSED.search(stderr):
+        if _LOGIN_REFUSED.search(stderr):
             name = f' "{self._credentials.name}"' if self._credentials.name else ""
             raise BmcRejected(f"{self._address}: the BMC rejects the user name or password of the credentials{name}")
         lines = [line.strip("> ") for line in stderr.splitlines() if line.strip() and "IANA PEN" not in line]
         raise BmcUnreachable(f"{self._address}: no IPMI session: {lines[0][:200] if lines else 'no answer'}")
 
-    def _start_ipmitool(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
+    def _run_with_suite(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
         parts = urlsplit(self._address)
         host, port = parts.hostname or "", parts.port or _PORT
         options = (
@@ -258,9 +260,9 @@ def parse_system_guid(guid: bytes) -> SystemUuid | None:
     """
     if len(guid) != 16:
         return None
-    as_smbios = guid[8] >> 6 == 0b10 and (1 <= guid[6] >> 4 <= 8 or 1 <= guid[7] >> 4 <= 8)
-    as_ipmi = guid[7] >> 6 == 0b10 and 1 <= guid[9] >> 4 <= 8
-    if as_smbios is as_ipmi:
+    is_smbios_order = guid[8] >> 6 == 0b10 and (1 <= guid[6] >> 4 <= 8 or 1 <= guid[7] >> 4 <= 8)
+    is_ipmi_order = guid[7] >> 6 == 0b10 and 1 <= guid[9] >> 4 <= 8
+    if is_smbios_order is is_ipmi_order:
         return None
-    uuid = SystemUuid(str(UUID(bytes=guid if as_smbios else guid[::-1])))
+    uuid = SystemUuid(str(UUID(bytes=guid if is_smbios_order else guid[::-1])))
     return None if is_placeholder_uuid(uuid) else uuid

@@ -46,7 +46,7 @@ from gitboot.bmc.override_steps import (
     needs_firmware_uri,
     needs_slots,
     next_step,
-    update_overtaken_record,
+    update_record_after_conflict,
     update_refused_record,
 )
 from gitboot.bmc.power_steps import (
@@ -55,7 +55,7 @@ from gitboot.bmc.power_steps import (
     RequestReset,
     WantedPowerChange,
     WritePowerRecord,
-    find_moving_marks,
+    find_changing_marks,
     mark_recovered,
     next_power_step,
 )
@@ -80,7 +80,7 @@ _MAX_STEPS: Final = (
 _MAX_POWER_STEPS: Final = 4  # gitboot confirms the last request, reads the allowed reset types, and sends the request
 
 
-class Outcome(StrEnum):
+class TaskOutcome(StrEnum):
     UNCHANGED = "Unchanged"
     APPLIED = "Applied"
     WAITING = "Waiting"  # gitboot tries again later
@@ -128,7 +128,7 @@ class TaskResult:
 
     server: str
     uuid: SystemUuid
-    outcome: Outcome
+    outcome: TaskOutcome
     message: str  # describes what gitboot did, or why gitboot did nothing
     first_override: Override | None = None  # the override that the BMC showed in the first reading
     observed: BmcObservation | None = None  # the last reading
@@ -166,8 +166,8 @@ class OverrideSession:
         self._bmc, self._task, self._write, self._clock = bmc, task, write, clock
         self._records = {record.reason: record for record in task.records}
         self._pinned = find_pin_at(task.pinned, task.bmc.normalized_address)
-        self._written: list[OverrideRecord] = []
-        self._written_power: list[PowerRecord] = []
+        self._written_records: list[OverrideRecord] = []
+        self._written_power_records: list[PowerRecord] = []
         self._first_override: Override | None = None
         self._observed: BmcObservation | None = None
         self._identity_result: IdentityResult | None = None
@@ -180,15 +180,15 @@ class OverrideSession:
         try:
             return self._run_override_steps() or self._run_power_steps()
         except BmcBusy as error:
-            return self._result(Outcome.WAITING, str(error), retry_after_s=error.retry_after_s)
+            return self._build_result(TaskOutcome.WAITING, str(error), retry_after_s=error.retry_after_s)
         except LedgerError as error:  # gitboot does not change a BMC without a record
-            return self._result(Outcome.WAITING, str(error))
+            return self._build_result(TaskOutcome.WAITING, str(error))
         except BmcUnreachable as error:
-            return self._result(Outcome.WAITING, str(error), is_reachable=False)
+            return self._build_result(TaskOutcome.WAITING, str(error), is_reachable=False)
         except BmcRejected as error:
-            return self._result(Outcome.STALLED, str(error), is_reachable=self._observed is not None)
+            return self._build_result(TaskOutcome.STALLED, str(error), is_reachable=self._observed is not None)
         except BmcNotTrusted as error:
-            return self._result(Outcome.STALLED, str(error), was_attempted=False, is_reachable=False)
+            return self._build_result(TaskOutcome.STALLED, str(error), was_attempted=False, is_reachable=False)
 
     def _run_override_steps(self) -> TaskResult | None:
         """Record, set and confirm the override. Return None if the override needs no step."""
@@ -218,16 +218,20 @@ class OverrideSession:
                     was_confirmed = False
                     continue
                 if task.read_only:
-                    return self._result(Outcome.UNCHANGED, "this task only reads the BMC, to evaluate a fetch")
+                    return self._build_result(
+                        TaskOutcome.UNCHANGED, "this task only reads the BMC, to evaluate a fetch"
+                    )
                 if task.dry_run:
-                    return self._result(Outcome.UNCHANGED, " ".join(("would", *describe_request(step, observed))))
+                    return self._build_result(
+                        TaskOutcome.UNCHANGED, " ".join(("would", *describe_request(step, observed)))
+                    )
             match step:
                 case NoChange():
                     return None
                 case Wait(why=why):
-                    return self._result(Outcome.WAITING, why)
+                    return self._build_result(TaskOutcome.WAITING, why)
                 case AskOperator(condition=condition, message=message):
-                    return self._result(Outcome.STALLED, f"{condition}: {message}", condition=condition)
+                    return self._build_result(TaskOutcome.STALLED, f"{condition}: {message}", condition=condition)
                 case ConfirmRecord(record=record):
                     self._write_record(record)
                     was_confirmed = True
@@ -244,7 +248,9 @@ class OverrideSession:
                     self._write_record(record)
                     with bmc.policy.mark_as_ending():
                         bmc.set_override(NO_OVERRIDE, observed)
-        return self._result(Outcome.WAITING, f"the override is not in the wanted state after {_MAX_STEPS} steps")
+        return self._build_result(
+            TaskOutcome.WAITING, f"the override is not in the wanted state after {_MAX_STEPS} steps"
+        )
 
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
         """Record and set an override.
@@ -262,7 +268,7 @@ class OverrideSession:
             # A rejected request may have changed the BMC nevertheless, so gitboot reads the BMC.
             self._observed = after = self._bmc.observe()
             if isinstance(error, BmcChanged) and self._task.wanted is not None:
-                self._write_record(update_overtaken_record(record, after, self._task.wanted, earlier_records))
+                self._write_record(update_record_after_conflict(record, after, self._task.wanted, earlier_records))
             else:
                 self._write_record(update_refused_record(record, after))
             raise
@@ -275,7 +281,7 @@ class OverrideSession:
         record = next((each for each in task.power_records if each.reason == wanted.reason), None)
         if record is None or record.state in (PowerRecordState.RECORDED, PowerRecordState.REQUESTED):
             observed = bmc.with_clock(observed, clock)
-        moving_marks = find_moving_marks(observed, overrides, task.power_records)
+        changing_marks = find_changing_marks(observed, overrides, task.power_records)
         may_write = not (task.dry_run or task.read_only)
         if may_write:
             for each in mark_recovered((each for each in task.power_records if each.reason != wanted.reason), observed):
@@ -289,7 +295,7 @@ class OverrideSession:
                 overrides=overrides,
                 now=clock(),
                 identity_result=identity_result,
-                moving_marks=moving_marks,
+                changing_marks=changing_marks,
             )
             match step:
                 case NoChange(why=why):
@@ -297,27 +303,27 @@ class OverrideSession:
                 case Wait(why=why):
                     return self._finish(power_message, f"{wanted.operation} waits: {why}")
                 case AskOperator(condition=condition, message=message):
-                    return self._result(Outcome.STALLED, f"{condition}: {message}", condition=condition)
+                    return self._build_result(TaskOutcome.STALLED, f"{condition}: {message}", condition=condition)
                 case WritePowerRecord(record=confirmed):
                     if not may_write:
                         break
                     self._write_power_record(confirmed)
                     record = confirmed
                     power_message = f"{record.type} for {record.reason} is {record.state.lower()}"
-                case RequestReset(record=asked):
-                    if not observed.reset_types and (shown := bmc.with_reset_types(observed)).reset_types:
-                        observed = shown  # gitboot decides again with the allowed reset types
+                case RequestReset(record=requested):
+                    if not observed.reset_types and (updated := bmc.with_reset_types(observed)).reset_types:
+                        observed = updated  # gitboot decides again with the allowed reset types
                         continue
                     if not may_write:
                         return self._finish(
-                            power_message, f"gitboot would request {asked.type}" if not task.read_only else ""
+                            power_message, f"gitboot would request {requested.type}" if not task.read_only else ""
                         )
-                    self._write_power_record(asked)
+                    self._write_power_record(requested)
                     uri_message, uri = self._store_firmware_uri(observed)
-                    bmc.reset(asked.type, observed)
-                    self._write_power_record(structs.replace(asked, state=PowerRecordState.REQUESTED))
-                    message = f"gitboot requested {asked.type} for {asked.reason}{uri_message}"
-                    return self._result(Outcome.APPLIED, message, firmware_uri=uri)
+                    bmc.reset(requested.type, observed)
+                    self._write_power_record(structs.replace(requested, state=PowerRecordState.REQUESTED))
+                    message = f"gitboot requested {requested.type} for {requested.reason}{uri_message}"
+                    return self._build_result(TaskOutcome.APPLIED, message, firmware_uri=uri)
         return self._finish(power_message)
 
     def _store_firmware_uri(self, observed: BmcObservation) -> tuple[str, str | None]:
@@ -340,11 +346,11 @@ class OverrideSession:
         if not self._task.dry_run:
             self._write(record)
         self._records[record.reason] = record
-        self._written.append(record)
+        self._written_records.append(record)
 
     def _write_power_record(self, record: PowerRecord) -> None:
         self._write(record)
-        self._written_power.append(record)
+        self._written_power_records.append(record)
 
     def _finish(self, power_message: str = "", power_reason: str = "") -> TaskResult:
         """Return the result of a task that has no more steps to carry out now.
@@ -353,13 +359,15 @@ class OverrideSession:
         operation.
         """
         if power_message:
-            return self._result(Outcome.APPLIED, power_message)
-        if power_reason and not self._written:
-            return self._result(Outcome.UNCHANGED, power_reason)
+            return self._build_result(TaskOutcome.APPLIED, power_message)
+        if power_reason and not self._written_records:
+            return self._build_result(TaskOutcome.UNCHANGED, power_reason)
         override = self._observed.override if self._observed is not None else NO_OVERRIDE
-        return self._result(Outcome.APPLIED if self._written else Outcome.UNCHANGED, f"the BMC shows {override}")
+        return self._build_result(
+            TaskOutcome.APPLIED if self._written_records else TaskOutcome.UNCHANGED, f"the BMC shows {override}"
+        )
 
-    def _result(self, outcome: Outcome, message: str, **more: Any) -> TaskResult:
+    def _build_result(self, outcome: TaskOutcome, message: str, **fields: Any) -> TaskResult:
         task = self._task
         pinned = pin_certificate(
             self._pinned, self._bmc.policy.shown_fingerprint, place=task.bmc.normalized_address, at=self._clock()
@@ -371,11 +379,11 @@ class OverrideSession:
             message=message,
             first_override=self._first_override,
             observed=self._observed,
-            written_records=tuple(self._written),
-            power_records=tuple(self._written_power),
+            written_records=tuple(self._written_records),
+            power_records=tuple(self._written_power_records),
             identity_result=self._identity_result,
             pinned=task.pinned if task.dry_run else pinned,
-            **more,
+            **fields,
         )
 
 

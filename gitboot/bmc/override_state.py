@@ -79,7 +79,7 @@ class Medium(Struct, frozen=True, kw_only=True):
     state: MediumState
     at: datetime  # the time of the last insert or eject request
     # The first marks that gitboot read after the override was gone. The machine needs the medium until its next reset.
-    booted: Marks | None = None
+    booted: ResetMarks | None = None
 
     @property
     def may_be_inserted(self) -> bool:
@@ -104,14 +104,14 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
     found = {url: slot for url in (disc, data) if url is not None and (slot := find_slot(url, slots)) is not None}
     free = sorted((slot for slot in slots if slot.is_free), key=lambda each: each.path)
     if disc not in found:
-        if (own := next((slot for slot in free if slot.accepts_discs), None)) is None:
+        if (disc_slot := next((slot for slot in free if slot.accepts_discs), None)) is None:
             return None
-        found[disc] = own
+        found[disc] = disc_slot
     if data is not None and data not in found:
-        left = [slot for slot in free if slot.accepts_data and slot is not found[disc]]
-        if not left:
+        data_slots = [slot for slot in free if slot.accepts_data and slot is not found[disc]]
+        if not data_slots:
             return None
-        found[data] = min(left, key=lambda each: not each.accepts_discs)
+        found[data] = min(data_slots, key=lambda each: not each.accepts_discs)
     return found
 
 
@@ -201,7 +201,7 @@ class Reset(Enum):
     UNKNOWN = "unknown"
 
 
-class Marks(Struct, frozen=True, kw_only=True):
+class ResetMarks(Struct, frozen=True, kw_only=True):
     """The marks of a reset, which are values of a BMC that change when the machine is reset, and the BMC's clock.
 
     Ledgers contain these values.
@@ -215,14 +215,14 @@ class Marks(Struct, frozen=True, kw_only=True):
     bmc_ahead_s: int | None = None  # seconds by which the BMC's clock is ahead of gitboot's clock
     manager_reset_time: str | None = None  # the Manager's LastResetTime
 
-    def reset_since(self, earlier: Marks, *, moving_marks: frozenset[str] | None = None) -> Reset:
+    def find_reset_since(self, earlier: ResetMarks, *, changing_marks: frozenset[str] | None = None) -> Reset:
         """Return whether the machine has been reset since ``earlier`` was read.
 
         A mark proves a reset if its time is later than in ``earlier``, and if the BMC's clock was not set in between.
         If the machine was still booting, its boot progress may advance without a reset.
 
         Unchanged marks rule out a reset only if ``earlier`` is settled, because a machine in POST may consume an
-        override without another reset. ``moving_marks`` are the marks that are known to change at each reset of this
+        override without another reset. ``changing_marks`` are the marks that are known to change at each reset of this
         machine. To rule out a reset, the BMC must also report at least one of these marks, because some BMCs do not
         update LastResetTime.
         """
@@ -230,12 +230,12 @@ class Marks(Struct, frozen=True, kw_only=True):
             return Reset.UNKNOWN
         pairs = {name: (before, after) for name, before, after in self._pair_with(earlier)}
         if any(_differ(before, after) for before, after in pairs.values()):
-            one_boot = {"boot_progress_time"} if self.may_follow(earlier) else set()
-            return Reset.SEEN if self.find_later_marks(earlier) - one_boot else Reset.UNKNOWN
-        still = pairs.keys() if moving_marks is None else pairs.keys() & moving_marks
-        return Reset.RULED_OUT if still and earlier.settled else Reset.UNKNOWN
+            same_boot_marks = {"boot_progress_time"} if self.has_progressed_since(earlier) else set()
+            return Reset.SEEN if self.find_later_marks(earlier) - same_boot_marks else Reset.UNKNOWN
+        unchanged = pairs.keys() if changing_marks is None else pairs.keys() & changing_marks
+        return Reset.RULED_OUT if unchanged and earlier.settled else Reset.UNKNOWN
 
-    def find_later_marks(self, earlier: Marks) -> frozenset[str]:
+    def find_later_marks(self, earlier: ResetMarks) -> frozenset[str]:
         """Return the names of the marks with a later time than in ``earlier``.
 
         If the BMC's clock was set between the two readings, return an empty set.
@@ -245,12 +245,17 @@ class Marks(Struct, frozen=True, kw_only=True):
         since = _parse_utc(earlier.bmc_time)
         found = set()
         for name, before, after in self._pair_with(earlier):
-            then, now = _parse_utc(before), _parse_utc(after)
-            if then is not None and now is not None and now > then and (since is None or now >= since):
+            before_time, after_time = _parse_utc(before), _parse_utc(after)
+            if (
+                before_time is not None
+                and after_time is not None
+                and after_time > before_time
+                and (since is None or after_time >= since)
+            ):
                 found.add(name)
         return frozenset(found)
 
-    def may_follow(self, earlier: Marks) -> bool:
+    def has_progressed_since(self, earlier: ResetMarks) -> bool:
         """Return whether the boot progress is further along than in ``earlier``.
 
         Both readings may then belong to the same boot.
@@ -259,11 +264,11 @@ class Marks(Struct, frozen=True, kw_only=True):
             return False
         return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(earlier.boot_progress)
 
-    def has_passed_post_since(self, earlier: Marks) -> bool:
+    def has_passed_post_since(self, earlier: ResetMarks) -> bool:
         """Return whether the BMC reports that the machine has finished POST since ``earlier`` was read."""
         return "boot_progress_time" in self.find_later_marks(earlier)
 
-    def with_clock_from(self, other: Marks) -> Marks:
+    def with_clock_from(self, other: ResetMarks) -> ResetMarks:
         """Return a copy of these marks with the clock values of ``other``."""
         return structs.replace(
             self,
@@ -272,7 +277,7 @@ class Marks(Struct, frozen=True, kw_only=True):
             manager_reset_time=other.manager_reset_time,
         )
 
-    def _pair_with(self, earlier: Marks) -> Iterator[tuple[str, str, str]]:
+    def _pair_with(self, earlier: ResetMarks) -> Iterator[tuple[str, str, str]]:
         """Yield (name, earlier value, current value) for each mark that both readings contain."""
         for name, before, after in (
             ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
@@ -281,7 +286,7 @@ class Marks(Struct, frozen=True, kw_only=True):
             if before is not None and after is not None:
                 yield name, before, after
 
-    def _clock_was_lost(self, earlier: Marks) -> bool:
+    def _clock_was_lost(self, earlier: ResetMarks) -> bool:
         """Return whether the Manager has restarted, its clock was set, or the BMC no longer reports the clock.
 
         In each of these cases, gitboot cannot compare earlier times with current times.
@@ -290,27 +295,27 @@ class Marks(Struct, frozen=True, kw_only=True):
             return False  # the BMC does not report a clock
         if self.bmc_time is None or self.bmc_ahead_s is None or earlier.bmc_ahead_s is None:
             return True
-        stepped = abs(self.bmc_ahead_s - earlier.bmc_ahead_s) > _CLOCK_STEP.total_seconds()
-        return stepped or _has_moved(earlier.manager_reset_time, self.manager_reset_time)
+        was_set = abs(self.bmc_ahead_s - earlier.bmc_ahead_s) > _CLOCK_STEP.total_seconds()
+        return was_set or _has_restarted(earlier.manager_reset_time, self.manager_reset_time)
 
 
-NO_MARKS: Final = Marks()
+NO_MARKS: Final = ResetMarks()
 
 
 def _differ(before: str, after: str) -> bool:
-    then, now = _parse_utc(before), _parse_utc(after)
-    return then != now if then is not None and now is not None else before != after
+    before_time, after_time = _parse_utc(before), _parse_utc(after)
+    return before_time != after_time if before_time is not None and after_time is not None else before != after
 
 
-def _has_moved(before: str | None, after: str | None) -> bool:
+def _has_restarted(before: str | None, after: str | None) -> bool:
     """Return whether two readings of a Manager's LastResetTime prove that the Manager has restarted in between.
 
     Some Managers compute this time from their uptime, so the time may vary by a second.
     """
     if before is None:
         return False
-    then, now = _parse_utc(before), _parse_utc(after)
-    return then is None or now is None or abs(now - then) > _CLOCK_STEP
+    before_time, after_time = _parse_utc(before), _parse_utc(after)
+    return before_time is None or after_time is None or abs(after_time - before_time) > _CLOCK_STEP
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -337,7 +342,7 @@ class BmcObservation(Struct, frozen=True, kw_only=True):
     system: str  # the path of the ComputerSystem
     override: Override
     identity: ReportedIdentity = NO_IDENTITY  # the identity that the BMC reports for the system
-    marks: Marks = NO_MARKS
+    marks: ResetMarks = NO_MARKS
     power: str | None = None  # the PowerState of the system
     in_post: bool = False
     runs_os: bool = False  # whether BootProgress.LastState is OSRunning
@@ -424,7 +429,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
     reason: str
     plan_digest: str
     override: Override  # the override that gitboot set, adapted to the BMC
-    marks: Marks  # the marks of the last reading before a machine could consume the override
+    marks: ResetMarks  # the marks of the last reading before a machine could consume the override
     state: OverrideState
     at: datetime  # the time of the last request to set or clear the override
     # the times within the last hour at which gitboot had to set the override again

@@ -17,7 +17,6 @@ from gitboot.bmc.override_state import (
     ConfirmRecord,
     EjectMedium,
     InsertMedium,
-    Marks,
     Medium,
     MediumState,
     NoChange,
@@ -26,6 +25,7 @@ from gitboot.bmc.override_state import (
     OverrideRecord,
     OverrideState,
     Reset,
+    ResetMarks,
     SetOverride,
     Step,
     Wait,
@@ -91,19 +91,19 @@ def next_step(
                 message=f"gitboot set {record.override} for {record.reason} on a BMC that reported {record.shown}."
                 f" The BMC at this address now reports {observed.identity}",
             )
-    moving_marks = frozenset[str]().union(*(observed.marks.find_later_marks(record.marks) for record in records))
+    changing_marks = frozenset[str]().union(*(observed.marks.find_later_marks(record.marks) for record in records))
     own_record = next((record for record in records if wanted is not None and record.reason == wanted.reason), None)
     wanted_media = wanted.override.media if wanted is not None else ()
     inserted_media = ((record, medium) for record in records for medium in record.media if medium.may_be_inserted)
-    to_eject = [(record, medium) for record, medium in inserted_media if medium.url not in wanted_media]
+    media_to_eject = [(record, medium) for record, medium in inserted_media if medium.url not in wanted_media]
     for record in records:
         # gitboot clears an override if it must eject the override's medium. Otherwise, the machine would boot from the
         # next device in the firmware's boot order, or start an installer without user data.
-        loses_medium = any(record is each for each, _ in to_eject)
+        loses_medium = any(record is each for each, _ in media_to_eject)
         may_stay = record is own_record and not isinstance(identity_result, AnotherMachine) and not loses_medium
         if record.state.is_open and not may_stay:
-            return _clear_override(record, observed, now, moving_marks)
-    for record, medium in to_eject:
+            return _clear_override(record, observed, now, changing_marks)
+    for record, medium in media_to_eject:
         if (eject_step := _eject_medium(record, medium, keep_media, observed, now)) is not None:
             return eject_step
     if wanted is None:
@@ -115,7 +115,7 @@ def next_step(
         own_record,
         observed,
         now,
-        moving_marks,
+        changing_marks,
     )
     if isinstance(identity_result, IdentityChanged) and isinstance(step, SetOverride | InsertMedium):
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identity_result.message)
@@ -184,7 +184,7 @@ def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> O
     return structs.replace(record, state=state, marks=add_known_clock(observed, record))
 
 
-def update_overtaken_record(
+def update_record_after_conflict(
     record: OverrideRecord,
     observed: BmcObservation,
     wanted: WantedOverride,
@@ -198,8 +198,8 @@ def update_overtaken_record(
     earlier_records = [each for each in earlier_records if each.state is not OverrideState.UNSENT]
     if any(each.reason == record.reason for each in earlier_records):
         return update_refused_record(record, observed)
-    first = structs.replace(wanted, is_first_install=wanted.is_first_install and not earlier_records)
-    if _is_set_by_another(first, record.override, observed):
+    updated_wanted = structs.replace(wanted, is_first_install=wanted.is_first_install and not earlier_records)
+    if _is_set_by_another(updated_wanted, record.override, observed):
         return structs.replace(record, state=OverrideState.SET_BY_ANOTHER)
     if not is_shown(record.override, observed):
         return structs.replace(record, state=OverrideState.UNSENT)
@@ -282,7 +282,7 @@ def allows_enabled(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
 
 
 def _clear_override(
-    record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
+    record: OverrideRecord, observed: BmcObservation, now: datetime, changing_marks: frozenset[str]
 ) -> Step:
     """Return the step that clears an unwanted override, or the step that records how the override ended."""
     if _was_not_replaced(record, observed):
@@ -295,7 +295,7 @@ def _clear_override(
         if record.state is OverrideState.RECORDED and _is_within(_SET_DELAY, record, now):
             return Wait(why=_explain_not_shown(record, observed))
         return ConfirmRecord(
-            record=structs.replace(record, state=_infer_final_state(record, observed, now, moving_marks))
+            record=structs.replace(record, state=_infer_final_state(record, observed, now, changing_marks))
         )
     if record.state is OverrideState.CLEARING and _is_within(_CLEAR_DELAY, record, now):
         return Wait(why="gitboot cleared the override a moment ago, but the BMC still shows it")
@@ -314,7 +314,7 @@ def _eject_medium(
     # gitboot ejects the medium once the system that booted from it has stopped. Otherwise, the machine could boot from
     # the medium again.
     booted = medium.booted
-    is_over = booted is not None and (observed.power == "Off" or observed.marks.reset_since(booted) is Reset.SEEN)
+    is_over = booted is not None and (observed.power == "Off" or observed.marks.find_reset_since(booted) is Reset.SEEN)
     if medium.url in keep_media and not is_over:
         if booted is not None:
             return None
@@ -359,7 +359,7 @@ def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bo
         and observed.marks.settled
         and not observed.in_post
         and is_shown(record.override, observed)
-        and observed.marks.reset_since(record.marks) is Reset.SEEN
+        and observed.marks.find_reset_since(record.marks) is Reset.SEEN
     )
 
 
@@ -369,7 +369,7 @@ def _infer_consumed_state(record: OverrideRecord, now: datetime) -> OverrideStat
 
 
 def _infer_final_state(
-    record: OverrideRecord, observed: BmcObservation, now: datetime, moving_marks: frozenset[str]
+    record: OverrideRecord, observed: BmcObservation, now: datetime, changing_marks: frozenset[str]
 ) -> OverrideState:
     """Return the state of an override that the BMC no longer shows.
 
@@ -383,8 +383,8 @@ def _infer_final_state(
     if record.may_be_cleared_unrecorded(now):
         return OverrideState.LOST
     is_clearing = record.state is OverrideState.CLEARING and _is_within(_CLEAR_DELAY, record, now)
-    trusted_marks = moving_marks if record.writes_disk and not is_clearing else None
-    match observed.marks.reset_since(record.marks, moving_marks=trusted_marks):
+    trusted_marks = changing_marks if record.writes_disk and not is_clearing else None
+    match observed.marks.find_reset_since(record.marks, changing_marks=trusted_marks):
         case Reset.RULED_OUT:
             return OverrideState.CLEARED
         case Reset.SEEN if record.state is OverrideState.CONFIRMED:
@@ -392,7 +392,7 @@ def _infer_final_state(
     return OverrideState.LOST
 
 
-def add_known_clock(observed: BmcObservation, record: OverrideRecord) -> Marks:
+def add_known_clock(observed: BmcObservation, record: OverrideRecord) -> ResetMarks:
     """Return the observed marks. If they contain no clock values, add those of the record."""
     return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_from(record.marks)
 
@@ -402,7 +402,7 @@ def _apply_override(
     record: OverrideRecord | None,
     observed: BmcObservation,
     now: datetime,
-    moving_marks: frozenset[str],
+    changing_marks: frozenset[str],
 ) -> Step:
     """Return the next step for the wanted override. ``record`` is the ledger's record for the override's reason."""
     override, current = adapt_override(wanted.override, observed), observed.override
@@ -449,7 +449,7 @@ def _apply_override(
             " booted from it, so gitboot does not set the override again"
         )
     if not is_shown(record.override, observed):
-        return _restore_override(wanted, record, override, observed, now, moving_marks)
+        return _restore_override(wanted, record, override, observed, now, changing_marks)
     if _is_foreign_override(record, observed):
         return ConfirmRecord(record=structs.replace(record, state=_infer_consumed_state(record, now)))
     if (insert_step := _insert_media(wanted, record, override, observed, now)) is not None:
@@ -461,13 +461,13 @@ def _apply_override(
             override,
             observed,
             now,
-            corrections=_recent_corrections(record, now),
+            corrections=_list_recent_corrections(record, now),
             replaces=record.override,
         )
-    may_mark = observed.marks.settled and observed.marks.may_follow(record.marks)
-    if record.state is OverrideState.CONFIRMED and not may_mark:
-        moved = structs.replace(record, clears_from=wanted.planned_end)
-        return NoChange() if moved == record else ConfirmRecord(record=moved)
+    may_update_marks = observed.marks.settled and observed.marks.has_progressed_since(record.marks)
+    if record.state is OverrideState.CONFIRMED and not may_update_marks:
+        updated = structs.replace(record, clears_from=wanted.planned_end)
+        return NoChange() if updated == record else ConfirmRecord(record=updated)
     # This applies even if the machine has booted since then without consuming the override.
     marks = add_known_clock(observed, record)
     return ConfirmRecord(
@@ -483,18 +483,18 @@ def _restore_override(
     override: Override,
     observed: BmcObservation,
     now: datetime,
-    moving_marks: frozenset[str],
+    changing_marks: frozenset[str],
 ) -> Step:
     """Return the next step for a wanted override that the BMC no longer shows.
 
     gitboot sets the override again only if the machine cannot have consumed the override.
     """
-    final_state, current = _infer_final_state(record, observed, now, moving_marks), observed.override
+    final_state, current = _infer_final_state(record, observed, now, changing_marks), observed.override
     if record.state is OverrideState.CLEARING:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if record.state is OverrideState.RECORDED and _is_within(_SET_DELAY, record, now):
         return Wait(why=_explain_not_shown(record, observed))
-    corrections = _recent_corrections(record, now)
+    corrections = _list_recent_corrections(record, now)
     if _was_not_replaced(record, observed):
         return _set_override(wanted, record, override, observed, now, corrections=corrections, replaces=record.replaces)
     if final_state is OverrideState.CLEARED and len(corrections) >= MAX_CORRECTIONS:
@@ -543,8 +543,8 @@ def _set_override(
         return Wait(why="the machine is on, and gitboot sets this boot only while it is off")
     if (step := _insert_media(wanted, record, override, observed, now)) is not None:
         return step
-    recorded = _build_record(wanted, record, override, observed, now, state=OverrideState.RECORDED)
-    return SetOverride(record=structs.replace(recorded, corrections=corrections, replaces=replaces))
+    new_record = _build_record(wanted, record, override, observed, now, state=OverrideState.RECORDED)
+    return SetOverride(record=structs.replace(new_record, corrections=corrections, replaces=replaces))
 
 
 def _build_record(
@@ -581,8 +581,8 @@ def _is_set_by_another(wanted: WantedOverride, override: Override, observed: Bmc
     if not wanted.writes_disk or override.enabled is not OverrideEnabled.ONCE:
         return False
     uri = override.http_boot_uri
-    has_stood = wanted.is_first_install and uri is not None and observed.override.http_boot_uri == uri
-    return is_shown(override, observed) or has_stood
+    shows_uri = wanted.is_first_install and uri is not None and observed.override.http_boot_uri == uri
+    return is_shown(override, observed) or shows_uri
 
 
 def _insert_media(
@@ -597,19 +597,23 @@ def _insert_media(
     url = next((each for each in override.media if not _is_inserted(each, record, observed)), None)
     if url is None or override.medium is None:
         return None
-    before = next((each for each in record.media if each.url == url), None) if record is not None else None
-    if before is not None and timedelta() <= now - before.at < _SET_DELAY:
+    earlier_medium = next((each for each in record.media if each.url == url), None) if record is not None else None
+    if earlier_medium is not None and timedelta() <= now - earlier_medium.at < _SET_DELAY:
         return Wait(why="gitboot inserted the medium a moment ago, but the BMC does not show it yet")
     if (slots := assign_slots(observed.slots, override.medium, override.data_medium)) is None:
         return _report_missing_slot(override, override.medium, observed)
     if record is not None and (record.state.is_open or record.state is OverrideState.OPENED):
-        found = record
+        new_record = record
     else:
-        found = _build_record(wanted, record, override, observed, now, state=OverrideState.INSERTED)
-    inserted = Medium(url=url, state=MediumState.INSERTED, at=now)
+        new_record = _build_record(wanted, record, override, observed, now, state=OverrideState.INSERTED)
+    new_medium = Medium(url=url, state=MediumState.INSERTED, at=now)
     is_data = url == override.data_medium
-    found = structs.replace(found, data_medium=inserted) if is_data else structs.replace(found, medium=inserted)
-    return InsertMedium(record=found, slot=slots[url], url=url)
+    new_record = (
+        structs.replace(new_record, data_medium=new_medium)
+        if is_data
+        else structs.replace(new_record, medium=new_medium)
+    )
+    return InsertMedium(record=new_record, slot=slots[url], url=url)
 
 
 def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservation) -> bool:
@@ -620,14 +624,16 @@ def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservati
     """
     if (slot := find_slot(url, observed.slots)) is None:
         return False
-    recorded = record.media if record is not None else ()
-    return not slot.may_be_stale or any(each.url == url and each.state is MediumState.INSERTED for each in recorded)
+    recorded_media = record.media if record is not None else ()
+    return not slot.may_be_stale or any(
+        each.url == url and each.state is MediumState.INSERTED for each in recorded_media
+    )
 
 
 def _report_missing_slot(override: Override, medium: str, observed: BmcObservation) -> AskOperator:
     needs_data = override.data_medium is not None
-    empty = [structs.replace(slot, image=None, inserted=False) for slot in observed.slots]
-    if assign_slots(empty, medium, override.data_medium) is None:
+    empty_slots = [structs.replace(slot, image=None, inserted=False) for slot in observed.slots]
+    if assign_slots(empty_slots, medium, override.data_medium) is None:
         disc = next((slot for slot in observed.slots if slot.accepts_discs), None)
         message = "the plan needs a medium, but the BMC does not have a virtual CD drive"
         if disc is not None and needs_data:
@@ -648,21 +654,21 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
     )
 
 
-def _is_in_post(observed: BmcObservation, at: datetime) -> bool:
+def _is_in_post(observed: BmcObservation, now: datetime) -> bool:
     marks = observed.marks
     if not observed.in_post or marks.boot_progress_time is None:
         return observed.in_post
-    since, now = parse_time(marks.boot_progress_time), parse_time(marks.bmc_time)
-    if now is None:  # gitboot's own clock is usable if the BMC reports an offset from UTC
-        now = at if since is not None and since.tzinfo is not None else None
-    return since is None or now is None or abs(as_utc(now) - as_utc(since)) < _MAX_POST
+    since, bmc_time = parse_time(marks.boot_progress_time), parse_time(marks.bmc_time)
+    if bmc_time is None:  # gitboot's own clock is usable if the BMC reports an offset from UTC
+        bmc_time = now if since is not None and since.tzinfo is not None else None
+    return since is None or bmc_time is None or abs(as_utc(bmc_time) - as_utc(since)) < _MAX_POST
 
 
 def _is_within(period: timedelta, record: OverrideRecord, now: datetime) -> bool:
     return timedelta() <= now - record.at < period  # if the clock was set back, gitboot does not wait
 
 
-def _recent_corrections(record: OverrideRecord, now: datetime) -> tuple[datetime, ...]:
+def _list_recent_corrections(record: OverrideRecord, now: datetime) -> tuple[datetime, ...]:
     return tuple(instant for instant in record.corrections if now - instant < _CORRECTION_PERIOD)
 
 

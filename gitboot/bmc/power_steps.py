@@ -14,12 +14,12 @@ from gitboot.bmc.identity import AnotherMachine, IdentityChanged, IdentityResult
 from gitboot.bmc.override_state import (
     AskOperator,
     BmcObservation,
-    Marks,
     NoChange,
     OperatorCondition,
     OverrideRecord,
     OverrideState,
     Reset,
+    ResetMarks,
     Wait,
 )
 from gitboot.bmc.override_steps import add_known_clock, is_shown, request_operator
@@ -93,7 +93,7 @@ class PowerRecord(Struct, frozen=True, kw_only=True):
 
     reason: str
     type: ResetType  # the reset type of the last request
-    marks: Marks  # the marks before the request
+    marks: ResetMarks  # the marks before the request
     state: PowerRecordState
     at: datetime  # the time of the last request
     since: datetime  # the time of the first request
@@ -123,11 +123,11 @@ def next_power_step(
     overrides: Collection[OverrideRecord],
     now: datetime,
     identity_result: IdentityResult,
-    moving_marks: frozenset[str] = frozenset(),
+    changing_marks: frozenset[str] = frozenset(),
 ) -> PowerChangeStep:
     """Return the next power step for one machine. ``record`` is the ledger's record for the wanted operation's reason.
 
-    ``moving_marks`` are the marks that change when this machine is reset, as earlier resets have shown.
+    ``changing_marks`` are the marks that change when this machine is reset, as earlier resets have shown.
     """
     request = partial(_request_reset, wanted, record, observed, now)
     find_delay = partial(
@@ -148,27 +148,27 @@ def next_power_step(
     if record.state is PowerRecordState.DONE:
         is_back = observed.runs_os and observed.marks.has_passed_post_since(record.marks)
         return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.BACK)) if is_back else NoChange()
-    just_asked = timedelta() <= now - record.at < _SHOW_DELAY
-    not_shown_yet = Wait(why=f"gitboot requested {record.type} a moment ago, but the BMC does not show the result yet")
+    just_requested = timedelta() <= now - record.at < _SHOW_DELAY
+    wait_step = Wait(why=f"gitboot requested {record.type} a moment ago, but the BMC does not show the result yet")
     if record.type in _POWER_ON_TYPES:
         if observed.power == "On":
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
-        if just_asked:
-            return not_shown_yet
+        if just_requested:
+            return wait_step
         if record.state is PowerRecordState.RECORDED and _has_not_booted(wanted, observed, overrides):
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
         return request_operator(
             f"gitboot requested {record.type} for {record.reason}, but the machine is off. gitboot does not repeat the"
             " request"
         )
-    match observed.marks.reset_since(record.marks, moving_marks=moving_marks | _RELIABLE_MARKS):
+    match observed.marks.find_reset_since(record.marks, changing_marks=changing_marks | _RELIABLE_MARKS):
         case Reset.SEEN:
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
         # The BMC accepted the request, so the operation counts as done.
         case Reset.UNKNOWN if record.state is PowerRecordState.REQUESTED:
             return NoChange(why=f"the BMC accepted {record.type}, but does not show the result")
-        case Reset.UNKNOWN if just_asked:
-            return not_shown_yet
+        case Reset.UNKNOWN if just_requested:
+            return wait_step
         case Reset.UNKNOWN:
             return request_operator(
                 f"gitboot cannot tell whether the BMC received {record.type} for {record.reason}, so gitboot does not"
@@ -180,7 +180,7 @@ def next_power_step(
             return NoChange(why=f"at {record.at:%H:%M:%S}, gitboot requested a restart by the operating system")
         why = find_delay(structs.replace(wanted, may_start_now=True))
         return Wait(why=why) if why is not None else request(_RESET_TYPES[PowerOperation.RESTART])
-    if just_asked or record.state is PowerRecordState.REQUESTED:
+    if just_requested or record.state is PowerRecordState.REQUESTED:
         return NoChange(why=f"gitboot requested {record.type}, but the machine has not been reset since then")
     return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
 
@@ -194,12 +194,12 @@ def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> 
     )
 
 
-def find_moving_marks(
-    observed: BmcObservation, overrides: Iterable[OverrideRecord], switches: Iterable[PowerRecord]
+def find_changing_marks(
+    observed: BmcObservation, overrides: Iterable[OverrideRecord], power_records: Iterable[PowerRecord]
 ) -> frozenset[str]:
     """Return the marks that a reset of this machine changed after gitboot wrote one of the machine's records."""
-    before = (*(each.marks for each in overrides), *(each.marks for each in switches))
-    return frozenset[str]().union(*(observed.marks.find_later_marks(marks) for marks in before))
+    earlier_marks = (*(each.marks for each in overrides), *(each.marks for each in power_records))
+    return frozenset[str]().union(*(observed.marks.find_later_marks(marks) for marks in earlier_marks))
 
 
 def _explain_delay(
@@ -263,7 +263,7 @@ def _has_not_booted(wanted: WantedPowerChange, observed: BmcObservation, overrid
         and each.override.enabled is OverrideEnabled.ONCE
         and each.state is OverrideState.CONFIRMED
         and is_shown(each.override, observed)
-        and add_known_clock(observed, each).reset_since(each.marks) is not Reset.SEEN
+        and add_known_clock(observed, each).find_reset_since(each.marks) is not Reset.SEEN
         for each in overrides
     )
 
@@ -288,13 +288,13 @@ _ACTION_RESET_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ..
 _RESULTING_POWER: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
 
 
-class PowerChangeRefused(Struct, frozen=True, kw_only=True):
+class PowerChangeRefusal(Struct, frozen=True, kw_only=True):
     """The result that gitboot refuses the power action, for the reason in ``why``."""
 
     why: str
 
 
-PowerStep = ResetType | NoChange | PowerChangeRefused
+PowerStep = ResetType | NoChange | PowerChangeRefusal
 
 
 def choose_reset_type(
@@ -306,16 +306,16 @@ def choose_reset_type(
     settings if the machine is reset during POST.
     """
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
-        return PowerChangeRefused(why=f"AnotherMachine: {identity_result.message}")
+        return PowerChangeRefusal(why=f"AnotherMachine: {identity_result.message}")
     if observed.power is not None and observed.power == _RESULTING_POWER.get(action):
         return NoChange(why=f"the machine is already {observed.power.lower()}")
     if action is PowerAction.RESET and observed.power == "Off":
-        return PowerChangeRefused(why="the machine is off: use gitboot bmc power on")
+        return PowerChangeRefusal(why="the machine is off: use gitboot bmc power on")
     if observed.in_post:
-        return PowerChangeRefused(why="the machine is in POST: try again later")
+        return PowerChangeRefusal(why="the machine is in POST: try again later")
     types = _ACTION_RESET_TYPES[action, force]
     found = next((each for each in types if not observed.reset_types or each in observed.reset_types), None)
     if found is not None:
         return found
     hint = "" if force or action is PowerAction.ON else "; add --force to bypass the operating system"
-    return PowerChangeRefused(why=f"the BMC allows only {', '.join(sorted(observed.reset_types))}{hint}")
+    return PowerChangeRefusal(why=f"the BMC allows only {', '.join(sorted(observed.reset_types))}{hint}")

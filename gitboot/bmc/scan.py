@@ -135,18 +135,18 @@ def _read_certificate(address: str) -> FirstContact:
         for number, ip in enumerate(ips, start=1):
             try:
                 with (
-                    socket.create_connection((ip, port), timeout=limits.remaining_s()) as plain,
-                    tls_context(verify=False).wrap_socket(plain, server_hostname=host) as secured,
+                    socket.create_connection((ip, port), timeout=limits.remaining_s()) as tcp_socket,
+                    tls_context(verify=False).wrap_socket(tcp_socket, server_hostname=host) as tls_socket,
                 ):
-                    certificate = secured.getpeercert(binary_form=True) or b""
+                    certificate = tls_socket.getpeercert(binary_form=True) or b""
                 return FirstContact(address=address, ip=ip_address(ip), certificate=sha256(certificate).hexdigest())
             except OSError:
                 if number == len(ips):
                     raise
         raise OSError("the host has no address")
     except (OSError, ValueError) as error:
-        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
-        return FirstContact(address=address, error=one_line(str(why)))
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+        return FirstContact(address=address, error=one_line(str(reason)))
 
 
 def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnection:
@@ -162,7 +162,7 @@ def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnec
         access_file="the confirmed list",
         trusted_fingerprint=contact.certificate,
     )
-    return BmcConnection(contact.address, credentials, tls=tls_context(verify=False), reach=policy)
+    return BmcConnection(contact.address, credentials, tls=tls_context(verify=False), policy=policy)
 
 
 def read_ipmi(contact: FirstContact, credentials: Credentials) -> FoundServer:
@@ -171,7 +171,7 @@ def read_ipmi(contact: FirstContact, credentials: Credentials) -> FoundServer:
     from gitboot.bmc.redfish.transport import ConnectionPolicy
 
     policy = ConnectionPolicy(is_address_allowed=contact.ip.__eq__)
-    shown = IpmiConnection(contact.address, credentials, reach=policy).observe()
+    shown = IpmiConnection(contact.address, credentials, policy=policy).observe()
     return FoundServer(address=contact.address, system="", identity=shown.identity)
 
 
@@ -183,12 +183,12 @@ def scan(
     ``on_result`` is called for each result.
     """
     with ThreadPoolExecutor(parallel, thread_name_prefix="scan") as pool:
-        for future in as_completed([pool.submit(_probe, address, connect) for address in addresses]):
+        for future in as_completed([pool.submit(_probe_address, address, connect) for address in addresses]):
             on_result()
             yield future.result()
 
 
-def _probe(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
+def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
     try:
         with connect(address) as bmc, bmc.policy.measure_requests():
             try:
@@ -257,7 +257,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     differences: tuple[Discrepancy, ...]
 
 
-def compare(
+def compare_servers(
     servers: Iterable[FoundServer], documents: Collection[Machine], scanned: Collection[str], unread: Collection[str]
 ) -> Comparison:
     """Compare the servers found at the ``scanned`` addresses with all documented machines.
@@ -273,14 +273,14 @@ def compare(
         for each in servers
         for difference in _list_discrepancies(each, machines.get(each), server_by_name, by_place)
     ]
-    silent = {normalize_bmc_address(address, None)[0] for address in scanned} - {
+    silent_addresses = {normalize_bmc_address(address, None)[0] for address in scanned} - {
         normalize_bmc_address(address, None)[0] for address in unread
     }
     for machine in documents:
         if (
             machine.bmc is not None
             and machine.name not in server_by_name
-            and machine.bmc.normalized_address[0] in silent
+            and machine.bmc.normalized_address[0] in silent_addresses
         ):
             place, address = machine.bmc.normalized_address, machine.bmc.address
             instead = next((each.identity for each in servers if place in each.places), None)
@@ -325,9 +325,9 @@ def _list_discrepancies(
     server_by_name: Mapping[str, FoundServer],
     by_place: Mapping[tuple[str, str | None], Machine],
 ) -> Iterator[Discrepancy]:
-    here = next((by_place[place] for place in server.places if place in by_place), None)
+    owner = next((by_place[place] for place in server.places if place in by_place), None)
     if machine is None:
-        instead = f" at the address of {here.name}" if here is not None else ""
+        instead = f" at the address of {owner.name}" if owner is not None else ""
         yield Discrepancy(
             kind=DiscrepancyKind.UNKNOWN,
             server=None,
@@ -335,24 +335,28 @@ def _list_discrepancies(
             message=f"no document matches {server.identity}{instead}",
         )
         return
-    if here is not machine:  # the machine responds at an address other than the documented one
+    if owner is not machine:  # the machine responds at an address other than the documented one
         document_address = machine.bmc.address if machine.bmc is not None else None
-        other = server_by_name.get(here.name) if here is not None else None
-        is_swapped = other is not None and machine.bmc is not None and machine.bmc.normalized_address in other.places
-        if here is not None and is_swapped:
+        other_server = server_by_name.get(owner.name) if owner is not None else None
+        is_swapped = (
+            other_server is not None
+            and machine.bmc is not None
+            and machine.bmc.normalized_address in other_server.places
+        )
+        if owner is not None and is_swapped:
             kind, message = (
                 DiscrepancyKind.SWAPPED,
-                f"this server responds at the address of {here.name}, and {here.name} responds at {document_address}",
+                f"this server responds at the address of {owner.name}, and {owner.name} responds at {document_address}",
             )
         else:
-            also = f"; this server responds at the address of {here.name}" if here is not None else ""
+            suffix = f"; this server responds at the address of {owner.name}" if owner is not None else ""
             kind, message = (
                 DiscrepancyKind.MOVED,
-                f"the address of the BMC in the Server document is {document_address or 'missing'}{also}",
+                f"the address of the BMC in the Server document is {document_address or 'missing'}{suffix}",
             )
         yield Discrepancy(kind=kind, server=machine.name, address=server.address, message=message)
     shown = {nic.mac for nic in server.nics}
-    if shown and (gone := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):
+    if shown and (missing_macs := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):
         instead = (
             format_names([nic.mac.replace("-", ":") for nic in server.nics if nic.mac not in machine.macs])
             or "no other MAC addresses"
@@ -361,7 +365,7 @@ def _list_discrepancies(
             kind=DiscrepancyKind.INTERFACES,
             server=machine.name,
             address=server.address,
-            message=f"the BMC does not show {format_names(gone)}, but shows {instead}",
+            message=f"the BMC does not show {format_names(missing_macs)}, but shows {instead}",
         )
 
 
@@ -429,9 +433,9 @@ def build_found_server(
     processor: Resource | None = None,
 ) -> FoundServer:
     """Create a `FoundServer` from the resources of one system. Leave values empty that the BMC does not report."""
-    body, shown_by = system.body, ("InstructionSet", "ProcessorArchitecture")
-    architectures = [_to_line(processor.body.get(name)) for name in shown_by] if processor is not None else []
-    shown: dict[MacAddress, FoundNic] = {}  # the interfaces by permanent MAC address
+    body, property_names = system.body, ("InstructionSet", "ProcessorArchitecture")
+    architectures = [_to_line(processor.body.get(name)) for name in property_names] if processor is not None else []
+    nics_by_mac: dict[MacAddress, FoundNic] = {}  # the interfaces by permanent MAC address
     for each in nics:
         if each.link("Links", "HostInterface") is not None:  # skip the interface that connects the machine with its BMC
             continue
@@ -441,7 +445,7 @@ def build_found_server(
             )
         except Malformed:
             continue
-        shown.setdefault(mac, FoundNic(name=_to_line(each.body.get("Id")), mac=mac))
+        nics_by_mac.setdefault(mac, FoundNic(name=_to_line(each.body.get("Id")), mac=mac))
     return FoundServer(
         address=address,
         system=system.path,
@@ -451,7 +455,7 @@ def build_found_server(
         model=_to_line(body.get("Model")),
         bios=_to_line(body.get("BiosVersion")),
         bmc=_to_line(manager.body.get("FirmwareVersion")) if manager is not None else "",
-        nics=tuple(sorted(shown.values(), key=lambda nic: (nic.name, nic.mac))),
+        nics=tuple(sorted(nics_by_mac.values(), key=lambda nic: (nic.name, nic.mac))),
         architecture=next((_ARCHITECTURES[each] for each in architectures if each in _ARCHITECTURES), None),
         firmware=Firmware.BIOS if system.boot.get(MODE) == "Legacy" else Firmware.UEFI,
     )
@@ -479,11 +483,13 @@ def render_document(
 
     Without ``policy``, the lifecycle in the document is Parked, so that gitboot does not change the machine's BMC.
     """
-    known = f"{found.maker} {found.model}".strip() or "a machine"
-    versions = "".join(f", {what} {its}" for what, its in (("BIOS", found.bios), ("BMC", found.bmc)) if its)
-    assumed = "" if found.architecture else "  # not reported by its BMC: check it"
+    description = f"{found.maker} {found.model}".strip() or "a machine"
+    versions = "".join(
+        f", {component} {version}" for component, version in (("BIOS", found.bios), ("BMC", found.bmc)) if version
+    )
+    comment = "" if found.architecture else "  # not reported by its BMC: check it"
     lines = [
-        f"# {known}{versions}; found at {found.address}.",
+        f"# {description}{versions}; found at {found.address}.",
         "apiVersion: gitboot.dev/v1alpha1",
         "kind: Server",
         "metadata:",
@@ -491,7 +497,7 @@ def render_document(
         "spec:",
         f"  uuid: {found.identity.uuid}",
         *([f"  serial: {_quote(found.serial)}"] if found.serial else []),
-        f"  architecture: {found.architecture or Architecture.X86_64}{assumed}",
+        f"  architecture: {found.architecture or Architecture.X86_64}{comment}",
         f"  firmware: {found.firmware}",
         "  interfaces:",
         *(

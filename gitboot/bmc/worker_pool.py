@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from gitboot.bmc.credentials import NO_SAMPLE, CredentialDirectory, ResponseSample, TrustedCredentials
 from gitboot.bmc.identity import PinnedIdentity, find_pin_at
-from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
+from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskOutcome, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.errors import BmcNotTrusted, UsageError
@@ -80,7 +80,7 @@ class ConnectionCache:
         else:
             if cached is not None:
                 cached[1].close()
-            connection = self._open(server, bmc, trusted, is_in_ledger=is_in_ledger)
+            connection = self._open_connection(server, bmc, trusted, is_in_ledger=is_in_ledger)
         self._cached[uuid] = access, connection
         with self._usage_lock:
             self._last_used_s.pop(uuid, None)
@@ -89,7 +89,9 @@ class ConnectionCache:
         connection.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
         return connection
 
-    def _open(self, server: str, bmc: BmcAccess, trusted: TrustedCredentials, *, is_in_ledger: bool) -> Driver:
+    def _open_connection(
+        self, server: str, bmc: BmcAccess, trusted: TrustedCredentials, *, is_in_ledger: bool
+    ) -> Driver:
         # gitboot imports these modules here, because they load slowly and many fleets have no BMCs.
         from gitboot.bmc.ipmi import IpmiConnection
         from gitboot.bmc.redfish.client import BmcConnection
@@ -97,7 +99,7 @@ class ConnectionCache:
         from gitboot.http_client import tls_context
 
         trust, certificate = trusted.trust, trusted.trust.find_certificate(bmc)
-        reach = ConnectionPolicy(
+        policy = ConnectionPolicy(
             is_address_allowed=trust.build_address_filter(bmc, is_in_ledger=is_in_ledger),
             required_fingerprint=bmc.fingerprint,
             access_file=str(trust.file),
@@ -106,7 +108,7 @@ class ConnectionCache:
             ending_fence=self._ending_fence,
         )
         if bmc.uses_ipmi:
-            return IpmiConnection(bmc.address, trusted.credentials, reach=reach)
+            return IpmiConnection(bmc.address, trusted.credentials, policy=policy)
         try:
             # gitboot creates one context for each authority, because loading the CA bundle is slow
             with self._tls_lock:
@@ -120,7 +122,7 @@ class ConnectionCache:
             trusted.credentials,
             system=bmc.system,
             tls=tls,
-            reach=reach,
+            policy=policy,
             shares=trust.media,
             share_login=trusted.share_login,
         )
@@ -133,9 +135,9 @@ class ConnectionCache:
     def pop_unused(self) -> list[Driver]:
         """Remove and return the connections that were not used recently. A BMC allows only a few sessions."""
         found = []
-        since_s = time.monotonic() - _IDLE_S
+        idle_since_s = time.monotonic() - _IDLE_S
         with self._usage_lock:
-            while (first := next(iter(self._last_used_s.items()), None)) is not None and first[1] < since_s:
+            while (first := next(iter(self._last_used_s.items()), None)) is not None and first[1] < idle_since_s:
                 del self._last_used_s[first[0]]
                 found.append(self._cached.pop(first[0])[1])
         return found
@@ -146,10 +148,10 @@ class ConnectionCache:
         After a time limit, gitboot closes the remaining connections without logging out, and their sessions end by
         timeout.
         """
-        until_s = time.monotonic() + _LOGOUT_TIMEOUT_S
+        deadline_s = time.monotonic() + _LOGOUT_TIMEOUT_S
         with ThreadPoolExecutor(MAX_PER_SITE) as threads:
             for _, connection in self._cached.values():
-                threads.submit(lambda kept: kept.close(log_out=time.monotonic() < until_s), connection)
+                threads.submit(lambda each: each.close(log_out=time.monotonic() < deadline_s), connection)
         self._cached.clear()
 
 
@@ -194,8 +196,8 @@ class BmcPool:
 
         Skip each machine whose last task is still running, or whose last result `take_results` has not returned yet.
         """
-        made = (structs.replace(task, dry_run=self._dry_run) for task in tasks)
-        return self._runner.add(Task(task.uuid, task.site, partial(self._run, task)) for task in made)
+        prepared = (structs.replace(task, dry_run=self._dry_run) for task in tasks)
+        return self._runner.add(Task(task.uuid, task.site, partial(self._run, task)) for task in prepared)
 
     def drop_pending(self, uuids: Iterable[SystemUuid]) -> None:
         self._runner.drop_pending(uuids)
@@ -223,7 +225,7 @@ class BmcPool:
 
     def _run(self, task: BmcTask) -> tuple[TaskResult, ResponseSample]:
         began_s = time.monotonic()
-        credentials, sign = self.fingerprint(task.bmc), NO_SAMPLE
+        credentials, sample = self.fingerprint(task.bmc), NO_SAMPLE
         try:
             bmc = self._connections.connect(
                 task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
@@ -234,20 +236,25 @@ class BmcPool:
             result = TaskResult(
                 server=task.server,
                 uuid=task.uuid,
-                outcome=Outcome.STALLED,
+                outcome=TaskOutcome.STALLED,
                 message=str(error),
                 was_attempted=not isinstance(error, BmcNotTrusted),
                 is_reachable=False,
             )
         else:
-            with bmc.policy.measure_requests() as watched:
+            with bmc.policy.measure_requests() as get_sample:
                 session = OverrideSession(bmc, task, lambda record: self._write(task.uuid, record), self._clock)
-                result, sign = session.run(), watched()
-            if result.outcome is Outcome.STALLED and not result.is_reachable:
+                result, sample = session.run(), get_sample()
+            if result.outcome is TaskOutcome.STALLED and not result.is_reachable:
                 self._credentials.report_failure(task.bmc.credentials)
             credentials = self._connections.fingerprint(task.uuid)
-        granted, took_s = task.wanted_power is not None and task.wanted_power.may_start_now, time.monotonic() - began_s
-        return replace(result, credentials_fingerprint=credentials, was_power_allowed=granted, took_s=took_s), sign
+        is_power_allowed, took_s = (
+            task.wanted_power is not None and task.wanted_power.may_start_now,
+            time.monotonic() - began_s,
+        )
+        return replace(
+            result, credentials_fingerprint=credentials, was_power_allowed=is_power_allowed, took_s=took_s
+        ), sample
 
 
 _NOTIFY_DELAY_S: Final = 0.2  # how long gitboot waits for more results before the notification
@@ -280,17 +287,22 @@ class TaskRunner(Generic[Key, Value]):
 
     def __init__(
         self,
-        most: int = MAX_PARALLEL,
-        most_of_site: int = MAX_PER_SITE,
+        max_parallel: int = MAX_PARALLEL,
+        max_per_site: int = MAX_PER_SITE,
         *,
         on_ended: Callable[[], None] = lambda: None,
         later: Later = run_later,
     ) -> None:
-        self._max_parallel, self._max_per_site, self._on_ended, self._later = most, most_of_site, on_ended, later
-        self._threads = ThreadPoolExecutor(most, thread_name_prefix="bmc")
+        self._max_parallel, self._max_per_site, self._on_ended, self._later = (
+            max_parallel,
+            max_per_site,
+            on_ended,
+            later,
+        )
+        self._threads = ThreadPoolExecutor(max_parallel, thread_name_prefix="bmc")
         self._changed = threading.Condition()  # guards the fields below
         self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # waiting tasks by site
-        self._busy: Counter[str | None] = Counter()  # the number of running tasks at each site
+        self._running_by_site: Counter[str | None] = Counter()  # the number of running tasks at each site
         self._limits: dict[str | None, ConcurrencyLimit] = {}
         self._running: set[Key] = set()
         self._ended: dict[Key, Value] = {}
@@ -304,15 +316,15 @@ class TaskRunner(Generic[Key, Value]):
         because the new task could not take that result into account. A newer task for a key replaces a task that has
         not started.
         """
-        taken = set()
+        queued = set()
         with self._changed:
             for task in tasks:
                 if task.key not in self._running and task.key not in self._ended:
                     self._drop(task.key)
                     self._waiting.setdefault(task.site, OrderedDict())[task.key] = task
-                    taken.add(task.key)
+                    queued.add(task.key)
             self._start_tasks()
-        return frozenset(taken)
+        return frozenset(queued)
 
     def drop_pending(self, keys: Iterable[Key]) -> None:
         """Remove tasks that have not started."""
@@ -357,7 +369,7 @@ class TaskRunner(Generic[Key, Value]):
     def _start_tasks(self) -> None:
         while len(self._running) < self._max_parallel:
             for site in self._waiting:
-                if self._busy[site] < self._get_limit(site).limit:
+                if self._running_by_site[site] < self._get_limit(site).limit:
                     break
             else:
                 return
@@ -365,20 +377,20 @@ class TaskRunner(Generic[Key, Value]):
             _, task = tasks.popitem(last=False)
             if tasks:
                 self._waiting[site] = tasks  # the site is now the last one in the order of sites
-            self._busy[site] += 1
+            self._running_by_site[site] += 1
             self._running.add(task.key)
             self._threads.submit(self._run_task, task)
 
     def _run_task(self, task: Task[Key, Value]) -> None:
-        sign, error = NO_SAMPLE, None
+        sample, error = NO_SAMPLE, None
         try:
-            value, sign = task.work()
+            value, sample = task.work()
         except BaseException as raised:  # noqa: BLE001 - take_results raises it
             error = raised
         with self._changed:
             self._running.remove(task.key)
-            self._busy[task.site] -= 1
-            self._limits[task.site] = self._get_limit(task.site).update(sign)
+            self._running_by_site[task.site] -= 1
+            self._limits[task.site] = self._get_limit(task.site).update(sample)
             if error is not None:
                 self._errors.append(error)
             else:
@@ -402,7 +414,7 @@ class TaskRunner(Generic[Key, Value]):
 
 INITIAL_LIMIT: Final = 16  # the limit before the first measurement
 MIN_LIMIT: Final = 4
-_STEP: Final = 8  # the growth of the limit in each round after the limit has been too high once
+_LIMIT_STEP: Final = 8  # the growth of the limit in each round after the limit has been too high once
 # the network or this machine counts as overloaded if the latency is this many times the best latency
 _SLOW_FACTOR: Final = 2
 _LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that respond immediately
@@ -427,8 +439,8 @@ class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
     lost_count: int = 0  # the number of lost responses in this round
 
     @classmethod
-    def start(cls, most: int) -> ConcurrencyLimit:
-        return cls(maximum=most, limit=min(INITIAL_LIMIT, most))
+    def start(cls, maximum: int) -> ConcurrencyLimit:
+        return cls(maximum=maximum, limit=min(INITIAL_LIMIT, maximum))
 
     def update(self, sample: ResponseSample) -> ConcurrencyLimit:
         if sample.latency_s is None and not sample.is_lost:
@@ -439,11 +451,11 @@ class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
             return structs.replace(self, latencies_s=latencies_s, lost_count=lost)
         typical_s = sorted(latencies_s)[len(latencies_s) // 2] if latencies_s else math.inf
         is_slow = typical_s > self.best_latency_s * _SLOW_FACTOR + _LATENCY_TOLERANCE_S
-        is_too_much = is_slow or lost > _MAX_LOST_SHARE * (len(latencies_s) + lost)
-        grown = self.limit * 2 if self.is_probing else self.limit + _STEP
+        is_overloaded = is_slow or lost > _MAX_LOST_SHARE * (len(latencies_s) + lost)
+        grown_limit = self.limit * 2 if self.is_probing else self.limit + _LIMIT_STEP
         return ConcurrencyLimit(
             maximum=self.maximum,
-            limit=min(max(self.limit // 2, MIN_LIMIT) if is_too_much else grown, self.maximum),
-            is_probing=self.is_probing and not is_too_much,
+            limit=min(max(self.limit // 2, MIN_LIMIT) if is_overloaded else grown_limit, self.maximum),
+            is_probing=self.is_probing and not is_overloaded,
             best_latency_s=min(typical_s, self.best_latency_s * _BEST_LATENCY_GROWTH),
         )

@@ -113,7 +113,7 @@ def _find_sources(context: click.Context) -> Iterator[str]:
     yield from read_document_names(_find_path(context), "ImageSource")
 
 
-def _find_recorded(context: click.Context) -> Iterator[str]:
+def _find_record_arguments(context: click.Context) -> Iterator[str]:
     yield from ("provisioned", "pending")
     yield from _find_servers(context)
 
@@ -131,5 +131,7 @@ complete_streams: Final = _build_completer(lambda context: read_document_names(_
 complete_sources: Final = _build_completer(_find_sources)  # completes arguments of `gitboot new image`
 complete_subjects: Final = _build_completer(_find_subjects)  # completes arguments of `gitboot explain`
 complete_history: Final = _build_completer(_find_history)  # completes arguments of `gitboot history`
-complete_recorded: Final = _build_completer(_find_recorded)  # completes arguments of `gitboot records set`
+complete_record_arguments: Final = _build_completer(
+    _find_record_arguments
+)  # completes arguments of `gitboot records set`
 complete_held_digest: Final = _build_completer(_find_held_digest)

@@ -43,8 +43,8 @@ from gitboot.resolve.policy_selection import list_opt_outs
 from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import BootFile, Decision, Decisions, check_acceptable
 from gitboot.resolve.server_plan import BootPlan, Cause
-from gitboot.review.commit_path import CommitBetween
-from gitboot.review.decision_changes import Changes, Side
+from gitboot.review.commit_path import ReviewedCommit
+from gitboot.review.decision_changes import Changes, ReviewedRevision
 from gitboot.review.guards import has_ack_line
 from gitboot.text import did_you_mean, format_count, format_names, quote_words
 
@@ -171,9 +171,9 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
     def render_states(self) -> dict[str, RenderedState]:
         """Return the published state of each server, including its next transitions."""
-        about = describe_servers(self.repository, self.decisions)
+        details = describe_servers(self.repository, self.decisions)
         return {
-            name: build_server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, about[name])
+            name: build_server_state(self.decisions, decision, self.records.get(decision.uuid), self.at, details[name])
             for name, decision in self.decisions.servers.items()
         }
 
@@ -181,8 +181,8 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         """Return the files of the status page. If the Fleet's outputs do not include pages, there are no files."""
         if Output.PAGES not in self.decisions.outputs:
             return FileUpdates(is_whole=True)
-        shown = encode_canonical(fleet_facts(self.repository, list_opt_outs(self.repository)))
-        return render_page_files(states, self.decisions.revision, shown, find_source_locations(self.repository))
+        facts = encode_canonical(fleet_facts(self.repository, list_opt_outs(self.repository)))
+        return render_page_files(states, self.decisions.revision, facts, find_source_locations(self.repository))
 
 
 def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[str, ServerDetails]:
@@ -198,7 +198,7 @@ def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[
             addresses=tuple(
                 sorted({address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses})
             ),
-            idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
+            idle_macs=tuple(each.mac for each in server.spec.interfaces if not each.boot),
             machine=machines_by_name[name],
             source=explanations.explain_server(name) if explanations is not None else None,
         )
@@ -232,8 +232,8 @@ def plan_fleet(
 
     with open_offline(state, at) as instance:
         facts = instance.knowledge.facts
-        offered = remove_withheld_boots(instance.commit, facts.withheld)
-        decisions = offered.decisions
+        offered_commit = remove_withheld_boots(instance.commit, facts.withheld)
+        decisions = offered_commit.decisions
         known_records = {
             uuid: record
             for uuid in instance.knowledge.records
@@ -246,7 +246,7 @@ def plan_fleet(
             records=known_records,
             knows_records=True,
             place=(state / CLONE, decisions.revision),
-            stop=decide_halt(instance.knowledge, offered, facts.orders),
+            stop=decide_halt(instance.knowledge, offered_commit, facts.orders),
             find_missing_files=instance.knowledge.find_missing_files,
             # compared with the clock and not with --at, because --at may be an earlier time on purpose
             latest_clock=instance.knowledge.find_later_clock(current_time()),
@@ -258,8 +258,10 @@ def plan_fleet(
         fleet = _plan_fleet_at(path if is_named else state / CLONE, rev, at, records)
         fleet.check_servers(servers)
         place = str(path) if is_named else f"revision {rev} in the repository of {state}"
-        how = "" if is_named else describe_state_variable(context)
-        click.echo(wrap_text(f"{place}, with {shown.replace('its ledger', f'the instance of {state}')}{how}"), err=True)
+        hint = "" if is_named else describe_state_variable(context)
+        click.echo(
+            wrap_text(f"{place}, with {shown.replace('its ledger', f'the instance of {state}')}{hint}"), err=True
+        )
         return fleet if records is not None else structs.replace(fleet, records=known_records, knows_records=True)
     accepted.check_servers(servers)
     held = read_held_change(state)
@@ -273,8 +275,8 @@ def plan_fleet(
     click.echo(wrap_text(commit + describe_state_variable(click.get_current_context())), err=True)
     if records is None:
         return accepted
-    given, knows_records = _read_records(records, decisions)
-    return structs.replace(accepted, records=given, knows_records=knows_records)
+    loaded_records, knows_records = _read_records(records, decisions)
+    return structs.replace(accepted, records=loaded_records, knows_records=knows_records)
 
 
 def print_unknown_instance(records: str | None, state: Path | None) -> None:
@@ -390,12 +392,12 @@ NO_TRUST: Final = TrustSettings()
 class ComparedRange(Struct, frozen=True, kw_only=True):
     """Both sides of a commit range, and the messages of the commits in the range."""
 
-    base: Side
-    head: Side
+    base: ReviewedRevision
+    head: ReviewedRevision
     messages: tuple[Message, ...]
     base_acknowledgements: frozenset[str] = frozenset()  # as in the class `gitboot.git.history.CommitRange`
     changes: Callable[[], Changes] | None = None  # the changes from BASE to HEAD, if gitboot has computed them
-    commits: tuple[CommitBetween, ...] = ()
+    commits: tuple[ReviewedCommit, ...] = ()
     signers: tuple[tuple[str, Signer], ...] = ()  # signers of commits that must be signed
     # a function that returns the commit and the author of a line in HEAD, or None
     writer: Callable[[str, int], str | None] | None = None
@@ -443,7 +445,7 @@ def compare_range(
         messages = add_signers(opened_range.messages)
         signers = [(each, signatures.find_signer(each)) for each in commits] if trust.verify is not None else []
 
-    def evaluate_later(snapshot: Callable[[], Snapshot]) -> Side:
+    def evaluate_later(snapshot: Callable[[], Snapshot]) -> ReviewedRevision:
         with limit_evaluation():
             opened = snapshot()
         return evaluate_side(opened.revision, opened, evaluator)[0]
@@ -459,8 +461,8 @@ def compare_range(
         messages=messages,
         base_acknowledgements=opened_range.base_acknowledgements,
         commits=tuple(
-            CommitBetween(merge.revision, merge.messages, partial(evaluate_later, passed.snapshot))
-            for merge, passed in zip(merges, opened_range.commits, strict=True)
+            ReviewedCommit(merge.revision, merge.messages, partial(evaluate_later, range_commit.snapshot))
+            for merge, range_commit in zip(merges, opened_range.commits, strict=True)
         ),
         signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
         writer=partial(_find_line_author, path, opened_range),
@@ -485,15 +487,15 @@ def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: 
 
 def evaluate_side(
     name: str, snapshot: Snapshot, evaluator: FleetEvaluator, *, is_base: bool = False
-) -> tuple[Side, CommitPair | None]:
+) -> tuple[ReviewedRevision, CommitPair | None]:
     """Evaluate one side of a commit range. The returned `CommitPair` is None if the side is invalid."""
     try:
-        with limit_evaluation() as begun:
-            found = evaluator.evaluate(snapshot, begun, is_base=is_base)
+        with limit_evaluation() as set_limits:
+            found = evaluator.evaluate(snapshot, set_limits, is_base=is_base)
     except InvalidRepository as error:
         return _build_empty_side(name, snapshot.revision, error.problems), None
     decided = found.head.decided
-    return Side(
+    return ReviewedRevision(
         named=name,
         revision=snapshot.revision,
         decisions=decided.decisions,
@@ -502,5 +504,5 @@ def evaluate_side(
     ), found
 
 
-def _build_empty_side(name: str, revision: str, problems: Iterable[Problem] = ()) -> Side:
-    return Side(named=name, revision=revision, decisions=None, repository=None, problems=tuple(problems))
+def _build_empty_side(name: str, revision: str, problems: Iterable[Problem] = ()) -> ReviewedRevision:
+    return ReviewedRevision(named=name, revision=revision, decisions=None, repository=None, problems=tuple(problems))

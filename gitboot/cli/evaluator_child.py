@@ -79,7 +79,7 @@ def evaluator_command(command: Command) -> Command:
             from gitboot.evaluator.protocol import EvaluationLimits
 
             cache = _continue_in_child(open_command_cache)
-            set_limits = partial(_limit, EvaluationLimits(seconds=commit_seconds, mebibytes=commit_memory))
+            set_limits = partial(_apply_limits, EvaluationLimits(seconds=commit_seconds, mebibytes=commit_memory))
         elif open_command_cache is not None:
             cache = opened = open_command_cache()
             context.call_on_close(opened.close)
@@ -137,7 +137,7 @@ def limit_evaluation() -> Iterator[SetLimits]:
         lift_memory_limit()
 
 
-def _limit(allowance: EvaluationLimits, files: int) -> None:
+def _apply_limits(allowance: EvaluationLimits, files: int) -> None:
     from gitboot.child_processes import ProcessUsage
 
     allowance.set_limits(ProcessUsage.measure(), files)
@@ -164,7 +164,7 @@ def open_cache(state: Path | None) -> DiskCache:
     )
 
 
-def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
+def _continue_in_child(cache_opener: Callable[[], DiskCache] | None) -> Cache | None:
     """Fork, and continue in the child.
 
     The parent serves the cache, waits for the child, and exits with the child's status.
@@ -173,39 +173,41 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
     from gitboot.child_processes import end_with_parent
     from gitboot.evaluator.cache import RemoteCache
 
-    ours, theirs = socket.socketpair()
+    parent_socket, child_socket = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
     parent = os.getpid()
     if child := os.fork():
-        theirs.close()
-        code = _accompany(child, ours, opens)
+        child_socket.close()
+        code = _supervise_child(child, parent_socket, cache_opener)
         sys.stderr.flush()
         os._exit(code & 0xFF)  # a normal exit would take 0.02 s to clean up all modules
     end_with_parent(parent)
-    ours.close()
+    parent_socket.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return RemoteCache(theirs.makefile("rb"), theirs.makefile("wb")) if opens is not None else None
+    return RemoteCache(child_socket.makefile("rb"), child_socket.makefile("wb")) if cache_opener is not None else None
 
 
-def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache] | None) -> int:
+def _supervise_child(child: int, channel: socket.socket, cache_opener: Callable[[], DiskCache] | None) -> int:
     """Give a child process access to the cache until the child ends.
 
     Return the child's exit code. If a signal ended the child, end this process with the same signal.
     """
-    serving = Thread(target=_serve_cache, args=(channel, opens), name="cache") if opens is not None else None
+    thread = (
+        Thread(target=_serve_cache, args=(channel, cache_opener), name="cache") if cache_opener is not None else None
+    )
     try:
-        if serving is not None:
-            serving.start()
+        if thread is not None:
+            thread.start()
     except RuntimeError:  # the system cannot start a thread, so the child evaluates without a cache
         channel.close()
-        serving = None
+        thread = None
     code = _wait_for_child(child)
-    if serving is not None:
+    if thread is not None:
         with suppress(OSError):
             channel.shutdown(socket.SHUT_RDWR)  # the thread reads the messages that have already arrived, and then ends
-        serving.join()
+        thread.join()
     if code in _LIMIT_BY_EXIT_STATUS:
         from gitboot.evaluator.protocol import build_limit_problem
 
@@ -234,13 +236,13 @@ def _wait_for_child(child: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _serve_cache(channel: socket.socket, opens: Callable[[], DiskCache]) -> None:
+def _serve_cache(channel: socket.socket, cache_opener: Callable[[], DiskCache]) -> None:
     from gitboot.evaluator.cache import serve_cache
 
     with (
         suppress(OSError),
         channel,
-        opens() as cache,
+        cache_opener() as cache,
         channel.makefile("rb") as incoming,
         channel.makefile("wb") as outgoing,
     ):

@@ -28,8 +28,8 @@ from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offl
 from gitboot.controller.instance.state_directory import (
     LEDGER,
     SPOOL,
-    check_acts,
-    find_acting_directory,
+    check_active,
+    find_active_directory,
     find_running_process,
     has_ledger,
     lock,
@@ -47,7 +47,7 @@ from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, read_places
 from gitboot.model.scalars import Name, SystemUuid
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.tree_reader import read_records, stop_folders
+from gitboot.publish.tree_reader import list_stop_folders, read_records
 from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, parse_record
 from gitboot.resolve.server_decision import Decision
@@ -79,37 +79,37 @@ class InstanceReader(Protocol):
 
 
 def read_proof(
-    informant: InstanceReader, find_applied_commit: Callable[[Revision], AppliedRollout]
+    reader: InstanceReader, find_applied_commit: Callable[[Revision], AppliedRollout]
 ) -> tuple[AppliedRollout, InstanceReport]:
     """Return the rollout in the commit that an instance has applied, and the evidence for the machines in the rollout.
 
     Raises `HostUnreachable` if the instance applies another commit in the meantime. Also raises the errors that
-    ``informant`` raises.
+    ``reader`` raises.
     """
 
-    def commit_in(status: Mapping[str, Any]) -> Revision:
+    def get_applied_commit(status: Mapping[str, Any]) -> Revision:
         applied = status.get("applied")
         commit = applied.get("commit") if isinstance(applied, Mapping) else None
         if not isinstance(commit, str):
             raise UsageError("the instance has not applied a commit yet: try again later")
         return Revision(commit)
 
-    status = informant.status()
-    commit = commit_in(status)
+    status = reader.status()
+    commit = get_applied_commit(status)
     applied = find_applied_commit(commit)
-    records = informant.records(applied.machines)
-    if commit_in(informant.status()) != commit:
+    records = reader.records(applied.machines)
+    if get_applied_commit(reader.status()) != commit:
         raise HostUnreachable(
             f"the instance changed from commit {commit[:12]} to another one during the query: run the command again"
         )
     written = status.get("at") or status.get("clock")
     at = datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
-    doubts = (
+    wait_reasons = (
         f"the condition {each['type']} of the instance is false ({each['reason']}): {each['message']}"
         for each in status.get("conditions", ())
         if each["type"] in _REQUIRED_CONDITIONS and not each["status"] and each["reason"] != _SERVER_REASON
     )
-    return applied, InstanceReport(commit=commit, at=at, wait_reason=next(doubts, None), records=records)
+    return applied, InstanceReport(commit=commit, at=at, wait_reason=next(wait_reasons, None), records=records)
 
 
 class TreeReader(Struct, frozen=True):
@@ -209,39 +209,43 @@ _REQUEST_TIMEOUT_S: Final = 30
 def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
     """Open the state of the instance with this state directory. Limit the resources for reading the accepted commit."""
     with ExitStack() as stack:
-        with limit_evaluation() as begun:
-            look = stack.enter_context(assembly.open_offline(state, at, on_begin=begun, results=get_results_cache()))
-        yield look
+        with limit_evaluation() as set_limits:
+            instance = stack.enter_context(
+                assembly.open_offline(state, at, on_begin=set_limits, results=get_results_cache())
+            )
+        yield instance
 
 
-def find_decision(look: OfflineInstance, server: str) -> Decision:
+def find_decision(instance: OfflineInstance, server: str) -> Decision:
     """Return the decision for a server. Raises `UsageError` if the accepted commit does not contain the server."""
-    servers = look.commit.decisions.servers
+    servers = instance.commit.decisions.servers
     if (found := servers.get(server)) is None:
         hint = did_you_mean(server, servers, "`gitboot plan` lists the servers")
         raise UsageError(f"the accepted commit has no server {server!r}; {hint}")
     return found
 
 
-def find_machines(look: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
+def find_machines(instance: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
     """Return the UUIDs of the machines that have a server's name.
 
     The result includes machines with this name that were removed from the fleet while their override was set. Raises
     `UsageError` if there is no such machine.
     """
-    knowledge, described = look.knowledge, look.commit.machines
+    knowledge, described = instance.knowledge, instance.commit.machines
     departed = tuple(
         uuid
         for uuid in sorted(knowledge.overrides.keys() & knowledge.machines.keys() - described.keys())
         if knowledge.machines[uuid].name == server
         and any(each.state.is_open for each in knowledge.list_overrides(uuid))
     )
-    if departed and server not in look.commit.decisions.servers:
+    if departed and server not in instance.commit.decisions.servers:
         return departed
-    return (*departed, find_decision(look, server).uuid)
+    return (*departed, find_decision(instance, server).uuid)
 
 
-def select_names(names: Collection[str], look: OfflineInstance, selector: str | None = None) -> frozenset[str] | None:
+def select_names(
+    names: Collection[str], instance: OfflineInstance, selector: str | None = None
+) -> frozenset[str] | None:
     """Return the given server names. If no names are given, return None, which means all servers.
 
     Each server must be in the fleet or have a record.
@@ -250,10 +254,10 @@ def select_names(names: Collection[str], look: OfflineInstance, selector: str | 
     server has these labels.
     """
     if selector is not None:
-        return frozenset(select_servers(look, tuple(names), selector))
-    named, known_names = frozenset(names), {machine.name for machine in look.knowledge.machines.values()}
+        return frozenset(select_servers(instance, tuple(names), selector))
+    named, known_names = frozenset(names), {machine.name for machine in instance.knowledge.machines.values()}
     for name in sorted(named - known_names):
-        find_decision(look, name)  # this raises an error if there is no such server
+        find_decision(instance, name)  # this raises an error if there is no such server
     return named or None
 
 
@@ -266,7 +270,7 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
     """
     if not has_ledger(state):
         raise no_instance_error(state)
-    check_acts(state)
+    check_active(state)
     process = find_running_process(state)
     with ExitStack() as stack:
         if process is None:
@@ -395,7 +399,7 @@ def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
     If the ledger cannot be read, include only the default spool.
     """
     output, spool = _read_places(state)
-    candidates = {state / SPOOL, *(stop_folders(output, spool) if output is not None else ())}
+    candidates = {state / SPOOL, *(list_stop_folders(output, spool) if output is not None else ())}
     return tuple(folder for folder in sorted(candidates) if folder.is_dir())
 
 
@@ -415,7 +419,7 @@ def resolve_active_state(state: Path) -> Path:
 
     If ``state`` belongs to a standby on this host, return the state directory of the active instance instead.
     """
-    if (active := find_acting_directory(state)) != state:
+    if (active := find_active_directory(state)) != state:
         click.echo(
             f"gitboot: {state}: this instance is a standby; the command uses the active instance (--state {active})",
             err=True,

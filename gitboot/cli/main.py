@@ -37,7 +37,7 @@ from gitboot.standard_streams import find_output_error, guard_output
 from gitboot.text import did_you_mean
 
 # The commands under each heading of `gitboot --help`. ADR 0064 lists who uses each command, and when. The module of a
-# command has the command's name, with underscores for dashes, unless `_HOMES` names another module. The module is
+# command has the command's name, with underscores for dashes, unless `_MODULES` names another module. The module is
 # imported when the command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Author a fleet": {
@@ -89,7 +89,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     },
 }
 _COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in group.items()}
-_HOMES: Final = {  # the modules of commands that share a module, or whose module has another name
+_MODULES: Final = {  # the modules of commands that share a module, or whose module has another name
     "allow-installs": "instance:allow_installs_command",
     "approve": "instance:approve_command",
     "boot-script": "plan:boot_script_command",
@@ -143,7 +143,7 @@ _REPLACED_OPTIONS: Final = {  # options of earlier versions; the name of a simil
     "--spool-tokens": ("--ledger",),
     "--ssh-key": ("--git-ssh",),
 }
-_OWN: Final = frozenset({"prepare"})  # commands that only gitboot starts
+_INTERNAL_COMMANDS: Final = frozenset({"prepare"})  # commands that only gitboot starts
 
 
 class _Commands(click.Group):
@@ -151,9 +151,9 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS and name not in _OWN:
+        if name not in _COMMANDS and name not in _INTERNAL_COMMANDS:
             return None
-        module, _, attribute = _HOMES.get(name, f"{name.replace('-', '_')}:command").partition(":")
+        module, _, attribute = _MODULES.get(name, f"{name.replace('-', '_')}:command").partition(":")
         # no garbage collection here, because the objects of imported modules stay in memory
         with pause_garbage_collection():
             command: click.Command = getattr(import_module(f".{module}", "gitboot.cli.commands"), attribute)
@@ -170,7 +170,7 @@ class _Commands(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
-        if name and name not in _COMMANDS and name not in _OWN:
+        if name and name not in _COMMANDS and name not in _INTERNAL_COMMANDS:
             if name in _REPLACED:
                 context.fail(f"There is no command {name!r}; use {_REPLACED[name]}")
             longer = next((each for each in _COMMANDS if each.startswith(f"{name}-")), None)
@@ -275,9 +275,9 @@ class Exit(IntEnum):
     meaning: str
 
     def __new__(cls, code: int, meaning: str) -> Self:
-        made = int.__new__(cls, code)
-        made._value_, made.meaning = code, meaning
-        return made
+        member = int.__new__(cls, code)
+        member._value_, member.meaning = code, meaning
+        return member
 
     FINE = 0, "success"
     FAULT = 1, "gitboot cannot read the ledger, or has a bug: report the bug with its traceback"
@@ -389,15 +389,15 @@ class Command(_Page, click.Command):
             record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
             if record is not None:
                 records[str(parameter.name)] = record[0], _HUGE_RANGE.sub("", record[1])
-        left = dict(records)
+        remaining = dict(records)
         sections: list[tuple[str, list[tuple[str, str]]]] = []
         for heading, names in self.sections.items():
-            found = [left.pop(name) for name in names if name in left]
+            found = [remaining.pop(name) for name in names if name in remaining]
             if len(found) >= _MIN_SHARED or heading not in SHARED_SECTIONS:
                 sections.append((heading, found))
             else:
-                left.update((name, records[name]) for name in names if name in records)
-        first = [record for name, record in records.items() if name in left]
+                remaining.update((name, records[name]) for name in names if name in records)
+        first = [record for name, record in records.items() if name in remaining]
         for heading, rows in (("Options", first), *sections):
             if rows:
                 with formatter.section(heading):

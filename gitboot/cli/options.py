@@ -89,7 +89,7 @@ def build_config_option(command_name: str | None) -> Callable[[Command], Command
     With ``command_name``, the configuration file may also contain the keys of that command.
     """
 
-    def read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
+    def read_config(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
             return None
         keys = list_keys(context.command)
@@ -100,24 +100,24 @@ def build_config_option(command_name: str | None) -> Callable[[Command], Command
         import tomllib  # imported here, because few users have a configuration file
 
         try:
-            given = tomllib.loads(path.read_text())
+            values = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(f"{path} cannot be read: {why}") from None
-        for key in sorted(given.keys() - known.keys()):
+        for key in sorted(values.keys() - known.keys()):
             hint = did_you_mean(key, known, f"it may have {', '.join(sorted(known))}")
             raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
-        for key, value in given.items():
+        for key, value in values.items():
             if (expected := _describe_expected_type(key, known[key], value)) is not None:
                 raise UsageError(f"{path}: {key} is {json.dumps(value, default=str)}; write {expected}")
-        context.default_map = {keys[key].name or key: value for key, value in given.items() if key in keys}
+        context.default_map = {keys[key].name or key: value for key, value in values.items() if key in keys}
         context.meta[_CONFIG] = path
         return path
 
     return click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
-        callback=read,
+        callback=read_config,
         is_eager=True,
         expose_value=False,
         help=f"A TOML file whose keys are options and settings ({REFERENCE}). Default: none.",
@@ -550,16 +550,16 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         # A program cannot read two documents in one stream. In contrast, lines for a CI system may be mixed with other
         # output.
         shown = [each.format for each in outputs if each.file is None]
-        alone = next((each for each in shown if each in _DOCUMENT_FORMATS), None)
-        if len(shown) > 1 and alone is not None:
-            shown.remove(alone)
+        exclusive = next((each for each in shown if each in _DOCUMENT_FORMATS), None)
+        if len(shown) > 1 and exclusive is not None:
+            shown.remove(exclusive)
             raise click.BadParameter(
-                f"{alone} and {format_names(shown)} would be mixed in one output: write {alone} to a file, as "
-                f"{alone}=FILE"
+                f"{exclusive} and {format_names(shown)} would be mixed in one output: write {exclusive} to a file, as "
+                f"{exclusive}=FILE"
             )
         files = [each.file for each in outputs if each.file is not None]
-        if twice := next((each for each in files if files.count(each) > 1), None):
-            raise click.BadParameter(f"two formats write to {twice}: use a different file for each format")
+        if duplicate := next((each for each in files if files.count(each) > 1), None):
+            raise click.BadParameter(f"two formats write to {duplicate}: use a different file for each format")
         return tuple(outputs)
 
     return click.option(

@@ -116,10 +116,10 @@ def format_table(
         for part in zip_longest(*folded, fillvalue="") if number > 0 or any(header) else ():
             cells = [cell + " " * (width - _measure_width(cell)) for cell, width in zip(part, widths, strict=True)]
             cells[-1] = cells[-1].rstrip()
-            for at, cell in enumerate(cells):
-                colour = _COLOURS.get(line[at]) if number > 0 else None
+            for index, cell in enumerate(cells):
+                colour = _COLOURS.get(line[index]) if number > 0 else None
                 if colour is not None or number == 0:
-                    cells[at] = style(cell, fg=colour, bold=number == 0)
+                    cells[index] = style(cell, fg=colour, bold=number == 0)
             text.append("  ".join(cells).rstrip())
         if number > 0 and below and below[number - 1]:
             text.append(below[number - 1])
@@ -259,15 +259,15 @@ class _EventHandler(logging.Handler):
 
 
 def _format_event(event: Event) -> str:
-    is_seen, level = _is_terminal(), "warning" if event.warning else "info"
-    if not is_seen and os.environ.get(LOG_FORMAT) != LogFormat.TEXT:
+    is_terminal, level = _is_terminal(), "warning" if event.warning else "info"
+    if not is_terminal and os.environ.get(LOG_FORMAT) != LogFormat.TEXT:
         required = {"at": format_instant(event.at), "type": event.type, "message": event.message, "level": level}
         return json.dumps({**event.facts, **required}, sort_keys=True)
-    at = f"{event.at:%H:%M:%S}" if is_seen else format_instant(event.at)
+    at = f"{event.at:%H:%M:%S}" if is_terminal else format_instant(event.at)
     # On a terminal, colour marks a warning.
-    message = one_line(f"{'warning: ' if event.warning and not is_seen else ''}{event.message}")
+    message = one_line(f"{'warning: ' if event.warning and not is_terminal else ''}{event.message}")
     # truncate the message to one line, because a terminal would wrap it; `gitboot events` shows the complete message
-    if is_seen:
+    if is_terminal:
         width = os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
         room = max(width, _MIN_MESSAGE_COLUMNS)
         message = message if len(message) <= room else f"{message[: room - 1]}…"
@@ -275,14 +275,14 @@ def _format_event(event: Event) -> str:
     kind = style(f"{event.type:<18}", fg="yellow" if event.warning else _EVENT_COLOURS.get(event.type))
     traceback = event.facts.get("traceback")
     text = "\n".join([f"{time} {kind} {message}", *([escape_lines(traceback)] if traceback else [])])
-    return text if is_seen else strip_style(text)
+    return text if is_terminal else strip_style(text)
 
 
 @contextmanager
 def show_progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
     """Show a progress bar until the block ends. Yield a function that adds a number of finished items."""
-    with show_growing_progress(description) as (of, advance):
-        of(total)
+    with show_growing_progress(description) as (set_total, advance):
+        set_total(total)
         yield advance
 
 
@@ -298,26 +298,26 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with _draw_progress(*columns) as shown:
-        task = shown.add_task(description, total=None)
-        yield lambda total: shown.update(task, total=total), lambda number: shown.advance(task, number)
+    with _draw_progress(*columns) as progress:
+        task = progress.add_task(description, total=None)
+        yield lambda total: progress.update(task, total=total), lambda number: progress.advance(task, number)
 
 
 class DownloadBar:
     """A progress bar for downloads that run one after the other. The bar shows bytes, speed and remaining time."""
 
-    def __init__(self, shown: Progress | None) -> None:
-        self._shown, self._task = shown, None if shown is None else shown.add_task("", visible=False)
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._task = progress, None if progress is None else progress.add_task("", visible=False)
 
     def begin(self, name: str, size: int | None) -> None:
         """Start showing the download of another file. ``size`` is in bytes, or None if it is unknown."""
-        if self._shown is not None and self._task is not None:
-            self._shown.remove_task(self._task)
-            self._task = self._shown.add_task(_shorten_cell(printable(name), _DOWNLOAD_NAME), total=size)
+        if self._progress is not None and self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = self._progress.add_task(_shorten_cell(printable(name), _DOWNLOAD_NAME), total=size)
 
     def advance(self, size: int) -> None:
-        if self._shown is not None and self._task is not None:
-            self._shown.advance(self._task, size)
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task, size)
 
 
 _DOWNLOAD_NAME: Final = 30  # columns of a file's name
@@ -332,8 +332,8 @@ def show_downloads() -> Iterator[DownloadBar]:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(None), DownloadColumn(binary_units=True))
-    with _draw_progress(*columns, TransferSpeedColumn(), TimeRemainingColumn()) as shown:
-        yield DownloadBar(shown)
+    with _draw_progress(*columns, TransferSpeedColumn(), TimeRemainingColumn()) as progress:
+        yield DownloadBar(progress)
 
 
 @contextmanager
@@ -349,9 +349,9 @@ def _draw_progress(*columns: ProgressColumn) -> Iterator[Progress]:
             transient=True,
             redirect_stdout=False,  # the standard streams already escape the output of other code
             redirect_stderr=False,
-        ) as shown,
+        ) as progress,
     ):
-        yield shown
+        yield progress
 
 
 def _ignore_number(_: int) -> None:

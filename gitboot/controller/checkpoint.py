@@ -72,16 +72,16 @@ class _StoredState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
-    standing: bytes
+    state_key: bytes
     tables: dict[str, list[bytes]]  # keys of the chunks of each table, by table name
 
     @property
     def keys(self) -> frozenset[bytes]:
-        return frozenset((self.standing, *(key for keys in self.tables.values() for key in keys)))
+        return frozenset((self.state_key, *(key for keys in self.tables.values() for key in keys)))
 
 
 class _StoredCheckpoint(NamedTuple):
-    small: _StoredState
+    stored_state: _StoredState
     commit: Commit
     plans: Plans
     tree: Inventory
@@ -116,7 +116,7 @@ class Checkpoint:
 
         ``site`` is the instance's site, if any.
         """
-        self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, damage_search, warn
+        self._chunks, self._tree, self._damage_search, self._warn = _Chunks(cache), tree, damage_search, warn
         self._site = site
         self._planned = 0  # number of servers planned since the last checkpoint
         self._stored_at: datetime | None = None
@@ -129,35 +129,35 @@ class Checkpoint:
         """
         if not fresh.knowledge.is_trusted:
             return fresh
-        kept = self._read(_manifest_key(fresh.knowledge, fresh.keys, self._site))
-        if kept is None or (owed := self._tree.resume(kept.tree)) is None:
+        stored = self._read(_build_manifest_key(fresh.knowledge, fresh.keys, self._site))
+        if stored is None or (outdated_servers := self._tree.resume(stored.tree)) is None:
             return fresh
-        small, commit, plans = kept.small, kept.commit, kept.plans
+        stored_state, commit, plans = stored.stored_state, stored.commit, stored.plans
         publication = TargetState(
             applied=commit.revision,
-            at=small.at,
+            at=stored_state.at,
             complete=True,
             plans=plans,
-            terms=endpoint_files.parse_terms(small.terms) if ALL not in owed else None,
-            owed=owed - {ALL, PARTS},
-            in_doubt=PARTS in owed,
-            versions={name: each for name, each in kept.tables["versions"].items() if name not in owed},
+            terms=endpoint_files.parse_terms(stored_state.terms) if ALL not in outdated_servers else None,
+            outdated_servers=outdated_servers - {ALL, PARTS},
+            has_old_records=PARTS in outdated_servers,
+            versions={name: each for name, each in stored.tables["versions"].items() if name not in outdated_servers},
         )
         self._stored_at = plans.planned_at
-        if self._patrol is not None:
-            self._patrol.start()
+        if self._damage_search is not None:
+            self._damage_search.start()
         return structs.replace(
             fresh,
             # Without `recorded_commit`, the next reconcile checks the records of differing servers again.
             knowledge=structs.replace(
                 fresh.knowledge,
                 recorded_commit="",
-                unobservable=small.unseen,
-                sets_bmcs=None if small.unseen else True,
+                unobservable=stored_state.unseen,
+                sets_bmcs=None if stored_state.unseen else True,
             ),
             plans=plans,
             publication=publication,
-            unplanned=_find_changed_machines(kept, fresh.knowledge),
+            unplanned=_find_changed_machines(stored, fresh.knowledge),
         )
 
     def store(self, state: InstanceState, planned_count: int, at: datetime) -> None:
@@ -166,18 +166,18 @@ class Checkpoint:
         ``planned_count`` is the number of servers that this reconcile planned. The first call also starts the damage
         search.
         """
-        if self._patrol is not None:
-            self._patrol.release()
+        if self._damage_search is not None:
+            self._damage_search.release()
         self._planned += planned_count
         commit, publication, servers = state.commit, state.publication, len(state.plans.servers)
-        if commit is None or commit.withheld or servers < MIN_SERVERS or self._chunks.exceed_cache:
+        if commit is None or commit.withheld or servers < MIN_SERVERS or self._chunks.exceeds_cache:
             return
         is_recent = self._stored_at is not None and self._stored_at <= at < self._stored_at + _INTERVAL
-        is_published = publication.holds_plans_of(commit) and publication.plans is state.plans
-        is_whole = state.knowledge.is_trusted and not state.unplanned and state.unwritable is None
+        is_published = publication.has_plans_for(commit) and publication.plans is state.plans
+        is_whole = state.knowledge.is_trusted and not state.unplanned and state.ledger_error is None
         if is_recent or not is_published or not is_whole:
             return
-        key = _manifest_key(state.knowledge, state.keys, commit.site)
+        key = _build_manifest_key(state.knowledge, state.keys, commit.site)
         if self._planned * _MIN_REPLANNED_SHARE > servers or not self._chunks.has(key):
             try:
                 tree = self._tree.inventory()
@@ -198,21 +198,21 @@ class Checkpoint:
                 ),
                 _build_tables(state, commit, tree),
             )
-            if self._chunks.exceed_cache:
+            if self._chunks.exceeds_cache:
                 self._warn(
                     "the checkpoint does not fit into the cache, so the next start plans and publishes all servers"
                 )
             self._planned = 0
         self._stored_at = at
 
-    def without_damaged(self, publication: TargetState) -> TargetState:
+    def mark_damaged(self, publication: TargetState) -> TargetState:
         """Return the target's state with the damaged files marked, so that the next publication replaces them."""
-        if self._patrol is None or not (found := self._patrol.take_damaged()):
+        if self._damage_search is None or not (found := self._damage_search.take_damaged()):
             return publication
         return structs.replace(
             publication,
             complete=publication.complete and ALL not in found,
-            owed=publication.owed | (found - {ALL}),
+            outdated_servers=publication.outdated_servers | (found - {ALL}),
             versions=apply_changes(
                 publication.versions, {}, found & publication.versions.keys()
             ),  # the new files get another modification time
@@ -232,7 +232,7 @@ class Checkpoint:
 class _Chunks:
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
-        self.exceed_cache = (
+        self.exceeds_cache = (
             False  # whether the chunks exceed their share of the cache, so that this process writes no more checkpoints
         )
 
@@ -257,31 +257,31 @@ class _Chunks:
                 found.update(decode(chunks[key]))
         return found
 
-    def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
+    def write(self, key: bytes, stored_state: bytes, tables: Mapping[str, Rows]) -> None:
         """Replace a manifest and its chunks, unless the new ones are larger than their share of the cache."""
-        left, is_taken = self._cache.max_bytes // _CACHE_SHARE, True
+        left_bytes, is_stored = self._cache.max_bytes // _CACHE_SHARE, True
         owner = blake2b(
             key, digest_size=32
         ).digest()  # makes the chunks of this checkpoint unique, even if another instance shares the cache
         keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
         new = set[bytes]()
-        for batch in _split_batches(_encode_chunks(small, tables), _BATCH):
+        for batch in _split_batches(_encode_chunks(stored_state, tables), _BATCH):
             chunks = dict[bytes, bytes]()
             for name, chunk in batch:
                 digest = blake2b(chunk, digest_size=32, key=owner).digest()
                 keys[name].append(digest)
                 chunks[digest] = chunk
-                left -= len(chunk)
-            lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # these chunks are missing or damaged
-            self._cache.insert_many(_CHUNK, {each: chunks[each] for each in lacking})
-            new |= lacking
-            is_taken = left >= 0 and not self._find_missing(lacking)
-            if not is_taken:
+                left_bytes -= len(chunk)
+            missing = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # these chunks are missing or damaged
+            self._cache.insert_many(_CHUNK, {each: chunks[each] for each in missing})
+            new |= missing
+            is_stored = left_bytes >= 0 and not self._find_missing(missing)
+            if not is_stored:
                 break
-        self.exceed_cache = left < 0
-        (standing,) = keys.pop("")
-        before, after = self.read_manifest(key), _Manifest(standing, keys)
-        if not is_taken or self._find_missing(after.keys):
+        self.exceeds_cache = left_bytes < 0
+        (state_key,) = keys.pop("")
+        before, after = self.read_manifest(key), _Manifest(state_key, keys)
+        if not is_stored or self._find_missing(after.keys):
             self._delete_chunks(new)
             return
         self._cache.delete_many(_MANIFEST, [key])
@@ -301,12 +301,12 @@ class _Chunks:
             self._cache.delete_many(_CHUNK, batch)
 
 
-def _encode_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
+def _encode_chunks(stored_state: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
     """Yield the chunks, each with the name of its table.
 
     Adding or removing a server changes only one chunk per table.
     """
-    yield "", small
+    yield "", stored_state
     for name, rows in tables.items():
         chunk: dict[Any, Any] = {}
         for key, row in rows:
@@ -324,7 +324,7 @@ def _split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _manifest_key(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
+def _build_manifest_key(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
     """Return the key of a manifest.
 
     The key depends only on values that a starting instance has before it reads the cache.
@@ -347,14 +347,14 @@ def _find_changed_machines(checkpoint: _StoredCheckpoint, knowledge: Knowledge) 
 
     The ledger and the checkpoint may be based on different commits.
     """
-    book, here = knowledge.machines, checkpoint.commit.machines
+    ledger_machines, commit_machines = knowledge.machines, checkpoint.commit.machines
     found = set[SystemUuid]()
     for table, rows in (("records", _encode_records(knowledge)), ("done", _encode_bmc_records(knowledge))):
         old, new = checkpoint.tables[table], dict(rows)
         found |= {uuid for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid)}
     if checkpoint.commit.revision != knowledge.facts.accepted:
-        found |= here.keys() ^ knowledge.accepted_machines
-        found |= {uuid for uuid, each in here.items() if book.get(uuid) != each}
+        found |= commit_machines.keys() ^ knowledge.accepted_machines
+        found |= {uuid for uuid, each in commit_machines.items() if ledger_machines.get(uuid) != each}
     return frozenset(found)
 
 
@@ -401,8 +401,8 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
     Raises KeyError, ValueError or DecodeError if the checkpoint is incomplete or damaged.
     """
     tables = {name: chunks.read_rows(manifest.tables[name], decode) for name, decode in _TABLES.items()}
-    small = _decode_state(chunks.read_chunk(manifest.standing))
-    fleetwide = small.commit
+    stored_state = _decode_state(chunks.read_chunk(manifest.state_key))
+    fleetwide = stored_state.commit
     commit = replace(
         fleetwide,
         decisions=structs.replace(fleetwide.decisions, servers=tables["decisions"], networks=tables["networks"]),
@@ -414,17 +414,17 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
     )
     states: dict[str, _StoredServer] = tables["states"]
     return _StoredCheckpoint(
-        small=small,
+        stored_state=stored_state,
         commit=commit,
         plans=structs.replace(
-            small.plans,
+            stored_state.plans,
             commit=commit,
             servers={
                 name: ServerState(
                     decision=commit.decisions.servers[name],
                     record=each.record,
-                    about=describe_server(commit, name),
-                    stop=small.plans.stop,
+                    details=describe_server(commit, name),
+                    stop=stored_state.plans.stop,
                     absent=frozenset(each.absent),
                     at=each.at,
                     plan=each.plan,
@@ -438,7 +438,7 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
         tree=Inventory(
             states=tables["lying"],
             content=tables["content"],
-            shared=small.shared,
+            shared=stored_state.shared,
             has_page=Output.PAGES in commit.decisions.outputs,
         ),
         tables=tables,

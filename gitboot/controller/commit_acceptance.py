@@ -11,19 +11,27 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field, structs
 
 from gitboot.controller.commit_judgement import (
-    Advance,
     Candidate,
     CommitJudge,
+    CommitJudgement,
     CommitsAhead,
     EvaluationUnfinished,
     Merges,
-    Wait,
+    WaitScope,
     list_approvals,
 )
 from gitboot.controller.operator_requests import find_released_servers
 from gitboot.controller.records.install_boots import find_newly_withheld, merge_withheld, remove_withheld_boots
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
+from gitboot.errors import (
+    CorruptClone,
+    FleetOrders,
+    InvalidRepository,
+    NotEvaluated,
+    OperatorError,
+    SourceError,
+    TryAgain,
+)
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import BmcAccess
@@ -73,21 +81,21 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """The accepted commit, and the judgement of the newest commit."""
 
     accepted: Commit | None = None
-    steps: Advance = field(
-        default_factory=Advance
+    steps: CommitJudgement = field(
+        default_factory=CommitJudgement
     )  # the steps to the accepted commit since the start, without the commits themselves
     # The accepted commit whose history this reconcile searched for acknowledgements, if it did.
     searched: Revision | None = None
-    met: frozenset[str] = frozenset()  # used acknowledgements that are not in the ledger yet
+    used_ack_ids: frozenset[str] = frozenset()  # used acknowledgements that are not in the ledger yet
     attempted: Revision | None = None  # the newest commit that was judged
     problems: tuple[Problem, ...] = ()  # the problems of the newest commit
     problems_until: datetime | None = None  # the next time at which a problem begins or ends; None: never
-    orders: Orders | None = None  # the orders in the newest well-formed Fleet, if its commit is not accepted
+    orders: FleetOrders | None = None  # the orders in the newest well-formed Fleet, if its commit is not accepted
     candidate: Candidate | None = None  # the commit that a guard holds, if any
-    passed: tuple[PassedCommit, ...] = ()  # the commits between the accepted and the attempted commit
+    passed_commits: tuple[PassedCommit, ...] = ()  # the commits between the accepted and the attempted commit
     waiting: Revision | None = None  # the newest commit, while an operator has suspended acceptance
     is_adopted: bool = False  # whether the accepted commit is recorded in the clone
-    trouble: tuple[str, str] | None = None  # why gitboot cannot read the clone: reason, message
+    clone_failure: tuple[str, str] | None = None  # why gitboot cannot read the clone: reason, message
     committed_at: datetime | None = None  # committer time of the accepted commit; None: unreadable
     signer: Signer | None = None  # the owner of the trusted key that signed the accepted commit
     acknowledged: tuple[Acknowledgement, ...] = ()  # acknowledgements that were used to accept the commit
@@ -98,12 +106,16 @@ class Attempt(Struct, frozen=True, kw_only=True):
     withheld: WithheldBoots | None = None  # install boots in the accepted commit that newer commits do not offer
     offered: Commit | None = None  # the accepted commit without the boots in `withheld`
     evaluated: Revision | None = None  # the newest commit that `withheld` takes into account
-    stands: Revision | None = None  # value of `evaluated` at the last complete publication
-    read: Revision | None = None  # value of `stands` once gitboot has read all fetches from before that publication
+    published: Revision | None = None  # value of `evaluated` at the last complete publication
+    log_read: Revision | None = (
+        None  # value of `published` once gitboot has read all fetches from before that publication
+    )
     is_log_unread: bool = False  # whether the last read of the fetch log did not reach its end
     awaits_records: bool = False  # whether gitboot may accept more commits once it has processed these fetches
     waits: bool = False  # whether a step that no guard holds waits until fetches are read
-    gone: MissingCommit | None = None  # the commit that `withheld` depends on, if it is no longer on the branch
+    missing_commit: MissingCommit | None = (
+        None  # the commit that `withheld` depends on, if it is no longer on the branch
+    )
 
     @property
     def is_unevaluated(self) -> bool:
@@ -120,7 +132,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
         If so, gitboot judges the commit again after processing all current fetches, based on the records.
         """
-        candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
+        candidate, is_published = self.candidate, self.evaluated is not None and self.published == self.evaluated
         return candidate is not None and (
             self.waits
             or (is_published and self.waiting is None and not self.is_log_unread and candidate.is_preliminary)
@@ -134,10 +146,10 @@ class Attempt(Struct, frozen=True, kw_only=True):
         return Held(
             commit=self.candidate.commit.revision,
             digest=verdict.digest,
-            guards=tuple(str(guard) for guard in verdict.holding),
+            guards=tuple(str(guard) for guard in verdict.holding_guards),
             reasons=_list_reasons(verdict),
-            lines=_acknowledging_lines(verdict, self.candidate.need) if self.candidate.heeds_lines else (),
-            reinstalls=self.candidate.reinstalls if Guard.MAX_REINSTALLS in verdict.holding else (),
+            lines=_list_ack_lines(verdict, self.candidate.reinstalls_need) if self.candidate.accepts_lines else (),
+            reinstalls=self.candidate.reinstalls if Guard.MAX_REINSTALLS in verdict.holding_guards else (),
         )
 
 
@@ -163,24 +175,24 @@ class CommitAcceptor:
         checkpoint_commit: Commit | None = None,
     ) -> None:
         self._source, self._evaluation, self._limits = source, evaluation, limits
-        self._judging = CommitJudge(evaluation, limits, is_covered, authority.reinstalls_need)
+        self._judge = CommitJudge(evaluation, limits, is_covered, authority.reinstalls_need)
         self._signatures = authority.signatures
         self._published = published_commit  # the commit whose files were published before this start
-        self._kept = checkpoint_commit  # the commit in the checkpoint, which needs no evaluation
-        self._between: tuple[Revision, Revision, Merges, bool] | None = (
+        self._checkpoint_commit = checkpoint_commit  # the commit in the checkpoint, which needs no evaluation
+        self._last_ahead: tuple[Revision, Revision, Merges, bool] | None = (
             None  # accepted commit, newest commit, merges and is_rewind of the last `_read_commits_ahead`
         )
         self._is_retrying = False  # whether gitboot is repeating evaluations that did not end
         self._has_searched = False  # whether gitboot has searched the history since the start
         self._judged_by_records: Candidate | None = None  # the last candidate that was judged by the records
         self._records_read: tuple[object, ...] = ()  # the result of `_list_records_read` when it was judged
-        self._path: tuple[tuple[Commit, ...], WithheldBoots | None] | None = (
+        self._last_withheld: tuple[tuple[Commit, ...], WithheldBoots | None] | None = (
             None  # the last arguments and result of `find_newly_withheld`
         )
-        self._offering: tuple[Commit, WithheldBoots | None, Commit] | None = (
+        self._last_offered: tuple[Commit, WithheldBoots | None, Commit] | None = (
             None  # the last arguments and result of `_set_offered`
         )
-        self._left_out: tuple[Revision, Revision, bool] | None = (
+        self._last_rewind: tuple[Revision, Revision, bool] | None = (
             None  # the last arguments and result of `is_rewind` in `_is_missing`
         )
 
@@ -190,7 +202,10 @@ class CommitAcceptor:
         The first call after a start restores the last accepted commit before it judges the newest one. The caller must
         store the attempt in the ledger and then call `adopt`.
         """
-        attempt, events = structs.replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
+        attempt, events = (
+            structs.replace(before, clone_failure=None, searched=None, used_ack_ids=frozenset()),
+            list[Event](),
+        )
         if (
             knowledge.recorded_commit is None and knowledge.is_trusted
         ):  # at a start, use the records of the earlier process
@@ -203,7 +218,7 @@ class CommitAcceptor:
             self._search_history,
         ):
             attempt = self._run_with_clone(step, attempt, knowledge, events, at)
-            if attempt.trouble is not None:
+            if attempt.clone_failure is not None:
                 break
         return self._set_offered(attempt), tuple(events)
 
@@ -213,13 +228,13 @@ class CommitAcceptor:
         If the commit cannot be evaluated, return ``before`` unchanged. A later call of `accept` must also start from
         ``before``.
         """
-        kept = self._kept
+        checkpoint_commit = self._checkpoint_commit
         try:
             resumed = self._resume_accepted(before, knowledge, [], at)
         except SourceError:
             return before
         finally:
-            self._kept = kept
+            self._checkpoint_commit = checkpoint_commit
         return self._set_offered(resumed) if resumed.accepted is not None else before
 
     def start_evaluation(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
@@ -228,7 +243,7 @@ class CommitAcceptor:
             latest = self._source.latest()
             if latest is None or attempt.attempted in (None, latest):
                 return False
-            self._judging.judge(self._read_commits_ahead(attempt.accepted, latest, knowledge), knowledge, at)
+            self._judge.judge(self._read_commits_ahead(attempt.accepted, latest, knowledge), knowledge, at)
         except EvaluationUnfinished:
             return True
         except SourceError:
@@ -263,12 +278,12 @@ class CommitAcceptor:
                 try:
                     self._source.restore(Revision(accepted) if accepted is not None else None)
                 except (TryAgain, OperatorError) as failure:
-                    return structs.replace(attempt, trouble=("CorruptClone", f"{error}; {failure}"))
+                    return structs.replace(attempt, clone_failure=("CorruptClone", f"{error}; {failure}"))
                 message = "gitboot replaced its damaged clone with a new clone"
                 events.append(Event(at=at, type="CloneRestored", message=message))
                 return step(attempt, knowledge, events, at)
         except SourceError as error:
-            return structs.replace(attempt, trouble=(type(error).__name__, str(error)))
+            return structs.replace(attempt, clone_failure=(type(error).__name__, str(error)))
 
     def _adopt_accepted(self, attempt: Attempt, *_: object) -> Attempt:
         if attempt.accepted is None or attempt.is_adopted:
@@ -290,20 +305,20 @@ class CommitAcceptor:
                 attempt, problems=decisions.problems_at(at), problems_until=find_next_change(decisions.dated, at)
             )
         keys = self._signatures.fingerprint(latest) if self._signatures is not None else ""
-        held, reads_records, wait = attempt.candidate, attempt.read == latest, _decide_wait(attempt, latest)
+        held, reads_records, wait = attempt.candidate, attempt.log_read == latest, _decide_wait(attempt, latest)
         is_gone = self._is_missing(attempt.withheld, latest)
         has_news = (
             keys != attempt.keys
-            or (held is not None and not held.heeds_lines and not knowledge.facts.gap)
+            or (held is not None and not held.accepts_lines and not knowledge.facts.gap)
             or (held is not None and not list_approvals(knowledge).keys() <= held.approvals.keys())
             or (reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge)))
-            or (attempt.waits and wait is Wait.NONE)
+            or (attempt.waits and wait is WaitScope.NONE)
             or (attempt.problems_until is not None and attempt.problems_until <= at)
-            or is_gone != (attempt.gone is not None)
+            or is_gone != (attempt.missing_commit is not None)
         )
         before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
         if attempt.retry_at is not None and at >= attempt.retry_at and not self._is_retrying:
-            self._judging.forget_unevaluated_commits()
+            self._judge.forget_unevaluated_commits()
             self._is_retrying = True
         if latest == attempt.attempted and not attempt.is_behind:
             return self._update_withheld(attempt, before, (), latest, is_gone=is_gone)
@@ -312,11 +327,13 @@ class CommitAcceptor:
         if self._is_retrying:
             # gitboot still offers the boots that these commits remove, so it first withholds them and then reads the
             # records.
-            reads_records, attempt = False, structs.replace(attempt, evaluated=None, stands=None, read=None)
+            reads_records, attempt = False, structs.replace(attempt, evaluated=None, published=None, log_read=None)
             wait = _decide_wait(attempt, latest)
         try:
             ahead = self._read_commits_ahead(attempt.accepted, latest, knowledge)
-            found = self._judging.judge(ahead, knowledge, at, attempt.met, reads_records=reads_records, wait=wait)
+            found = self._judge.judge(
+                ahead, knowledge, at, attempt.used_ack_ids, reads_records=reads_records, wait=wait
+            )
         except EvaluationUnfinished:
             return attempt
         reached = found.reached or attempt.accepted
@@ -335,7 +352,11 @@ class CommitAcceptor:
         if found.reached is not None:
             attempt = self._accept_reached(attempt, found, found.reached, ahead, events, at)
         attempt = structs.replace(
-            attempt, orders=found.orders, passed=found.passed, keys=keys, problems_until=found.problems_until
+            attempt,
+            orders=found.orders,
+            passed_commits=found.passed_commits,
+            keys=keys,
+            problems_until=found.problems_until,
         )
         attempt = self._update_withheld(attempt, before, found.newer, found.evaluated, is_gone=is_gone)
         attempt = structs.replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
@@ -354,10 +375,16 @@ class CommitAcceptor:
         )
 
     def _accept_reached(
-        self, attempt: Attempt, advance: Advance, commit: Commit, ahead: CommitsAhead, events: list[Event], at: datetime
+        self,
+        attempt: Attempt,
+        judgement: CommitJudgement,
+        commit: Commit,
+        ahead: CommitsAhead,
+        events: list[Event],
+        at: datetime,
     ) -> Attempt:
         accepted = self._build_attempt(commit, events, at)
-        for revision, verdict in advance.hops:
+        for revision, verdict in judgement.accepted_steps:
             for trip in verdict.trips:
                 message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.format_trip(trip)} (by {trip.by})"
                 facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
@@ -369,11 +396,11 @@ class CommitAcceptor:
         }
         return structs.replace(
             accepted,
-            met=attempt.met | advance.used,
-            steps=structs.replace(advance, reached=None, valid=(), candidate=None),
+            used_ack_ids=attempt.used_ack_ids | judgement.used_ack_ids,
+            steps=structs.replace(judgement, reached=None, valid=(), candidate=None),
             acknowledged=tuple(
                 Acknowledgement(commit=revision, guard=guard, by=by)
-                for revision, verdict in advance.hops
+                for revision, verdict in judgement.accepted_steps
                 for guard, by in dict.fromkeys((trip.guard.value, trip.by) for trip in verdict.trips)
             ),
             changed=tuple(
@@ -388,7 +415,7 @@ class CommitAcceptor:
                     reinstalled=area.reinstalled,
                     subject=subjects.get(revision, ""),
                 )
-                for revision, verdict in advance.hops
+                for revision, verdict in judgement.accepted_steps
                 for area in verdict.areas
             ),
         )
@@ -412,24 +439,28 @@ class CommitAcceptor:
         now, accepted = None, attempt.accepted
         if accepted is not None and newer and evaluated is not None:
             path = (accepted, *newer)
-            if self._path is None or len(path) != len(self._path[0]) or any(map(is_not, path, self._path[0])):
-                self._path = path, find_newly_withheld(accepted, newer, evaluated)
-            found = self._path[1]
+            if (
+                self._last_withheld is None
+                or len(path) != len(self._last_withheld[0])
+                or any(map(is_not, path, self._last_withheld[0]))
+            ):
+                self._last_withheld = path, find_newly_withheld(accepted, newer, evaluated)
+            found = self._last_withheld[1]
             now = found._replace(by=evaluated) if found is not None else None
         if before is None or before.by == evaluated or (is_gone and self._limits.allow_rewind):
-            return structs.replace(attempt, withheld=now, gone=None)
+            return structs.replace(attempt, withheld=now, missing_commit=None)
         by, is_here, is_over = Revision(before.by), False, False
         with suppress(SourceError):
             is_here = self._source.has(by)
             is_over = is_here and evaluated is not None and self._source.is_rewind(evaluated, by)
         if is_over:
-            return structs.replace(attempt, withheld=now, gone=None)
-        withheld, gone = merge_withheld(before, now), None
+            return structs.replace(attempt, withheld=now, missing_commit=None)
+        withheld, missing_commit = merge_withheld(before, now), None
         if is_gone:
             others, machines = now.servers if now is not None else {}, accepted.machines if accepted is not None else {}
             servers = [each for each, boots in withheld.servers.items() if boots != others.get(each)]
-            gone = MissingCommit(by, sum(each in machines for each in servers), is_here)
-        return structs.replace(attempt, withheld=withheld, gone=gone)
+            missing_commit = MissingCommit(by, sum(each in machines for each in servers), is_here)
+        return structs.replace(attempt, withheld=withheld, missing_commit=missing_commit)
 
     def _is_missing(self, withheld: WithheldBoots | None, latest: Revision) -> bool:
         """Return whether the commit that caused boots to be withheld was no longer on the branch at the last fetch.
@@ -442,24 +473,24 @@ class CommitAcceptor:
         with suppress(SourceError):
             if not self._source.has(by):
                 return True
-            if self._left_out is None or self._left_out[:2] != (by, latest):
-                self._left_out = by, latest, self._source.is_rewind(by, latest)
-            return self._left_out[2]
+            if self._last_rewind is None or self._last_rewind[:2] != (by, latest):
+                self._last_rewind = by, latest, self._source.is_rewind(by, latest)
+            return self._last_rewind[2]
         return False
 
     def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
-        if attempt.candidate is None or not attempt.candidate.by_records:
+        if attempt.candidate is None or not attempt.candidate.depends_on_records:
             return False
         if attempt.candidate is not self._judged_by_records:  # or its result could not be stored in the ledger
             return True
         return any(map(is_not, self._records_read, _list_records_read(knowledge)))
 
     def _set_offered(self, attempt: Attempt) -> Attempt:
-        accepted, last = attempt.accepted, self._offering
+        accepted, last = attempt.accepted, self._last_offered
         if accepted is None:
             return attempt
         if last is None or last[0] is not accepted or last[1] != attempt.withheld:
-            last = self._offering = accepted, attempt.withheld, remove_withheld_boots(accepted, attempt.withheld)
+            last = self._last_offered = accepted, attempt.withheld, remove_withheld_boots(accepted, attempt.withheld)
         return structs.replace(attempt, offered=last[2])
 
     def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
@@ -480,7 +511,9 @@ class CommitAcceptor:
                 [Revision(since)] if since is not None else [], sorted(filter(None, tips))
             )
             attempt = structs.replace(
-                attempt, searched=accepted, met=attempt.met | (found - knowledge.used_acknowledgements)
+                attempt,
+                searched=accepted,
+                used_ack_ids=attempt.used_ack_ids | (found - knowledge.used_acknowledgements),
             )
         self._has_searched = accepted is not None  # without an accepted commit, the search must be repeated
         return attempt
@@ -488,18 +521,18 @@ class CommitAcceptor:
     def _read_commits_ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> CommitsAhead:
         if accepted is None:  # without an accepted commit, a rewind cannot be detected
             before = self._find_accepted_before(knowledge)
-            messages = [message for _, brought in self._source.merges(before, latest) for message in brought]
-            ahead = CommitsAhead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published)
+            messages = [message for _, merged in self._source.merges(before, latest) for message in merged]
+            ahead = CommitsAhead(accepted=None, merges=((latest, messages),), omitted_commit=before or self._published)
             return _check_signatures(self._signatures, before, ahead)
-        if self._between is None or self._between[:2] != (accepted.revision, latest):
-            self._between = (
+        if self._last_ahead is None or self._last_ahead[:2] != (accepted.revision, latest):
+            self._last_ahead = (
                 accepted.revision,
                 latest,
                 self._source.merges(accepted.revision, latest),
                 self._source.is_rewind(accepted.revision, latest),
             )
-        _, _, merges, is_rewind = self._between
-        ahead = CommitsAhead(accepted=accepted, merges=merges, leaves_out=accepted.revision if is_rewind else None)
+        _, _, merges, is_rewind = self._last_ahead
+        ahead = CommitsAhead(accepted=accepted, merges=merges, omitted_commit=accepted.revision if is_rewind else None)
         return _check_signatures(self._signatures, accepted.revision, ahead)
 
     def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
@@ -510,14 +543,18 @@ class CommitAcceptor:
             or (attempt.retry_at is not None and at < attempt.retry_at)
         ):
             return attempt
-        kept = self._kept if self._kept is not None and self._source.has(self._kept.revision) else None
-        if kept is not None and kept.revision == before:
-            commit = kept
+        checkpoint_commit = (
+            self._checkpoint_commit
+            if self._checkpoint_commit is not None and self._source.has(self._checkpoint_commit.revision)
+            else None
+        )
+        if checkpoint_commit is not None and checkpoint_commit.revision == before:
+            commit = checkpoint_commit
         else:
             try:
-                if kept is not None:
-                    self._evaluation.store_results(kept.revision)
-                evaluated = self._evaluation.evaluate(before, kept)
+                if checkpoint_commit is not None:
+                    self._evaluation.store_results(checkpoint_commit.revision)
+                evaluated = self._evaluation.evaluate(before, checkpoint_commit)
             except NotEvaluated as error:
                 attempt = _reject(_schedule_retry(attempt, attempt.retries, at), before, error, events, at)
                 return structs.replace(attempt, attempted=None)
@@ -526,7 +563,7 @@ class CommitAcceptor:
             if evaluated is None:
                 return attempt
             commit = evaluated.commit
-        self._kept = None
+        self._checkpoint_commit = None
         return structs.replace(
             self._build_attempt(commit, events, at),
             orders=attempt.orders,
@@ -557,16 +594,16 @@ class CommitAcceptor:
         The ledger names the commit even if the clone was lost. If the ledger was lost too, guards compare the newest
         commit with the published commit.
         """
-        accepted, noted = self._source.accepted(), knowledge.facts.accepted
-        if noted is not None and knowledge.is_trusted:
-            if self._source.has(Revision(noted)):
-                return Revision(noted)  # the ledger is written before the clone, so it may be ahead after a crash
+        accepted, recorded = self._source.accepted(), knowledge.facts.accepted
+        if recorded is not None and knowledge.is_trusted:
+            if self._source.has(Revision(recorded)):
+                return Revision(recorded)  # the ledger is written before the clone, so it may be ahead after a crash
             accepted = None  # the clone is older than the ledger: it comes from a backup, or this host was a standby
-        if accepted is None and noted is None and self._published is not None:
+        if accepted is None and recorded is None and self._published is not None:
             return self._published if self._source.has(self._published) else None
-        if accepted is None and noted is not None and not self._limits.allow_rewind:
+        if accepted is None and recorded is not None and not self._limits.allow_rewind:
             raise CorruptClone(
-                f"the accepted commit {noted} is not in gitboot's clone (to continue without this commit, start "
+                f"the accepted commit {recorded} is not in gitboot's clone (to continue without this commit, start "
                 "gitboot once with --allow-rewind)"
             )
         return accepted
@@ -585,7 +622,7 @@ def _check_signatures(signatures: SignatureChecker | None, since: Revision | Non
     )
 
 
-def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
+def _decide_wait(attempt: Attempt, latest: Revision) -> WaitScope:
     """Return which steps towards the newest commit must wait until gitboot has read all fetches.
 
     A step waits until gitboot has published files without the boots that the step removes, and has then read the fetch
@@ -593,11 +630,11 @@ def _decide_wait(attempt: Attempt, latest: Revision) -> Wait:
     start an installation.
     """
     if attempt.accepted is None or not (
-        attempt.evaluated != latest or (attempt.stands == latest and not attempt.is_log_unread)
+        attempt.evaluated != latest or (attempt.published == latest and not attempt.is_log_unread)
     ):
-        return Wait.NONE
+        return WaitScope.NONE
     # Until all fetches since then are read, boots offered by the previously accepted commit count too.
-    return Wait.ALL if attempt.read is None else Wait.OFFERED
+    return WaitScope.ALL if attempt.log_read is None else WaitScope.OFFERED
 
 
 def _schedule_retry(attempt: Attempt, retries: int, at: datetime) -> Attempt:
@@ -681,29 +718,29 @@ def format_held(candidate: Candidate) -> str:
     verdict = candidate.verdict
     reasons = REASON_SEPARATOR.join(_list_reasons(verdict))
     message = f"commit {candidate.commit.revision[:12]} is on hold until it is approved: {reasons}"
-    if Guard.MAX_REINSTALLS in verdict.holding and candidate.reinstalls:
+    if Guard.MAX_REINSTALLS in verdict.holding_guards and candidate.reinstalls:
         message = f"{message}. Servers to reinstall: {format_names(candidate.reinstalls)}"
-    if Guard.MAX_REINSTALLS in verdict.holding and verdict.inherited:
-        gets = "; ".join(map(str, verdict.inherited[:_MAX_INHERITED]))
+    if Guard.MAX_REINSTALLS in verdict.holding_guards and verdict.inherited:
+        identities = "; ".join(map(str, verdict.inherited[:_MAX_INHERITED]))
         rest = format_rest(len(verdict.inherited) - _MAX_INHERITED, "identity")
-        message = f"{message}. Moved identities: {gets}{rest and f' {rest}'}"
-    if not candidate.heeds_lines:
+        message = f"{message}. Moved identities: {identities}{rest and f' {rest}'}"
+    if not candidate.accepts_lines:
         return f"{message}. {_AFTER_GAP}"
-    if not _acknowledging_lines(verdict, candidate.need):
+    if not _list_ack_lines(verdict, candidate.reinstalls_need):
         message = f"{message}. You can approve this commit only with gitboot approve, not in a commit message"
     if candidate.released:
         message = (
             f"{message}. The commit also ends a stop, so {format_count(len(candidate.released), 'server')} would boot "
             f"from the network at once: {format_names(candidate.released)}"
         )
-    if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
+    if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding_guards) for _, step in candidate.steps):
         names = format_names([revision[:12] for revision, _ in candidate.steps])
         message = f"{message}. You can also approve each merge on its own: {names}"
-    unheeded = tuple(
+    ignored_lines = tuple(
         f"{phrases.format_value(each.line)!r} does not count: {phrases.format_value(each.why)}"
-        for each in candidate.unheeded
+        for each in candidate.ignored_lines
     )
-    return f"{message} ({format_names(unheeded)})" if unheeded else message
+    return f"{message} ({format_names(ignored_lines)})" if ignored_lines else message
 
 
 def _list_reasons(verdict: Verdict) -> tuple[str, ...]:
@@ -713,24 +750,30 @@ def _list_reasons(verdict: Verdict) -> tuple[str, ...]:
 def format_acknowledgement(candidate: Candidate) -> str:
     """Return instructions for acknowledging a held commit: the lines for commit messages, and the command."""
     verdict = candidate.verdict
-    ways = [f"run {format_approval(verdict.digest)}"]
-    if candidate.heeds_lines and (lines := _acknowledging_lines(verdict, candidate.need)):
-        ways.insert(0, f"add the line {' '.join(lines)} to {describe_ack_message(candidate)}")
-    if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding) for _, step in candidate.steps):
+    options = [f"run {format_approval(verdict.digest)}"]
+    if candidate.accepts_lines and (lines := _list_ack_lines(verdict, candidate.reinstalls_need)):
+        options.insert(0, f"add the line {' '.join(lines)} to {describe_ack_message(candidate)}")
+    if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding_guards) for _, step in candidate.steps):
         steps = "; ".join(
-            f"{revision[:12]}: {' '.join(_acknowledging_lines(step, candidate.need)) or 'gitboot approve'}"
+            f"{revision[:12]}: {' '.join(_list_ack_lines(step, candidate.reinstalls_need)) or 'gitboot approve'}"
             for revision, step in candidate.steps
         )
-        ways.append(f"acknowledge each merge on its own: {steps}")
-    return f"To let the commit through, {'. Or '.join(ways)}"
+        options.append(f"acknowledge each merge on its own: {steps}")
+    return f"To let the commit through, {'. Or '.join(options)}"
 
 
 def describe_ack_message(candidate: Candidate) -> str:
     """Describe the commit message that must contain the lines that acknowledge a held commit."""
-    is_signed = candidate.need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in candidate.verdict.holding
+    is_signed = (
+        candidate.reinstalls_need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in candidate.verdict.holding_guards
+    )
     return f"the message of a {'signed' if is_signed else 'new'} commit"
 
 
-def _acknowledging_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
+def _list_ack_lines(verdict: Verdict, reinstalls_need: ReinstallsNeed | None) -> tuple[str, ...]:
     """Return the lines that acknowledge a commit for all guards that hold it, or () if lines are not sufficient."""
-    return format_ack_lines(verdict, need) if len(list_ack_guards(verdict, need)) == len(verdict.holding) else ()
+    return (
+        format_ack_lines(verdict, reinstalls_need)
+        if len(list_ack_guards(verdict, reinstalls_need)) == len(verdict.holding_guards)
+        else ()
+    )

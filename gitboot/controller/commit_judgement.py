@@ -18,7 +18,7 @@ from gitboot.controller.records.provisioning import (
     find_new_or_reinstalled,
     list_servers_to_install,
 )
-from gitboot.errors import InvalidRepository, NotEvaluated, Orders
+from gitboot.errors import FleetOrders, InvalidRepository, NotEvaluated
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit, EvaluationResult
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
@@ -39,7 +39,7 @@ class EvaluationUnfinished(Exception):
     """The evaluation of a commit is still running."""
 
 
-class Wait(Enum):
+class WaitScope(Enum):
     """The steps that wait until gitboot has read all fetches.
 
     A step waits only if the records show fewer reinstallations than a comparison of the step's two commits.
@@ -55,7 +55,7 @@ class CommitsAhead(Struct, frozen=True, kw_only=True):
 
     accepted: Commit | None  # None: no commit is accepted yet
     merges: Merges  # oldest first
-    leaves_out: Revision | None = None  # the accepted commit, if the newest commit does not descend from it
+    omitted_commit: Revision | None = None  # the accepted commit, if the newest commit does not descend from it
     untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # untrusted commits, with the reason
 
 
@@ -66,34 +66,36 @@ class Candidate(Struct, frozen=True, kw_only=True):
     verdict: Verdict
     steps: tuple[tuple[Revision, Verdict], ...]  # the steps that need acknowledgement, if there are several
     approvals: Acknowledgements  # the approvals that existed when the commit was judged
-    unheeded: tuple[IgnoredLine, ...]  # acknowledgement lines that do not count
+    ignored_lines: tuple[IgnoredLine, ...]  # acknowledgement lines that do not count
     released: tuple[str, ...] = ()  # servers that could boot from the network again because the commit ends a stop
-    need: ReinstallsNeed | None = None  # who must acknowledge reinstallations; None: a line in any commit is enough
-    heeds_lines: bool = True  # whether lines in commit messages count now
-    by_records: bool = False  # whether the records determine how many servers the commit reinstalls
+    reinstalls_need: ReinstallsNeed | None = (
+        None  # who must acknowledge reinstallations; None: a line in any commit is enough
+    )
+    accepts_lines: bool = True  # whether lines in commit messages count now
+    depends_on_records: bool = False  # whether the records determine how many servers the commit reinstalls
     is_preliminary: bool = False  # whether the commit may pass the guards once gitboot reads the records
     reinstalls: tuple[str, ...] = ()  # servers that the commit reinstalls according to the records
 
 
-class Advance(Struct, frozen=True, kw_only=True):
+class CommitJudgement(Struct, frozen=True, kw_only=True):
     """The result of judging the commits after the accepted commit."""
 
     reached: Commit | None = None  # the newest commit that gitboot can accept
-    hops: tuple[tuple[Revision, Verdict], ...] = ()  # the steps up to `reached`
-    # Provision numbers of the machines that are new in `hops`.
+    accepted_steps: tuple[tuple[Revision, Verdict], ...] = ()  # the steps up to `reached`
+    # Provision numbers of the machines that are new in `accepted_steps`.
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)
-    moves: Moves = NO_MOVES  # moves of machines in `hops`
+    moves: Moves = NO_MOVES  # moves of machines in `accepted_steps`
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted commit, oldest first
     # Machines that `reached` would reinstall if their records did not show that they are already installed.
     rolled_back: frozenset[SystemUuid] = frozenset()
-    used: frozenset[str] = frozenset()  # signed acknowledgements that `hops` used up
+    used_ack_ids: frozenset[str] = frozenset()  # signed acknowledgements that `accepted_steps` used up
     lost: frozenset[LostIdentity] | None = None  # identities that machines have lost; None: unchanged
-    let_in: frozenset[CredentialUse] = frozenset()  # new BMCs whose use of credentials an operator approved
+    approved_bmcs: frozenset[CredentialUse] = frozenset()  # new BMCs whose use of credentials an operator approved
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # next time at which a problem of a commit begins or ends; None: never
-    orders: Orders | None = None  # the orders in the newest well-formed Fleet, if its commit is not accepted
-    passed: tuple[PassedCommit, ...] = ()  # the results for the commits before the newest commit, oldest first
+    orders: FleetOrders | None = None  # the orders in the newest well-formed Fleet, if its commit is not accepted
+    passed_commits: tuple[PassedCommit, ...] = ()  # the results for the commits before the newest commit, oldest first
     # Whether an evaluation did not end; the commit counts as invalid until its evaluation ends.
     is_incomplete: bool = False
     evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted commit
@@ -112,15 +114,15 @@ class Advance(Struct, frozen=True, kw_only=True):
 
 class _CommitWalk(Struct, kw_only=True):
     commits: dict[int, Commit | None]  # valid commits by position; position 0 is the accepted commit
-    legs: list[PathCommit] = field(default_factory=list)
+    path_commits: list[PathCommit] = field(default_factory=list)
     steps: dict[int, EvaluationResult] = field(
         default_factory=dict
     )  # evaluations of valid commits, each compared with the previous valid commit
     lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `find_lost_before`
-    orders: dict[int, Orders] = field(default_factory=dict)
+    orders: dict[int, FleetOrders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit is invalid
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
-    problems_until: datetime | None = None  # see `Advance`
+    problems_until: datetime | None = None  # see `CommitJudgement`
 
     def find_newest_evaluated(self, ahead: CommitsAhead) -> Revision | None:
         """Return the newest commit whose evaluation ended.
@@ -132,7 +134,7 @@ class _CommitWalk(Struct, kw_only=True):
                 return ahead.merges[position - 1][0]
         return ahead.accepted.revision if ahead.accepted is not None else None
 
-    def find_orders_after(self, reached: int) -> Orders | None:
+    def find_orders_after(self, reached: int) -> FleetOrders | None:
         """Return the orders in the newest well-formed Fleet, or None if this Fleet's commit is accepted."""
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
@@ -181,9 +183,14 @@ class CommitJudge:
         evaluation: EvaluatorClient,
         limits: Limits,
         is_covered: Callable[[BmcAccess], bool],
-        need: ReinstallsNeed | None = None,
+        reinstalls_need: ReinstallsNeed | None = None,
     ) -> None:
-        self._evaluation, self._limits, self._covered, self._need = evaluation, limits, is_covered, need
+        self._evaluation, self._limits, self._is_covered, self._reinstalls_need = (
+            evaluation,
+            limits,
+            is_covered,
+            reinstalls_need,
+        )
         self._known: dict[tuple[Revision | None, Revision], EvaluationResult | InvalidRepository] = {}
 
     def judge(
@@ -191,43 +198,43 @@ class CommitJudge:
         ahead: CommitsAhead,
         knowledge: Knowledge,
         at: datetime,
-        met: frozenset[str] = frozenset(),
+        used_ack_ids: frozenset[str] = frozenset(),
         *,
         reads_records: bool = False,
-        wait: Wait = Wait.NONE,
-    ) -> Advance:
+        wait: WaitScope = WaitScope.NONE,
+    ) -> CommitJudgement:
         """Judge the commits in ``ahead``, and find the newest commit that gitboot can accept at ``at``.
 
-        Acknowledgements in ``met`` and in ``knowledge`` are used up and do not count again. With ``reads_records``, the
-        judgement also uses the records of servers. The caller must first withhold all boots that the newest commit
-        removes, and read all fetches of these boots. Without ``reads_records``, the steps that ``wait`` selects are not
-        accepted yet, even if no guard holds them.
+        Acknowledgements in ``used_ack_ids`` and in ``knowledge`` are used up and do not count again. With
+        ``reads_records``, the judgement also uses the records of servers. The caller must first withhold all boots
+        that the newest commit removes, and read all fetches of these boots. Without ``reads_records``, the steps that
+        ``wait`` selects are not accepted yet, even if no guard holds them.
 
         Raises `EvaluationUnfinished` or `SourceError`.
         """
-        heeds_lines = not knowledge.facts.gap
-        if not heeds_lines:
+        accepts_lines = not knowledge.facts.gap
+        if not accepts_lines:
             ahead = structs.replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
-        on_way = {revision for revision, _ in ahead.merges}
-        on_way |= {ahead.accepted.revision} if ahead.accepted is not None else set()
+        path_revisions = {revision for revision, _ in ahead.merges}
+        path_revisions |= {ahead.accepted.revision} if ahead.accepted is not None else set()
         self._known = {
             (base, revision): found
             for (base, revision), found in self._known.items()
-            if revision in on_way and (base is None or base in on_way)
+            if revision in path_revisions and (base is None or base in path_revisions)
         }
         walk = self._evaluate_commits(ahead, knowledge, at)
-        advance = Advance(
+        judgement = CommitJudgement(
             invalid=walk.invalid,
             problems_until=walk.problems_until,
             orders=walk.find_orders_after(0),
-            passed=tuple(_list_passed(ahead, walk, None)),
+            passed_commits=tuple(_list_passed_commits(ahead, walk, None)),
             is_incomplete=any(isinstance(each, NotEvaluated) for each in walk.faults.values()),
             evaluated=walk.find_newest_evaluated(ahead),
         )
-        if not walk.legs:
-            return advance
-        commits, given = walk.commits, list_approvals(knowledge)
-        shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
+        if not walk.path_commits:
+            return judgement
+        commits, approvals = walk.commits, list_approvals(knowledge)
+        already_installed: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
         known = ahead.accepted.machines if ahead.accepted is not None else {}
         walk.lost[0] = knowledge.lost_identities
 
@@ -236,7 +243,7 @@ class CommitJudge:
             assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a valid commit can be evaluated against any base
             base, by_policy = commits[old], evaluated.extent.by_policy
             # According to the two commits, the step reinstalls these machines. According to their records, it does not.
-            shown[old, new] = (
+            already_installed[old, new] = (
                 list_already_installed(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
             )
             verdict = self._judge_changes(
@@ -246,14 +253,14 @@ class CommitJudge:
                 knowledge,
                 walk.find_lost_before(old),
                 find_first_provisions(known, walk.list_arrivals(old, ())),
-                evaluated.commit.select_server_names(shown[old, new]) if reads_records else frozenset(),
+                evaluated.commit.select_server_names(already_installed[old, new]) if reads_records else frozenset(),
             )
-            if reads_records or wait is Wait.NONE or ahead.accepted is None or not shown[old, new]:
+            if reads_records or wait is WaitScope.NONE or ahead.accepted is None or not already_installed[old, new]:
                 return verdict
             return (
                 structs.replace(verdict, waits=True)
-                if wait is Wait.ALL
-                or may_have_unread_fetch(ahead.accepted, evaluated.commit, shown[old, new], knowledge)
+                if wait is WaitScope.ALL
+                or may_have_unread_fetch(ahead.accepted, evaluated.commit, already_installed[old, new], knowledge)
                 else verdict
             )
 
@@ -263,33 +270,42 @@ class CommitJudge:
             gains, lost = _list_identities(commits[old], evaluated, walk.find_lost_before(old), knowledge)
             walk.lost[new] = update_lost_identities(lost, evaluated.extent.lost_identities, gains)
 
-        def name_step(hop: PathStep) -> tuple[Revision, Verdict]:
-            return ahead.merges[hop.new - 1][0], hop.verdict
+        def name_step(path_step: PathStep) -> tuple[Revision, Verdict]:
+            return ahead.merges[path_step.new - 1][0], path_step.verdict
 
         found, candidate = (
             find_commit_path(
-                walk.legs, judge_step, given, self._need, knowledge.used_acknowledgements | met, note_identities
+                walk.path_commits,
+                judge_step,
+                approvals,
+                self._reinstalls_need,
+                knowledge.used_acknowledgements | used_ack_ids,
+                note_identities,
             ),
             None,
         )
-        by_fetches = {pair for pair, machines in shown.items() if machines and not reads_records}
-        if found.held_step is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
+        by_fetches = {pair for pair, machines in already_installed.items() if machines and not reads_records}
+        if (
+            found.held_step is not None
+            and walk.invalid is None
+            and (newest := commits[len(walk.path_commits)]) is not None
+        ):
             step, verdict = (found.held_step.old, found.held_step.new), found.held_step.verdict
             evaluated = self._evaluate(newest.revision, commits[found.held_step.old])
             assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - guards judge only valid commits
-            names, installed = evaluated.extent.by_policy, evaluated.commit.select_server_names(shown[step])
+            names, installed = evaluated.extent.by_policy, evaluated.commit.select_server_names(already_installed[step])
             candidate = Candidate(
                 commit=newest,
                 verdict=verdict,
                 steps=tuple(map(name_step, found.unacknowledged_steps)),
-                approvals=given,
-                unheeded=found.ignored_lines,
-                need=self._need,
-                heeds_lines=heeds_lines,
-                by_records=bool(names),
+                approvals=approvals,
+                ignored_lines=found.ignored_lines,
+                reinstalls_need=self._reinstalls_need,
+                accepts_lines=accepts_lines,
+                depends_on_records=bool(names),
                 is_preliminary=step in by_fetches
                 and all(
-                    each.guard is Guard.MAX_REINSTALLS and each.number - len(shown[step]) <= each.limit
+                    each.guard is Guard.MAX_REINSTALLS and each.number - len(already_installed[step]) <= each.limit
                     for each in verdict.trips
                     if not each.acknowledged
                 ),
@@ -298,21 +314,23 @@ class CommitJudge:
         moves = walk.collect_moves(found.reached)
         reached = commits[found.reached] if found.reached else None
         return structs.replace(
-            advance,
+            judgement,
             reached=reached,
             lost=walk.find_lost_before(found.reached) if reached is not None else None,
-            let_in=self._find_uncovered_bmcs(ahead.accepted, reached, knowledge)
+            approved_bmcs=self._find_uncovered_bmcs(ahead.accepted, reached, knowledge)
             if reached is not None
             else frozenset(),
-            hops=tuple(map(name_step, found.accepted_steps)),
+            accepted_steps=tuple(map(name_step, found.accepted_steps)),
             valid=tuple(each for at, each in sorted(commits.items()) if at and each is not None),
-            rolled_back=frozenset(uuid for hop in found.accepted_steps for uuid in shown[hop.old, hop.new]),
-            used=found.used_line_ids,
+            rolled_back=frozenset(
+                uuid for path_step in found.accepted_steps for uuid in already_installed[path_step.old, path_step.new]
+            ),
+            used_ack_ids=found.used_line_ids,
             introduced=find_first_provisions(known, walk.list_arrivals(found.reached, moves.machines)),
             moves=moves,
             candidate=candidate,
             orders=walk.find_orders_after(found.reached),
-            passed=tuple(_list_passed(ahead, walk, found, waits=found.waits)),
+            passed_commits=tuple(_list_passed_commits(ahead, walk, found, waits=found.waits)),
             awaits_records=found.held_step is not None and any(old == found.reached for old, _ in by_fetches),
             waits=found.waits,
         )
@@ -321,17 +339,17 @@ class CommitJudge:
         self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
 
     def _evaluate_commits(self, ahead: CommitsAhead, knowledge: Knowledge, at: datetime) -> _CommitWalk:
-        changes: list[datetime] = []
+        change_times: list[datetime] = []
         walk = _CommitWalk(commits={0: ahead.accepted})
-        about = knowledge.facts
-        has_begun = ahead.accepted is not None or about.accepted is not None or about.lapsed is not None
+        facts = knowledge.facts
+        has_begun = ahead.accepted is not None or facts.accepted is not None or facts.lapsed is not None
         for position, (revision, messages) in enumerate(ahead.merges, 1):
             if (fault := ahead.untrusted.get(revision)) is not None:  # an untrusted commit is not read
                 found: EvaluationResult | InvalidRepository = InvalidRepository([fault])
             else:
                 found = self._evaluate(revision, walk.commits[max(walk.commits)])
                 dated = found.commit.decisions.dated if isinstance(found, EvaluationResult) else found.dated
-                changes += filter(None, [find_next_change(dated, at)])
+                change_times += filter(None, [find_next_change(dated, at)])
                 try:
                     if isinstance(found, EvaluationResult):
                         check_acceptable(found.commit.decisions, found.commit.fleet, at)
@@ -341,7 +359,7 @@ class CommitJudge:
                     found = error
             if isinstance(found, EvaluationResult) and found.no_site is not None and not has_begun:  # misspelled site
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
-            walk.legs.append(
+            walk.path_commits.append(
                 PathCommit(revision=revision, valid=isinstance(found, EvaluationResult), messages=tuple(messages))
             )
             if isinstance(found, EvaluationResult):
@@ -350,11 +368,11 @@ class CommitJudge:
             else:
                 walk.invalid = walk.faults[position] = found
                 if found.fleet is not None:
-                    walk.orders[position] = found.fleet.orders_at(knowledge.facts.site or None)
+                    walk.orders[position] = found.fleet.orders_for(knowledge.facts.site or None)
         # Judge the commits up to the last valid commit. The invalid commits after it do not matter.
         if walk.invalid is not None:
-            del walk.legs[max(walk.commits) :]
-        walk.problems_until = min(changes, default=None)
+            del walk.path_commits[max(walk.commits) :]
+        walk.problems_until = min(change_times, default=None)
         return walk
 
     def _evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | InvalidRepository:
@@ -377,18 +395,20 @@ class CommitJudge:
         machines: Iterable[Machine] = commit.machines.values()
         if base is not None:
             before, machines = base.machines, commit.select_machines(find_changed_servers(base, commit))
-        brought = [
+        new_bmcs = [
             each.bmc
             for each in machines
             if each.bmc is not None
             and (each.uuid not in before or before[each.uuid].bmc != each.bmc)
             and credential_use(each.bmc) not in knowledge.known_pairs
         ]
-        if not brought:
+        if not new_bmcs:
             return frozenset()
         known = {credential_use(each.bmc) for each in before.values() if each.bmc is not None}
         return frozenset(
-            credential_use(each) for each in brought if credential_use(each) not in known and not self._covered(each)
+            credential_use(each)
+            for each in new_bmcs
+            if credential_use(each) not in known and not self._is_covered(each)
         )
 
     def _judge_changes(
@@ -416,9 +436,9 @@ class CommitJudge:
         changes = changes.without_reinstalls(installed)
         gains, lost = _list_identities(base, evaluated, lost, knowledge)
         # Machines that come back look new in the comparison with the base. Only the records tell them apart.
-        back = find_returning_servers(arrivals, knowledge.records, knowledge.machines, changes.unknown_claims)
+        returning = find_returning_servers(arrivals, knowledge.records, knowledge.machines, changes.unknown_claims)
         inherited = find_inheritances(
-            [each for each in gains if not each.is_counted and each.server not in back],
+            [each for each in gains if not each.is_counted and each.server not in returning],
             lost,
             commit,
             knowledge,
@@ -426,15 +446,15 @@ class CommitJudge:
         )
         changes = changes.with_inheritances(inherited)
         identity = knowledge.facts.identity
-        if ahead.leaves_out is not None:
-            changes = changes.with_rewind(ahead.leaves_out, commit.revision)
+        if ahead.omitted_commit is not None:
+            changes = changes.with_rewind(ahead.omitted_commit, commit.revision)
         return judge(
             changes,
             limits,
             pending=len(list_servers_to_install(knowledge, commit.decisions)) if base is None else None,
-            returning=len(back),
+            returning=len(returning),
             inheritances=inherited,
-            rewound=ahead.leaves_out is not None,
+            is_rewind=ahead.omitted_commit is not None,
             takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
             bmcs=len(self._find_uncovered_bmcs(base, commit, knowledge)),
         )
@@ -448,11 +468,11 @@ def _list_identities(
     return evaluated.extent.gained_identities, lost
 
 
-def _list_passed(
+def _list_passed_commits(
     ahead: CommitsAhead, walk: _CommitWalk, path: CommitPath | None, *, waits: bool = False
 ) -> Iterator[PassedCommit]:
     steps = {step.new: step.verdict for step in path.unacknowledged_steps} if path is not None else {}
-    accepted = {hop.new: hop.verdict.trips for hop in path.accepted_steps} if path is not None else {}
+    accepted = {path_step.new: path_step.verdict.trips for path_step in path.accepted_steps} if path is not None else {}
     first = ahead.merges[min(steps) - 1][0][:12] if steps else None
     for position, (revision, _) in enumerate(ahead.merges[:-1], 1):
         if (fault := walk.faults.get(position)) is not None:
@@ -462,7 +482,7 @@ def _list_passed(
         elif waits:
             continue
         elif position in steps:
-            says = describe_held(steps[position].holding)
+            says = describe_held(steps[position].holding_guards)
         else:
             says = f"held behind {first}" if first is not None else "held with later commits"
         yield PassedCommit(commit=revision, says=says)
@@ -470,8 +490,8 @@ def _list_passed(
 
 def describe_accepted(by: Iterable[str]) -> str:
     """Describe the acceptance of a commit, and name the people who acknowledged the commit."""
-    leave = "; ".join(dict.fromkeys(by))
-    return f"accepted, acknowledged by {leave}" if leave else "accepted"
+    names = "; ".join(dict.fromkeys(by))
+    return f"accepted, acknowledged by {names}" if names else "accepted"
 
 
 def describe_held(guards: Iterable[str]) -> str:

@@ -30,7 +30,11 @@ from gitboot.controller.output_conditions import (
     judge_output,
     judge_targets,
 )
-from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock, why_in_doubt
+from gitboot.controller.records.ledger_trust import (
+    describe_clock_lag,
+    describe_unsynced_clock,
+    describe_unverified_ledger,
+)
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog import log_entries
 from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, describe_secret
@@ -48,7 +52,7 @@ from gitboot.text import format_age, format_count, format_rest
 _CLOCK_STATES: Final = {
     ClockState.SYNCHRONISED: "a time service controls the clock",
     ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
-    ClockState.UNKEPT: "no time service has set the clock since boot, which is usual in a container",
+    ClockState.NEVER_SET: "no time service has set the clock since boot, which is usual in a container",
     ClockState.UNKNOWN: "the kernel does not report whether a time service controls the clock",
 }
 # The texts for one server and for several servers, the worst reason first. NAMES are the servers.
@@ -97,31 +101,33 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
     A condition's last transition time changes only when the condition's status changes.
     """
     found = [
-        *_of_the_source(state, at),
-        *_of_the_ledger(state),
-        *_of_stops(state, at),
-        *_of_the_accepted_commit(state, at),
-        *_of_waiting_servers(state),
-        *_of_bmcs(state, at),
-        *_of_processes(state),
+        *_find_source_conditions(state, at),
+        *_find_ledger_conditions(state),
+        *_find_stop_conditions(state, at),
+        *_find_commit_conditions(state, at),
+        *_find_maintenance_conditions(state),
+        *_find_bmc_conditions(state, at),
+        *_find_process_conditions(state),
         *judge_targets(state, at),
         *judge_output(state, at),
-        *_of_requests(state),
-        *_of_secrets(state),
+        *_find_request_conditions(state),
+        *_find_secret_conditions(state),
     ]
-    values = _values(state) if not all(status for _, status, _, _ in found) else {}
+    values = _collect_remedy_values(state) if not all(status for _, status, _, _ in found) else {}
     known = {each.type: each for each in state.conditions}
     result = []
     for type, status, reason, message in found:
         changed = was.last_transition_time if (was := known.get(type)) is not None and was.status == status else at
         condition = Condition(type=type, status=status, reason=reason, message=message, last_transition_time=changed)
-        result.append(condition if status else structs.replace(condition, remedy=_remedy(condition, state, at, values)))
+        result.append(
+            condition if status else structs.replace(condition, remedy=_build_remedy(condition, state, at, values))
+        )
     return tuple(sorted(result, key=lambda each: each.type))
 
 
-def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
+def _collect_remedy_values(state: InstanceState) -> dict[str, str | Sequence[str]]:
     facts, attempt, claims = state.knowledge.facts, state.attempt, state.knowledge.claims
-    held, mismatch = attempt.held, state.fetched.elsewhere if state.fetched is not None else None
+    held, mismatch = attempt.held, state.fetched.branch_mismatch if state.fetched is not None else None
     unlisted = [each.question.url for each in state.hook_failures if each.is_unlisted]
     values = {
         "LEDGER": facts.identity,
@@ -129,7 +135,7 @@ def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
         "OUTPUT": facts.output,
         "SPOOL": facts.spool,
         "UNTRUSTED": find_untrusted_commit(attempt),
-        "REMOVED": attempt.gone.commit if attempt.gone is not None else None,
+        "REMOVED": attempt.missing_commit.commit if attempt.missing_commit is not None else None,
         "FOLLOWED": mismatch.followed if mismatch is not None else None,
         "BRANCH": mismatch.branch if mismatch is not None else None,
         "KEYFOLDER": state.signed_list.key_folder if state.signed_list is not None else None,
@@ -137,13 +143,13 @@ def _values(state: InstanceState) -> dict[str, str | Sequence[str]]:
         "ORIGIN": format_origin(min(unlisted)) if unlisted else None,
         "CLAIMS": [claim.file for claim in claims],
         "FETCHLOG": claims[0].fetch_log if claims else None,
-        "PROXIES": log_entries.list_proxies_to_name(state.unnamed_proxies),
-        "SERVER": min((each.server for each in log_entries.select_reportable(state.refused)), default=None),
+        "PROXIES": log_entries.list_proxies_to_trust(state.unnamed_proxies),
+        "SERVER": min((each.server for each in log_entries.select_reportable(state.denials)), default=None),
     }
     return {name: value for name, value in values.items() if value}
 
 
-def _remedy(
+def _build_remedy(
     condition: Condition, state: InstanceState, at: datetime, values: Mapping[str, str | Sequence[str]]
 ) -> str | None:
     named: Collection[str] = ()
@@ -151,22 +157,22 @@ def _remedy(
         case "PowerWavesRunning":
             values = {**values, "SERVER": min(min(who) for who in state.schedule.stopped_maintenances.values())}
         case "InstallsCompleted":
-            unproven = _unproven(state, at)
+            unproven = _find_unproven_boots(state, at)
             named = {name for servers in unproven.values() for name in servers}
             if condition.reason == "Failed":  # its remedy installs the servers again
                 named = unproven["Failed"]
         case "RecordsVerified":
             named = state.plans.unknown
         case "SecretsPrivate":
-            named = _check_unexpected_fetches(state)
+            named = _find_unexpected_fetches(state)
         case "LedgerNamed" if (accepted := state.attempt.accepted) is not None and accepted.site is not None:
             return (
                 f"ledger: {values['LEDGER']}  # only to make this instance active: stop the other instance, then set "
                 f"this for the site {accepted.site} in the spec of the Fleet"
             )
         case "MaintenanceRunsStarted":
-            named = _unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME) or state.find_overdue_runs(at)
-        case "LedgerWritable" if _is_locked(state.unwritable or ""):
+            named = _find_unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME) or state.find_overdue_runs(at)
+        case "LedgerWritable" if _is_locked(state.ledger_error or ""):
             return LOCKED_LEDGER
     if named:
         values = {**values, "SERVERS": nsmallest(_MAX_NAMED, named)}
@@ -177,9 +183,9 @@ def _remedy(
         and commit is not None
         and commit.fleet.has_instances_by_site
     ):
-        it = "it" if len(named) == 1 else "a server"
+        pronoun = "it" if len(named) == 1 else "a server"
         found += (
-            f". If another site managed {it} before, run gitboot records hand-over at that site, then run gitboot "
+            f". If another site managed {pronoun} before, run gitboot records hand-over at that site, then run gitboot "
             "records take-over here with the output"
         )
     held, candidate = state.attempt.held, state.attempt.candidate
@@ -188,13 +194,13 @@ def _remedy(
     return found
 
 
-def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Finding]:
+def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     attempt, fetched, suspension = state.attempt, state.fetched, state.knowledge.facts.suspension
     served = attempt.accepted.revision[:12] if attempt.accepted is not None else None
     stays = f". gitboot still serves commit {served}" if served is not None else ""
     until_then = f". Until then, gitboot serves commit {served}" if served is not None else ""
-    if attempt.trouble is not None:
-        reason, message = attempt.trouble
+    if attempt.clone_failure is not None:
+        reason, message = attempt.clone_failure
         yield (
             "SourceReady",
             False,
@@ -210,8 +216,8 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Finding]:
         )
     elif fetched is not None:
         yield "SourceReady", True, fetched.reason, fetched.message
-    if fetched is not None and fetched.elsewhere is not None:
-        yield "BranchFollowed", False, fetched.elsewhere.reason, fetched.elsewhere.message
+    if fetched is not None and fetched.branch_mismatch is not None:
+        yield "BranchFollowed", False, fetched.branch_mismatch.reason, fetched.branch_mismatch.message
     if suspension is not None and at < suspension.until:
         waiting = f". Commit {attempt.waiting[:12]} is waiting" if attempt.waiting is not None else ""
         message = (
@@ -239,8 +245,8 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Finding]:
             "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
             f"{format_rejected(attempt)}{until_then if attempt.is_unevaluated else stays}",
         )
-    if (gone := attempt.gone) is not None and gone.servers:
-        commit, servers = gone.commit[:12], format_count(gone.servers, "server")
+    if (missing_commit := attempt.missing_commit) is not None and missing_commit.servers:
+        commit, servers = missing_commit.commit[:12], format_count(missing_commit.servers, "server")
         message = (
             f"the branch was rewritten (force push?) and no longer contains commit {commit}, which had removed the "
             f"install boots of {servers}. gitboot still withholds these boots, because they erase disks. "
@@ -248,21 +254,21 @@ def _of_the_source(state: InstanceState, at: datetime) -> Iterator[Finding]:
         message += (
             f"If you push commit {commit} again, these boots stay removed. If you push any other new commit, gitboot "
             "serves the install boots in that commit"
-            if gone.is_here
+            if missing_commit.is_here
             else f"gitboot withholds them until the branch contains commit {commit} again. Other new commits do not "
             f"change this, because gitboot no longer has a copy of commit {commit}"
         )
         yield "HistoryComplete", False, "CommitMissing", message
 
 
-def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
+def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
     knowledge, accepted, orders = state.knowledge, state.attempt.accepted, state.attempt.orders
     identity = knowledge.facts.identity
-    if state.unwritable is not None:
+    if state.ledger_error is not None:
         message = (
-            f"another process has locked the ledger {state.unwritable.partition(': ')[0]}"
-            if _is_locked(state.unwritable)
-            else f"gitboot cannot write to the ledger: {state.unwritable}"
+            f"another process has locked the ledger {state.ledger_error.partition(': ')[0]}"
+            if _is_locked(state.ledger_error)
+            else f"gitboot cannot write to the ledger: {state.ledger_error}"
         )
         message += ". gitboot retries every 5 s. Until a write succeeds, it records no installations and sets no boot "
         message += "overrides"
@@ -302,18 +308,18 @@ def _of_the_ledger(state: InstanceState) -> Iterator[Finding]:
         elif not is_orphaned:
             message += f". {_EXPECTED}"
         yield "LedgerNamed", False, "BecameStandby", message
-    if (doubt := why_in_doubt(knowledge.facts, accepted.decisions)) is not None:
-        yield "RecordsVerified", False, *doubt
+    if (unverified := describe_unverified_ledger(knowledge.facts, accepted.decisions)) is not None:
+        yield "RecordsVerified", False, *unverified
     elif unknown := state.plans.unknown:
         message = (
-            f"the ledger does not record whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} installed, so "
+            f"the ledger does not record whether {_join(unknown)} {'is' if len(unknown) == 1 else 'are'} installed, so "
             f"gitboot does not install {'it' if len(unknown) == 1 else 'them'}"
         )
         yield "RecordsVerified", False, "UnverifiedServers", message
     else:
         yield "RecordsVerified", True, "Verified", "the ledger has a record of each server"
     if knowledge.recorded_commit is not None:
-        yield _of_the_evidence(state.plans, accepted)
+        yield _build_evidence_condition(state.plans, accepted)
 
 
 def _describe_named_ledger(commit: Commit, ledger: str | None, identity: str) -> str:
@@ -328,22 +334,22 @@ def _is_locked(error: str) -> bool:
     return error.endswith("(database is locked)")
 
 
-def _of_the_evidence(plans: Plans, commit: Commit) -> Finding:
+def _build_evidence_condition(plans: Plans, commit: Commit) -> Finding:
     if not plans.unseen:
         return "EvidenceAvailable", True, "Available", "gitboot can observe each one-time boot"
-    without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
-    documents = "documents" if len(without) > 1 else "document"
-    bmcs = f", or add a BMC to the Server {documents} of {_some(without)}" if without else ""
-    if commit.ledger is None and plans.unseen - without:
-        others = _some(plans.unseen - without)
+    without_bmc = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
+    documents = "documents" if len(without_bmc) > 1 else "document"
+    bmcs = f", or add a BMC to the Server {documents} of {_join(without_bmc)}" if without_bmc else ""
+    if commit.ledger is None and plans.unseen - without_bmc:
+        others = _join(plans.unseen - without_bmc)
         bmcs += (
             f", or name a ledger in the Fleet, so that gitboot can set boot overrides for {others} and see when they "
             "are used"
         )
     message = (
-        f"gitboot does not install {_some(plans.unseen)}, because it cannot see whether this server boots"
+        f"gitboot does not install {_join(plans.unseen)}, because it cannot see whether this server boots"
         if len(plans.unseen) == 1
-        else f"gitboot does not install these servers, because it cannot see whether they boot: {_some(plans.unseen)}"
+        else f"gitboot does not install these servers, because it cannot see whether they boot: {_join(plans.unseen)}"
     )
     message += (
         f". The Fleet requires such evidence (evidence: {commit.decisions.evidence}). Start gitboot with --listen or "
@@ -352,7 +358,7 @@ def _of_the_evidence(plans: Plans, commit: Commit) -> Finding:
     return "EvidenceAvailable", False, "NoEvidence", message
 
 
-def _of_stops(state: InstanceState, at: datetime) -> Iterator[Finding]:
+def _find_stop_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     facts, claims = state.knowledge.facts, state.knowledge.claims
     by_fleet = find_fleet_stop(state.attempt.accepted, state.attempt.orders)
     if facts.stoppage is not None:
@@ -381,13 +387,13 @@ def _of_stops(state: InstanceState, at: datetime) -> Iterator[Finding]:
         yield "InstallsAllowed", True, "Allowed", "no stop is in force"
     if (wrong := describe_clock_lag(facts, at)) is not None:
         yield "ClockTrusted", False, "Behind", f"gitboot does not change BMCs, because {wrong}"
-    elif (wrong := describe_unkept_clock(facts, state.keeping)) is not None:
+    elif (wrong := describe_unsynced_clock(facts, state.clock_state)) is not None:
         yield "ClockTrusted", False, "Unsynchronised", f"gitboot does not change BMCs, because {wrong}"
     else:
-        yield "ClockTrusted", True, str(state.keeping), _CLOCK_STATES[state.keeping]
+        yield "ClockTrusted", True, str(state.clock_state), _CLOCK_STATES[state.clock_state]
 
 
-def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[Finding]:
+def _find_commit_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     publication, plans, accepted, commit = state.publication, state.plans, state.attempt.accepted, state.commit
     warnings = accepted.decisions.warnings if accepted is not None else ()
     # Earlier versions of gitboot accepted placeholders.
@@ -410,16 +416,16 @@ def _of_the_accepted_commit(state: InstanceState, at: datetime) -> Iterator[Find
         message = f"gitboot could not publish all boot files to OUTPUT: {error.rstrip('.')}. Machines still get {files}"
         retry = "" if reason in NO_RETRY else ". gitboot will retry automatically"
         yield "Published", False, reason, f"{message}{retry}"
-    elif publication.holds_plans_of(commit):
+    elif publication.has_plans_for(commit):
         yield (
             "Published",
             True,
             "Published",
             f"OUTPUT has the boot files of {format_count(len(plans.servers), 'server')}",
         )
-    yield _of_the_boots(state, at)
+    yield _build_install_condition(state, at)
     yield from judge_artifacts(state)
-    if unknown := _unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
+    if unknown := _find_unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
         yield "MaintenanceRunsStarted", False, "OutcomeUnknown", _describe_unknown_runs(plans, unknown)
     elif overdue := state.find_overdue_runs(at):
         yield "MaintenanceRunsStarted", False, "Overdue", _describe_overdue_runs(overdue)
@@ -445,7 +451,7 @@ def _describe_unknown_runs(plans: Plans, serves: Mapping[str, StepEvidence]) -> 
     details = {name: f"{boots[name]}: {_describe_request(seen)}" for name, seen in serves.items()}
     return (
         "gitboot does not know whether these servers got the boot files of their maintenance, because the endpoint did "
-        f"not record whether the transfer completed: {_each(details)}. gitboot will not serve these files again"
+        f"not record whether the transfer completed: {_list(details)}. gitboot will not serve these files again"
     )
 
 
@@ -460,7 +466,7 @@ def _describe_overdue_runs(runs: Mapping[str, tuple[str, Run]]) -> str:
         )
     details = {name: f"Maintenance/{each} at {format_instant(run.at)}" for name, (each, run) in runs.items()}
     return (
-        f"these servers fetched the boot files of a maintenance, but the maintenance has not started: {_each(details)}"
+        f"these servers fetched the boot files of a maintenance, but the maintenance has not started: {_list(details)}"
         ". gitboot will not serve these boot files again"
     )
 
@@ -478,12 +484,12 @@ def _describe_failure(failure: Failure) -> str:
     )
 
 
-def _of_the_boots(state: InstanceState, at: datetime) -> Finding:
-    if found := _unproven(state, at):
+def _build_install_condition(state: InstanceState, at: datetime) -> Finding:
+    if found := _find_unproven_boots(state, at):
         texts, duration = list[str](), format_age(state.longest_step.total_seconds())
         for reason, servers in found.items():
             one, several = _UNFINISHED_BOOTS[reason]
-            text = several.replace("DURATION", duration).replace("NAMES", _each(servers))
+            text = several.replace("DURATION", duration).replace("NAMES", _list(servers))
             if len(servers) == 1:
                 ((name, detail),) = servers.items()
                 if reason == "Overdue":
@@ -499,11 +505,11 @@ def _of_the_boots(state: InstanceState, at: datetime) -> Finding:
         )
     for progress in (InstallState.INSTALLING, InstallState.SERVED):
         if waiting := {name: str(each) for name, each in state.plans.installing.items() if each.state is progress}:
-            return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_each(waiting)}"
+            return "InstallsCompleted", True, progress, f"no evidence of completion yet: {_list(waiting)}"
     return "InstallsCompleted", True, "Completed", "no installation is waiting for evidence of completion"
 
 
-def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
+def _find_unproven_boots(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]]:
     """Return the servers whose one-time boot was not completed, grouped by reason, with a detail for each server.
 
     The worst reason comes first.
@@ -511,7 +517,7 @@ def _unproven(state: InstanceState, at: datetime) -> dict[str, Mapping[str, str]
     plans = state.plans
     found: dict[str, Mapping[str, str]] = {
         "OutcomeUnknown": {
-            name: _describe_request(each) for name, each in _unknown_serves(plans, Cause.OUTCOME).items()
+            name: _describe_request(each) for name, each in _find_unknown_serves(plans, Cause.OUTCOME).items()
         },
         "NeedsOperator": dict.fromkeys(plans.consumed | plans.lost, ""),
         "Failed": {
@@ -531,7 +537,7 @@ def _describe_progress(attempt: InstallAttempt) -> str:
     return f"{format_instant(seen.at)}, when {started}{what}"
 
 
-def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, StepEvidence]:
+def _find_unknown_serves(plans: Plans, cause: Cause) -> dict[str, StepEvidence]:
     """Return, by server, the first request that an endpoint may have answered with the boot."""
     return {
         server.decision.server: min(
@@ -542,7 +548,7 @@ def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, StepEvidence]:
     }
 
 
-def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
+def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     schedule, commit = state.schedule, state.commit
     if schedule.failures >= schedule.most_failures:
         message = (
@@ -552,11 +558,11 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
         yield "BmcsReachable", False, "FailuresInARow", message
     elif schedule.has_results:
         yield "BmcsReachable", True, "Reachable", "gitboot can reach BMCs"
-    if schedule.uri_not_taken:
+    if schedule.uri_rejected:
         by_cause: dict[str, list[str]] = {}
-        for each in (schedule.bmcs[uuid] for uuid in schedule.uri_not_taken):
+        for each in (schedule.bmcs[uuid] for uuid in schedule.uri_rejected):
             by_cause.setdefault(each.dhcp_reason or "", []).append(each.name)
-        servers = "; ".join(f"{_some(names)} ({why})" for why, names in sorted(by_cause.items()))
+        servers = "; ".join(f"{_join(names)} ({why})" for why, names in sorted(by_cause.items()))
         yield (
             "HttpBoot",
             True,
@@ -571,13 +577,13 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
     if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
             "the Fleet names no ledger, so another instance may set boot overrides on the same BMCs. gitboot sets no "
-            f"boot override for {_some(names)} until the Fleet names the ledger of this instance, "
+            f"boot override for {_join(names)} until the Fleet names the ledger of this instance, "
             f"{state.knowledge.facts.identity}"
         )
         yield "BmcsSet", False, "LedgerNotNamed", message
     if schedule.stopped_maintenances:
         minutes = state.longest_step // timedelta(minutes=1)
-        stopped = "; ".join(f"Maintenance/{name}: {_some(who)}" for name, who in schedule.stopped_maintenances.items())
+        stopped = "; ".join(f"Maintenance/{name}: {_join(who)}" for name, who in schedule.stopped_maintenances.items())
         message = (
             f"these servers are not back in service {minutes} minutes after gitboot switched their power: {stopped}. "
             "gitboot does not switch the power of other servers in the maintenance until these servers are back"
@@ -599,7 +605,7 @@ def _of_bmcs(state: InstanceState, at: datetime) -> Iterator[Finding]:
         )
 
 
-def _of_waiting_servers(state: InstanceState) -> Iterator[Finding]:
+def _find_maintenance_conditions(state: InstanceState) -> Iterator[Finding]:
     groups: defaultdict[tuple[str, Cause], list[str]] = defaultdict(list)
     for name, maintenance in state.plans.waiting.items():
         if (plan := state.plans.servers[name].plan) is not None:
@@ -616,7 +622,7 @@ def _of_waiting_servers(state: InstanceState) -> Iterator[Finding]:
         asked = [each for each in state.hook_failures if each.question.maintenance == maintenance]
         answers = sorted({each.message for each in asked if each.question.kind is kind})
         answer = f" ({'; '.join(answers[:_MAX_ANSWERS])})" if answers else ""
-        messages.append(f"{what}: {_some(names, _MAX_NAMED)}{answer}")
+        messages.append(f"{what}: {_join(names, _MAX_NAMED)}{answer}")
     message = (
         f"{'. '.join(messages)}. gitboot does not reset these servers, and does not offer them the maintenance boot"
     )
@@ -628,48 +634,48 @@ def _of_waiting_servers(state: InstanceState) -> Iterator[Finding]:
         yield "MaintenancesCleared", False, "WaitingForDrain", message
 
 
-def _of_processes(state: InstanceState) -> Iterator[Finding]:
-    if (serving := state.serving) is not None:
-        is_whole = serving.alive == serving.expected
-        restarts = f", {format_count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
-        hung = f", {serving.hung} {'does' if serving.hung == 1 else 'do'} not respond" if serving.hung else ""
+def _find_process_conditions(state: InstanceState) -> Iterator[Finding]:
+    if (endpoints := state.endpoints) is not None:
+        is_whole = endpoints.alive == endpoints.expected
+        restarts = f", {format_count(endpoints.restarts, 'restart')} since the start" if endpoints.restarts else ""
+        hung = f", {endpoints.hung} {'does' if endpoints.hung == 1 else 'do'} not respond" if endpoints.hung else ""
         replaces = "" if is_whole else ". gitboot replaces the process automatically"
-        running = f"{format_count(serving.expected, 'endpoint')} {'is' if serving.alive == 1 else 'are'} running"
+        running = f"{format_count(endpoints.expected, 'endpoint')} {'is' if endpoints.alive == 1 else 'are'} running"
         yield (
             "Serving",
             is_whole,
-            "Running" if is_whole else "NotResponding" if serving.hung else "Restarting",
-            f"{serving.alive} of {running}{hung}{restarts}{replaces}",
+            "Running" if is_whole else "NotResponding" if endpoints.hung else "Restarting",
+            f"{endpoints.alive} of {running}{hung}{restarts}{replaces}",
         )
-        if serving.unread:
+        if endpoints.unread:
             yield (
                 "CredentialsReadable",
                 False,
                 "Unreadable",
-                f"{'; '.join(serving.unread)}. The endpoint rejects requests that need these files",
+                f"{'; '.join(endpoints.unread)}. The endpoint rejects requests that need these files",
             )
-        if serving.certificate is not None:
+        if endpoints.certificate is not None:
             yield (
                 "CertificateReadable",
                 False,
                 "Unusable",
-                f"{serving.certificate}. The endpoint continues to use the earlier certificate, if it has one",
+                f"{endpoints.certificate}. The endpoint continues to use the earlier certificate, if it has one",
             )
-    if (telling := state.telling) is not None and telling.failure is not None:
-        reason, error = telling.failure
+    if (forge_report := state.forge_report) is not None and forge_report.failure is not None:
+        reason, error = forge_report.failure
         message = f"gitboot could not report the result of a commit to the forge: {error.rstrip('.')}"
         yield "CommitStatusReported", False, reason, f"{message}. gitboot will retry automatically"
-    elif telling is not None:
+    elif forge_report is not None:
         yield (
             "CommitStatusReported",
             True,
             "Reported",
-            f"gitboot reported commit {telling.commit[:12]} to the forge: {telling.report}"
-            if telling.commit is not None
+            f"gitboot reported commit {forge_report.commit[:12]} to the forge: {forge_report.report}"
+            if forge_report.commit is not None
             else "gitboot has not had to report a commit to the forge yet",
         )
-    if state.unsent is not None:
-        reason, error = state.unsent
+    if state.notice_failure is not None:
+        reason, error = state.notice_failure
         yield (
             "NotificationsSent",
             False,
@@ -691,18 +697,18 @@ def _of_processes(state: InstanceState) -> Iterator[Finding]:
         )
 
 
-def _of_requests(state: InstanceState) -> Iterator[Finding]:
-    if state.unread is not None:
-        message = f"{state.unread}. Until this is fixed, gitboot does not notice what machines fetch and report"
-        yield "FetchLogReadable", False, "Unreadable", message
-    if (found := log_entries.summarise_denials(state.refused)) is not None:
+def _find_request_conditions(state: InstanceState) -> Iterator[Finding]:
+    if state.fetch_log_error is not None:
+        ignored = "Until this is fixed, gitboot does not notice what machines fetch and report"
+        yield "FetchLogReadable", False, "Unreadable", f"{state.fetch_log_error}. {ignored}"
+    if (found := log_entries.summarise_denials(state.denials)) is not None:
         yield "BootsServed", False, *found
     if named := state.unnamed_proxies:
-        yield "ProxiesTrusted", False, "Unnamed", log_entries.build_unnamed_proxy_message(named)
+        yield "ProxiesTrusted", False, "Unnamed", log_entries.build_untrusted_proxy_message(named)
 
 
-def _of_secrets(state: InstanceState) -> Iterator[Finding]:
-    if not (found := _check_unexpected_fetches(state)):
+def _find_secret_conditions(state: InstanceState) -> Iterator[Finding]:
+    if not (found := _find_unexpected_fetches(state)):
         return
     worst: dict[str, tuple[str, SecretFetches]] = {
         name: max(each.secret_fetches.items(), key=lambda item: (item[1].is_unexpected, *item[1].totals, item[0]))
@@ -725,7 +731,7 @@ def _of_secrets(state: InstanceState) -> Iterator[Finding]:
     )
 
 
-def _check_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
+def _find_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
     machines = state.attempt.accepted.machines if state.attempt.accepted is not None else {}
     return {
         machines[uuid].name: each
@@ -734,16 +740,16 @@ def _check_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFet
     }
 
 
-def _each(found: Mapping[str, str], most: int = 3) -> str:
+def _list(found: Mapping[str, str], most: int = 3) -> str:
     first = (f"{name} ({found[name]})" if found[name] else name for name in nsmallest(most, found))
     return f"{', '.join(first)} {format_rest(len(found) - most)}".rstrip()
 
 
-def _some(names: Collection[str], most: int = 3) -> str:
+def _join(names: Collection[str], most: int = 3) -> str:
     return f"{', '.join(nsmallest(most, names))} {format_rest(len(names) - most)}".rstrip()
 
 
-def announcements(
+def build_condition_events(
     before: Iterable[Condition], now: Iterable[Condition], state: InstanceState, at: datetime
 ) -> Iterator[Event]:
     """Yield an event for each false condition that changed, if its condition type declares an event."""
@@ -758,10 +764,10 @@ def announcements(
             message = each.message if server == each.type else f"{server}: {tasks.get(server, each.message)}"
             if type == "Held" and state.attempt.candidate is not None:  # an event has no remedy
                 message = f"{message}. {format_acknowledgement(state.attempt.candidate)}"
-            yield Event(at=at, type=type, message=message, facts=_facts(each, state, at), warning=True)
+            yield Event(at=at, type=type, message=message, facts=_build_event_facts(each, state, at), warning=True)
 
 
-def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str, Any]:
+def _build_event_facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str, Any]:
     held = state.attempt.held
     match condition.type:
         case "ArtifactsPresent":
@@ -777,17 +783,17 @@ def _facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str
         case "MaintenanceRunsStarted":
             return {
                 "servers": sorted(
-                    _unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME) or state.find_overdue_runs(at)
+                    _find_unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME) or state.find_overdue_runs(at)
                 )
             }
         case "CommitAccepted" if held is not None:
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
         case "InstallsCompleted":
-            return {"servers": sorted({name for servers in _unproven(state, at).values() for name in servers})}
-        case "HistoryComplete" if (gone := state.attempt.gone) is not None:
-            return {"commit": gone.commit}
+            return {"servers": sorted(set().union(*_find_unproven_boots(state, at).values()))}
+        case "HistoryComplete" if (missing_commit := state.attempt.missing_commit) is not None:
+            return {"commit": missing_commit.commit}
         case "SecretsPrivate":
-            return {"servers": sorted(_check_unexpected_fetches(state))}
+            return {"servers": sorted(_find_unexpected_fetches(state))}
         case type if type.startswith("Bmc/"):
             return {"server": type.removeprefix("Bmc/")}
     return {}

@@ -46,9 +46,9 @@ class Agenda(Struct, Generic[Key], frozen=True):
     instants: Mapping[Key, datetime] = field(default_factory=dict)
     _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
-    def reschedule(self, to: Mapping[Key, datetime | None]) -> Agenda[Key]:
+    def reschedule(self, due_times: Mapping[Key, datetime | None]) -> Agenda[Key]:
         """Return the agenda with new due times for these keys. A due time of None removes the key."""
-        changed = {key: at for key, at in to.items() if self.instants.get(key) != at}
+        changed = {key: at for key, at in due_times.items() if self.instants.get(key) != at}
         if not changed:
             return self
         due = {key: at for key, at in changed.items() if at is not None}
@@ -63,7 +63,7 @@ class Agenda(Struct, Generic[Key], frozen=True):
             insort(queue, (at, key))
         return Agenda(instants, queue)
 
-    def due_keys(self, at: datetime) -> frozenset[Key]:
+    def find_due_keys(self, at: datetime) -> frozenset[Key]:
         return frozenset(key for _, key in self._queue[: bisect_right(self._queue, at, key=lambda each: each[0])])
 
     @property
@@ -113,7 +113,7 @@ class Plans(Struct, frozen=True, kw_only=True):
 
     def count_servers(self, wanted_kind: str) -> dict[str, int]:
         """Return how many servers have each value of a kind, such as ``phases``, ``records`` or ``drift``."""
-        return {which: count for (kind, which), count in self.counts.items() if kind == wanted_kind}
+        return {value: count for (kind, value), count in self.counts.items() if kind == wanted_kind}
 
     def count_below_minimum(self) -> dict[str, int]:
         """Return, by stream, the number of servers that boot a version below the stream's minimum."""
@@ -157,41 +157,47 @@ def replan(
     ``changed`` are the servers whose decision or record changed since the previous plans. If the clock is behind the
     last heartbeat, windows that had ended by the heartbeat do not open again.
     """
-    names, left = {*changed, *before.transitions.due_keys(at)}, knowledge.find_later_clock(at)
+    names, left = {*changed, *before.transitions.find_due_keys(at)}, knowledge.find_later_clock(at)
     old, new = before.commit.decisions if before.commit is not None else None, commit.decisions
     if old is not None:
         names |= _find_artifact_changes(before, old, knowledge.sightings) | find_differing_keys(
             old.servers, new.servers
         )
-    anew = (
+    replans_all = (
         (before.planned_at is not None and at < before.planned_at)  # the previous plans are for a later time
         or left != before.left
         or stop is not before.stop
         or old is None
         or (old.base_url, old.outputs, old.evidence) != (new.base_url, new.outputs, new.evidence)
     )
-    if anew:
+    if replans_all:
         names = {*before.servers, *new.servers}
     if not names:
         return structs.replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), frozenset()
     states: dict[str, ServerState] = {}
     different = set[str]()
     for name in iterate_with_progress(names, report_progress):
-        was, decision = before.servers.get(name), new.servers.get(name)
+        old_state, decision = before.servers.get(name), new.servers.get(name)
         if decision is None:
             different.add(name)
             continue
-        record, absent, said = (
+        record, absent, details = (
             knowledge.record(decision.uuid),
             knowledge.find_missing_files(decision),
             describe_server(commit, name),
         )
-        if not anew and was is not None and was.is_current(decision, record, at, said, absent=absent):
+        if (
+            not replans_all
+            and old_state is not None
+            and old_state.is_current(decision, record, at, details, absent=absent)
+        ):
             # The decisions are equal. Keep the newer object, so that the older one can be freed.
-            states[name] = was if was.decision is decision else structs.replace(was, decision=decision)
+            states[name] = (
+                old_state if old_state.decision is decision else structs.replace(old_state, decision=decision)
+            )
         else:
             different.add(name)
-            states[name] = plan_server(decision, record, at, said, stop, left, keys, absent)
+            states[name] = plan_server(decision, record, at, details, stop, left, keys, absent)
     plans = _with_states(before, knowledge, names, states)
     plans = structs.replace(plans, commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings)
     return plans, frozenset(different)
@@ -202,21 +208,21 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
     counts, versions, needs = Counter(before.counts), Counter(before.versions), Counter(before.needs)
     needs_for_ipxe = Counter(before.needs_for_ipxe)
     for name in names:
-        for state, by in ((before.servers.get(name), -1), (states.get(name), 1)):
+        for state, delta in ((before.servers.get(name), -1), (states.get(name), 1)):
             if state is None:
                 continue
             for kind in _list_counts(state):
-                counts[kind] += by
+                counts[kind] += delta
             policy = state.decision.policy
             if policy is not None and policy.boot is not None:
-                versions[policy.boot.profile, policy.boot.version] += by
+                versions[policy.boot.profile, policy.boot.version] += delta
             boots = state.decision.boots
             files = {ImageFile(boot.image, file) for boot in boots for file in boot.fetched_files}
             for file in files:
-                needs[file] += by
+                needs[file] += delta
             if any(boot.ignores_signatures for boot in boots):
                 for file in files - {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}:
-                    needs_for_ipxe[file] += by
+                    needs_for_ipxe[file] += delta
     records = {name: knowledge.stored_record(state.decision.uuid) for name, state in states.items()}
     planned = {name: (state, state.plan) for name, state in states.items() if state.plan is not None}
     unknown = {  # no record shows what is installed
@@ -301,10 +307,10 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
 
     A server also differs if its withheld boots differ.
     """
-    servers, here = now.decisions.servers, now.machines
+    servers, machines = now.decisions.servers, now.machines
     if before is None:
         return frozenset(servers)
-    were, there = before.decisions.servers, before.machines
+    old_servers, old_machines = before.decisions.servers, before.machines
     if before.revision == now.revision:
         found = frozenset[str]()
     elif before.revision == now.base:
@@ -312,12 +318,12 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
     else:
         found = frozenset(
             name
-            for name in were.keys() | servers.keys()
-            if (old := were.get(name)) is None
+            for name in old_servers.keys() | servers.keys()
+            if (old := old_servers.get(name)) is None
             or (new := servers.get(name)) is None
             or old.digest != new.digest
             or old.proofs != new.proofs
-            or there[old.uuid] != here[new.uuid]
+            or old_machines[old.uuid] != machines[new.uuid]
             or before.sites.get(name) != now.sites.get(name)
             or before.labels[name] != now.labels[name]
             or before.written.get(name) != now.written.get(name)
@@ -346,7 +352,7 @@ def describe_server(commit: Commit, name: str) -> ServerDetails:
         site=commit.sites.get(name),
         labels=commit.labels[name],
         addresses=tuple(sorted(host.addresses)),
-        idle=list_idle_macs(host),
+        idle_macs=list_idle_macs(host),
         machine=commit.machines.get(commit.decisions.servers[name].uuid),
         source=commit.written.get(name),
     )

@@ -30,7 +30,7 @@ from gitboot.problems import Severity
 from gitboot.status.instance_status import ForgeReport, Status
 
 _MAX_DESCRIPTION: Final = 140  # maximum length of a description at GitHub; GitLab and Gitea accept 255 characters
-_WITNESS: Final = re.compile(
+_DESCRIPTION: Final = re.compile(
     r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
     r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
 )
@@ -112,9 +112,9 @@ class CommitVerdict:
 
     def with_proof(self, key: bytes) -> CommitVerdict:
         """Return the verdict with a proof that only an instance with the ledger's key can compute."""
-        stated = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
+        statement = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
         return replace(
-            self, proof=base64.urlsafe_b64encode(hmac.digest(key, stated.encode(), "sha256")[:_PROOF_BYTES]).decode()
+            self, proof=base64.urlsafe_b64encode(hmac.digest(key, statement.encode(), "sha256")[:_PROOF_BYTES]).decode()
         )
 
     def is_proven(self, key: bytes) -> bool:
@@ -124,9 +124,9 @@ class CommitVerdict:
     def description(self) -> str:
         """The description of the commit status, at most 140 characters long. `says` is cut if it is too long."""
         proof = f", proof {self.proof}" if self.proof else ""
-        witness = f" (ledger {self.ledger}, change {self.change}{proof})"
-        room = _MAX_DESCRIPTION - len(witness)
-        return (self.says if len(self.says) <= room else f"{self.says[: room - 1]}…") + witness
+        ledger_text = f" (ledger {self.ledger}, change {self.change}{proof})"
+        max_length = _MAX_DESCRIPTION - len(ledger_text)
+        return (self.says if len(self.says) <= max_length else f"{self.says[: max_length - 1]}…") + ledger_text
 
 
 _PROOF_BYTES: Final = 12  # leading bytes of an HMAC-SHA-256; a description has no room for more
@@ -165,7 +165,7 @@ class Project(Struct, frozen=True, kw_only=True):
         host, parts = format_host(url), urlsplit(url)
         check_credentials(url, "the token of --forge", allow_token_over_http=allow_token_over_http)
         page = parts.path.strip("/").removesuffix(".git")
-        path = page.removeprefix(_pages_prefix(api, parts.scheme, host)) if api is not None else page
+        path = page.removeprefix(_derive_page_prefix(api, parts.scheme, host)) if api is not None else page
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
             raise UsageError(f"--forge {text}: expected the URL of a project's page, which ends in OWNER/NAME")
         root = f"{parts.scheme}://{host}"
@@ -179,12 +179,12 @@ class Project(Struct, frozen=True, kw_only=True):
         The templates contain {commit}, {path} and {line}.
         """
         root = f"{self.page}/-" if self.kind is ForgeKind.GITLAB else self.page
-        at, of = ("commit/", "src") if self.kind is ForgeKind.GITEA else ("", "blob")
+        commit_prefix, file_view = ("commit/", "src") if self.kind is ForgeKind.GITEA else ("", "blob")
         return {
             "commit": f"{root}/commit/{{commit}}",
-            "line": f"{root}/{of}/{at}{{commit}}/{{path}}#L{{line}}",
-            "blame": f"{root}/blame/{at}{{commit}}/{{path}}#L{{line}}",
-            "history": f"{root}/commits/{at}{{commit}}/{{path}}",
+            "line": f"{root}/{file_view}/{commit_prefix}{{commit}}/{{path}}#L{{line}}",
+            "blame": f"{root}/blame/{commit_prefix}{{commit}}/{{path}}#L{{line}}",
+            "history": f"{root}/commits/{commit_prefix}{{commit}}/{{path}}",
         }
 
     def api_url(self, template: str, commit: str, name: str) -> str:
@@ -247,14 +247,14 @@ class Forge:
         """
         claimed: int | None = None
         for commit in commits:
-            own: list[CommitVerdict] = []
+            ledger_verdicts: list[CommitVerdict] = []
             for page in range(1, _MAX_PAGES + 1):
                 count, verdicts = self._read_page(commit, page)
-                own += (each for each in verdicts if each.ledger == ledger)
+                ledger_verdicts += (each for each in verdicts if each.ledger == ledger)
                 if count < self._api.page_size:
                     break
-            proven = [each.change for each in own if each.is_proven(key)]
-            claimed = max((each.change for each in own if not each.is_proven(key)), default=claimed)
+            proven = [each.change for each in ledger_verdicts if each.is_proven(key)]
+            claimed = max((each.change for each in ledger_verdicts if not each.is_proven(key)), default=claimed)
             if proven:
                 return KnownChanges(max(proven), claimed)
         return KnownChanges(None, claimed)
@@ -264,15 +264,15 @@ class Forge:
         url = self._project.api_url(self._api.listing, commit, self._name)
         listed = self._send_request(f"{url}&page={page}" if page > 1 else url).json
         statuses: list[Any] = listed if isinstance(listed, list) else []
-        own = [
+        own_statuses = [
             each
             for each in statuses
             if isinstance(each, dict)
             and isinstance(each.get("id"), int)
             and self._name in (each.get("context"), each.get("name"))
         ]
-        own.sort(key=lambda each: int(each["id"]), reverse=True)
-        verdicts = (_parse_description(commit, each.get("description")) for each in own)
+        own_statuses.sort(key=lambda each: int(each["id"]), reverse=True)
+        verdicts = (_parse_description(commit, each.get("description")) for each in own_statuses)
         return len(statuses), [each for each in verdicts if each is not None]
 
     def _send_request(self, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
@@ -289,17 +289,17 @@ class Forge:
         if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return answer
         message = f"{format_host(url)} answered {answer.status} {answer.detail}".rstrip()
-        limited = (
+        is_rate_limited = (
             answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None
         )  # this is how GitHub reports its secondary rate limit
-        if answer.status >= 500 or answer.status in _RETRY_STATUSES or limited:
+        if answer.status >= 500 or answer.status in _RETRY_STATUSES or is_rate_limited:
             raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
         raise ForgeRefused(message)
 
 
 def _parse_description(commit: str, description: object) -> CommitVerdict | None:
     """Parse the verdict in a description. Return None if no instance of gitboot wrote the description."""
-    found = _WITNESS.fullmatch(description) if isinstance(description, str) else None
+    found = _DESCRIPTION.fullmatch(description) if isinstance(description, str) else None
     if found is None:
         return None
     try:
@@ -321,7 +321,7 @@ def parse_judgement(says: str) -> Judgement:
     return Judgement(re.split(r"\W", says, maxsplit=1)[0])
 
 
-def _pages_prefix(api: str, scheme: str, host: str) -> str:
+def _derive_page_prefix(api: str, scheme: str, host: str) -> str:
     """Derive the path prefix of a forge's pages from the URL of its API. Raises `UsageError`."""
     parts = urlsplit(api)
     if format_host(api) != host or parts.scheme != scheme:
@@ -346,21 +346,21 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
         or any(each.type == "LedgerNamed" and not each.status for each in status.conditions)
     ):
         return []
-    said = [(each.commit, each.says) for each in status.passed_commits[-_MAX_VERDICTS:]]
+    results = [(each.commit, each.says) for each in status.passed_commits[-_MAX_VERDICTS:]]
     if status.held is not None:
-        said.append((status.attempted, describe_held(status.held.guards)))
+        results.append((status.attempted, describe_held(status.held.guards)))
     elif status.accepted == status.attempted:
-        said.append(
+        results.append(
             (
                 status.attempted,
                 describe_accepted([each.by for each in status.acknowledged if each.commit == status.attempted]),
             )
         )
     elif any(each.severity is Severity.ERROR for each in status.problems):
-        said.append((status.attempted, describe_invalid(status.problems)))
+        results.append((status.attempted, describe_invalid(status.problems)))
     return [
         CommitVerdict(commit=commit, judgement=parse_judgement(says), says=says, ledger=status.ledger, change=change)
-        for commit, says in said
+        for commit, says in results
     ]
 
 
@@ -369,7 +369,7 @@ class VerdictSender(RetryingSender):
 
     Each report contains the ledger's change number. At its next start, the instance uses this number to detect whether
     the ledger is an older copy. If the ledger changes without a new verdict, the number is reported after a pause. With
-    ``asks``, the thread reports only after `read_known_changes` has succeeded.
+    ``reads_first``, the thread reports only after `read_known_changes` has succeeded.
     """
 
     def __init__(
@@ -379,27 +379,27 @@ class VerdictSender(RetryingSender):
         *,
         first_retry_s: float = FIRST_RETRY_S,
         quiet_s: float = _PROGRESS_PAUSE_S,
-        asks: bool = False,
+        reads_first: bool = False,
     ) -> None:
         super().__init__("forge", wake, first_retry_s=first_retry_s)
         self._forge, self._quiet_s = forge, quiet_s
         self._waiting: dict[str, CommitVerdict] = {}  # verdicts to report, by commit, oldest first
-        self._noted: dict[str, CommitVerdict] = {}  # the last verdict on each commit
-        self._last_noted: CommitVerdict | None = None  # the newest of these verdicts
+        self._last_verdicts: dict[str, CommitVerdict] = {}  # the last verdict on each commit
+        self._newest_verdict: CommitVerdict | None = None  # the newest of these verdicts
         # When the first and the last unreported change were noted.
         self._progress_times: tuple[float, float] | None = None
         self._key = b""  # the ledger's key, set by `read_known_changes`
-        self._telling = ForgeReport(has_asked=not asks)
-        self._may_tell = not asks
+        self._forge_report = ForgeReport(has_asked=not reads_first)
+        self._may_report = not reads_first
         self.start()
 
     @property
-    def telling(self) -> ForgeReport:
-        return structs.replace(self._telling, failure=self.failure)
+    def forge_report(self) -> ForgeReport:
+        return structs.replace(self._forge_report, failure=self.failure)
 
     @property
     def is_done(self) -> bool:
-        return not self._waiting or not self._may_tell
+        return not self._waiting or not self._may_report
 
     def read_known_changes(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
         """Read the change numbers of a ledger from the statuses of these commits. Do nothing after the first success.
@@ -407,32 +407,32 @@ class VerdictSender(RetryingSender):
         ``key`` is the ledger's key for proofs, and is also used for later reports. This method waits for the forge, so
         do not call it from the thread that reconciles. A call without ``commits`` counts as a failed attempt.
         """
-        if self._may_tell:
+        if self._may_report:
             return
         try:
             found = self._forge.find_known_changes(commits, ledger, key) if commits else KnownChanges()
         except (HostUnreachable, ForgeRefused) as error:
-            self._update_telling(has_asked=True)
+            self._update_report(has_asked=True)
             self.note_failure(type(error).__name__, str(error))
             return
         with self.changed:
-            self._key, self._may_tell = key, bool(commits)
-            self._update_telling(has_asked=True, known_changes=found.proven, claimed_changes=found.claimed)
+            self._key, self._may_report = key, bool(commits)
+            self._update_report(has_asked=True, known_changes=found.proven, claimed_changes=found.claimed)
         self.note_failure(None)
 
     def note(self, verdicts: Iterable[CommitVerdict]) -> None:
         """Queue each verdict that differs from the last verdict on its commit."""
         with self.changed:
             for verdict in verdicts:
-                before, newest = self._noted.pop(verdict.commit, None), self._last_noted
-                self._noted[verdict.commit] = self._last_noted = verdict
+                before, newest = self._last_verdicts.pop(verdict.commit, None), self._newest_verdict
+                self._last_verdicts[verdict.commit] = self._newest_verdict = verdict
                 if before is None or replace(verdict, change=before.change) != before:
                     self._enqueue(verdict)
                 elif newest is not None and verdict.change != newest.change:
                     now = time.monotonic()
                     self._progress_times = (self._progress_times[0] if self._progress_times is not None else now, now)
-            while len(self._noted) > 2 * _MAX_VERDICTS:
-                del self._noted[next(iter(self._noted))]
+            while len(self._last_verdicts) > 2 * _MAX_VERDICTS:
+                del self._last_verdicts[next(iter(self._last_verdicts))]
             self.changed.notify_all()
 
     def close(self, *, patience_s: float = 0) -> None:
@@ -451,19 +451,19 @@ class VerdictSender(RetryingSender):
 
     def _enqueue_progress(self, *, at_once: bool = False) -> float | None:
         """Queue a report of the change number if it is due. Return the seconds until a later report is due, or None."""
-        if self._progress_times is None or self._last_noted is None:
+        if self._progress_times is None or self._newest_verdict is None:
             return None
         first, last = self._progress_times
         due_s = min(last + self._quiet_s, first + _MAX_PAUSES * self._quiet_s) - time.monotonic()
         if due_s > 0 and not at_once:
             return due_s
-        self._enqueue(self._last_noted)
+        self._enqueue(self._newest_verdict)
         return None
 
-    def _update_telling(self, **changed: Any) -> None:
+    def _update_report(self, **changed: Any) -> None:
         with self.changed:
-            before, self._telling = self._telling, structs.replace(self._telling, **changed)
-        if self._telling != before:
+            before, self._forge_report = self._forge_report, structs.replace(self._forge_report, **changed)
+        if self._forge_report != before:
             self.wake()
 
     def send_next(self) -> None:
@@ -472,14 +472,14 @@ class VerdictSender(RetryingSender):
             while self.is_done:
                 if self.is_ending:
                     return
-                self.changed.wait(wait_s if self._may_tell else None)
+                self.changed.wait(wait_s if self._may_report else None)
                 wait_s = self._enqueue_progress()
             verdict = next(iter(self._waiting.values()))
         self._write(verdict)
         with self.changed:
             if self._waiting.get(verdict.commit) == verdict:
                 del self._waiting[verdict.commit]
-        self._update_telling(commit=verdict.commit, report=verdict.says)
+        self._update_report(commit=verdict.commit, report=verdict.says)
 
     def _write(self, verdict: CommitVerdict) -> None:
         """Post the verdict, unless the forge already has the same verdict, for example after a restart.
@@ -508,8 +508,8 @@ class ForgeReader:
         self._verdicts, self._source, self._ledger, self._key = verdicts, source, ledger, key
 
     @property
-    def telling(self) -> ForgeReport:
-        return self._verdicts.telling
+    def forge_report(self) -> ForgeReport:
+        return self._verdicts.forge_report
 
     def read_known_changes(self, *, has_fetched: bool) -> None:
         """Read the change number from the statuses of the newest commits. Do nothing after the first success."""
@@ -535,9 +535,11 @@ def list_first_parents(source: Source) -> tuple[Revision, ...]:
 
 def find_project(settings: Settings) -> Project | None:
     """Return the project that the option --forge names, or None. Raises `UsageError`."""
-    if (told := settings.forge) is None:
+    if (forge_settings := settings.forge) is None:
         return None
-    return Project.parse(told.project, told.api, allow_token_over_http=told.allow_token_over_http)
+    return Project.parse(
+        forge_settings.project, forge_settings.api, allow_token_over_http=forge_settings.allow_token_over_http
+    )
 
 
 @contextmanager
@@ -548,21 +550,21 @@ def send_verdicts(
 
     At the end of the block, wait at most ``patience_s`` seconds for the queued reports to be sent.
     """
-    told, project = settings.forge, find_project(settings)
-    if told is None or project is None:
+    forge_settings, project = settings.forge, find_project(settings)
+    if forge_settings is None or project is None:
         yield None
         return
     verdicts = VerdictSender(
         Forge(
             project,
-            told.token,
-            name=told.name,
-            link=told.link,
+            forge_settings.token,
+            name=forge_settings.name,
+            link=forge_settings.link,
             ca_bundle=settings.git.ca_bundle,
-            allow_token_over_http=told.allow_token_over_http,
+            allow_token_over_http=forge_settings.allow_token_over_http,
         ),
         wake,
-        asks=True,
+        reads_first=True,
     )
     try:
         yield verdicts

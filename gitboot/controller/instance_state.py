@@ -19,7 +19,7 @@ from gitboot.controller.maintenance_hooks import HookFailure
 from gitboot.controller.operator_requests import may_instance_act
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.protocol import Commit
-from gitboot.fetchlog.log_entries import Denial, UnnamedProxy
+from gitboot.fetchlog.log_entries import Denial, UntrustedProxy
 from gitboot.fleet.revision import Revision, apply_changes
 from gitboot.git.clone import BranchMismatch
 from gitboot.jsonio import Digest
@@ -45,7 +45,7 @@ from gitboot.system_clock import ClockState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fetched:
+class LastFetch:
     """The result of the last fetch from the Git repository."""
 
     reason: str = "Fetched"
@@ -53,13 +53,13 @@ class Fetched:
     failed: bool = False
     began: datetime | None = field(default=None, compare=False)  # start of the last fetch that finished
     commit: str | None = field(default=None, compare=False)  # the commit that was fetched last
-    elsewhere: BranchMismatch | None = None  # None: HEAD names the followed branch
+    branch_mismatch: BranchMismatch | None = None  # None: HEAD names the followed branch
 
 
 class LimitedFiles(NamedTuple):
     """A description of a server's published files while the server's newest offers cannot be recorded in the ledger."""
 
-    noted: frozenset[Digest]  # the offers that are in the ledger
+    recorded_offers: frozenset[Digest]  # the offers that are in the ledger
     until: datetime | None  # when the clock makes these files outdated; None: never
     stop: StopScope  # the stop that was in force when the files were rendered
 
@@ -71,10 +71,10 @@ class TargetState(Struct, frozen=True, kw_only=True):
     at: datetime | None = None  # when gitboot last published, or last tried to
     complete: bool = False  # whether this process has published all files
     plans: Plans = msgspec.field(default_factory=Plans)  # the plans from which its files were rendered
-    in_doubt: bool = False  # whether its record files may date from before the ledger became unverified
+    has_old_records: bool = False  # whether its record files may date from before the ledger became unverified
     recorded: Members | None = None  # the machines whose records were published; None: all machines in ``plans``
     terms: ServingTerms | None = None  # the published terms under which endpoints serve one-time boots
-    owed: frozenset[str] = frozenset()  # servers whose files differ from the plans
+    outdated_servers: frozenset[str] = frozenset()  # servers whose files differ from the plans
     limited: Mapping[str, LimitedFiles] = msgspec.field(
         default_factory=dict
     )  # of these, the servers whose offers could not be recorded in the ledger
@@ -82,12 +82,12 @@ class TargetState(Struct, frozen=True, kw_only=True):
         default_factory=dict
     )  # plans of the published boot scripts, by server and path
     failure: tuple[str, str] | None = None  # why the last publication failed: reason, message
-    unwritable: str | None = None  # why the ledger could not record the offers
+    ledger_error: str | None = None  # why the ledger could not record the offers
     events: tuple[Event, ...] = ()  # events of the last publication
 
-    def holds_plans_of(self, commit: Commit) -> bool:
+    def has_plans_for(self, commit: Commit) -> bool:
         """Return whether the target contains all files that are planned for a commit."""
-        return self.complete and not self.owed and self.failure is None and self.applied == commit.revision
+        return self.complete and not self.outdated_servers and self.failure is None and self.applied == commit.revision
 
     def with_changed_files(self, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
         """Return the state after the files of these servers changed in the target without a publication.
@@ -96,7 +96,7 @@ class TargetState(Struct, frozen=True, kw_only=True):
         """
         return structs.replace(
             self,
-            owed=self.owed | servers,
+            outdated_servers=self.outdated_servers | servers,
             versions=apply_changes(self.versions, {}, servers & self.versions.keys()),
             events=(*self.events, *events),
         )
@@ -112,29 +112,31 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     publication: TargetState = msgspec.field(default_factory=TargetState)
     schedule: Schedule = msgspec.field(default_factory=Schedule)
     unplanned: frozenset[SystemUuid] = frozenset()  # machines that have changed since they were last planned
-    fetched: Fetched | None = None  # None: no fetch has finished yet
+    fetched: LastFetch | None = None  # None: no fetch has finished yet
     # How long a step of an installation may take before an operator should check the machine.
     longest_step: timedelta = timedelta(minutes=30)
-    serving: Endpoints | None = None  # None: the instance starts no endpoints
-    telling: ForgeReport | None = None  # None: no forge is configured
-    unsent: tuple[str, str] | None = None  # why gitboot could not send a notice: reason, message
+    endpoints: Endpoints | None = None  # None: the instance starts no endpoints
+    forge_report: ForgeReport | None = None  # None: no forge is configured
+    notice_failure: tuple[str, str] | None = None  # why gitboot could not send a notice: reason, message
     thread_failures: tuple[ThreadFailure, ...] = ()  # threads of this process that died; gitboot restarts them
-    following: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
+    target_status: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
     signed_list: SignedListState | None = None  # None: nothing was published since the start
-    opened: int | None = None  # the ledger's change number when it was opened; None: no longer compared with the forge
-    was_left: bool = False  # whether the ledger was unused for a long time before it was opened
+    change_at_start: int | None = (
+        None  # the ledger's change number when it was opened; None: no longer compared with the forge
+    )
+    was_unused: bool = False  # whether the ledger was unused for a long time before it was opened
     is_output_open: bool = False  # whether every user of this host may read OUTPUT
     is_upgraded: bool = False  # whether an earlier version that left one-time boots in OUTPUT used this ledger
-    keeping: ClockState = ClockState.UNKNOWN  # whether a time service synchronizes the clock
-    unwritable: str | None = None  # why the ledger could not be written
+    clock_state: ClockState = ClockState.UNKNOWN  # whether a time service synchronizes the clock
+    ledger_error: str | None = None  # why the ledger could not be written
     # The next end of a window in OUTPUT. Only used before the first publication since the start.
     next_window_end: datetime | None = None
     waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: not waiting
     before_resume: InstanceState | None = None  # the state before `resume`, kept while the ledger cannot be written
-    unread: str | None = None  # why the fetch log could not be read
+    fetch_log_error: str | None = None  # why the fetch log could not be read
     hook_failures: tuple[HookFailure, ...] = ()  # why URLs of maintenances did not give the expected answer yet
-    refused: tuple[Denial, ...] = ()  # boots that endpoints withheld within the last hour
-    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # unconfigured proxies that endpoints saw in the last hour
+    denials: tuple[Denial, ...] = ()  # boots that endpoints withheld within the last hour
+    unnamed_proxies: tuple[UntrustedProxy, ...] = ()  # unconfigured proxies that endpoints saw in the last hour
     conditions: tuple[Condition, ...] = ()
 
     @property
@@ -144,7 +146,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         None if no commit is accepted, or if the Fleet names another ledger and this instance has never been active.
         """
         accepted = self.attempt.accepted
-        return None if accepted is None or not plans_by(self.knowledge, accepted) else self.attempt.offered or accepted
+        return (
+            None if accepted is None or not plans_commit(self.knowledge, accepted) else self.attempt.offered or accepted
+        )
 
     @property
     def may_act(self) -> bool:
@@ -176,7 +180,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             problems=attempt.problems,
             held=attempt.held,
             withheld=tuple(self._list_withheld()),
-            passed_commits=attempt.passed,
+            passed_commits=attempt.passed_commits,
             accepted=accepted.revision if accepted is not None else None,
             committed_at=attempt.committed_at,
             signer=attempt.signer,
@@ -238,7 +242,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             policy = servers[name].decision.policy if name in servers else None
             if commit is None or attempt.failed is not None or policy is None or policy.boot is None:
                 continue
-            boots, shows_start = policy.boot.boots, policy.boot.shows_its_start
+            boots, shows_start = policy.boot.boots, policy.boot.proves_start
             if commit.decisions.evidence is Evidence.DECLARED and has_all_evidence(
                 attempt, boots=boots, shows_start=shows_start
             ):
@@ -262,20 +266,23 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             if any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
             else None
         )
-        dues = (
+        due_times = (
             self.plans.transitions.next_due if self.commit is not None else None,
             self.next_window_end,
             self.schedule.next_due,
             suspension.until if suspension is not None else None,
         )
-        later = (
+        later_times = (
             self.attempt.retry_at,
             self.attempt.problems_until,
             *(each.last_seen.at + self.longest_step for each in self.plans.begun.values()),
             *(run.at + self.longest_step for _, run in self.plans.given.values()),
         )
         return min(
-            (*(due for due in dues if due is not None), *(due for due in later if due is not None and due > at)),
+            (
+                *(due for due in due_times if due is not None),
+                *(due for due in later_times if due is not None and due > at),
+            ),
             default=None,
         )
 
@@ -283,7 +290,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 _MAX_SHOWN: Final = 50  # servers per list: keeps the status, which each reconcile writes, below about 50 KB
 
 
-def plans_by(knowledge: Knowledge, commit: Commit) -> bool:
+def plans_commit(knowledge: Knowledge, commit: Commit) -> bool:
     """Return whether the instance that uses this ledger plans and publishes a commit.
 
     An instance that another instance has replaced keeps planning, in order to end its windows and clear its overrides.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gitboot.background_threads import BackgroundThread, SignalQueue, list_failures, notify_on_death
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.reconcile import Reconciler
 from gitboot.errors import OperatorError, TryAgain
 from gitboot.git.clone import Source
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _JITTER: Final = 0.1  # fraction of the poll interval, so that instances do not all contact a server at the same time
 SLOW_S: Final = 120.0  # a longer fetch sets `SourceReady` to false
 STALLED_S: Final = 120.0  # a stage that makes no progress for longer counts as stalled
-_LOOK_EVERY_S: Final = 10.0  # interval between checks for a stalled stage
+_CHECK_EVERY_S: Final = 10.0  # interval between checks for a stalled stage
 _EVALUATION_S: Final = 2.0  # long enough for nearly every commit; other events end the wait earlier
 
 
@@ -46,11 +46,11 @@ class WakeSignal:
     """A signal that threads and signal handlers may send. All signals sent before the next `wait` are merged."""
 
     def __init__(self) -> None:
-        self._rung: SignalQueue[WakeCause] = SignalQueue()
+        self._queue: SignalQueue[WakeCause] = SignalQueue()
         self.is_stopped = False  # whether `stop` was called
 
     def wake(self, cause: WakeCause = WakeCause.ANYTHING) -> None:
-        self._rung.put(cause)
+        self._queue.put(cause)
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -58,10 +58,10 @@ class WakeSignal:
 
     def wait(self, timeout_s: float) -> frozenset[WakeCause]:
         """Wait at most ``timeout_s`` seconds for a signal. Return the causes of all signals since the last wait."""
-        heard = set[WakeCause]()
-        while (ring := self._rung.get(0 if heard else timeout_s)) is not None:
-            heard.add(ring)
-        return frozenset(heard)
+        causes = set[WakeCause]()
+        while (cause := self._queue.get(0 if causes else timeout_s)) is not None:
+            causes.add(cause)
+        return frozenset(causes)
 
 
 class Loop:
@@ -78,18 +78,18 @@ class Loop:
         poll_s: float,
         clock: Callable[[], datetime],
         tell: Callable[[Event], None],
-        bell: WakeSignal | None = None,
-        keeping: Callable[[], ClockState] = lambda: ClockState.UNKNOWN,
+        wake_signal: WakeSignal | None = None,
+        read_clock_state: Callable[[], ClockState] = lambda: ClockState.UNKNOWN,
         forge: ForgeReader | None = None,
         notices: Notices | None = None,
     ) -> None:
         self._reconciler, self._source, self._forge, self._notices = reconciler, source, forge, notices
-        self._poll_s, self._clock, self._tell, self._keeping = poll_s, clock, tell, keeping
-        self._wakes = bell or WakeSignal()  # signals that a reconcile is due now
+        self._poll_s, self._clock, self._tell, self._read_clock_state = poll_s, clock, tell, read_clock_state
+        self._wakes = wake_signal or WakeSignal()  # signals that a reconcile is due now
         self._fetches = WakeSignal()  # signals that a fetch is due now
         self._stopping = False
         self._stopped = threading.Event()  # set when the last reconcile has ended
-        self._fetched: Fetched | None = None
+        self._fetched: LastFetch | None = None
         self._slow_since: datetime | None = None  # start of the current fetch, if it is slow
 
     def wake(self) -> None:
@@ -120,10 +120,10 @@ class Loop:
             if self._reconciler.state.attempt.awaits_records:
                 self._reconcile(wait=True)
 
-    def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
+    def run(self, endpoints: Callable[[], Endpoints] | None = None) -> None:
         """Reconcile until `stop` is called or the wake signal has been stopped.
 
-        ``serving`` returns the state of the endpoints.
+        ``endpoints`` returns the state of the endpoints.
         """
         threads = [
             BackgroundThread(self._fetch_repeatedly, name="fetch", on_death=self._note_death),
@@ -135,7 +135,7 @@ class Loop:
         fetch = partial(self._fetches.wake, WakeCause.COMMIT)
         with notify_on_death(self.wake), watch_folders(*self._source.watch_paths(), wake=fetch):
             while not self._stopping and not self._wakes.is_stopped:
-                self._wait_for(self._reconcile(serving=serving() if serving is not None else None))
+                self._wait_for(self._reconcile(endpoints=endpoints() if endpoints is not None else None))
         self.stop()
         self._stopped.set()
         for thread in threads:
@@ -148,35 +148,35 @@ class Loop:
         longer, a reconcile reports the slow evaluation in the status. The status is written at its own interval even if
         the poll interval is longer, so that readers can detect a stale status.
         """
-        heard = self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
+        causes = self._wakes.wait(_compute_wait_s(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
         if (
-            heard == {WakeCause.COMMIT}
+            causes == {WakeCause.COMMIT}
             and not self._stopping
             and self._reconciler.start_evaluation(self._last_fetch(), self._clock())
         ):
-            self._wakes.wait(_seconds_until(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
+            self._wakes.wait(_compute_wait_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
 
-    def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
-        fetched, telling = self._last_fetch(), self._forge.telling if self._forge is not None else None
+    def _reconcile(self, *, endpoints: Endpoints | None = None, wait: bool = False) -> datetime | None:
+        fetched, forge_report = self._last_fetch(), self._forge.forge_report if self._forge is not None else None
         due = self._reconciler.reconcile(
             self._clock(),
             fetched=fetched,
-            serving=serving,
-            telling=telling,
-            unsent=self._notices.failure if self._notices is not None else None,
-            keeping=self._keeping(),
+            endpoints=endpoints,
+            forge_report=forge_report,
+            notice_failure=self._notices.failure if self._notices is not None else None,
+            clock_state=self._read_clock_state(),
             thread_failures=tuple(ThreadFailure(*each) for each in list_failures()),
             wait=wait,
         )
         if self._notices is not None:
-            self._notices.ring()
+            self._notices.check_events()
         return due
 
     def _fetch_once(self) -> None:
-        before, lap, began = self._fetched, self._reconciler.laps.start(), self._clock()
-        slow = threading.Timer(SLOW_S, self._note_slow, (began,))
-        slow.daemon = True
-        slow.start()
+        before, stopwatch, began = self._fetched, self._reconciler.stage_times.start(), self._clock()
+        slow_timer = threading.Timer(SLOW_S, self._note_slow, (began,))
+        slow_timer.daemon = True
+        slow_timer.start()
         error: Exception | None = None
         commit = before.commit if before is not None else None
         try:
@@ -186,13 +186,13 @@ class Loop:
                 return  # `stop` interrupted the fetch
             error = failure
         finally:
-            slow.cancel()
-            slow.join()
+            slow_timer.cancel()
+            slow_timer.join()
             was_slow, self._slow_since = self._slow_since is not None, None
-        lap(Stage.FETCH)
+        stopwatch(Stage.FETCH)
         if self._forge is not None:
             self._forge.read_known_changes(has_fetched=error is None)
-        fetched = Fetched(began=began, commit=commit, elsewhere=self._source.branch_mismatch)
+        fetched = LastFetch(began=began, commit=commit, branch_mismatch=self._source.branch_mismatch)
         if error is not None:
             fetched = replace(fetched, reason=type(error).__name__, message=str(error), failed=True)
         self._fetched = fetched
@@ -202,27 +202,27 @@ class Loop:
             elif commit is not None:
                 self._tell(Event(at=self._clock(), type="Fetched", message=commit[:12], facts={"commit": commit}))
             self._wakes.wake(WakeCause.ANYTHING if fetched.failed else WakeCause.COMMIT)
-        elif was_slow or fetched.elsewhere != before.elsewhere:
+        elif was_slow or fetched.branch_mismatch != before.branch_mismatch:
             self._wakes.wake()
 
     def _note_slow(self, began: datetime) -> None:
         self._slow_since = began
         self._wakes.wake()
 
-    def _last_fetch(self) -> Fetched | None:
+    def _last_fetch(self) -> LastFetch | None:
         """Return the result of the last fetch, or a failure if the current fetch takes too long."""
         last, since = self._fetched, self._slow_since
         if since is None:
             return last
-        return Fetched(
+        return LastFetch(
             reason="SlowFetch",
             message=f"the fetch that began at {format_instant(since)} is still running",
             failed=True,
-            elsewhere=last.elsewhere if last is not None else None,
+            branch_mismatch=last.branch_mismatch if last is not None else None,
         )
 
     def _note_death(self, message: str) -> None:
-        self._fetched = Fetched(
+        self._fetched = LastFetch(
             reason="SourceError",
             message=f"the fetch thread of gitboot failed: {message}",
             failed=True,
@@ -230,28 +230,28 @@ class Loop:
         )
 
     def _fetch_repeatedly(self) -> None:
-        asked = False
+        was_requested = False
         while not self._stopping:
             self._fetch_once()
-            if asked:
+            if was_requested:
                 self.wake()
             jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, not for security
-            asked = WakeCause.ANYTHING in self._fetches.wait(self._poll_s * jitter)
-            if asked and not self._stopping:
+            was_requested = WakeCause.ANYTHING in self._fetches.wait(self._poll_s * jitter)
+            if was_requested and not self._stopping:
                 self._reconciler.retry_targets()
 
     def _watch_stages(self) -> None:
         """Report each stalled stage once. The report disappears when a reconcile ends."""
         reported: Stage | None = None
-        while not self._stopped.wait(_LOOK_EVERY_S):
-            stalled = self._reconciler.laps.find_stalled_stage(STALLED_S)
+        while not self._stopped.wait(_CHECK_EVERY_S):
+            stalled = self._reconciler.stage_times.find_stalled_stage(STALLED_S)
             if stalled is not None and stalled is not reported:
                 self._reconciler.report_stalled(stalled, STALLED_S, self._clock())
             reported = stalled
 
 
-def _seconds_until(due: datetime | None, now: datetime, most_s: float) -> float:
-    return most_s if due is None else min(most_s, max((due - now) / timedelta(seconds=1), 0))
+def _compute_wait_s(due: datetime | None, now: datetime, max_s: float) -> float:
+    return max_s if due is None else min(max_s, max((due - now) / timedelta(seconds=1), 0))
 
 
 @contextmanager

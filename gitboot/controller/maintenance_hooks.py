@@ -242,10 +242,10 @@ def _find_fault(question: Question, answer: WebAnswer) -> str:
         return f"{host} answered with HTTP status {answer.status}"
     if question.kind is HookKind.DRAIN:
         return ""
-    said = answer.json if isinstance(answer.json, dict) else {}
-    if said.get("approved") is not True:
+    content = answer.json if isinstance(answer.json, dict) else {}
+    if content.get("approved") is not True:
         return f"{host} has not approved the maintenance"
-    if (said.get("maintenance"), said.get("digest")) != (question.maintenance, question.digest):
+    if (content.get("maintenance"), content.get("digest")) != (question.maintenance, question.digest):
         return f"{host} approved a different maintenance or digest"
     return ""
 
@@ -274,9 +274,9 @@ def list_questions(plans: Plans, schedule: Schedule, at: datetime) -> frozenset[
         uuid, before, end = server.decision.uuid, maintenance.before, maintenance.end
         if before is None or end is None or server.plan is None:
             continue
-        about = maintenance.name, maintenance.run, before.digest
+        run_key = maintenance.name, maintenance.run, before.digest
         if server.plan.cause is Cause.WAITING_FOR_APPROVAL and before.approval_url is not None:
-            found.add(Question(HookKind.APPROVAL, before.approval_url, *about, None, None, end))
+            found.add(Question(HookKind.APPROVAL, before.approval_url, *run_key, None, None, end))
         elif (
             server.plan.cause is Cause.WAITING_FOR_DRAIN
             and before.drain_url is not None
@@ -284,7 +284,7 @@ def list_questions(plans: Plans, schedule: Schedule, at: datetime) -> frozenset[
             and schedule.may_set
             and uuid in schedule.power
         ):
-            found.add(Question(HookKind.DRAIN, before.drain_url, *about, server.decision.server, uuid, end))
+            found.add(Question(HookKind.DRAIN, before.drain_url, *run_key, server.decision.server, uuid, end))
     return frozenset(found)
 
 
@@ -321,33 +321,33 @@ def find_clearances(
         record = knowledge.stored_record(uuid)
         if before is None or server.plan is None or record is None:
             continue
-        known, about = _find_clearance(record, maintenance), f"{name}: Maintenance/{maintenance.name}"
+        known, subject = _find_clearance(record, maintenance), f"{name}: Maintenance/{maintenance.name}"
         kept = frozenset(each.name for each in server.decision.maintenances)
-        where = uuid, name, maintenance.name
+        target = uuid, name, maintenance.name
         if server.plan.cause is Cause.WAITING_FOR_APPROVAL:
             if (
                 known.approved != before.approval_key
                 and (maintenance.name, before.digest, before.approval_url) in approved
             ):
                 yield ClearanceChange(
-                    *where,
+                    *target,
                     known._replace(approved=before.approval_key),
                     "MaintenanceApproved",
-                    f"{about} is approved by {format_host(before.approval_url or '')} ({before.digest[:12]})",
+                    f"{subject} is approved by {format_host(before.approval_url or '')} ({before.digest[:12]})",
                     kept,
                 )
         elif known.drain != maintenance.drain_key:
             if uuid in next_drains:
                 yield ClearanceChange(
-                    *where,
+                    *target,
                     Clearance(known.approved, drain=maintenance.drain_key, until=maintenance.end),
                     "DrainStarted",
-                    f"{about} needs the server drained, so gitboot requests {before.drain_url}",
+                    f"{subject} needs the server drained, so gitboot requests {before.drain_url}",
                     kept,
                 )
-        elif known.drained_at is None and (done := drained.get(uuid)) is not None and done.url == before.drain_url:
+        elif known.drained_at is None and (answer := drained.get(uuid)) is not None and answer.url == before.drain_url:
             yield ClearanceChange(
-                *where, known._replace(drained_at=at), "Drained", f"{about}: the server is drained", kept
+                *target, known._replace(drained_at=at), "Drained", f"{subject}: the server is drained", kept
             )
 
 

@@ -35,11 +35,11 @@ from gitboot.ledger import instance_tables
 from gitboot.publish.tree_reader import read_state
 from gitboot.text import did_you_mean, format_count, format_names, format_rest, one_line, printable
 
-_LOOK_S: Final = 30.0  # interval between reads of the ledger if nothing wakes the thread
-_MOST_READ: Final = 500  # maximum number of events per read
+_CHECK_S: Final = 30.0  # interval between reads of the ledger if nothing wakes the thread
+_MAX_READ: Final = 500  # maximum number of events per read
 
 
-class Bookmarks:
+class DeliveryPositions:
     """The last event delivered to each receiver, stored in a file that is updated after each delivery.
 
     A new receiver starts after the newest event in the ledger. If the stored position of a receiver is beyond the
@@ -48,39 +48,39 @@ class Bookmarks:
 
     def __init__(self, file: Path, ledger: str, last: int) -> None:
         self._file, self._ledger, self._last, self._lock = file, ledger, last, threading.Lock()
-        self._places: dict[str, int] = {}
+        self._positions: dict[str, int] = {}
         with suppress(OSError, ValueError, AttributeError):
             known = json.loads(file.read_bytes())
-            self._places = dict(known["places"]) if known.get("ledger") == ledger else {}
+            self._positions = dict(known["places"]) if known.get("ledger") == ledger else {}
 
-    def of(self, receiver: str) -> int:
+    def get_position(self, receiver: str) -> int:
         """Return the number of the last event that was delivered to the receiver or that the receiver excludes."""
         with self._lock:
-            found = self._places.get(receiver)
+            found = self._positions.get(receiver)
             return found if isinstance(found, int) and 0 <= found <= self._last else self._last
 
-    def note(self, receiver: str, place: int) -> None:
+    def store_position(self, receiver: str, position: int) -> None:
         with self._lock:
-            if self._places.get(receiver) == place:
+            if self._positions.get(receiver) == position:
                 return
-            self._places[receiver] = place
-            content = {"ledger": self._ledger, "places": dict(sorted(self._places.items()))}
+            self._positions[receiver] = position
+            content = {"ledger": self._ledger, "places": dict(sorted(self._positions.items()))}
             with suppress(OSError):  # the event is then delivered again after a restart
                 files.write_atomically(self._file, json.dumps(content).encode() + b"\n")
 
 
-class _Pile(Struct):
+class _PendingNotice(Struct):
     due: float  # when to send the pile, in monotonic time
     first: int
-    shown: list[NotedEvent] = msgspec.field(default_factory=list)
+    shown: list[StoredEvent] = msgspec.field(default_factory=list)
     number: int = 0
 
-    def add(self, event: NotedEvent) -> None:
+    def add(self, event: StoredEvent) -> None:
         self.number += 1
-        if len(self.shown) < MOST:
+        if len(self.shown) < MAX_EVENTS:
             self.shown.append(event)
 
-    def notice(self, ledger: str) -> Notice:
+    def build_notice(self, ledger: str) -> Notice:
         return Notice(
             ledger=ledger,
             type=self.shown[0].type,
@@ -101,61 +101,62 @@ class Messenger(RetryingSender):
         self,
         receiver: Receiver,
         send: Send,
-        places: Bookmarks,
+        positions: DeliveryPositions,
         *,
         ledger: str,
-        read: Callable[[int], list[NotedEvent]],
+        read: Callable[[int], list[StoredEvent]],
         clock: Callable[[], datetime],
         wake: Callable[[], None],
     ) -> None:
         super().__init__(f"notify-{receiver.name}", wake, label=f"{receiver.name}: ", first_retry_s=FIRST_RETRY_S)
-        self._receiver, self._send, self._places, self._ledger = receiver, send, places, ledger
+        self._receiver, self._send, self._positions, self._ledger = receiver, send, positions, ledger
         self._read, self._clock = read, clock
-        self._place = places.of(receiver.name)  # number of the last event that was read
-        self._piles: dict[str, _Pile] = {}
+        self._position = positions.get_position(receiver.name)  # number of the last event that was read
+        self._pending: dict[str, _PendingNotice] = {}
         self._quiet_until: dict[str, float] = {}
-        self._rung, self._idle = True, False
+        self._has_new_events, self._idle = True, False
 
     @property
     def is_done(self) -> bool:
         return self._idle
 
-    def ring(self) -> None:
+    def check_events(self) -> None:
         with self.changed:
-            self._rung, self._idle = True, False
+            self._has_new_events, self._idle = True, False
             self.changed.notify_all()
 
     def send_next(self) -> None:
-        due = min((each.due for each in self._piles.values()), default=float("inf"))
+        due = min((each.due for each in self._pending.values()), default=float("inf"))
         with self.changed:
             if self.failure is None:
-                self._idle = not self._rung
+                self._idle = not self._has_new_events
                 self.changed.notify_all()
                 self.changed.wait_for(
-                    lambda: self._rung or self.is_ending, min(max(due - time.monotonic(), 0), _LOOK_S)
+                    lambda: self._has_new_events or self.is_ending, min(max(due - time.monotonic(), 0), _CHECK_S)
                 )
-            self._rung = False
+            self._has_new_events = False
         if self.is_ending:
             return
-        while found := self._read(self._place):
+        while found := self._read(self._position):
             for event in found:
-                self._place = event.sequence
+                self._position = event.sequence
                 if self._receiver.wants(event):
-                    self._piles.setdefault(
-                        event.type, _Pile(max(self._quiet_until.get(event.type, 0), time.monotonic()), event.sequence)
+                    self._pending.setdefault(
+                        event.type,
+                        _PendingNotice(max(self._quiet_until.get(event.type, 0), time.monotonic()), event.sequence),
                     ).add(event)
         self._note()
-        for type, pile in sorted(self._piles.items(), key=lambda each: each[1].first):
-            if pile.due <= time.monotonic():
-                self._send(pile.notice(self._ledger), self._clock())
-                del self._piles[type]
+        for type, pending in sorted(self._pending.items(), key=lambda each: each[1].first):
+            if pending.due <= time.monotonic():
+                self._send(pending.build_notice(self._ledger), self._clock())
+                del self._pending[type]
                 self._quiet_until[type] = time.monotonic() + self._receiver.fold.total_seconds()
                 self._note()
 
     def _note(self) -> None:
         """Store the position at which a restart continues: just before the first undelivered event."""
-        waiting = min((each.first for each in self._piles.values()), default=self._place + 1)
-        self._places.note(self._receiver.name, waiting - 1)
+        waiting = min((each.first for each in self._pending.values()), default=self._position + 1)
+        self._positions.store_position(self._receiver.name, waiting - 1)
 
 
 class Notices:
@@ -164,24 +165,24 @@ class Notices:
     def __init__(self, messengers: Sequence[Messenger]) -> None:
         self._messengers = messengers
 
-    def ring(self) -> None:
+    def check_events(self) -> None:
         for each in self._messengers:
-            each.ring()
+            each.check_events()
 
     @property
     def failure(self) -> tuple[str, str] | None:
         found = [each.failure for each in self._messengers if each.failure is not None]
-        return (found[0][0], "; ".join(words for _, words in found)) if found else None
+        return (found[0][0], "; ".join(message for _, message in found)) if found else None
 
     def close(self, *, patience_s: float) -> None:
         until = time.monotonic() + patience_s
         for each in self._messengers:
-            each.ring()
+            each.check_events()
             each.close(patience_s=max(until - time.monotonic(), 0))
 
 
 @contextmanager
-def notifying(
+def send_notices(
     settings: Settings,
     ledger: str,
     clock: Callable[[], datetime],
@@ -197,13 +198,13 @@ def notifying(
         yield None
         return
     file = settings.state / LEDGER
-    places = Bookmarks(settings.state / NOTIFIED, ledger, instance_tables.read_last_event_number(file))
+    positions = DeliveryPositions(settings.state / NOTIFIED, ledger, instance_tables.read_last_event_number(file))
     read = partial(_read_events, file, settings.output)
     messengers = [
         Messenger(
             each,
             RereadingSender(partial(read_receiver, settings.notify, each.name), settings.git.ca_bundle),
-            places,
+            positions,
             ledger=ledger,
             read=read,
             clock=clock,
@@ -220,15 +221,15 @@ def notifying(
         notices.close(patience_s=patience_s)
 
 
-def _read_events(ledger: Path, output: Path, place: int) -> list[NotedEvent]:
+def _read_events(ledger: Path, output: Path, position: int) -> list[StoredEvent]:
     found = []
-    for sequence, event in instance_tables.read_events_after(ledger, place, _MOST_READ):
+    for sequence, event in instance_tables.read_events_after(ledger, position, _MAX_READ):
         site, server, servers, commit = None, event.get("server"), event.get("servers"), event.get("commit")
         with suppress(ValueError, OSError):
             state = read_state(output, server) if isinstance(server, str) else None
             site = state.summary.get("site") if state is not None else None
         found.append(
-            NotedEvent(
+            StoredEvent(
                 sequence=sequence,
                 at=event["at"],
                 type=event["type"],
@@ -250,7 +251,7 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     ledger: str  # the identity of the instance's ledger
     type: str
-    events: tuple[NotedEvent, ...]  # the first events, at most `MOST`
+    events: tuple[StoredEvent, ...]  # the first events, at most `MAX_EVENTS`
     number: int  # the number of events that the notice is about
     level: Level  # the highest level of the events
 
@@ -282,11 +283,11 @@ class Notice(Struct, frozen=True, kw_only=True):
         lines = []
         for each in self.events:
             flat = one_line(each.message)
-            lines.append(f"{each.at} {flat if len(flat) <= _LONGEST else f'{flat[: _LONGEST - 1]}…'}")
+            lines.append(f"{each.at} {flat if len(flat) <= _MAX_MESSAGE else f'{flat[: _MAX_MESSAGE - 1]}…'}")
         return "\n".join(filter(None, (*lines, format_rest(self.number - len(self.events)))))
 
 
-_LONGEST: Final = 500  # maximum length of one message in the text of a notice
+_MAX_MESSAGE: Final = 500  # maximum length of one message in the text of a notice
 
 
 class Level(IntEnum):
@@ -300,7 +301,7 @@ class Level(IntEnum):
         return self.name.lower()
 
 
-class NotedEvent(Struct, frozen=True, kw_only=True):
+class StoredEvent(Struct, frozen=True, kw_only=True):
     """An event as stored in the ledger."""
 
     sequence: int  # the event's number in the ledger
@@ -333,7 +334,7 @@ def build_sender(receiver: Receiver, ca_bundle: Path | None) -> Send:
 
     Raises `UsageError` if the receiver's settings are unusable.
     """
-    return _Webhook(receiver, ca_bundle) if receiver.secret is not None else _ByApprise(receiver)
+    return _WebhookSender(receiver, ca_bundle) if receiver.secret is not None else _AppriseSender(receiver)
 
 
 class RereadingSender:
@@ -356,7 +357,7 @@ class RereadingSender:
         self._send(notice, at)
 
 
-class _Webhook:
+class _WebhookSender:
     def __init__(self, receiver: Receiver, ca_bundle: Path | None) -> None:
         self._receiver, self._client = receiver, HttpClient(ca_bundle=ca_bundle)
 
@@ -378,7 +379,7 @@ class _Webhook:
                 raise HostUnreachable(f"the webhook answered with HTTP status {answer.status}")
 
 
-class _ByApprise:
+class _AppriseSender:
     """A sender that calls apprise in a thread.
 
     The thread is abandoned at a deadline, because apprise has no overall timeout.
@@ -438,7 +439,7 @@ class Receiver:
     sites: frozenset[str] = frozenset()  # send only events about servers at these sites; empty: all events
     fold: timedelta = timedelta(minutes=10)  # events of one type within this time are combined in one notice
 
-    def wants(self, event: NotedEvent) -> bool:
+    def wants(self, event: StoredEvent) -> bool:
         return event.level >= self.level and (not self.sites or event.site in self.sites)
 
 
@@ -448,13 +449,13 @@ def read_receivers(file: Path) -> tuple[Receiver, ...]:
     Raises `UsageError` with a message that contains no URLs or secrets.
     """
     try:
-        said = tomllib.loads(read_private(file).decode())
+        content = tomllib.loads(read_private(file).decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError):
         raise UsageError(f"{file} is not valid TOML") from None  # the parser's message may contain a secret
-    named = said.pop("receivers", {})
-    if said or not isinstance(named, dict) or not all(isinstance(each, dict) for each in named.values()):
+    named = content.pop("receivers", {})
+    if content or not isinstance(named, dict) or not all(isinstance(each, dict) for each in named.values()):
         raise UsageError(f"{file}: expected only [receivers.NAME] tables")
-    return tuple(_Table(file, name, given).receiver() for name, given in sorted(named.items()))
+    return tuple(_Table(file, name, table).build_receiver() for name, table in sorted(named.items()))
 
 
 def read_receiver(file: Path, name: str) -> Receiver:
@@ -470,28 +471,28 @@ def read_receiver(file: Path, name: str) -> Receiver:
 class _Table(Struct, frozen=True):
     file: Path
     name: str
-    given: Mapping[str, Any]
+    values: Mapping[str, Any]
 
-    def receiver(self) -> Receiver:
-        for key in sorted(self.given.keys() - set(_KEYS)):
+    def build_receiver(self) -> Receiver:
+        for key in sorted(self.values.keys() - set(_KEYS)):
             allowed = f"allowed keys: {', '.join(_KEYS)}"
-            raise self._wrong(f"unknown key {key!r}; {did_you_mean(key, _KEYS, allowed)}")
-        webhook, apprise = self._text("webhook"), self._text("apprise")
+            raise self._build_error(f"unknown key {key!r}; {did_you_mean(key, _KEYS, allowed)}")
+        webhook, apprise = self._read_text("webhook"), self._read_text("apprise")
         if (webhook is None) == (apprise is None):
-            raise self._wrong("expected one of webhook, webhook-file, apprise and apprise-file")
-        if apprise is not None and "secret-file" in self.given:
-            raise self._wrong("secret-file is only for webhooks; an apprise URL contains its own secrets")
+            raise self._build_error("expected one of webhook, webhook-file, apprise and apprise-file")
+        if apprise is not None and "secret-file" in self.values:
+            raise self._build_error("secret-file is only for webhooks; an apprise URL contains its own secrets")
         secret = self._read_secret(webhook) if webhook is not None else None
-        level = self.given.get("level", Level.WARNING.word)
+        level = self.values.get("level", Level.WARNING.word)
         levels = {each.word: each for each in Level}
         if not isinstance(level, str) or level not in levels:
-            raise self._wrong(f"level: expected {' or '.join(levels)}")
-        sites = self.given.get("sites", [])
+            raise self._build_error(f"level: expected {' or '.join(levels)}")
+        sites = self.values.get("sites", [])
         if not isinstance(sites, list) or not all(isinstance(each, str) for each in sites):
-            raise self._wrong("sites: expected a list of names")
-        minutes = self.given.get("fold-minutes", 10)
+            raise self._build_error("sites: expected a list of names")
+        minutes = self.values.get("fold-minutes", 10)
         if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 <= minutes <= 1440:
-            raise self._wrong("fold-minutes: expected a number from 0 to 1440")
+            raise self._build_error("fold-minutes: expected a number from 0 to 1440")
         return Receiver(
             name=self.name,
             url=webhook or apprise or "",
@@ -501,23 +502,23 @@ class _Table(Struct, frozen=True):
             fold=timedelta(minutes=minutes),
         )
 
-    def _text(self, key: str) -> str | None:
+    def _read_text(self, key: str) -> str | None:
         """Return the value of a key in the table.
 
         If the table contains KEY-file instead, return the content of that file.
         """
-        here, there = self.given.get(key), self.given.get(f"{key}-file")
-        if here is not None and there is not None:
-            raise self._wrong(f"expected {key} or {key}-file, not both")
-        found = here if there is None else self._in_file(f"{key}-file").decode(errors="replace").strip()
+        value, file_name = self.values.get(key), self.values.get(f"{key}-file")
+        if value is not None and file_name is not None:
+            raise self._build_error(f"expected {key} or {key}-file, not both")
+        found = value if file_name is None else self._read_file(f"{key}-file").decode(errors="replace").strip()
         if found is not None and (not isinstance(found, str) or not found or not found.isprintable()):
-            raise self._wrong(f"{key}: expected a URL on one line")
+            raise self._build_error(f"{key}: expected a URL on one line")
         return found
 
-    def _in_file(self, key: str) -> bytes:
-        name = self.given[key]
+    def _read_file(self, key: str) -> bytes:
+        name = self.values[key]
         if not isinstance(name, str):
-            raise self._wrong(f"{key}: expected the name of a file")
+            raise self._build_error(f"{key}: expected the name of a file")
         return read_private(self.file.parent / name)
 
     def _read_secret(self, url: str) -> bytes:
@@ -525,14 +526,14 @@ class _Table(Struct, frozen=True):
 
         First check that the secret is private and long enough, and that the URL is safe.
         """
-        if "secret-file" not in self.given:
-            raise self._wrong("a webhook needs secret-file, the file with the secret that signs the requests")
-        secret = self._in_file("secret-file").strip()
+        if "secret-file" not in self.values:
+            raise self._build_error("a webhook needs secret-file, the file with the secret that signs the requests")
+        secret = self._read_file("secret-file").strip()
         if len(secret) < _SHORTEST_SECRET:
-            raise self._wrong(f"secret-file: expected at least {_SHORTEST_SECRET} characters")
+            raise self._build_error(f"secret-file: expected at least {_SHORTEST_SECRET} characters")
         try:
             parts = urlsplit(url)
-            is_one = (
+            is_safe = (
                 (
                     parts.scheme == "https"
                     or (parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost"))
@@ -542,13 +543,15 @@ class _Table(Struct, frozen=True):
                 and parts.password is None
             )
         except ValueError:
-            is_one = False
-        if not is_one:
-            raise self._wrong("webhook: expected an https URL without a user name (http is allowed only for this host)")
+            is_safe = False
+        if not is_safe:
+            raise self._build_error(
+                "webhook: expected an https URL without a user name (http is allowed only for this host)"
+            )
         return secret
 
-    def _wrong(self, what: str) -> UsageError:
+    def _build_error(self, what: str) -> UsageError:
         return UsageError(f"{self.file}: receivers.{self.name}: {what}")
 
 
-MOST: Final = 20  # maximum number of events listed in one notice
+MAX_EVENTS: Final = 20  # maximum number of events listed in one notice

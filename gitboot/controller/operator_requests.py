@@ -19,7 +19,7 @@ from gitboot.controller.records.evidence import confirm_fetches
 from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
 from gitboot.controller.records.ledger_trust import Beginning, accept_clock, initialise_ledger
 from gitboot.controller.records.provisioning import require_trusted_ledger, set_records
-from gitboot.errors import Orders, StaleDigest, UsageError
+from gitboot.errors import FleetOrders, StaleDigest, UsageError
 from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
@@ -57,7 +57,7 @@ START: Final = "start"  # {}
 REFUSED: Final = "refused: "  # the outcome of a rejected request begins with this text
 
 
-def carry_out(
+def carry_out_requests(
     update: KnowledgeUpdate,
     requests: Iterable[Request],
     commit: Commit | None,
@@ -70,7 +70,7 @@ def carry_out(
     """
     for request in requests:
         try:
-            outcome = _carry_out_one(update, request, commit, held)
+            outcome = _carry_out_request(update, request, commit, held)
         except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"{REFUSED}{error}"
         type = "RecordsBegun" if request.action == BEGIN else "Requested"
@@ -130,13 +130,13 @@ def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> N
         raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
 
 
-def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | None, held: Held | None) -> str:
+def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit | None, held: Held | None) -> str:
     facts = request.facts
     match request.action:
         case "records":
             return _set_records(update, request)
         case "begin" if commit is not None:
-            return _begin(update, facts, commit)
+            return _begin_with_records(update, facts, commit)
         case "resolve" | "accept" | "certificate" | "replace" | "back":
             return _ON_SERVER[request.action](update, parse_uuid(facts["uuid"]), facts["server"], facts)
         case "clock":
@@ -166,11 +166,11 @@ def _carry_out_one(update: KnowledgeUpdate, request: Request, commit: Commit | N
             )
             return f"suspended the acceptance of commits until {format_instant(until)}: {facts['reason']}"
         case "resume":
-            was = update.facts.suspension
+            suspension = update.facts.suspension
             update.facts = structs.replace(update.facts, suspension=None)
             return (
                 "resumed the acceptance of commits"
-                if was is not None
+                if suspension is not None
                 else "the acceptance of commits was not suspended"
             )
         case "stop":
@@ -193,11 +193,11 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
     require_trusted_ledger(update)
     items = [(parse_uuid(item["uuid"]), str(item["server"]), parse_record(item)) for item in facts["items"]]
     seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
-    stated = {parse_uuid(item["uuid"]) for item in facts["items"] if item.get("isForeign") is True}
+    foreign = {parse_uuid(item["uuid"]) for item in facts["items"] if item.get("isForeign") is True}
     for uuid, server, record in items:
         now = update.record(uuid)
         if (
-            (record.provision is None or uuid in stated)
+            (record.provision is None or uuid in foreign)
             and uuid in seen
             and now is not None
             and now.provision is not None
@@ -223,19 +223,19 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
     return f"set {len(items)} records{reason}"
 
 
-def _begin(update: KnowledgeUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
+def _begin_with_records(update: KnowledgeUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
     if facts.get("commit") not in (None, commit.revision):
         raise UsageError(f"gitboot accepted {commit.revision} after you made this request; check again")
     records = {parse_uuid(item["uuid"]): parse_record(item) for item in facts.get("items", ())}
     return initialise_ledger(update, commit, Beginning(facts["how"]), records)
 
 
-def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+def _resolve_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     key, consumed, bmc, reason = facts["key"], facts["consumed"], facts["bmc"], facts["reason"]
     pinned = update.current_pin(uuid)
     seen = pinned.latest_identity if pinned is not None else None
 
-    def is_meant(each: OverrideRecord) -> bool:
+    def is_affected(each: OverrideRecord) -> bool:
         """Return whether the request is about this override.
 
         The request is about an override if its state is unknown, if it is at another BMC, or if it is closed but the
@@ -250,14 +250,14 @@ def _resolve(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
     record = update.record(uuid) if update.before.is_trusted else None
     if not consumed and record is not None and record.consumed_key == key and key is not None:
         set_records(update, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
-    found = _set_override_states(update, uuid, OverrideState.LOST if consumed else OverrideState.CLEARED, is_meant)
-    in_doubt = resolve_switches(
+    found = _set_override_states(update, uuid, OverrideState.LOST if consumed else OverrideState.CLEARED, is_affected)
+    unresolved = resolve_switches(
         update,
         uuid,
         PowerRecordState.REQUESTED if consumed else PowerRecordState.REFUSED,
         lambda each: each.state is PowerRecordState.RECORDED,
     )
-    if not found and in_doubt:
+    if not found and unresolved:
         return (
             f"{server}: recorded that gitboot switched its power, and will not switch it again ({reason})"
             if consumed
@@ -305,15 +305,15 @@ def _accept_certificate(update: KnowledgeUpdate, uuid: SystemUuid, server: str, 
     return f"{server}: accepted the certificate {certificate} of its BMC ({facts['reason']})"
 
 
-def _replace(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+def _replace_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     """Allow gitboot to replace a foreign override with the planned override."""
     key = facts["key"]
-    own = next((each for each in update.overrides.list_records(uuid) if each.reason == key), None)
+    record = next((each for each in update.overrides.list_records(uuid) if each.reason == key), None)
     if key is None or (
-        own is not None and own.state not in (OverrideState.CLEARED, OverrideState.CONSUMED, OverrideState.UNSENT)
+        record is not None and record.state not in (OverrideState.CLEARED, OverrideState.CONSUMED, OverrideState.UNSENT)
     ):
         return f"{server}: there is no override to replace"
-    opened = own or OverrideRecord(
+    opened = record or OverrideRecord(
         reason=key, plan_digest="", override=NO_OVERRIDE, marks=NO_MARKS, state=OverrideState.OPENED, at=update.at
     )
     update.overrides.set_record(uuid, structs.replace(opened, state=OverrideState.OPENED, at=update.at))
@@ -322,31 +322,31 @@ def _replace(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapp
 
 
 _ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mapping[str, Any]], str]]] = {
-    RESOLVE: _resolve,
+    RESOLVE: _resolve_override,
     ACCEPT: _accept_identity,
     CERTIFICATE: _accept_certificate,
-    REPLACE: _replace,
+    REPLACE: _replace_override,
     BACK: _mark_in_service,
 }
 
 
 def _set_override_states(
-    update: KnowledgeUpdate, uuid: SystemUuid, state: OverrideState, which: Callable[[OverrideRecord], bool]
+    update: KnowledgeUpdate, uuid: SystemUuid, state: OverrideState, is_selected: Callable[[OverrideRecord], bool]
 ) -> int:
     """Set the state of overrides to what an operator stated. Return the number of changed overrides.
 
     ``CLEARED`` means that an override was not consumed, so gitboot may set an override for the same reason again.
     ``LOST`` means that it was consumed, so gitboot does not set it again.
     """
-    meant = [each for each in update.overrides.list_records(uuid) if each.state is not state and which(each)]
-    for each in meant:
+    selected = [each for each in update.overrides.list_records(uuid) if each.state is not state and is_selected(each)]
+    for each in selected:
         update.overrides.set_record(uuid, structs.replace(each, state=state, corrections=()))
     update.due_now.add(uuid)
-    return len(meant)
+    return len(selected)
 
 
-def _is_provision_override(each: OverrideRecord) -> bool:
-    return each.reason.startswith("provision/") and each.state in (
+def _is_provision_override(record: OverrideRecord) -> bool:
+    return record.reason.startswith("provision/") and record.state in (
         OverrideState.RECORDED,
         OverrideState.CONSUMED,
         OverrideState.LOST,
@@ -354,32 +354,32 @@ def _is_provision_override(each: OverrideRecord) -> bool:
     )
 
 
-def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> StopScope:
+def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: FleetOrders | None) -> StopScope:
     """Return which boots are stopped.
 
     ``orders`` are the stop orders in the newest Fleet if gitboot has not accepted the commit that contains this Fleet.
     """
-    by_hand = knowledge.facts.stoppage
-    if by_hand is not None and by_hand.everything:
+    operator_stop = knowledge.facts.stoppage
+    if operator_stop is not None and operator_stop.everything:
         return StopScope.ALL
-    is_stopped = by_hand is not None or find_fleet_stop(accepted, orders) is not None or bool(knowledge.claims)
+    is_stopped = operator_stop is not None or find_fleet_stop(accepted, orders) is not None or bool(knowledge.claims)
     return StopScope.WRITING if is_stopped or not may_instance_act(knowledge, accepted, orders) else StopScope.NONE
 
 
-def find_fleet_stop(accepted: Commit | None, orders: Orders | None) -> str | None:
+def find_fleet_stop(accepted: Commit | None, orders: FleetOrders | None) -> str | None:
     """Return the reason for a stop in the newest or the accepted Fleet, or None if neither Fleet stops boots."""
-    return next((each.stopped for each in _orders(accepted, orders) if each.stopped is not None), None)
+    return next((each.stopped for each in _list_orders(accepted, orders) if each.stopped is not None), None)
 
 
-def may_instance_act(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None) -> bool:
+def may_instance_act(knowledge: Knowledge, accepted: Commit | None, orders: FleetOrders | None) -> bool:
     """Return whether this instance may be active.
 
     The instance must not be active if the newest or the accepted Fleet names another ledger.
     """
-    return all(each.ledger in (None, knowledge.facts.identity) for each in _orders(accepted, orders))
+    return all(each.ledger in (None, knowledge.facts.identity) for each in _list_orders(accepted, orders))
 
 
-def _orders(accepted: Commit | None, orders: Orders | None) -> list[Orders]:
+def _list_orders(accepted: Commit | None, orders: FleetOrders | None) -> list[FleetOrders]:
     return [each for each in (orders, accepted.orders if accepted is not None else None) if each is not None]
 
 
@@ -394,12 +394,12 @@ def find_released_servers(
     return tuple(
         each.server
         for each in commit.decisions.servers.values()
-        if (boot := _planned_boot(each, knowledge, at, after)) is not None
-        and boot != _planned_boot(each, knowledge, at, before)
+        if (boot := _find_planned_boot(each, knowledge, at, after)) is not None
+        and boot != _find_planned_boot(each, knowledge, at, before)
     )
 
 
-def _planned_boot(decision: Decision, knowledge: Knowledge, at: datetime, stop: StopScope) -> Boot | None:
+def _find_planned_boot(decision: Decision, knowledge: Knowledge, at: datetime, stop: StopScope) -> Boot | None:
     remaining = drop_ended_windows(decision, knowledge.find_later_clock(at))
     planned = make_plan(remaining, at, knowledge.record(decision.uuid), stop=stop)
     return planned.boot if planned is not None else None

@@ -24,12 +24,12 @@ _NOT_CHECKED: Final = "Machines do not check this list, so they boot as before"
 
 def judge_targets(state: InstanceState, at: datetime) -> Iterator[Finding]:
     """Yield the condition about the targets if the instance has any targets."""
-    following = state.following
-    if not following:
+    target_status = state.target_status
+    if not target_status:
         return
-    failing = [each for each in following if each.failure is not None]
-    overdue = [each for each in following if each.overdue_since is not None and each.overdue_since + _OVERDUE <= at]
-    late = [each for each in following if each.behind_since is not None and each.behind_since + _LATE <= at]
+    failing = [each for each in target_status if each.failure is not None]
+    overdue = [each for each in target_status if each.overdue_since is not None and each.overdue_since + _OVERDUE <= at]
+    late = [each for each in target_status if each.behind_since is not None and each.behind_since + _LATE <= at]
     if overdue:
         first = min(overdue, key=lambda each: (each.overdue_since or at, each.name))
         why = f". Error: {_strip_target(first.failure[1], first.name)}" if first.failure is not None else ""
@@ -56,8 +56,8 @@ def judge_targets(state: InstanceState, at: datetime) -> Iterator[Finding]:
         message = f"{names}. Machines that boot from there get older boot files. gitboot will retry automatically"
         yield "TargetsCurrent", False, "Behind", message
     else:
-        are = "is" if len(following) == 1 else "are"
-        message = f"{format_count(len(following), 'target')} {are} up to date or being updated now"
+        are = "is" if len(target_status) == 1 else "are"
+        message = f"{format_count(len(target_status), 'target')} {are} up to date or being updated now"
         yield "TargetsCurrent", True, "Current", message
 
 
@@ -105,7 +105,7 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
             yield "SignedListCurrent", True, "Unsigned", f"the list of boot files is valid{until}, but not signed"
     commit, left = state.commit, state.knowledge.facts.left_output or frozenset()
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
-    lacking = [each for each in state.following if each.withheld]
+    limited = [each for each in state.target_status if each.withheld]
     if names:
         boots = "this server boots" if len(names) == 1 else "these servers boot"
         message = (
@@ -114,16 +114,16 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
             "fetched a file"
         )
         yield "OneTimeBootsServed", False, "OutputWithoutEndpoint", message
-    elif lacking:
-        count = lacking[0].withheld
+    elif limited:
+        count = limited[0].withheld
         boots, their = ("This server boots", "its") if count == 1 else ("These servers boot", "their")
         message = (
-            f"{format_count(count, 'server')} cannot get {their} one-time boots. The target {lacking[0].name} cannot "
+            f"{format_count(count, 'server')} cannot get {their} one-time boots. The target {limited[0].name} cannot "
             "serve them, because it does not record who fetched a file. The Fleet does not name an endpoint. "
             f"{boots} from disk until you set one"
         )
         yield "OneTimeBootsServed", False, "NoEndpoint", message
-    elif state.following:
+    elif state.target_status:
         yield "OneTimeBootsServed", True, "Served", "an endpoint or the targets serve all one-time boots"
 
 
@@ -161,8 +161,10 @@ def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
             )
         yield "ArtifactsPresent", False, "Missing", f"{message}gitboot checks the files again automatically"
     elif sightings is not None:
-        silent = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
-        unchecked = f"; the servers of {format_count(silent, 'artifact')} did not respond" if silent else ""
+        unknown_count = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
+        unchecked = (
+            f"; the servers of {format_count(unknown_count, 'artifact')} did not respond" if unknown_count else ""
+        )
         yield "ArtifactsPresent", True, "Present", f"no artifact is missing{unchecked}"
 
 

@@ -36,7 +36,7 @@ from gitboot.publish.manifest import compute_digest
 from gitboot.publish.publisher import PublicationResult
 from gitboot.publish.signed_list import ListKeys, read_list_keys
 from gitboot.publish.targets import folder as folder_target
-from gitboot.publish.targets.folder import folder_opener
+from gitboot.publish.targets.folder import build_folder_opener
 from gitboot.publish.targets.follower import (
     BranchAddress,
     FolderAddress,
@@ -132,12 +132,14 @@ class OfferRecorder(Protocol):
 class LedgerOfferRecorder:
     """A recorder that stores offers in the ledger, each with the number of the newest decision."""
 
-    def __init__(self, store: Store, facts: instance_tables.Facts, at: datetime, unwritable: str | None = None) -> None:
-        """Initialize the recorder. ``unwritable`` is the reason why this reconcile could not write the ledger.
+    def __init__(
+        self, store: Store, facts: instance_tables.Facts, at: datetime, ledger_error: str | None = None
+    ) -> None:
+        """Initialize the recorder. ``ledger_error`` is the reason why this reconcile could not write the ledger.
 
-        If ``unwritable`` is not None, recording offers fails.
+        If ``ledger_error`` is not None, recording offers fails.
         """
-        self._store, self._facts, self._at, self._unwritable = store, facts, at, unwritable
+        self._store, self._facts, self._at, self._ledger_error = store, facts, at, ledger_error
 
     def record_offers(
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
@@ -146,19 +148,19 @@ class LedgerOfferRecorder:
         numbered = [structs.replace(each, number=number) for state in states.values() for each in list_offers(state)]
         versions = [*chain.from_iterable(dates.values())]
         if numbered or versions:
-            if self._unwritable is not None:
-                raise LedgerError(self._unwritable)
+            if self._ledger_error is not None:
+                raise LedgerError(self._ledger_error)
             with self._store.writing() as tx:
                 server_tables.offer_evidence(tx, numbered, self._at)
                 server_tables.write_versions(tx, versions, number)
         return ()
 
     def record_publication(self) -> None:
-        if self._unwritable is None:
+        if self._ledger_error is None:
             with self._store.writing() as tx:
                 instance_tables.write_facts(tx, published=True)
         elif not self._facts.keyed:  # the ledger does not record a publication with token keys yet
-            raise LedgerError(self._unwritable)
+            raise LedgerError(self._ledger_error)
 
 
 def publish_plans(
@@ -183,10 +185,10 @@ def publish_plans(
 
     Files are rendered during the publication, because the files of a large fleet do not fit in memory.
     """
-    owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
-    attempt = structs.replace(before, owed=owed, failure=None, unwritable=None, at=at)
+    outdated_servers = frozenset(plans.servers if not before.complete else before.outdated_servers.union(different))
+    new_state = structs.replace(before, outdated_servers=outdated_servers, failure=None, ledger_error=None, at=at)
     offered = _OfferedFiles(
-        names=sorted(owed),
+        names=sorted(outdated_servers),
         before=before,
         plans=plans,
         decisions=commit.decisions,
@@ -195,10 +197,10 @@ def publish_plans(
         recorder=recorder,
         at=at,
     )
-    recorded, changed = _select_records(before, plans, commit, knowledge, owed)
-    parts = _render_parts(before, plans, commit, knowledge, recorded, changed, owed)
+    recorded, changed = _select_records(before, plans, commit, knowledge, outdated_servers)
+    parts = _render_parts(before, plans, commit, knowledge, recorded, changed, outdated_servers)
     try:
-        done = target.publish(
+        result = target.publish(
             offered if not before.complete else dict(offered.items()),
             render_shared_files(plans, commit, terms)
             if _have_shared_files_changed(before, plans, commit) or before.terms != terms
@@ -214,41 +216,41 @@ def publish_plans(
         offered.drop_sample()  # the target may keep the mapping until the next publication
         # The target may have published some of these files, so the next publication includes all of them.
         return structs.replace(
-            attempt,
+            new_state,
             terms=None,
-            in_doubt=before.in_doubt or parts.is_whole,
+            has_old_records=before.has_old_records or parts.is_whole,
             recorded=None,
-            versions=apply_changes(before.versions, {}, owed & before.versions.keys()),
+            versions=apply_changes(before.versions, {}, outdated_servers & before.versions.keys()),
             failure=(type(error).__name__, str(error)),
-            unwritable=str(error) if isinstance(error, LedgerError) else None,
+            ledger_error=str(error) if isinstance(error, LedgerError) else None,
         )
     limited, events = offered.limited, before.events
-    if done.new or done.withdrawn:
+    if result.new or result.withdrawn:
         published = Event(
             at=at,
             type="Published",
-            message=f"{done.new} files written, {len(done.withdrawn)} removed, {done.unchanged} unchanged",
+            message=f"{result.new} files written, {len(result.withdrawn)} removed, {result.unchanged} unchanged",
             facts={
                 "commit": commit.revision,
-                "written": done.new,
-                "withdrawn": len(done.withdrawn),
-                "unchanged": done.unchanged,
+                "written": result.new,
+                "withdrawn": len(result.withdrawn),
+                "unchanged": result.unchanged,
             },
         )
         events = (*events, published)
     return structs.replace(
-        attempt,
+        new_state,
         applied=commit.revision,
         complete=True,
         plans=plans,
         terms=terms,
-        in_doubt=knowledge.recorded_commit is None,
+        has_old_records=knowledge.recorded_commit is None,
         recorded=recorded,
-        owed=frozenset(limited),
+        outdated_servers=frozenset(limited),
         limited=dict(sorted(limited.items())),
-        failure=("LedgerError", offered.unwritable) if limited and offered.unwritable is not None else None,
-        unwritable=offered.unwritable,
-        versions=apply_changes(before.versions, offered.versions, owed - offered.versions.keys()),
+        failure=("LedgerError", offered.ledger_error) if limited and offered.ledger_error is not None else None,
+        ledger_error=offered.ledger_error,
+        versions=apply_changes(before.versions, offered.versions, outdated_servers - offered.versions.keys()),
         events=events,
     )
 
@@ -257,14 +259,15 @@ def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Fi
     """Return the files that all servers share, except for the files that are published in parts."""
     return {
         **render_fleet_files(
-            structs.replace(commit.decisions, unknown=_unknown_machine_boots(plans, commit.decisions)), terms.monitors
+            structs.replace(commit.decisions, unknown=_find_unknown_machine_boots(plans, commit.decisions)),
+            terms.monitors,
         ),
         **render_terms(terms),
     }
 
 
 def _select_records(
-    before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
+    before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, outdated_servers: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
     """Return the machines whose records are to be published, and the subset whose records changed.
 
@@ -272,21 +275,26 @@ def _select_records(
     stay unchanged.
     """
     if knowledge.recorded_commit is None:
-        same = before.complete and before.in_doubt and before.recorded is not None
+        same = before.complete and before.has_old_records and before.recorded is not None
         return group_by_shard(knowledge.published_records), frozenset() if same else None
 
     def has_record(uuid: SystemUuid) -> bool:
         return uuid in commit.machines and knowledge.record(uuid) is not None
 
-    if not before.complete or before.in_doubt:
+    if not before.complete or before.has_old_records:
         return group_by_shard(filter(has_record, commit.machines)), None
     if before.recorded is None:  # the target may contain records that differ from the plans
-        states = [[each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in owed]
+        states = [
+            [each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in outdated_servers
+        ]
         found = frozenset(each.decision.uuid for pair in states for each in pair)
         return group_by_shard(filter(has_record, commit.machines)), found if all(
             states
         ) else None  # a server without a state has no known machine
-    pairs = [[_machine_and_record(each.servers.get(name)) for each in (before.plans, plans)] for name in owed]
+    pairs = [
+        [_find_machine_and_record(each.servers.get(name)) for each in (before.plans, plans)]
+        for name in outdated_servers
+    ]
     changed = frozenset(each[0] for pair in pairs if pair[0] != pair[1] for each in pair if each is not None)
     return update_members(before.recorded, changed, has_record), changed
 
@@ -298,25 +306,25 @@ def _render_parts(
     knowledge: Knowledge,
     recorded: Members,
     changed: Collection[SystemUuid] | None,
-    owed: Collection[str],
+    outdated_servers: Collection[str],
 ) -> FileUpdates:
-    held = before.plans.commit if before.complete else None
-    has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, held))
-    is_whole = held is None or changed is None or has_page != had_page
+    old_commit = before.plans.commit if before.complete else None
+    has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, old_commit))
+    is_whole = old_commit is None or changed is None or has_page != had_page
     page, record = (
         NO_UPDATES,
         knowledge.record if knowledge.recorded_commit is not None else knowledge.published_records.get,
     )
     if has_page:
         page = render_page_files(
-            *(plans.servers, commit.revision, commit.shown, commit.locations, None if is_whole else owed),
-            published_locations=held.locations if held is not None else None,
+            *(plans.servers, commit.revision, commit.shown, commit.locations, None if is_whole else outdated_servers),
+            published_locations=old_commit.locations if old_commit is not None else None,
         )
     records = render_record_files(recorded, record, None if is_whole else changed)
     return FileUpdates(files={**page.files, **records.files}, removed=page.removed | records.removed, is_whole=is_whole)
 
 
-def _unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
+def _find_unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
     """Return the boots offered to unknown machines, or None if unknown machines boot from their disks."""
     if decisions.unknown is None or plans.stop is StopScope.ALL:
         return None
@@ -326,17 +334,18 @@ def _unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[Archit
 
 
 def _have_shared_files_changed(before: TargetState, plans: Plans, commit: Commit) -> bool:
-    held = before.plans
-    if held.commit is None or held.stop is not plans.stop or not before.complete:
+    old_plans = before.plans
+    if old_plans.commit is None or old_plans.stop is not plans.stop or not before.complete:
         return True
-    old, new = held.commit.decisions, commit.decisions
+    old, new = old_plans.commit.decisions, commit.decisions
     return (
         _without_servers(old) != _without_servers(new)
-        or _unknown_machine_boots(held, old) != _unknown_machine_boots(plans, new)
+        or _find_unknown_machine_boots(old_plans, old) != _find_unknown_machine_boots(plans, new)
         or (
             lists_interfaces(new.outputs)
             and any(
-                old.networks.get(name) != new.networks.get(name) for name in find_changed_servers(held.commit, commit)
+                old.networks.get(name) != new.networks.get(name)
+                for name in find_changed_servers(old_plans.commit, commit)
             )
         )
     )
@@ -346,11 +355,11 @@ def _without_servers(decisions: Decisions) -> Decisions:
     return structs.replace(decisions, revision="", servers={}, networks={}, warnings=(), dated=())
 
 
-def _machine_and_record(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
+def _find_machine_and_record(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
     return (state.decision.uuid, state.record) if state is not None and state.record is not None else None
 
 
-def _offered_versions(state: RenderedState) -> dict[str, Digest]:
+def _list_offered_versions(state: RenderedState) -> dict[str, Digest]:
     if not (offers := {offer.plan for offer in list_offers(state)}):
         return {}
     return {path: digest for path, digest in state.evidence_digests.items() if digest in offers}
@@ -381,7 +390,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
     versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)
     # Servers that are published without the boots that could not be recorded in the ledger.
     limited: dict[str, LimitedFiles] = field(default_factory=dict)
-    unwritable: str | None = None  # why offers could not be recorded; None: all offers are recorded
+    ledger_error: str | None = None  # why offers could not be recorded; None: all offers are recorded
     # Servers that were rendered to estimate the space of a first publication, until their files are published or the
     # publication fails.
     _sampled: dict[str, RenderedState] = field(default_factory=dict, init=False)
@@ -421,81 +430,83 @@ class _OfferedFiles(Mapping[str, Files | None]):
             for name, state in plans.items()
             if state is not None
         }
-        versions: dict[str, Mapping[str, Digest]] = {name: _offered_versions(state) for name, state in states.items()}
+        versions: dict[str, Mapping[str, Digest]] = {
+            name: _list_offered_versions(state) for name, state in states.items()
+        }
         dates = {name: self._date_changed_paths(name, state.files, versions[name]) for name, state in states.items()}
-        halts: Collection[str] = ()
-        if self.unwritable is None:  # do not try again after a failure
+        halted: Collection[str] = ()
+        if self.ledger_error is None:  # do not try again after a failure
             try:
-                halts = self.recorder.record_offers(states, dates)
+                halted = self.recorder.record_offers(states, dates)
             except LedgerError as error:
-                self.unwritable = str(error)
-        for name in halts:
+                self.ledger_error = str(error)
+        for name in halted:
             states[name] = self._render(halt_server(states[name], self.token_keys))
-        left = set[str]()
-        if self.unwritable is not None:
+        unchanged = set[str]()
+        if self.ledger_error is not None:
             for name in states:
-                noted = self._offers_in_ledger(name, states[name].record)
-                if not dates[name] and all(each.plan in noted for each in list_offers(states[name])):
+                recorded_offers = self._find_recorded_offers(name, states[name].record)
+                if not dates[name] and all(each.plan in recorded_offers for each in list_offers(states[name])):
                     continue  # all offers are in the ledger
                 if not self.before.complete and self.target.has_files(states[name].files):
                     # An earlier process recorded these offers.
-                    noted = frozenset(each.plan for each in list_offers(states[name]))
-                    self.limited[name] = LimitedFiles(noted, states[name].transition, self.plans.stop)
+                    recorded_offers = frozenset(each.plan for each in list_offers(states[name]))
+                    self.limited[name] = LimitedFiles(recorded_offers, states[name].transition, self.plans.stop)
                     continue
-                stands = self._stands(name)
+                published_files = self._find_published_files(name)
                 if (
-                    stands is not None
-                    and stands.stop is self.plans.stop
-                    and (stands.until is None or stands.until > self.at)
+                    published_files is not None
+                    and published_files.stop is self.plans.stop
+                    and (published_files.until is None or published_files.until > self.at)
                 ):
-                    left.add(name)  # keep the published files
+                    unchanged.add(name)  # keep the published files
                     versions[name] = self.before.versions.get(name, {})
-                    self.limited[name] = stands._replace(noted=noted)
+                    self.limited[name] = published_files._replace(recorded_offers=recorded_offers)
                     continue
-                states[name] = self._limit(states[name], noted)
-                versions[name] = _offered_versions(states[name])
-                self.limited[name] = LimitedFiles(noted, states[name].transition, self.plans.stop)
+                states[name] = self._render_limited(states[name], recorded_offers)
+                versions[name] = _list_offered_versions(states[name])
+                self.limited[name] = LimitedFiles(recorded_offers, states[name].transition, self.plans.stop)
         self.versions.update(versions)
-        return {name: states[name].files if name in states else None for name in plans if name not in left}
+        return {name: states[name].files if name in states else None for name in plans if name not in unchanged}
 
     def _render(self, state: ServerState) -> RenderedState:
         return render_server(state, self.decisions, self.token_keys)
 
-    def _stands(self, name: str) -> LimitedFiles | None:
+    def _find_published_files(self, name: str) -> LimitedFiles | None:
         """Return a description of a server's published files, or None if these files are unknown."""
-        if name in self.before.owed or not self.before.complete:
+        if name in self.before.outdated_servers or not self.before.complete:
             return self.before.limited.get(name) if self.before.complete else None
-        was = self.before.plans.servers.get(name)
-        return LimitedFiles(frozenset(), was.transition, was.stop) if was is not None else None
+        old_state = self.before.plans.servers.get(name)
+        return LimitedFiles(frozenset(), old_state.transition, old_state.stop) if old_state is not None else None
 
-    def _offers_in_ledger(self, name: str, record: Record | None) -> frozenset[Digest]:
+    def _find_recorded_offers(self, name: str, record: Record | None) -> frozenset[Digest]:
         """Return the offers that are certainly in the ledger, which are the offers in a server's published files.
 
         If the record has changed, the result is empty, because offers get new numbers with a new record.
         """
-        was = self.before.plans.servers.get(name) if self.before.complete else None
-        if was is None or was.record != record:
+        old_state = self.before.plans.servers.get(name) if self.before.complete else None
+        if old_state is None or old_state.record != record:
             return frozenset()
-        if name in self.before.owed:
-            return self.before.limited[name].noted if name in self.before.limited else frozenset()
-        return frozenset(each.plan for each in list_offers(was))
+        if name in self.before.outdated_servers:
+            return self.before.limited[name].recorded_offers if name in self.before.limited else frozenset()
+        return frozenset(each.plan for each in list_offers(old_state))
 
-    def _limit(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
+    def _render_limited(self, state: ServerState, recorded_offers: Collection[Digest]) -> RenderedState:
         """Render the files of a server without the boots that are not in the ledger.
 
         If the ledger would still lack some modification times, halt the server.
         """
 
-        def is_noted(plan: BootPlan) -> bool:
+        def is_recorded(plan: BootPlan) -> bool:
             offer = build_offer(state.decision, plan, state.record)
-            return offer is None or offer.plan in noted
+            return offer is None or offer.plan in recorded_offers
 
-        was = self.before.plans.servers.get(state.decision.server)
-        tokens = was.tokens if was is not None else frozenset[Digest]()
-        now = limit_server(state, is_noted, tokens)
-        for limited in (now, limit_server(now, lambda plan: is_noted(plan) and plan is not now.plan, tokens)):
+        old_state = self.before.plans.servers.get(state.decision.server)
+        tokens = old_state.tokens if old_state is not None else frozenset[Digest]()
+        now = limit_server(state, is_recorded, tokens)
+        for limited in (now, limit_server(now, lambda plan: is_recorded(plan) and plan is not now.plan, tokens)):
             found = self._render(limited)
-            if not self._date_changed_paths(state.decision.server, found.files, _offered_versions(found)):
+            if not self._date_changed_paths(state.decision.server, found.files, _list_offered_versions(found)):
                 return found
         return self._render(halt_server(state, self.token_keys))
 
@@ -568,11 +579,11 @@ class FollowedTarget:
         parts: FileUpdates,
     ) -> PublicationResult:
         """Publish like `Target.publish`, write the signed list, and then start to update the targets that follow."""
-        done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
+        result = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
         self._update_list(at)
         self._has_published = True
         self.followers.publish()
-        return done
+        return result
 
     def renew_list(self, at: datetime) -> SignedListState:
         """Renew the signed list if renewal is due or the keys have changed. Return the state of the list.
@@ -619,14 +630,14 @@ def build_followers(
 ) -> Followers:
     """Build the targets that follow OUTPUT, as configured in the settings. Raises `UsageError`."""
     names = [each.name for each in settings.targets]
-    if doubled := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"--target {min(doubled)} appears twice; remove one")
+    if duplicates := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"--target {min(duplicates)} appears twice; remove one")
     return Followers(
         [
             Follower(
                 _build_target(each, settings, store, source, clock),
                 FollowedTree(settings.output),
-                following=TargetStatus(name=each.name, base_url=each.serves, behind_since=clock()),
+                target_status=TargetStatus(name=each.name, base_url=each.base_url, behind_since=clock()),
                 clock=clock,
                 wake=wake,
             )
@@ -658,44 +669,48 @@ def _build_target(
                 raise UsageError(
                     f"--target {target_address.name}: the folder overlaps {name} ({other}); choose a separate folder"
                 )
-        return target(folder_opener(target_address.folder))
+        return target(build_folder_opener(target_address.folder))
     if isinstance(target_address, RsyncAddress):
         folder = settings.state / "targets" / compute_digest(target_address.name.encode())[:16]
-        return target(folder_target.rsync_opener(target_address, folder, _read_keys), most=folder_target.MOST)
-    from gitboot.publish.targets.s3 import bucket_opener  # imported here, because obstore is an optional dependency
+        return target(
+            folder_target.build_rsync_opener(target_address, folder, _read_keys), max_servers=folder_target.MAX_SERVERS
+        )
+    from gitboot.publish.targets.s3 import (
+        build_bucket_opener,
+    )  # imported here, because obstore is an optional dependency
 
-    return target(bucket_opener(target_address, _read_keys))
+    return target(build_bucket_opener(target_address, _read_keys))
 
 
 def _build_branch_target(
     target_address: BranchAddress, settings: Settings, store: Store, source: Source, clock: Callable[[], datetime]
 ) -> BranchTarget:
-    is_followed_there = _repository_place(target_address.url) == _repository_place(settings.git.repository)
+    is_same_repository = _parse_location(target_address.url) == _parse_location(settings.git.repository)
     reference = source.reference
-    if is_followed_there and reference in (target_address.branch, target_address.ref):
+    if is_same_repository and reference in (target_address.branch, target_address.ref):
         raise UsageError(
             f"--target {target_address.name} is the branch that this instance follows; choose another branch"
         )
-    remote_of = partial(_build_remote, target_address, settings.git)
+    make_remote = partial(_build_remote, target_address, settings.git)
     # Check the settings at startup, but not the credentials, because an unreadable file only delays the target.
-    remote_of(read=lambda _: ("", ""))
+    make_remote(read=lambda _: ("", ""))
     return BranchTarget(
         target_address.name,
         OwnedBranch(
-            remote_of,
+            make_remote,
             target_address.ref,
             settings.state / "targets" / f"{compute_digest(target_address.name.encode())[:16]}.git",
             fetching=source.fetching,
         ),
         ledger=instance_tables.read_facts(store).identity,
         heir_of=lambda: instance_tables.read_facts(store).heir_of,
-        follows_default=is_followed_there and reference in (None, HEAD),
-        author_of=partial(read_authorship, source.clone),
+        follows_default=is_same_repository and reference in (None, HEAD),
+        find_author=partial(read_authorship, source.clone),
         clock=clock,
     )
 
 
-def _repository_place(url: str) -> tuple[str | None, str]:
+def _parse_location(url: str) -> tuple[str | None, str]:
     """Return the host and path of a repository, which are the same in all URLs of the repository."""
     parts = parse_git_url(url)
     if parts.scheme in ("", "file"):

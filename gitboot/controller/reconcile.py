@@ -9,8 +9,8 @@ from typing import Final
 from msgspec import structs
 
 from gitboot.child_processes import pause_garbage_collection
-from gitboot.controller.instance_state import Fetched, InstanceState
-from gitboot.controller.reconcile_inputs import Components, Pass
+from gitboot.controller.instance_state import InstanceState, LastFetch
+from gitboot.controller.reconcile_inputs import Components, ReconcileContext
 from gitboot.controller.stages.ask import ask
 from gitboot.controller.stages.plan import plan
 from gitboot.controller.stages.publish import publish
@@ -24,7 +24,7 @@ from gitboot.system_clock import ClockState
 
 # One reconcile
 
-_Stages = tuple[tuple[Stage, Callable[[InstanceState, Pass], InstanceState]], ...]
+_Stages = tuple[tuple[Stage, Callable[[InstanceState, ReconcileContext], InstanceState]], ...]
 
 # If the ledger cannot be written, the results of these stages are discarded, and the inputs wait for the next
 # reconcile.
@@ -50,8 +50,8 @@ class Reconciler:
     while Git is down.
     """
 
-    def __init__(self, standing: InstanceState, components: Components) -> None:
-        self.state = standing
+    def __init__(self, initial_state: InstanceState, components: Components) -> None:
+        self.state = initial_state
         self._components = components
 
     @property
@@ -59,19 +59,19 @@ class Reconciler:
         return self.state.status()
 
     @property
-    def laps(self) -> StageTimes:
-        return self._components.laps
+    def stage_times(self) -> StageTimes:
+        return self._components.stage_times
 
     @pause_garbage_collection()  # objects are either long-lived or freed by reference counting
     def reconcile(
         self,
         at: datetime,
         *,
-        fetched: Fetched | None = None,
-        serving: Endpoints | None = None,
-        telling: ForgeReport | None = None,
-        unsent: tuple[str, str] | None = None,
-        keeping: ClockState = ClockState.UNKNOWN,
+        fetched: LastFetch | None = None,
+        endpoints: Endpoints | None = None,
+        forge_report: ForgeReport | None = None,
+        notice_failure: tuple[str, str] | None = None,
+        clock_state: ClockState = ClockState.UNKNOWN,
         thread_failures: tuple[ThreadFailure, ...] = (),
         wait: bool = False,
     ) -> datetime | None:
@@ -80,18 +80,18 @@ class Reconciler:
         A second call with the same input has no effect.
 
         - ``fetched``: the result of the last fetch
-        - ``serving``: the state of the endpoints
-        - ``telling``: the state of reporting to the forge
-        - ``unsent``: why a notice could not be delivered (reason, message)
-        - ``keeping``: whether a time service synchronizes the clock
+        - ``endpoints``: the state of the endpoints
+        - ``forge_report``: the state of reporting to the forge
+        - ``notice_failure``: why a notice could not be delivered (reason, message)
+        - ``clock_state``: whether a time service synchronizes the clock
         - ``thread_failures``: threads that failed
         - ``wait``: whether to wait for artifacts and BMC tasks
 
         If the ledger cannot be written, gitboot still plans with the records in memory, so that windows end on time.
         """
-        components, lap = self._components, self.laps.start(Stage.TAKE_IN)
+        components, stopwatch = self._components, self.stage_times.start(Stage.TAKE_IN)
         began = components.clock()
-        this = Pass(
+        context = ReconcileContext(
             components=components,
             before=self.state,
             at=at,
@@ -101,27 +101,27 @@ class Reconciler:
         before = structs.replace(
             self.state,
             fetched=fetched or self.state.fetched,
-            serving=serving,
-            telling=telling,
-            unsent=unsent,
-            keeping=keeping,
+            endpoints=endpoints,
+            forge_report=forge_report,
+            notice_failure=notice_failure,
+            clock_state=clock_state,
             thread_failures=thread_failures,
-            unwritable=None,
+            ledger_error=None,
         )
         components.collect_results()
         try:
             components.store.probe()
             with components.inbox.hold():
-                state = _run(_TO_LEDGER, before, this, lap)
+                state = _run_stages(_TO_LEDGER, before, context, stopwatch)
         except LedgerError as error:
-            state = resume(structs.replace(before, unwritable=str(error)), this)
-            lap(Stage.WRITE_LEDGER)
+            state = resume(structs.replace(before, ledger_error=str(error)), context)
+            stopwatch(Stage.WRITE_LEDGER)
         state = structs.replace(state, knowledge=structs.replace(state.knowledge, claims=components.inbox.claims))
-        self.state = _run(_FROM_LEDGER, state, this, lap)
-        lap.end(Stage.RECONCILE)
-        return this.due
+        self.state = _run_stages(_FROM_LEDGER, state, context, stopwatch)
+        stopwatch.end(Stage.RECONCILE)
+        return context.due
 
-    def start_evaluation(self, fetched: Fetched | None, at: datetime) -> bool:
+    def start_evaluation(self, fetched: LastFetch | None, at: datetime) -> bool:
         """Start the evaluation of a new commit. Return whether to wait for its result before the next reconcile.
 
         Do not wait if ``fetched`` differs from the last reported fetch, because a reconcile must report the new fetch.
@@ -130,8 +130,8 @@ class Reconciler:
         return (
             fetched is not None
             and fetched == before.fetched
-            and before.attempt.trouble is None
-            and self._components.accepting.start_evaluation(before.attempt, before.knowledge, at)
+            and before.attempt.clone_failure is None
+            and self._components.acceptor.start_evaluation(before.attempt, before.knowledge, at)
         )
 
     def has_new_answers(self) -> bool:
@@ -164,8 +164,10 @@ class Reconciler:
         )
 
 
-def _run(stages: _Stages, state: InstanceState, this: Pass, lap: Stopwatch) -> InstanceState:
+def _run_stages(
+    stages: _Stages, state: InstanceState, context: ReconcileContext, stopwatch: Stopwatch
+) -> InstanceState:
     for name, stage in stages:
-        state = stage(state, this)
-        lap(name)
+        state = stage(state, context)
+        stopwatch(name)
     return state

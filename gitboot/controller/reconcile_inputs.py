@@ -39,9 +39,9 @@ from gitboot.fetchlog.unknown_machines import (
     UNKNOWN_LOCK,
     UnknownMachine,
     UnknownMachines,
-    read_unknown,
-    read_unknown_files,
-    render_unknown,
+    load_unknown_machines,
+    read_unknown_machine_files,
+    render_unknown_machines,
 )
 from gitboot.fleet.revision import apply_changes
 from gitboot.jsonio import encode_canonical
@@ -64,22 +64,22 @@ _logger = logging.getLogger(__name__)
 class Intake(Struct, frozen=True, kw_only=True):
     """The inputs of one reconcile. They stay in the inbox until `Inbox.forget`."""
 
-    spooled: tuple[Observation, ...]
-    spool: Mapping[str, int]  # how far each file of the fetch log was read
-    up: Uptime  # the kernel's uptime
+    observations: tuple[Observation, ...]
+    spool_offsets: Mapping[str, int]  # how far each file of the fetch log was read
+    uptime: Uptime  # the kernel's uptime
     results: tuple[TaskResult, ...]
-    written: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...]
+    written_records: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...]
     requests: tuple[instance_tables.Request, ...]
-    witnessed: bool = False  # whether a mark outside STATE and OUTPUT matches the ledger's newest change
+    is_externally_confirmed: bool = False  # whether a mark outside STATE and OUTPUT matches the ledger's newest change
     stoppage: StopOrder | None = None  # a stop in the files that endpoints read
     # Results for all checked artifacts; None: artifacts are not checked.
     sightings: Mapping[BootFile, Sighting] | None = None
-    noted: tuple[UnrecordedClearing, ...] = ()  # cleared overrides that are not in the ledger yet
-    given: tuple[Observation, ...] = ()  # served boots that this ledger never offered
+    clearings: tuple[UnrecordedClearing, ...] = ()  # cleared overrides that are not in the ledger yet
+    unoffered_boots: tuple[Observation, ...] = ()  # served boots that this ledger never offered
     answers: frozenset[Question] = frozenset()  # questions of maintenances that have the expected answer
 
 
-class NotedWithdrawals:
+class UnrecordedClearings:
     """The newest records of cleared overrides that are not in the ledger yet. Thread-safe.
 
     The records are stored in a file for the next start. If the file cannot be written, they are only in memory, and
@@ -106,13 +106,13 @@ class NotedWithdrawals:
             self._notes[uuid, record.reason] = UnrecordedClearing(uuid, record)
             self._write()
 
-    def forget(self, withdrawals: Iterable[UnrecordedClearing]) -> None:
+    def forget(self, clearings: Iterable[UnrecordedClearing]) -> None:
         """Delete records that are now in the ledger, or that are about an override which has been set again since."""
         with self._lock:
-            withdrawals = [each for each in withdrawals if self._notes.get((each.uuid, each.record.reason)) == each]
-            for each in withdrawals:
+            clearings = [each for each in clearings if self._notes.get((each.uuid, each.record.reason)) == each]
+            for each in clearings:
                 del self._notes[each.uuid, each.record.reason]
-            if withdrawals:
+            if clearings:
                 self._write()
 
     def apply_to(
@@ -167,45 +167,50 @@ class Inbox:
         self,
         store: Store,
         folder: Path | None = None,
-        witness: Path | None = None,
-        words: StopReader | None = None,
+        mark_file: Path | None = None,
+        stop_reader: StopReader | None = None,
         uptime: Callable[[], Uptime] = read_uptime,
         artifacts: ArtifactWatch | None = None,
         spool: SharedFetchLog | None = None,
-        former: Path | None = None,  # another folder in which an earlier version may have left its claims
-        withdrawals: NotedWithdrawals | None = None,
+        former_folder: Path | None = None,  # another folder in which an earlier version may have left its claims
+        clearings: UnrecordedClearings | None = None,
         clock: Callable[[], datetime] | None = None,  # None: write each record of a BMC task to the ledger
         hooks: HookClient | None = None,
     ) -> None:
-        self.withdrawals, self._clock = withdrawals or NotedWithdrawals(), clock
-        self._store, self._folder, self._witness, self._words = store, folder, witness, words or StopReader()
+        self.clearings, self._clock = clearings or UnrecordedClearings(), clock
+        self._store, self._folder, self._mark_file, self._stop_reader = (
+            store,
+            folder,
+            mark_file,
+            stop_reader or StopReader(),
+        )
         self._spool: FolderFetchLog | SharedFetchLog | None = spool or (
             FolderFetchLog(folder) if folder is not None else None
         )
-        self._claimed = [each for each in (folder, former) if each is not None]
+        self._claim_folders = [each for each in (folder, former_folder) if each is not None]
         self._uptime = uptime
         self.artifacts = artifacts  # None: artifacts are not checked
         self.hooks = hooks  # None: the URLs of maintenances are not requested
         self._lock = RLock()
         self._results: dict[SystemUuid, TaskResult] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | PowerRecord]] = []
-        self._forgotten = 0  # the last result of `count_deletions_after`
+        self._deletion_count = 0  # the last result of `count_deletions_after`
         self._failed = 0  # number of records that could not be written to the ledger
-        self.unread: str | None = None  # why the last read of the fetch log failed; None: it succeeded
+        self.fetch_log_error: str | None = None  # why the last read of the fetch log failed; None: it succeeded
 
     @property
-    def giver(self) -> str | None:
+    def fetch_log_id(self) -> str | None:
         """The identity of the fetch log that endpoints must use to serve one-time boots.
 
         None if endpoints must not serve one-time boots.
         """
         with suppress(OSError):
-            return self._spool.giver if self._spool is not None else None
+            return self._spool.fetch_log_id if self._spool is not None else None
         return None
 
     @property
     def stoppage(self) -> StopOrder | None:
-        stopped = self._words.current
+        stopped = self._stop_reader.current
         return stopped.stoppage if stopped is not None else None
 
     @property
@@ -214,7 +219,7 @@ class Inbox:
 
         If there is a claim, another host may have served boots that this instance's fetch log does not contain.
         """
-        return read_claims(self._claimed, self._folder) if self._folder is not None else ()
+        return read_claims(self._claim_folders, self._folder) if self._folder is not None else ()
 
     def read_reports(self, at: datetime) -> EndpointReport:
         """Return the withheld boots and the unconfigured proxies that endpoints reported in the last hour."""
@@ -230,7 +235,7 @@ class Inbox:
         if self._clock is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(self._clock()):
             if (lease := self._store.database.lease) is not None:
                 lease.check()
-            self.withdrawals.note(uuid, record)
+            self.clearings.note(uuid, record)
             return
         failed_before = self._failed
         with self._lock:
@@ -266,36 +271,36 @@ class Inbox:
         found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
             try:
-                found, self.unread = self._spool.take(offsets), None
+                found, self.fetch_log_error = self._spool.take(offsets), None
             except LedgerError as error:
-                self.unread = str(error)
+                self.fetch_log_error = str(error)
             except OSError as error:
-                self.unread = f"{self._spool.name} cannot be read: {error.strerror}"
+                self.fetch_log_error = f"{self._spool.name} cannot be read: {error.strerror}"
             if found.invalid_lines:
                 _logger.error("%s: ignored %d lines that are not observations", self._spool.name, found.invalid_lines)
-        up = self._uptime()
+        uptime = self._uptime()
         return Intake(
-            spooled=tuple(each.adjust_clock(at, up) for each in found.observations),
-            spool=found.offsets,
-            up=up,
+            observations=tuple(each.adjust_clock(at, uptime) for each in found.observations),
+            spool_offsets=found.offsets,
+            uptime=uptime,
             results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
-            written=tuple(self._written),
+            written_records=tuple(self._written),
             requests=instance_tables.read_requests(self._store),
-            witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
+            is_externally_confirmed=self._mark_file is not None and read_mark(self._mark_file) == self._store.progress,
             stoppage=self.stoppage,
             sightings=self.artifacts.get_sightings() if self.artifacts is not None else None,
-            noted=tuple(self.withdrawals),
+            clearings=tuple(self.clearings),
             answers=self.hooks.get_answers() if self.hooks is not None else frozenset(),
         )
 
     def forget(self, intake: Intake) -> None:
         """Delete inputs that are now in the ledger. The entries of the fetch log stay until `forget_spool`."""
-        del self._written[: len(intake.written)]
-        self.withdrawals.forget(intake.noted)
+        del self._written[: len(intake.written_records)]
+        self.clearings.forget(intake.clearings)
         for result in intake.results:
             self._results.pop(result.uuid, None)
 
-    def overrides_with_pending(
+    def merge_pending_overrides(
         self, ledger_overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> tuple[Mapping[SystemUuid, Mapping[str, OverrideRecord]], frozenset[SystemUuid]]:
         """Return the overrides, updated with newer records from BMC tasks, and the machines with such records.
@@ -308,8 +313,8 @@ class Inbox:
             for uuid, record in self._written:
                 if isinstance(record, OverrideRecord):
                     found[uuid] = {**found.get(uuid, ledger_overrides.get(uuid, {})), record.reason: record}
-            overrides = self.withdrawals.apply_to(apply_changes(ledger_overrides, found) if found else ledger_overrides)
-            return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
+            overrides = self.clearings.apply_to(apply_changes(ledger_overrides, found) if found else ledger_overrides)
+            return overrides, frozenset((*found, *(each.uuid for each in self.clearings)))
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
         """Return the number that the next deletion of fetch log entries will have.
@@ -320,8 +325,8 @@ class Inbox:
             return 0
         with suppress(OSError, LedgerError):
             if not self._store.is_failing:
-                self._forgotten = self._spool.count_deletions_after(offsets)
-        return self._forgotten
+                self._deletion_count = self._spool.count_deletions_after(offsets)
+        return self._deletion_count
 
     def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
         """Delete the fetch log entries that the output tree already reflects.
@@ -347,7 +352,7 @@ class FolderFetchLog:
         self._folder, self.name = folder, str(folder)
 
     @property
-    def giver(self) -> str | None:
+    def fetch_log_id(self) -> str | None:
         return spool.read_or_create_identity(self._folder)
 
     def take(self, offsets: Mapping[str, int]) -> ReadResult:
@@ -371,7 +376,7 @@ class SharedFetchLog:
         self.name = fetches.name
 
     @property
-    def giver(self) -> str | None:
+    def fetch_log_id(self) -> str | None:
         return str(self._lease)
 
     def take(self, offsets: Mapping[str, int]) -> ReadResult:
@@ -402,25 +407,25 @@ class UnknownMachineFile:
 
         If gitboot cannot write the file, it keeps the endpoints' files for the next update.
         """
-        left = list(read_unknown_files(self._spool)) if self._spool is not None else []
-        if not left and (commit == self._applied or not (self._state / UNKNOWN).exists()):
+        new_files = list(read_unknown_machine_files(self._spool)) if self._spool is not None else []
+        if not new_files and (commit == self._applied or not (self._state / UNKNOWN).exists()):
             return None
         with (
             suppress(OSError, LockedByAnother),
             files.hold_lock(self._state / UNKNOWN_LOCK, f"{self._state} is in use"),
         ):
-            table = read_unknown(self._state)
-            for machine in (each for one in left for each in one.table.machines):
+            table = load_unknown_machines(self._state)
+            for machine in (each for file in new_files for each in file.table.machines):
                 table.add(machine)
-            table.unkept += sum(one.table.unkept for one in left)
+            table.unkept += sum(file.table.unkept for file in new_files)
             table.expire(at)
-            known = {name for each in read_unknown(self._state).machines for name in each.identities}
+            known = {name for each in load_unknown_machines(self._state).machines for name in each.identities}
             tree = PublishedTree(self._output, self._clock)
             kept = [found for each in table.machines if (found := match_documents(tree, each)) is not None]
-            content = render_unknown(UnknownMachines(kept, table.unkept))
+            content = render_unknown_machines(UnknownMachines(kept, table.unkept))
             files.write_atomically(self._state / UNKNOWN, content)
-            for one in left:
-                one.path.unlink(missing_ok=True)
+            for file in new_files:
+                file.path.unlink(missing_ok=True)
             self._applied = commit
             return content, tuple(
                 _report_new_machines([each for each in kept if known.isdisjoint(each.identities)], at)
@@ -454,7 +459,7 @@ def ignore(*_: object) -> None:
 class Components:
     """The components of an instance, and the receivers of its events, status, stage durations and progress."""
 
-    accepting: CommitAcceptor
+    acceptor: CommitAcceptor
     inbox: Inbox
     store: Store
     target: FollowedTarget
@@ -464,7 +469,7 @@ class Components:
     tell: Callable[[Event], None] = ignore
     report: Callable[[Status, datetime], None] = ignore
     report_stalled: Callable[[Condition], None] = ignore
-    laps: StageTimes = field(default_factory=StageTimes)
+    stage_times: StageTimes = field(default_factory=StageTimes)
     listener: WorkListener = field(default_factory=WorkListener)
     windows: WindowWatch = field(init=False)
     unwritten: list[Event] = field(default_factory=list)  # events that are not in the ledger because a write failed
@@ -477,12 +482,12 @@ class Components:
         results = self.bmcs.take_results(wait_all=wait_all)
         for result in results.values():
             if result.took_s is not None:
-                self.laps.add(Stage.BMC, result.took_s)
+                self.stage_times.add(Stage.BMC, result.took_s)
         self.inbox.collect(results)
 
 
 @dataclass(kw_only=True, slots=True)
-class Pass:
+class ReconcileContext:
     """One reconcile. The stages set the fields that are declared after ``time``, in the order of their declaration."""
 
     components: Components
@@ -490,12 +495,12 @@ class Pass:
     at: datetime  # the time of this reconcile, which planning a large fleet moves forward
     wait: bool  # whether to wait for artifacts and BMC tasks
     time: Callable[[], datetime]  # returns the start time of this reconcile plus the time elapsed since
-    taken: Intake = field(init=False)  # the inputs
+    intake: Intake = field(init=False)  # the inputs
     is_approval_left: bool = False  # whether an approval waits for the next reconcile
-    requested: BatchResult = field(init=False)  # the ledger changes that operator requests cause
+    request_changes: BatchResult = field(init=False)  # the ledger changes that operator requests cause
     attempt: Attempt = field(init=False)  # the result of judging the newest commit
     events: tuple[Event, ...] = ()  # the events of judging the newest commit
-    ready: Intake = field(init=False)  # the part of ``taken`` that this reconcile processes
-    learnt: BatchResult = field(init=False)  # the ledger changes that the attempt and ``ready`` cause
+    ready: Intake = field(init=False)  # the part of ``intake`` that this reconcile processes
+    input_changes: BatchResult = field(init=False)  # the ledger changes that the attempt and ``ready`` cause
     different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
     due: datetime | None = None  # when the next reconcile is due; None: at the next event

@@ -202,10 +202,12 @@ class OperatorAccess:
         return name == "localhost" or name in self._names
 
 
-def _is_bound_to(at: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bool:
-    """Return whether the socket that listens at ``at`` accepted a connection whose local address is ``server``."""
-    everywhere = ("0.0.0.0", "::")  # noqa: S104 - gitboot only compares these addresses, and does not listen on them
-    return at is not None and server is not None and at[1] == server[1] and at[0] in (server[0], *everywhere)
+def _is_bound_to(address: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bool:
+    """Return whether the socket that listens at ``address`` accepted a connection whose local address is ``server``."""
+    wildcards = ("0.0.0.0", "::")  # noqa: S104 - gitboot only compares these addresses, and does not listen on them
+    return (
+        address is not None and server is not None and address[1] == server[1] and address[0] in (server[0], *wildcards)
+    )
 
 
 class CredentialFiles:

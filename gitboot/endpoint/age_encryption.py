@@ -70,10 +70,10 @@ def make_key(file: Path) -> str:
     Raises `UsageError` if the file already exists.
     """
     key = x25519.Identity.generate()
-    public = str(key.to_public())
-    if not create_output_file(file, f"# public key: {public}\n{key}\n".encode(), mode=0o600):
+    public_key = str(key.to_public())
+    if not create_output_file(file, f"# public key: {public_key}\n{key}\n".encode(), mode=0o600):
         raise UsageError(f"{file} already exists; choose another file")
-    return public
+    return public_key
 
 
 def encrypt(content: bytes, recipients: Iterable[str]) -> bytes:

@@ -58,7 +58,7 @@ class Api:
 
     def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:
         self._tree, self._root, self._clock = tree, str(root), clock
-        self._paging = threading.Lock()  # protects _names and _items
+        self._list_lock = threading.Lock()  # protects _names and _items
         self._names: tuple[Signature | None, list[str]] = (None, [])
         self._items: OrderedDict[str, _Item] = OrderedDict()
         self.routes = [
@@ -77,16 +77,18 @@ class Api:
             query = parse_selection(request.query_params.multi_items())
         except UsageError as error:
             return Response(f"{error}\n", 400, headers={"cache-control": "no-store"}, media_type="text/plain")
-        with self._paging:
+        with self._list_lock:
             names = (name for name in self._list_names() if name > query.after)
             chosen = (
                 (name, item) for name in names if (item := self._read_item(name)) is not None and query.matches(item)
             )
             found = list(islice(chosen, query.limit + 1))
-            more = found[: query.limit]
-            last = encode_canonical(more[-1][0] if len(found) > query.limit else None)
-            items = b",".join(item.content for _, item in more)
-            return _json_response(b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items))
+            page = found[: query.limit]
+            last = encode_canonical(page[-1][0] if len(found) > query.limit else None)
+            items = b",".join(item.content for _, item in page)
+            return _build_json_response(
+                b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
+            )
 
     def show_server(self, request: Request) -> Response:
         return self._respond_for_server(request, lambda state: _format_server(state, self._clock()))
@@ -95,34 +97,36 @@ class Api:
         return self._respond_for_server(request, lambda state: state.plan)
 
     def show_status(self, _: Request) -> Response:
-        return _json_response(encode_canonical(self._tree.read_status()))
+        return _build_json_response(encode_canonical(self._tree.read_status()))
 
     def list_unknown_machines(self, _: Request) -> Response:
-        return _json_response(
+        return _build_json_response(
             encode_canonical(format_unknown_machines(read_unknown_machines(self._tree) or UnknownMachines()))
         )
 
     def show_openapi(self, _: Request) -> Response:
-        return _json_response(build_openapi())
+        return _build_json_response(build_openapi())
 
-    def _respond_for_server(self, request: Request, answer: Callable[[PublishedServer], Mapping[str, Any]]) -> Response:
+    def _respond_for_server(
+        self, request: Request, format_content: Callable[[PublishedServer], Mapping[str, Any]]
+    ) -> Response:
         if not self._tree.is_ready:
             return UNAVAILABLE
         name = request.path_params["name"]
         located = self._tree.read_server(name) if "/" not in name else None
-        return NOT_FOUND if located is None else _json_response(encode_canonical(answer(located.state)))
+        return NOT_FOUND if located is None else _build_json_response(encode_canonical(format_content(located.state)))
 
     def _list_names(self) -> list[str]:
         """Return the sorted names of all servers. gitboot reads their folder again only after it has changed."""
         folder = f"{self._root}/ops/servers"
-        now = read_signature(folder)
-        if self._names[0] != now or now is None:
+        signature = read_signature(folder)
+        if self._names[0] != signature or signature is None:
             found: list[str] = []
             with suppress(OSError):
                 found = [
                     name for each in os.listdir(folder) if (name := parse_state_path(f"ops/servers/{each}")) is not None
                 ]
-            self._names = now, sorted(name for name in found if not name.startswith("."))
+            self._names = signature, sorted(name for name in found if not name.startswith("."))
         return self._names[1]
 
     def _read_item(self, name: str) -> _Item | None:
@@ -167,14 +171,16 @@ def format_unknown_machines(table: UnknownMachines) -> dict[str, Any]:
 
 
 def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
-    in_place = {path: version.content for path, each in state.paths.items() if (version := find_version(each, at)[0])}
+    current_files = {
+        path: version.content for path, each in state.paths.items() if (version := find_version(each, at)[0])
+    }
     content = {path: each.sha256 for path, each in state.files.items() if is_immutable(path)}
     facts = {key: value for key, value in state.summary.items() if key != "server"}
-    files = {path: sha for path, sha in {**in_place, **content}.items() if sha is not None}
+    files = {path: sha for path, sha in {**current_files, **content}.items() if sha is not None}
     return {"apiVersion": "gitboot.dev/v1alpha1", "name": state.server, **facts, "files": files}
 
 
-def _json_response(content: bytes) -> Response:
+def _build_json_response(content: bytes) -> Response:
     """Return a JSON response. Escape terminal control characters, because people call the API with curl."""
     return Response(
         printable_lines(content.decode()).encode(),
@@ -342,8 +348,8 @@ class Webhooks:
 
     def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
         self._secret, self._wake = secret, wake
-        self._woken_s = -_PAUSE_S
-        self._later: asyncio.TimerHandle | None = None
+        self._last_wake_s = -_PAUSE_S
+        self._timer: asyncio.TimerHandle | None = None
 
     async def handle(self, scope: Scope, read: ReadBody) -> Reply:
         """Check a webhook's secret, trigger a fetch, and return the response. Do not store the request body."""
@@ -368,11 +374,11 @@ class Webhooks:
         ]
         if not found or not all(found):
             return FORBIDDEN
-        if self._later is None:
-            wait_s = max(self._woken_s + _PAUSE_S - time.monotonic(), 0)
-            self._later = asyncio.get_running_loop().call_later(wait_s, self._wake_now)
+        if self._timer is None:
+            wait_s = max(self._last_wake_s + _PAUSE_S - time.monotonic(), 0)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_now)
         return NO_CONTENT
 
     def _wake_now(self) -> None:
-        self._later, self._woken_s = None, time.monotonic()
+        self._timer, self._last_wake_s = None, time.monotonic()
         self._wake()

@@ -46,13 +46,13 @@ from gitboot.endpoint.boot_responses import AliasResponses, BootResponse, BootRe
 from gitboot.endpoint.connections import (
     CLIENT_GONE,
     CLIENT_RECEIVED,
+    CLIENT_TIMEOUT_S,
     FOR_A_YEAR,
     INTERNAL_ERROR,
     MAX_IDLE,
     METHOD_NOT_ALLOWED,
     NO_CONTENT,
     NOT_FOUND,
-    PATIENCE_S,
     RETRY_LATER,
     REVALIDATED,
     TOO_MANY_REQUESTS,
@@ -64,23 +64,23 @@ from gitboot.endpoint.connections import (
     ReadBody,
     Reply,
     RequestBodies,
-    file_reply,
+    build_file_reply,
     matches_etag,
     select_range,
 )
 from gitboot.endpoint.recorder import Recorder, find_unready_reason
 from gitboot.endpoint.served_files import PublishedTree, ServerMoving, match_documents
 from gitboot.fetchlog.log_entries import (
-    MOST_LOG_BYTES,
+    MAX_LOG_BYTES,
     DenialReason,
     Outcome,
     client_network,
     describe_denial,
-    last_lines,
+    format_log_end,
     parse_query,
 )
 from gitboot.fetchlog.unknown_machines import (
-    MOST_BYTES,
+    MAX_INVENTORY_BYTES,
     UnknownMachine,
     UnknownMachineRecorder,
     build_from_inventory,
@@ -150,7 +150,7 @@ class Endpoint:
         self.denials = DenialLog()
         self._gate = BootGate(tree, recorder, partial(_find_missing, root, assets), self.denials, keys)
         self._is_trusted = build_network_matcher(clients.trusted_proxies)
-        self.door = OperatorAccess(
+        self.operator_access = OperatorAccess(
             is_operator=build_network_matcher(clients.operators),
             is_proxy=self._is_trusted,
             names=clients.names,
@@ -173,7 +173,7 @@ class Endpoint:
         routes = [
             *Api(tree, root, lambda: tree.clock.choose_time(clock())).routes,
             *build_page_routes(tree),
-            Route("/metrics", self._metrics_page),
+            Route("/metrics", self._render_metrics_page),
             Route("/healthz", _healthz),
             Route("/readyz", self._readyz),
             Route(_IMMUTABLE + "{path:path}", content.serve),
@@ -186,9 +186,9 @@ class Endpoint:
 
     # Responses without Starlette
 
-    def quickly(self, path: str, headers: Iterable[Header]) -> Reply | None:
+    def find_cached_reply(self, path: str, headers: Iterable[Header]) -> Reply | None:
         """Return the cached response for a path if it is still valid and does not depend on the client, or None."""
-        if not self._tree.can_answer or self._tree.stops_all:
+        if not self._tree.can_serve or self._tree.stops_all:
             return None
         answer = self._responses.find_cached(path, self._clock())
         if answer is None or answer.guarded is not None or path.removeprefix("/") in FOR_UNKNOWN:
@@ -222,29 +222,31 @@ class Endpoint:
         if path.startswith(_PUBLIC_PATHS):
             return partial(self.serve_page, RequestKind.PAGE)
         if path.startswith(_OPERATOR_PATHS):
-            if (why := self.door.find_denial(scope, self._find_client(scope))) is None:
+            if (why := self.operator_access.find_denial(scope, self._find_client(scope))) is None:
                 return partial(self.serve_page, RequestKind.PAGE)
             self.operator_denials[why] += 1
             return self._count_reply(RequestKind.NOTHING, UNAUTHORIZED if why is OperatorDenial.TOKEN else NOT_FOUND)
         if path in PAGE_REDIRECTS and self._is_operator(scope):
             return partial(self.serve_page, RequestKind.PAGE)
-        if self.door.is_operators_only(scope.get("server")):  # machines use another socket
+        if self.operator_access.is_operators_only(scope.get("server")):  # machines use another socket
             return self._count_reply(RequestKind.NOTHING, NOT_FOUND)
         if self._assets is not None and (path.startswith(_ASSETS) or path == _PXELINUX_CORE):
             return partial(self.serve_page, RequestKind.ARTIFACT)
         if not self._tree.is_ready:
             return self._count_reply(RequestKind.NOTHING, UNAVAILABLE)
         at = self._clock()
-        if (answer := await self._find(scope, at)) is not None:
+        if (answer := await self._find_response(scope, at)) is not None:
             if (
                 answer.boot_script is not None
-                and (stopped := self._tree.stop_orders.current)
-                and stopped.stoppage.everything
+                and (stop_order := self._tree.stop_orders.current)
+                and stop_order.stoppage.everything
             ):
-                words = str(stopped.stoppage) if self._is_operator(scope) else f"{StopScope.ALL} are stopped"
-                path, who, local_disk = answer.boot_script
-                script = render_disk_boot(path, who, escape_comment(words), local_disk)
-                reply = file_reply(script.encode(), ContentType.TEXT, UNCACHED) if script is not None else NOT_FOUND
+                reason = str(stop_order.stoppage) if self._is_operator(scope) else f"{StopScope.ALL} are stopped"
+                path, machine, local_disk = answer.boot_script
+                script = render_disk_boot(path, machine, escape_comment(reason), local_disk)
+                reply = (
+                    build_file_reply(script.encode(), ContentType.TEXT, UNCACHED) if script is not None else NOT_FOUND
+                )
                 return self._count_reply(answer.request_kind, reply)
             if answer.guarded is not None:
                 return await self._serve_guarded(answer, answer.guarded, scope, at)
@@ -258,9 +260,9 @@ class Endpoint:
         """Return the response to a webhook, an inventory or an installer's report, or None for a 404 response."""
         path, server = scope["path"], scope.get("server")
         read = partial(self._bodies.read, receive, self._find_client(scope))
-        if path == WEBHOOK_PATH and self._webhooks is not None and not self.door.is_machines_only(server):
+        if path == WEBHOOK_PATH and self._webhooks is not None and not self.operator_access.is_machines_only(server):
             return self._count_reply(RequestKind.PAGE, await self._webhooks.handle(scope, read))
-        if self.door.is_operators_only(server):  # machines use another socket
+        if self.operator_access.is_operators_only(server):  # machines use another socket
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
         # without a tree, gitboot does not have the list of expected reports, so installers have to try again
         if not self._tree.is_ready:
@@ -269,20 +271,20 @@ class Endpoint:
         request = _parse_client_request(scope, self._find_client(scope), self._clock())
         if path == INVENTORY_PATH and INVENTORY in self._alias_responses.read_outputs():
             return self._count_reply(RequestKind.INVENTORY, await self._unknown.record_inventory(read, request))
-        answer = await self._find(scope, request.at)
+        answer = await self._find_response(scope, request.at)
         kind = find_non_script_kind(answer.guarded.path) if answer is not None and answer.guarded is not None else None
         if answer is None or answer.guarded is None or kind not in REPORTS:
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
-        end: deque[int] = deque(maxlen=MOST_LOG_BYTES)
-        if (refusal := await read(_MAX_REPORT_BYTES, end.extend)) is not None:
+        tail: deque[int] = deque(maxlen=MAX_LOG_BYTES)
+        if (refusal := await read(_MAX_REPORT_BYTES, tail.extend)) is not None:
             return self._count_reply(RequestKind.NOTHING, refusal)
-        log_end = last_lines(bytes(end)) if kind is FAILED else None
+        log_end = format_log_end(bytes(tail)) if kind is FAILED else None
         if not await self._gate.record_fetch(answer.guarded, request, log_end):
             # the response makes the installer send the report again
             return self._count_reply(RequestKind.NOTHING, RETRY_LATER)
         return self._count_reply(answer.request_kind, answer.reply)
 
-    async def _find(self, scope: Scope, at: datetime) -> BootResponse | None:
+    async def _find_response(self, scope: Scope, at: datetime) -> BootResponse | None:
         """Return the response to a request, or None for a 404 response.
 
         Raises `ServerMoving` if the client's identity is still moving to another server.
@@ -296,7 +298,7 @@ class Endpoint:
         raise ServerMoving
 
     def _build_reply(self, answer: BootResponse, headers: Iterable[Header]) -> Reply:
-        range_header, has_other = b"", False
+        range_header, has_other_version = b"", False
         if (etag := answer.etag) is not None and answer.not_modified is not None:
             for name, value in headers:
                 if name == b"if-none-match" and matches_etag(value, etag):
@@ -304,10 +306,10 @@ class Endpoint:
                 if name == b"range" and answer.allows_ranges:
                     range_header = value
                 # the client has a part of a different version of the file (RFC 9110, 13.1.5)
-                has_other |= name == b"if-range" and value != etag
+                has_other_version |= name == b"if-range" and value != etag
         return self._count_reply(
             answer.request_kind,
-            select_range(answer.reply, range_header) if range_header and not has_other else answer.reply,
+            select_range(answer.reply, range_header) if range_header and not has_other_version else answer.reply,
         )
 
     async def _serve_guarded(
@@ -317,7 +319,7 @@ class Endpoint:
 
         Return None if the client has closed the connection.
         """
-        if await _has_left(scope):
+        if await _has_client_left(scope):
             return None
         request = _parse_client_request(scope, self._find_client(scope), at)
         try:
@@ -327,7 +329,7 @@ class Endpoint:
             raise
         if not request.intents:
             return reply
-        if await _has_left(scope):
+        if await _has_client_left(scope):
             self._gate.conclude(request, Outcome.WITHHELD)
             return None
         return partial(self._send_and_conclude, reply, request)
@@ -338,7 +340,7 @@ class Endpoint:
         """Send a response. If the client has received the complete response, record that the boot was served."""
         await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
-        self._gate.conclude(request, Outcome.SERVED if await _has_received(scope) else None)
+        self._gate.conclude(request, Outcome.SERVED if await _has_client_received(scope) else None)
         await send({"type": "http.response.body"})
 
     async def _decide_reply(
@@ -350,19 +352,19 @@ class Endpoint:
                 answer.request_kind,
                 _build_withheld_reply(found)
                 if isinstance(found, GateDenial)
-                else file_reply(found, answer.content_type, UNCACHED),
+                else build_file_reply(found, answer.content_type, UNCACHED),
             )
         content: bytes | None = None
-        if (refusal := await self._gate.check(guarded, request)) is None:
+        if (denial := await self._gate.check(guarded, request)) is None:
             return self._count_reply(answer.request_kind, answer.reply)
-        if answer.hop is not None and is_redirected(refusal, guarded, request):
+        if answer.hop is not None and is_redirected(denial, guarded, request):
             content = answer.hop
         elif guarded.role in (Role.DATA, Role.REPORT):
-            return self._count_reply(answer.request_kind, _build_withheld_reply(refusal))
+            return self._count_reply(answer.request_kind, _build_withheld_reply(denial))
         elif (content := answer.fallback) is not None and guarded.role is Role.BOOT_SCRIPT:
-            words = refusal.words if self._is_operator(scope) else describe_denial(refusal.reason)
-            content = add_explanation(content, GateDenial(refusal.reason, words), guarded.server)
-        reply = file_reply(content, answer.content_type, UNCACHED) if content is not None else NOT_FOUND
+            words = denial.words if self._is_operator(scope) else describe_denial(denial.reason)
+            content = add_explanation(content, GateDenial(denial.reason, words), guarded.server)
+        reply = build_file_reply(content, answer.content_type, UNCACHED) if content is not None else NOT_FOUND
         return self._count_reply(answer.request_kind, reply)
 
     def _count_reply(self, kind: RequestKind, reply: Reply) -> Reply:
@@ -373,28 +375,28 @@ class Endpoint:
         return find_client_address(scope, self._is_trusted)
 
     def _is_operator(self, scope: Scope) -> bool:
-        return self.door.find_denial(scope, self._find_client(scope)) is None
+        return self.operator_access.find_denial(scope, self._find_client(scope)) is None
 
     # Pages
 
     async def serve_page(self, kind: RequestKind, scope: Scope, receive: Receive, send: Send) -> None:
         status = 0
 
-        async def send_and_note_status(message: Message) -> None:
+        async def send_and_store_status(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
         try:
-            await self._pages(scope, receive, send_and_note_status)
+            await self._pages(scope, receive, send_and_store_status)
         except Exception:
             if status:
                 raise  # the response has begun, so the endpoint can only abort it
             _logger.exception(_FAILED_REQUEST, scope["method"], scope["path"][:200])
-            await INTERNAL_ERROR(scope, receive, send_and_note_status)
+            await INTERNAL_ERROR(scope, receive, send_and_store_status)
         self.requests[kind, status] += 1
 
-    async def _metrics_page(self, request: Request) -> Response:
+    async def _render_metrics_page(self, request: Request) -> Response:
         from gitboot.endpoint.metrics import Exposition
 
         unready_reason = await self._find_unready_reason()
@@ -417,11 +419,11 @@ class Endpoint:
         lines = ["ready" if unready_reason is None else "not ready"]
         if self._is_operator(request.scope):
             lines = [unready_reason or "ready"]
-            lines += [str(stopped.stoppage)] if (stopped := self._tree.stop_orders.current) is not None else []
+            lines += [str(stop_order.stoppage)] if (stop_order := self._tree.stop_orders.current) is not None else []
             status = self._tree.read_status()
             lines += [each["message"] for each in status["conditions"] if each["type"] == STATUS_CURRENT]
             lines += [each["message"]] if (each := status.get("progress")) is not None else []
-        return _text_response(200 if unready_reason is None else 503, "".join(f"{line}\n" for line in lines))
+        return _build_text_response(200 if unready_reason is None else 503, "".join(f"{line}\n" for line in lines))
 
     async def _find_unready_reason(self) -> str | None:
         if self._recorder is not None:
@@ -429,7 +431,7 @@ class Endpoint:
         return find_unready_reason(self._tree, self._recorder)
 
 
-async def _has_left(scope: Scope) -> bool:
+async def _has_client_left(scope: Scope) -> bool:
     """Return whether the client of a GET request has closed the connection, as far as the event loop has noticed."""
     if scope["method"] != "GET":
         return False
@@ -437,14 +439,14 @@ async def _has_left(scope: Scope) -> bool:
     return bool(scope.get("extensions", {}).get(CLIENT_GONE, bool)())
 
 
-async def _has_received(scope: Scope) -> bool:
+async def _has_client_received(scope: Scope) -> bool:
     """Wait until the client has received all data, and return True.
 
     Return False if the client closes the connection first or is too slow.
     """
-    has_received, loop = scope.get("extensions", {}).get(CLIENT_RECEIVED, lambda: True), asyncio.get_running_loop()
-    ends_s = loop.time() + PATIENCE_S
-    while (found := has_received()) is None and loop.time() < ends_s:  # noqa: ASYNC110 - the transport has no event
+    is_received, loop = scope.get("extensions", {}).get(CLIENT_RECEIVED, lambda: True), asyncio.get_running_loop()
+    deadline_s = loop.time() + CLIENT_TIMEOUT_S
+    while (found := is_received()) is None and loop.time() < deadline_s:  # noqa: ASYNC110 - the transport has no event
         await asyncio.sleep(_POLL_S)
     return bool(found)
 
@@ -481,13 +483,13 @@ class ServedFiles:
         return response
 
 
-def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | None:
+def _find_missing(root: Path, assets: Path | None, needed_file: NeededFile) -> str | None:
     """Return why a boot cannot use a file that the boot needs.
 
     Return None if the file is usable, or if the file is an asset and this endpoint does not serve assets.
     """
-    asset = need.path.removeprefix("assets/")
-    folder = root / "boot" if asset == need.path else assets
+    asset = needed_file.path.removeprefix("assets/")
+    folder = root / "boot" if asset == needed_file.path else assets
     if folder is None:
         return None
     size = None
@@ -495,8 +497,12 @@ def _find_missing(root: Path, assets: Path | None, need: NeededFile) -> str | No
         found = find_file_below(folder.resolve(), asset)
         size = found.stat().st_size if found is not None else None
     if size is None:
-        return f"{need.path} is missing"
-    return None if need.size in (None, size) else f"{need.path} has {size} bytes, but the image states {need.size}"
+        return f"{needed_file.path} is missing"
+    return (
+        None
+        if needed_file.size in (None, size)
+        else f"{needed_file.path} has {size} bytes, but the image states {needed_file.size}"
+    )
 
 
 def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> ClientRequest:
@@ -510,19 +516,19 @@ def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> Cli
     )
 
 
-def _build_withheld_reply(refusal: GateDenial) -> Reply:
+def _build_withheld_reply(denial: GateDenial) -> Reply:
     """Return the response for withheld data: 503 if an endpoint may serve the data later, and otherwise 404."""
-    return RETRY_LATER if refusal.reason in _TEMPORARY_REASONS else NOT_FOUND
+    return RETRY_LATER if denial.reason in _TEMPORARY_REASONS else NOT_FOUND
 
 
 _TEMPORARY_REASONS: Final = (DenialReason.NOT_RECORDED, DenialReason.ANOTHER_SPOOL, DenialReason.NO_KEY)
 
 
 async def _healthz(_: Request) -> Response:
-    return _text_response(200, "ok\n")
+    return _build_text_response(200, "ok\n")
 
 
-def _text_response(status: int, text: str) -> Response:
+def _build_text_response(status: int, text: str) -> Response:
     return PlainTextResponse(text, status, headers={"cache-control": "no-store"})
 
 
@@ -561,21 +567,21 @@ class UnknownMachineIntake:
         if minute != self._minute:
             self._minute, self._sent_inventories = minute, Counter()
         network = client_network(request.client)
-        may_send = (
+        is_allowed = (
             self._sent_inventories[network] < MAX_INVENTORIES_PER_ADDRESS
             and self._sent_inventories.total() < _MAX_INVENTORIES
         )
-        self._sent_inventories[network] += may_send
-        if not may_send:
+        self._sent_inventories[network] += is_allowed
+        if not is_allowed:
             return TOO_MANY_REQUESTS
         content = bytearray()
-        if (refusal := await read(MOST_BYTES, content.extend)) is not None:
+        if (refusal := await read(MAX_INVENTORY_BYTES, content.extend)) is not None:
             return refusal
         path = INVENTORY_PATH.removeprefix("/")
         try:
             self._record(build_from_inventory(parse_inventory(bytes(content)), path, request.client, request.at))
         except ValueError as error:
-            return file_reply(f"{error}\n".encode(), ContentType.TEXT, UNCACHED, status=400)
+            return build_file_reply(f"{error}\n".encode(), ContentType.TEXT, UNCACHED, status=400)
         return NO_CONTENT
 
     def _is_counted(self, request: ClientRequest, role: Role) -> bool:

@@ -29,7 +29,7 @@ from gitboot.fetchlog.log_entries import (
     EndpointReport,
     Observation,
     Outcome,
-    UnnamedProxy,
+    UntrustedProxy,
     has_identity,
     is_check,
     is_loader,
@@ -67,8 +67,8 @@ class FetchFilter:
         """
         if self._tree.terms.clients or is_system(agent):
             return True
-        is_same = client is not None and client == served_to and not _is_own_address(client)
-        return served_to is not None and (may_be_system(agent) or is_same)
+        is_same_client = client is not None and client == served_to and not _is_own_address(client)
+        return served_to is not None and (may_be_system(agent) or is_same_client)
 
     def find_reason_to_ignore(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
         """Return why a fetch does not count as a fetch by a machine, or None if it does.
@@ -140,15 +140,15 @@ class DenialLog:
         self.counts: Counter[DenialReason] = Counter()
         self._lock = threading.Lock()
         self._last: dict[DenialReason, OrderedDict[str, Denial]] = {reason: OrderedDict() for reason in DenialReason}
-        self._proxies: OrderedDict[str, UnnamedProxy] = OrderedDict()
+        self._proxies: OrderedDict[str, UntrustedProxy] = OrderedDict()
 
-    def add(self, server: str, refusal: GateDenial, client: str, at: datetime) -> None:
+    def add(self, server: str, denial: GateDenial, client: str, at: datetime) -> None:
         with self._lock:
-            self.counts[refusal.reason] += 1
-            last = self._last[refusal.reason]
+            self.counts[denial.reason] += 1
+            last = self._last[denial.reason]
             times = last.pop(server).times + 1 if server in last else 1
             last[server] = Denial(
-                reason=refusal.reason, server=server, words=refusal.words, client=client, at=at, times=times
+                reason=denial.reason, server=server, words=denial.words, client=client, at=at, times=times
             )
             if len(last) > _MAX_DENIALS:
                 last.popitem(last=False)
@@ -165,7 +165,7 @@ class DenialLog:
             known = self._proxies.get(address)
             if known is not None and at - known.at < _PROXY_INTERVAL:
                 return
-            self._proxies[address] = UnnamedProxy(address=address, at=at)
+            self._proxies[address] = UntrustedProxy(address=address, at=at)
             self._proxies.move_to_end(address)
             if len(self._proxies) > _MAX_PROXIES:
                 self._proxies.popitem(last=False)
@@ -189,9 +189,9 @@ def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Call
 
     def report(at: datetime) -> None:
         nonlocal written
-        if spool is not None and (now := denials.build_report(at)) != written:
-            written = now
-            write_report(spool, name, now)
+        if spool is not None and (current := denials.build_report(at)) != written:
+            written = current
+            write_report(spool, name, current)
 
     yield report
     if spool is not None:
@@ -294,15 +294,15 @@ class BootGate:
                 self.conclude(request, None)
             is_lost = guarded.role is Role.REPORT and not is_recorded and not request.is_head
             return _NOT_RECORDED if is_lost else None
-        refusal = self._check_conditions(guarded, request) or (
+        denial = self._check_conditions(guarded, request) or (
             await self._check_one_time_boot(guarded, request, disk_write) if disk_write.once else None
         )
-        if refusal is None and not disk_write.once:
+        if denial is None and not disk_write.once:
             await self.record_fetch(guarded, request)
-        if request.is_head or request.is_check or (refusal is not None and is_redirected(refusal, guarded, request)):
-            return refusal
-        self._log_decision(guarded, request, refusal)
-        return refusal
+        if request.is_head or request.is_check or (denial is not None and is_redirected(denial, guarded, request)):
+            return denial
+        self._log_decision(guarded, request, denial)
+        return denial
 
     async def decrypt_secret(
         self, guarded: GuardedPath, request: ClientRequest, encrypted: bytes
@@ -345,21 +345,21 @@ class BootGate:
             return GateDenial(DenialReason.SERVED_BEFORE, "the installer has already reported its result")
         return None if request.is_head or await self.record_fetch(guarded, request) else _NOT_RECORDED
 
-    def _log_decision(self, guarded: GuardedPath, request: ClientRequest, refusal: GateDenial | None) -> None:
-        if refusal is None:
+    def _log_decision(self, guarded: GuardedPath, request: ClientRequest, denial: GateDenial | None) -> None:
+        if denial is None:
             self._denials.clear(guarded.server)
         else:
-            self._denials.add(guarded.server, refusal, request.client or "unknown", request.at)
+            self._denials.add(guarded.server, denial, request.client or "unknown", request.at)
 
     def _check_conditions(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
         if guarded.role is Role.DATA:
             return None
-        if (stopped := self._tree.stop_orders.current) is not None:
-            return GateDenial(DenialReason.STOPPED, str(stopped.stoppage))
+        if (stop_order := self._tree.stop_orders.current) is not None:
+            return GateDenial(DenialReason.STOPPED, str(stop_order.stoppage))
         if self._recorder is not None and self._recorder.withheld_reason is not None:
             return GateDenial(DenialReason.STOPPED, self._recorder.withheld_reason)
-        if (doubt := self._tree.clock.problem) is not None:
-            return GateDenial(DenialReason.CLOCK, doubt)
+        if (clock_problem := self._tree.clock.problem) is not None:
+            return GateDenial(DenialReason.CLOCK, clock_problem)
         if guarded.role in (Role.BOOT_SCRIPT, Role.SEALED):
             if (reason := self._find_reason_to_ignore(guarded, request)) is not None:
                 return GateDenial(DenialReason.NOT_COUNTED, reason)
@@ -382,12 +382,12 @@ class BootGate:
         if self._is_served_elsewhere(recorder):
             return _OTHER_ENDPOINT
         if guarded.role is Role.DATA:
-            served_to = None if served is None or served.first.is_start else served.first.client
-            is_own = self._is_own_system(guarded, request, served_to)
+            served_to = None if served is None or served.first.is_from_system else served.first.client
+            is_own_system = self._is_own_system(guarded, request, served_to)
             # A boot that was served is consumed, regardless of the client that later requests its data.
-            is_shown = is_own or served_to is None
-            is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=is_shown)
-            if not is_own:
+            may_be_evidence = is_own_system or served_to is None
+            is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=may_be_evidence)
+            if not is_own_system:
                 self.conclude(request, None)  # the outcome stays unknown, because the client may not be the machine
             return None if is_recorded or self._find_reason_to_ignore(guarded, request) is not None else _NOT_RECORDED
         if self._is_tree_outdated(recorder):
@@ -465,23 +465,23 @@ class BootGate:
         return self._fetch_filter.find_reason_to_ignore(request.client, request.agent, request.query, guarded.role)
 
 
-def is_redirected(refusal: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
+def is_redirected(denial: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
     """Return whether gitboot redirects the client to another endpoint.
 
     gitboot does not redirect a request that another endpoint has already redirected.
     """
     has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
-    may_be_served_there = refusal.reason in (DenialReason.ANOTHER_SPOOL, DenialReason.NOT_RECORDED)
+    may_be_served_there = denial.reason in (DenialReason.ANOTHER_SPOOL, DenialReason.NOT_RECORDED)
     return has_hop and may_be_served_there and HOP not in request.query
 
 
-def add_explanation(content: bytes, refusal: GateDenial, server: str) -> bytes:
+def add_explanation(content: bytes, denial: GateDenial, server: str) -> bytes:
     """Add two comment lines to the script that explain a denial.
 
     All loaders accept comments that begin with #.
     """
     comment = (
-        f"# gitboot withheld the boot of {server}: {escape_comment(refusal.words)} ({refusal.reason})\n"
+        f"# gitboot withheld the boot of {server}: {escape_comment(denial.words)} ({denial.reason})\n"
         f"# Print the boot with: gitboot boot-script {server} --tree OUTPUT\n"
     ).encode()
     first, newline, rest = content.partition(b"\n")
@@ -501,12 +501,15 @@ def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapp
             sent["uuid"] = uuid
     if (serial := _parse_serial(query.get("serial", ""))) is not None:
         sent["serial"] = serial
-    names = {"uuid": expected.get("uuid", ()), "serial": tuple(map(_parse_serial, expected.get("serial", ())))}
-    compared = {kind: value for kind, value in sent.items() if any(names[kind])}
-    if not compared or any(value in names[kind] for kind, value in compared.items()):
+    expected_values = {
+        "uuid": expected.get("uuid", ()),
+        "serial": tuple(map(_parse_serial, expected.get("serial", ()))),
+    }
+    compared = {kind: value for kind, value in sent.items() if any(expected_values[kind])}
+    if not compared or any(value in expected_values[kind] for kind, value in compared.items()):
         return None
     return ", ".join(
-        f"the client's {kind} is {value}, not {names[kind][0]}" for kind, value in sorted(compared.items())
+        f"the client's {kind} is {value}, not {expected_values[kind][0]}" for kind, value in sorted(compared.items())
     )
 
 

@@ -21,8 +21,8 @@ from gitboot.endpoint.connections import (
     UNCACHED,
     Reply,
     allow_ranges,
-    file_reply,
-    not_modified_reply,
+    build_file_reply,
+    build_not_modified_reply,
 )
 from gitboot.endpoint.served_files import LocatedServer, PublishedTree, ReadFile, Signature, read_signature
 from gitboot.fetchlog.log_entries import parse_query
@@ -41,7 +41,6 @@ from gitboot.render.emulated_apis import (
 )
 from gitboot.render.endpoint_files import PathVersion, PublishedServer, find_version
 from gitboot.render.paths import (
-    ASKED,
     BOOT,
     BUNDLED,
     CHAIN,
@@ -50,6 +49,7 @@ from gitboot.render.paths import (
     HTTP_BOOT,
     IMMUTABLE,
     NOCLOUD,
+    QUERY_FOLDER,
     REPORTS,
     UNKNOWN,
     UNKNOWN_HTTP_BOOT,
@@ -140,7 +140,7 @@ class BootResponses:
         if (answer := self._cached.get(path)) is None:
             return None
         if not answer.is_valid(at) or (
-            answer.in_window and _find_time_past(answer.until, self._latest, clock.latest_time)
+            answer.in_window and _find_time_after(answer.until, self._latest, clock.latest_time)
         ):
             del self._cached[path]
             return None
@@ -169,7 +169,7 @@ class BootResponses:
     def _build(self, path: str, at: datetime) -> BootResponse | None:
         if (BOOT + path).startswith(IMMUTABLE):
             return self._build_immutable(BOOT + path)
-        path = path.removeprefix(ASKED)
+        path = path.removeprefix(QUERY_FOLDER)
         located: dict[str, LocatedServer | None] = {}
         for lookup in parse_request_path(path):
             if lookup.identity not in located:
@@ -203,9 +203,9 @@ class BootResponses:
             )
         delivery = lookup.kind.delivery
         etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded is None else None
-        reply = file_reply(content, version.content_type, UNCACHED, etag)
+        reply = build_file_reply(content, version.content_type, UNCACHED, etag)
         fallback = writes.fallback if writes is not None else None
-        is_entry, local_disk = (
+        is_boot_script, local_disk = (
             version.role in (Role.BOOT_SCRIPT, Role.OFFER),
             located.state.plan["decision"].get("localDisk"),
         )
@@ -214,12 +214,12 @@ class BootResponses:
             reply=NO_CONTENT if version.role is Role.REPORT else allow_ranges(reply) if delivery.in_parts else reply,
             allows_ranges=delivery.in_parts,
             etag=etag,
-            not_modified=not_modified_reply(etag, UNCACHED) if etag is not None else None,
+            not_modified=build_not_modified_reply(etag, UNCACHED) if etag is not None else None,
             guarded=guarded,
             fallback=self._read_content(located, fallback) if fallback is not None else None,
             hop=self._read_content(located, writes.hop) if writes is not None and writes.hop is not None else None,
             content_type=version.content_type,
-            boot_script=BootScript(lookup.path, located.state.server, local_disk) if is_entry else None,
+            boot_script=BootScript(lookup.path, located.state.server, local_disk) if is_boot_script else None,
             file=located.file,
             signature=located.signature,
             since=version.since,
@@ -236,14 +236,14 @@ class BootResponses:
         if lookup.kind is DATA:
             if (found := self._tree.read(lookup.path, MAX_CACHED_BYTES)) is None:
                 return None
-            reply = file_reply(found.content, find_artifact_type(lookup.path.rpartition("/")[2]), UNCACHED)
-            return _build_unplanned(located, lookup, reply, found.file, found.signature)
+            reply = build_file_reply(found.content, find_artifact_type(lookup.path.rpartition("/")[2]), UNCACHED)
+            return _build_unplanned_response(located, lookup, reply, found.file, found.signature)
         if (token := find_token(lookup.path)) is None:
             return None
         folder = f"{self._tree.root}/{DATA.build_path(lookup.identity.rpartition('/')[2], token)}".rstrip("/")
         folder_signature = read_signature(folder)
         return (
-            _build_unplanned(located, lookup, NO_CONTENT, folder, folder_signature)
+            _build_unplanned_response(located, lookup, NO_CONTENT, folder, folder_signature)
             if folder_signature is not None
             else None
         )
@@ -257,7 +257,7 @@ class BootResponses:
         does not open any window.
         """
         version, until = find_version(versions, at)
-        latest = _find_time_past(until, self._latest, self._tree.clock.latest_time)
+        latest = _find_time_after(until, self._latest, self._tree.clock.latest_time)
         if version is None or not version.in_window or latest is None:
             return version, until
         if self._tree.clock.problem is None:
@@ -295,7 +295,7 @@ class BootResponses:
 
         return structs.replace(
             answer,
-            reply=file_reply(add_client_ip(bytes(answer.reply.body)), ContentType.JSON, UNCACHED),
+            reply=build_file_reply(add_client_ip(bytes(answer.reply.body)), ContentType.JSON, UNCACHED),
             etag=None,
             not_modified=None,
             fallback=add_client_ip(answer.fallback) if answer.fallback is not None else None,
@@ -345,19 +345,19 @@ class BootResponses:
 
     def _build_file(self, file: ReadFile, content_type: str, delivery: Delivery) -> BootResponse:
         etag, cache_control = f'"{_sha256(file.content)}"'.encode(), delivery.cache_control.encode()
-        reply = file_reply(file.content, content_type, cache_control, etag)
+        reply = build_file_reply(file.content, content_type, cache_control, etag)
         return BootResponse(
             request_kind=RequestKind.FILE,
             reply=allow_ranges(reply) if delivery.in_parts else reply,
             allows_ranges=delivery.in_parts,
             etag=etag,
-            not_modified=not_modified_reply(etag, cache_control),
+            not_modified=build_not_modified_reply(etag, cache_control),
             file=file.file,
             signature=file.signature,
         )
 
 
-def _build_unplanned(
+def _build_unplanned_response(
     located: LocatedServer, lookup: PathLookup, reply: Reply, file: str, file_signature: Signature
 ) -> BootResponse:
     """Return a response to an installer whose plan was replaced. The endpoint records fetches of this path."""
@@ -376,7 +376,7 @@ def _build_unplanned(
     )
 
 
-def _find_time_past(until: datetime | None, *times: datetime | None) -> datetime | None:
+def _find_time_after(until: datetime | None, *times: datetime | None) -> datetime | None:
     """Return the latest of several times if it is at or after ``until``, and otherwise None."""
     latest = max(filter(None, times), default=None)
     return latest if until is not None and latest is not None and latest >= until else None
@@ -386,7 +386,7 @@ def _sha256(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
-_WITHOUT_SLASH: Final = "/ipxe"  # iPXE with a configuration for boot-operator requests this path without a query
+_PATH_WITHOUT_SLASH: Final = "/ipxe"  # iPXE with a configuration for boot-operator requests this path without a query
 
 
 class AliasResponses:
@@ -399,19 +399,22 @@ class AliasResponses:
 
     def find(self, path: str, query: bytes, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
         """Return the response for a path or for an alias. Raises the same errors as `BootResponses.find`."""
-        below, outputs = path.removeprefix("/"), self.read_outputs()
+        relative_path, outputs = path.removeprefix("/"), self.read_outputs()
         parameters = {key: value for key, value in parse_query(query.decode("latin-1")).items() if value}
-        alias = find_alias(below, outputs) if outputs else None
+        alias = find_alias(relative_path, outputs) if outputs else None
         if alias is not None and not parameters.keys().isdisjoint(alias.keys):
             return self._find_by_query(alias, parameters, query, client, at)
-        own = FOR_UNKNOWN.get(below)
-        if own is not None and (answer := self._find_by_query(own, parameters, query, client, at)) is not None:
+        unknown_alias = FOR_UNKNOWN.get(relative_path)
+        if (
+            unknown_alias is not None
+            and (answer := self._find_by_query(unknown_alias, parameters, query, client, at)) is not None
+        ):
             return answer
-        version, _, rest = below.partition("/")
+        version, _, rest = relative_path.partition("/")
         if EC2 in outputs and version in EC2_VERSIONS:
             return self._build_for_ec2(rest, client, at)
         return self._responses.find(
-            f"/{FIRST_SCRIPT.removeprefix(BOOT)}" if path == _WITHOUT_SLASH else path, client, at
+            f"/{FIRST_SCRIPT.removeprefix(BOOT)}" if path == _PATH_WITHOUT_SLASH else path, client, at
         )
 
     def read_outputs(self) -> frozenset[str]:
@@ -427,16 +430,16 @@ class AliasResponses:
     def _find_by_query(
         self, alias: Alias, parameters: Mapping[str, str], query: bytes, client: Callable[[], str | None], at: datetime
     ) -> BootResponse | None:
-        for by in parse_query_identities(alias, parameters):
-            located = self._tree.find_server(format_identity(by.kind, by.value))
+        for identity in parse_query_identities(alias, parameters):
+            located = self._tree.find_server(format_identity(identity.kind, identity.value))
             # the request may come from an installer whose plan was replaced
-            if located is None and by.kind is IdentityKind.TOKEN:
+            if located is None and identity.kind is IdentityKind.TOKEN:
                 located = self._locate_by_address(client)
             if located is None:
                 continue
             if alias is METADATA:
                 return _build_text_response(located, _format_variables(located.state, parameters, query))
-            for path in list_alias_paths(alias, by, located.state.summary["uuid"], located.state.summary["macs"]):
+            for path in list_alias_paths(alias, identity, located.state.summary["uuid"], located.state.summary["macs"]):
                 if (answer := self._responses.find(f"/{path}", client, at)) is not None:
                     return answer
         return None
@@ -466,7 +469,7 @@ def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
     """Return a response with a text that was made for one request. gitboot does not record fetches of such texts."""
     return BootResponse(
         request_kind=RequestKind.FILE,
-        reply=file_reply(text.encode(), ContentType.TEXT, UNCACHED),
+        reply=build_file_reply(text.encode(), ContentType.TEXT, UNCACHED),
         file=located.file,
         signature=located.signature,
     )

@@ -30,8 +30,8 @@ CLIENT_GONE: Final = (
 CLIENT_RECEIVED: Final = (
     "gitboot.received"  # ASGI extension: a function that returns whether the client has received all data
 )
-PATIENCE_S: Final = 60  # in seconds: how long a client may take to accept more data
-HEAD_S: Final = 10  # in seconds: how long a client may take to send the head of a request
+CLIENT_TIMEOUT_S: Final = 60  # in seconds: how long a client may take to accept more data
+HEAD_TIMEOUT_S: Final = 10  # in seconds: how long a client may take to send the head of a request
 MAX_UNANSWERED_BYTES: Final = 64 * 1024
 
 
@@ -49,10 +49,10 @@ class Limits:
     ) -> None:
         self.is_proxy, self.client = is_proxy, client
         self.idle: ClientQuota[ClosableConnection] = ClientQuota(
-            lambda each: each.try_close(if_sending=False), limit_per_address=max_idle, is_exempt=is_proxy
+            lambda each: each.try_close(even_if_sending=False), limit_per_address=max_idle, is_exempt=is_proxy
         )
         self.all: ClientQuota[ClosableConnection] = ClientQuota(
-            lambda each: each.try_close(if_sending=True), limit=lambda: most_connections()
+            lambda each: each.try_close(even_if_sending=True), limit=lambda: get_max_connections()
         )
 
     @property
@@ -60,7 +60,7 @@ class Limits:
         return self.idle.closed_count + self.all.closed_count
 
 
-_MAX_TRIED: Final = 8  # the number of networks in which `make_room` tries to close a connection
+_MAX_TRIED_NETWORKS: Final = 8  # the number of networks in which `make_room` tries to close a connection
 T = TypeVar("T")
 
 
@@ -91,10 +91,10 @@ class ClientQuota(Generic[T]):
         """Add a client's new item, and close an older item if the new item exceeds a limit."""
         self.remove(item)
         self._networks[item] = network = client_network(address)
-        own = self._items_by_network.setdefault(network, {})
-        own[item] = None
-        if len(own) > self._limit_per_address and not self._is_exempt(address):
-            self._close_oldest(own)
+        network_items = self._items_by_network.setdefault(network, {})
+        network_items[item] = None
+        if len(network_items) > self._limit_per_address and not self._is_exempt(address):
+            self._close_oldest(network_items)
         elif len(self._networks) > self._limit() and not self.make_room():
             self._close_oldest((item,))
 
@@ -107,7 +107,7 @@ class ClientQuota(Generic[T]):
 
     def make_room(self) -> bool:
         """Close the oldest item of a network with many items. Return False if no item can be closed."""
-        return any(map(self._close_oldest, nlargest(_MAX_TRIED, self._items_by_network.values(), key=len)))
+        return any(map(self._close_oldest, nlargest(_MAX_TRIED_NETWORKS, self._items_by_network.values(), key=len)))
 
     def _close_oldest(self, items: Iterable[T]) -> bool:
         oldest = next(filter(self._close, items), None)
@@ -121,23 +121,23 @@ class ClientQuota(Generic[T]):
 class ClosableConnection(Protocol):
     """A connection that can be closed to make room for others."""
 
-    def try_close(self, *, if_sending: bool) -> bool:
+    def try_close(self, *, even_if_sending: bool) -> bool:
         """Close the connection if possible. Return whether the connection was closed.
 
         A connection stays open while the endpoint prepares a response. It also stays open while the endpoint sends a
-        response, unless ``if_sending`` is true.
+        response, unless ``even_if_sending`` is true.
         """
 
 
 @cache
-def most_connections() -> int:
+def get_max_connections() -> int:
     """Return the maximum number of connections: a third of the number of files that this process may open.
 
     A client that downloads an asset needs two open files, one for the connection and one for the asset. The remaining
     third is for all other files.
     """
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft // 3 if soft != resource.RLIM_INFINITY else 100_000
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft_limit // 3 if soft_limit != resource.RLIM_INFINITY else 100_000
 
 
 _NO_LIMITS: Final = Limits()
@@ -182,9 +182,9 @@ class _SentBytes:
     `eof_received`, but a duplicate of the socket still provides the count of acknowledged bytes.
     """
 
-    def __init__(self, file: int, waiting: int) -> None:
+    def __init__(self, file: int, unacknowledged_bytes: int) -> None:
         self._socket = socket.socket(fileno=os.dup(file))
-        self._total = self._count_acknowledged() + waiting
+        self._total = self._count_acknowledged() + unacknowledged_bytes
 
     def are_acknowledged(self) -> bool:
         return self._count_acknowledged() >= self._total
@@ -215,12 +215,14 @@ class Connection(HttpToolsProtocol):
         self._had_received = False  # whether the client had received all data when the connection ended
         self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         self._sent: _SentBytes | None = None  # only for TLS: counts the bytes that the client has not acknowledged yet
-        self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
+        self._find_cached_reply: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(
+            self.app, "find_cached_reply", None
+        )
         self._has_cycle = False  # whether the application has received a request from this connection
-        self._is_answered = False  # whether this class itself answered the current request
-        door: OperatorAccess | None = getattr(self.app, "door", None)
-        if door is not None and door.is_operators_only(self.server):
-            self._quickly = None
+        self._has_sent_quick_reply = False  # whether this class itself answered the current request
+        operator_access: OperatorAccess | None = getattr(self.app, "operator_access", None)
+        if operator_access is not None and operator_access.is_operators_only(self.server):
+            self._find_cached_reply = None
         peer = transport.get_extra_info("peername")
         self._address: str | None = peer[0] if peer else None
         self._limits: Limits = getattr(self.app, "limits", _NO_LIMITS)
@@ -254,12 +256,12 @@ class Connection(HttpToolsProtocol):
         if self._client.is_closing():
             return None if self._sent is not None else self._had_received
         file = self._client.get_extra_info("socket").fileno()
-        waiting = int.from_bytes(ioctl(file, TIOCOUTQ, bytes(4)), byteorder)
-        has_buffer = bool(self._client.get_write_buffer_size())
+        unacknowledged_bytes = int.from_bytes(ioctl(file, TIOCOUTQ, bytes(4)), byteorder)
+        has_unsent_data = bool(self._client.get_write_buffer_size())
         self._forget_sent()
-        if self._is_encrypted and waiting and not has_buffer:
-            self._sent = _SentBytes(file, waiting)
-        return None if has_buffer or waiting else True
+        if self._is_encrypted and unacknowledged_bytes and not has_unsent_data:
+            self._sent = _SentBytes(file, unacknowledged_bytes)
+        return None if has_unsent_data or unacknowledged_bytes else True
 
     def _forget_sent(self) -> None:
         if self._sent is not None:
@@ -276,13 +278,13 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_answered = False
+        self._has_sent_quick_reply = False
         self.scope["extensions"] = self._extensions
 
     def on_headers_complete(self) -> None:
         self._head_since = None
         if (reply := self._find_quick_reply()) is not None:
-            self._is_answered = True
+            self._has_sent_quick_reply = True
             self._send_reply(reply)
             return
         self._is_answering = self._has_cycle = True
@@ -293,7 +295,7 @@ class Connection(HttpToolsProtocol):
         self.cycle.transport = _TitleCaseTransport(self._client, self.cycle)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
-        if self._is_answered:
+        if self._has_sent_quick_reply:
             return
         # otherwise, uvicorn continues to read only when the application reads the body
         if not self.cycle.response_complete:
@@ -301,28 +303,32 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._is_answered:
+        if not self._has_sent_quick_reply:
             super().on_message_complete()
 
     def _find_quick_reply(self) -> Reply | None:
         # the application has not answered the last of several pipelined requests yet
         is_busy = self._has_cycle and not self.cycle.response_complete
-        if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
+        if self._find_cached_reply is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
             return None
         path = self.url.partition(b"?")[0]
         # The application logs untrusted proxies.
         is_forwarded = not self._is_from_proxy and not FORWARDED_HEADERS.isdisjoint(name for name, _ in self.headers)
         if self.parser.get_method() not in (b"GET", b"HEAD") or not path.isascii() or is_forwarded:
             return None
-        return self._quickly(path.decode(), self.headers)
+        return self._find_cached_reply(path.decode(), self.headers)
 
     def _send_reply(self, reply: Reply) -> None:
         # Writes the same bytes as uvicorn's RequestResponseCycle.
         keep_alive = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        dated = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers)
-        end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
+        default_headers = b"".join(
+            b"%b: %b\r\n" % (name.title(), value) for name, value in self.server_state.default_headers
+        )
+        head_end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
         body = bytes(reply.body) if self.parser.get_method() == b"GET" else b""
-        self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.header_bytes, end, body)))
+        self._client.write(
+            b"".join((STATUS_LINE[reply.status_code], default_headers, reply.header_bytes, head_end, body))
+        )
         if not keep_alive:
             self._client.close()
         self.on_response_complete()
@@ -345,21 +351,21 @@ class Connection(HttpToolsProtocol):
             self._unsent_bytes, self._active_at = unsent_bytes, now
         elif self._is_answering and not unsent_bytes:
             self._active_at = now  # the client waits for the application, so the client is not too slow
-        elif now - self._active_at > PATIENCE_S:
+        elif now - self._active_at > CLIENT_TIMEOUT_S:
             self._client.abort()
-        if self._head_since is not None and now - self._head_since > HEAD_S + late_s:
+        if self._head_since is not None and now - self._head_since > HEAD_TIMEOUT_S + late_s:
             self._client.abort()
 
-    def try_close(self, *, if_sending: bool) -> bool:
+    def try_close(self, *, even_if_sending: bool) -> bool:
         """Abort the connection unless a response must be completed first. Return whether the connection was aborted."""
         is_sending = self._client.get_write_buffer_size() > 0 or (self._is_answering and self.cycle.response_started)
-        if may_close := if_sending if is_sending else not self._is_answering or self.cycle.more_body:
+        if may_close := even_if_sending if is_sending else not self._is_answering or self.cycle.more_body:
             self._client.abort()
         return may_close
 
 
 MAX_IDLE: Final = 32
-BODY_S: Final = 20  # the time limit for a whole request body, from the end of the head
+BODY_TIMEOUT_S: Final = 20  # the time limit for a whole request body, from the end of the head
 MAX_BODIES: Final = 128
 # the maximum number of request bodies that the endpoint reads from one address at the same time
 MAX_BODIES_PER_ADDRESS: Final = 16
@@ -398,9 +404,9 @@ class RequestBodies:
         )
 
     async def read(
-        self, receive: Receive, address: str | None, most_bytes: int, take: Callable[[bytes], object]
+        self, receive: Receive, address: str | None, max_bytes: int, receive_part: Callable[[bytes], object]
     ) -> Reply | None:
-        deadline, size_bytes, more = asyncio.timeout(BODY_S), 0, True
+        deadline, size_bytes, more = asyncio.timeout(BODY_TIMEOUT_S), 0, True
         try:
             async with deadline:
                 self._reading.add(deadline, address)
@@ -408,9 +414,9 @@ class RequestBodies:
                     message = await receive()
                     body, more = message.get("body", b""), message.get("more_body", False)
                     size_bytes += len(body)
-                    if message["type"] == "http.disconnect" or size_bytes > most_bytes:
+                    if message["type"] == "http.disconnect" or size_bytes > max_bytes:
                         return TOO_LARGE
-                    take(body)
+                    receive_part(body)
                 return None
         except TimeoutError:
             return REQUEST_TIMEOUT if deadline.when() else TOO_MANY_BODIES
@@ -431,7 +437,7 @@ REVALIDATED: Final = paths.REVALIDATED.encode()
 UNCACHED: Final = paths.UNCACHED.encode()
 
 
-def file_reply(
+def build_file_reply(
     content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None, status: int = 200
 ) -> Reply:
     """Return a response with a complete file.
@@ -460,7 +466,7 @@ def select_range(reply: Reply, range_header: bytes) -> Reply:
     end = min(int(found[2]) + 1, len(content)) if first and found[2] else len(content)
     headers = [(name, value) for name, value in reply.raw_headers if name != b"content-length"]
     if start >= end:
-        return _empty(416, (b"content-range", b"bytes */%d" % len(content)))
+        return _build_empty_reply(416, (b"content-range", b"bytes */%d" % len(content)))
     part = b"bytes %d-%d/%d" % (start, end - 1, len(content))
     headers += ((b"content-length", b"%d" % (end - start)), (b"content-range", part))
     return Reply(206, headers, content[start:end])
@@ -469,39 +475,41 @@ def select_range(reply: Reply, range_header: bytes) -> Reply:
 _RANGE: Final = re.compile(rb"bytes=(\d{0,18})-(\d{0,18})")
 
 
-def not_modified_reply(etag: bytes, cache_control: bytes) -> Reply:
+def build_not_modified_reply(etag: bytes, cache_control: bytes) -> Reply:
     return Reply(304, [(b"etag", etag), (b"cache-control", cache_control)])
 
 
-def _empty(status: int, *headers: Header) -> Reply:
+def _build_empty_reply(status: int, *headers: Header) -> Reply:
     return Reply(status, [(b"content-length", b"0"), (b"cache-control", UNCACHED), *headers])
 
 
-def _comment(status: int, *headers: Header) -> Reply:
+def _build_comment_reply(status: int, *headers: Header) -> Reply:
     """Return an error response with the body ``#``, because boot loaders need a body.
 
     shim waits forever if the body is empty. GRUB runs the body of a 404 response as a configuration file, in which
     ``#`` starts a comment.
     """
-    return Reply(status, [*file_reply(b"#", paths.ContentType.TEXT, UNCACHED).raw_headers, *headers], b"#")
+    return Reply(status, [*build_file_reply(b"#", paths.ContentType.TEXT, UNCACHED).raw_headers, *headers], b"#")
 
 
 # A 204 must not have a Content-Length (RFC 9110, 8.6).
 NO_CONTENT: Final = Reply(204, [(b"cache-control", UNCACHED)])
-NOT_FOUND: Final = _comment(404)
-UNAUTHORIZED: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # the response to a request with an invalid token
-METHOD_NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
-FORBIDDEN: Final = _empty(403)
+NOT_FOUND: Final = _build_comment_reply(404)
+UNAUTHORIZED: Final = _build_empty_reply(
+    401, (b"www-authenticate", b"Bearer")
+)  # the response to a request with an invalid token
+METHOD_NOT_ALLOWED: Final = _build_empty_reply(405, (b"allow", b"GET, HEAD"))
+FORBIDDEN: Final = _build_empty_reply(403)
 # These responses close the connection, because gitboot does not read the rest of the request body.
 _CLOSE: Final = (b"connection", b"close")
-REQUEST_TIMEOUT: Final = _empty(408, _CLOSE)
-TOO_LARGE: Final = _empty(413, _CLOSE)
-TOO_MANY_REQUESTS: Final = _empty(429, (b"retry-after", b"60"), _CLOSE)
-TOO_MANY_BODIES: Final = _empty(429, (b"retry-after", b"5"), _CLOSE)
-INTERNAL_ERROR: Final = _comment(500)
-UNAVAILABLE: Final = _comment(503)
+REQUEST_TIMEOUT: Final = _build_empty_reply(408, _CLOSE)
+TOO_LARGE: Final = _build_empty_reply(413, _CLOSE)
+TOO_MANY_REQUESTS: Final = _build_empty_reply(429, (b"retry-after", b"60"), _CLOSE)
+TOO_MANY_BODIES: Final = _build_empty_reply(429, (b"retry-after", b"5"), _CLOSE)
+INTERNAL_ERROR: Final = _build_comment_reply(500)
+UNAVAILABLE: Final = _build_comment_reply(503)
 # for example, if gitboot cannot record a fetch of installation data now
-RETRY_LATER: Final = _comment(503, (b"retry-after", b"5"))
+RETRY_LATER: Final = _build_comment_reply(503, (b"retry-after", b"5"))
 
 
 def matches_etag(if_none_match: bytes, etag: bytes) -> bool:

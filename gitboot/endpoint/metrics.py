@@ -242,7 +242,7 @@ class Exposition(Collector):
         operator_denials: Mapping[OperatorDenial, int],
         denials: Mapping[DenialReason, int],
         tree: PublishedTree,
-        records: Recorder | None,
+        recorder: Recorder | None,
         unready_reason: str | None,
         *,
         limits: Limits,
@@ -254,7 +254,7 @@ class Exposition(Collector):
         self._unknown_requests, self._failed_handshakes = unknown_requests, failed_handshakes
         self._limits, self._certificate, self._machines_certificate = limits, certificate, machines_certificate
         self._requests, self._operator_denials, self._denials, self._tree = requests, operator_denials, denials, tree
-        self._records, self._unready_reason = records, unready_reason
+        self._recorder, self._unready_reason = recorder, unready_reason
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page and its content type.
@@ -265,31 +265,33 @@ class Exposition(Collector):
         return encode(self), content_type
 
     def collect(self) -> Iterator[Metric]:
-        yield _build_single("gitboot_build", 1, __version__)
-        yield _build_single("gitboot_ready", self._unready_reason is None)
-        if self._records is not None:
-            yield _build_single("gitboot_fetch_log_writable", self._records.failure is None)
-        off = self._tree.clock.offset
-        yield _build_single("gitboot_clock_offset_seconds", off.total_seconds() if off is not None else 0)
+        yield _build_single_metric("gitboot_build", 1, __version__)
+        yield _build_single_metric("gitboot_ready", self._unready_reason is None)
+        if self._recorder is not None:
+            yield _build_single_metric("gitboot_fetch_log_writable", self._recorder.failure is None)
+        offset = self._tree.clock.offset
+        yield _build_single_metric("gitboot_clock_offset_seconds", offset.total_seconds() if offset is not None else 0)
         # The series start at 0, so that Prometheus sees the first error as an increase.
-        faults = {(kind, "500"): 0 for kind in RequestKind}
+        initial_counts = {(kind, "500"): 0 for kind in RequestKind}
         requests = {(kind, str(code)): count for (kind, code), count in self._requests.items()}
-        yield _build_metric("gitboot_http_requests", faults | requests)
+        yield _build_metric("gitboot_http_requests", initial_counts | requests)
         yield _build_metric("gitboot_boots_withheld", {(each,): self._denials.get(each, 0) for each in DenialReason})
         yield _build_metric(
             "gitboot_operator_requests_rejected",
             {(each,): self._operator_denials.get(each, 0) for each in OperatorDenial},
         )
-        yield _build_single("gitboot_idle_connections_closed", self._limits.closed_count)
-        yield _build_single("gitboot_unknown_machine_requests", self._unknown_requests)
-        seen = read_unknown_machines(self._tree)
-        yield _build_single("gitboot_unknown_machines", len(seen.machines) if seen is not None else 0)
+        yield _build_single_metric("gitboot_idle_connections_closed", self._limits.closed_count)
+        yield _build_single_metric("gitboot_unknown_machine_requests", self._unknown_requests)
+        unknown_machines = read_unknown_machines(self._tree)
+        yield _build_single_metric(
+            "gitboot_unknown_machines", len(unknown_machines.machines) if unknown_machines is not None else 0
+        )
         for users, certificate in (("operators", self._certificate), ("machines", self._machines_certificate)):
             if certificate is not None:
                 name = f"gitboot_{users}_certificate"
-                yield _build_single(f"{name}_readable", certificate.failure is None)
+                yield _build_single_metric(f"{name}_readable", certificate.failure is None)
                 if (ends := certificate.ends) is not None:
-                    yield _build_single(f"{name}_expiration_timestamp_seconds", ends.timestamp())
+                    yield _build_single_metric(f"{name}_expiration_timestamp_seconds", ends.timestamp())
         if self._machines_certificate is not None:
             yield _build_metric(
                 "gitboot_machine_handshakes_failed",
@@ -305,7 +307,9 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
         "gitboot_commit", {(state, commit): 1 for state, commit in commits.items() if commit is not None}
     )
     if (committed := status["accepted"].get("committedAt")) is not None:
-        yield _build_single("gitboot_accepted_commit_timestamp_seconds", datetime.fromisoformat(committed).timestamp())
+        yield _build_single_metric(
+            "gitboot_accepted_commit_timestamp_seconds", datetime.fromisoformat(committed).timestamp()
+        )
     yield _build_metric(
         "gitboot_commit_problems", Counter((each["severity"], each["code"]) for each in status["attempted"]["problems"])
     )
@@ -316,23 +320,29 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
         {tuple(each.split("/")): count for each, count in status.get("installing", {}).items()},
     )
     if instants := [datetime.fromisoformat(each["at"]) for each in status.get("installations", ())]:
-        yield _build_single("gitboot_installing_last_step_timestamp_seconds", min(instants).timestamp())
+        yield _build_single_metric("gitboot_installing_last_step_timestamp_seconds", min(instants).timestamp())
     stages = dict(status.get("stages", {}))
-    whole = stages.pop("reconcile", None)
-    yield _build_histogram("gitboot_reconcile_duration_seconds", {(): whole} if whole is not None else {})
+    reconciles = stages.pop("reconcile", None)
+    yield _build_histogram("gitboot_reconcile_duration_seconds", {(): reconciles} if reconciles is not None else {})
     yield _build_histogram("gitboot_stage_duration_seconds", {(name,): each for name, each in stages.items()})
-    own = [each for each in status["conditions"] if "/" not in each["type"]]
+    instance_conditions = [each for each in status["conditions"] if "/" not in each["type"]]
     yield _build_metric(
         "gitboot_condition",
-        {(each["type"], str(word).lower()): each["status"] is word for each in own for word in (True, False)},
+        {
+            (each["type"], str(value).lower()): each["status"] is value
+            for each in instance_conditions
+            for value in (True, False)
+        },
     )
-    yield _build_metric("gitboot_condition_reason", {(each["type"], each["reason"]): 1 for each in own})
-    of_bmcs = (each for each in status["conditions"] if "/" in each["type"] and not each["status"])
-    none = {(reason,): 0 for reason in CONDITIONS[BMC].remedies}
-    yield _build_metric("gitboot_bmc_conditions", {**none, **Counter((each["reason"],) for each in of_bmcs)})
+    yield _build_metric("gitboot_condition_reason", {(each["type"], each["reason"]): 1 for each in instance_conditions})
+    bmc_conditions = (each for each in status["conditions"] if "/" in each["type"] and not each["status"])
+    zero_counts = {(reason,): 0 for reason in CONDITIONS[BMC].remedies}
+    yield _build_metric(
+        "gitboot_bmc_conditions", {**zero_counts, **Counter((each["reason"],) for each in bmc_conditions)}
+    )
     for name, key in _TIME_KEYS.items():
         if (at := status.get(key)) is not None:
-            yield _build_single(name, datetime.fromisoformat(at).timestamp())
+            yield _build_single_metric(name, datetime.fromisoformat(at).timestamp())
 
 
 # The key in the instance's status for each metric. The status of an older version may lack some keys.
@@ -356,16 +366,16 @@ def _build_histogram(name: str, values: Mapping[L, Mapping[str, Any]]) -> Metric
     family = _BY_NAME[name]
     metric = Metric(name, family.help_text, family.kind)
     for labels, each in sorted(values.items()):
-        named = dict(zip(family.labels, labels, strict=True))
+        label_values = dict(zip(family.labels, labels, strict=True))
         totals = list(accumulate(each["counts"]))
         for bound, total in zip((*each["boundsS"], inf), totals, strict=True):
-            metric.add_sample(family.sample_name, {**named, "le": str(bound) if bound < inf else "+Inf"}, total)
-        metric.add_sample(f"{name}_count", named, totals[-1])
-        metric.add_sample(f"{name}_sum", named, each["seconds"])
+            metric.add_sample(family.sample_name, {**label_values, "le": str(bound) if bound < inf else "+Inf"}, total)
+        metric.add_sample(f"{name}_count", label_values, totals[-1])
+        metric.add_sample(f"{name}_sum", label_values, each["seconds"])
     return metric
 
 
-def _build_single(name: str, value: float, *labels: str) -> Metric:
+def _build_single_metric(name: str, value: float, *labels: str) -> Metric:
     return _build_metric(name, {labels: value})
 
 

@@ -23,8 +23,8 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import Observation, Outcome, client_network
 from gitboot.fetchlog.one_time_boots import (
-    MOST_ADDRESSES,
-    MOST_FETCHES,
+    MAX_ADDRESSES,
+    MAX_FETCHES,
     OTHERS,
     BatchRejected,
     FetchLogUnavailable,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_TRIED_EVERY_S: Final = 10.0  # how often gitboot tests the spool while it writes no fetches
+_TRIAL_INTERVAL_S: Final = 10.0  # how often gitboot tests the spool while it writes no fetches
 
 
 class SpoolRecorder:
@@ -106,12 +106,12 @@ class SpoolRecorder:
         pending.add_done_callback(_consume_result)
         done, _ = await asyncio.wait([pending], timeout=self._deadline_s)
         if not done:
-            self._note_result(TimeoutError())
+            self._store_result(TimeoutError())
             _logger.error("the spool did not record a fetch for %s within %s s", observation.server, self._deadline_s)
             if written.cancel() and not observation.may_serve_unrecorded:
                 return False
         else:
-            self._note_result(error := written.exception())
+            self._store_result(error := written.exception())
             if error is None:
                 self.intents.add(observation)
                 return True
@@ -134,14 +134,16 @@ class SpoolRecorder:
         return await self._call_in_time(server, partial(self._served_boots.has_installer_reported, server, token))
 
     async def _call_in_time(self, server: str, function: Callable[[], _T]) -> _T:
-        def look() -> _T:
+        def read_and_call() -> _T:
             self._read_spool_state()
             return function()
 
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(self._spool.run_in_writer(look)), self._deadline_s)
+            return await asyncio.wait_for(
+                asyncio.wrap_future(self._spool.run_in_writer(read_and_call)), self._deadline_s
+            )
         except OSError as error:
-            self._note_result(error)
+            self._store_result(error)
             _logger.error("cannot read the boots that endpoints served to %s: %r", server, error)
             raise FetchLogUnavailable from error
 
@@ -154,15 +156,15 @@ class SpoolRecorder:
         self._write_counted(self.repeated.take_due(now_s))
         self.intents.retry_writes()
         if self._trial is None:
-            if self.failure is not None or now_s - self._last_written_s >= _TRIED_EVERY_S:
+            if self.failure is not None or now_s - self._last_written_s >= _TRIAL_INTERVAL_S:
                 self._trial = now_s, self._spool.run_in_writer(self._try_writing)
             return
         since_s, trial = self._trial
         if trial.done():
             self._trial = None
-            self._note_result(trial.exception())
+            self._store_result(trial.exception())
         elif now_s - since_s > self._deadline_s:
-            self._note_result(TimeoutError())
+            self._store_result(TimeoutError())
 
     def flush(self) -> None:
         """Write the fetches that were only counted so far, and the remaining outcomes, to the spool."""
@@ -172,8 +174,8 @@ class SpoolRecorder:
     def _write_counted(self, observations: Iterable[Observation]) -> None:
         for each in observations:
             # gitboot served these fetches, perhaps incompletely, without an intent. A report has no intent either.
-            plain = replace(each, intent=None, is_evidence=each.is_evidence and each.intent is None)
-            self._spool.record(plain).add_done_callback(partial(self._put_back_failed, each))
+            without_intent = replace(each, intent=None, is_evidence=each.is_evidence and each.intent is None)
+            self._spool.record(without_intent).add_done_callback(partial(self._put_back_failed, each))
 
     def _put_back_failed(self, observation: Observation, written: Future[None]) -> None:
         if written.exception() is not None:
@@ -183,9 +185,9 @@ class SpoolRecorder:
         """Check whether gitboot can record fetches, and wait for the result until the deadline."""
         self.check()
         if self._trial is not None:
-            waited = asyncio.wrap_future(self._trial[1])
-            waited.add_done_callback(_consume_result)
-            await asyncio.wait([waited], timeout=self._deadline_s)
+            pending = asyncio.wrap_future(self._trial[1])
+            pending.add_done_callback(_consume_result)
+            await asyncio.wait([pending], timeout=self._deadline_s)
             self.check()
 
     def _read_spool_state(self) -> None:
@@ -197,7 +199,7 @@ class SpoolRecorder:
         self._read_spool_state()
         check_writable(self._spool.folder)
 
-    def _note_result(self, error: BaseException | None) -> None:
+    def _store_result(self, error: BaseException | None) -> None:
         if error is None:
             self._last_written_s, self.failure = time.monotonic(), None
         elif isinstance(error, TimeoutError):
@@ -255,11 +257,11 @@ class SharedRecorder:
         repeated = self._spool_recorder.repeated
         if (counted := repeated.count(observation, time.monotonic())) is None:
             return True
-        given_up = threading.Event()
+        abandoned = threading.Event()
         try:
-            await self._call_in_time(partial(self._fetch_log.record, counted, serving_identity, given_up.is_set))
+            await self._call_in_time(partial(self._fetch_log.record, counted, serving_identity, abandoned.is_set))
         except FetchLogUnavailable:  # the thread continues, so the intent may be in the database now or later
-            given_up.set()
+            abandoned.set()
             self.intents.withhold(counted)
             repeated.put_back(counted)
             return False
@@ -327,8 +329,8 @@ class RepeatedFetches:
     may use the same object.
     """
 
-    _EVERY_S: Final = 60.0
-    _MOST: Final = 4096  # secrets
+    _RECORD_INTERVAL_S: Final = 60.0
+    _MAX_SECRETS: Final = 4096  # secrets
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -342,10 +344,10 @@ class RepeatedFetches:
         if secret is None:
             return observation
         with self._lock:
-            counted = self._find_counter(observation, secret)
-            counted.waiting, counted.waiting_times = observation, counted.waiting_times + 1
-            is_due = counted.recorded <= MOST_FETCHES or now_s - counted.recorded_s >= self._EVERY_S
-            return counted.take(now_s) if is_due else None
+            counter = self._find_counter(observation, secret)
+            counter.waiting, counter.waiting_times = observation, counter.waiting_times + 1
+            is_due = counter.recorded <= MAX_FETCHES or now_s - counter.recorded_s >= self._RECORD_INTERVAL_S
+            return counter.take(now_s) if is_due else None
 
     def take_due(self, now_s: float) -> list[Observation]:
         """Return the counted fetches whose last record is at least a minute old, as observations to record now.
@@ -353,14 +355,14 @@ class RepeatedFetches:
         If ``now_s`` is ``math.inf``, return all counted fetches.
         """
         with self._lock:
-            left, self._evicted = self._evicted, []
+            evicted, self._evicted = self._evicted, []
             due = (
-                counted.take(now_s)
+                counter.take(now_s)
                 for addresses in self._secrets.values()
-                for counted in addresses.values()
-                if counted.waiting is not None and now_s - counted.recorded_s >= self._EVERY_S
+                for counter in addresses.values()
+                if counter.waiting is not None and now_s - counter.recorded_s >= self._RECORD_INTERVAL_S
             )
-            return [*left, *(each for each in due if each is not None)]
+            return [*evicted, *(each for each in due if each is not None)]
 
     def put_back(self, observation: Observation) -> None:
         """Count an observation again after an attempt to record the observation failed.
@@ -370,20 +372,20 @@ class RepeatedFetches:
         if (secret := find_secret(observation.path)) is None:
             return
         with self._lock:
-            counted = self._find_counter(observation, secret)
-            counted.recorded, counted.recorded_s = counted.recorded - observation.times, float("-inf")
+            counter = self._find_counter(observation, secret)
+            counter.recorded, counter.recorded_s = counter.recorded - observation.times, float("-inf")
             if observation.times > 1:  # leave out the last fetch, because the client may not have received a response
-                counted.waiting, counted.waiting_times = observation, counted.waiting_times + observation.times - 1
+                counter.waiting, counter.waiting_times = observation, counter.waiting_times + observation.times - 1
 
     def _find_counter(self, observation: Observation, secret: str) -> _FetchCounter:
         key = observation.server, str(observation.digest), secret, observation.is_evidence
         addresses = self._secrets.setdefault(key, {})
         self._secrets.move_to_end(key)
-        if len(self._secrets) > self._MOST:
+        if len(self._secrets) > self._MAX_SECRETS:
             _, oldest = self._secrets.popitem(last=False)
             self._evicted += filter(None, (each.take(0.0) for each in oldest.values()))
         address = client_network(observation.client)
-        if address not in addresses and len(addresses) >= MOST_ADDRESSES:
+        if address not in addresses and len(addresses) >= MAX_ADDRESSES:
             address = OTHERS
         return addresses.setdefault(address, _FetchCounter())
 
@@ -430,8 +432,8 @@ class OpenIntents:
 
         This method does not wait for the write. If the process ends before the write, the outcome stays unknown.
         """
-        if (intended := self._open.pop(intent, None)) is not None and outcome is not None:
-            self._write(replace(intended, outcome=outcome))
+        if (observation := self._open.pop(intent, None)) is not None and outcome is not None:
+            self._write(replace(observation, outcome=outcome))
 
     def retry_writes(self) -> None:
         """Retry the failed writes of outcomes."""
@@ -462,8 +464,8 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
             if tree.terms.is_prepared
             else "the instance has not published yet"
         )
-    if (doubt := tree.clock.problem) is not None:
-        return f"{doubt}; the endpoint withholds install boots"
+    if (clock_problem := tree.clock.problem) is not None:
+        return f"{clock_problem}; the endpoint withholds install boots"
     terms = tree.terms
     if recorder is None:
         if terms.fetch_log_id is None or terms.forwards_machines:
@@ -512,7 +514,7 @@ class Forwarder:
     def __init__(self, folder: Path, fetch_log: SharedFetchLog) -> None:
         self._folder, self._fetch_log = folder, fetch_log
         # The number of bytes of each file that have arrived, as far as this process has seen.
-        self._places: Counter[str] = Counter()
+        self._sent_offsets: Counter[str] = Counter()
         self._stopping = threading.Event()
         self._thread = BackgroundThread(self._run, name="forwarder")
 
@@ -551,25 +553,29 @@ class Forwarder:
         names = [path.stem for path in spool_files]
         for path in spool_files:
             writer = Writer(spool, path.stem)
-            self._go_back_to_end(path, writer)
+            self._continue_at_end(path, writer)
             # gitboot queries the position of a new file from the database even if there is no line to send.
-            while (batch := read_batch(path, writer, self._places[path.name])).lines or path.name not in self._places:
-                self._places[path.name] = self._fetch_log.receive_batch(batch, names)
-                self._go_back_to_end(path, writer)
-        for path in find_read_files(self._folder, self._places):
+            while (
+                batch := read_batch(path, writer, self._sent_offsets[path.name])
+            ).lines or path.name not in self._sent_offsets:
+                self._sent_offsets[path.name] = self._fetch_log.receive_batch(batch, names)
+                self._continue_at_end(path, writer)
+        for path in find_read_files(self._folder, self._sent_offsets):
             path.unlink(missing_ok=True)
-        self._places = Counter({path.name: self._places[path.name] for path in spool_files if path.exists()})
+        self._sent_offsets = Counter(
+            {path.name: self._sent_offsets[path.name] for path in spool_files if path.exists()}
+        )
 
-    def _go_back_to_end(self, path: Path, writer: Writer) -> None:
+    def _continue_at_end(self, path: Path, writer: Writer) -> None:
         """Continue at the end of a file if the file is now shorter than the part that was already sent."""
-        place = self._places[path.name]
+        offset = self._sent_offsets[path.name]
         with suppress(FileNotFoundError):
-            if place > (size := path.stat().st_size):
+            if offset > (size := path.stat().st_size):
                 self._fetch_log.reset_place(writer, size)
-                self._places[path.name] = size
+                self._sent_offsets[path.name] = size
                 _logger.warning(
                     "%s has %d bytes, but gitboot has already sent %d bytes of it. gitboot continues with new lines.",
-                    *(path, size, place),
+                    *(path, size, offset),
                 )
 
 

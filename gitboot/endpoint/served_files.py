@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
-from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown
+from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown_machines
 from gitboot.files import ABSENT, write_atomically
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
-from gitboot.publish.tree_reader import StopReader, add_stop_condition, stop_folders
+from gitboot.publish.tree_reader import StopReader, add_stop_condition, list_stop_folders
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import (
     TERMS,
@@ -37,7 +37,7 @@ from gitboot.system_clock import ClockState, Uptime, read_uptime
 _logger = logging.getLogger(__name__)
 REFRESH_S: Final = 1  # the time between two reads of the manifest and the status
 _NO_TERMS: Final = ServingTerms()
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Signature = tuple[int, int, int]  # inode, mtime in ns and size in bytes, which show whether a file has changed
 
 
@@ -93,10 +93,10 @@ class PublishedTree:
         self._statuses = [str(path) for path in (status, root / STATUS) if path is not None]
         self._parsed: dict[str, tuple[Signature, Any]] = {}  # the parsed files for the whole tree, by path
         self.head: Head | None = None
-        self.can_answer = False  # whether gitboot supports the format of the tree, and the instance is active
+        self.can_serve = False  # whether gitboot supports the format of the tree, and the instance is active
         self._condition: dict[str, Any] = {}
         # The orders by which operators have stopped boots.
-        self.stop_orders = stop_orders or StopReader(*stop_folders(root, None))
+        self.stop_orders = stop_orders or StopReader(*list_stop_folders(root, None))
         self.stops_all = False  # whether an operator has stopped all network boots, as of the last refresh
         # this host's clock, which gitboot compares with the clock of the instance
         self.clock = checked_clock or CheckedClock(clock)
@@ -107,9 +107,9 @@ class PublishedTree:
     @property
     def is_ready(self) -> bool:
         """Return whether the endpoint can serve the tree. If the last refresh failed, refresh first."""
-        if not self.can_answer:
+        if not self.can_serve:
             self.refresh()
-        return self.can_answer
+        return self.can_serve
 
     @property
     def is_foreign(self) -> bool:
@@ -159,9 +159,9 @@ class PublishedTree:
             return _NO_TERMS
         return found or _NO_TERMS
 
-    def read(self, path: str, most_bytes: int | None = None) -> ReadFile | None:
-        """Return a file of the output tree. Return None if the file does not exist or is larger than ``most_bytes``."""
-        return _read_file(f"{self.root}/{path}", most_bytes)
+    def read(self, path: str, max_bytes: int | None = None) -> ReadFile | None:
+        """Return a file of the output tree. Return None if the file does not exist or is larger than ``max_bytes``."""
+        return _read_file(f"{self.root}/{path}", max_bytes)
 
     # Manifest and status of the instance
 
@@ -185,8 +185,8 @@ class PublishedTree:
             (each["type"], each["status"], each["reason"]) == ("LedgerNamed", False, "AnotherLedger")
             for each in instance.get("conditions", ())
         )
-        self.can_answer = self.head is not None and not is_other_ledger and not self.terms.is_prepared
-        self.stops_all = (stopped := self.stop_orders.current) is not None and stopped.stoppage.everything
+        self.can_serve = self.head is not None and not is_other_ledger and not self.terms.is_prepared
+        self.stops_all = (stop_order := self.stop_orders.current) is not None and stop_order.stoppage.everything
 
     def read_status(self) -> dict[str, Any]:
         """Return the status of the instance.
@@ -220,15 +220,15 @@ class PublishedTree:
     def _set_condition(self, status: bool, reason: str, message: str) -> None:
         known = self._condition
         if known.get("message") != message:
-            begins = not known and reason == "Absent"  # a missing file is normal before the first publication
-            (_logger.info if status or begins else _logger.error)("%s", message)
-        changed = known["lastTransitionTime"] if known.get("status") == status else format_instant(self._clock())
+            is_expected = not known and reason == "Absent"  # a missing file is normal before the first publication
+            (_logger.info if status or is_expected else _logger.error)("%s", message)
+        changed_at = known["lastTransitionTime"] if known.get("status") == status else format_instant(self._clock())
         self._condition = {
             "type": "OutputTreeReadable",
             "status": status,
             "reason": reason,
             "message": message,
-            "lastTransitionTime": changed,
+            "lastTransitionTime": changed_at,
             "remedy": None if status else find_remedy("OutputTreeReadable", reason),
         }
 
@@ -243,18 +243,18 @@ class PublishedTree:
         return value
 
 
-def _read_file(file: str, most_bytes: int | None = None) -> ReadFile | None:
+def _read_file(file: str, max_bytes: int | None = None) -> ReadFile | None:
     try:
-        fd = os.open(file, _READ)
+        fd = os.open(file, _OPEN_FLAGS)
     except (OSError, ValueError) as error:  # a path with a NUL character raises ValueError
         if isinstance(error, OSError) and error.errno not in ABSENT:
             raise
         return None
-    with open(fd, "rb") as opened:
+    with open(fd, "rb") as stream:
         found = os.fstat(fd)
-        if not S_ISREG(found.st_mode) or (most_bytes is not None and found.st_size > most_bytes):
+        if not S_ISREG(found.st_mode) or (max_bytes is not None and found.st_size > max_bytes):
             return None
-        return ReadFile(file, (found.st_ino, found.st_mtime_ns, found.st_size), opened.read())
+        return ReadFile(file, (found.st_ino, found.st_mtime_ns, found.st_size), stream.read())
 
 
 def _parse_status(data: bytes) -> dict[str, Any]:
@@ -274,9 +274,9 @@ def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMach
         found = {each: tree.find_server(each) for each in machine.identities}
     except (ServerMoving, ValueError, OSError):
         return None
-    by_uuid = machine.uuid is not None and found[format_identity(IdentityKind.UUID, machine.uuid)] is not None
+    is_uuid_known = machine.uuid is not None and found[format_identity(IdentityKind.UUID, machine.uuid)] is not None
     server = next((each.state.server for each in found.values() if each is not None), None)
-    if by_uuid or (server is not None and machine.uuid is None):
+    if is_uuid_known or (server is not None and machine.uuid is None):
         return None
     return structs.replace(machine, server=server)
 
@@ -284,7 +284,7 @@ def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMach
 def read_unknown_machines(tree: PublishedTree) -> UnknownMachines | None:
     """Return the unknown machines that the instance has published, or None if it has published none."""
     found = tree.read(UNKNOWN)
-    return parse_unknown(found.content) if found is not None else None
+    return parse_unknown_machines(found.content) if found is not None else None
 
 
 _MAX_OFFSET: Final = timedelta(seconds=30)
@@ -309,22 +309,22 @@ class CheckedClock:
         self,
         clock: Callable[[], datetime],
         *,
-        keeping: Callable[[], ClockState] = lambda: ClockState.UNKNOWN,
+        clock_state: Callable[[], ClockState] = lambda: ClockState.UNKNOWN,
         folder: Path | None = None,
         uptime: Callable[[], Uptime] = read_uptime,
     ) -> None:
-        self._clock, self._keeping, self._uptime = clock, keeping, uptime
+        self._clock, self._clock_state, self._uptime = clock, clock_state, uptime
         self._saved_file = folder / _SAVED_FILE if folder is not None else None
         self._began_s = uptime().seconds
         self._instance_time: datetime | None = None  # the last time that the instance wrote
         self._seen_s = self._began_s  # the uptime at which this process first read that time
         self._age_s = 0.0  # the age of that time when this process first read it
-        self._last_right: datetime | None = None  # the last time of the instance that agreed with this clock
+        self._last_correct: datetime | None = None  # the last time of the instance that agreed with this clock
         self._is_compared = False  # whether the instance wrote while this process ran
-        self._saved, kept_at = _read_saved_clock(self._saved_file)
+        self._saved, saved_uptime = _read_saved_clock(self._saved_file)
         self._newest = self._saved  # the latest time of this clock in an earlier process; None: that time was wrong
-        is_same = kept_at is not None and kept_at.boot == uptime().boot
-        self._newest_s = min(kept_at.seconds, self._began_s) if kept_at and is_same else self._began_s
+        is_same_boot = saved_uptime is not None and saved_uptime.boot == uptime().boot
+        self._newest_s = min(saved_uptime.seconds, self._began_s) if saved_uptime and is_same_boot else self._began_s
         # the difference between this clock and the instance's clock; None: the difference is within the limit
         self.offset: timedelta | None = None
         self._check_behind()
@@ -360,7 +360,7 @@ class CheckedClock:
 
         If the clock was never correct while this process ran, return the first time that the instance wrote.
         """
-        return at if self.problem is None else self._last_right or self._newest or at
+        return at if self.problem is None else self._last_correct or self._newest or at
 
     @property
     def problem(self) -> str | None:
@@ -370,7 +370,7 @@ class CheckedClock:
         # The code below decides whether the clock may be ahead.
         if self._instance_time is None or self._is_compared or self._clock() - self._instance_time <= _MAX_OFFSET:
             return None
-        if self.up.seconds - self._began_s >= STALE_S or self._keeping() is ClockState.SYNCHRONISED:
+        if self.up.seconds - self._began_s >= STALE_S or self._clock_state() is ClockState.SYNCHRONISED:
             return None
         return (
             "the clock of this host is ahead of the last time that the instance wrote, so the clock is wrong, or no "
@@ -380,22 +380,22 @@ class CheckedClock:
     def compare(self, instance_time: object) -> None:
         """Compare this clock with a time that the instance wrote. Ignore a malformed time."""
         with suppress(ValueError):
-            other, up_s = datetime.fromisoformat(str(instance_time)), self.up.seconds
-            is_first, is_new = self._instance_time is None, self._instance_time not in (None, other)
+            written_time, up_s = datetime.fromisoformat(str(instance_time)), self.up.seconds
+            is_first, is_new = self._instance_time is None, self._instance_time not in (None, written_time)
             if is_first or is_new:
-                self._instance_time, self._seen_s = other, up_s
-            off = self._clock() - other - timedelta(seconds=up_s - self._seen_s)
+                self._instance_time, self._seen_s = written_time, up_s
+            offset = self._clock() - written_time - timedelta(seconds=up_s - self._seen_s)
             if is_first or is_new:
-                self._age_s = max(off.total_seconds(), 0) if is_first else 0
-            if is_first or abs(off) <= _MAX_OFFSET:
-                self._last_right = other
+                self._age_s = max(offset.total_seconds(), 0) if is_first else 0
+            if is_first or abs(offset) <= _MAX_OFFSET:
+                self._last_correct = written_time
             self._is_compared |= is_new
-            if is_new and abs(off) <= _MAX_OFFSET:
+            if is_new and abs(offset) <= _MAX_OFFSET:
                 self._newest = None  # gitboot no longer uses the earlier times of this clock
-            if off < -_MAX_OFFSET or (is_new and off > _MAX_OFFSET):
-                self._set_offset(off)
+            if offset < -_MAX_OFFSET or (is_new and offset > _MAX_OFFSET):
+                self._set_offset(offset)
                 return
-            if not is_new and off > _MAX_OFFSET and self.offset is not None and self.offset > timedelta():
+            if not is_new and offset > _MAX_OFFSET and self.offset is not None and self.offset > timedelta():
                 return  # the clock is still ahead
         self._check_behind()
 
@@ -421,13 +421,13 @@ class CheckedClock:
         behind = self._clock() - self._newest if self._newest is not None else timedelta()
         self._set_offset(behind if behind < -_MAX_OFFSET else None)
 
-    def _set_offset(self, off: timedelta | None) -> None:
-        if off is not None and self.offset is None:
+    def _set_offset(self, offset: timedelta | None) -> None:
+        if offset is not None and self.offset is None:
             _logger.error(
                 "%s; the endpoint withholds install boots",
-                _format_offset(off),
+                _format_offset(offset),
             )
-        self.offset = off
+        self.offset = offset
 
 
 def _format_offset(offset: timedelta) -> str:

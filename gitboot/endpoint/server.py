@@ -43,8 +43,8 @@ class EndpointServer:
     and call `stop`.
     """
 
-    def __init__(self, app: ASGIApp, *listening: socket.socket, tls_sockets: Sequence[TlsSocket] = ()) -> None:
-        self._sockets = listening
+    def __init__(self, app: ASGIApp, *listening_sockets: socket.socket, tls_sockets: Sequence[TlsSocket] = ()) -> None:
+        self._sockets = listening_sockets
         self._config = uvicorn.Config(
             app,
             http=Connection,
@@ -139,7 +139,7 @@ def open_listening_socket(address: str) -> socket.socket:
 
     Raises `UsageError` if gitboot cannot use the address.
     """
-    host, port = _parse_listen(address)
+    host, port = _parse_listen_address(address)
     try:
         return socket.create_server(
             (host, port),
@@ -151,19 +151,19 @@ def open_listening_socket(address: str) -> socket.socket:
         raise UsageError(f"cannot listen at {_format_url(host, port)}: {error.strerror}") from error
 
 
-def build_url(address: str, listening: socket.socket, scheme: str = "http") -> str:
+def build_url(address: str, listening_socket: socket.socket, scheme: str = "http") -> str:
     """Return the base URL of a listening socket. If the port was 0, the URL contains the selected port."""
-    return _format_url(_parse_listen(address)[0], listening.getsockname()[1], scheme)
+    return _format_url(_parse_listen_address(address)[0], listening_socket.getsockname()[1], scheme)
 
 
 def _format_url(host: str, port: int, scheme: str = "http") -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def _parse_listen(listen: str) -> tuple[str, int]:
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})", listen)
+def _parse_listen_address(address: str) -> tuple[str, int]:
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})", address)
     if found is None or int(found[3]) > 65535:
-        raise UsageError(f'expected HOST:PORT or [HOST]:PORT to listen on, found "{listen}"')
+        raise UsageError(f'expected HOST:PORT or [HOST]:PORT to listen on, found "{address}"')
     return found[1] or found[2], int(found[3])
 
 
@@ -201,7 +201,7 @@ class Workers:
     def __init__(
         self,
         command: Sequence[str],
-        listening: socket.socket,
+        listening_socket: socket.socket,
         count: int,
         on_change: Callable[[], None] = lambda: None,
         *,
@@ -210,7 +210,11 @@ class Workers:
         limits: WorkerLimits = _LIMITS,
     ) -> None:
         self._command, self._sockets = list(command), list[socket.socket]()
-        for option, each in (("--fd", listening), ("--operators-fd", operators), ("--machines-tls-fd", machines_tls)):
+        for option, each in (
+            ("--fd", listening_socket),
+            ("--operators-fd", operators),
+            ("--machines-tls-fd", machines_tls),
+        ):
             if each is not None:
                 self._command += [option, str(each.fileno())]
                 self._sockets.append(each)
@@ -236,10 +240,10 @@ class Workers:
             processes = [process for process in self._processes if process is not None]
         for process in processes:
             process.terminate()
-        until = time.monotonic() + self._limits.end_s
+        deadline_s = time.monotonic() + self._limits.end_s
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=max(until - time.monotonic(), 0))
+                process.wait(timeout=max(deadline_s - time.monotonic(), 0))
         for process in processes:
             process.kill()
         for thread in self._threads:
@@ -271,11 +275,11 @@ class Workers:
     def _keep_running(self, number: int) -> None:
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
-            began = time.monotonic()
+            began_s = time.monotonic()
             if (process_and_pipe := self._start_process(number)) is None:
                 return
             self._watch_process(number, *process_and_pipe)
-            if time.monotonic() - began >= _STEADY_S:
+            if time.monotonic() - began_s >= _STEADY_S:
                 pause_s = 0.0
             pause_s = min(max(2 * pause_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
             if not self._stopping.is_set():
@@ -288,27 +292,27 @@ class Workers:
         with self._lock:
             if self._stopping.is_set():
                 return None
-            life, writing = os.pipe()
-            command = [*self._command, "--life-fd", str(writing)]
+            read_fd, write_fd = os.pipe()
+            command = [*self._command, "--life-fd", str(write_fd)]
             try:
-                process = spawn(command, pass_fds=[*(each.fileno() for each in self._sockets), writing])
+                process = spawn(command, pass_fds=[*(each.fileno() for each in self._sockets), write_fd])
             except BaseException:
-                os.close(life)
+                os.close(read_fd)
                 raise
             finally:
-                os.close(writing)
+                os.close(write_fd)
             self._processes[number], self._silent_s[number] = process, 0
         self._on_change()
-        return process, life
+        return process, read_fd
 
-    def _watch_process(self, number: int, process: subprocess.Popen[bytes], life: int) -> None:
+    def _watch_process(self, number: int, process: subprocess.Popen[bytes], heartbeat_fd: int) -> None:
         """Wait until a worker has ended, and kill a worker that does not respond."""
         poll = select.poll()
-        poll.register(life, select.POLLIN)
+        poll.register(heartbeat_fd, select.POLLIN)
         silent_s = -self._limits.starting_s
         while process.poll() is None:
             if poll.poll(1000):
-                if not os.read(life, 4096):
+                if not os.read(heartbeat_fd, 4096):
                     break
                 silent_s = 0
             else:
@@ -325,4 +329,4 @@ class Workers:
             if (before >= self._limits.silent_s) is not (silent_s >= self._limits.silent_s):
                 self._on_change()
         process.wait()
-        os.close(life)
+        os.close(heartbeat_fd)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from gitboot.endpoint.connections import HEAD_S, Connection, Limits
+from gitboot.endpoint.connections import HEAD_TIMEOUT_S, Connection, Limits
 from gitboot.endpoint.served_files import Signature, read_signature
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors
@@ -21,7 +21,7 @@ from gitboot.status.conditions import Event
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's error reason if a key does not belong to a certificate
 
 
-class Suites(StrEnum):
+class CipherSuites(StrEnum):
     """A socket's cipher suites for TLS 1.2 and older, by their OpenSSL names and in order of preference."""
 
     # gitboot sets a list, because the default of Debian's Python contains suites without forward secrecy.
@@ -42,7 +42,7 @@ class Certificate:
     """
 
     def __init__(
-        self, file: Path, key: Path, suites: Suites = Suites.OPERATORS, other: Certificate | None = None
+        self, file: Path, key: Path, suites: CipherSuites = CipherSuites.OPERATORS, other: Certificate | None = None
     ) -> None:
         self._file, self._key, self._suites, self._other = file, key, suites, other
         self._public_key: bytes | None = None  # the public key of the certificate that is in use
@@ -62,10 +62,10 @@ class Certificate:
         Return an event if the result differs from the last result.
         """
         failure, is_first = self.failure, not self._signatures
-        found = read_signature(str(self._file)), read_signature(str(self._key))
-        if found == self._signatures and failure is None:
+        signatures = read_signature(str(self._file)), read_signature(str(self._key))
+        if signatures == self._signatures and failure is None:
             return None
-        self._signatures = found
+        self._signatures = signatures
         try:
             self.load()
             self.failure = None
@@ -123,10 +123,10 @@ class Certificate:
 
     def _check_key(self, public_key: bytes | None) -> None:
         if public_key is None:
-            if self._suites is Suites.FIRMWARE:
+            if self._suites is CipherSuites.FIRMWARE:
                 raise UsageError(f"gitboot cannot read the key of the certificate in {self._file}")
             return
-        if self._suites is Suites.FIRMWARE and not has_rsa_key(public_key):
+        if self._suites is CipherSuites.FIRMWARE and not has_rsa_key(public_key):
             raise UsageError(
                 f"{self._key} is not an RSA key, so firmware cannot use {self._file}; get a certificate for an RSA "
                 "key, or set firmware-ciphers = false if no machine uses UEFI HTTPS boot"
@@ -134,7 +134,7 @@ class Certificate:
         other = self._other
         if other is None or public_key != other._public_key:
             return
-        if Suites.FIRMWARE in (self._suites, other._suites):
+        if CipherSuites.FIRMWARE in (self._suites, other._suites):
             raise UsageError(
                 f"{self._file} has the same key as {other._file}, so anyone who steals the machines' key can decrypt "
                 "recorded connections (create another key for one of them, or set firmware-ciphers = false)"
@@ -145,7 +145,7 @@ class Certificate:
             connection.context = self._current
 
 
-def _build_context(suites: Suites) -> ssl.SSLContext:
+def _build_context(suites: CipherSuites) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(suites)
@@ -195,25 +195,34 @@ class TlsSocket:
     """
 
     def __init__(
-        self, listening: socket.socket, context: ssl.SSLContext, limits: Limits, on_refusal: Callable[[OSError], None]
+        self,
+        listening_socket: socket.socket,
+        context: ssl.SSLContext,
+        limits: Limits,
+        on_refusal: Callable[[OSError], None],
     ) -> None:
-        self._listening, self._context, self._limits, self._on_refusal = listening, context, limits, on_refusal
+        self._listening_socket, self._context, self._limits, self._on_refusal = (
+            listening_socket,
+            context,
+            limits,
+            on_refusal,
+        )
 
-    async def accept_clients(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
+    async def accept_clients(self, make_connection: Callable[[], Connection], connections: MutableSet[Any]) -> None:
         """Accept clients until the asyncio task is cancelled.
 
         ``connections`` limits the clients, including those in a handshake.
         """
         loop = asyncio.get_running_loop()
-        self._listening.setblocking(False)
+        self._listening_socket.setblocking(False)
         while True:
             try:
-                client, address = await loop.sock_accept(self._listening)
+                client, address = await loop.sock_accept(self._listening_socket)
             except OSError:  # the client has closed the connection, or the process has too many open files
                 self._limits.all.make_room()
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            asyncio.create_task(self._do_handshake(client, address[0], make(), connections))  # noqa: RUF006 - _Handshake keeps it
+            asyncio.create_task(self._do_handshake(client, address[0], make_connection(), connections))  # noqa: RUF006 - _Handshake keeps it
 
     async def _do_handshake(
         self, client: socket.socket, address: str, connection: Connection, connections: MutableSet[Any]
@@ -227,7 +236,7 @@ class TlsSocket:
                 lambda: handshake,
                 client,
                 ssl=self._context,
-                ssl_handshake_timeout=HEAD_S,
+                ssl_handshake_timeout=HEAD_TIMEOUT_S,
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
         except OSError as error:
@@ -253,7 +262,7 @@ class _Handshake(asyncio.Protocol):
         self._limits.idle.remove(self)
         self._limits.all.remove(self)
 
-    def try_close(self, *, if_sending: bool = True) -> bool:  # noqa: ARG002 - no response is sent in a handshake
+    def try_close(self, *, even_if_sending: bool = True) -> bool:  # noqa: ARG002 - no response is sent in a handshake
         return self._task is not None and self._task.cancel()
 
     def shutdown(self) -> None:
@@ -263,12 +272,12 @@ class _Handshake(asyncio.Protocol):
 # Checks of what firmware can use
 
 # The cipher suites that both OVMF of Debian 12 and 13 and the endpoint support.
-_FIRMWARE_ONLY: Final = "AES128-GCM-SHA256:AES256-GCM-SHA384:AES128-SHA256:AES256-SHA256"
+_FIRMWARE_SUITES: Final = "AES128-GCM-SHA256:AES256-GCM-SHA384:AES128-SHA256:AES256-SHA256"
 _MAX_FLIGHTS: Final = 10  # the maximum number of exchanges in a handshake between two TLS objects in memory
 
 
 def find_firmware_problem(
-    certificate: Path, key: Path, suites: Suites, *, host: str | None = None, authority: Path | None = None
+    certificate: Path, key: Path, suites: CipherSuites, *, host: str | None = None, authority: Path | None = None
 ) -> str | None:
     """Try a TLS handshake in memory.
 
@@ -286,29 +295,29 @@ def find_firmware_problem(
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     client.check_hostname = host is not None
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = (
+    peers = (
         client.wrap_bio(to_client, to_server, server_hostname=host),
         server.wrap_bio(to_server, to_client, server_side=True),
     )
     for _ in range(_MAX_FLIGHTS):
-        waiting = 0
-        for end in ends:
+        waiting_count = 0
+        for peer in peers:
             try:
-                end.do_handshake()
+                peer.do_handshake()
             except ssl.SSLWantReadError:
-                waiting += 1
+                waiting_count += 1
             except ssl.SSLCertVerificationError as error:
                 return str(error.verify_message).rstrip(".")
             except ssl.SSLError as error:
                 return (error.reason or "the handshake failed").lower().replace("_", " ")
-        if not waiting:
+        if not waiting_count:
             break
     return None
 
 
 def has_firmware_suites(host: str, port: int, timeout_s: float) -> bool:
     """Return whether a server accepts the cipher suites of firmware. Raises `OSError` if the connection fails."""
-    context = _build_firmware_client(Suites.FIRMWARE, None)
+    context = _build_firmware_client(CipherSuites.FIRMWARE, None)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with socket.create_connection((host, port), timeout_s) as connection:
         try:
@@ -318,10 +327,10 @@ def has_firmware_suites(host: str, port: int, timeout_s: float) -> bool:
             return False
 
 
-def _build_firmware_client(suites: Suites, authority: Path | None) -> ssl.SSLContext:
+def _build_firmware_client(suites: CipherSuites, authority: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(_FIRMWARE_ONLY if suites is Suites.FIRMWARE else str(suites))
+    context.set_ciphers(_FIRMWARE_SUITES if suites is CipherSuites.FIRMWARE else str(suites))
     if authority is not None:
         try:
             context.load_verify_locations(authority)

@@ -158,8 +158,8 @@ class RemoteCache:
 
     def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         found: dict[bytes, bytes] = {}
-        left = iter(keys)
-        while not self._is_lost and (batch := tuple(islice(left, protocol.MAX_KEYS))):
+        remaining = iter(keys)
+        while not self._is_lost and (batch := tuple(islice(remaining, protocol.MAX_KEYS))):
             with self._exchange():
                 write_frame(self._outgoing, CacheLookup(kind, batch))
                 if (frame := read_frame(self._incoming)) is None:
@@ -168,7 +168,7 @@ class RemoteCache:
         return found
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
-        for batch in _batches(rows):
+        for batch in _split_batches(rows):
             if self._is_lost:
                 return
             with self._exchange():
@@ -182,7 +182,7 @@ class RemoteCache:
             self._is_lost = False
 
 
-def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
+def _split_batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
     """Split results into one batch for each message. Omit values that are too large for the cache."""
     batch, size = dict[bytes, bytes](), 0
     for key, value in rows.items():
@@ -267,13 +267,13 @@ class ResultsFile:
         except OSError:
             self._is_full = True
 
-    def store(self, cache: DiskCache, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Insert the valid results into a cache, and close the file. Stop early if ``is_over`` returns True."""
+    def store(self, cache: DiskCache, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Insert the valid results into a cache, and close the file. Stop early if ``should_stop`` returns True."""
         if (file := self._file) is None:
             return
         with file, suppress(OSError, msgspec.MsgspecError):
             file.seek(0)
-            while not is_over() and (frame := read_frame(file)) is not None:
+            while not should_stop() and (frame := read_frame(file)) is not None:
                 results = _decode_spooled_results(frame)
                 cache.insert_many(
                     results.kind,

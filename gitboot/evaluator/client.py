@@ -63,9 +63,9 @@ class EvaluatorClient:
         self._accepted: set[Revision] = set()  # those evaluated commits that the instance has accepted
         # the results of commits that the instance may still accept
         self._unstored: dict[Revision, _UnstoredResults] = {}
-        self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
+        self._conversation_executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
         self._closing = threading.Event()
-        self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
+        self._store_executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
         """Evaluate ``revision``, and return the result, which includes the changes since ``base``.
@@ -75,19 +75,19 @@ class EvaluatorClient:
         if the commit is invalid, `NotEvaluated` if the evaluation failed, and `SourceError` if the process cannot read
         the clone. After `NotEvaluated` or `SourceError`, the next call evaluates the commit again.
         """
-        asked = self._running
-        if asked is None or (asked.answer.done() and not asked.is_for(revision, base)):
-            asked = self._start_evaluation(revision, base)
-        if not (asked.answer.done() or self._waits_for_answer) or not asked.is_for(revision, base):
+        running = self._running
+        if running is None or (running.answer.done() and not running.is_for(revision, base)):
+            running = self._start_evaluation(revision, base)
+        if not (running.answer.done() or self._waits_for_answer) or not running.is_for(revision, base):
             return None
         try:
-            return asked.answer.result()
+            return running.answer.result()
         except _EvaluatorKilled as error:
-            if asked.is_retry:
+            if running.is_retry:
                 self._running = None
                 raise NotEvaluated([build_limit_problem(str(error))]) from None
             # perhaps the commit is not the cause, so the evaluation is repeated once
-            self._start_evaluation(revision, base, is_again=True)
+            self._start_evaluation(revision, base, is_retry=True)
             return self.evaluate(revision, base)
         except (SourceError, NotEvaluated):
             self._running = None  # the next call evaluates the commit again
@@ -99,17 +99,17 @@ class EvaluatorClient:
         gitboot discards the results if the process had already evaluated another commit that the instance has not
         accepted.
         """
-        spooled = self._unstored.pop(revision, None)
+        unstored = self._unstored.pop(revision, None)
         self._accepted.add(revision)
-        if spooled is None:
+        if unstored is None:
             return
-        if self._cache is not None and spooled.untrusted <= {revision}:
-            self._storing.submit(spooled.results.store, self._cache, self._closing.is_set)
+        if self._cache is not None and unstored.untrusted <= {revision}:
+            self._store_executor.submit(unstored.results.store, self._cache, self._closing.is_set)
         else:
-            spooled.results.close()
+            unstored.results.close()
 
     def wait_until_stored(self) -> None:
-        self._storing.submit(lambda: None).result()
+        self._store_executor.submit(lambda: None).result()
 
     def end_unless_accepted(self, accepted: Revision | None) -> None:
         """End the process unless the instance has accepted all commits that the process evaluated.
@@ -123,10 +123,10 @@ class EvaluatorClient:
         """End the evaluator process immediately. Results that are not stored yet are lost."""
         self._closing.set()
         self._end_process()
-        for pool in (self._conversations, self._storing):
+        for pool in (self._conversation_executor, self._store_executor):
             pool.shutdown()
-        for spooled in self._unstored.values():
-            spooled.results.close()
+        for unstored in self._unstored.values():
+            unstored.results.close()
         if self._cache is not None:
             self._cache.close()
 
@@ -134,10 +134,10 @@ class EvaluatorClient:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            self._conversations.submit(process.reap)
+            self._conversation_executor.submit(process.reap)
 
     def _start_evaluation(
-        self, revision: Revision, base: Commit | None, *, is_again: bool = False
+        self, revision: Revision, base: Commit | None, *, is_retry: bool = False
     ) -> _RunningEvaluation:
         if self._process is not None and self._process.has_ended:
             self._end_process()
@@ -147,8 +147,8 @@ class EvaluatorClient:
             self._accepted &= {base.revision} if base is not None else set()
         untrusted = frozenset(self._evaluated - self._accepted)
         self._evaluated |= {revision} if base is None else {revision, base.revision}
-        spooled = _UnstoredResults(ResultsFile(self._state), untrusted)
-        stop = self._start_timer()
+        unstored = _UnstoredResults(ResultsFile(self._state), untrusted)
+        stop_timer = self._start_timer()
         question = protocol.Question(
             revision,
             base.revision if base is not None else None,
@@ -156,15 +156,15 @@ class EvaluatorClient:
             self._site,
             stores_results=self._cache is not None,
         )
-        conversation = _Conversation(self._process, question, self._report_progress, self._cache, spooled.results)
-        answer = self._conversations.submit(conversation.evaluate, base)
-        if (before := self._unstored.pop(revision, None)) is not None:
-            before.results.close()
-        self._unstored[revision] = spooled
+        conversation = _Conversation(self._process, question, self._report_progress, self._cache, unstored.results)
+        answer = self._conversation_executor.submit(conversation.evaluate, base)
+        if (replaced := self._unstored.pop(revision, None)) is not None:
+            replaced.results.close()
+        self._unstored[revision] = unstored
         while len(self._unstored) > _MAX_UNSTORED:
             self._unstored.pop(next(iter(self._unstored))).results.close()
-        self._running = _RunningEvaluation(revision=revision, base=base, answer=answer, is_retry=is_again)
-        answer.add_done_callback(lambda _: stop())
+        self._running = _RunningEvaluation(revision=revision, base=base, answer=answer, is_retry=is_retry)
+        answer.add_done_callback(lambda _: stop_timer())
         answer.add_done_callback(lambda _: self.on_answer())
         return self._running
 
@@ -200,7 +200,7 @@ def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[p
 
     Raises the error that the evaluator reported, or EOFError if the answers end early.
     """
-    parts = _Assembly(base)
+    parts = _CommitAssembler(base)
     for answer in answers:
         match answer:
             case protocol.ServerParts(servers=servers):
@@ -220,7 +220,7 @@ def assemble_commit(base: Commit | None, revision: Revision, answers: Iterable[p
     raise EOFError
 
 
-_MOST_COMMITS: Final = 2  # a question contains at most two commits, which are the base and the commit itself
+_MAX_COMMITS: Final = 2  # a question contains at most two commits, which are the base and the commit itself
 
 
 class _Conversation:
@@ -234,7 +234,7 @@ class _Conversation:
     ) -> None:
         self._process, self._question, self._report_progress = process, question, report_progress
         self._cache, self._results = cache, results
-        self._began = 0.0  # the monotonic time at which the current evaluation began
+        self._start_s = 0.0  # the monotonic time at which the current evaluation began
         self._wall_s, self._files = question.limits.wall_s(0), 0
         self._commits = 0  # the number of commits whose evaluation has begun
         self._is_late = False
@@ -244,7 +244,7 @@ class _Conversation:
 
         End the process if an answer is invalid or missing.
         """
-        self._began = time.monotonic()
+        self._start_s = time.monotonic()
         try:
             self._process.send(self._question, self._remaining_s)
             return assemble_commit(base, Revision(self._question.revision), self._receive_answers())
@@ -255,19 +255,19 @@ class _Conversation:
             self._report_progress(1, 1)
 
     def _remaining_s(self) -> float:
-        return self._began + self._wall_s - time.monotonic()
+        return self._start_s + self._wall_s - time.monotonic()
 
     def _receive_answers(self) -> Iterator[protocol.Answer]:
         try:
             for frame in self._process.read_answers(self._remaining_s):
                 answer = protocol.decode_answer(frame)
                 match answer:
-                    case protocol.EvaluationBegun(files=None):  # the base and the commit each have their own limits
+                    case protocol.EvaluationStart(files=None):  # the base and the commit each have their own limits
                         self._commits += 1
-                        if self._commits > _MOST_COMMITS:
+                        if self._commits > _MAX_COMMITS:
                             raise ValueError("the evaluator process evaluated more commits than gitboot requested")
-                        self._began, self._wall_s, self._files = time.monotonic(), self._question.limits.wall_s(0), 0
-                    case protocol.EvaluationBegun(files=int() as files):
+                        self._start_s, self._wall_s, self._files = time.monotonic(), self._question.limits.wall_s(0), 0
+                    case protocol.EvaluationStart(files=int() as files):
                         self._wall_s, self._files = self._question.limits.wall_s(files), files
                         self._report_progress(0, files + 1)  # the decisions about the servers count as one more step
                     case protocol.FilesRead(files=done) if self._files:
@@ -298,7 +298,7 @@ class _Conversation:
         return InvalidRepository([build_limit_problem(f"the evaluation ended {describe_exit(status)}")])
 
 
-class _Assembly:
+class _CommitAssembler:
     def __init__(self, base: Commit | None) -> None:
         self._base = base
         self._touched: list[str] = []
@@ -329,7 +329,7 @@ class _Assembly:
                 self._written[name] = written
 
     def build_commit(self, revision: Revision, result: protocol.CommitEnd) -> Commit:
-        base, gone = self._base, result.removed_servers
+        base, removed = self._base, result.removed_servers
         shared = result.fleetwide.without_servers() if result.fleetwide is not None else base
         if shared is None:
             raise ValueError("there is no base commit, but the result does not contain the values for the whole fleet")
@@ -343,20 +343,20 @@ class _Assembly:
             decisions=structs.replace(
                 shared.decisions,
                 revision=revision,
-                servers=apply_changes(before.decisions.servers, self._decisions, gone),
-                networks=apply_changes(before.decisions.networks, self._networks, gone),
+                servers=apply_changes(before.decisions.servers, self._decisions, removed),
+                networks=apply_changes(before.decisions.networks, self._networks, removed),
             ),
             machines=merge_changes(before.machines, self._machines, result.removed_machines),
-            labels=merge_changes(before.labels, self._labels, gone),
+            labels=merge_changes(before.labels, self._labels, removed),
             sites=merge_changes(before.sites, result.sites, result.removed_sites),
-            written=merge_changes(written, self._written, gone),
+            written=merge_changes(written, self._written, removed),
             locations=SourceLocations(
-                servers=merge_changes(locations.servers, result.locations, gone),
+                servers=merge_changes(locations.servers, result.locations, removed),
                 shared=merge_changes(locations.shared, result.documents, result.removed_documents),
             ),
             withheld=before.withheld,
             base=base.revision if base is not None else None,
-            touched=frozenset({*self._touched, *gone, *result.sites, *result.removed_sites}),
+            touched=frozenset({*self._touched, *removed, *result.sites, *result.removed_sites}),
         )
         self._check_parts(commit, result)
         return commit

@@ -80,23 +80,23 @@ class DecisionHistory:
         ``server`` is the current name of the server, or the last name of a removed server. gitboot recognizes a renamed
         server by its UUID. If no commit contains the server, the method yields no commits.
         """
-        wanted: str | SystemUuid = server
+        identity: str | SystemUuid = server
         newer: HistoryStep | None = None  # the last valid commit, whose changes gitboot has not determined yet
-        before: list[InvalidCommit] = []  # the invalid commits that are newer than `newer` and were not yielded yet
-        after: list[InvalidCommit] = []
+        pending: list[InvalidCommit] = []  # the invalid commits that are newer than `newer` and were not yielded yet
+        older: list[InvalidCommit] = []
         pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
         # In every other commit, the fleet is identical to the fleet in the parent.
         changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
         for step in (*changing, None):
             if step is not None and (problem := self._find_problem(step, newer)) is not None:
-                after.append(InvalidCommit(commit=step.commit, problem=problem))
+                older.append(InvalidCommit(commit=step.commit, problem=problem))
                 continue
-            if newer is not None and (found := self._find_change(step, newer, wanted)) is not None:
-                wanted, effect = found
-                yield from before
-                yield ChangingCommit(commit=newer.commit, effect=effect, uuid=wanted)
-                before = []
-            before, after, newer = before + after, [], step
+            if newer is not None and (found := self._find_change(step, newer, identity)) is not None:
+                identity, effect = found
+                yield from pending
+                yield ChangingCommit(commit=newer.commit, effect=effect, uuid=identity)
+                pending = []
+            pending, older, newer = pending + older, [], step
 
     def _find_change(
         self, old: HistoryStep | None, new: HistoryStep, server: str | SystemUuid
@@ -110,7 +110,7 @@ class DecisionHistory:
         if old is None or old.tree is None or new.tree is None:
             found = find_server_effects(self._decide_all(old), self._decide_all(new))
         else:
-            pair = self._evaluate_beside(old, new)
+            pair = self._evaluate_with_base(old, new)
             assert pair.base is not None  # noqa: S101 - the base is the newer commit
             found = find_server_effects(
                 _select_decisions(pair.head, pair.servers), _select_decisions(pair.base, pair.servers)
@@ -133,7 +133,7 @@ class DecisionHistory:
         problem = None
         try:
             if step.tree is not None:
-                self._evaluate_beside(step, newer)
+                self._evaluate_with_base(step, newer)
         except InvalidRepository as error:
             problem = " ".join(filter(None, (str(error.problems[0]), format_rest(len(error.problems) - 1, "problem"))))
         self._store(ResultKind.HISTORY_PROBLEM, {_find_tree(step): problem})
@@ -152,11 +152,11 @@ class DecisionHistory:
         if step is None or step.tree is None:
             return {}
         known = (self._pair.head, self._pair.base) if self._pair is not None else ()
-        of_it = (each for each in known if each is not None and each.revision == step.commit.revision)
-        found = next(of_it, None) or self._evaluate_beside(step, None).head
+        matching = (each for each in known if each is not None and each.revision == step.commit.revision)
+        found = next(matching, None) or self._evaluate_with_base(step, None).head
         return found.decided.decisions.servers
 
-    def _evaluate_beside(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
+    def _evaluate_with_base(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
         """Evaluate a commit with the next newer valid commit as the base, to avoid repeating decisions."""
         base = newer.commit.revision if newer is not None and newer.tree is not None else None
         pair = self._pair
@@ -178,7 +178,7 @@ def list_document_changes(
     The other documents of a commit may be invalid. ``open_commit`` opens a commit. The second argument of
     ``open_commit`` is the snapshot of another commit that has mostly the same files.
     """
-    read = _DocumentReader(document)
+    reader = _DocumentReader(document)
     snapshot: Snapshot | None = None
     newer: tuple[CommitSummary, _FoundDocument | None] | None = None
     unreadable: list[InvalidCommit] = []
@@ -188,7 +188,7 @@ def list_document_changes(
         found: _FoundDocument | None = None
         if step is not None and step.tree is not None:
             snapshot = open_commit(step.commit.revision, snapshot)
-            found, problem = read.find(snapshot)
+            found, problem = reader.find(snapshot)
             if problem is not None:
                 unreadable.append(InvalidCommit(commit=step.commit, problem=problem))
                 continue
@@ -218,7 +218,7 @@ class _DocumentReader:
 
     def __init__(self, document: Id) -> None:
         self._document = document
-        self._known: dict[BlobId, tuple[Mapping[str, Value] | None, str | None]] = {}
+        self._parsed: dict[BlobId, tuple[Mapping[str, Value] | None, str | None]] = {}
 
     def find(self, snapshot: Snapshot) -> tuple[_FoundDocument | None, str | None]:
         """Return the document in a snapshot.
@@ -235,8 +235,8 @@ class _DocumentReader:
 
     def _parse(self, snapshot: Snapshot, path: str) -> tuple[Mapping[str, Value] | None, str | None]:
         blob = snapshot.blobs[path]
-        if (known := self._known.get(blob)) is None:
-            known = self._known[blob] = self._parse_file(snapshot, path, blob)
+        if (known := self._parsed.get(blob)) is None:
+            known = self._parsed[blob] = self._parse_file(snapshot, path, blob)
         return known
 
     def _parse_file(self, snapshot: Snapshot, path: str, blob: BlobId) -> tuple[Mapping[str, Value] | None, str | None]:

@@ -45,9 +45,9 @@ from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import LoadedFile, LoadedRevision, list_files, load_revision
 from gitboot.jsonio import Digest, build_decoder
 from gitboot.resolve.decision_inputs import FleetView, SharedInputs, list_own_files
-from gitboot.resolve.fleet_decisions import DecidedServer, DecidedServers, FleetDecisions, decide_all, decide_loaded
+from gitboot.resolve.fleet_decisions import DecidedServer, DecidedServers, FleetDecisions, decide_all, decide_revision
 from gitboot.resolve.policy_selection import OptOut, list_opt_outs
-from gitboot.review.guards import GROUPING, Touched
+from gitboot.review.guards import GROUP_LABELS, ChangeScope
 
 if TYPE_CHECKING:
     from gitboot.review.decision_changes import Changes
@@ -82,14 +82,14 @@ class Evaluation:
     def repository(self) -> FleetRepository:
         return self.loaded.repository
 
-    def results(self, kind: ResultKind, beside: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results of this commit for a cache, by key. Omit results that ``beside`` also contains."""
+    def results(self, kind: ResultKind, similar: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
+        """Return the results of this commit for a cache, by key. Omit results that ``similar`` also contains."""
         if kind is ResultKind.PARSED:
-            own, old = self.loaded.batches, beside.loaded.batches if beside is not None else ()
+            own, old = self.loaded.batches, similar.loaded.batches if similar is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
             files = (each for batch in frozenset(own).difference(old) for each in batch.files)
             return {each.blob.encode(): each for each in files if each.has_only_servers and each.blob not in known}
-        keys = beside.keys if beside is not None else {}
+        keys = similar.keys if similar is not None else {}
         return {key: self.rows[name] for name, key in self.keys.items() if keys.get(name) != key}
 
     def has_same_content(self, other: Evaluation) -> bool:
@@ -109,7 +109,7 @@ class FleetSummary:
     @cached_property
     def group_sizes(self) -> Mapping[tuple[str, str], int]:
         sizes: Counter[tuple[str, str]] = Counter()
-        for key in GROUPING:
+        for key in GROUP_LABELS:
             for batch in self._loaded.batches:
                 for value, count in batch.label_counts.get(key, {}).items():
                     sizes[key, value] += count
@@ -163,7 +163,7 @@ class CommitPair:
             new,
             base.repository,
             repository,
-            Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.summary.group_sizes),
+            ChangeScope(servers=frozenset(self.servers), documents=self.documents, sizes=base.summary.group_sizes),
             self.collect_offered_claims,
         )
 
@@ -187,10 +187,10 @@ class CommitPair:
     def extent(self) -> Extent:
         if self.base is not None:
             return self.compute_changes().extent
-        from gitboot.review.guards import first_commit_extent
+        from gitboot.review.guards import compute_first_extent
 
         decisions = self.head.decided.decisions
-        return first_commit_extent(decisions, self.head.repository, decisions.servers.values())
+        return compute_first_extent(decisions, self.head.repository, decisions.servers.values())
 
 
 class Evaluator:
@@ -234,26 +234,26 @@ class Evaluator:
 
         The method yields each result only once.
         """
-        left = [each for each in self._recent if self._complete is None or not each.has_same_content(self._complete)]
-        if not left:
+        commits = [each for each in self._recent if self._complete is None or not each.has_same_content(self._complete)]
+        if not commits:
             return
         for kind in EVALUATION_KINDS:
             stored, results = self._stored[kind], dict[bytes, LoadedFile | DecidedRow]()
-            for each in left:
+            for each in commits:
                 results |= each.results(kind, self._complete)
-            lacking = iter(sorted(results.keys() - stored))
-            while batch := tuple(islice(lacking, number)):
+            missing = iter(sorted(results.keys() - stored))
+            while batch := tuple(islice(missing, number)):
                 yield kind, {key: encode_result(results[key]) for key in batch}
             stored.clear()  # the keys of `_complete` are in the cache, so the set need not contain them
-        self._complete = left[-1]
+        self._complete = commits[-1]
 
-    def _evaluate(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
+    def _evaluate(self, revision: Revision, similar: Evaluation | None = None) -> Evaluation:
         if (known := next((each for each in self._recent if each.revision == revision), None)) is not None:
             return known
-        beside = beside or next(iter(self._recent), None)
-        snapshot = self._snapshots(revision, beside.loaded.snapshot if beside is not None else None)
+        similar = similar or next(iter(self._recent), None)
+        snapshot = self._snapshots(revision, similar.loaded.snapshot if similar is not None else None)
         self._on_begin(len(snapshot.blobs))
-        return _CommitEvaluation(snapshot, beside, self._look_up, self.workers).run()
+        return _CommitEvaluation(snapshot, similar, self._look_up, self.workers).run()
 
     def _look_up(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         found = self.results.get_many(kind, keys) if keys and self.results is not None else {}
@@ -262,36 +262,36 @@ class Evaluator:
 
 
 class _CommitEvaluation:
-    """The evaluation of one commit. ``beside`` is a similar commit whose results are in memory."""
+    """The evaluation of one commit. ``similar`` is a similar commit whose results are in memory."""
 
     def __init__(
         self,
         snapshot: Snapshot,
-        beside: Evaluation | None,
+        similar: Evaluation | None,
         look_up: Callable[[ResultKind, Collection[bytes]], Mapping[bytes, bytes]],
         workers: Workers,
     ) -> None:
-        self._snapshot, self._beside, self._look_up, self._workers = snapshot, beside, look_up, workers
+        self._snapshot, self._similar, self._look_up, self._workers = snapshot, similar, look_up, workers
         self._keys: Mapping[str, Key] = {}
         self._rows: Mapping[str, DecidedRow] = {}
 
     def run(self) -> Evaluation:
-        beside = self._beside
-        before = beside.loaded if beside is not None else None
+        similar = self._similar
+        before = similar.loaded if similar is not None else None
         listing = list_files(self._snapshot, before)
-        found = load_revision(self._snapshot, self._parse_new_files(listing.documents), before, listing)
+        loaded = load_revision(self._snapshot, self._parse_new_files(listing.documents), before, listing)
         if (
-            isinstance(found, LoadedRevision)
-            and beside is not None
-            and found.repository.origins is beside.repository.origins
+            isinstance(loaded, LoadedRevision)
+            and similar is not None
+            and loaded.repository.origins is similar.repository.origins
         ):
-            decisions = structs.replace(beside.decided.decisions, revision=self._snapshot.revision)
-            decided = structs.replace(beside.decided, repository=found.repository, decisions=decisions)
-            return replace(beside, loaded=found, decided=decided)
-        decided = decide_loaded(found, self._decide)
-        assert isinstance(found, LoadedRevision)  # noqa: S101 - `decide_loaded` raises for any other result
-        summary = FleetSummary(found)
-        return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
+            decisions = structs.replace(similar.decided.decisions, revision=self._snapshot.revision)
+            decided = structs.replace(similar.decided, repository=loaded.repository, decisions=decisions)
+            return replace(similar, loaded=loaded, decided=decided)
+        decided = decide_revision(loaded, self._decide)
+        assert isinstance(loaded, LoadedRevision)  # noqa: S101 - `decide_revision` raises for any other result
+        summary = FleetSummary(loaded)
+        return Evaluation(loaded=loaded, keys=self._keys, rows=self._rows, decided=decided, summary=summary)
 
     def _parse_new_files(self, paths: Sequence[str]) -> ParseCache:
         """Return the documents of new files, from the cache or by having workers parse the files.
@@ -299,13 +299,13 @@ class _CommitEvaluation:
         A file is new if the commit in memory does not contain the file. `load_revision` parses the files that are
         missing from the result.
         """
-        known = self._beside.loaded.files if self._beside is not None else {}
+        known = self._similar.loaded.files if self._similar is not None else {}
         blobs = self._snapshot.blobs
         unknown = {blobs[path]: path for path in paths if path not in known or known[path].blob != blobs[path]}
         rows = self._look_up(ResultKind.PARSED, [blob.encode() for blob in unknown])
         found = {BlobId(key.decode()): servers for key, row in rows.items() if (servers := decode_servers(row))}
-        left = [(blob, path) for blob, path in unknown.items() if blob not in found]
-        for blob, row in self._workers.parse(self._snapshot, left).items():
+        uncached = [(blob, path) for blob, path in unknown.items() if blob not in found]
+        for blob, row in self._workers.parse(self._snapshot, uncached).items():
             servers = decode_servers(row)
             assert servers is not None  # noqa: S101 - a worker encoded it
             found[blob] = servers
@@ -315,17 +315,19 @@ class _CommitEvaluation:
         }
 
     def _decide(self, repository: FleetRepository) -> FleetDecisions:
-        beside = self._beside
-        self._keys = _compute_keys(repository, beside)
-        return decide_all(repository, self._decide_servers, beside.decided.finding_places if beside is not None else {})
+        similar = self._similar
+        self._keys = _compute_keys(repository, similar)
+        return decide_all(
+            repository, self._decide_servers, similar.decided.finding_places if similar is not None else {}
+        )
 
     def _decide_servers(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
         """Return the decision for each server.
 
         Compute only the decisions that are neither in memory nor in the cache.
         """
-        keys, beside = self._keys, self._beside
-        known = beside.keys if beside is not None else {}
+        keys, similar = self._keys, self._similar
+        known = similar.keys if similar is not None else {}
         unknown = [name for name in names if known.get(name) != keys[name]]
         stored = self._look_up(ResultKind.DECIDED, [keys[name] for name in unknown])
         found = {}
@@ -337,7 +339,7 @@ class _CommitEvaluation:
             row = decode_row(data)
             assert row is not None  # noqa: S101 - a worker or this process just encoded it
             found[name] = row
-        self._rows = rows = _merge_by_name(names, beside.rows if beside is not None else {}, found)
+        self._rows = rows = _merge_by_name(names, similar.rows if similar is not None else {}, found)
         return DecidedServers(
             decisions=DecodedRows(rows, lambda row: decode_decision(row.decision)),
             hosts=DecodedRows(rows, lambda row: decode_host(row.host)),
@@ -401,14 +403,14 @@ def _digest_input(value: object) -> bytes:
     return blake2b(_encode_input(value), digest_size=_SIZE).digest()
 
 
-def _compute_keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:
+def _compute_keys(repository: FleetRepository, similar: Evaluation | None) -> Mapping[str, Key]:
     """Return the content key of each server.
 
     Unchanged servers keep their keys if only Server documents differ between the commits.
     """
-    if beside is None or _select_shared_documents(repository) != _select_shared_documents(beside.repository):
+    if similar is None or _select_shared_documents(repository) != _select_shared_documents(similar.repository):
         return compute_decision_keys(repository, repository.servers)
-    servers, before, keys = repository.servers, beside.repository.servers, beside.keys
+    servers, before, keys = repository.servers, similar.repository.servers, similar.keys
     changed = [name for name, server in servers.items() if before.get(name) is not server]
     return _merge_by_name(servers, keys, compute_decision_keys(repository, changed))
 
@@ -492,8 +494,8 @@ class Workers(Struct, frozen=True, kw_only=True):
         limits = divide_limits(self.number)
         workers = [_start_worker(limits, items[number :: self.number], work) for number in range(self.number)]
         try:
-            for number, at, results in _read_results([worker.pipe for worker in workers]):
-                first = number + at * self.number
+            for number, start, results in _read_results([worker.pipe for worker in workers]):
+                first = number + start * self.number
                 found[first : first + len(results) * self.number : self.number] = results
                 count(len(results))
         finally:
@@ -515,10 +517,10 @@ class _Worker(Struct, frozen=True):
 def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
     """Start a worker process. If the worker fails, this process must compute the missing results."""
     parent = os.getpid()
-    reading, writing = os.pipe()
+    reader, writer = os.pipe()
     if (process := os.fork()) != 0:
-        os.close(writing)
-        return _Worker(process, reading)
+        os.close(writer)
+        return _Worker(process, reader)
     with suppress(BaseException):
         end_with_parent(parent)
         limits.apply()
@@ -526,7 +528,7 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
             batch = [work(item) for item in items[first : first + BATCH]]
             rest = memoryview(build_frame(encode((first, batch))))
             while rest:
-                rest = rest[os.write(writing, rest) :]
+                rest = rest[os.write(writer, rest) :]
     os._exit(0)  # end without flushing the buffers that the worker inherited from the parent
 
 

@@ -51,17 +51,17 @@ def main(state: str, parent: str) -> None:
     """Evaluate commits of the clone in the folder ``state`` for the process with the id ``parent``."""
     questions, answers = become_child(parent)
     reader = CloneReader(Path(state))
-    answering = _AnswerStream(answers)
+    answer_stream = _AnswerStream(answers)
 
     def read_snapshot(revision: Revision, previous: Snapshot | None) -> Snapshot:
         snapshot = reader.snapshot(revision, previous)
-        return structs.replace(snapshot, read=answering.count_reads(snapshot.read))
+        return structs.replace(snapshot, read=answer_stream.count_reads(snapshot.read))
 
-    evaluator = Evaluator(read_snapshot, on_begin=answering.report_begin, results=RemoteCache(questions, answers))
+    evaluator = Evaluator(read_snapshot, on_begin=answer_stream.report_begin, results=RemoteCache(questions, answers))
     while (frame := read_frame(questions)) is not None:
         gc.disable()  # nearly all new objects stay in memory for long
         question = protocol.decode_question(frame)
-        if _answer(evaluator, question, answering):
+        if _answer_question(evaluator, question, answer_stream):
             lift_memory_limit()
         reader.close()
         gc.collect(_YOUNG)
@@ -80,14 +80,14 @@ class _AnswerStream:
         self._spent = ProcessUsage.measure()
         self._limits = EvaluationLimits()
 
-    def begin_evaluation(self, allowance: EvaluationLimits) -> None:
-        self._spent, self._limits = ProcessUsage.measure(), allowance
+    def begin_evaluation(self, limits: EvaluationLimits) -> None:
+        self._spent, self._limits = ProcessUsage.measure(), limits
         self._limits.set_limits(self._spent, 0)
-        self.send(protocol.EvaluationBegun(None))
+        self.send(protocol.EvaluationStart(None))
 
     def report_begin(self, files: int) -> None:
         self._limits.set_limits(self._spent, files)
-        self.send(protocol.EvaluationBegun(files))
+        self.send(protocol.EvaluationStart(files))
 
     def report_files_read(self, files: int) -> None:
         """Report progress each time the workers have read another 1,000 files."""
@@ -96,45 +96,45 @@ class _AnswerStream:
 
     def count_reads(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
         """Return a function that calls ``read`` and reports progress after every 1,000 files."""
-        numbers, us = count(1), os.getpid()
+        numbers, own_pid = count(1), os.getpid()
 
-        def reading(blob: BlobId) -> bytes:
+        def read_and_count(blob: BlobId) -> bytes:
             # a forked worker must not write to this stream
-            if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:
+            if (number := next(numbers)) % _FILES == 0 and os.getpid() == own_pid:
                 self.send(protocol.FilesRead(number))
             return read(blob)
 
-        return reading
+        return read_and_count
 
     def send(self, answer: protocol.Answer) -> None:
         write_frame(self._stream, answer)
 
 
-def _answer(evaluator: Evaluator, question: protocol.Question, answering: _AnswerStream) -> bool:
+def _answer_question(evaluator: Evaluator, question: protocol.Question, answer_stream: _AnswerStream) -> bool:
     """Answer one question, and return whether the commit is valid. If there is not enough memory, end this process."""
     base = Revision(question.base) if question.base is not None else None
     try:
         evaluator.workers = Workers(
-            number=question.limits.workers or count_processors(), on_read=answering.report_files_read
+            number=question.limits.workers or count_processors(), on_read=answer_stream.report_files_read
         )
         if base is not None and not evaluator.has_in_memory(base):
-            answering.begin_evaluation(question.limits)  # the base has its own limits
+            answer_stream.begin_evaluation(question.limits)  # the base has its own limits
             evaluator.evaluate(base, None)
-        answering.begin_evaluation(question.limits)
+        answer_stream.begin_evaluation(question.limits)
         for answer in build_report(evaluator.evaluate(Revision(question.revision), base), question.site):
             if isinstance(answer, CommitEnd) and question.stores_results:
                 # results that are not in the cache yet
                 for kind, values in evaluator.take_unstored_results(protocol.MAX_KEYS):
-                    answering.send(protocol.NewResults(kind, values))
-            answering.send(answer)
+                    answer_stream.send(protocol.NewResults(kind, values))
+            answer_stream.send(answer)
         return True
     except InvalidRepository as error:
         fleet = error.fleet if isinstance(error.fleet, FleetSpec) else None
-        answering.send(protocol.RejectedCommit(error.problems, error.dated, fleet))
+        answer_stream.send(protocol.RejectedCommit(error.problems, error.dated, fleet))
     except SourceError as error:
         if lacks_memory(error):
             os._exit(OUT_OF_MEMORY)
-        answering.send(protocol.UnreadableClone(str(error), isinstance(error, CorruptClone)))
+        answer_stream.send(protocol.UnreadableClone(str(error), isinstance(error, CorruptClone)))
     except (MemoryError, SystemError):  # some extension modules raise SystemError when out of memory
         os._exit(OUT_OF_MEMORY)  # the values in memory may be incomplete, so the process must not continue
     except BrokenPipeError:
@@ -170,29 +170,33 @@ def _select_servers(commit: Evaluation, names: Iterable[str], site: str | None) 
 def _build_server_parts(pair: CommitPair, site: str | None) -> Iterator[ServerPart]:
     base, head, names = pair.base, pair.head, pair.servers
     explained: Collection[str] = ()
-    if (page := _build_explanations(head)) is not None:
+    if (explanations := _build_explanations(head)) is not None:
         before = _build_explanations(base)
-        explained = page.find_changed_servers(before, names) if before is not None else head.repository.servers.keys()
-        names = {*names, *explained}
-    here_before = _select_servers(base, names, site) if base is not None else {}
-    for name, server in sorted(_select_servers(head, names, site).items()):
-        row, described, labels = head.rows[name], build_machine(head.repository, server), server.metadata.labels
-        written = (
-            page.explain_server(name) if page is not None and (name in explained or name not in here_before) else None
+        explained = (
+            explanations.find_changed_servers(before, names) if before is not None else head.repository.servers.keys()
         )
-        if base is not None and name in here_before:
-            old_server, old = base.repository.servers[name], base.rows[name]
+        names = {*names, *explained}
+    old_servers = _select_servers(base, names, site) if base is not None else {}
+    for name, server in sorted(_select_servers(head, names, site).items()):
+        row, machine, labels = head.rows[name], build_machine(head.repository, server), server.metadata.labels
+        written = (
+            explanations.explain_server(name)
+            if explanations is not None and (name in explained or name not in old_servers)
+            else None
+        )
+        if base is not None and name in old_servers:
+            old_server, old_row = base.repository.servers[name], base.rows[name]
             part = ServerPart(
                 name=name,
-                decision=None if old.decision == row.decision else row.decision,
-                machine=None if build_machine(base.repository, old_server) == described else described,
-                network=None if old.host == row.host else row.host,
+                decision=None if old_row.decision == row.decision else row.decision,
+                machine=None if build_machine(base.repository, old_server) == machine else machine,
+                network=None if old_row.host == row.host else row.host,
                 labels=None if old_server.metadata.labels == labels else labels,
                 written=written,
             )
         else:
             part = ServerPart(
-                name=name, decision=row.decision, machine=described, network=row.host, labels=labels, written=written
+                name=name, decision=row.decision, machine=machine, network=row.host, labels=labels, written=written
             )
         if any(each is not None for each in (part.decision, part.machine, part.network, part.labels, part.written)):
             yield part
@@ -217,13 +221,13 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
     new, old = _select_servers(head, names, site), _select_servers(base, names, site) if base is not None else {}
     uuids = {server.uuid: name for name, server in new.items()}
     uuids_before = {each.uuid for each in old.values()}
-    known = {each.uuid for each in _select_servers(base, names, None).values()} if base is not None else set()
+    known_uuids = {each.uuid for each in _select_servers(base, names, None).values()} if base is not None else set()
     selected = _select_sites(head, new)
     selected_before = _select_sites(base, old) if base is not None else {}
     fleetwide: Commit | None = _build_fleetwide_part(head, head.revision, site)
     if base is not None and fleetwide == _build_fleetwide_part(base, head.revision, site):
         fleetwide = None
-    locations, documents, gone_documents = _find_moved_documents(pair, new.keys() - old.keys(), site)
+    locations, documents, gone_documents = _find_changed_locations(pair, new.keys() - old.keys(), site)
     no_site = None
     fleet = head.repository.fleet
     if site is not None and site not in (known_sites := [each.name for each in fleet.spec.sites]):
@@ -235,7 +239,7 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
     return CommitEnd(
         extent=pair.extent,
         fleetwide=fleetwide,
-        new_servers=tuple(sorted(name for uuid, name in uuids.items() if uuid not in known)),
+        new_servers=tuple(sorted(name for uuid, name in uuids.items() if uuid not in known_uuids)),
         moves=_find_moves(base, head, names, old, uuids.keys()) if base is not None and site is not None else NO_MOVES,
         removed_servers=tuple(sorted(old.keys() - new.keys())),
         removed_machines=tuple(sorted(uuids_before - uuids.keys())),
@@ -248,12 +252,12 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
     )
 
 
-def _find_moved_documents(
-    pair: CommitPair, come: Collection[str], site: str | None
+def _find_changed_locations(
+    pair: CommitPair, new_names: Collection[str], site: str | None
 ) -> tuple[dict[str, ServerLocation], dict[str, DocumentLocation], tuple[str, ...]]:
     """Return the changed locations of servers, those of other documents, and the other documents that were removed.
 
-    ``come`` are the names of the servers that are new at the site.
+    ``new_names`` are the names of the servers that are new at the site.
     """
     base, head = pair.base, pair.head
     if not _has_page(head):
@@ -263,7 +267,7 @@ def _find_moved_documents(
         documents = sorted(repository.origins)
     else:
         documents = find_moved_documents(base.repository, repository)
-    names = _select_servers(head, {*come, *(each.name for each in documents if each.kind == "Server")}, site)
+    names = _select_servers(head, {*new_names, *(each.name for each in documents if each.kind == "Server")}, site)
     by_file = sorted((repository.origins[Id("Server", name)], name) for name in names)
     shared = [each for each in documents if each.kind != "Server"]
     return (
@@ -278,25 +282,26 @@ def _find_moves(
     head: Evaluation,
     names: Collection[str],
     old: Mapping[str, Server],
-    here: Collection[SystemUuid],
+    present: Collection[SystemUuid],
 ) -> Moves:
     """Return the machines that have moved to, from, or between other sites since the base commit.
 
-    ``old`` are the servers that the base contains at this site, and ``here`` the machines that are at this site now.
+    ``old`` are the servers that the base contains at this site, and ``present`` the machines that are at this site now.
     """
     before, after = _select_servers(base, names, None), _select_servers(head, names, None)
-    elsewhere = {each.uuid: each for name, each in before.items() if name not in old}
-    now = {each.uuid: each for each in after.values()}
-    was_at, is_at = _select_sites(base, before), _select_sites(head, after)
+    old_elsewhere = {each.uuid: each for name, each in before.items() if name not in old}
+    new_machines = {each.uuid: each for each in after.values()}
+    old_sites, new_sites = _select_sites(base, before), _select_sites(head, after)
     passed_on = (
         uuid
-        for uuid in (elsewhere.keys() & now.keys()).difference(here)
-        if was_at.get(elsewhere[uuid].metadata.name) != is_at.get(now[uuid].metadata.name)
+        for uuid in (old_elsewhere.keys() & new_machines.keys()).difference(present)
+        if old_sites.get(old_elsewhere[uuid].metadata.name) != new_sites.get(new_machines[uuid].metadata.name)
     )
     return Moves(
-        arrived=tuple(sorted(elsewhere.keys() & here)),
+        arrived=tuple(sorted(old_elsewhere.keys() & present)),
         departed=tuple(
-            build_machine(base.repository, elsewhere[uuid]) for uuid in sorted(elsewhere.keys() - now.keys())
+            build_machine(base.repository, old_elsewhere[uuid])
+            for uuid in sorted(old_elsewhere.keys() - new_machines.keys())
         ),
         passed_on=tuple(sorted(passed_on)),
     )

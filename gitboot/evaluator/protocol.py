@@ -1,6 +1,6 @@
 """Protocol between an instance and its evaluator process: the frames, and the result of an evaluation.
 
-An instance sends a `Question`. The evaluator sends `EvaluationBegun` twice for the commit. If the base is not in
+An instance sends a `Question`. The evaluator sends `EvaluationStart` twice for the commit. If the base is not in
 memory, the evaluator first sends this frame twice for the base. Then the evaluator sends any number of `FilesRead`,
 `ServerParts` and `NewResults` frames, and ends with one `CommitEnd`. The evaluator may instead end with
 `RejectedCommit` or `UnreadableClone` at any time. Before the first `ServerParts`, the evaluator may send `CacheLookup`,
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from gitboot.child_processes import ProcessUsage, encode
-from gitboot.errors import Orders
+from gitboot.errors import FleetOrders
 from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.identities import NO_MOVES, Machine, Moves, list_machines
 from gitboot.fleet.revision import Revision
@@ -34,7 +34,7 @@ from gitboot.resolve.server_decision import Decision, Decisions, FieldSources, H
 from gitboot.review.guards import Extent
 
 # gitboot looks up machines by name if at most one server in this many is wanted, because a full scan is slower
-_FEW: Final = 8
+_SCAN_RATIO: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +69,13 @@ class Commit:
 
         If the ledger is None, any instance may act, but no instance may change BMCs.
         """
-        return self.fleet.ledger_for(self.site)
+        return self.fleet.find_ledger(self.site)
 
-    def at_site(self, site: str | None) -> Commit:
+    def select_site(self, site: str | None) -> Commit:
         """Return the commit with only the servers of one site. If ``site`` is None, return the commit unchanged."""
         if site is None:
             return self
-        names = {name for name, at in self.sites.items() if at == site}
+        names = {name for name, server_site in self.sites.items() if server_site == site}
         return replace(
             self,
             decisions=structs.replace(
@@ -103,7 +103,7 @@ class Commit:
 
     def select_machines(self, names: Collection[str]) -> list[Machine]:
         """Return the machines of the named servers, sorted by server name."""
-        if len(names) * _FEW > len(self.machines):
+        if len(names) * _SCAN_RATIO > len(self.machines):
             wanted = set(names)
             found = [each for each in self.machines.values() if each.name in wanted]
         else:
@@ -115,9 +115,9 @@ class Commit:
         return frozenset(self.machines[uuid].name for uuid in machines if uuid in self.machines)
 
     @property
-    def orders(self) -> Orders:
+    def orders(self) -> FleetOrders:
         """The orders in the Fleet document that an instance obeys even before it accepts the commit."""
-        return self.fleet.orders_at(self.site)
+        return self.fleet.orders_for(self.site)
 
 
 class EvaluationResult(Struct, frozen=True, kw_only=True):
@@ -155,8 +155,8 @@ _SECONDS_A_FILE: Final = 0.006
 _MEBIBYTES: Final = 1024  # in MiB; half of this is enough to list the maximum number of files
 _MEBIBYTES_A_FILE: Final = 0.064
 # the limit of the elapsed time is this many times the limit of the processor time, because other processes also run
-_WALL: Final = 3
-_STARTING_S: Final = 10  # additional seconds for loading the program from a slow disk
+_WALL_FACTOR: Final = 3
+_START_S: Final = 10  # additional seconds for loading the program from a slow disk
 
 
 class EvaluationLimits(Struct, frozen=True, kw_only=True):
@@ -174,7 +174,7 @@ class EvaluationLimits(Struct, frozen=True, kw_only=True):
         return self.seconds if self.seconds is not None else _SECONDS + _SECONDS_A_FILE * files
 
     def wall_s(self, files: int) -> float:
-        return _STARTING_S + _WALL * self.processor_s(files)
+        return _START_S + _WALL_FACTOR * self.processor_s(files)
 
     def set_limits(self, spent: ProcessUsage, files: int) -> None:
         """Set this process's resource limits for a commit with this number of files.
@@ -241,7 +241,7 @@ class NewResults(msgspec.Struct, frozen=True, tag=True):
     values: dict[bytes, bytes]
 
 
-class EvaluationBegun(msgspec.Struct, frozen=True, tag=True):
+class EvaluationStart(msgspec.Struct, frozen=True, tag=True):
     """A report that the evaluation of a commit with this number of files has begun.
 
     The process has set its resource limits.
@@ -307,7 +307,7 @@ class UnreadableClone(msgspec.Struct, frozen=True, tag=True):
 
 
 Answer = (
-    EvaluationBegun | FilesRead | CacheLookup | ServerParts | CommitEnd | RejectedCommit | UnreadableClone | NewResults
+    EvaluationStart | FilesRead | CacheLookup | ServerParts | CommitEnd | RejectedCommit | UnreadableClone | NewResults
 )
 
 decode_answer: Final[Callable[[bytes], Answer]] = build_decoder(Answer)

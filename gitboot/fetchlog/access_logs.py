@@ -32,7 +32,7 @@ from gitboot.fetchlog.log_entries import (
 from gitboot.fetchlog.unknown_machines import UnknownMachine, parse_unknown_machine
 from gitboot.files import hold_lock, write_atomically
 from gitboot.jsonio import Digest, encode_canonical
-from gitboot.render.paths import evidence_expression, find_non_script_kind, find_token
+from gitboot.render.paths import build_evidence_expression, find_non_script_kind, find_token
 
 
 class IgnoreReason(StrEnum):
@@ -54,7 +54,7 @@ class IgnoreReason(StrEnum):
 
 
 # the path may have a prefix, because a mirror may serve the files below one
-_EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")
+_EVIDENCE: Final = re.compile(rf"(?:.*/)?({build_evidence_expression()})")
 
 
 class _Sender(Enum):
@@ -190,8 +190,8 @@ def _parse_nginx(document: Any) -> LoggedRequest | None:
             is_whole = complete == "OK" and length == str(sent)
             # log formats of earlier versions contain neither of these fields
             query, agent = more.get("query"), more.get("agent")
-            text, name = query if isinstance(query, str) else "", agent if isinstance(agent, str) else None
-            return LoggedRequest(at, client, method, path, status, modified, is_whole, text, name)
+            query_text, agent_text = query if isinstance(query, str) else "", agent if isinstance(agent, str) else None
+            return LoggedRequest(at, client, method, path, status, modified, is_whole, query_text, agent_text)
     return None
 
 
@@ -206,11 +206,11 @@ def _parse_caddy(document: Any) -> LoggedRequest | None:
         }:
             # Caddy 2.7 and later log the client address behind trusted proxies
             client = str(more.get("client_ip", peer))
-            asked, _, query = uri.partition("?")
+            uri_path, _, query = uri.partition("?")
             # The path is the target of an alias, or the requested path (see gitboot.render.web_servers). Caddy logs
             # repeated slashes, and serves the file of the path with one slash.
-            path = re.sub("/{2,}", "/", unquote(_read_single_header(headers, "Content-Location") or asked))
-            sent_headers = more.get("headers")
+            path = re.sub("/{2,}", "/", unquote(_read_single_header(headers, "Content-Location") or uri_path))
+            request_headers = more.get("headers")
             return LoggedRequest(
                 at,
                 client,
@@ -220,7 +220,7 @@ def _parse_caddy(document: Any) -> LoggedRequest | None:
                 last_modified=_read_single_header(headers, "Last-Modified"),
                 is_whole=_read_single_header(headers, "Content-Length") == str(sent),
                 query=query,
-                agent=_read_single_header(sent_headers, "User-Agent") if isinstance(sent_headers, dict) else None,
+                agent=_read_single_header(request_headers, "User-Agent") if isinstance(request_headers, dict) else None,
             )
     return None
 
@@ -263,8 +263,8 @@ def parse_s3(line: str) -> LoggedRequest | None:
         return None
     month = _MONTHS.index(found["month"]) + 1
     offset = f"{found['offset'][:3]}:{found['offset'][3:]}"
-    named = _S3_AGENT.match(found["rest"])
-    agent = _decode_field(named["agent"]) if named is not None else None
+    agent_match = _S3_AGENT.match(found["rest"])
+    agent = _decode_field(agent_match["agent"]) if agent_match is not None else None
     return LoggedRequest(
         at=f"{found['year']}-{month:02}-{found['day']}T{found['time']}{offset}",
         client=found["client"],
@@ -298,7 +298,7 @@ _FIELDS: Final = (
     "sc-range-end",
 )
 # the results for complete responses, unlike Error and ClientCommError
-_SENT: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShieldHit"})
+_COMPLETE_RESULTS: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShieldHit"})
 
 
 def parse_cloudfront(line: str) -> LoggedRequest | None:
@@ -326,7 +326,7 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
             # The number of sent bytes includes the headers, so a complete response has more bytes than its body.
             is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
-            is_whole = {result, detail} <= _SENT and start == "-" and is_within
+            is_whole = {result, detail} <= _COMPLETE_RESULTS and start == "-" and is_within
             at = f"{date}T{time}+00:00"
             agent, query = (more.get(name) for name in ("cs(User-Agent)", "cs-uri-query"))
             return LoggedRequest(
@@ -343,7 +343,7 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
     return None
 
 
-_LONGEST_LINE_BYTES: Final = 256 * 1024  # gitboot reads a longer line in pieces, which count as separate lines
+_MAX_LINE_BYTES: Final = 256 * 1024  # gitboot reads a longer line in pieces, which count as separate lines
 _HASH_BYTES: Final = 1024
 _MAX_POSITIONS: Final = 64  # the maximum number of files whose positions gitboot stores
 _SAVE_EVERY: Final = 1000  # lines
@@ -377,8 +377,8 @@ class _OpenFile:
         self.handle.seek(self.offset)
         reader = BufferedReader(self.handle)
         try:
-            while line := reader.readline(_LONGEST_LINE_BYTES):
-                if not line.endswith(b"\n") and len(line) < _LONGEST_LINE_BYTES:
+            while line := reader.readline(_MAX_LINE_BYTES):
+                if not line.endswith(b"\n") and len(line) < _MAX_LINE_BYTES:
                     return  # the line is not complete yet
                 yield line
                 self.offset += len(line)
@@ -393,8 +393,8 @@ class _OpenFile:
     def position(self) -> _Position:
         return _Position(self.offset, self._hash_before(self.offset))
 
-    def matches(self, place: _Position) -> bool:
-        return place.offset <= self.stat.st_size and place.digest == self._hash_before(place.offset)
+    def matches(self, position: _Position) -> bool:
+        return position.offset <= self.stat.st_size and position.digest == self._hash_before(position.offset)
 
     def _hash_before(self, offset: int) -> str:
         start = max(0, offset - _HASH_BYTES)
@@ -402,7 +402,7 @@ class _OpenFile:
 
 
 class LogFile:
-    """The log at ``path`` with its rotated files. The folder ``memory`` contains how far gitboot has read each file.
+    """The log at ``path`` with its rotated files. The folder ``state_dir`` contains how far gitboot has read each file.
 
     A rotated file must be in the same folder, must have a name that starts with the name of the log, and must not be
     compressed. Rotation may rename the log, or copy and truncate it. The first run does not read rotated files.
@@ -410,10 +410,10 @@ class LogFile:
     Only one process at a time can read a log. Raises `LockedByAnother` if another process reads the log.
     """
 
-    def __init__(self, path: Path, memory: Path) -> None:
+    def __init__(self, path: Path, state_dir: Path) -> None:
         self._path = path.absolute()
         name = f"log-{sha256(os.fsencode(self._path)).hexdigest()[:16]}"
-        self._memory, self._lock = memory / f"{name}.json", memory / f"{name}.lock"
+        self._state_file, self._lock = state_dir / f"{name}.json", state_dir / f"{name}.lock"
         # logrotate: gitboot.log.1, gitboot.log-20261121. Caddy: gitboot-2026-11-21T02-34-18.000.log
         stem, suffix = re.escape(self._path.stem), re.escape(self._path.suffix)
         self._rotated = re.compile(rf"{stem}{suffix}[.-].+|{stem}-[0-9].*{suffix}")
@@ -429,7 +429,9 @@ class LogFile:
         with ExitStack() as stack:
             try:
                 stack.enter_context(
-                    hold_lock(self._lock, f"another process is already reading {self._path} into {self._memory.parent}")
+                    hold_lock(
+                        self._lock, f"another process is already reading {self._path} into {self._state_file.parent}"
+                    )
                 )
             except OSError as error:
                 raise UsageError(f"{self._lock}: {error.strerror}") from error
@@ -453,7 +455,7 @@ class LogFile:
             for inode, file in sorted(self._open_files.items(), key=lambda each: each[1].stat.st_mtime_ns):
                 if file.has_changed():
                     # The file may be a truncated log or a rotated copy, so gitboot looks for its last known position.
-                    known = max((place for place in self._positions if file.matches(place)), default=None)
+                    known = max((position for position in self._positions if file.matches(position)), default=None)
                     file.offset = known.offset if known else 0
                     try:
                         for number, line in enumerate(file.read_lines(), 1):
@@ -466,7 +468,7 @@ class LogFile:
                     self._open_files.pop(inode).handle.close()
             if since_ns != self._since_ns:
                 self._since_ns = since_ns
-                self._write_memory()
+                self._write_positions()
         except OSError as error:
             raise UsageError(f"gitboot cannot read {self._path} to the end: {error}") from error
 
@@ -500,43 +502,43 @@ class LogFile:
                     if S_ISREG(stat.st_mode):
                         yield path, stat
 
-    def _save_position(self, file: _OpenFile, instead_of: _Position | None) -> _Position:
-        place = file.position
-        if place.offset and place != instead_of:
-            others = [each for each in self._positions if each != instead_of]
-            self._positions = [*others, place][-_MAX_POSITIONS:]
-            self._write_memory()
-        return place
+    def _save_position(self, file: _OpenFile, previous: _Position | None) -> _Position:
+        position = file.position
+        if position.offset and position != previous:
+            others = [each for each in self._positions if each != previous]
+            self._positions = [*others, position][-_MAX_POSITIONS:]
+            self._write_positions()
+        return position
 
     def _load_positions(self) -> None:
         with suppress(FileNotFoundError):
             try:
-                document = json.loads(self._memory.read_bytes())
+                document = json.loads(self._state_file.read_bytes())
             except ValueError as error:
                 raise UsageError(
-                    f"{self._memory}: {error}. If you delete this file, gitboot reads the log again from the start"
+                    f"{self._state_file}: {error}. If you delete this file, gitboot reads the log again from the start"
                 ) from error
             self._since_ns = document["since"]
-            self._positions = [_Position(offset, mark) for offset, mark in document["places"]]
+            self._positions = [_Position(offset, digest) for offset, digest in document["places"]]
 
-    def _write_memory(self) -> None:
+    def _write_positions(self) -> None:
         document = {"log": str(self._path), "since": self._since_ns, "places": self._positions}
-        write_atomically(self._memory, json.dumps(document).encode())
+        write_atomically(self._state_file, json.dumps(document).encode())
 
 
 class SentVersions:
-    """Stores the newest version of each path that a mirror has sent, in a file in the folder ``memory``.
+    """Stores the newest version of each path that a mirror has sent, in a file in the folder ``state_dir``.
 
     If the file is lost, gitboot cannot warn about an outdated version of a path until the path is in the log again.
     """
 
-    def __init__(self, log: Path, memory: Path) -> None:
-        self._memory = memory / f"sent-{sha256(os.fsencode(log.absolute())).hexdigest()[:16]}.json"
+    def __init__(self, log: Path, state_dir: Path) -> None:
+        self._state_file = state_dir / f"sent-{sha256(os.fsencode(log.absolute())).hexdigest()[:16]}.json"
         self._newest: dict[str, int] = {}
         self._has_changed = False
         with suppress(OSError, ValueError):
             self._newest = {
-                str(path): int(modified) for path, modified in json.loads(self._memory.read_bytes()).items()
+                str(path): int(modified) for path, modified in json.loads(self._state_file.read_bytes()).items()
             }
 
     def is_older(self, observation: Observation) -> bool:
@@ -551,4 +553,4 @@ class SentVersions:
         if self._has_changed:
             self._has_changed = False
             with suppress(OSError):
-                write_atomically(self._memory, encode_canonical(self._newest))
+                write_atomically(self._state_file, encode_canonical(self._newest))

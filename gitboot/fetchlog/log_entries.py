@@ -52,7 +52,7 @@ class Denial(Struct, frozen=True, kw_only=True):
     times: int
 
 
-class UnnamedProxy(Struct, frozen=True, kw_only=True, order=True):
+class UntrustedProxy(Struct, frozen=True, kw_only=True, order=True):
     """An address that sends X-Forwarded-For or Forwarded headers but is not listed in trusted-proxies."""
 
     address: str
@@ -112,7 +112,7 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
     return (next(reason for reason in _REASON_TEXTS if reason in by_reason), "; ".join(words)) if words else None
 
 
-def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
+def list_proxies_to_trust(proxies: Iterable[UntrustedProxy]) -> list[str]:
     """Return the addresses that an operator may have to add to trusted-proxies.
 
     If some of these addresses are loopback addresses, return only the loopback addresses.
@@ -121,12 +121,12 @@ def list_proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
     return [each for each in found if ip_address(each).is_loopback] or found
 
 
-def build_unnamed_proxy_message(proxies: Iterable[UnnamedProxy]) -> str:
-    named = list_proxies_to_name(proxies)
+def build_untrusted_proxy_message(proxies: Iterable[UntrustedProxy]) -> str:
+    addresses = list_proxies_to_trust(proxies)
     return (
-        f"trusted-proxies does not list {', '.join(named)}, which sent requests with X-Forwarded-For or Forwarded. "
+        f"trusted-proxies does not list {', '.join(addresses)}, which sent requests with X-Forwarded-For or Forwarded. "
         "gitboot ignores these headers, so all clients of the proxy count as one client with the proxy's address. "
-        f"If this is your proxy, add trusted-proxies = {json.dumps(named)} to the --config file. "
+        f"If this is your proxy, add trusted-proxies = {json.dumps(addresses)} to the --config file. "
         "Otherwise, the client pretends to have a different address"
     )
 
@@ -134,30 +134,30 @@ def build_unnamed_proxy_message(proxies: Iterable[UnnamedProxy]) -> str:
 _T = TypeVar("_T")
 
 
-def drop_settled_intents(items: Iterable[_T], observation_of: Callable[[_T], Observation]) -> list[_T]:
+def drop_concluded_intents(items: Iterable[_T], get_observation: Callable[[_T], Observation]) -> list[_T]:
     """Return the items in order, without the intents whose outcome is also among the items.
 
     One item remains for each intent. The outcome `served` counts as a fetch, and takes precedence over `withheld`,
     which means that the endpoint sent no byte. An intent without an outcome uses up the boot but does not count as
     evidence.
     """
-    found = [(each, observation_of(each)) for each in items]
+    found = [(each, get_observation(each)) for each in items]
     served = {each.intent for _, each in found if each.outcome is Outcome.SERVED}
     known = served | {each.intent for _, each in found if each.outcome is Outcome.WITHHELD}
-    overtaken = {None: known, Outcome.SERVED: set(), Outcome.WITHHELD: served}  # the intents to omit, for each outcome
-    return [item for item, each in found if each.intent is None or each.intent not in overtaken[each.outcome]]
+    omitted = {None: known, Outcome.SERVED: set(), Outcome.WITHHELD: served}  # the intents to omit, for each outcome
+    return [item for item, each in found if each.intent is None or each.intent not in omitted[each.outcome]]
 
 
-def select_consuming(observations: Iterable[Observation]) -> list[Observation]:
+def select_consuming_fetches(observations: Iterable[Observation]) -> list[Observation]:
     return [
-        each for each in drop_settled_intents(observations, lambda each: each) if each.outcome is not Outcome.WITHHELD
+        each for each in drop_concluded_intents(observations, lambda each: each) if each.outcome is not Outcome.WITHHELD
     ]
 
 
-MOST_LOG_BYTES: Final = 4096  # the maximum size of an installer's log
-_MOST_LINES: Final = 20
-_MOST_OFF: Final = timedelta(seconds=30)
-_FAR_AHEAD_S: Final = 2**40  # in seconds since 1970; ledgers cannot contain a larger number
+MAX_LOG_BYTES: Final = 4096  # the maximum size of an installer's log
+_MAX_LINES: Final = 20
+_MAX_OFFSET: Final = timedelta(seconds=30)
+_MAX_MODIFIED_S: Final = 2**40  # in seconds since 1970; ledgers cannot contain a larger number
 
 
 def parse_instant(text: str) -> datetime:
@@ -172,10 +172,10 @@ def parse_instant(text: str) -> datetime:
     return at.astimezone(UTC)
 
 
-def last_lines(log: bytes) -> str:
+def format_log_end(log: bytes) -> str:
     """Return the end of an installer's log as `printable` text, with at most 20 lines and 4,096 characters."""
-    lines = log[-MOST_LOG_BYTES:].decode(errors="replace").replace("\t", " ").splitlines()[-_MOST_LINES:]
-    return "\n".join(map(printable, lines))[-MOST_LOG_BYTES:]
+    lines = log[-MAX_LOG_BYTES:].decode(errors="replace").replace("\t", " ").splitlines()[-_MAX_LINES:]
+    return "\n".join(map(printable, lines))[-MAX_LOG_BYTES:]
 
 
 class Outcome(StrEnum):
@@ -212,7 +212,7 @@ class Observation:
     def __post_init__(self) -> None:
         if (self.digest is None) == (self.modified is None):
             raise ValueError("an observation must have either the digest of a plan or the date of a file")
-        if self.modified is not None and not 0 <= self.modified < _FAR_AHEAD_S:
+        if self.modified is not None and not 0 <= self.modified < _MAX_MODIFIED_S:
             raise ValueError("the date of the file is out of range")
         if self.outcome is not None and self.intent is None:
             raise ValueError("an observation with an outcome must name its intent")
@@ -227,7 +227,7 @@ class Observation:
         if self.up is None or not up.boot or self.up.boot != up.boot:
             return self
         at = now - timedelta(seconds=up.seconds - self.up.seconds)
-        return replace(self, at=at) if abs(at - self.at) > _MOST_OFF else self
+        return replace(self, at=at) if abs(at - self.at) > _MAX_OFFSET else self
 
     @property
     def is_open_intent(self) -> bool:
@@ -253,14 +253,14 @@ class Observation:
         return find_non_script_kind(self.path) is FAILED
 
     @property
-    def is_start(self) -> bool:
+    def is_from_system(self) -> bool:
         """Return whether the request came from the booted system rather than from the boot loader."""
         kind = find_non_script_kind(self.path)
         return kind is not None and kind.role in (Role.DATA, Role.SEALED)
 
 
 SUFFIX: Final = ".report"
-_REASONS_OF_2FEFE59: Final = {
+_REASONS_BY_OLD_NAME: Final = {
     "AnotherGiver": "AnotherFetchLog",
     "Given": "AlreadyServed",
     "Missing": "ArtifactMissing",
@@ -273,7 +273,7 @@ class EndpointReport(NamedTuple):
     """The denials and untrusted proxies that endpoints recorded in the last hour, sorted."""
 
     refused: tuple[Denial, ...] = ()
-    proxies: tuple[UnnamedProxy, ...] = ()
+    proxies: tuple[UntrustedProxy, ...] = ()
 
 
 def write_report(folder: Path, name: str, report: EndpointReport) -> None:
@@ -296,21 +296,21 @@ def read_reports(folder: Path, at: datetime) -> EndpointReport:
         each for path in folder.glob(f"*{SUFFIX}") for each in _read_report(path) if each.at > at - REPORT_LIFETIME
     ]
     refused = [each for each in found if isinstance(each, Denial)]
-    proxies = {each.address: each for each in found if isinstance(each, UnnamedProxy)}
+    proxies = {each.address: each for each in found if isinstance(each, UntrustedProxy)}
     return EndpointReport(
         tuple(sorted(refused, key=lambda each: (each.reason, each.server, each.at))), tuple(sorted(proxies.values()))
     )
 
 
-def _read_report(path: Path) -> Iterator[Denial | UnnamedProxy]:
+def _read_report(path: Path) -> Iterator[Denial | UntrustedProxy]:
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes())
         lists = content if isinstance(content, dict) else {"refused": content}  # the version 2fefe59 wrote a list
-        for each in _list(lists.get("proxies")):
+        for each in _as_list(lists.get("proxies")):
             match each:
                 case {"address": str(address), "at": str(at)}:
-                    yield UnnamedProxy(address=str(ip_address(address)), at=parse_instant(at))
-        for each in _list(lists.get("refused")):
+                    yield UntrustedProxy(address=str(ip_address(address)), at=parse_instant(at))
+        for each in _as_list(lists.get("refused")):
             match each:
                 case {
                     "reason": str(reason),
@@ -323,7 +323,7 @@ def _read_report(path: Path) -> Iterator[Denial | UnnamedProxy]:
                     for text in (server, words, client):
                         text.encode()
                     yield Denial(
-                        reason=DenialReason(_REASONS_OF_2FEFE59.get(reason, reason)),
+                        reason=DenialReason(_REASONS_BY_OLD_NAME.get(reason, reason)),
                         server=server,
                         words=words,
                         client=client,
@@ -332,11 +332,11 @@ def _read_report(path: Path) -> Iterator[Denial | UnnamedProxy]:
                     )
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-_MOST_FIELDS: Final = 100  # the maximum number of fields in a query
+_MAX_FIELDS: Final = 100  # the maximum number of fields in a query
 _IPV6_NETWORK: Final = 64  # bits
 # These patterns match the beginning of a User-Agent.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)
@@ -421,6 +421,6 @@ def client_network(client: str | None) -> str:
 def parse_query(text: str) -> dict[str, str]:
     """Return the values in a query by key, including empty values. If a key is repeated, return its last value."""
     try:
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_FIELDS))
     except ValueError:
         return {}

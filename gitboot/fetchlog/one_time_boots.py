@@ -12,15 +12,15 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, field, structs
 
-from gitboot.fetchlog.log_entries import Observation, select_consuming
+from gitboot.fetchlog.log_entries import Observation, select_consuming_fetches
 from gitboot.fetchlog.spool import endpoint_folder, list_files, parse_file_name, parse_line, read_whole_lines
 from gitboot.jsonio import format_instant, to_json_value
 from gitboot.render.paths import FAILED, Role, find_non_script_kind, find_path_kind
 from gitboot.resolve.provisioning_record import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
 
-MOST_ADDRESSES: Final = 16  # the number of addresses that gitboot counts separately for each secret in an installation
-MOST_FETCHES: Final = 10  # the number of expected fetches of one secret in one installation
+MAX_ADDRESSES: Final = 16  # the number of addresses that gitboot counts separately for each secret in an installation
+MAX_FETCHES: Final = 10  # the number of expected fetches of one secret in one installation
 OTHERS: Final = "others"  # stands for all addresses beyond MOST_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
@@ -86,10 +86,10 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
         The first address does not need an operator's confirmation.
         """
         addresses, times = self.totals
-        return addresses > self.confirmed[0] or times > self.confirmed[1] + MOST_FETCHES
+        return addresses > self.confirmed[0] or times > self.confirmed[1] + MAX_FETCHES
 
     def add_fetch(self, address: str, at: datetime, times: int) -> SecretFetches:
-        if address in self.addresses or (len(self.addresses) < MOST_ADDRESSES and address != OTHERS):
+        if address in self.addresses or (len(self.addresses) < MAX_ADDRESSES and address != OTHERS):
             before = self.addresses.get(address, AddressFetches(at, at, 0))
             return structs.replace(self, addresses={**self.addresses, address: before.add_fetches(at, times)})
         return structs.replace(self, others=(self.others or AddressFetches(at, at, 0)).add_fetches(at, times))
@@ -123,10 +123,10 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
         All user data files count as one secret.
         """
 
-        def is_same(name: str) -> bool:
+        def is_same_secret(name: str) -> bool:
             return name == secret or (name.startswith(_USER_DATA) and secret.startswith(_USER_DATA))
 
-        return any(address in each.addresses for name, each in self.secrets.items() if is_same(name))
+        return any(address in each.addresses for name, each in self.secrets.items() if is_same_secret(name))
 
     def facts(self) -> list[dict[str, Any]]:
         """Return one item for each secret, in the format of the API and of `gitboot secret fetches`."""
@@ -177,9 +177,9 @@ class _FileContent(Struct):
                 case Observation() as found if found.digest is not None and found.is_evidence:
                     for name in {found.server, found.offer or found.server}:
                         self.observations.setdefault(name, {})[self.base + offset] = found
-                case int(taken_back):
+                case int(revoked_offset):
                     for each in self.observations.values():
-                        each.pop(taken_back, None)
+                        each.pop(revoked_offset, None)
 
 
 def find_served_boot(observations: Iterable[Observation], offer: str, report: str | None) -> ServedBoot | None:
@@ -187,9 +187,9 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
 
     After an installer has sent its report with the token ``report``, all boots of the same attempt count as served.
     """
-    known = sorted(select_consuming(observations), key=lambda each: each.at)
-    ended = next((each for each in known if report == each.digest and _find_role(each) is Role.REPORT), None)
-    first = next((each for each in known if each.offer == offer and _find_role(each) is not Role.REPORT), ended)
+    known = sorted(select_consuming_fetches(observations), key=lambda each: each.at)
+    sent_report = next((each for each in known if report == each.digest and _find_role(each) is Role.REPORT), None)
+    first = next((each for each in known if each.offer == offer and _find_role(each) is not Role.REPORT), sent_report)
     if first is None:
         return None
     return ServedBoot(
@@ -209,7 +209,7 @@ def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> S
 
 def has_reported(observations: Collection[Observation], token: str) -> bool:
     """Return whether an installer has sent a report with ``token`` since its server's boot was last served."""
-    observations = select_consuming(observations)
+    observations = select_consuming_fetches(observations)
     reports = [each.at for each in observations if each.digest == token and _find_role(each) is Role.REPORT]
     return bool(reports) and max(reports) >= max(
         (each.at for each in observations if _find_role(each) is Role.BOOT_SCRIPT), default=max(reports)
@@ -249,10 +249,10 @@ class ServedBoots:
             yield from file.observations.get(name, {}).values()
 
     def _refresh(self) -> None:
-        there = {path.name: path for path in list_files(self._folder)}
-        for name in self._files.keys() - there.keys():
+        paths_by_name = {path.name: path for path in list_files(self._folder)}
+        for name in self._files.keys() - paths_by_name.keys():
             del self._files[name]
-        for name, path in there.items():
+        for name, path in paths_by_name.items():
             with suppress(FileNotFoundError):  # the instance may have just deleted the file
                 file, size = self._files.setdefault(name, _FileContent(parse_file_name(name)[1])), path.stat().st_size
                 if size < file.offset:  # the writer has removed lines that it could not sync
@@ -274,9 +274,9 @@ class BatchRejected(Exception):
     """The error for a batch of fetches that the instance rejects. The message states the reason."""
 
 
-def is_lease(giver: str) -> bool:
-    """Return whether ``giver`` is the lease of a shared ledger rather than the identity of a spool."""
-    return "/" in giver
+def is_lease(serving_identity: str) -> bool:
+    """Return whether ``serving_identity`` is the lease of a shared ledger rather than the identity of a spool."""
+    return "/" in serving_identity
 
 
 # a file in the instance's spool that maps each site to the spool of a host
@@ -290,10 +290,10 @@ def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ..
     ``fetch_log`` is the spool that the instance now reads. An operator must copy the other host's fetches to this
     spool.
     """
-    places = [
+    claim_files = [
         (folder / _INSTANCE_FILE, *(endpoint_folder(folder) / name for name in _HOST_FILES)) for folder in folders
     ]
-    found = ((file, _read_claimed_sites(file)) for file in dict.fromkeys(chain.from_iterable(places)))
+    found = ((file, _read_claimed_sites(file)) for file in dict.fromkeys(chain.from_iterable(claim_files)))
     return tuple(SoleClaim(str(file), sites, str(fetch_log)) for file, sites in found if sites is not None)
 
 

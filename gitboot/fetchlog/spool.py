@@ -21,17 +21,17 @@ from gitboot.files import lock_file, sync_folder, write_atomically
 from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
 
-MOST_BYTES: Final = 1024 * 1024  # the maximum size of one spool file
+MAX_SPOOL_FILE_BYTES: Final = 1024 * 1024  # the maximum size of one spool file
 # the pause after the writer thread ended with an error; endpoints serve no boots during the pause
 _RESTART_S: Final = 0.1
-_MOST_AT_ONCE: Final = 1000  # the maximum number of lines in one sync
+_MAX_BATCH_LINES: Final = 1000  # the maximum number of lines in one sync
 SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
 _DELETIONS: Final = "forgotten"
-_ASIDE: Final = ".endpoints"
-_TRIAL: Final = b"\0" * 4096  # the test data has the size of a file system block
-_LONGEST_UP_S: Final = 2**33  # in seconds: a longer uptime is invalid, because no kernel runs for so long
-_MOST_TIMES: Final = 2**32  # a larger number is invalid, because no endpoint serves so many fetches in a minute
+_ENDPOINT_FOLDER: Final = ".endpoints"
+_TEST_DATA: Final = b"\0" * 4096  # the test data has the size of a file system block
+_MAX_UPTIME_S: Final = 2**33  # in seconds: a longer uptime is invalid, because no kernel runs for so long
+_MAX_TIMES: Final = 2**32  # a larger number is invalid, because no endpoint serves so many fetches in a minute
 _T = TypeVar("_T")
 
 
@@ -40,19 +40,19 @@ def read_or_create_identity(folder: Path) -> str:
 
     If there is no identity yet, create one.
     """
-    path, made = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
+    path, new_path = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
-        write_atomically(made, f"{token_hex(16)}\n".encode(), mode=0o644)
+        write_atomically(new_path, f"{token_hex(16)}\n".encode(), mode=0o644)
         with suppress(FileExistsError):  # another process may have created the file first
-            path.hardlink_to(made)
-        made.unlink()
+            path.hardlink_to(new_path)
+        new_path.unlink()
         sync_folder(folder)
     return path.read_text().strip()
 
 
 def endpoint_folder(folder: Path) -> Path:
     """Return the folder for files that only endpoints use. A write to this folder does not trigger the instance."""
-    return folder / _ASIDE
+    return folder / _ENDPOINT_FOLDER
 
 
 def check_writable(folder: Path) -> None:
@@ -64,7 +64,7 @@ def check_writable(folder: Path) -> None:
     path = endpoint_folder(folder) / f"{os.getpid()}-{token_hex(8)}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     try:
-        if os.write(fd, _TRIAL) < len(_TRIAL):
+        if os.write(fd, _TEST_DATA) < len(_TEST_DATA):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fdatasync(fd)
     finally:
@@ -78,8 +78,8 @@ def check_writable(folder: Path) -> None:
 class SpoolFile:
     """Writes one writer's spool files, one after the other. Only one thread may use the object."""
 
-    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
-        self._folder, self._most_bytes = folder, most_bytes
+    def __init__(self, folder: Path, max_bytes: int = MAX_SPOOL_FILE_BYTES) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
         self._fd: int | None = None
         self._size = 0
 
@@ -89,7 +89,7 @@ class SpoolFile:
         Raises OSError if the lines may be lost. The instance may nevertheless have read the lines, so the caller must
         then write the outcome `withheld` for an intent.
         """
-        if self._fd is None or self._size >= self._most_bytes or not self._is_unchanged(self._fd):
+        if self._fd is None or self._size >= self._max_bytes or not self._is_unchanged(self._fd):
             self._open_new_file()
         assert self._fd is not None  # noqa: S101
         try:
@@ -150,9 +150,9 @@ class Spool:
     starts to write the line.
     """
 
-    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: int = MAX_SPOOL_FILE_BYTES) -> None:
         self.folder = folder
-        self._file = SpoolFile(folder, most_bytes)
+        self._file = SpoolFile(folder, max_bytes)
         self._queue: SimpleQueue[_QueuedLine | Callable[[], None] | None] = SimpleQueue()
         self._thread = BackgroundThread(self._run, name="spool", first_pause_s=_RESTART_S)
         self._thread.start()
@@ -163,7 +163,7 @@ class Spool:
         self._queue.put(entry)
         return entry.written
 
-    def run_in_writer(self, call: Callable[[], _T]) -> Future[_T]:
+    def run_in_writer(self, function: Callable[[], _T]) -> Future[_T]:
         """Call a function in the writer thread after all earlier lines are written.
 
         Return a future for the result of the function.
@@ -173,7 +173,7 @@ class Spool:
         def run() -> None:
             if done.set_running_or_notify_cancel():
                 try:
-                    done.set_result(call())
+                    done.set_result(function())
                 except BaseException as error:  # noqa: BLE001 - the future raises the error in the caller
                     done.set_exception(error)
 
@@ -187,14 +187,14 @@ class Spool:
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            waiting, ends = self._collect_waiting(first)
+            waiting, is_closed = self._collect_waiting(first)
             try:
                 self._write_waiting(waiting)
             finally:
                 for each in waiting:  # callers must not wait for a thread that has ended
                     if isinstance(each, _QueuedLine) and not each.written.done():
                         each.written.set_exception(OSError("the writer thread of the spool ended with an error"))
-            if ends:
+            if is_closed:
                 return
 
     def _write_waiting(self, waiting: list[_QueuedLine | Callable[[], None]]) -> None:
@@ -220,7 +220,7 @@ class Spool:
     ) -> tuple[list[_QueuedLine | Callable[[], None]], bool]:
         """Return all queued items, and whether `close` was called."""
         waiting = [first]
-        while len(waiting) < _MOST_AT_ONCE and not self._queue.empty():
+        while len(waiting) < _MAX_BATCH_LINES and not self._queue.empty():
             if (each := self._queue.get()) is None:
                 return waiting, True
             waiting.append(each)
@@ -228,7 +228,7 @@ class Spool:
 
 
 def encode_line(observation: Observation) -> bytes:
-    more = {
+    optional = {
         "digest": observation.digest,
         "modified": observation.modified,
         "offer": observation.offer,
@@ -244,7 +244,7 @@ def encode_line(observation: Observation) -> bytes:
         "client": observation.client,
         "path": observation.path,
         "server": observation.server,
-        **{name: value for name, value in more.items() if value is not None},
+        **{name: value for name, value in optional.items() if value is not None},
     }
     return encode_canonical(facts) + b"\n"
 
@@ -266,23 +266,23 @@ def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
     found: list[tuple[datetime, str, int, Observation]] = []
     read: dict[str, int] = {}
     latest: dict[str, datetime] = {}  # the latest time of each writer's lines
-    strays = 0
+    invalid_lines = 0
     for path in list_files(folder):
         begin = offsets.get(path.name, 0)
         lines = dict(read_whole_lines(path, begin))
         read[path.name] = begin + sum(map(len, lines.values()))
         writer, base = parse_file_name(path.name)
         parsed = {base + offset: parse_line(line) for offset, line in lines.items()}
-        taken_back = {each for each in parsed.values() if isinstance(each, int)}
+        revoked_offsets = {each for each in parsed.values() if isinstance(each, int)}
         for offset, each in parsed.items():
             if each is None:
-                strays += 1
-            elif isinstance(each, Observation) and offset not in taken_back:
+                invalid_lines += 1
+            elif isinstance(each, Observation) and offset not in revoked_offsets:
                 # Even if the clock was set back, a line counts as later than the lines before it.
                 latest[writer] = max(latest.get(writer, each.at), each.at)
                 found.append((latest[writer], writer, offset, each))
     found.sort(key=lambda each: each[:3])
-    return ReadResult([each[3] for each in found], read, strays)
+    return ReadResult([each[3] for each in found], read, invalid_lines)
 
 
 def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
@@ -320,10 +320,10 @@ def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
         with suppress(FileNotFoundError), path.open("rb") as file:
             if not lock_file(file.fileno()):
                 continue
-            taken = offsets.get(path.name, -1)
-            file.seek(max(taken, 0))
+            offset = offsets.get(path.name, -1)
+            file.seek(max(offset, 0))
             # the file may end with an incomplete line, because no caller got a confirmation for such a line
-            if taken >= 0 and b"\n" not in file.read():
+            if offset >= 0 and b"\n" not in file.read():
                 yield path
 
 
@@ -365,7 +365,7 @@ def parse_line(line: bytes) -> Observation | int | None:
                 offer, up, times = more.get("offer"), more.get("up"), more.get("times")
                 intent, outcome = more.get("intent"), more.get("outcome")
                 match up:
-                    case [str(boot), int() | float() as seconds] if 0 <= seconds < _LONGEST_UP_S:
+                    case [str(boot), int() | float() as seconds] if 0 <= seconds < _MAX_UPTIME_S:
                         up = Uptime(boot, seconds)
                     case _:
                         up = None
@@ -379,7 +379,7 @@ def parse_line(line: bytes) -> Observation | int | None:
                     offer=Digest(offer) if isinstance(offer, str) else None,
                     log=log if isinstance(log, str) else None,
                     up=up,
-                    times=times if isinstance(times, int) and 1 <= times < _MOST_TIMES else 1,
+                    times=times if isinstance(times, int) and 1 <= times < _MAX_TIMES else 1,
                     is_evidence=more.get("isEvidence") is not False,
                     intent=intent if isinstance(intent, str) else None,
                     outcome=Outcome(str(outcome)) if outcome is not None else None,
@@ -387,8 +387,10 @@ def parse_line(line: bytes) -> Observation | int | None:
     return None
 
 
-BATCHES_MOST_BYTES: Final = 512 * 1024  # the maximum size of one batch
-_FORWARDED: Final = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10}-[0-9a-f]{16})\.([0-9]{12})-[0-9]{12}" + re.escape(SUFFIX))
+MAX_BATCH_BYTES: Final = 512 * 1024  # the maximum size of one batch
+_FORWARDED_NAME: Final = re.compile(
+    r"([0-9a-f]{32}\.[0-9]{1,10}-[0-9a-f]{16})\.([0-9]{12})-[0-9]{12}" + re.escape(SUFFIX)
+)
 
 
 class Writer(NamedTuple):
@@ -418,11 +420,11 @@ def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
     found = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)
-        found = file.read(BATCHES_MOST_BYTES)
+        found = file.read(MAX_BATCH_BYTES)
     return ForwardedBatch(writer, begin, found[: found.rfind(b"\n") + 1])
 
 
 def parse_file_name(name: str) -> tuple[str, int]:
     """Return the writer of a spool file, and the offset at which the file's first line is in the writer's own file."""
-    found = _FORWARDED.fullmatch(name)
+    found = _FORWARDED_NAME.fullmatch(name)
     return (found[1], int(found[2])) if found is not None else (name, 0)

@@ -39,8 +39,8 @@ UNKNOWN_LOCK: Final = "unknown.lock"
 MAX_MACHINES: Final = 1000
 MAX_PER_NETWORK: Final = 64
 RETENTION: Final = timedelta(days=30)
-_MOST_MACS: Final = 16
-_LONGEST: Final = 64  # the maximum length of a serial number
+_MAX_MACS: Final = 16
+_MAX_TEXT_LENGTH: Final = 64  # the maximum length of a serial number
 
 
 class UnknownMachine(Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
     times: int = 1
     server: str | None = None  # a server whose document contains one of the machine's identities, but another UUID
     # the inventory that an inventory image sent; None: the machine has not sent an inventory
-    inventory: Findings | None = None
+    inventory: HardwareInventory | None = None
 
     @property
     def identities(self) -> tuple[str, ...]:
@@ -87,17 +87,17 @@ def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: 
 
     ``path`` is relative to the base URL, in any notation that gitboot accepts.
     """
-    for asked in parse_request_path(find_boot_script_path(path.removeprefix("/"), query)):
-        if asked.kind.role is not Role.BOOT_SCRIPT:
+    for lookup in parse_request_path(find_boot_script_path(path.removeprefix("/"), query)):
+        if lookup.kind.role is not Role.BOOT_SCRIPT:
             continue
-        kind, _, value = asked.identity.partition("/")
-        said = {"uuid": query.get("uuid"), "serial": query.get("serial"), kind: value}
-        mac, uuid, serial = said.get("mac"), _parse_uuid(said["uuid"]), _parse_serial(said["serial"])
+        kind, _, value = lookup.identity.partition("/")
+        values = {"uuid": query.get("uuid"), "serial": query.get("serial"), kind: value}
+        mac, uuid, serial = values.get("mac"), _parse_uuid(values["uuid"]), _parse_serial(values["serial"])
         if mac is None and uuid is None and serial is None:
             return None
         macs = (parse_lookup_mac(mac),) if mac is not None else ()
-        below = asked.path.removeprefix(BOOT)[:200]
-        return UnknownMachine(macs=macs, uuid=uuid, serial=serial, client=client, path=below, first=at, last=at)
+        relative_path = lookup.path.removeprefix(BOOT)[:200]
+        return UnknownMachine(macs=macs, uuid=uuid, serial=serial, client=client, path=relative_path, first=at, last=at)
     return None
 
 
@@ -106,7 +106,7 @@ def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at
 
     Raises ValueError if the inventory does not contain a network interface.
     """
-    inventory = parse_findings(document)
+    inventory = parse_hardware(document)
     return UnknownMachine(
         macs=tuple(sorted(each.mac for each in inventory.interfaces)),
         uuid=_parse_uuid(document.get("uuid")),
@@ -119,9 +119,9 @@ def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at
     )
 
 
-def _parse_inventory(document: object) -> Findings | None:
+def _parse_inventory(document: object) -> HardwareInventory | None:
     with suppress(ValueError):
-        return parse_findings(document) if isinstance(document, dict) else None
+        return parse_hardware(document) if isinstance(document, dict) else None
     return None
 
 
@@ -135,7 +135,7 @@ def _parse_uuid(text: object) -> SystemUuid | None:
 
 def _parse_serial(text: object) -> str | None:
     """Return the serial number in a text, or None for a placeholder or a value that a document may not contain."""
-    if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _LONGEST:
+    if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _MAX_TEXT_LENGTH:
         return None
     return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
 
@@ -190,8 +190,8 @@ class UnknownMachines:
 
 def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
     """Return the identities of a machine. Both byte orders of a UUID result in the same identity."""
-    either = machine.uuid if machine.uuid is None else min(machine.uuid, swap_byte_order(machine.uuid))
-    return structs.replace(machine, uuid=either).identities
+    canonical_uuid = machine.uuid if machine.uuid is None else min(machine.uuid, swap_byte_order(machine.uuid))
+    return structs.replace(machine, uuid=canonical_uuid).identities
 
 
 def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
@@ -203,7 +203,7 @@ def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
     return structs.replace(
         later,
         macs=tuple(sorted({*first.macs, *second.macs}))
-        if len({*first.macs, *second.macs}) <= _MOST_MACS
+        if len({*first.macs, *second.macs}) <= _MAX_MACS
         else first.macs,
         uuid=first.uuid or second.uuid,
         serial=first.serial or second.serial,
@@ -216,12 +216,12 @@ def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
 # As JSON
 
 
-def render_unknown(table: UnknownMachines) -> bytes:
+def render_unknown_machines(table: UnknownMachines) -> bytes:
     return encode_canonical({"machines": [each.facts() for each in table.machines], "unkept": table.unkept}) + b"\n"
 
 
-def parse_unknown(data: bytes) -> UnknownMachines:
-    """Parse the output of `render_unknown`, and ignore invalid parts."""
+def parse_unknown_machines(data: bytes) -> UnknownMachines:
+    """Parse the output of `render_unknown_machines`, and ignore invalid parts."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -245,11 +245,11 @@ def _parse_machine(facts: object) -> UnknownMachine | None:
                 "times": int(times),
                 **more,
             }:
-                server = said if isinstance(said := more.get("server"), str) else None
+                server = name if isinstance(name := more.get("server"), str) else None
                 for text in (client, path, server or ""):
                     text.encode()  # Python cannot encode half of a surrogate pair
                 return UnknownMachine(
-                    macs=tuple(map(parse_lookup_mac, macs[:_MOST_MACS])),
+                    macs=tuple(map(parse_lookup_mac, macs[:_MAX_MACS])),
                     uuid=_parse_uuid(more.get("uuid")),
                     serial=_parse_serial(more.get("serial")),
                     client=client[:64],
@@ -263,10 +263,10 @@ def _parse_machine(facts: object) -> UnknownMachine | None:
     return None
 
 
-MOST_BYTES: Final = 64 * 1024  # the maximum size of an inventory
-MOST_INTERFACES: Final = 16
-_MOST_DISKS: Final = 16
-_MOST: Final = 2**63 - 1
+MAX_INVENTORY_BYTES: Final = 64 * 1024  # the maximum size of an inventory
+MAX_INTERFACES: Final = 16
+_MAX_DISKS: Final = 16
+_MAX_NUMBER: Final = 2**63 - 1
 # These values are copies from gitboot.model.server, so that an endpoint does not import that module at startup.
 _ARCHITECTURES: Final = ("x86_64", "aarch64")
 _FIRMWARES: Final = ("UEFI", "BIOS")
@@ -289,7 +289,7 @@ class FoundDisk(Struct, frozen=True, kw_only=True):
     serial: str | None = None
 
 
-class Findings(Struct, frozen=True, kw_only=True):
+class HardwareInventory(Struct, frozen=True, kw_only=True):
     """The hardware inventory of a machine."""
 
     interfaces: tuple[FoundInterface, ...]
@@ -313,17 +313,17 @@ class Findings(Struct, frozen=True, kw_only=True):
         )
 
     def __str__(self) -> str:
-        kind = " ".join(filter(None, (self.manufacturer, self.product)))
-        how = " ".join(filter(None, (self.architecture, self.firmware)))
+        model = " ".join(filter(None, (self.manufacturer, self.product)))
+        platform = " ".join(filter(None, (self.architecture, self.firmware)))
         cpus = format_count(self.cpus, "CPU") if self.cpus is not None else ""
         memory = f"{round(self.memory_mib / 1024, 1):g} GiB" if self.memory_mib is not None else ""
         disks = map(_describe_disk, self.disks)
         return ", ".join(
-            filter(None, (kind, how, cpus, memory, format_count(len(self.interfaces), "interface"), *disks))
+            filter(None, (model, platform, cpus, memory, format_count(len(self.interfaces), "interface"), *disks))
         )
 
 
-def parse_findings(document: Mapping[str, Any]) -> Findings:
+def parse_hardware(document: Mapping[str, Any]) -> HardwareInventory:
     """Parse an inventory, and ignore invalid parts.
 
     Raises ValueError if the inventory does not contain a MAC address.
@@ -331,9 +331,9 @@ def parse_findings(document: Mapping[str, Any]) -> Findings:
     interfaces = {each.mac: each for each in _parse_interfaces(document.get("interfaces"))}
     if not interfaces:
         raise ValueError(f"the inventory has no interface with a MAC address: {_HINT}")
-    return Findings(
-        interfaces=tuple(interfaces.values())[:MOST_INTERFACES],
-        disks=tuple(_parse_disks(document.get("disks")))[:_MOST_DISKS],
+    return HardwareInventory(
+        interfaces=tuple(interfaces.values())[:MAX_INTERFACES],
+        disks=tuple(_parse_disks(document.get("disks")))[:_MAX_DISKS],
         manufacturer=_parse_text(document.get("manufacturer")),
         product=_parse_text(document.get("product")),
         architecture=_parse_choice(_ARCHITECTURES, document.get("architecture")),
@@ -392,7 +392,7 @@ def _select_mappings(items: object) -> Iterator[Mapping[str, Any]]:
 def _parse_text(text: object) -> str | None:
     """Return a text on one line, or None if the text is empty, is too long or contains control characters."""
     plain = " ".join(text.split()) if isinstance(text, str) else ""
-    return plain if plain and len(plain) <= _LONGEST and plain.isprintable() else None
+    return plain if plain and len(plain) <= _MAX_TEXT_LENGTH and plain.isprintable() else None
 
 
 def _parse_choice(choices: tuple[str, ...], value: object) -> str | None:
@@ -400,7 +400,7 @@ def _parse_choice(choices: tuple[str, ...], value: object) -> str | None:
 
 
 def _parse_number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_NUMBER else None
 
 
 def _drop_empty(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -408,7 +408,7 @@ def _drop_empty(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 SUFFIX: Final = ".unknown"
-_MOST_FILES: Final = 64  # the maximum number of files, which accumulate if no instance reads them
+_MAX_FILES: Final = 64  # the maximum number of files, which accumulate if no instance reads them
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024  # the size of a full table in which each machine has an inventory
 
 
@@ -445,9 +445,9 @@ class UnknownMachineRecorder:
                 return
             path = self._folder / self._name
             with suppress(OSError):
-                if path.exists() or len(list(self._folder.glob(f"*{SUFFIX}"))) >= _MOST_FILES:
+                if path.exists() or len(list(self._folder.glob(f"*{SUFFIX}"))) >= _MAX_FILES:
                     return
-                write_atomically(path, render_unknown(self._table), mode=0o640)
+                write_atomically(path, render_unknown_machines(self._table), mode=0o640)
                 self._table = UnknownMachines()
 
 
@@ -456,7 +456,7 @@ class UnknownMachineFile(NamedTuple):
     table: UnknownMachines
 
 
-def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
+def read_unknown_machine_files(folder: Path) -> Iterator[UnknownMachineFile]:
     """Yield the spool files with unknown machines. The caller must delete each file after it has stored the content.
 
     gitboot ignores files that it cannot read.
@@ -465,22 +465,24 @@ def read_unknown_files(folder: Path) -> Iterator[UnknownMachineFile]:
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             with suppress(OSError):
                 is_readable = path.stat().st_size <= MAX_FILE_BYTES
-                yield UnknownMachineFile(path, parse_unknown(path.read_bytes()) if is_readable else UnknownMachines())
+                yield UnknownMachineFile(
+                    path, parse_unknown_machines(path.read_bytes()) if is_readable else UnknownMachines()
+                )
 
 
-def read_unknown(state: Path) -> UnknownMachines:
+def load_unknown_machines(state: Path) -> UnknownMachines:
     """Read the unknown machines that an instance has recorded. Raises `UsageError` if gitboot cannot read them."""
     with convert_os_errors(state / UNKNOWN, "read"):
         try:
-            return parse_unknown((state / UNKNOWN).read_bytes())
+            return parse_unknown_machines((state / UNKNOWN).read_bytes())
         except FileNotFoundError:
             return UnknownMachines()
 
 
-def forget_unknown(state: Path) -> None:
+def delete_unknown_machines(state: Path) -> None:
     """Delete all recorded unknown machines. Raises `UsageError` if gitboot cannot delete them."""
     try:
         with hold_lock(state / UNKNOWN_LOCK, f"{state} is in use"):
-            write_atomically(state / UNKNOWN, render_unknown(UnknownMachines()))
+            write_atomically(state / UNKNOWN, render_unknown_machines(UnknownMachines()))
     except OSError as error:
         raise UsageError(f"{state / UNKNOWN} cannot be written: {error.strerror}") from None

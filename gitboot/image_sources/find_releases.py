@@ -105,12 +105,12 @@ class VerifiedIndex(Struct, frozen=True, kw_only=True):
 class SourceReader:
     """Reads the indexes and digest lists of one source and one channel. The reader downloads each URL only once."""
 
-    def __init__(self, source: ImageSource, channel: str | None, fetcher: Fetcher, trust: VendorKeys) -> None:
+    def __init__(self, source: ImageSource, channel: str | None, fetcher: Fetcher, keys: VendorKeys) -> None:
         self._spec, self._name, self._channel = source.spec, source.metadata.name, channel
-        self._fetcher, self._trust = fetcher, trust
+        self._fetcher, self._keys = fetcher, keys
         self._indexes: dict[str, VerifiedIndex] = {}
         self._lists: dict[str, Mapping[str, ListedDigest]] = {}
-        if self._spec.keys and not any(map(trust.compute_key_digest, self._spec.keys)):
+        if self._spec.keys and not any(map(keys.compute_key_digest, self._spec.keys)):
             raise UntrustedIndex(
                 f"the ImageSource {self._name}",
                 f"gitboot has none of the public keys of this source: {format_names(self._spec.keys)}",
@@ -125,7 +125,7 @@ class SourceReader:
 
         The releases include prereleases.
         """
-        values, index = self._values(architecture), self._spec.releases
+        values, index = self._build_values(architecture), self._spec.releases
         url = self._fill_url(index.url, values)
         if url not in self._indexes:
             self._indexes[url] = self._fetch_index(url)
@@ -140,7 +140,7 @@ class SourceReader:
     def is_of_channel(self, version: str, architecture: Architecture) -> bool:
         """Return whether a version begins with the prefix that the source requires for this channel."""
         prefix = self._spec.releases.starts_with
-        return prefix is None or version.startswith(fill_template(prefix, self._values(architecture)))
+        return prefix is None or version.startswith(fill_template(prefix, self._build_values(architecture)))
 
     def _fetch_index(self, url: str) -> VerifiedIndex:
         index = self._spec.releases
@@ -152,14 +152,16 @@ class SourceReader:
                     file = Path(folder, "index")
                     file.write_bytes(content)
                     digest = Digest(sha256(content).hexdigest())
-                    signer = self._trust.find_signer(
+                    signer = self._keys.find_signer(
                         SignatureKind.OPENPGP, signature, file, digest, only=self._spec.keys
                     ).key
             elif index.clear_signed:
-                content, found = self._trust.read_clear_signed(content, only=self._spec.keys)
+                content, found = self._keys.read_clear_signed(content, only=self._spec.keys)
                 signer = found.key
         except UntrustedSignature as error:
-            raise self._distrust(url, f"the index is {error}", is_other_key=isinstance(error, UnlistedKey)) from error
+            raise self._build_untrusted_error(
+                url, f"the index is {error}", is_other_key=isinstance(error, UnlistedKey)
+            ) from error
         return VerifiedIndex(url=url, content=content, signer=signer)
 
     def _read(self, url: str, max_bytes: int) -> bytes:
@@ -174,9 +176,9 @@ class SourceReader:
         try:
             return read_document(self._fetcher, url, _LARGEST_SIGNATURE)
         except ArtifactMissing as error:
-            raise self._distrust(signed_url, f"the index is not signed ({url}: {error})") from error
+            raise self._build_untrusted_error(signed_url, f"the index is not signed ({url}: {error})") from error
 
-    def _distrust(self, url: str, cause: str, *, is_other_key: bool = False) -> UntrustedIndex:
+    def _build_untrusted_error(self, url: str, cause: str, *, is_other_key: bool = False) -> UntrustedIndex:
         hint = "try again later, and contact the vendor if the problem persists"
         if is_other_key:
             hint = (
@@ -189,12 +191,12 @@ class SourceReader:
 
     def describe_files(self, release: Release, architecture: Architecture) -> Iterator[ReleaseFile]:
         """Yield the files of a release for an architecture. Raises `IncompleteRelease` if a file is missing."""
-        values = self._values(architecture, release.version)
-        index_url, indexed = self._index_files(release, architecture, values)
+        values = self._build_values(architecture, release.version)
+        index_url, indexed = self._find_indexed_files(release, architecture, values)
         for path, file in self._spec.files.list_files():
             yield self._describe_file(file, FileRole(str(path[0])), architecture, values, index_url, indexed)
 
-    def _index_files(
+    def _find_indexed_files(
         self, release: Release, architecture: Architecture, values: Mapping[str, str]
     ) -> tuple[str, Mapping[str, IndexedFile]]:
         """Return the URL of the index that describes the files of a release, and these files by name.
@@ -273,7 +275,7 @@ class SourceReader:
 
         Return None if there is no signed digest list.
         """
-        template, values = self._spec.checksums, self._values(architecture, version)
+        template, values = self._spec.checksums, self._build_values(architecture, version)
         if template is None or not template.is_signed:
             return self._describe_signed_index(architecture)
         url, listed_in = self._fill_url(template.url, values), None
@@ -296,7 +298,7 @@ class SourceReader:
         has_digests = self._spec.described_by is None and any(file.name for _, file in self._spec.files.list_files())
         if not has_digests or not (index.clear_signed or index.signature):
             return None
-        url = self._fill_url(index.url, self._values(architecture))
+        url = self._fill_url(index.url, self._build_values(architecture))
         signed_url = self._fill_url(index.signature, {"url": url}) if index.signature is not None else None
         return Checksums(
             url=ArtifactUrl(url),
@@ -309,9 +311,9 @@ class SourceReader:
             content = self._read(url, MAX_LIST_BYTES)
             if template.clear_signed:
                 try:
-                    content, _ = self._trust.read_clear_signed(content, only=self._spec.keys)
+                    content, _ = self._keys.read_clear_signed(content, only=self._spec.keys)
                 except UntrustedSignature as error:
-                    raise self._distrust(
+                    raise self._build_untrusted_error(
                         url, f"the list is {error}", is_other_key=isinstance(error, UnlistedKey)
                     ) from error
             self._lists[url] = parse_digest_list(content, url)
@@ -328,7 +330,7 @@ class SourceReader:
 
     # Templates
 
-    def _values(self, architecture: Architecture, version: str | None = None) -> dict[str, str]:
+    def _build_values(self, architecture: Architecture, version: str | None = None) -> dict[str, str]:
         """Return the values of the placeholders in templates.
 
         If ``version`` is None, the result contains no values for version placeholders.
@@ -337,7 +339,7 @@ class SourceReader:
         if self._channel is not None:
             values["channel"] = self._channel
         if version is not None:
-            values |= version_values(version)
+            values |= build_version_values(version)
         if (base := self._spec.base_urls.get(architecture)) is not None:
             values["base"] = fill_template(base, values)
         return values
@@ -365,7 +367,7 @@ class SourceReader:
             ) from error
 
 
-def version_values(version: str) -> dict[str, str]:
+def build_version_values(version: str) -> dict[str, str]:
     """Return the values of the placeholders {version}, {major} and {minor} for a version such as 3.14.2."""
     major, _, rest = version.partition(".")
     return {"version": version, "major": major, "minor": rest.partition(".")[0]}
@@ -403,8 +405,8 @@ def choose_channel(source: ImageSource, channel: str | None) -> str | None:
 def list_releases(
     source: ImageSource,
     channel: str | None,
-    reader: Fetcher,
-    trust: VendorKeys,
+    fetcher: Fetcher,
+    keys: VendorKeys,
     *,
     registries: Registries | None = None,
 ) -> tuple[Release, ...]:
@@ -422,12 +424,12 @@ def list_releases(
     """
     channel = choose_channel(source, channel)
     first = next(iter(source.spec.architectures))
-    indexes = SourceReader(source, channel, reader, trust)
+    indexes = SourceReader(source, channel, fetcher, keys)
     signer: str | None = None
     dates: dict[str, datetime | None]
     if source.spec.releases.format is IndexFormat.OCI_TAGS:
-        url, tagged = _list_tags(source, channel, registries)
-        dates = dict.fromkeys(tagged)
+        url, tags = _list_tags(source, channel, registries)
+        dates = dict.fromkeys(tags)
     else:
         index, entries = indexes.list_entries(first)
         url, signer, dates = index.url, index.signer, {entry.version: entry.published for entry in entries}
@@ -455,8 +457,8 @@ def describe_release(
     source: ImageSource,
     release: Release,
     architectures: Collection[Architecture],
-    reader: Fetcher,
-    trust: VendorKeys,
+    fetcher: Fetcher,
+    keys: VendorKeys,
     *,
     registries: Registries | None = None,
 ) -> ReleaseFiles:
@@ -477,14 +479,16 @@ def describe_release(
                     f"the image has no files for {architecture}",
                     "choose another architecture or another release",
                 )
-        return _build(source, release, files, {})
-    indexes = SourceReader(source, release.channel, reader, trust)
+        return _build_release_files(source, release, files, {})
+    indexes = SourceReader(source, release.channel, fetcher, keys)
     found = [file for each in wanted for file in indexes.describe_files(release, each)]
     lists = {each: indexes.describe_checksums(release.version, each) for each in wanted}
-    return _build(source, release, found, {each: found for each, found in lists.items() if found is not None})
+    return _build_release_files(
+        source, release, found, {each: found for each, found in lists.items() if found is not None}
+    )
 
 
-def _build(
+def _build_release_files(
     source: ImageSource,
     release: Release,
     files: Iterable[ReleaseFile],
@@ -492,7 +496,7 @@ def _build(
 ) -> ReleaseFiles:
     return ReleaseFiles(
         release=release,
-        files=_sort(files),
+        files=_sort_files(files),
         checksums=checksums,
         settings=describe_settings(source, release.version, release.channel),
         keys=source.spec.keys,
@@ -501,7 +505,7 @@ def _build(
 
 def describe_settings(source: ImageSource, version: str, channel: str | None) -> ImageSettings:
     """Return the fields that a source sets in the BootImage for a version, such as the kernel arguments."""
-    image, values = source.spec.image, version_values(version)
+    image, values = source.spec.image, build_version_values(version)
     if channel is not None:
         values["channel"] = channel
     return ImageSettings(
@@ -513,7 +517,7 @@ def describe_settings(source: ImageSource, version: str, channel: str | None) ->
     )
 
 
-def _sort(files: Iterable[ReleaseFile]) -> tuple[ReleaseFile, ...]:
+def _sort_files(files: Iterable[ReleaseFile]) -> tuple[ReleaseFile, ...]:
     order = list(FileRole)
     return tuple(sorted(files, key=lambda each: (each.architecture, order.index(each.role))))
 
@@ -593,12 +597,12 @@ def describe_oci_image(
 
 def _describe_files(files: Iterable[ReleaseFile], version: str, index_url: str) -> ReleaseFiles:
     release = Release(source="", channel=None, version=version, published=None, index_url=index_url, index_signer=None)
-    return ReleaseFiles(release=release, files=_sort(files), checksums={}, settings=ImageSettings(), keys=())
+    return ReleaseFiles(release=release, files=_sort_files(files), checksums={}, settings=ImageSettings(), keys=())
 
 
 # URLs and local files
 
-_IN_FOLDER: Final = (
+_CHECKSUM_NAMES: Final = (
     "SHA256SUMS",
     "sha256sum.txt",
     "SHA256SUM",
@@ -609,7 +613,7 @@ _IN_FOLDER: Final = (
 )
 
 
-def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: str, reader: Fetcher) -> ReleaseFiles:
+def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: str, fetcher: Fetcher) -> ReleaseFiles:
     """Describe the files at these URLs, with digests from checksum files in the same folders.
 
     A checksum file has a name such as FILE.sha256 or SHA256SUMS. If there is no checksum file for a file, the result
@@ -619,7 +623,7 @@ def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: s
     files = []
     for architecture, role, url in urls:
         plain, _, member = url.partition("#")
-        at, listed = _find_list(plain, reader, lists)
+        at, listed = _find_list(plain, fetcher, lists)
         files.append(
             ReleaseFile(
                 architecture=architecture,
@@ -636,15 +640,15 @@ def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: s
 
 
 def _find_list(
-    url: str, reader: Fetcher, lists: dict[str, Mapping[str, ListedDigest]]
+    url: str, fetcher: Fetcher, lists: dict[str, Mapping[str, ListedDigest]]
 ) -> tuple[str | None, ListedDigest]:
     folder, _, name = url.rpartition("/")
     name = unquote(urlsplit(name).path)
-    beside = (f"{url}{suffix}" for suffix in (".sha256", ".sha256sum", ".sha512"))
-    for at in (*beside, *(f"{folder}/{each}" for each in _IN_FOLDER)):
+    sidecar_urls = (f"{url}{suffix}" for suffix in (".sha256", ".sha256sum", ".sha512"))
+    for at in (*sidecar_urls, *(f"{folder}/{each}" for each in _CHECKSUM_NAMES)):
         if at not in lists:
             try:
-                content = read_document(reader, at, MAX_LIST_BYTES)
+                content = read_document(fetcher, at, MAX_LIST_BYTES)
                 lists[at] = parse_digest_list(content, at, name if at.startswith(url) else "")
             except (ArtifactMissing, MalformedIndex):  # some servers return a web page instead of 404
                 lists[at] = {}

@@ -170,7 +170,7 @@ def build_image(
 # Downloads
 
 
-class _Facts(Struct, frozen=True, kw_only=True):
+class _FileFacts(Struct, frozen=True, kw_only=True):
     sha256: Digest
     sha512: str
     size: int
@@ -184,7 +184,7 @@ class _Downloads:
 
     def __init__(self, fetcher: Fetcher, folder: Path, progress: DownloadProgress) -> None:
         self._fetcher, self._folder, self._progress = fetcher, folder, progress
-        self._known: dict[str, tuple[Path, ArtifactHead, _Facts]] = {}
+        self._known: dict[str, tuple[Path, ArtifactHead, _FileFacts]] = {}
 
     def head(self, url: str) -> ArtifactHead:
         return self._known[url][1] if url in self._known else self._fetcher.head(url)
@@ -200,7 +200,7 @@ class _Downloads:
             stored.seek(offset)
             yield Content(head, offset, iter(lambda: stored.read(CHUNK), b""))
 
-    def measure(self, url: str, most_bytes: int) -> _Facts:
+    def measure(self, url: str, most_bytes: int) -> _FileFacts:
         """Download and store a file, and return the digests and the size of the file."""
         if url not in self._known:
             path = self._folder / str(len(self._known))
@@ -216,7 +216,7 @@ class _Downloads:
                         digest.update(chunk)
                     stored.write(chunk)
                     self._progress.advance(len(chunk))
-            facts = _Facts(sha256=Digest(digests[0].hexdigest()), sha512=digests[1].hexdigest(), size=size)
+            facts = _FileFacts(sha256=Digest(digests[0].hexdigest()), sha512=digests[1].hexdigest(), size=size)
             self._known[url] = path, content.head, facts
         return self._known[url][2]
 
@@ -249,9 +249,9 @@ def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
         )
 
 
-def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
+def _measure(downloads: _Downloads, file: ReleaseFile) -> _FileFacts:
     if _is_local(file) and file.sha256 is not None and file.size is not None:
-        return _Facts(sha256=file.sha256, sha512=file.sha512 or "", size=file.size)
+        return _FileFacts(sha256=file.sha256, sha512=file.sha512 or "", size=file.size)
     most_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
     with _convert_errors(file.url):
         if (member := split_member_url(file.url)) is not None:
@@ -264,12 +264,12 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _Facts:
     return facts
 
 
-def _check_digests(url: str, facts: _Facts, sha256: str | None, sha512: str | None, digest_url: str | None) -> None:
-    for algorithm, given, found in (("sha256", sha256, facts.sha256), ("sha512", sha512, facts.sha512)):
-        if given not in (None, found):
+def _check_digests(url: str, facts: _FileFacts, sha256: str | None, sha512: str | None, digest_url: str | None) -> None:
+    for algorithm, expected, found in (("sha256", sha256, facts.sha256), ("sha512", sha512, facts.sha512)):
+        if expected not in (None, found):
             raise UntrustedRelease(
                 url,
-                f"the {algorithm} digest of the file is {found}, but {digest_url or 'the index'} states {given}",
+                f"the {algorithm} digest of the file is {found}, but {digest_url or 'the index'} states {expected}",
                 _REPORT,
             )
 
@@ -304,8 +304,8 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
     for each in check.files(draft.read()):
         at = each.at[2:]
         place = f"{draft.title}, {'.'.join(map(str, at))}"
-        if each.by is not None:
-            found[at] = each.by
+        if each.signer is not None:
+            found[at] = each.signer
         elif each.fault is not None and at not in declared_unsigned:
             raise UntrustedRelease(
                 place,
@@ -356,7 +356,7 @@ class _Document:
         settings: ImageSettings,
         name: str,
         labels: Mapping[str, str],
-        measured: list[tuple[ReleaseFile, _Facts]],
+        measured: list[tuple[ReleaseFile, _FileFacts]],
     ) -> None:
         self._files, self._settings, self._name, self._labels = release_files, settings, name, labels
         self._measured = measured
@@ -367,7 +367,7 @@ class _Document:
         release = self._files.release
         return f"{release.source} {release.version}" if release.source else self._name
 
-    def list_files(self) -> Iterator[tuple[FieldPath, ReleaseFile, _Facts]]:
+    def list_files(self) -> Iterator[tuple[FieldPath, ReleaseFile, _FileFacts]]:
         """Yield each file with the path of its field in the document, and with its measured digests and size.
 
         The path is relative to spec.architectures.
@@ -425,8 +425,8 @@ class _Document:
         }
         spec = {"version": release.version, **{key: value for key, (value, usual) in chosen.items() if value != usual}}
         channel = f", channel {release.channel}" if release.channel is not None else ""
-        dated = f", published {release.published:%Y-%m-%d}" if release.published is not None else ""
-        comments = [f"{self.title}{channel}{dated}. Written by gitboot from {release.index_url}"]
+        date_text = f", published {release.published:%Y-%m-%d}" if release.published is not None else ""
+        comments = [f"{self.title}{channel}{date_text}. Written by gitboot from {release.index_url}"]
         if unsigned:
             comments.append(
                 f"The vendor publishes no digests of these files, so gitboot computed them: {', '.join(unsigned)}"

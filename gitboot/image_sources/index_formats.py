@@ -130,7 +130,7 @@ def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) ->
     for entry in _PARSERS[index_format](content, query):
         found.setdefault(entry.version, entry)
         if len(found) > _MOST_ENTRIES:
-            raise _malformed(query.url, f"the index lists more than {_MOST_ENTRIES:,} releases")
+            raise _malformed_index(query.url, f"the index lists more than {_MOST_ENTRIES:,} releases")
     return tuple(sorted(found.values(), key=lambda entry: (version_key(entry.version), entry.version)))
 
 
@@ -186,14 +186,14 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
     `MalformedIndex` if the list contains no digests, or two different digests for the same name.
     """
     if content.count(b"\n") > _MOST_LINES:
-        raise _malformed(url, f"the list has more than {_MOST_LINES:,} lines")
+        raise _malformed_index(url, f"the list has more than {_MOST_LINES:,} lines")
     found: dict[str, dict[str, str]] = {}
     for each in read_checksum_list(content):
         name = (each.name.strip() or bare_name).removeprefix("./")
         if name and found.setdefault(name, {}).setdefault(each.algorithm, each.digest) != each.digest:
-            raise _malformed(url, f"the list has two digests for {_quote(name)}")
+            raise _malformed_index(url, f"the list has two digests for {_quote(name)}")
     if not found:
-        raise _malformed(url, "the file is not a list of SHA-256 or SHA-512 digests")
+        raise _malformed_index(url, "the file is not a list of SHA-256 or SHA-512 digests")
     return {
         name: ListedDigest(sha256=Digest(each["sha256"]) if "sha256" in each else None, sha512=each.get("sha512"))
         for name, each in found.items()
@@ -219,7 +219,7 @@ def _read_json(content: bytes, url: str) -> Any:
     try:
         return _decode_json(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise _malformed(url, f"the index is not JSON: {_quote(str(error))}") from None
+        raise _malformed_index(url, f"the index is not JSON: {_quote(str(error))}") from None
 
 
 T = TypeVar("T")
@@ -232,15 +232,15 @@ def _get(value: Any, kind: type[T], *steps: str) -> T | None:
     return value if isinstance(value, kind) and not (kind is int and isinstance(value, bool)) else None
 
 
-def _need(value: Any, kind: type[T], url: str, *steps: str) -> T:
+def _require(value: Any, kind: type[T], url: str, *steps: str) -> T:
     found = _get(value, kind, *steps)
     if found is None:
         place = ".".join(printable(step[:60]) for step in steps) or "the top level"
-        raise _malformed(url, f"the index has no {_WORDS[kind]} at {place}")
+        raise _malformed_index(url, f"the index has no {_TYPE_NAMES[kind]} at {place}")
     return found
 
 
-_WORDS: Final[Mapping[type, str]] = {dict: "mapping", list: "list", str: "text", int: "number"}
+_TYPE_NAMES: Final[Mapping[type, str]] = {dict: "mapping", list: "list", str: "text", int: "number"}
 
 
 def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
@@ -248,11 +248,11 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
 
     File names have the form PLATFORM/FORMAT/FILE.
     """
-    stream = _need(_read_json(content, query.url), dict, query.url)
-    platforms = _need(stream, dict, query.url, "architectures", query.architecture, "artifacts")
-    release = _need(platforms, str, query.url, "metal", "release")
+    stream = _require(_read_json(content, query.url), dict, query.url)
+    platforms = _require(stream, dict, query.url, "architectures", query.architecture, "artifacts")
+    release = _require(platforms, str, query.url, "metal", "release")
     if (version := match_version(release, query.match)) is None:
-        raise _malformed(query.url, f"{_quote(release)} is not a version")
+        raise _malformed_index(query.url, f"{_quote(release)} is not a version")
     files = {}
     for platform, artifact in platforms.items():
         if _get(artifact, str, "release") != release:
@@ -261,8 +261,8 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
             for file, described in several.items() if isinstance(several, dict) else ():
                 signature = _get(described, str, "signature")
                 files[f"{platform}/{name}/{file}"] = IndexedFile(
-                    url=_read_url(_need(described, str, query.url, "location"), query.url),
-                    sha256=_read_sha256(_need(described, str, query.url, "sha256"), query.url),
+                    url=_read_url(_require(described, str, query.url, "location"), query.url),
+                    sha256=_read_sha256(_require(described, str, query.url, "sha256"), query.url),
                     signature=_read_url(signature, query.url) if signature is not None else None,
                 )
     yield IndexEntry(version=version, published=parse_time(_get(stream, str, "metadata", "last-modified")), files=files)
@@ -270,7 +270,7 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
 
 def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
     """Parse releases-CHANNEL.json from www.flatcar.org. The keys of this mapping are versions, in any order."""
-    for name, described in _need(_read_json(content, query.url), dict, query.url).items():
+    for name, described in _require(_read_json(content, query.url), dict, query.url).items():
         version, architectures = match_version(name, query.match), _get(described, list, "architectures")
         is_other = query.architecture and architectures is not None and query.architecture not in architectures
         if version is None or is_other or _get(described, str, "channel") not in (None, query.channel):
@@ -280,15 +280,15 @@ def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[Index
 
 def _parse_github_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
     """Parse a page of GitHub's list of releases. Each file has the name of its release asset."""
-    for release in _need(_read_json(content, query.url), list, query.url):
-        version = match_version(_need(release, str, query.url, "tag_name"), query.match)
+    for release in _require(_read_json(content, query.url), list, query.url):
+        version = match_version(_require(release, str, query.url, "tag_name"), query.match)
         if version is None or _get(release, bool, "draft") or _get(release, bool, "prerelease"):
             continue
         files = {}
         for asset in _get(release, list, "assets") or ():
             digest = (_get(asset, str, "digest") or "").removeprefix("sha256:")
-            files[_need(asset, str, query.url, "name")] = IndexedFile(
-                url=_read_url(_need(asset, str, query.url, "browser_download_url"), query.url),
+            files[_require(asset, str, query.url, "name")] = IndexedFile(
+                url=_read_url(_require(asset, str, query.url, "browser_download_url"), query.url),
                 sha256=_read_sha256(digest, query.url) if digest else None,
                 size=_read_size(_get(asset, int, "size")),
             )
@@ -300,17 +300,17 @@ def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
 
     Entry names have the form PRODUCT/VERSION. Each file has the name of its item in the index.
     """
-    index = _need(_read_json(content, query.url), dict, query.url)
+    index = _require(_read_json(content, query.url), dict, query.url)
     if _get(index, str, "format") != "products:1.0":
-        raise _malformed(query.url, "the index is not in the simplestreams format products:1.0")
+        raise _malformed_index(query.url, "the index is not in the simplestreams format products:1.0")
     root = f"{query.url.partition('/streams/')[0]}/"
-    for product, described in _need(index, dict, query.url, "products").items():
+    for product, described in _require(index, dict, query.url, "products").items():
         for serial, release in (_get(described, dict, "versions") or {}).items():
             if (version := match_version(f"{product}/{serial}", query.match)) is None:
                 continue
             files = {}
-            for name, item in _need(release, dict, query.url, "items").items():
-                path = _need(item, str, query.url, "path")
+            for name, item in _require(release, dict, query.url, "items").items():
+                path = _require(item, str, query.url, "path")
                 digest = _get(item, str, "sha256")
                 files[name] = IndexedFile(
                     url=_read_url(_join(root, path.lstrip("/")), query.url),
@@ -325,7 +325,7 @@ def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator
 
     Entry names have the form PRODUCT/VERSION.
     """
-    products = _need(_read_json(content, query.url), dict, query.url)
+    products = _require(_read_json(content, query.url), dict, query.url)
     return _match_names(
         (
             f"{product}/{_get(release, str, 'version')}"
@@ -342,8 +342,8 @@ def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
 
     An example is https://factory.talos.dev/versions.
     """
-    for each in _need(_read_json(content, query.url), list, query.url):
-        name = each if isinstance(each, str) else _need(each, str, query.url, "version")
+    for each in _require(_read_json(content, query.url), list, query.url):
+        name = each if isinstance(each, str) else _require(each, str, query.url, "version")
         if (version := match_version(name, query.match)) is not None:
             yield IndexEntry(version=version, published=parse_time(_get(each, str, "date")))
 
@@ -377,7 +377,7 @@ def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
         for event in yaml.parse(content, Loader=yaml.CSafeLoader):
             if isinstance(event, yaml.CollectionStartEvent):
                 if (isinstance(event, yaml.SequenceStartEvent), depth) == (False, 0):
-                    raise _malformed(url, "expected a list, found a mapping")
+                    raise _malformed_index(url, "expected a list, found a mapping")
                 depth, key = depth + 1, None
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth, key = depth - 1, None
@@ -392,7 +392,7 @@ def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
             elif isinstance(event, yaml.AliasEvent):
                 key = None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise _malformed(url, f"the index is not YAML: {_quote(' '.join(str(error).split()))}") from None
+        raise _malformed_index(url, f"the index is not YAML: {_quote(' '.join(str(error).split()))}") from None
 
 
 def _match_names(names: Iterable[str], query: IndexQuery) -> Iterator[IndexEntry]:
@@ -416,7 +416,9 @@ def _parse_directory_listing(content: bytes, query: IndexQuery) -> Iterator[Inde
     folder = query.url if query.url.endswith("/") else f"{query.url}/"
     links = _LINK.findall(content)
     if not 0 < len(links) <= _MOST_LINKS:
-        raise _malformed(query.url, f"the page has {len(links):,} links, but gitboot expects 1 to {_MOST_LINKS:,}")
+        raise _malformed_index(
+            query.url, f"the page has {len(links):,} links, but gitboot expects 1 to {_MOST_LINKS:,}"
+        )
     for link in links:
         target = _join(folder, html.unescape(link.decode(errors="replace")))
         if target.startswith(folder):
@@ -445,7 +447,7 @@ def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
             if algorithm == "sha256":
                 files[name] = IndexedFile(url=_read_url(_join(url, name), url), sha256=_read_sha256(digest, url))
     if not is_treeinfo:
-        raise _malformed(url, "the file is not a .treeinfo file, because it has no section [checksums]")
+        raise _malformed_index(url, "the file is not a .treeinfo file, because it has no section [checksums]")
     return files
 
 
@@ -490,7 +492,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 def _read_sha256(text: str, url: str) -> Digest:
     if not re.fullmatch("[0-9a-f]{64}", text):
-        raise _malformed(url, f"{_quote(text)} is not a SHA-256 digest")
+        raise _malformed_index(url, f"{_quote(text)} is not a SHA-256 digest")
     return Digest(text)
 
 
@@ -507,11 +509,11 @@ def _read_url(text: str, url: str) -> str:
     try:
         found = parse_artifact_url(text)
     except Malformed as error:
-        raise _malformed(url, f"the index contains a URL that gitboot does not accept: {error.message}") from None
+        raise _malformed_index(url, f"the index contains a URL that gitboot does not accept: {error.message}") from None
     if not found.startswith(("https://", "http://")) or "#" in found:
-        raise _malformed(url, f"the index contains a URL that gitboot does not accept: {_quote(found)}")
+        raise _malformed_index(url, f"the index contains a URL that gitboot does not accept: {_quote(found)}")
     if urlsplit(url).scheme == "https" and not found.startswith("https://"):
-        raise _malformed(url, f"the URL of the index is https, but the URL of the file {_quote(found)} is not")
+        raise _malformed_index(url, f"the URL of the index is https, but the URL of the file {_quote(found)} is not")
     return found
 
 
@@ -519,5 +521,5 @@ def _quote(text: str) -> str:
     return f'"{printable(text if len(text) <= 120 else f"{text[:120]}…")}"'
 
 
-def _malformed(url: str, cause: str) -> MalformedIndex:
+def _malformed_index(url: str, cause: str) -> MalformedIndex:
     return MalformedIndex(url, cause, "open the URL in a browser, and adapt the ImageSource if the format has changed")

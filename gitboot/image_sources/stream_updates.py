@@ -116,9 +116,9 @@ def is_from_source(image: BootImage, source: str, channel: str | None) -> bool:
     gitboot writes the names of the source and the channel into the annotations of each image that it creates. An image
     without these annotations belongs to a source if its name has the form SOURCE-VERSION.
     """
-    notes = image.metadata.annotations
-    if (named := notes.get(SOURCE)) is not None:
-        return named == source and notes.get(CHANNEL, channel) == channel
+    annotations = image.metadata.annotations
+    if (source_name := annotations.get(SOURCE)) is not None:
+        return source_name == source and annotations.get(CHANNEL, channel) == channel
     return image.metadata.name == find_image_name(source, image.spec.version)
 
 
@@ -167,7 +167,7 @@ def list_followed_streams(
 # The choice of a release
 
 
-class Choice(Struct, frozen=True, kw_only=True):
+class ReleaseChoice(Struct, frozen=True, kw_only=True):
     """The release to propose for a stream, or the reason why gitboot does not propose a release."""
 
     outcome: UpdateOutcome
@@ -176,19 +176,19 @@ class Choice(Struct, frozen=True, kw_only=True):
     older: tuple[Release, ...] = ()  # older releases that an earlier run may have proposed
 
 
-def find_unfinished_rollout(followed: FollowedStream) -> Choice | None:
-    """Return a `Choice` to wait if the stream has an unfinished rollout, or None otherwise."""
+def find_unfinished_rollout(followed: FollowedStream) -> ReleaseChoice | None:
+    """Return a `ReleaseChoice` to wait if the stream has an unfinished rollout, or None otherwise."""
     rollout = followed.stream.spec.rollout
     if rollout is None:
         return None
-    return Choice(
+    return ReleaseChoice(
         outcome=UpdateOutcome.WAITS,
         why=f"the rollout of {rollout.image} is still at {rollout.percent} %; to finish it, set current to this image, "
         "and remove rollout",
     )
 
 
-def choose_release(followed: FollowedStream, releases: Sequence[Release], now: datetime) -> Choice:
+def choose_release(followed: FollowedStream, releases: Sequence[Release], now: datetime) -> ReleaseChoice:
     """Choose the newest release that matches spec.follow, is old enough, and is newer than the stream's images.
 
     ``releases`` must be in ascending order. A release without a date counts as old enough here, because gitboot later
@@ -209,15 +209,15 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
             f"try again later, or set the annotation {CHANNEL} of that image if it belongs to another channel",
         )
     # An image that another stream with the same source uses does not block this stream from using the image too.
-    own = [
+    own_versions = [
         image.spec.version
         for image in in_fleet.values()
         if followed.is_within_bounds(image.spec.version) and image.metadata.name not in followed.used
     ]
     if followed.current.metadata.annotations.get(SOURCE, followed.follow.source) == followed.follow.source:
         # the current image of the stream counts even if it belongs to another channel
-        own.append(followed.current.spec.version)
-    own_newest = max(own, key=_release_key, default=None)
+        own_versions.append(followed.current.spec.version)
+    own_newest = max(own_versions, key=_release_key, default=None)
     newer = [
         each
         for each in releases
@@ -233,16 +233,16 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
             )
         else:
             why = f"no release that matches spec.follow is newer than {followed.current.metadata.name}"
-        return Choice(outcome=UpdateOutcome.CURRENT, why=why)
+        return ReleaseChoice(outcome=UpdateOutcome.CURRENT, why=why)
     old_enough = [each for each in newer if each.published is None or now - each.published >= followed.minimum_age]
     if not old_enough:
-        return Choice(
+        return ReleaseChoice(
             outcome=UpdateOutcome.WAITS,
             why=f"{_describe_release_age(newer[0], now)}, but minimumAge is {followed.follow.minimum_age}",
         )
     chosen = old_enough[-1]
     older = tuple(each for each in newer if version_key(each.version) < version_key(chosen.version))
-    return Choice(outcome=UpdateOutcome.PROPOSED, why="", release=chosen, older=older)
+    return ReleaseChoice(outcome=UpdateOutcome.PROPOSED, why="", release=chosen, older=older)
 
 
 def _release_key(version: str) -> tuple[tuple[int, int, str], ...]:
@@ -262,7 +262,7 @@ def _describe_release_age(release: Release, now: datetime) -> str:
 # The change
 
 
-def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> ImageSettings:
+def choose_settings(followed: FollowedStream, source_settings: ImageSettings) -> ImageSettings:
     """Return the settings of the new image, either from the stream's current image or from the source.
 
     gitboot keeps the settings of the current image if a person changed them. gitboot uses the settings of the source if
@@ -270,7 +270,7 @@ def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> Ima
     version.
     """
     current, spec = followed.current, followed.current.spec
-    own = ImageSettings(
+    current_settings = ImageSettings(
         user_data=spec.user_data,
         config_from=str(spec.config_from),
         writes_disk=spec.writes_disk,
@@ -278,10 +278,10 @@ def choose_settings(followed: FollowedStream, from_source: ImageSettings) -> Ima
         kernel_arguments=spec.kernel_arguments,
     )
     channel = current.metadata.annotations.get(CHANNEL, followed.channel)
-    is_own = is_from_source(current, followed.follow.source, channel) and own != describe_settings(
+    is_customized = is_from_source(current, followed.follow.source, channel) and current_settings != describe_settings(
         followed.source, spec.version, channel
     )
-    return own if is_own else from_source
+    return current_settings if is_customized else source_settings
 
 
 def check_provenance(followed: FollowedStream, image: BootImage) -> None:
@@ -331,11 +331,11 @@ def format_message(followed: FollowedStream, release: Release, built: BuiltImage
     image = built.name if built is not None else find_image_name(release.source, release.version)
     title = f"Begin the rollout of {image} to {followed.follow.percent} % of {followed.name}"
     channel = f", channel {release.channel}" if release.channel is not None else ""
-    dated = f"{release.published:%Y-%m-%d %H:%M} UTC" if release.published is not None else "the index has no date"
+    date_text = f"{release.published:%Y-%m-%d %H:%M} UTC" if release.published is not None else "the index has no date"
     lines = [
         f"Source: {release.source}{channel}",
         f"Version: {release.version}, current: {followed.current.spec.version}",
-        f"Published: {dated}",
+        f"Published: {date_text}",
         f"Index: {release.index_url}",
         f"Index signed by: {release.index_signer or 'the vendor does not sign it'}",
     ]
@@ -410,7 +410,7 @@ class StreamUpdater:
         start = structs.replace(start, version=release.version, image=image, branch=branch)
         found = find_proposal(self._fleet.path, branch, None if is_in_fleet else f"images/{image}.yaml")
         if found is None:
-            update, committed = self._propose(followed, start, release, is_in_fleet=is_in_fleet), self._now
+            update, committed = self._propose_release(followed, start, release, is_in_fleet=is_in_fleet), self._now
         else:
             title, _, message = found.message.partition("\n")
             texts = {"title": printable(title), "message": printable_lines(message.strip("\n"))}
@@ -436,12 +436,12 @@ class StreamUpdater:
     def _name_branch(self, followed: FollowedStream, release: Release) -> str:
         return f"{self._prefix}{followed.name}-{find_image_name(release.source, release.version)}"
 
-    def _propose(
+    def _propose_release(
         self, followed: FollowedStream, start: StreamUpdate, release: Release, *, is_in_fleet: bool
     ) -> StreamUpdate:
-        built = None if is_in_fleet else self._build(followed, release)
+        built = None if is_in_fleet else self._build_image(followed, release)
         if is_in_fleet:
-            self._check_existing(followed, release)
+            self._check_existing_image(followed, release)
         image = find_image_name(release.source, release.version)
         files = build_files(followed, self._fleet.repository, image, built)
         if built is not None and f"images/{image}.yaml" in self._fleet.snapshot.blobs:
@@ -470,16 +470,16 @@ class StreamUpdater:
             document=built.text if built is not None else "",
         )
 
-    def _check_existing(self, followed: FollowedStream, release: Release) -> None:
+    def _check_existing_image(self, followed: FollowedStream, release: Release) -> None:
         """Raise `UsageError` unless the existing BootImage contains the release for all architectures of a stream."""
         image = self._fleet.repository.images[find_image_name(release.source, release.version)]
         if image.spec.version != release.version:
             raise UsageError(f"BootImage/{image.metadata.name} already exists with the version {image.spec.version}")
         # two channels of a source may contain the same version
         if not is_from_source(image, release.source, release.channel):
-            of = f"the channel {release.channel} of {release.source}" if release.channel else release.source
+            owner = f"the channel {release.channel} of {release.source}" if release.channel else release.source
             raise UsageError(
-                f"BootImage/{image.metadata.name} already exists, but it does not belong to {of}: add the release "
+                f"BootImage/{image.metadata.name} already exists, but it does not belong to {owner}: add the release "
                 "under another name with `gitboot new image --name`"
             )
         if missing := sorted({*followed.architectures} - image.spec.architectures.keys()):
@@ -489,7 +489,7 @@ class StreamUpdater:
             )
         check_provenance(followed, image)
 
-    def _build(self, followed: FollowedStream, release: Release) -> BuiltImage:
+    def _build_image(self, followed: FollowedStream, release: Release) -> BuiltImage:
         files = self._sources.describe_release(followed.source, release, followed.architectures)
         settings, labels = choose_settings(followed, files.settings), followed.current.metadata.labels
         name, data = find_image_name(release.source, release.version), (files, settings, labels)

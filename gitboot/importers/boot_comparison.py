@@ -69,15 +69,23 @@ def compare_boots(
         differences.append(
             ("initrd", _redact(*old.initrds), _redact(*(file.url if file else None for _, file in initrds)))
         )
-    theirs, ours = _list_comparable_arguments(old.arguments), _list_comparable_arguments(new.kernel_arguments)
+    old_arguments, new_arguments = (
+        _list_comparable_arguments(old.arguments),
+        _list_comparable_arguments(new.kernel_arguments),
+    )
     # The old system's arguments name the NIC that fetched the script, so values for different boot NICs are equivalent.
-    if any(map(names_boot_nic, ours)):
-        theirs, ours = ([_generalize_macs(each, macs) for each in arguments] for arguments in (theirs, ours))
-    only_old, only_new = Counter(theirs) - Counter(ours), Counter(ours) - Counter(theirs)
+    if any(map(names_boot_nic, new_arguments)):
+        old_arguments, new_arguments = (
+            [_generalize_macs(each, macs) for each in arguments] for arguments in (old_arguments, new_arguments)
+        )
+    only_old, only_new = (
+        Counter(old_arguments) - Counter(new_arguments),
+        Counter(new_arguments) - Counter(old_arguments),
+    )
     if only_old or only_new:
         differences.append(("arguments", _redact(*only_old.elements()), _redact(*only_new.elements())))
-    elif theirs != ours:
-        differences.append(("order of arguments", _redact(*theirs), _redact(*ours)))
+    elif old_arguments != new_arguments:
+        differences.append(("order of arguments", _redact(*old_arguments), _redact(*new_arguments)))
     files = new.user_data.files if new.user_data is not None else {}
     new_data = files.get("user-data") or next(iter(files.values()), None)
     if not _is_same_text(old_data, new_data):
@@ -283,8 +291,8 @@ def parse_http_boot(answer: str, uuid: str, data_url: str) -> OldBoot | None:
         found = json.loads(answer)
     except (ValueError, RecursionError):
         return None
-    uki, own = (as_text(get_nested(found, key)) for key in ("UKIURL", "SystemUUID"))
-    if uki is None or own is None or own.lower() != uuid.lower():
+    uki, found_uuid = (as_text(get_nested(found, key)) for key in ("UKIURL", "SystemUUID"))
+    if uki is None or found_uuid is None or found_uuid.lower() != uuid.lower():
         return None
     return OldBoot(kernel=uki, data_url=data_url)
 

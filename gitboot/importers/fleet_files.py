@@ -41,7 +41,7 @@ from gitboot.model.scalars import (
 )
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems import Code
-from gitboot.quoting import Unquotable, quote_ipxe_arguments
+from gitboot.quoting import QuotingError, quote_ipxe_arguments
 from gitboot.text import format_count, printable
 
 _NO_UUID: Final = remark_missing(
@@ -81,16 +81,18 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
     """
     files: dict[str, str] = {}
     items: list[ImportedDocument] = []
-    ready: dict[str, str] = {}  # the policy for each boot whose documents are complete, by the name of the boot
+    ready_policies: dict[
+        str, str
+    ] = {}  # the policy for each boot whose documents are complete, by the name of the boot
     for name, boot in _assign_names((boot.name, boot) for boot in inventory.boots).items():
         item, texts = _render_boot(name, boot, supplement)
         files |= texts
         items.append(item)
         if not item.pending:
-            ready[boot.name] = name
-    named = _assign_names((machine.name, machine) for machine in _complete_architectures(inventory))
-    for name, machine in _resolve_conflicts(named, supplement).items():
-        item, texts = _render_server(name, machine, ready)
+            ready_policies[boot.name] = name
+    named_machines = _assign_names((machine.name, machine) for machine in _complete_architectures(inventory))
+    for name, machine in _resolve_conflicts(named_machines, supplement).items():
+        item, texts = _render_server(name, machine, ready_policies)
         files |= texts
         items.append(item)
     return ImportedFleet(files=files, items=tuple(items), remarks=inventory.remarks)
@@ -196,7 +198,7 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
                 remarks.append(
                     remark_rejected(f"the address {each} was left out, because it does not identify a machine")
                 )
-            elif not any(ip_interface(one).ip == address for one in kept):
+            elif not any(ip_interface(known).ip == address for known in kept):
                 kept.append(each)
         found[nic.mac] = structs.replace(first, addresses=tuple(kept), boot=first.boot or nic.boot)
     return list(found.values())
@@ -212,10 +214,10 @@ def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[
 
 
 def _render_server(
-    name: str, machine: ImportedMachine, ready: Mapping[str, str]
+    name: str, machine: ImportedMachine, ready_policies: Mapping[str, str]
 ) -> tuple[ImportedDocument, dict[str, str]]:
-    policy = ready.get(machine.boot or "")
-    arguments, more = _filter_arguments(machine.arguments)
+    policy = ready_policies.get(machine.boot or "")
+    arguments, argument_remarks = _filter_arguments(machine.arguments)
     bmc, bmc_remarks = _render_bmc(machine)
     has_reason = any(
         "MAC address" in each.text and each.kind in (RemarkKind.REJECTED, RemarkKind.MISSING)
@@ -238,7 +240,7 @@ def _render_server(
                 f"the boot {machine.boot} is incomplete or missing: add the missing data, or select another boot"
             ),
         ),
-        *more,
+        *argument_remarks,
         *bmc_remarks,
     ]
     labels = {}
@@ -318,12 +320,12 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
 def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[ImportedDocument, dict[str, str]]:
     artifacts, missing_parts = _render_artifacts(boot, supplement)
     missing_parts += _list_unsupported(boot.architecture)
-    arguments, more = _filter_arguments(boot.arguments)
+    arguments, argument_remarks = _filter_arguments(boot.arguments)
     uki, pending = boot.kernel is None, bool(missing_parts)
     remarks = (
         *boot.remarks,
         *missing_parts,
-        *more,
+        *argument_remarks,
         remark_guessed(
             "the import assumed an installer, and wrote writesDisk: true and networkBoot: Once (for a diskless system, "
             "write false and Always)"
@@ -354,8 +356,8 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         "userData": {"format": data.format, "template": template} if data else None,
     }
     files = {
-        _build_path(folder, name, pending): _render_document(structs.replace(item, kind=kind), about, spec, {})
-        for folder, kind, about, spec in (
+        _build_path(folder, name, pending): _render_document(structs.replace(item, kind=kind), comment, spec, {})
+        for folder, kind, comment, spec in (
             ("images", "BootImage", "The digests belong to the files that the old system serves.", image),
             ("profiles", "BootProfile", "This profile defines how a machine boots the image.", profile),
             (
@@ -378,7 +380,7 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
             remark_missing("the boot has no kernel that machines can fetch: add the URL of the kernel")
         )
 
-    def artifact(url: str | None) -> dict[str, Any] | None:
+    def render_artifact(url: str | None) -> dict[str, Any] | None:
         if url is None:
             return None
         if is_secret(url):
@@ -402,10 +404,10 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
         return _drop_empty({"url": url, "sha256": digest})
 
     artifacts = {
-        "kernel": artifact(boot.kernel),
-        "initrds": [each for each in map(artifact, boot.initrds) if each],
-        "rootfs": artifact(boot.rootfs),
-        "uki": artifact(boot.uki),
+        "kernel": render_artifact(boot.kernel),
+        "initrds": [each for each in map(render_artifact, boot.initrds) if each],
+        "rootfs": render_artifact(boot.rootfs),
+        "uki": render_artifact(boot.uki),
     }
     return _drop_empty(artifacts), missing_parts
 
@@ -428,7 +430,7 @@ def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[I
                 raise Malformed(Code.SHAPE, "in gitboot, -NAME removes an argument")
             if "{{" not in argument:
                 quote_ipxe_arguments([argument])
-        except (Malformed, Unquotable) as error:
+        except (Malformed, QuotingError) as error:
             remarks.append(remark_lost(f"the kernel argument {argument} was left out: {error.message}"))
         else:
             accepted.append(argument)
@@ -475,31 +477,32 @@ class NewServer(Struct, frozen=True, kw_only=True):
     bmc: Mapping[str, Any] | None = None  # the value of spec.bmc in a Server document
 
 
-def render_server(name: str, new: NewServer, like: Server | None, comment: str) -> str:
+def render_server(name: str, new: NewServer, example: Server | None, comment: str) -> str:
     """Return a document for a new server. The server is Parked, so gitboot does not boot the machine.
 
     The function copies the policy, loader, local disk, Secure Boot setting, kernel arguments, variables and labels from
-    ``like``.
+    ``example``.
     """
     spec: dict[str, Any] = {
         "uuid": new.uuid,
         "serial": new.serial,
-        "architecture": str(new.architecture or (like.spec.architecture if like else Architecture.X86_64)),
-        "firmware": str(new.firmware or (like.spec.firmware if like else Firmware.UEFI)),
+        "architecture": str(new.architecture or (example.spec.architecture if example else Architecture.X86_64)),
+        "firmware": str(new.firmware or (example.spec.firmware if example else Firmware.UEFI)),
         "interfaces": [
-            {**({"name": its} if its else {}), "mac": mac.replace("-", ":")} for mac, its in new.macs.items()
+            {**({"name": nic_name} if nic_name else {}), "mac": mac.replace("-", ":")}
+            for mac, nic_name in new.macs.items()
         ],
         "bmc": dict(new.bmc) if new.bmc is not None else None,
         "lifecycle": "Parked",
     }
-    if like is not None:  # copy the fields that similar machines share
+    if example is not None:  # copy the fields that similar machines share
         spec |= {
-            "policy": like.spec.policy,
-            "localDisk": like.spec.local_disk,
-            "loader": str(like.spec.loader) if like.spec.loader is not None else None,
-            "secureBoot": like.spec.secure_boot,
-            "kernelArguments": list(like.spec.kernel_arguments),
-            "vars": dict(sorted(like.spec.vars.items())),
+            "policy": example.spec.policy,
+            "localDisk": example.spec.local_disk,
+            "loader": str(example.spec.loader) if example.spec.loader is not None else None,
+            "secureBoot": example.spec.secure_boot,
+            "kernelArguments": list(example.spec.kernel_arguments),
+            "vars": dict(sorted(example.spec.vars.items())),
         }
     head = [
         comment,
@@ -510,17 +513,17 @@ def render_server(name: str, new: NewServer, like: Server | None, comment: str) 
     if new.uuid is None:
         head.append("The UUID is missing. Until you add it, gitboot does not install the server or contact its BMC.")
     return render_document(
-        head, "Server", name, _drop_empty(spec), labels=like.metadata.labels if like is not None else {}
+        head, "Server", name, _drop_empty(spec), labels=example.metadata.labels if example is not None else {}
     )
 
 
-def summarize(fleet: ImportedFleet) -> str:
+def summarize_import(fleet: ImportedFleet) -> str:
     """Return a text that states how many servers and boots the import created, and how many of each are pending."""
     parts = []
     for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
         found = [item for item in fleet.items if item.kind == kind]
-        waiting = sum(item.pending for item in found)
-        parts.append(format_count(len(found), noun) + (f" ({waiting:,} pending)" if waiting else ""))
+        pending_count = sum(item.pending for item in found)
+        parts.append(format_count(len(found), noun) + (f" ({pending_count:,} pending)" if pending_count else ""))
     return ", ".join(parts)
 
 
@@ -530,7 +533,7 @@ def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[st
     ``edited_files`` are the files that the import did not replace because a person had changed them.
     """
     lines = [
-        *(f"# Imported from {system}", "", f"{summarize(fleet)}.", ""),
+        *(f"# Imported from {system}", "", f"{summarize_import(fleet)}.", ""),
         "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC.",
         f"Incomplete documents are in `{PENDING}/`, which the fleet ignores.",
         "Add the missing data and import again, or complete a document and move it out of the folder.",

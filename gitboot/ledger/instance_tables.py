@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field, to_builtins
 
 from gitboot.artifacts.availability import FileSigner, Presence, Sighting
-from gitboot.errors import Orders
+from gitboot.errors import FleetOrders
 from gitboot.jsonio import Digest, convert, format_instant, to_json_value
 from gitboot.ledger.schema import Database
 from gitboot.ledger.server_tables import parse, parse_object, parse_time, parse_time_or_none, to_json
@@ -104,7 +104,9 @@ class Facts(Struct, frozen=True, kw_only=True):
     clock: str | None = None
     suspension: Suspension | None = None
     stoppage: StopOrder | None = None
-    orders: Orders | None = None  # the orders in the newest commit's Fleet document, if that commit is not accepted
+    orders: FleetOrders | None = (
+        None  # the orders in the newest commit's Fleet document, if that commit is not accepted
+    )
     withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same boots as the accepted commit
     # The servers whose boot was removed by an accepted commit before their record showed a fetch of the boot, with the
     # number of that decision. If evidence for an older offer arrives later, gitboot does not count it as an
@@ -183,7 +185,7 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "clock": _Fact("clock"),
     "suspension": _Fact("suspension", partial(parse, Suspension), to_json),
     "stoppage": _Fact("stoppage", lambda text: StopOrder(**parse_object(text)), lambda each: to_json(each._asdict())),
-    "orders": _Fact("orders", lambda text: Orders(**parse_object(text)), lambda each: to_json(each._asdict())),
+    "orders": _Fact("orders", lambda text: FleetOrders(**parse_object(text)), lambda each: to_json(each._asdict())),
     "withheld": _Fact("withheld", _parse_withheld, lambda each: to_json(to_json_value(each))),
     "rolled_back": _Fact(
         "rolledBack",

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from gitboot.bmc.credentials import CredentialUse, normalize_origin
 from gitboot.bmc.identity import PinnedIdentity, ReportedIdentity
-from gitboot.bmc.override_state import Marks, Medium, Override, OverrideRecord, OverrideState
+from gitboot.bmc.override_state import Medium, Override, OverrideRecord, OverrideState, ResetMarks
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import InstallationFetches
@@ -176,7 +176,7 @@ def override_from_row(row: Sequence[Any]) -> OverrideRecord:
         reason=reason,
         plan_digest=plan_digest,
         override=parse(Override, override),
-        marks=parse(Marks, marks),
+        marks=parse(ResetMarks, marks),
         state=OverrideState(state),
         at=parse_time(at),
         corrections=tuple(map(parse_time, json.loads(corrections))),
@@ -204,15 +204,17 @@ def parse_offer(plan: Digest, text: str) -> Offer:
     return parse(Offer, text, plan=plan)
 
 
-def format_observation(observation: Observation, marks: Marks | None = None) -> str:
+def format_observation(observation: Observation, marks: ResetMarks | None = None) -> str:
     found = {"server": observation.server, "path": observation.path, "client": observation.client}
     return to_json({**found, "marks": marks} if marks is not None else found)
 
 
-def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Marks | None]:
+def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, ResetMarks | None]:
     found = parse_object(text)
     marks = found.pop("marks", None)
-    return Observation(**found, digest=Digest(plan), at=parse_time(at)), Marks(**marks) if marks is not None else None
+    return Observation(**found, digest=Digest(plan), at=parse_time(at)), ResetMarks(
+        **marks
+    ) if marks is not None else None
 
 
 class Pending(NamedTuple):
@@ -221,7 +223,7 @@ class Pending(NamedTuple):
     id: int
     observation: Observation
     offer: Offer  # the offer of the boot that was fetched
-    marks: Marks | None = None  # the first marks that the BMC reported after the fetch
+    marks: ResetMarks | None = None  # the first marks that the BMC reported after the fetch
 
 
 # Offers

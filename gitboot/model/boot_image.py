@@ -97,7 +97,7 @@ class Signature:
     )
 
     @check
-    def _one_kind(self) -> None:
+    def _check_kind(self) -> None:
         if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
             raise Malformed(
                 Code.COMBINATION,
@@ -132,7 +132,7 @@ class Checksums:
     )
 
     @check
-    def _one_signature(self) -> None:
+    def _check_signature(self) -> None:
         if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) != 1:
             raise Malformed(
                 Code.COMBINATION,
@@ -166,7 +166,7 @@ class Provenance:
     )
 
     @check
-    def _key_of_signed(self) -> None:
+    def _check_key(self) -> None:
         if (self.digest is DigestOrigin.SIGNED) != (self.key is not None):
             is_signed = self.digest is DigestOrigin.SIGNED
             raise Malformed(
@@ -202,7 +202,7 @@ class Artifact:
     )
 
     @check
-    def _loader_fetches_the_signature(self) -> None:
+    def _check_loader_signature(self) -> None:
         if self.loader_signature is not None and (
             self.loader_signature.startswith("oci:") or "#" in self.loader_signature
         ):
@@ -214,7 +214,7 @@ class Artifact:
             )
 
     @check
-    def _one_digest(self) -> None:
+    def _check_digest(self) -> None:
         if self.url.startswith("oci:") and not self.url.endswith(f"@sha256:{self.sha256}"):
             raise Malformed(
                 Code.COMBINATION,
@@ -243,7 +243,7 @@ class Artifacts:
     )
 
     @check
-    def _boots(self) -> None:
+    def _check_boot_files(self) -> None:
         if not (self.kernel or self.uki or self.iso):
             raise Malformed(
                 Code.COMBINATION, "the image has no file that a machine can boot", "add a kernel, a uki or an iso"
@@ -252,7 +252,7 @@ class Artifacts:
             raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel", "add a kernel")
 
     @check
-    def _loader_verifies_all_or_none(self) -> None:
+    def _check_loader_signatures(self) -> None:
         others = ((name, getattr(self, name)) for name in ("rootfs", "iso", "loader"))
         wrong = next((name for name, each in others if each is not None and each.loader_signature is not None), None)
         if wrong is not None:

@@ -179,7 +179,7 @@ class BootProfileSpec:
     )
 
     @check
-    def _names_what_it_boots(self) -> None:
+    def _check_image(self) -> None:
         images = [field for field in ("image", "stream") if getattr(self, field) is not None]
         if self.method is Method.DISK:
             if images:
@@ -318,7 +318,7 @@ class Window:
     )
 
     @check
-    def _opens_before_it_ends(self) -> None:
+    def _check_order(self) -> None:
         if self.start is not None and self.end is not None and self.start >= self.end:
             raise Malformed(
                 Code.WINDOW,
@@ -344,7 +344,7 @@ class Approval:
     )
 
     @check
-    def _names_one_place(self) -> None:
+    def _check_location(self) -> None:
         places = [field for field in ("file", "url") if getattr(self, field) is not None]
         if len(places) != 1:
             found = "both" if places else "neither"
@@ -380,7 +380,7 @@ class Before:
     )
 
     @check
-    def _requires_something(self) -> None:
+    def _check_requirements(self) -> None:
         if self.approval is None and self.drain is None:
             raise Malformed(
                 Code.COMBINATION,
@@ -451,7 +451,7 @@ class MaintenanceSpec:
     )
 
     @check
-    def _can_wait(self) -> None:
+    def _check_preconditions(self) -> None:
         if self.before is None:
             return
         if self.window.end is None:

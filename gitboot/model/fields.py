@@ -91,12 +91,12 @@ class Scalar:
     distinct value only once.
     """
 
-    def __init__(self, parse: Read, schema: Mapping[str, Any], *, common: bool = False) -> None:
+    def __init__(self, parse: Reader, schema: Mapping[str, Any], *, common: bool = False) -> None:
         self.parse, self.schema = parse, schema
         self.read = _cache_reads(parse) if common else parse
 
 
-def _cache_reads(parse: Read) -> Read:
+def _cache_reads(parse: Reader) -> Reader:
     parse_once = lru_cache(maxsize=4096)(parse)
 
     def read_common(value: Any) -> Any:
@@ -105,7 +105,7 @@ def _cache_reads(parse: Read) -> Read:
     return read_common
 
 
-Read = Callable[[Any], Any]
+Reader = Callable[[Any], Any]
 _MAX_CACHED_LENGTH: Final = 64  # characters
 Text = Annotated[str, Scalar(parse_nonempty, _TEXT, common=True)]
 NameField = Annotated[
@@ -291,29 +291,29 @@ def read(kind: type[T], value: Any) -> T:
     """
     declared: Any = kind
     try:
-        made: T = _reader(declared)(value)
+        result: T = _build_reader(declared)(value)
     except Malformed as error:
         raise InvalidDocument([Fault((), error)]) from None
-    return made
+    return result
 
 
 @cache
-def _reader(kind: Any) -> Read:
+def _build_reader(kind: Any) -> Reader:
     """Return a function that reads a value of a type, and that raises `Malformed` or `InvalidDocument`."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        read_scalar: Read = arguments[1].read
+        read_scalar: Reader = arguments[1].read
         return read_scalar
     if origin in (Union, UnionType):
-        return _reader(arguments[0]) if arguments[1] is NoneType else _word_or_structure_reader(*arguments)
+        return _build_reader(arguments[0]) if arguments[1] is NoneType else _build_word_or_structure_reader(*arguments)
     if origin is tuple:
-        return _list_reader(arguments[0])
+        return _build_list_reader(arguments[0])
     if origin is dict:
-        return _mapping_reader(*arguments)
-    return _word_reader(kind) if origin is Literal or issubclass(kind, Enum) else _structure_reader(kind)
+        return _build_mapping_reader(*arguments)
+    return _build_word_reader(kind) if origin is Literal or issubclass(kind, Enum) else _build_structure_reader(kind)
 
 
-def _word_reader(kind: Any, fields: Iterable[str] = ()) -> Read:
+def _build_word_reader(kind: Any, fields: Iterable[str] = ()) -> Reader:
     words = list_words(kind)
     mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
     expected = f"one of {', '.join(words)}{mapping}"
@@ -330,51 +330,51 @@ def _word_reader(kind: Any, fields: Iterable[str] = ()) -> Read:
     return read_word
 
 
-def _word_or_structure_reader(words: Any, kind: Any) -> Read:
-    read_word = _word_reader(words, [field.alias for field in list_fields(kind)])
-    read_structure = _reader(kind)
+def _build_word_or_structure_reader(words: Any, kind: Any) -> Reader:
+    read_word = _build_word_reader(words, [field.alias for field in list_fields(kind)])
+    read_structure = _build_reader(kind)
     return lambda value: read_word(value) if isinstance(value, str) else read_structure(value)
 
 
-def _list_reader(kind: Any) -> Read:
-    read_item = _reader(kind)
+def _build_list_reader(kind: Any) -> Reader:
+    read_item = _build_reader(kind)
 
     def read_list(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise Malformed(Code.SHAPE, f"expected a list, found {quote_value(value)}")
-        made: list[Any] = []
+        items: list[Any] = []
         faults: list[Fault] = []
         for index, item in enumerate(value):
             try:
-                made.append(read_item(item))
+                items.append(read_item(item))
             except (Malformed, InvalidDocument) as error:
-                faults += _faults_at(index, error)
+                faults += _locate_faults(index, error)
         if faults:
             raise InvalidDocument(faults)
-        return tuple(made)
+        return tuple(items)
 
     return read_list
 
 
-def _mapping_reader(key_kind: Any, kind: Any) -> Read:
-    read_key, read_item = _reader(key_kind), _reader(kind)
+def _build_mapping_reader(key_kind: Any, kind: Any) -> Reader:
+    read_key, read_item = _build_reader(key_kind), _build_reader(kind)
 
     def read_mapping(value: Any) -> dict[Any, Any]:
-        made: dict[Any, Any] = {}
+        entries: dict[Any, Any] = {}
         faults: list[Fault] = []
-        for key, item in _mapping(value).items():
+        for key, item in _require_mapping(value).items():
             name = None
             try:
                 name = read_key(key)
             except Malformed as error:
                 faults.append(Fault((key,), error, is_key=True))
             try:
-                made[name] = read_item(item)
+                entries[name] = read_item(item)
             except (Malformed, InvalidDocument) as error:
-                faults += _faults_at(key, error)
+                faults += _locate_faults(key, error)
         if faults:
             raise InvalidDocument(faults)
-        return made
+        return entries
 
     return read_mapping
 
@@ -382,46 +382,46 @@ def _mapping_reader(key_kind: Any, kind: Any) -> Read:
 _MAX_MISSPELT: Final = 20  # unknown fields that gitboot compares with the missing fields
 
 
-def _structure_reader(kind: Any) -> Read:
-    fields = {field.alias: (field.name, _field_reader(field)) for field in list_fields(kind)}
+def _build_structure_reader(kind: Any) -> Reader:
+    fields = {field.alias: (field.name, _build_field_reader(field)) for field in list_fields(kind)}
     required = {field.name: field.alias for field in list_fields(kind) if field.is_required}
     checks = [each for each in vars(kind).values() if callable(each) and each in _CHECKS]
 
     def read_structure(value: Any) -> Any:
-        made: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         faults: list[Fault] = []
-        for key, item in _mapping(value).items():
+        for key, item in _require_mapping(value).items():
             if item is None:
                 continue  # gitboot treats a field without a value as absent
             if key not in fields:
-                faults.append(Fault((), _unknown_field(key, fields), is_key=True))
+                faults.append(Fault((), _make_unknown_field(key, fields), is_key=True))
                 continue
             name, read_field = fields[key]
             try:
-                made[name] = read_field(item)
+                arguments[name] = read_field(item)
             except (Malformed, InvalidDocument) as error:
-                faults += _faults_at(key, error)
-                made[name] = None
-        if not required.keys() <= made.keys():
+                faults += _locate_faults(key, error)
+                arguments[name] = None
+        if not required.keys() <= arguments.keys():
             unknown = [key for key, item in value.items() if key not in fields and item is not None]
             misspelt = {find_similar(key, fields) for key in unknown[:_MAX_MISSPELT]}
             faults += [
-                Fault((), _missing_field(alias), is_key=True)
+                Fault((), _make_missing_field(alias), is_key=True)
                 for name, alias in required.items()
-                if name not in made and alias not in misspelt
+                if name not in arguments and alias not in misspelt
             ]
         if faults:
             raise InvalidDocument(faults)
-        found = kind(**made)
-        for check_found in checks:
-            check_found(found)
+        found = kind(**arguments)
+        for run_check in checks:
+            run_check(found)
         return found
 
     return read_structure
 
 
-def _field_reader(field: DeclaredField) -> Read:
-    read_value = _reader(field.type)
+def _build_field_reader(field: DeclaredField) -> Reader:
+    read_value = _build_reader(field.type)
     if not field.min_length:
         return read_value
 
@@ -434,7 +434,7 @@ def _field_reader(field: DeclaredField) -> Read:
     return read_items
 
 
-def _unknown_field(name: str, fields: Iterable[str]) -> InvalidField:
+def _make_unknown_field(name: str, fields: Iterable[str]) -> InvalidField:
     return InvalidField(
         Code.UNKNOWN_FIELD,
         f"has no field {quote_value(name)}",
@@ -444,17 +444,17 @@ def _unknown_field(name: str, fields: Iterable[str]) -> InvalidField:
     )
 
 
-def _missing_field(name: str) -> InvalidField:
+def _make_missing_field(name: str) -> InvalidField:
     return InvalidField(Code.MISSING_FIELD, f"needs {name}", f"add {name}", follows_place=True)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _require_mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Malformed(Code.SHAPE, f"expected a mapping, found {quote_value(value)}")
     return value
 
 
-def _faults_at(step: Step, error: Malformed | InvalidDocument) -> list[Fault]:
+def _locate_faults(step: Step, error: Malformed | InvalidDocument) -> list[Fault]:
     if isinstance(error, Malformed):
         return [Fault((step,), error)]
     return [fault._replace(path=(step, *fault.path)) for fault in error.faults]
@@ -528,15 +528,15 @@ class MatchExpression:
     )
 
     @check
-    def _values_fit(self) -> None:
-        wants = self.operator in (Operator.IN, Operator.NOT_IN)
-        if wants != bool(self.values):
+    def _check_values(self) -> None:
+        needs_values = self.operator in (Operator.IN, Operator.NOT_IN)
+        if needs_values != bool(self.values):
             message = (
                 f"the operator {self.operator} requires at least one value"
-                if wants
+                if needs_values
                 else f"the operator {self.operator} does not allow values"
             )
-            hint = "add a value" if wants else "remove `values`"
+            hint = "add a value" if needs_values else "remove `values`"
             raise Malformed(Code.SELECTOR, message, hint, ("operator",))
 
     def matches(self, labels: Mapping[str, str]) -> bool:
@@ -566,15 +566,15 @@ class Selector:
     )
 
     @check
-    def _says_something(self) -> None:
-        by_label = bool(self.match_labels or self.match_expressions)
-        if not by_label and not self.servers:
+    def _check_conditions(self) -> None:
+        uses_labels = bool(self.match_labels or self.match_expressions)
+        if not uses_labels and not self.servers:
             raise Malformed(
                 Code.SELECTOR,
                 "an empty selector is ambiguous",
                 "use All, None, matchLabels, matchExpressions or servers",
             )
-        if by_label and self.servers:
+        if uses_labels and self.servers:
             raise Malformed(
                 Code.SELECTOR,
                 "a selector must use labels or names, not both",

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Final, Literal
 
-from gitboot.errors import Orders
+from gitboot.errors import FleetOrders
 from gitboot.model.fields import (
     BaseUrl,
     Boolean,
@@ -145,7 +145,7 @@ class Provisioning:
     )
 
     @check
-    def _attempts_are_reported(self) -> None:
+    def _check_attempts(self) -> None:
         if self.attempts > 1 and self.evidence is not Evidence.REPORTED:
             raise Malformed(
                 Code.COMBINATION,
@@ -270,14 +270,14 @@ class FleetSpec:
     guards: Guards = Field(default_factory=Guards, description="Limits on the changes of one commit.")
 
     @check
-    def _a_ledger_acts_for_all_or_for_a_site(self) -> None:
-        named = next((number for number, site in enumerate(self.sites) if site.ledger is not None), None)
-        if self.provisioning.ledger is not None and named is not None:
+    def _check_ledgers(self) -> None:
+        site_number = next((number for number, site in enumerate(self.sites) if site.ledger is not None), None)
+        if self.provisioning.ledger is not None and site_number is not None:
             raise Malformed(
                 Code.COMBINATION,
                 "provisioning.ledger names one instance for all servers, but a site names its own ledger",
                 "remove provisioning.ledger, or remove `ledger` from each site",
-                ("sites", named, "ledger"),
+                ("sites", site_number, "ledger"),
             )
 
     @property
@@ -285,7 +285,7 @@ class FleetSpec:
         """Return whether any site names its own ledger."""
         return any(site.ledger is not None for site in self.sites)
 
-    def ledger_for(self, site: str | None) -> str | None:
+    def find_ledger(self, site: str | None) -> str | None:
         """Return the ledger of the instance that may be active for a site, or for all sites if ``site`` is None.
 
         If any instance may publish, return None. In that case, no instance may change BMCs, because several instances
@@ -295,15 +295,15 @@ class FleetSpec:
         """
         if site is not None:
             return next((each.ledger for each in self.sites if each.name == site), None) or NO_LEDGER
-        by_sites = sorted({each.ledger for each in self.sites if each.ledger is not None})
-        return " and ".join(by_sites) or self.provisioning.ledger
+        ledgers = sorted({each.ledger for each in self.sites if each.ledger is not None})
+        return " and ".join(ledgers) or self.provisioning.ledger
 
-    def orders_at(self, site: str | None) -> Orders:
+    def orders_for(self, site: str | None) -> FleetOrders:
         """Return the orders that the instance for ``site`` obeys before it accepts the commit.
 
         If ``site`` is None, return the orders for the instance that serves all sites.
         """
-        return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
+        return FleetOrders(stopped=self.stopped, ledger=self.find_ledger(site))
 
 
 NO_LEDGER: Final = "nobody"  # this is not the identity of a ledger

@@ -64,7 +64,7 @@ _PLACEHOLDERS: Final = {
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
 
-def _require_placeholders(value: object, allowed: Collection[str]) -> str:
+def _check_placeholders(value: object, allowed: Collection[str]) -> str:
     found = parse_nonempty(value)
     for match in _PLACEHOLDER.finditer(found):
         if match[1] not in allowed:
@@ -82,12 +82,12 @@ def fill_template(template: str, values: Mapping[str, str]) -> str:
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
 
 
-_IN_URL: Final = ("version", "channel", "arch", "base", "major", "minor")
+_URL_PLACEHOLDERS: Final = ("version", "channel", "arch", "base", "major", "minor")
 
 
 def parse_url_template(value: object) -> str:
     """Read a URL with placeholders. The URL must be valid after gitboot has replaced the placeholders."""
-    return _parse_url_template(value, _IN_URL)
+    return _parse_url_template(value, _URL_PLACEHOLDERS)
 
 
 def parse_index_url_template(value: object) -> str:
@@ -99,11 +99,11 @@ def parse_base_url_template(value: object) -> str:
 
 
 def parse_derived_url_template(value: object) -> str:
-    return _parse_url_template(value, (*_IN_URL, "url"))
+    return _parse_url_template(value, (*_URL_PLACEHOLDERS, "url"))
 
 
 def _parse_url_template(value: object, allowed: Collection[str]) -> str:
-    found = _require_placeholders(value, allowed)
+    found = _check_placeholders(value, allowed)
     filled = fill_template(found, _PLACEHOLDERS)
     if re.fullmatch(r"oci://[a-z0-9.:/_-]+", filled):
         return found
@@ -112,15 +112,15 @@ def _parse_url_template(value: object, allowed: Collection[str]) -> str:
     return found
 
 
-_IN_ARGUMENT: Final = ("version", "channel", "major", "minor")  # all architectures have the same arguments
+_ARGUMENT_PLACEHOLDERS: Final = ("version", "channel", "major", "minor")  # all architectures have the same arguments
 
 
 def parse_name_template(value: object) -> str:
-    return _require_placeholders(value, ("version", "channel", "arch", "major", "minor"))
+    return _check_placeholders(value, ("version", "channel", "arch", "major", "minor"))
 
 
 def parse_match_template(value: object) -> str:
-    found = _require_placeholders(value, ("version", "channel", "arch"))
+    found = _check_placeholders(value, ("version", "channel", "arch"))
     return require(
         found.count("{version}") == 1,
         found,
@@ -151,7 +151,7 @@ def parse_argument_template(value: object) -> str:
     The new images keep Jinja2 expressions such as {{ image.artifacts.iso.url }}.
     """
     found = text(value)
-    _require_placeholders(re.sub(r"\{\{.{0,200}?\}\}", "", found) or "x", _IN_ARGUMENT)
+    _check_placeholders(re.sub(r"\{\{.{0,200}?\}\}", "", found) or "x", _ARGUMENT_PLACEHOLDERS)
     return parse_kernel_argument(found)
 
 
@@ -188,8 +188,8 @@ class FilesFormat(StrEnum):
     TREEINFO = "TreeInfo"  # .treeinfo files, with the names and the digests of the boot files
 
 
-_MATCHING: Final = frozenset({IndexFormat.CHECKSUM_LIST, IndexFormat.DIRECTORY_LISTING, IndexFormat.TEXT})
-_WITH_FILES: Final = frozenset(
+_FORMATS_WITH_MATCH: Final = frozenset({IndexFormat.CHECKSUM_LIST, IndexFormat.DIRECTORY_LISTING, IndexFormat.TEXT})
+_FORMATS_WITH_FILES: Final = frozenset(
     {
         IndexFormat.COREOS_STREAM,
         IndexFormat.GITHUB_RELEASES,
@@ -208,7 +208,7 @@ class SignatureTemplate:
     minisign: DerivedUrl | None = Field(default=None, description="A minisign signature. Default: none.")
 
     @check
-    def _one_kind(self) -> None:
+    def _check_kind(self) -> None:
         if (self.openpgp is None) == (self.minisign is None):
             raise Malformed(
                 Code.COMBINATION, "expected exactly one of openpgp and minisign", "set exactly one of these fields"
@@ -246,10 +246,10 @@ class ReleaseIndex:
     )
 
     @check
-    def _goes_together(self) -> None:
+    def _check_format(self) -> None:
         if self.signature is not None and self.clear_signed:
             raise Malformed(Code.COMBINATION, "expected signature or clearSigned, found both", "remove one of the two")
-        if self.format in _MATCHING and self.match is None:
+        if self.format in _FORMATS_WITH_MATCH and self.match is None:
             raise Malformed(
                 Code.COMBINATION,
                 f"an index with format: {self.format} requires `match`",
@@ -305,7 +305,7 @@ class SourceFile:
     )
 
     @check
-    def _is_somewhere(self) -> None:
+    def _check_location(self) -> None:
         if self.url is None and self.name is None:
             raise Malformed(Code.COMBINATION, "the file has neither a url nor a name", "add url or name")
         if self.signature is not None and not self.signed:
@@ -325,7 +325,7 @@ class SourceFiles:
     iso: SourceFile | None = Field(default=None, description="A bootable ISO image. Default: none.")
 
     @check
-    def _boots(self) -> None:
+    def _check_boot_files(self) -> None:
         if not (self.kernel or self.uki or self.iso):
             raise Malformed(
                 Code.COMBINATION, "the source has no file that a machine can boot", "add a kernel, a uki or an iso"
@@ -372,7 +372,7 @@ class ChecksumsTemplate:
     )
 
     @check
-    def _at_most_one_signature(self) -> None:
+    def _check_signature(self) -> None:
         if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) > 1:
             raise Malformed(
                 Code.COMBINATION,
@@ -448,8 +448,8 @@ class ImageSourceSpec:
     )
 
     @check
-    def _uses_what_it_has(self) -> None:
-        has_names = self.releases.format in _WITH_FILES or self.described_by is not None
+    def _check_templates(self) -> None:
+        has_names = self.releases.format in _FORMATS_WITH_FILES or self.described_by is not None
         for at, file in self.files.list_files():
             if file.name is not None and not has_names:
                 raise Malformed(
@@ -487,7 +487,7 @@ class ImageSourceSpec:
             )
 
     @check
-    def _names_its_keys(self) -> None:
+    def _check_keys(self) -> None:
         is_signed = (
             self.releases.clear_signed
             or self.releases.signature is not None

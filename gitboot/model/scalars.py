@@ -170,10 +170,10 @@ def parse_interface_address(value: object) -> str:
     """Parse an IP address, optionally with a prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)
     host, slash, prefix = found.partition("/")
-    address, most = (
+    address, max_length = (
         (host, 32) if _IPV4.fullmatch(host) else (_parse_ipv6(host), 128)
     )  # an IPv4 address has only one notation
-    is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= most
+    is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= max_length
     require(
         address is not None and "%" not in host and (is_prefix or not slash),
         found,
@@ -205,7 +205,7 @@ def parse_network(value: object) -> str:
         ) from error
 
 
-_UUIDS: Final = frozenset(
+_PLACEHOLDER_UUIDS: Final = frozenset(
     {
         "03000200-0400-0500-0006-000700080009",  # American Megatrends' default
         "07090201-0103-0301-0807-060504030201",  # FreeBSD
@@ -220,7 +220,7 @@ _UUIDS: Final = frozenset(
         "deadbeef-dead-beef-dead-beefdeadbeef",
     }
 )
-_ALL_F_BUT_THE_FIRST: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
+_PLACEHOLDER_UUID_END: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
 
 
 def _list_counting_digits(length: int) -> frozenset[str]:
@@ -245,9 +245,9 @@ def _swap_digits(d: str) -> str:
     return f"{d[6:8]}{d[4:6]}{d[2:4]}{d[:2]}{d[10:12]}{d[8:10]}{d[14:16]}{d[12:14]}{d[16:]}"
 
 
-_OF_32_DIGITS: Final = frozenset(
+_PLACEHOLDER_UUID_DIGITS: Final = frozenset(
     order
-    for each in (*_list_counting_digits(32), *(uuid.replace("-", "") for uuid in _UUIDS))
+    for each in (*_list_counting_digits(32), *(uuid.replace("-", "") for uuid in _PLACEHOLDER_UUIDS))
     for order in (each, _swap_digits(each))
 )
 
@@ -259,12 +259,12 @@ def is_placeholder_uuid(uuid: SystemUuid) -> bool:
     bytes that count up or down.
     """
     digits = uuid.replace("-", "")
-    if digits in _OF_32_DIGITS or digits == digits[:2] * 16 or uuid.endswith(_ALL_F_BUT_THE_FIRST):
+    if digits in _PLACEHOLDER_UUID_DIGITS or digits == digits[:2] * 16 or uuid.endswith(_PLACEHOLDER_UUID_END):
         return True
     return all(len(set(group)) == 1 for group in uuid.split("-"))
 
 
-_MACS: Final = frozenset(
+_PLACEHOLDER_MACS: Final = frozenset(
     # From GLPI: dial-up adapters, modems and host adapters of hypervisors have the same address on all machines.
     {
         "00-0b-ca-fe-00-00",
@@ -298,21 +298,21 @@ def is_placeholder_mac(mac: MacAddress) -> bool:
     ``mac`` is never a group address, because `parse_mac` rejects group addresses.
     """
     digits = mac.replace("-", "")
-    return digits == digits[:2] * 6 or mac in _MACS or digits in _OF_12_DIGITS
+    return digits == digits[:2] * 6 or mac in _PLACEHOLDER_MACS or digits in _COUNTING_MAC_DIGITS
 
 
-_OF_12_DIGITS: Final = _list_counting_digits(12)
-_NO_SERIAL: Final = re.compile(
+_COUNTING_MAC_DIGITS: Final = _list_counting_digits(12)
+_PLACEHOLDER_PHRASE: Final = re.compile(
     r"to ?be ?filled|filled ?by|default|not ?(?:specified|applicable|available|set|present|provided|defined)"
     r"|serial ?(?:num|no\b)|system ?serial|board ?serial|chassis ?serial|oem ?serial|^unknow|undefined|unspecified"
     r"|invalid|tulip ?computers|iatpass|\bo\.?e\.?m\b|\bnull\b|change ?me|placeholder"
 )
-_NO_SERIAL_AT_ALL: Final = re.compile(
+_PLACEHOLDER_SERIAL: Final = re.compile(
     r"asset|base|blank|board|chassis|dummy|empty|eval|example|filled|manufacturer|n/?a|none|null|oem|product|sample"
     r"|serial|standard|system|test|uuid"
 )
-_COUNTS: Final = re.compile(r"012345|123456|987654|876543|765432|654321|543210|abcdef")
-_ALL_THAT_COUNTS: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*")
+_COUNTING_DIGITS: Final = re.compile(r"012345|123456|987654|876543|765432|654321|543210|abcdef")
+_COUNTING_SERIAL: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*")
 
 
 @lru_cache(maxsize=256)  # the decision of one server uses the same few values several times
@@ -328,11 +328,11 @@ def is_placeholder_serial(serial: str) -> bool:
         words, plain = re.sub(r"[\s_-]+", " ", lower), re.sub(r"[\s._-]", "", lower)
     return bool(
         len(set(plain)) < 3
-        or _NO_SERIAL_AT_ALL.fullmatch(plain)
+        or _PLACEHOLDER_SERIAL.fullmatch(plain)
         or (" " in words and not any(character.isdigit() for character in plain))
-        or any(map(_NO_SERIAL.search, {words, plain}))
-        or _COUNTS.search(plain)
-        or _ALL_THAT_COUNTS.fullmatch(plain)
+        or any(map(_PLACEHOLDER_PHRASE.search, {words, plain}))
+        or _COUNTING_DIGITS.search(plain)
+        or _COUNTING_SERIAL.fullmatch(plain)
     )
 
 
@@ -757,41 +757,41 @@ def read_public_key(pem: bytes) -> bytes | None:
     found = _PEM.search(pem)
     try:
         der = a2b_base64(found[1]) if found is not None else b""
-        at = _find_end(der, _find_end(der, _find_validity(der)))  # validity, subject
-        return der[at : _find_end(der, at)]
+        offset = _find_end(der, _find_end(der, _find_validity(der)))  # validity, subject
+        return der[offset : _find_end(der, offset)]
     except (ValueError, IndexError):
         return None
 
 
 def has_rsa_key(public_key: bytes) -> bool:
     """Return whether a SubjectPublicKeyInfo (DER) is an RSA key with which TLS can exchange keys (RFC 4055, 1.2)."""
-    at = _find_content(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
-    identifier = _find_content(public_key, at)
+    offset = _find_content(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
+    identifier = _find_content(public_key, offset)
     return public_key[identifier : _find_end(public_key, identifier)] == _RSA_ENCRYPTION
 
 
 def _find_validity(der: bytes) -> int:
     """Return the offset of the Validity field in a DER certificate (RFC 5280, 4.1)."""
-    at = _find_content(der, _find_content(der, 0))  # Certificate, TBSCertificate
-    if der[at] == _VERSION:
-        at = _find_end(der, at)
+    offset = _find_content(der, _find_content(der, 0))  # Certificate, TBSCertificate
+    if der[offset] == _VERSION:
+        offset = _find_end(der, offset)
     for _ in ("serialNumber", "signature", "issuer"):
-        at = _find_end(der, at)
-    return at
+        offset = _find_end(der, offset)
+    return offset
 
 
 def _read_not_after(der: bytes) -> datetime:
-    at = _find_end(der, _find_content(der, _find_validity(der)))  # validity: notBefore, notAfter
-    text = der[_find_content(der, at) : _find_end(der, at)].decode("ascii")
-    if der[at] == _UTC_TIME:
+    offset = _find_end(der, _find_content(der, _find_validity(der)))  # validity: notBefore, notAfter
+    text = der[_find_content(der, offset) : _find_end(der, offset)].decode("ascii")
+    if der[offset] == _UTC_TIME:
         text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
-def _find_content(der: bytes, at: int) -> int:
-    return at + 2 + (der[at + 1] & 0x7F if der[at + 1] & 0x80 else 0)
+def _find_content(der: bytes, offset: int) -> int:
+    return offset + 2 + (der[offset + 1] & 0x7F if der[offset + 1] & 0x80 else 0)
 
 
-def _find_end(der: bytes, at: int) -> int:
-    begin, length = _find_content(der, at), der[at + 1]
-    return begin + (int.from_bytes(der[at + 2 : begin]) if length & 0x80 else length)
+def _find_end(der: bytes, offset: int) -> int:
+    begin, length = _find_content(der, offset), der[offset + 1]
+    return begin + (int.from_bytes(der[offset + 2 : begin]) if length & 0x80 else length)

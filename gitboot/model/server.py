@@ -139,7 +139,7 @@ class Bmc:
     )
 
     @check
-    def _ipmi_has_neither_paths_nor_certificates(self) -> None:
+    def _check_ipmi(self) -> None:
         if self.address.lower().startswith("ipmi:") and (self.system is not None or self.tls != BmcTls()):
             raise Malformed(
                 Code.COMBINATION,
@@ -149,7 +149,7 @@ class Bmc:
             )
 
     @check
-    def _system_is_a_path(self) -> None:
+    def _check_system(self) -> None:
         if self.system is not None and not self.system.startswith("/"):
             raise Malformed(
                 Code.URL,
@@ -238,7 +238,7 @@ class ServerSpec:
     )
 
     @check
-    def _is_known_where_it_has_to_be(self) -> None:
+    def _check_identity(self) -> None:
         needs = {"provision": self.provision, "replaces": self.replaces, "bmc": self.bmc, "secrets": self.secrets}
         if self.uuid is None and (needing := next((name for name, value in needs.items() if value), None)):
             raise Malformed(
@@ -249,7 +249,7 @@ class ServerSpec:
             )
 
     @check
-    def _boots_from_something(self) -> None:
+    def _check_boot_interfaces(self) -> None:
         if not any(interface.boot for interface in self.interfaces):
             raise Malformed(
                 Code.COMBINATION,

@@ -54,17 +54,17 @@ def open_descriptor(path: Path | str, flags: int, *, folder: int | None = None) 
         os.close(fd)
 
 
-def _raise_with_path(act: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
+def _raise_with_path(method: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
     """Wrap a method so that each OSError is converted to a `PublishError` that contains the path."""
 
-    @wraps(act)
-    def named(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    @wraps(method)
+    def wrapper(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            return act(disk, path, *args, **kwargs)
+            return method(disk, path, *args, **kwargs)
         except OSError as error:
             raise to_publish_error(disk.root / path, error) from error
 
-    return named
+    return wrapper
 
 
 class _StagedFile(NamedTuple):
@@ -143,8 +143,8 @@ class Disk:
                 os.fchmod(self._lock, 0o600)
             if (other := take_lock(self._lock)) is not None:
                 return other
-            stands = self.lstat(path)
-            if stands is not None and os.path.samestat(os.fstat(self._lock), stands):
+            current = self.lstat(path)
+            if current is not None and os.path.samestat(os.fstat(self._lock), current):
                 return ""
             os.close(self._lock)  # the process that held the lock has just removed the file
             self._lock = None
@@ -228,14 +228,14 @@ class Disk:
         """
         folder, name = split(path)
         parent = self.folders.make(folder)
-        mtime, beside = int(at.timestamp()) if exact else self.choose_mtime(path, at), staging_path(name)
-        alike = self._latest if self._latest is not None and self._latest[:2] == (like, mtime) else None
-        if alike is None or not _try_link(self.folders.root, alike, beside, parent):
+        mtime, temp_name = int(at.timestamp()) if exact else self.choose_mtime(path, at), staging_path(name)
+        staged_file = self._latest if self._latest is not None and self._latest[:2] == (like, mtime) else None
+        if staged_file is None or not _try_link(self.folders.root, staged_file, temp_name, parent):
             try:
-                fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
+                fd = os.open(temp_name, NEW_FILE, self.modes.file, dir_fd=parent)
             except FileExistsError:  # a killed process left this file, which may be a hard link to another file
-                os.unlink(beside, dir_fd=parent)
-                fd = os.open(beside, NEW_FILE, self.modes.file, dir_fd=parent)
+                os.unlink(temp_name, dir_fd=parent)
+                fd = os.open(temp_name, NEW_FILE, self.modes.file, dir_fd=parent)
             try:
                 self.modes.apply_to(fd, self.modes.file)
                 write_with_mtime(fd, content, mtime)
@@ -243,7 +243,7 @@ class Disk:
                     self._latest = _StagedFile(path, mtime, os.fstat(fd))
             finally:
                 os.close(fd)
-        self._unsynced.add(f"{folder}/{beside}" if folder else beside)
+        self._unsynced.add(f"{folder}/{temp_name}" if folder else temp_name)
 
     @_raise_with_path
     def place(self, path: str) -> None:
@@ -275,11 +275,11 @@ class Disk:
                 raise to_publish_error(self.root, error) from error
         else:
             for path in sorted(self._unsynced):
-                self._sync_one(path)
+                self._sync_path(path)
         self._unsynced.clear()
 
     @_raise_with_path
-    def _sync_one(self, path: str) -> None:
+    def _sync_path(self, path: str) -> None:
         folder, name = split(path)
         if (parent := self.folders.find(folder)) is not None:
             with (
@@ -349,8 +349,8 @@ def staging_path(path: str) -> str:
     name of the file itself may already be as long as the file system allows.
     """
     folder, name = split(path)
-    beside = f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
-    return f"{folder}/{beside}" if folder else beside
+    temp_name = f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
+    return f"{folder}/{temp_name}" if folder else temp_name
 
 
 def is_staging_name(name: str) -> bool:
@@ -435,26 +435,26 @@ class OpenFolders:
             self.changed.add(self._open_folders[-1].path)
 
     def _open(self, path: str, *, make: bool) -> int:
-        while (above := self._open_folders[-1].path) not in ("", path) and not path.startswith(f"{above}/"):
+        while (last_path := self._open_folders[-1].path) not in ("", path) and not path.startswith(f"{last_path}/"):
             self._leave()
-        while (here := self._open_folders[-1].path) != path:
-            self._enter(path[len(here) :].lstrip("/").partition("/")[0], make=make)
+        while (parent_path := self._open_folders[-1].path) != path:
+            self._enter(path[len(parent_path) :].lstrip("/").partition("/")[0], make=make)
         return self._open_folders[-1].fd
 
     def _enter(self, name: str, *, make: bool) -> None:
-        above = self._open_folders[-1]
-        path = f"{above.path}/{name}" if above.path else name
+        parent = self._open_folders[-1]
+        path = f"{parent.path}/{name}" if parent.path else name
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         if name in (".", ".."):
             raise OSError(errno.EINVAL, "expected a path below the directory")
         try:
-            fd = os.open(name, flags, dir_fd=above.fd)
+            fd = os.open(name, flags, dir_fd=parent.fd)
         except FileNotFoundError:
             if not make:
                 raise
-            os.mkdir(name, self._modes.folder, dir_fd=above.fd)
-            self.changed.add(above.path)
-            fd = os.open(name, flags, dir_fd=above.fd)
+            os.mkdir(name, self._modes.folder, dir_fd=parent.fd)
+            self.changed.add(parent.path)
+            fd = os.open(name, flags, dir_fd=parent.fd)
             self._modes.apply_to(fd, self._modes.folder)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
@@ -498,8 +498,8 @@ def find_group_id(name: str) -> int:
 def is_readable_by_others(root: Path) -> bool:
     """Return whether users other than the owner and the group can read the published files below ``root``."""
     with suppress(OSError):
-        below = (root / name for name in ("boot", "ops") if (root / name).is_dir())
-        return bool(root.stat().st_mode & 0o007) and any(each.stat().st_mode & 0o007 for each in below)
+        folders = (root / name for name in ("boot", "ops") if (root / name).is_dir())
+        return bool(root.stat().st_mode & 0o007) and any(each.stat().st_mode & 0o007 for each in folders)
     return False
 
 
@@ -512,16 +512,16 @@ def apply_modes(root: Path, modes: TreeModes) -> None:
     change ``root``, because other users may need access to these files.
     """
     try:
-        tops = [path for path in (root / "ops", root / "boot") if path.is_dir()]
+        top_folders = [path for path in (root / "ops", root / "boot") if path.is_dir()]
         has_own_folder = set(os.listdir(root)) <= {"boot", "ops", "lost+found"}
-        looked = [path.lstat() for path in (*tops, *([root] if has_own_folder else []))]
+        folder_stats = [path.lstat() for path in (*top_folders, *([root] if has_own_folder else []))]
         if all(
             stat.S_IMODE(each.st_mode) & 0o777 == modes.folder and modes.group in (None, each.st_gid)
-            for each in looked
+            for each in folder_stats
             if _is_ours(each)
         ):
             return
-        for top in tops:
+        for top in top_folders:
             for path, folders, files, fd in os.fwalk(top):
                 # operators put files into boot/assets, and set their permissions
                 folders[:] = [name for name in folders if Path(path, name) != root / "boot/assets"]
@@ -532,7 +532,7 @@ def apply_modes(root: Path, modes: TreeModes) -> None:
                     if is_file(found) and _is_ours(found) and found.st_mode & 0o077:
                         with open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder=fd) as file:
                             modes.apply_to(file, modes.file)
-        for folder in (*tops, *([root] if has_own_folder else [])):
+        for folder in (*top_folders, *([root] if has_own_folder else [])):
             _apply_folder_modes(folder, modes, only_ours=True)
     except OSError as error:
         raise to_publish_error(root, error) from error

@@ -32,15 +32,15 @@ from gitboot.publish.durable_files import (
 from gitboot.publish.manifest import MANIFEST, Head, Stamp
 from gitboot.publish.signed_list import Listings, find_listing
 from gitboot.publish.tree_changes import SHARED, Publication, amend_manifest
-from gitboot.publish.tree_reader import OWN, Tree, check_path
+from gitboot.publish.tree_reader import PRIVATE_FOLDER, Tree, check_path
 from gitboot.render.endpoint_files import ListedFile, build_index, parse_outline, render_shards, state_path
-from gitboot.render.paths import Files, is_content, is_immutable, move_order
+from gitboot.render.paths import Files, find_move_order, is_content, is_immutable
 from gitboot.status.work_progress import ReportProgress, iterate_with_progress
 from gitboot.text import format_count
 
 _FRESH, _READY = "fresh", "ready"
-FRESH: Final = f"{OWN}/{_FRESH}"
-READY: Final = f"{OWN}/{_READY}"
+FRESH: Final = f"{PRIVATE_FOLDER}/{_FRESH}"
+READY: Final = f"{PRIVATE_FOLDER}/{_READY}"
 _BOOT, _IN_BOOT = "boot", "o"
 _LAST: Final = split(MANIFEST)[1]  # a publication is complete only after this file is in place
 # the source and the destination are on different mounts
@@ -67,14 +67,14 @@ def fill_tree(
     Return None if gitboot cannot rename the files to their final paths. Raises PublishError if the files cannot be
     written.
     """
-    check_room(disk.root, _estimate_files(publication))
+    check_free_space(disk.root, _estimate_files(publication))
     written = 0
     digests: dict[str, str | None] = {}
     identities: dict[str, tuple[str, ...]] = {}
     listings: dict[str, ListedFile | None] = {}
     content = {SHARED: tuple(filter(is_content, publication.changed_shared_files))}
-    with create_tree(disk, at) as fresh:
-        if fresh is None:
+    with create_tree(disk, at) as new_tree:
+        if new_tree is None:
             return None
         # The progress has one step for each server, and one step to move all files to their final paths.
         for server, files in iterate_with_progress(
@@ -83,12 +83,12 @@ def fill_tree(
             if files is not None:
                 state = files[state_path(server)]
                 digests[server], identities[server] = state.sha256, parse_outline(state.content).identities
-                written += fresh.add(files)
+                written += new_tree.add(files)
                 content[server] = tuple(filter(is_content, files))
                 listings[server] = find_listing(files, server)
-        written += fresh.add(publication.changed_shared_files)
+        written += new_tree.add(publication.changed_shared_files)
         head, manifest = amend_manifest(tree, stamp, digests, publication.merge_shared({}) or None)
-        fresh.write({**render_shards(build_index(identities)), **manifest})
+        new_tree.write({**render_shards(build_index(identities)), **manifest})
     return FilledTree(head, content, written, listings)
 
 
@@ -103,20 +103,20 @@ def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
     Raises PublishError if the tree cannot be written. After a crash, `finish_first_publication` removes an unfinished
     tree, or finishes moving a complete tree.
     """
-    with _own_folder(disk) as own:
-        os.mkdir(_FRESH, disk.modes.folder, dir_fd=own)
+    with _open_private_folder(disk) as private_folder:
+        os.mkdir(_FRESH, disk.modes.folder, dir_fd=private_folder)
         try:
-            if not _can_be_moved(own, disk.folders.root):
+            if not _can_be_moved(private_folder, disk.folders.root):
                 yield None
                 return
-            with _open_folder(_FRESH, own) as folder:
+            with _open_folder(_FRESH, private_folder) as folder:
                 yield NewTree(disk, folder, int(at.timestamp()))
-            durable_files.syncfs(own)
-            os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
-            durable_files.syncfs(own)
+            durable_files.syncfs(private_folder)
+            os.rename(_FRESH, _READY, src_dir_fd=private_folder, dst_dir_fd=private_folder)
+            durable_files.syncfs(private_folder)
         finally:  # after a success, the folder no longer exists
             with suppress(OSError):
-                shutil.rmtree(_FRESH, dir_fd=own)
+                shutil.rmtree(_FRESH, dir_fd=private_folder)
     finish_first_publication(disk)
 
 
@@ -125,79 +125,79 @@ def finish_first_publication(disk: Disk) -> bool:
 
     Return whether there was a complete tree to move.
     """
-    if disk.lstat(OWN) is None:
+    if disk.lstat(PRIVATE_FOLDER) is None:
         return False
-    with _own_folder(disk) as own:
+    with _open_private_folder(disk) as private_folder:
         with suppress(FileNotFoundError):
-            shutil.rmtree(_FRESH, dir_fd=own)
+            shutil.rmtree(_FRESH, dir_fd=private_folder)
         if disk.lstat(READY) is None:
             return False
-        with _open_folder(_READY, own) as ready:
-            _move(ready, disk.folders.root, "")
-        durable_files.syncfs(own)
-        os.rmdir(_READY, dir_fd=own)
+        with _open_folder(_READY, private_folder) as ready:
+            _merge_folders(ready, disk.folders.root, "")
+        durable_files.syncfs(private_folder)
+        os.rmdir(_READY, dir_fd=private_folder)
     disk.release_folders()
     return True
 
 
 @contextmanager
-def _own_folder(disk: Disk) -> Iterator[int]:
+def _open_private_folder(disk: Disk) -> Iterator[int]:
     """Yield a file descriptor for gitboot's private folder in the tree.
 
     Convert an OSError in the block to a PublishError.
     """
     try:
-        own = os.dup(disk.folders.make(OWN))
+        private_folder = os.dup(disk.folders.make(PRIVATE_FOLDER))
         try:
-            yield own
+            yield private_folder
         finally:
-            os.close(own)
+            os.close(private_folder)
     except OSError as error:
-        raise to_publish_error(disk.root / OWN, error) from error
+        raise to_publish_error(disk.root / PRIVATE_FOLDER, error) from error
 
 
 def _open_folder(name: str, folder: int) -> AbstractContextManager[int]:
     return open_descriptor(name, os.O_RDONLY | os.O_DIRECTORY, folder=folder)
 
 
-def _can_be_moved(own: int, root: int) -> bool:
+def _can_be_moved(private_folder: int, root: int) -> bool:
     """Return whether folders can be renamed from gitboot's private folder into the tree.
 
     A mount below the tree may prevent this.
     """
     with ExitStack() as stack:
-        fresh = stack.enter_context(_open_folder(_FRESH, own))
+        new_folder = stack.enter_context(_open_folder(_FRESH, private_folder))
         folder, name = root, _BOOT
         with suppress(FileNotFoundError):
             folder, name = stack.enter_context(_open_folder(_BOOT, root)), _IN_BOOT
-        os.mkdir(name, 0o700, dir_fd=fresh)
+        os.mkdir(name, 0o700, dir_fd=new_folder)
         try:
-            os.rename(name, name, src_dir_fd=fresh, dst_dir_fd=folder)
+            os.rename(name, name, src_dir_fd=new_folder, dst_dir_fd=folder)
         except OSError as error:
             if error.errno not in _OTHER_MOUNT_ERRORS:
                 raise
-            os.rmdir(name, dir_fd=fresh)
+            os.rmdir(name, dir_fd=new_folder)
             return False
         os.rmdir(name, dir_fd=folder)
     return True
 
 
-def _move(source: int, target: int, folder: str) -> None:
+def _merge_folders(source: int, target: int, folder: str) -> None:
     """Move everything in one folder into another, merging folders that exist in both.
 
     ``folder`` is the path of both folders in the tree. The path is either empty or ends with a slash. The function
     moves content first, then boot scripts, then first scripts, and the manifest last. Every publication uses this
     order.
     """
-    stands = frozenset(os.listdir(target))
-    for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, move_order(folder + name), name)):
-        if name in stands:
+    existing_names = frozenset(os.listdir(target))
+    for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, find_move_order(folder + name), name)):
+        if name in existing_names:
             with (
                 suppress(NotADirectoryError),
-                _open_folder(name, source) as within,
-                _open_folder(name, target) as there,
+                _open_folder(name, source) as source_folder,
+                _open_folder(name, target) as target_folder,
             ):
-                _move(within, there, f"{folder}{name}/")
+                _merge_folders(source_folder, target_folder, f"{folder}{name}/")
                 os.rmdir(name, dir_fd=source)
                 continue
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
@@ -208,7 +208,7 @@ class NewTree:
 
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
         self._disk, self._folder, self._mtime, self._modes = disk, folder, mtime, disk.modes
-        self._made = {""}  # paths of the folders that exist
+        self._created_folders = {""}  # paths of the folders that exist
         # Whether the system gives new files the wrong permissions or the wrong group. None: no file was written yet.
         self._is_masked: bool | None = None
 
@@ -218,12 +218,12 @@ class NewTree:
         Paths with identical content become hard links to one file. Only content paths may already exist, because
         several servers can refer to the same content. Raises PublishError.
         """
-        alike: dict[Digest, list[str]] = {}
+        paths_by_digest: dict[Digest, list[str]] = {}
         for path, file in files.items():
             check_path(path)
-            alike.setdefault(file.sha256, []).append(path)
+            paths_by_digest.setdefault(file.sha256, []).append(path)
         written = 0
-        for paths in alike.values():
+        for paths in paths_by_digest.values():
             first, content = "", files[paths[0]].content
             for path in sorted(paths):
                 try:
@@ -252,7 +252,7 @@ class NewTree:
                     raise to_publish_error(self._disk.root / path, error) from error
 
     def _write(self, path: str, content: bytes) -> None:
-        self._make(split(path)[0])
+        self._make_folder(split(path)[0])
         fd = os.open(path, NEW_FILE, self._modes.file, dir_fd=self._folder)
         try:
             if self._is_masked is None:
@@ -266,28 +266,28 @@ class NewTree:
         finally:
             os.close(fd)
 
-    def _link(self, path: str, other: str, content: bytes) -> None:
-        self._make(split(other)[0])
+    def _link(self, path: str, new_path: str, content: bytes) -> None:
+        self._make_folder(split(new_path)[0])
         try:
-            os.link(path, other, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
+            os.link(path, new_path, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
         except OSError as error:
             if error.errno not in NO_LINK_ERRORS:
                 raise
-            self._write(other, content)
+            self._write(new_path, content)
 
-    def _make(self, folder: str) -> None:
-        if folder not in self._made:
-            self._make(split(folder)[0])
+    def _make_folder(self, folder: str) -> None:
+        if folder not in self._created_folders:
+            self._make_folder(split(folder)[0])
             os.mkdir(folder, self._modes.folder, dir_fd=self._folder)
             with _open_folder(folder, self._folder) as fd:
                 self._modes.apply_to(fd, self._modes.folder)
-            self._made.add(folder)
+            self._created_folders.add(folder)
 
 
 # Free space for a new tree
 
 
-class _Need(Struct):
+class _NeededSpace(Struct):
     """The number of inodes and bytes that files need on one file system.
 
     The numbers may be estimates that are based on a sample of the servers.
@@ -298,60 +298,60 @@ class _Need(Struct):
     is_estimate: bool = False
 
 
-def check_room(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
+def check_free_space(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
     """Raise `PublishError` if a file system has too few inodes or too little disk space for these files and folders.
 
     Each item in ``files`` contains a path, the size of the file in bytes, and the number of files that the item
     represents. The function counts all hard links to the same file as one file. The function does not count the
     manifest and the index. A file system without a fixed number of inodes, such as Btrfs, never has too few inodes.
     """
-    needs: dict[Path, _Need] = {}
-    places = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
-    for path, size, times in files:
-        place = places[path.partition("/")[0]]
-        need = needs.setdefault(place, _Need())
-        need.inodes += times
-        need.size += times * size
-        need.is_estimate |= times != 1
+    needs: dict[Path, _NeededSpace] = {}
+    mounts = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
+    for path, size, file_count in files:
+        mount = mounts[path.partition("/")[0]]
+        need = needs.setdefault(mount, _NeededSpace())
+        need.inodes += file_count
+        need.size += file_count * size
+        need.is_estimate |= file_count != 1
     is_root = os.geteuid() == 0  # file systems reserve some space for root
-    for place, need in needs.items():
-        found = os.statvfs(place)
+    for mount, need in needs.items():
+        found = os.statvfs(mount)
         blocks, free = (found.f_bfree, found.f_ffree) if is_root else (found.f_bavail, found.f_favail)
         free_bytes = blocks * found.f_frsize
-        surely, about = (_CERTAIN_SHARE, "about ") if need.is_estimate else (1, "")
-        if found.f_files and need.inodes * surely > free:
+        needed_share, qualifier = (_CERTAIN_SHARE, "about ") if need.is_estimate else (1, "")
+        if found.f_files and need.inodes * needed_share > free:
             raise PublishError(
-                f"{place}: publishing needs {about}{format_count(round(need.inodes), 'inode')}, "
+                f"{mount}: publishing needs {qualifier}{format_count(round(need.inodes), 'inode')}, "
                 f"but the file system has only {free:,} free "
                 "(use a file system with more inodes, for example made with mkfs.ext4 -N, or mount -o nr_inodes for a "
                 "tmpfs)"
             )
-        if need.size * surely > free_bytes:
+        if need.size * needed_share > free_bytes:
             raise PublishError(
-                f"{place}: publishing needs {about}{need.size / _MIB:,.1f} MiB, but the file system has only "
+                f"{mount}: publishing needs {qualifier}{need.size / _MIB:,.1f} MiB, but the file system has only "
                 f"{free_bytes / _MIB:,.1f} MiB free (free some space)"
             )
 
 
 def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]]:
-    """Yield the files and folders of a publication for `check_room`.
+    """Yield the files and folders of a publication for `check_free_space`.
 
     If there are many servers, the function measures the files of a sample of servers and extrapolates.
     """
     names = sorted(publication.servers)
-    number = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
-    had, sizes = Counter[str](), dict[str, int]()
-    for files in map(publication.servers.__getitem__, Random(0).sample(names, number)):  # noqa: S311 - guards nothing
-        once = _measure_distinct_files(files or {})
-        had.update(once.keys())
-        sizes.update(once)
-    own = len(names) / number if number else 1
+    sample_size = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
+    server_counts, sizes = Counter[str](), dict[str, int]()
+    for files in map(publication.servers.__getitem__, Random(0).sample(names, sample_size)):  # noqa: S311 - guards nothing
+        server_sizes = _measure_distinct_files(files or {})
+        server_counts.update(server_sizes.keys())
+        sizes.update(server_sizes)
+    scale = len(names) / sample_size if sample_size else 1
     # Content that only one server of the sample uses may belong to this server alone or to a group of servers. Chao's
     # estimator (1984) estimates the number of distinct contents from how many occur once and twice in the sample.
-    found = Counter(times for path, times in had.items() if is_immutable(path))
-    of_some = min(own, 1 + found[1] / (2 * max(found[2], 1)))
+    frequencies = Counter(count for path, count in server_counts.items() if is_immutable(path))
+    content_scale = min(scale, 1 + frequencies[1] / (2 * max(frequencies[2], 1)))
     for path, size in sizes.items():
-        yield path, size, (of_some if is_immutable(path) else own) if had[path] == 1 else 1
+        yield path, size, (content_scale if is_immutable(path) else scale) if server_counts[path] == 1 else 1
     yield from (
         (path, size, 1)
         for path, size in _measure_distinct_files(publication.changed_shared_files).items()
@@ -361,8 +361,8 @@ def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]
 
 def _measure_distinct_files(files: Files) -> dict[str, int]:
     """Return the sizes of files and folders by path. Identical content counts once, and each folder has the size 0."""
-    firsts = {file.sha256: path for path, file in sorted(files.items(), reverse=True)}
-    found = {path: len(files[path].content) for path in firsts.values()}
+    first_paths = {file.sha256: path for path, file in sorted(files.items(), reverse=True)}
+    found = {path: len(files[path].content) for path in first_paths.values()}
     for path in files:
         while path := split(path)[0]:
             found[path] = 0

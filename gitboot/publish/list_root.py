@@ -8,7 +8,7 @@ from typing import Final
 
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file, read_private, write_output_file
-from gitboot.publish.signed_list import INSTALL, PUBLICATION_KEY, ROOTS, TARGETS, find_next_version
+from gitboot.publish.signed_list import INSTALL, PUBLICATION_KEY, ROOTS, TARGETS, read_versions
 
 try:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -25,7 +25,7 @@ ROOT_VALID: Final = timedelta(days=3 * 365)  # how long the root metadata and th
 
 def has_root(folder: Path) -> bool:
     """Return whether a folder contains the root metadata of a signed list."""
-    return folder.is_dir() and bool(find_next_version(folder, ROOTS))
+    return folder.is_dir() and bool(read_versions(folder, ROOTS))
 
 
 def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
@@ -34,13 +34,13 @@ def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
     ``root_key`` is the file for the private root key, by default `ROOT_KEY` in the folder. Raises `UsageError` if a key
     file already exists.
     """
-    signer, publication = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
+    signer, publication_signer = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
     root, targets = Metadata(Root()), Metadata(Targets())
     for role in ("root", "targets"):
         root.signed.add_key(signer.public_key, role)
     _create_key(root_key or folder / ROOT_KEY, signer)
-    _create_key(folder / PUBLICATION_KEY, publication)
-    return _write_list_root(folder, root, targets, publication, (signer,), now)
+    _create_key(folder / PUBLICATION_KEY, publication_signer)
+    return _write_list_root(folder, root, targets, publication_signer, (signer,), now)
 
 
 def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None, now: datetime) -> bytes:
@@ -51,7 +51,7 @@ def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | 
     not the root key, or if ``new_root_key`` already exists.
     """
     signer = _read_key(root_key or folder / ROOT_KEY)
-    roots, delegations = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
+    roots, delegations = read_versions(folder, ROOTS), read_versions(folder, TARGETS)
     root, targets = (
         Metadata[Root].from_bytes(roots[max(roots)]),
         Metadata[Targets].from_bytes(delegations[max(delegations)]),
@@ -60,34 +60,34 @@ def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | 
         raise UsageError(f"{root_key or folder / ROOT_KEY} is not the root key that {max(roots)}.root.json names")
     signers = [signer]
     if new_root_key is not None:
-        successor = CryptoSigner.generate_ed25519()
-        _create_key(new_root_key, successor)
+        new_signer = CryptoSigner.generate_ed25519()
+        _create_key(new_root_key, new_signer)
         for role in ("root", "targets"):
             root.signed.revoke_key(signer.public_key.keyid, role)
-            root.signed.add_key(successor.public_key, role)
-        signers.append(successor)
+            root.signed.add_key(new_signer.public_key, role)
+        signers.append(new_signer)
     for role in ("snapshot", "timestamp"):
         for keyid in tuple(root.signed.roles[role].keyids):
             root.signed.revoke_key(keyid, role)
     root.signed.version += 1
     targets.signed.version += 1
-    publication = CryptoSigner.generate_ed25519()
-    write_output_file(folder / PUBLICATION_KEY, [publication.private_bytes], mode=0o600, sync=True)
-    return _write_list_root(folder, root, targets, publication, tuple(signers), now)
+    publication_signer = CryptoSigner.generate_ed25519()
+    write_output_file(folder / PUBLICATION_KEY, [publication_signer.private_bytes], mode=0o600, sync=True)
+    return _write_list_root(folder, root, targets, publication_signer, tuple(signers), now)
 
 
 def _write_list_root(
     folder: Path,
     root: Metadata[Root],
     targets: Metadata[Targets],
-    publication: CryptoSigner,
+    publication_signer: CryptoSigner,
     signers: tuple[CryptoSigner, ...],
     now: datetime,
 ) -> bytes:
     """Write the public root key and the metadata that authorizes the publication key. Return the root key as PEM."""
     for role in ("snapshot", "timestamp"):
-        root.signed.add_key(publication.public_key, role)
-    key, expires = publication.public_key, now.replace(microsecond=0) + ROOT_VALID
+        root.signed.add_key(publication_signer.public_key, role)
+    key, expires = publication_signer.public_key, now.replace(microsecond=0) + ROOT_VALID
     # 8 bits select one of 256 bins; docs/adr/0031-targets-and-signed-list.md compares other numbers
     bins = SuccinctRoles([key.keyid], 1, 8, "servers")
     targets.signed.delegations = Delegations({key.keyid: key}, succinct_roles=bins)
@@ -99,9 +99,9 @@ def _write_list_root(
     write_output_file(folder / f"{targets.signed.version}.targets.json", [targets.to_bytes()], mode=0o644, sync=True)
     write_output_file(folder / f"{root.signed.version}.root.json", [root.to_bytes()], mode=0o644, sync=True)
     raw = bytes.fromhex(signers[-1].public_key.keyval["public"])
-    public = Ed25519PublicKey.from_public_bytes(raw).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    write_output_file(folder / ROOT_PUBLIC_KEY, [public], mode=0o644, sync=True)
-    return public
+    public_pem = Ed25519PublicKey.from_public_bytes(raw).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    write_output_file(folder / ROOT_PUBLIC_KEY, [public_pem], mode=0o644, sync=True)
+    return public_pem
 
 
 def _create_key(file: Path, signer: CryptoSigner) -> None:

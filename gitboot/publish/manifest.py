@@ -51,7 +51,7 @@ class UnknownFormat(ValueError):
     """The manifest has a format that this version of gitboot does not read."""
 
 
-def is_of_manifest(path: str) -> bool:
+def is_manifest_part(path: str) -> bool:
     return path == MANIFEST or path.startswith(_NODES)
 
 

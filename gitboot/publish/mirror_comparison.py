@@ -21,7 +21,7 @@ from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.mirror_program import artifact_digest, paths_in
+from gitboot.publish.mirror_program import artifact_digest, iterate_paths
 from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, FileVersion, SignedList
 from gitboot.publish.tree_reader import read_manifest
 from gitboot.render.paths import (
@@ -49,7 +49,7 @@ _GONE: Final = (404, 410)
 _COMMENT: Final = sha256(b"#").hexdigest()  # of the body of a 404 (see gitboot.render.web_servers)
 _GRUB: Final = "grub.cfg"
 _SHIMS: Final = ("assets/loaders/shimx64.efi", "assets/loaders/shimaa64.efi")
-_EARLIER: Final = "an earlier publication contained this file, and machines can still fetch it"
+_LEFTOVER_REASON: Final = "an earlier publication contained this file, and machines can still fetch it"
 
 
 class MirrorReport(Struct, frozen=True, kw_only=True):
@@ -75,11 +75,11 @@ def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, Mir
     found = {}
     for path, listed in manifest.files.items():
         if path.startswith(BOOT):
-            below, version = path.removeprefix(BOOT), FileVersion(None, listed.sha256, listed.size)
+            relative_path, version = path.removeprefix(BOOT), FileVersion(None, listed.sha256, listed.size)
             with suppress(FileNotFoundError):  # a publication in progress has removed the file
-                found[below] = MirrorFile(
-                    path=below,
-                    right=(version,),
+                found[relative_path] = MirrorFile(
+                    path=relative_path,
+                    expected=(version,),
                     versions=(version,),
                     modified=int((root / path).stat().st_mtime),
                     keeps_time=not as_target,
@@ -88,24 +88,24 @@ def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, Mir
 
 
 def compare_mirror(
-    look: Callable[[], dict[str, MirrorFile]],
+    read: Callable[[], dict[str, MirrorFile]],
     mirror: FolderMirror | WebMirror,
     *,
     parallel: int,
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
-    """Compare a mirror with the files that ``look`` returns. Files published during the comparison are compared again.
+    """Compare a mirror with the files that ``read`` returns. Files published during the comparison are compared again.
 
     ``on_start`` is called with the number of files to compare, and ``on_progress`` with the number of files compared
     since its last call.
     """
-    with threads(parallel) as pool:
-        return compare_files(mirror, look(), lambda _: look(), pool, on_start, on_progress)
+    with open_thread_pool(parallel) as pool:
+        return compare_files(mirror, read(), lambda _: read(), pool, on_start, on_progress)
 
 
 @contextmanager
-def threads(number: int) -> Iterator[ThreadPoolExecutor]:
+def open_thread_pool(number: int) -> Iterator[ThreadPoolExecutor]:
     """Yield a thread pool. Tasks that have not started when the block ends are cancelled."""
     pool = ThreadPoolExecutor(number, thread_name_prefix="mirror")
     try:
@@ -127,25 +127,30 @@ def compare_files(
     ``look_again`` returns the current files, or None if the files have not changed. gitboot calls ``look_again(True)``
     if there are findings, and ``look_again(False)`` otherwise.
     """
-    read = {path: file for path, file in files.items() if not file.is_evidence or mirror.reads(path)}
-    on_start(len(read))
-    found, turning = [*mirror.find_extra_files(files)], set[str]()
-    for file, judged in _check_files(mirror, read.values(), pool, on_progress):
-        found += [judged.finding] if judged.finding is not None else []
-        turning |= {file.path} if judged.is_in_transition else set()
-    if (now := look_again(bool(found))) is not None:
-        changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
+    files_to_read = {path: file for path, file in files.items() if not file.is_evidence or mirror.may_read(path)}
+    on_start(len(files_to_read))
+    found, in_transition = [*mirror.find_extra_files(files)], set[str]()
+    for file, checked in _check_files(mirror, files_to_read.values(), pool, on_progress):
+        found += [checked.finding] if checked.finding is not None else []
+        in_transition |= {file.path} if checked.is_in_transition else set()
+    if (current_files := look_again(bool(found))) is not None:
+        changed = {each.path for each in found if current_files.get(each.path) != files.get(each.path)}
         found = [each for each in found if each.path not in changed]
-        newer = [now[path] for path in sorted((changed | (now.keys() - files.keys())) & now.keys())]
-        again = [file for file in newer if not file.is_evidence or mirror.reads(file.path)]
+        newer_files = [
+            current_files[path]
+            for path in sorted((changed | (current_files.keys() - files.keys())) & current_files.keys())
+        ]
+        files_to_recheck = [file for file in newer_files if not file.is_evidence or mirror.may_read(file.path)]
         found += [
-            each.finding for _, each in _check_files(mirror, again, pool, lambda _: None) if each.finding is not None
+            each.finding
+            for _, each in _check_files(mirror, files_to_recheck, pool, lambda _: None)
+            if each.finding is not None
         ]
     return MirrorReport(
         findings=sort_findings(found),
         files=len(files),
-        unread=tuple(sorted(files.keys() - read.keys())),
-        in_transition=tuple(sorted(turning)),
+        unread=tuple(sorted(files.keys() - files_to_read.keys())),
+        in_transition=tuple(sorted(in_transition)),
     )
 
 
@@ -155,18 +160,18 @@ def _check_files(
     pool: ThreadPoolExecutor,
     on_progress: Callable[[int], None],
 ) -> Iterator[tuple[MirrorFile, CheckedFile]]:
-    def look(file: MirrorFile) -> CheckedFile:
+    def check_file(file: MirrorFile) -> CheckedFile:
         return check_answer(file, mirror.read(file.path, {each.size_bytes for each in file.versions} or {0}))
 
-    for batch in batches(files, _BATCH):
-        for file, judged in zip(batch, pool.map(look, batch), strict=True):
+    for batch in iterate_batches(files, _BATCH):
+        for file, checked in zip(batch, pool.map(check_file, batch), strict=True):
             on_progress(1)
-            yield file, judged
+            yield file, checked
 
 
-def batches(items: Iterable[T], most: int) -> Iterator[list[T]]:
-    left = iter(items)
-    while batch := list(islice(left, most)):
+def iterate_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    remaining = iter(items)
+    while batch := list(islice(remaining, size)):
         yield batch
 
 
@@ -200,12 +205,12 @@ class FolderMirror:
 
     def names(self) -> list[str]:
         """Return the sorted paths of all files, except those in the staging folder of the mirror program."""
-        return sorted(paths_in(str(self._folder)))
+        return sorted(iterate_paths(str(self._folder)))
 
     def find_cached_list(self) -> Iterator[MirrorFinding]:
         yield from ()
 
-    def reads(self, _: str) -> bool:
+    def may_read(self, _: str) -> bool:
         return True
 
     def read(self, path: str, _: Collection[int] = ()) -> MirrorAnswer:
@@ -218,7 +223,7 @@ class FolderMirror:
         except (FileNotFoundError, NotADirectoryError):
             return MirrorAnswer(status=404)
         except OSError as error:
-            return MirrorAnswer(status=0, trouble=str(error.strerror))
+            return MirrorAnswer(status=0, failure=str(error.strerror))
         return MirrorAnswer(status=200, size=found.st_size, sha256=digest.hexdigest(), modified=int(found.st_mtime))
 
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
@@ -231,17 +236,17 @@ class FolderMirror:
             if path in files:
                 continue
             if self._boot is not None:
-                may_lie_there = (self._boot / path).exists()
+                may_exist = (self._boot / path).exists()
             else:
-                may_lie_there = path.startswith("assets/") or is_content(BOOT + path)
-            if not may_lie_there and not path.startswith(SIGNED):
+                may_exist = path.startswith("assets/") or is_content(BOOT + path)
+            if not may_exist and not path.startswith(SIGNED):
                 message = "the mirror serves a file that is not published"
                 yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
-            elif (named := artifact_digest(path)) is not None:
+            elif (expected_digest := artifact_digest(path)) is not None:
                 answer = self.read(path)
-                if answer.trouble:
-                    yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
-                elif answer.sha256 != named:
+                if answer.failure:
+                    yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.failure)
+                elif answer.sha256 != expected_digest:
                     message = (
                         "the sha256 of the file differs from the one in its path: delete the file, and copy it again"
                     )
@@ -263,7 +268,7 @@ class WebMirror:
         ca_bundle: Path | None,
         *,
         parallel: int,
-        reads_entries: bool,
+        reads_machine_files: bool,
         nonce: str = "1",
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
@@ -273,13 +278,13 @@ class WebMirror:
         ``rate`` is the minimum transfer rate of the body. Each comparison needs a new ``nonce``, so that no cache has
         already stored a response.
         """
-        self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
+        self._url, self._parallel, self._reads_machine_files = url.rstrip("/"), parallel, reads_machine_files
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
         self._numbers = count()  # the numbers in the queries of requests that bypass caches
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
         # After gitboot has read a file of the list, a 403 means that a file is absent. S3 returns 403 to clients that
         # may not list the bucket.
-        self._gives_list = False
+        self._serves_list = False
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
         """Return the first ``max_bytes + 1`` bytes of a file, bypassing all caches.
@@ -325,7 +330,7 @@ class WebMirror:
             # S3 returns 403 for an absent object if the client may not list the bucket. Readers fetch the timestamp
             # first, so a 403 after that means an absent file. python-tuf also accepts 403 and 404 at the end of the
             # chain of roots.
-            if answer.status in (404, 410) or (answer.status == 403 and self._gives_list):
+            if answer.status in (404, 410) or (answer.status == 403 and self._serves_list):
                 return None, _read_answer(answer)
             if answer.status == 403:
                 raise HostUnreachable(
@@ -338,11 +343,11 @@ class WebMirror:
             content = bytearray()
             while len(content) <= max_bytes and (chunk := answer.read(max_bytes + 1 - len(content))):
                 content += chunk
-            self._gives_list = True
+            self._serves_list = True
             return bytes(content), _read_answer(answer)
 
-    def reads(self, path: str) -> bool:
-        return self._reads_entries or not is_fetched_by_machines_only(path)
+    def may_read(self, path: str) -> bool:
+        return self._reads_machine_files or not is_fetched_by_machines_only(path)
 
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
         """Request a file as firmware does: first with HEAD, and then with GET if the size in bytes is one of ``sizes``.
@@ -363,8 +368,8 @@ class WebMirror:
         Raises `HostUnreachable`.
         """
         first = self._request("GET", UNKNOWN_MACHINE, most_bytes=2)  # one byte more than the expected body, "#"
-        if first.trouble:
-            raise HostUnreachable(first.trouble)
+        if first.failure:
+            raise HostUnreachable(first.failure)
         found = [check_unknown_machine(first)]
         if not files or _GRUB in files:  # shim starts GRUB, and iPXE and PXELINUX ignore the body
             found.append(check_missing_body(first, has_shim=any(map(self._serves, _SHIMS))))
@@ -372,14 +377,16 @@ class WebMirror:
         absent = find_leftover_paths(files)
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
             answers = pool.map(partial(self._request, "HEAD"), absent)
-            found += [check_absence(path, answer, _EARLIER) for path, answer in zip(absent, answers, strict=True)]
+            found += [
+                check_absence(path, answer, _LEFTOVER_REASON) for path, answer in zip(absent, answers, strict=True)
+            ]
         yield from (finding for finding in found if finding is not None)
 
     def _serves(self, path: str) -> bool:
         answer = self._request("HEAD", path)
-        if answer.trouble:
-            raise HostUnreachable(answer.trouble)
-        return answer.is_there
+        if answer.failure:
+            raise HostUnreachable(answer.failure)
+        return answer.is_found
 
     def _request(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
         url = f"{self._url}/{quote(path)}{_MARK if is_fetched_by_machines_only(path) else ''}"
@@ -395,16 +402,16 @@ class WebMirror:
                     size += len(chunk)
                 return structs.replace(found, sha256=digest.hexdigest(), has_body=size > 0)
         except (HostUnreachable, ValueError) as error:
-            return MirrorAnswer(status=0, trouble=str(error))
+            return MirrorAnswer(status=0, failure=str(error))
 
 
 def _read_answer(answer: AnswerStream) -> MirrorAnswer:
     headers, length = answer.headers, answer.headers.get("Content-Length", "")
-    dated = headers.get("Last-Modified")
+    last_modified = headers.get("Last-Modified")
     return MirrorAnswer(
         status=answer.status,
         size=int(length) if length.isascii() and length.isdecimal() else None,
-        modified=int(parsedate_to_datetime(dated).timestamp()) if dated is not None else None,
+        modified=int(parsedate_to_datetime(last_modified).timestamp()) if last_modified is not None else None,
         content_type=headers.get("Content-Type", ""),
         cache_control=headers.get("Cache-Control", ""),
         encoding=headers.get("Content-Encoding", ""),
@@ -439,7 +446,7 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
     """A file that a mirror must contain, with the versions that are acceptable at or near the current time."""
 
     path: str  # below boot/
-    right: tuple[FileVersion | None, ...]  # allowed versions, the current version first; None: absent
+    expected: tuple[FileVersion | None, ...]  # allowed versions, the current version first; None: absent
     versions: tuple[FileVersion, ...]  # all versions that the tree or the list contains
     modified: int | None = None  # modification time in seconds since 1970; None: gitboot does not compare times
     keeps_time: bool = True  # whether a mirror must keep this time, so that its access log is evidence
@@ -458,7 +465,7 @@ class MirrorFile(Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def is_entry(self) -> bool:
+    def is_script_or_offer(self) -> bool:
         """Return whether the file belongs to one machine and keeps its path when its content changes."""
         kind = find_path_kind(BOOT + self.path)
         return kind is not None and kind.role in (Role.BOOT_SCRIPT, Role.OFFER)
@@ -480,10 +487,10 @@ class MirrorAnswer(Struct, frozen=True, kw_only=True):
     encoding: str = ""
     age_s: int = 0  # how long a cache has stored the response
     redirect_url: str | None = None
-    trouble: str = ""  # why there is no response
+    failure: str = ""  # why there is no response
 
     @property
-    def is_there(self) -> bool:
+    def is_found(self) -> bool:
         return 200 <= self.status < 400
 
 
@@ -502,14 +509,14 @@ class CheckedFile(NamedTuple):
 
 def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
     """Return the most serious fault in a mirror's response, and whether the file is in transition."""
-    if answer.status in _GONE and None in file.right:
-        return CheckedFile(None, is_in_transition=file.right[0] is not None)
-    present = [each for each in file.right if each is not None]
+    if answer.status in _GONE and None in file.expected:
+        return CheckedFile(None, is_in_transition=file.expected[0] is not None)
+    present = [each for each in file.expected if each is not None]
     if not present:
         return CheckedFile(check_absence(file.path, answer, "this version of the file is valid at another time"))
     version = next((each for each in present if each.sha256 == answer.sha256), present[0])
-    if (found := next(_faults(file, version, answer), None)) is None:
-        return CheckedFile(None, is_in_transition=version != file.right[0])
+    if (found := next(_find_faults(file, version, answer), None)) is None:
+        return CheckedFile(None, is_in_transition=version != file.expected[0])
     fault, message = found
     for number, other in enumerate(file.versions if fault is MirrorFault.WRONG else ()):
         if other not in present and other.sha256 is not None and other.sha256 == answer.sha256:
@@ -527,9 +534,9 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
 
     ``why`` is the reason why there must be no file at this path.
     """
-    if answer.trouble:
-        return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
-    if answer.is_there:
+    if answer.failure:
+        return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.failure)
+    if answer.is_found:
         return MirrorFinding(
             path=path,
             fault=MirrorFault.EXTRA,
@@ -578,7 +585,7 @@ def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
 
     GRUB runs the body as its configuration, so the body must be a comment.
     """
-    if answer.is_there or answer.status >= 500 or not answer.has_body or answer.sha256 == _COMMENT:
+    if answer.is_found or answer.status >= 500 or not answer.has_body or answer.sha256 == _COMMENT:
         return None
     return MirrorFinding(
         path=path,
@@ -587,9 +594,9 @@ def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
     )
 
 
-def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
-    if answer.trouble:
-        yield MirrorFault.UNKNOWN, answer.trouble
+def _find_faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+    if answer.failure:
+        yield MirrorFault.UNKNOWN, answer.failure
     elif answer.redirect_url is not None:
         yield (
             MirrorFault.REDIRECTED,
@@ -602,27 +609,27 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
             MirrorFault.MISSING,
             "the file is missing" if answer.status in _GONE else f"the mirror answers {answer.status}",
         )
-    if answer.trouble or answer.status != 200:
+    if answer.failure or answer.status != 200:
         return
     is_fixed = is_immutable(BOOT + file.path)
     is_older = (
         answer.modified is not None and file.modified is not None and answer.modified < file.modified and not is_fixed
     )
-    differs = MirrorFault.STALE if is_older else MirrorFault.WRONG
+    content_fault = MirrorFault.STALE if is_older else MirrorFault.WRONG
     if answer.encoding not in ("", "identity"):
         yield MirrorFault.WRONG, f"the mirror sends Content-Encoding {answer.encoding}, which gitboot did not request"
     elif answer.size is not None and answer.size != version.size_bytes:
-        yield differs, f"the file has {answer.size} bytes instead of {version.size_bytes}"
+        yield content_fault, f"the file has {answer.size} bytes instead of {version.size_bytes}"
     elif answer.sha256 is not None and answer.sha256 != version.sha256:
-        yield differs, f"the file has the sha256 {answer.sha256} instead of {version.sha256}"
+        yield content_fault, f"the file has the sha256 {answer.sha256} instead of {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield (
             MirrorFault.UNDATED,
             "the modification time differs from that of the published file, so fetches from this mirror cannot be "
             "evidence",
         )
-    wanted = find_content_type(BOOT + file.path)
-    given = (answer.content_type or "").partition(";")[0].strip().lower()
+    expected_type = find_content_type(BOOT + file.path)
+    sent_type = (answer.content_type or "").partition(";")[0].strip().lower()
     if answer.age_s > 0 and not is_fixed:
         yield (
             MirrorFault.CACHED,
@@ -630,11 +637,11 @@ def _faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Ite
         )
     if answer.size is None:
         yield MirrorFault.UNSIZED, "the response has no Content-Length, but firmware and boot loaders need the size"
-    if answer.content_type is not None and given != wanted.partition(";")[0]:
-        yield MirrorFault.MISTYPED, f"the Content-Type must be {wanted}, but it is {given or 'missing'}"
+    if answer.content_type is not None and sent_type != expected_type.partition(";")[0]:
+        yield MirrorFault.MISTYPED, f"the Content-Type must be {expected_type}, but it is {sent_type or 'missing'}"
     if answer.cache_control is not None and not is_fixed and may_be_cached(answer.cache_control):
-        lacking = "no-store" if file.is_entry else "no-cache"
-        yield MirrorFault.CACHEABLE, f"Cache-Control lacks {lacking}, so a cache may answer with an earlier version"
+        directive = "no-store" if file.is_script_or_offer else "no-cache"
+        yield MirrorFault.CACHEABLE, f"Cache-Control lacks {directive}, so a cache may answer with an earlier version"
 
 
 def is_fetched_by_machines_only(path: str) -> bool:
@@ -672,15 +679,15 @@ def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
     known = frozenset(paths)
     used = {find_path_kind(BOOT + path) for path in known}
     identities: dict[str, set[str]] = {}
-    for asked in (asked for path in known for asked in parse_request_path(path)):
-        name, _, identity = asked.identity.partition("/")
+    for lookup in (lookup for path in known for lookup in parse_request_path(path)):
+        name, _, identity = lookup.identity.partition("/")
         identities.setdefault(name, set()).add(identity)
-    may_be: set[str] = set()
+    candidates: set[str] = set()
     for kind in (each for each in TABLE if each.needs_identity_only):
-        of_kind = sorted(identities.get(kind.kind, ()))
-        step = 1 if kind in used else max(1, len(of_kind) // SAMPLE_SIZE)
-        may_be.update(kind.build_path(identity).removeprefix(BOOT) for identity in of_kind[::step])
-    return tuple(sorted(may_be - known))
+        kind_identities = sorted(identities.get(kind.kind, ()))
+        step = 1 if kind in used else max(1, len(kind_identities) // SAMPLE_SIZE)
+        candidates.update(kind.build_path(identity).removeprefix(BOOT) for identity in kind_identities[::step])
+    return tuple(sorted(candidates - known))
 
 
 def build_headers(path: str) -> dict[str, str]:

@@ -56,7 +56,7 @@ _LIST_FILE = re.compile(
 _LIST_TRIES = 3  # attempts to copy a tree that changes during the copy
 _RSYNC_IDLE_S = 60
 # The errors of link(2) after which the program copies the file instead.
-_LINKLESS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
+_NO_LINK_ERRORS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def artifact_digest(path: str) -> Optional[str]:
@@ -85,7 +85,7 @@ class State:
     def __init__(self, path: str) -> None:
         self._path = path
         self.latest = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the latest time that the clock has shown
-        self.seen = None  # type: Optional[AcceptedList]
+        self.accepted = None  # type: Optional[AcceptedList]
         self._keys = []  # the root keys that verified the accepted list
         self.made = None  # type: Optional[datetime]
         self.endings = {}  # type: Dict[str, Ending]
@@ -93,14 +93,14 @@ class State:
         self._used = {}  # type: Dict[str, List[Any]]
         try:
             found = _read_json(path)
-            self.latest, seen = parse_instant(found["latest"]), found["seen"]
+            self.latest, accepted = parse_instant(found["latest"]), found["seen"]
             self.made = parse_instant(found["made"]) if found["made"] else None
-            if seen:
-                root, timestamp, snapshot = (check_count(version, 0) for version in seen[:3])
-                self.seen = AcceptedList(root, timestamp, snapshot, frozenset(map(str, seen[3])))
+            if accepted:
+                root, timestamp, snapshot = (check_count(version, 0) for version in accepted[:3])
+                self.accepted = AcceptedList(root, timestamp, snapshot, frozenset(map(str, accepted[3])))
             self._keys = [str(key) for key in found["keys"]]
             self.endings = {
-                check_path(name): Ending(parse_instant(since), _optional_text(text))
+                check_path(name): Ending(parse_instant(since), _parse_optional_text(text))
                 for name, (since, text) in found["ends"].items()
             }
         except FileNotFoundError:
@@ -119,9 +119,9 @@ class State:
 
         If the keys changed, discard the accepted list, so that the program accepts any verified list again.
         """
-        named = sorted(key.hex() for key in keys)
-        if self._keys != named:
-            self.seen, self._keys = None, named
+        hex_keys = sorted(key.hex() for key in keys)
+        if self._keys != hex_keys:
+            self.accepted, self._keys = None, hex_keys
 
     def save_digests(self) -> None:
         """Save the digests that this run used, if they have changed."""
@@ -134,7 +134,7 @@ class State:
             "keys": self._keys,
             "latest": _format_time(self.latest),
             "made": _format_time(self.made) if self.made is not None else None,
-            "seen": [*self.seen[:3], sorted(self.seen.keys)] if self.seen is not None else None,
+            "seen": [*self.accepted[:3], sorted(self.accepted.keys)] if self.accepted is not None else None,
             "ends": {path: [_format_time(each.since), each.text] for path, each in sorted(self.endings.items())},
         }
         _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
@@ -151,14 +151,14 @@ class State:
             if not stat.S_ISREG(found.st_mode):
                 return None
             name = f"{found.st_dev}:{found.st_ino}"
-            mark = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+            file_stamp = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
             known = self._used.get(name) or self._known.get(name)
-            if known is None or known[:-1] != mark:
+            if known is None or known[:-1] != file_stamp:
                 digest = hashlib.sha256()
                 with open(path, "rb") as file:
                     for block in iter(lambda: file.read(1 << 20), b""):
                         digest.update(block)
-                known = [*mark, digest.hexdigest()]
+                known = [*file_stamp, digest.hexdigest()]
             self._used[name] = known
             return str(known[-1])
         except (FileNotFoundError, NotADirectoryError):
@@ -170,7 +170,7 @@ def _read_json(path: str) -> Any:
         return json.loads(file.read().decode("utf-8"))
 
 
-def _optional_text(value: Any) -> Optional[str]:
+def _parse_optional_text(value: Any) -> Optional[str]:
     if not isinstance(value, (str, type(None))):
         raise ValueError("expected a string")
     return value
@@ -186,7 +186,7 @@ def _format_time(at: datetime) -> str:
 
 def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None) -> None:
     """Write a file atomically: sync its content to disk, and then rename it into place."""
-    temporary = _temporary(path)
+    temporary = _prepare_temporary_path(path)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
         file.write(content)
         file.flush()
@@ -197,7 +197,7 @@ def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None
     os.replace(temporary, path)
 
 
-def _temporary(path: str) -> str:
+def _prepare_temporary_path(path: str) -> str:
     """Return the path of the temporary file for the next version of a file, and remove any leftover file there."""
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.gitboot")
@@ -233,33 +233,33 @@ class Mirror:
 
     def _end_window(self, path: str, ending: Ending) -> None:
         self._make_folders(path)
-        at = os.path.join(self._folder, path)
-        if os.path.isdir(at) and not os.path.islink(at):
-            shutil.rmtree(at)
+        full_path = os.path.join(self._folder, path)
+        if os.path.isdir(full_path) and not os.path.islink(full_path):
+            shutil.rmtree(full_path)
         if ending.text is None:
-            if os.path.lexists(at):
-                os.unlink(at)
+            if os.path.lexists(full_path):
+                os.unlink(full_path)
             return
         content = ending.text.encode("utf-8")
-        if self._state.digest(at) != hashlib.sha256(content).hexdigest():
-            _write(at, content, self._modes[1], ending.since.timestamp())
-            self._give_group(at)
+        if self._state.digest(full_path) != hashlib.sha256(content).hexdigest():
+            _write(full_path, content, self._modes[1], ending.since.timestamp())
+            self._set_group(full_path)
 
     def _make_folders(self, path: str) -> None:
         """Create the parent folders of a path, removing any symlink or file that is in the way."""
-        at = self._folder
+        full_path = self._folder
         for name in path.split("/")[:-1]:
-            at = os.path.join(at, name)
-            if os.path.islink(at) or (os.path.lexists(at) and not os.path.isdir(at)):
-                os.unlink(at)
-            if not os.path.isdir(at):
-                os.mkdir(at)
-                os.chmod(at, self._modes[0])
-                self._give_group(at)
+            full_path = os.path.join(full_path, name)
+            if os.path.islink(full_path) or (os.path.lexists(full_path) and not os.path.isdir(full_path)):
+                os.unlink(full_path)
+            if not os.path.isdir(full_path):
+                os.mkdir(full_path)
+                os.chmod(full_path, self._modes[0])
+                self._set_group(full_path)
 
-    def _give_group(self, at: str) -> None:
-        if os.lstat(at).st_gid != self._group:
-            os.chown(at, -1, self._group)
+    def _set_group(self, full_path: str) -> None:
+        if os.lstat(full_path).st_gid != self._group:
+            os.chown(full_path, -1, self._group)
 
     # A new tree
 
@@ -280,7 +280,7 @@ class Mirror:
         try:
             while True:
                 try:
-                    _, shown = process.communicate(timeout=1)
+                    _, error_output = process.communicate(timeout=1)
                     break
                 except subprocess.TimeoutExpired:
                     self.end_windows()
@@ -290,9 +290,9 @@ class Mirror:
             raise
         os.chmod(self.staging, 0o700)  # replace the permissions of the source, which rsync has copied
         if process.returncode != 0:
-            words = shown.decode("utf-8", "replace").strip().splitlines()
+            lines = error_output.decode("utf-8", "replace").strip().splitlines()
             raise Failure(
-                f"rsync failed with exit code {process.returncode}: {words[0] if words else 'no error message'}"
+                f"rsync failed with exit code {process.returncode}: {lines[0] if lines else 'no error message'}"
             )
 
     def fetch_again(self, path: str) -> None:
@@ -300,17 +300,17 @@ class Mirror:
 
         Otherwise, rsync would skip the file if its size and modification time are unchanged.
         """
-        at = os.path.join(self.staging, path)
-        if os.path.lexists(at):
-            os.unlink(at)
+        full_path = os.path.join(self.staging, path)
+        if os.path.lexists(full_path):
+            os.unlink(full_path)
 
-    def remember(self, keys: Sequence[bytes]) -> None:
+    def load_served_list(self, keys: Sequence[bytes]) -> None:
         """Load the end times of maintenance windows from the list that the mirror serves.
 
         The program does this if there is no saved state.
         """
         try:
-            self._note(self.read_tree(self._folder, keys))
+            self._update_state(self.read_tree(self._folder, keys))
         except (Failure, ListProblem, OSError) as error:
             warn(f"there is no saved state, and {self._folder} does not contain a usable list: {error}")
 
@@ -321,7 +321,7 @@ class Mirror:
         """
         if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
             return None
-        return next((path for path in paths_in(self._folder) if not self._is_kept(path)), None)
+        return next((path for path in iterate_paths(self._folder) if not self._is_kept(path)), None)
 
     def read_tree(self, root: str, keys: Sequence[bytes]) -> "Tree":
         """Read the tree in a folder, and verify its list. Raises `ListProblem`."""
@@ -333,7 +333,7 @@ class Mirror:
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
-        signed = read_list(fetch, keys, self._state.seen)
+        signed = read_list(fetch, keys, self._state.accepted)
         listings = []
         for name, target in sorted(signed.targets.items()):
             data = fetch(name, MAX_TARGETS_BYTES)
@@ -342,7 +342,7 @@ class Mirror:
             listings.append(parse_listing(name, data, target))
         return Tree(root, signed, listings)
 
-    def _note(self, tree: "Tree") -> None:
+    def _update_state(self, tree: "Tree") -> None:
         """Store a list and the end times of its windows in the state.
 
         The method sets the saved latest time back only if that time is not before the expiry of a newer list. A
@@ -352,12 +352,12 @@ class Mirror:
         files.
         """
         state, signed = self._state, tree.signed_list
-        ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
-        passed = [ending.since for path, ending in state.endings.items() if path not in ahead]
-        is_newer = state.seen is None or signed.accepted != state.seen
-        was_ahead = is_newer and signed.expires <= state.latest
-        state.latest = max([signed.made, *passed] if was_ahead else [signed.made, state.latest])
-        state.seen, state.made, state.endings = signed.accepted, signed.made, {**ahead, **tree.endings()}
+        future_ends = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
+        past_ends = [ending.since for path, ending in state.endings.items() if path not in future_ends]
+        is_newer = state.accepted is None or signed.accepted != state.accepted
+        was_clock_ahead = is_newer and signed.expires <= state.latest
+        state.latest = max([signed.made, *past_ends] if was_clock_ahead else [signed.made, state.latest])
+        state.accepted, state.made, state.endings = signed.accepted, signed.made, {**future_ends, **tree.endings()}
 
     def replace(self, tree: "Tree") -> None:
         """Replace the served files with those of a verified tree, and remove all other files.
@@ -367,20 +367,20 @@ class Mirror:
         """
         now = self._state.now(self._clock())
         files = tree.files(self._state.digest, now)
-        self._note(tree)
+        self._update_state(tree)
         self._state.save()
         now = self._state.now(self._clock())
         endings = tree.endings()
         ended = {path for path, ending in endings.items() if ending.since <= now}
-        kept = [path for path in paths_in(self.staging) if self._is_kept(path) and path not in files]
+        kept = [path for path in iterate_paths(self.staging) if self._is_kept(path) and path not in files]
         folders = set()  # type: Set[str]
-        for path in [*kept, *sorted(files, key=tree.order)]:
+        for path in [*kept, *sorted(files, key=tree.sort_key)]:
             if path not in ended:
                 self._link(path, folders)
         self._state.endings = endings
         self.end_windows()
         present = {*files, *kept, *ended}
-        for path in list(paths_in(self._folder)):
+        for path in list(iterate_paths(self._folder)):
             if path not in present and not any(fnmatch.fnmatchcase(path, each) for each in self._kept):
                 os.unlink(os.path.join(self._folder, path))
         for folder, _, _ in os.walk(self._folder, topdown=False):  # remove empty folders
@@ -399,39 +399,43 @@ class Mirror:
         ``folders`` contains the folders that are known to exist. The method adds the file's folder to this set. The
         method needs only two system calls for an unchanged file.
         """
-        source, at, folder = os.path.join(self.staging, path), os.path.join(self._folder, path), os.path.dirname(path)
+        source, full_path, folder = (
+            os.path.join(self.staging, path),
+            os.path.join(self._folder, path),
+            os.path.dirname(path),
+        )
         if folder not in folders:
             self._make_folders(path)
             folders.add(folder)
         wanted, found = os.lstat(source), None  # type: Tuple[os.stat_result, Optional[os.stat_result]]
         with suppress(FileNotFoundError):
-            found = os.lstat(at)
+            found = os.lstat(full_path)
         if wanted.st_gid != self._group:
             os.chown(source, -1, self._group)
         if found is not None and stat.S_ISDIR(found.st_mode):
-            shutil.rmtree(at)
+            shutil.rmtree(full_path)
         elif found is not None:
             if os.path.samestat(found, wanted):
                 return
             is_same = (found.st_size, int(found.st_mtime)) == (wanted.st_size, int(wanted.st_mtime))
-            if is_same and self._state.digest(at) == self._state.digest(source):
+            if is_same and self._state.digest(full_path) == self._state.digest(source):
                 return
-        temporary = _temporary(at)
+        temporary = _prepare_temporary_path(full_path)
         try:
             os.link(source, temporary, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in _LINKLESS:
+            if error.errno not in _NO_LINK_ERRORS:
                 raise
             with open(source, "rb") as file:
-                _write(at, file.read(), self._modes[1], wanted.st_mtime)
-            self._give_group(at)
+                _write(full_path, file.read(), self._modes[1], wanted.st_mtime)
+            self._set_group(full_path)
             return
-        os.replace(temporary, at)
+        os.replace(temporary, full_path)
         if os.path.lexists(temporary):  # rename(2) does nothing if both paths are hard links to one file
             os.unlink(temporary)
 
 
-def paths_in(root: str) -> Iterator[str]:
+def iterate_paths(root: str) -> Iterator[str]:
     """Yield the paths of all files and symlinks below a mirror's folder, sorted by folder. Omit staged files."""
     for folder, folders, names in os.walk(root):
         names += [name for name in folders if os.path.islink(os.path.join(folder, name))]
@@ -461,25 +465,25 @@ class Tree:
 
         If a file differs from the list, remove the file, so that the next run copies it again, and raise `Failure`.
         """
-        present = list(paths_in(self._root))
+        present = list(iterate_paths(self._root))
         by_digest = {hash_path(path): path for path in present}
         found, wrong = [], []
         for listing in self._listings:
             for name, versions in listing.files.items():
                 path = by_digest.get(name, name)
-                right = {each.sha256 if each is not None else None for each in find_versions_around(versions, now)}
-                right.add(versions[0].sha256 if versions and versions[0].since is None else None)
-                at = os.path.join(self._root, path)
-                have = None if is_hashed(path) else digest(at)
-                if have not in right:
+                expected = {each.sha256 if each is not None else None for each in find_versions_around(versions, now)}
+                expected.add(versions[0].sha256 if versions and versions[0].since is None else None)
+                full_path = os.path.join(self._root, path)
+                actual = None if is_hashed(path) else digest(full_path)
+                if actual not in expected:
                     wrong.append(path)
-                    if os.path.lexists(at):
-                        os.unlink(at)
-                elif have is not None:
+                    if os.path.lexists(full_path):
+                        os.unlink(full_path)
+                elif actual is not None:
                     found.append(path)
         for path in present:
-            named = artifact_digest(path)
-            if named is not None and digest(os.path.join(self._root, path)) not in (named, None):
+            expected_digest = artifact_digest(path)
+            if expected_digest is not None and digest(os.path.join(self._root, path)) not in (expected_digest, None):
                 wrong.append(path)
                 os.unlink(os.path.join(self._root, path))
         if wrong:
@@ -487,7 +491,7 @@ class Tree:
             raise Failure(f"{wrong[0]} differs from the list, or from the digest in its path{more}")
         return frozenset([*found, *filter(_LIST_FILE.match, present)])
 
-    def order(self, path: str) -> Tuple[int, str]:
+    def sort_key(self, path: str) -> Tuple[int, str]:
         """Return a sort key for replacing files: content, then the scripts that refer to content, then the list."""
         if path.startswith(SIGNED):
             return (4 if path == SIGNED + TIMESTAMP else 3), path
@@ -498,7 +502,7 @@ class Tree:
 
 def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
     """Copy, verify and serve the tree at ``source``. Raises `Failure`, `ListProblem` and OSError."""
-    for left in reversed(range(_LIST_TRIES)):
+    for tries_left in reversed(range(_LIST_TRIES)):
         mirror.copy(source)
         try:
             mirror.replace(mirror.read_tree(mirror.staging, keys))
@@ -506,7 +510,7 @@ def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
         except (Failure, ListProblem) as error:
             if isinstance(error, ListProblem):
                 mirror.fetch_again(error.path)
-            if not left or (isinstance(error, ListProblem) and error.fault in (UNSIGNED, OLDER)):
+            if not tries_left or (isinstance(error, ListProblem) and error.fault in (UNSIGNED, OLDER)):
                 raise
 
 
@@ -532,10 +536,10 @@ def main(
     options = parser.parse_args(arguments)
     folder = os.path.abspath(options.to)
     places = [("--state", options.state), *(("--key", name) for name in options.key), ("this program", __file__)]
-    for what, path in places:
+    for label, path in places:
         if os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
             parser.error(
-                f"{what}: choose a file outside DIR, because the program replaces the files in DIR, and a web server "
+                f"{label}: choose a file outside DIR, because the program replaces the files in DIR, and a web server "
                 "serves them"
             )
     try:
@@ -578,7 +582,7 @@ def _end_windows(mirror: Mirror, state: State) -> None:
 
 def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) -> int:
     if state.made is None:
-        mirror.remember(keys)
+        mirror.load_served_list(keys)
         foreign = mirror.find_foreign_file()
         if foreign is not None:
             warn(f"--to: the folder contains {foreign}, but no tree was copied there before (choose an empty folder)")

@@ -20,8 +20,14 @@ from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program, signed_list_reader
 from gitboot.publish.manifest import MANIFEST, Head, compute_digest, parse_head
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorFile, MirrorFinding, batches, read_expected_files
-from gitboot.publish.signed_list import list_version
+from gitboot.publish.mirror_comparison import (
+    FolderMirror,
+    MirrorFile,
+    MirrorFinding,
+    iterate_batches,
+    read_expected_files,
+)
+from gitboot.publish.signed_list import parse_list_version
 from gitboot.publish.signed_list_check import ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.targets.folder import TargetFolder
@@ -66,20 +72,20 @@ class MirrorStore:
     An instance may write to the mirror during a repair. Every method may raise `PublishError` and `HostUnreachable`.
     """
 
-    def __init__(self, name: str, store: FileStore, below: str = BOOT) -> None:
-        """``name`` identifies the mirror in messages. ``below`` is the path of the folder that machines read."""
-        self.name, self._store, self._below = name, store, below
+    def __init__(self, name: str, store: FileStore, prefix: str = BOOT) -> None:
+        """``name`` identifies the mirror in messages. ``prefix`` is the path of the folder that machines read."""
+        self.name, self._store, self._prefix = name, store, prefix
         # the store that contains the records of a target; None: the mirror is not a target
         self.records: FileStore | None = store
 
     def names(self) -> Collection[str]:
-        return [path.removeprefix(self._below) for path in self._store.names(self._below)]
+        return [path.removeprefix(self._prefix) for path in self._store.names(self._prefix)]
 
     def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - for folders
         """Read files, and call ``take`` with each path and file, possibly in several threads at a time."""
-        below = self._below
+        prefix = self._prefix
         self._store.get_each(
-            [below + path for path in paths], lambda path, found: take(path.removeprefix(below), found)
+            [prefix + path for path in paths], lambda path, found: take(path.removeprefix(prefix), found)
         )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
@@ -89,15 +95,15 @@ class MirrorStore:
 
         Raises `Overtaken` if another process changed a file.
         """
-        right = {self._below + path: file for path, (file, _) in files.items()}
-        self._store.place(sorted(right), right.__getitem__, ())
-        if wrong := self._store.differing(
-            {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in right.items()}
+        expected = {self._prefix + path: file for path, (file, _) in files.items()}
+        self._store.place(sorted(expected), expected.__getitem__, ())
+        if wrong := self._store.find_differing(
+            {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in expected.items()}
         ):
             raise Overtaken(f"{self.name}: the content of {wrong[0]} changed after gitboot wrote it")
 
     def remove_each(self, paths: Collection[str]) -> None:
-        self._store.remove(self._below + path for path in paths)
+        self._store.remove(self._prefix + path for path in paths)
 
 
 class FolderStore(MirrorStore):
@@ -107,15 +113,15 @@ class FolderStore(MirrorStore):
         self._folder, self._files = folder, TargetFolder(folder)
         super().__init__(str(folder), self._files, "")
         # If the folder is named boot, its parent folder may be a target.
-        above = folder.resolve().parent
-        may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
-        is_boot = folder.resolve() == above / BOOT
-        self.records = self._above = TargetFolder(above) if is_boot and may_have_records else None
+        parent = folder.resolve().parent
+        may_have_records = os.path.lexists(parent / HEAD) or os.access(parent, os.R_OK | os.X_OK)
+        is_boot = folder.resolve() == parent / BOOT
+        self.records = self._parent = TargetFolder(parent) if is_boot and may_have_records else None
 
     def close(self) -> None:
         self._files.close()
-        if self._above is not None:
-            self._above.close()
+        if self._parent is not None:
+            self._parent.close()
 
     def names(self) -> Collection[str]:
         return FolderMirror(self._folder).names()
@@ -124,13 +130,13 @@ class FolderStore(MirrorStore):
         """Read files. A symlink counts as absent, so that `replace_each` replaces it with a file."""
 
         def read(path: str) -> StoredFile | None:
-            at = self._folder / path
+            full_path = self._folder / path
             try:
-                return None if at.is_symlink() else StoredFile(at.read_bytes(), None)
+                return None if full_path.is_symlink() else StoredFile(full_path.read_bytes(), None)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             except OSError as error:
-                raise PublishError(f"{at} cannot be read: {error.strerror}") from error
+                raise PublishError(f"{full_path} cannot be read: {error.strerror}") from error
 
         with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
             list(pool.map(lambda path: take(path, read(path)), paths))
@@ -143,9 +149,9 @@ class BucketStore(MirrorStore):
         for path, (file, version) in files.items():
             try:
                 if version is None:
-                    self._store.create(self._below + path, file.content)
+                    self._store.create(self._prefix + path, file.content)
                 else:
-                    self._store.replace(self._below + path, file.content, version)
+                    self._store.replace(self._prefix + path, file.content, version)
             except FileConflict:
                 raise Overtaken(f"{self.name}: an instance replaced {path}") from None
 
@@ -180,11 +186,11 @@ def repair(
     Raises `ForeignTree` if another ledger publishes to the mirror. Also raises `PublishError` and `UsageError`.
     """
     repairs: dict[str, RepairAction] = {}
-    for left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_TRIES)):
         try:
             return _Attempt(store, root, clock, parallel).repair(paths, repairs, on_start, on_progress)
         except Overtaken as overtaken:
-            if not left:
+            if not tries_left:
                 so_far = f" (repaired so far: {format_count(len(repairs), 'file')})" if repairs else ""
                 raise PublishError(f"{overtaken}; run the command again{so_far}") from None
         time.sleep(retry_s)
@@ -199,7 +205,7 @@ class _Attempt:
         self._published, now = _read_tree_state(root), clock()
         if (manifest := self._published[MANIFEST]) is None:
             raise PublishError(f"{root}: expected an output tree, found no {HEAD}")
-        if (head := _tree_head(manifest)) is None:
+        if (head := _parse_tree_head(manifest)) is None:
             raise PublishError(f"{root}: another version of gitboot wrote {HEAD} (publish again with this version)")
         if self._published[PENDING] is not None:
             raise Overtaken(f"{root}: a publication is in progress, or was interrupted (let gitboot publish again)")
@@ -209,14 +215,14 @@ class _Attempt:
         if not is_target:  # if the mirror has a newer list than the tree, the tree is an outdated copy
             found: list[StoredFile | None] = []
             store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
-            theirs = list_version(found[0].content) if found[0] is not None else 0
-            if theirs > (ours := list_version(self._published[LIST_TIMESTAMP])):
+            theirs = parse_list_version(found[0].content) if found[0] is not None else 0
+            if theirs > (ours := parse_list_version(self._published[LIST_TIMESTAMP])):
                 raise PublishError(
                     f"{store.name}: {SIGNED}{TIMESTAMP} has version {theirs}, but {root} has the earlier version "
                     f"{ours} (set --tree to the OUTPUT that gitboot publishes to now; if somebody has edited that file "
                     "of the mirror, remove it)"
                 )
-        self._files = _read_right_files(root, now, parallel, compute_digest(manifest))
+        self._files = _read_required_files(root, now, parallel, compute_digest(manifest))
         self._now = now
         self._next_transition: datetime | None = None  # the time of the next transition of the files to repair
 
@@ -230,61 +236,61 @@ class _Attempt:
         """Replace or remove the files that differ. Record the change to each path in ``repairs``."""
         store, files = self._store, self._files
         names = frozenset(store.names())
-        known, asked = files.keys() | names, frozenset(path.removeprefix("/") for path in paths)
-        if ALL not in paths and (unknown := sorted(asked - known)):
+        known, requested = files.keys() | names, frozenset(path.removeprefix("/") for path in paths)
+        if ALL not in paths and (unknown := sorted(requested - known)):
             hint = did_you_mean(unknown[0], known, f"use {ALL} for all paths")
             raise UsageError(f"--repair {unknown[0]}: no such path in the tree or on the mirror; {hint}")
-        chosen = known if ALL in paths else asked
-        wanted = sorted(files.keys() & chosen, key=lambda path: (_stage(path), path))
-        instants = (each.since for path in wanted for each in files[path].versions if each.since is not None)
+        chosen = known if ALL in paths else requested
+        compared_paths = sorted(files.keys() & chosen, key=lambda path: (_write_order(path), path))
+        instants = (each.since for path in compared_paths for each in files[path].versions if each.since is not None)
         self._next_transition = min((at for at in instants if at > self._now), default=None)
-        on_start(len(wanted))
+        on_start(len(compared_paths))
         different: dict[str, str | None] = {}  # the versions to replace, by path
 
         def compare(path: str, found: StoredFile | None) -> None:
             digest = compute_digest(found.content) if found is not None else None
-            if digest not in {each and each.sha256 for each in files[path].right}:
+            if digest not in {each and each.sha256 for each in files[path].expected}:
                 different[path] = found.version if found is not None else None
             on_progress(1)
 
-        store.read_each(wanted, compare, parallel=self._parallel)
-        may_go = (
+        store.read_each(compared_paths, compare, parallel=self._parallel)
+        removable_paths = (
             path
             for path in sorted(names & chosen)
             if path not in files
             and (
-                path in asked
+                path in requested
                 or path.startswith(SIGNED)
                 or (find_path_kind(BOOT + path) is not None and not is_content(BOOT + path))
             )
         )
         # If an earlier version of gitboot published a server, the server has no listing. The list then does not contain
         # the server's files.
-        gone = [path for path in may_go if not os.path.lexists(self._root / BOOT / path)]
-        for _, stage in groupby((path for path in wanted if path in different), key=_stage):
-            for some in batches(stage, _BATCH):
-                right = {path: _right_file(self._root, files[path]) for path in some}
-                gone += [path for path, file in right.items() if file is None]
-                placed = {path: (file, different[path]) for path, file in right.items() if file is not None}
-                self._check()
+        obsolete_paths = [path for path in removable_paths if not os.path.lexists(self._root / BOOT / path)]
+        for _, stage in groupby((path for path in compared_paths if path in different), key=_write_order):
+            for batch in iterate_batches(stage, _BATCH):
+                expected = {path: _read_current_file(self._root, files[path]) for path in batch}
+                obsolete_paths += [path for path, file in expected.items() if file is None]
+                placed = {path: (file, different[path]) for path, file in expected.items() if file is not None}
+                self._check_unchanged()
                 repairs |= dict.fromkeys(placed, RepairAction.REPLACED)
                 store.replace_each(placed)
-        for some in batches(gone, _BATCH):
-            self._check()
-            repairs |= dict.fromkeys(some, RepairAction.REMOVED)
-            store.remove_each(some)
-        if different or gone:
-            self._check()  # the files that were written last may be outdated
-        extra = (names & chosen).difference(files, gone)
+        for batch in iterate_batches(obsolete_paths, _BATCH):
+            self._check_unchanged()
+            repairs |= dict.fromkeys(batch, RepairAction.REMOVED)
+            store.remove_each(batch)
+        if different or obsolete_paths:
+            self._check_unchanged()  # the files that were written last may be outdated
+        extra = (names & chosen).difference(files, obsolete_paths)
         return RepairReport(
-            files=len(wanted),
+            files=len(compared_paths),
             repairs=tuple(Repair(path, action) for path, action in sorted(repairs.items())),
             extra_paths=tuple(
                 sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path))
             ),
         )
 
-    def _check(self) -> None:
+    def _check_unchanged(self) -> None:
         """Raise `Overtaken` if the tree or the mirror's records have changed, or if a transition has passed."""
         if self._next_transition is not None and self._clock() >= self._next_transition:
             raise Overtaken(f"{self._root}: a scheduled change was due at {format_instant(self._next_transition)}")
@@ -294,7 +300,7 @@ class _Attempt:
             raise Overtaken(f"{self._store.name}: an instance is writing to this mirror")
 
 
-def _stage(path: str) -> tuple[int, int]:
+def _write_order(path: str) -> tuple[int, int]:
     """Return a sort key for the order in which files are written.
 
     The signed list comes last, and its ``timestamp.json`` is the very last file.
@@ -321,7 +327,7 @@ def _read_tree_state(root: Path) -> dict[str, bytes | None]:
     return {path: read(path) for path in (MANIFEST, PENDING, LIST_TIMESTAMP)}
 
 
-def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
+def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
     """Return, by path below boot/, the files that a mirror of the tree must contain at ``now``.
 
     ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list belongs to another manifest.
@@ -347,17 +353,17 @@ def _read_right_files(root: Path, now: datetime, parallel: int, manifest: str) -
         if name.startswith(SIGNED):
             content = (root / BOOT / name).read_bytes()
             files[name] = MirrorFile(
-                path=name, right=(FileVersion(None, compute_digest(content), len(content)),), versions=()
+                path=name, expected=(FileVersion(None, compute_digest(content), len(content)),), versions=()
             )
     return files
 
 
-def _right_file(root: Path, file: MirrorFile) -> TargetFile | None:
+def _read_current_file(root: Path, file: MirrorFile) -> TargetFile | None:
     """Return the current version of a file, or None if it must be absent.
 
     Raises `Overtaken` if the tree does not contain that version.
     """
-    version, path = file.right[0], root / BOOT / file.path
+    version, path = file.expected[0], root / BOOT / file.path
     if version is None or version.sha256 is None:
         return None
     try:
@@ -395,18 +401,18 @@ class MirrorRecords:
         tree. Also raises `PublishError` and `HostUnreachable`.
         """
         found = self._store.get(HEAD)
-        copied = _tree_head(found.content) if found is not None else None
-        self._copied = found.content if found is not None and copied is not None else None
-        if copied is not None:
-            if copied.stamp.ledger != self._ledger:
+        copied_head = _parse_tree_head(found.content) if found is not None else None
+        self._copied = found.content if found is not None and copied_head is not None else None
+        if copied_head is not None:
+            if copied_head.stamp.ledger != self._ledger:
                 raise ForeignTree(
-                    f"{self._name} belongs to the ledger {copied.stamp.ledger}, not to {self._ledger} ({_HINT})"
+                    f"{self._name} belongs to the ledger {copied_head.stamp.ledger}, not to {self._ledger} ({_HINT})"
                 )
             return False
-        if (held := self._target.observe(_HINT)) is None:
+        if (content := self._target.observe(_HINT)) is None:
             return False
-        glance = tree.read_summary()
-        if glance is None or find_outdated_servers(glance, held):
+        summary = tree.read_summary()
+        if summary is None or find_outdated_servers(summary, content):
             raise Overtaken(
                 f"{self._name}: an instance is writing to this target, or the target and the tree have different "
                 "publications (wait until the instance has updated the target, or set --tree to its OUTPUT)"
@@ -421,7 +427,7 @@ class MirrorRecords:
         return found is not None and found.content == self._copied
 
 
-def _tree_head(data: bytes) -> Head | None:
+def _parse_tree_head(data: bytes) -> Head | None:
     try:
         return parse_head(data)
     except ValueError:
@@ -484,7 +490,7 @@ WantedBy=timers.target
 """
 
 
-def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
+def render_mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
     """Return the files to install on a mirror's host, by name. ``keys`` is the text of the public keys.
 
     Raises `UsageError` if ``folder`` is not an absolute path, or if ``source`` or ``folder`` contains characters that a
@@ -527,6 +533,6 @@ def _quote_word(text: str) -> str:
         return text
     if not text.isprintable():
         raise UsageError(f"{text!r} contains characters that are not allowed in a unit file")
-    for special, written in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%")):
-        text = text.replace(special, written)
+    for special, replacement in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%")):
+        text = text.replace(special, replacement)
     return f'"{text}"'

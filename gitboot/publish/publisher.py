@@ -14,9 +14,9 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio import Digest, encode_canonical
 from gitboot.publish.durable_files import OPEN_MODES, Disk, TreeModes, apply_modes, has_content, make_root, staging_path
-from gitboot.publish.first_publication import check_room, fill_tree, finish_first_publication
+from gitboot.publish.first_publication import check_free_space, fill_tree, finish_first_publication
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, compute_digest
-from gitboot.publish.signed_list import ListAbout, ListKeys, SignedList, find_listing
+from gitboot.publish.signed_list import ListKeys, SignedList, TreeFacts, find_listing
 from gitboot.publish.tree_changes import (
     ContentReferences,
     EndedWindows,
@@ -117,9 +117,9 @@ class OutputDirectory:
             disk.close()
             raise
 
-    def close(self, *, and_forget_lock: bool = False) -> None:
-        """Unlock the directory. With ``and_forget_lock``, also remove the lock file, which identifies this process."""
-        if and_forget_lock:
+    def close(self, *, remove_lock: bool = False) -> None:
+        """Unlock the directory. With ``remove_lock``, also remove the lock file, which identifies this process."""
+        if remove_lock:
             self._disk.remove(LOCK)
         self._disk.close()
 
@@ -147,9 +147,9 @@ class OutputDirectory:
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
         """Return the modification time (seconds since 1970) of ``path`` if ``file`` is published there at ``at``."""
-        stands = self._disk.lstat(path)
-        if stands is not None and self.has_files({path: file}):
-            return int(stands.st_mtime)  # gitboot would not write the file again
+        file_stat = self._disk.lstat(path)
+        if file_stat is not None and self.has_files({path: file}):
+            return int(file_stat.st_mtime)  # gitboot would not write the file again
         return self._disk.choose_mtime(path, at)
 
     def has_files(self, files: Files) -> bool:
@@ -179,16 +179,16 @@ class OutputDirectory:
         if (
             tree.stamp is None
             or tree.stamp.ledger != self._ledger
-            or (now := find_changed_servers(tree, before)) is None
+            or (changed_servers := find_changed_servers(tree, before)) is None
         ):
             return None
         if (indexed := find_leftover_pairs(self._disk, tree)) is None:
             return None
-        for server, paths in {**before.content, **now}.items():
+        for server, paths in {**before.content, **changed_servers}.items():
             self._references.update(server, paths)
         self._indexed = indexed
         self._remember_manifest()
-        return frozenset(now)
+        return frozenset(changed_servers)
 
     def publish(
         self,
@@ -226,17 +226,17 @@ class OutputDirectory:
             self._reopen()
         elif self._unfinished is not None and finish_first_publication(self._disk):
             self._tree = Tree(self._disk)
-        wanted = Publication(servers=servers, shared=shared, complete=complete, parts=parts)
+        publication = Publication(servers=servers, shared=shared, complete=complete, parts=parts)
         if self._unfinished is not None and not complete:
-            wanted = structs.replace(
+            publication = structs.replace(
                 self._unfinished,
                 servers={**self._unfinished.servers, **servers},
                 shared=self._unfinished.shared if shared is None else shared,
                 parts=self._unfinished.parts.merge(parts),
             )
-        self._unfinished = wanted
+        self._unfinished = publication
         self._is_foreign = True
-        _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
+        _reject_foreign_tree(self._disk, self._tree, self._ledger, self._heir_of)
         self._is_foreign = False
         stamp = Stamp(commit=commit, gitboot=__version__, ledger=self._ledger)
         before = self._disk.read(MANIFEST)
@@ -244,25 +244,27 @@ class OutputDirectory:
             remove_staged(self._disk, self._tree.pending)
             is_empty = is_empty_tree(self._disk, self._tree)
             # None: the tree is not empty, or gitboot cannot rename files of a new tree to their final paths
-            filled = fill_tree(self._disk, self._tree, wanted, stamp, at, self._report_progress) if is_empty else None
-            if filled is None:
-                wanted = self._unfinished = structs.replace(wanted, servers=dict(wanted.servers.items()))
-                done, changed = self._change(wanted, stamp, at)
-                listings = {server: find_listing(wanted.servers.get(server), server) for server in changed}
+            filled_tree = (
+                fill_tree(self._disk, self._tree, publication, stamp, at, self._report_progress) if is_empty else None
+            )
+            if filled_tree is None:
+                publication = self._unfinished = structs.replace(publication, servers=dict(publication.servers.items()))
+                result, changed = self._publish_changes(publication, stamp, at)
+                listings = {server: find_listing(publication.servers.get(server), server) for server in changed}
             else:
-                self._tree.settle(filled.head)
-                self._references.update_all(filled.content, complete=True)
-                done = PublicationResult(
-                    written=(), withdrawn=(), expired=(), unchanged=0, first_files=filled.files_written
+                self._tree.mark_complete(filled_tree.head)
+                self._references.update_all(filled_tree.content, complete=True)
+                result = PublicationResult(
+                    written=(), withdrawn=(), expired=(), unchanged=0, first_files=filled_tree.files_written
                 )
-                listings = dict(filled.listings)
+                listings = dict(filled_tree.listings)
         finally:
             self._disk.release_folders()
             self._report_progress(1, 1)
         self._unfinished, self._indexed = None, frozenset()
         self._remember_manifest()
-        self._list.note(listings, compute_digest(before) if before else None, self._last_manifest_digest)
-        return done
+        self._list.record_listings(listings, compute_digest(before) if before else None, self._last_manifest_digest)
+        return result
 
     def _remember_manifest(self) -> None:
         self._last_manifest = self._disk.read(MANIFEST)
@@ -290,14 +292,14 @@ class OutputDirectory:
         """
         head = self._tree.head
         if self._unfinished is None and self._last_manifest and head is not None and self.is_unchanged:
-            about = ListAbout(head.stamp, self._last_manifest_digest)
+            tree_facts = TreeFacts(head.stamp, self._last_manifest_digest)
             try:
-                self._list.update(self._disk, self._tree, about, keys, at)
+                self._list.update(self._disk, self._tree, tree_facts, keys, at)
             finally:
                 self._disk.release_folders()
         return self._list.expires
 
-    def _change(
+    def _publish_changes(
         self, publication: Publication, stamp: Stamp, at: datetime
     ) -> tuple[PublicationResult, Collection[str]]:
         """Write a publication to an existing tree. Return the result, and the servers whose listings changed."""
@@ -308,12 +310,15 @@ class OutputDirectory:
         if not (head == tree.head and changes.is_empty and not tree.pending):
             written = set(changes.written)
             found = {path: files[path].content for files in publication for path in files.keys() & written}
-            content, alike = {path: found[path] for path in changes.written}, _group_same_content(changes, publication)
+            content, same_content = (
+                {path: found[path] for path in changes.written},
+                _group_same_content(changes, publication),
+            )
             if tree.stamp is None:  # complete an interrupted first publication
-                others = {path for paths in alike.values() for path in paths}
-                check_room(self._disk.root, ((path, len(content[path]), 1) for path in content.keys() - others))
-            write_changes(self._disk, tree, changes, content, alike, manifest, self._report_progress)
-            tree.settle(head)
+                others = {path for paths in same_content.values() for path in paths}
+                check_free_space(self._disk.root, ((path, len(content[path]), 1) for path in content.keys() - others))
+            write_changes(self._disk, tree, changes, content, same_content, manifest, self._report_progress)
+            tree.mark_complete(head)
             tree.retire(changes.retired, changes.at, changes.batches)
         self._references.update_all(changes.content, complete=publication.complete)
         return _build_result(changes), changes.digests.keys()
@@ -338,7 +343,7 @@ class OutputDirectory:
         The method ignores errors, because an error affects only this file.
         """
         with suppress(PublishError):
-            _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
+            _reject_foreign_tree(self._disk, self._tree, self._ledger, self._heir_of)
             name, on_page = ON_PAGE[path]
             self._disk.stage(path, content, at)
             self._disk.place(path)
@@ -376,7 +381,7 @@ def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[
     return found
 
 
-def _refuse_foreign(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
+def _reject_foreign_tree(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
     if tree.stamp is not None and tree.stamp.ledger != ledger and tree.stamp.ledger != heir_of():
         raise ForeignTree(
             f"{disk.root} belongs to the ledger {tree.stamp.ledger}, not to {ledger} "
@@ -399,42 +404,45 @@ def write_changes(
     its file. ``report_progress`` counts each file twice: when it is staged and when it is placed. After a PublishError,
     the tree may contain files of two versions, and ``tree.pending`` contains the affected paths.
     """
-    batch = _render_batches(tree, changes)
-    joined, parted = render_shards(changes.shards_after_adding), render_shards(changes.shards_after_removing)
+    batch_files = _render_batches(tree, changes)
+    union_shards, final_shards = (
+        render_shards(changes.shards_after_adding),
+        render_shards(changes.shards_after_removing),
+    )
     # After an interrupted publication, the paths of states in this set show which servers are affected. PENDING marks
     # sets for which this is true, because older versions of gitboot wrote sets without these paths.
-    tree.mark_pending({*changes.paths, *changes.unchanged_states, *batch, *manifest, PENDING})
+    tree.mark_pending({*changes.paths, *changes.unchanged_states, *batch_files, *manifest, PENDING})
     try:
-        _stage(disk, {PENDING: encode_canonical(sorted(tree.pending))}, changes.at)
+        _stage_files(disk, {PENDING: encode_canonical(sorted(tree.pending))}, changes.at)
         disk.sync()
         disk.place(PENDING)
         disk.sync()
-        _stage(
+        _stage_files(
             disk,
-            {**content, **batch, **joined, **manifest},
+            {**content, **batch_files, **union_shards, **manifest},
             changes.at,
             same_content,
             lambda done, total: report_progress(done, 2 * total),
         )
         disk.sync()
-        _place(disk, (path for path in content if is_content(path)))
+        _place_files(disk, (path for path in content if is_content(path)))
         disk.sync()
-        _place(disk, joined)
+        _place_files(disk, union_shards)
         states = set(changes.states)
-        others = [path for path in (*content, *batch) if not is_content(path) and path not in states]
+        others = [path for path in (*content, *batch_files) if not is_content(path) and path not in states]
         scripts = [path for path in others if publication_stage(path) is Stage.FIRST_SCRIPTS]
         placed = [*changes.states, *(each for each in others if each not in scripts)]
-        _place(disk, iterate_with_progress(placed, lambda done, total: report_progress(total + done, 2 * total)))
+        _place_files(disk, iterate_with_progress(placed, lambda done, total: report_progress(total + done, 2 * total)))
         if scripts:
             disk.sync()
-            _place(disk, scripts)
-        if parted:
-            _stage(disk, parted, changes.at)
+            _place_files(disk, scripts)
+        if final_shards:
+            _stage_files(disk, final_shards, changes.at)
             disk.sync()
-            _replace(disk, parted)
-        _remove(disk, (*changes.withdrawn, *changes.expired))
-        _remove(disk, (batch_path(since) for since in changes.batches))
-        _replace(disk, manifest)
+            _replace_files(disk, final_shards)
+        _remove_files(disk, (*changes.withdrawn, *changes.expired))
+        _remove_files(disk, (batch_path(since) for since in changes.batches))
+        _replace_files(disk, manifest)
         disk.sync()
         disk.remove(PENDING)
     except PublishError:
@@ -449,22 +457,22 @@ def remove_staged(disk: Disk, paths: Collection[str]) -> None:
         disk.remove(staging_path(path))
 
 
-def _replace(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
-    _remove(disk, (path for path, content in contents.items() if content is None))
-    _place(disk, (path for path, content in contents.items() if content is not None))
+def _replace_files(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
+    _remove_files(disk, (path for path, content in contents.items() if content is None))
+    _place_files(disk, (path for path, content in contents.items() if content is not None))
 
 
-def _place(disk: Disk, paths: Iterable[str]) -> None:
+def _place_files(disk: Disk, paths: Iterable[str]) -> None:
     for path in paths:
         disk.place(path)
 
 
-def _remove(disk: Disk, paths: Iterable[str]) -> None:
+def _remove_files(disk: Disk, paths: Iterable[str]) -> None:
     for path in paths:
         disk.remove(path)
 
 
-def _stage(
+def _stage_files(
     disk: Disk,
     contents: Mapping[str, bytes | None],
     at: datetime,
@@ -545,13 +553,13 @@ class PublicationPreview:
                 self._servers[server] = files
         self._shared = self._shared if shared is None else shared
         self._parts = self._parts.merge(parts)
-        wanted = Publication(servers=self._servers, shared=self._shared, complete=True, parts=self._parts)
+        publication = Publication(servers=self._servers, shared=self._shared, complete=True, parts=self._parts)
         if not self._root.exists():
-            paths = sorted(path for files in wanted for path in files)
+            paths = sorted(path for files in publication for path in files)
             self.result = PublicationResult(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
         else:
             with closing(Disk(self._root)) as disk:
                 tree = Tree(disk)
-                _refuse_foreign(disk, tree, self._ledger, lambda: self._heir_of)
-                self.result = _build_result(decide_changes(disk, tree, ContentReferences(), wanted, (), at))
+                _reject_foreign_tree(disk, tree, self._ledger, lambda: self._heir_of)
+                self.result = _build_result(decide_changes(disk, tree, ContentReferences(), publication, (), at))
         return self.result

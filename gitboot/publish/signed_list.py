@@ -42,7 +42,7 @@ RENEWED_BELOW: Final = VALID / 2  # gitboot renews a timestamp with less time le
 _METADATA_VALID: Final = timedelta(days=400)  # how long a snapshot or a bin is valid
 _RESIGNED_BELOW: Final = timedelta(days=60)  # gitboot signs a bin or a snapshot again if less time is left than this.
 # Superseded metadata stays for this time, because a reader may be about to fetch it.
-_KEPT_FOR: Final = timedelta(minutes=10)
+_RETENTION: Final = timedelta(minutes=10)
 # All bins always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
 _MOST: Final = 10**11 - 1  # the highest version that gitboot writes; it corresponds to a time in the year 5138
@@ -52,49 +52,49 @@ Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gon
 # The parts of metadata that gitboot reads to build the next list.
 
 _Version = Annotated[int, msgspec.Meta(gt=0, le=_MOST)]
-_Read = TypeVar("_Read")
+_Meta = TypeVar("_Meta")
 
 
 class _Hashes(msgspec.Struct):
     sha256: str
 
 
-class _VersionRead(msgspec.Struct):
+class _VersionMeta(msgspec.Struct):
     version: _Version
 
 
-class _FileRead(_VersionRead):
+class _FileMeta(_VersionMeta):
     hashes: _Hashes
 
 
-class _TargetRead(msgspec.Struct):
+class _TargetMeta(msgspec.Struct):
     hashes: _Hashes
     length: int
 
 
-class _MadeRead(msgspec.Struct):
+class _PublicationMeta(msgspec.Struct):
     manifest: str
 
 
-class _TimestampRead(_VersionRead):
+class _TimestampMeta(_VersionMeta):
     expires: Annotated[datetime, msgspec.Meta(tz=True)]
-    gitboot: _MadeRead
-    meta: dict[str, _FileRead]
+    gitboot: _PublicationMeta
+    meta: dict[str, _FileMeta]
 
 
-class _SnapshotRead(msgspec.Struct):
-    meta: dict[str, _VersionRead]
+class _SnapshotMeta(msgspec.Struct):
+    meta: dict[str, _VersionMeta]
 
 
-class _BinRead(_VersionRead):
-    targets: dict[str, _TargetRead]
+class _BinMeta(_VersionMeta):
+    targets: dict[str, _TargetMeta]
 
 
-class _Unusable(ValueError):
+class _UnusableList(ValueError):
     """The list in the tree cannot be extended, so gitboot builds a new list."""
 
 
-class ListAbout(NamedTuple):
+class TreeFacts(NamedTuple):
     """The facts about a tree that are recorded in its signed list."""
 
     stamp: Stamp
@@ -122,7 +122,7 @@ class ListState(Struct, frozen=True, kw_only=True):
         """Return whether the timestamp must be renewed because it expires soon or has a date in the future."""
         return not RENEWED_BELOW <= self.expires - now <= VALID
 
-    def is_by(self, keys: ListKeys | None) -> bool:
+    def is_signed_by(self, keys: ListKeys | None) -> bool:
         """Return whether these keys signed the list. If ``keys`` is None, return whether the list is unsigned."""
         return (self.keyid, self.targets) == ((keys.keyid, keys.targets_version) if keys is not None else (None, None))
 
@@ -141,7 +141,7 @@ def find_bin(target: str) -> str:
 def amend_list(
     before: ListState | None,
     changed_targets: Mapping[str, ListedFile | None],
-    about: ListAbout,
+    tree_facts: TreeFacts,
     keys: ListKeys | None,
     now: datetime,
     *,
@@ -159,42 +159,50 @@ def amend_list(
     rewritten: dict[str, dict[str, ListedFile | None]] = {name: {} for name in _BINS if name not in bins}
     for target, each in changed_targets.items():
         rewritten.setdefault(find_bin(target), {})[target] = each
-    for name, made in bins.items():
-        if _expires_soon(made, now):
+    for name, bin_version in bins.items():
+        if _expires_soon(bin_version, now):
             rewritten.setdefault(name, {})
     files: dict[str, bytes] = {}
-    for name, differing in sorted(rewritten.items()):
-        was = read_bin(name, bins[name]) if name in bins else {}
-        targets = {target: each for target, each in {**was, **differing}.items() if each is not None}
+    for name, bin_changes in sorted(rewritten.items()):
+        previous_targets = read_bin(name, bins[name]) if name in bins else {}
+        targets = {target: each for target, each in {**previous_targets, **bin_changes}.items() if each is not None}
         bins[name] = version
         listed = {target: {"hashes": {"sha256": each.sha256}, "length": each.size} for target, each in targets.items()}
-        signed = {**_common("targets", version, _get_expiry(version)), "targets": listed}
+        signed = {**_build_common_fields("targets", version, _get_expiry(version)), "targets": listed}
         files[f"{SIGNED}{version}.{name}.json"] = _sign_metadata(signed, keys)
     targets_version = keys.targets_version if keys is not None else None
-    named = before.snapshot if before is not None and not rewritten and before.targets == targets_version else None
-    if named is None or _expires_soon(named.version, now):
+    reference = before.snapshot if before is not None and not rewritten and before.targets == targets_version else None
+    if reference is None or _expires_soon(reference.version, now):
         versions = {"targets": targets_version, **bins}
         meta = {f"{name}.json": {"version": each} for name, each in versions.items() if each is not None}
-        snapshot = _sign_metadata({**_common("snapshot", version, _get_expiry(version)), "meta": meta}, keys)
-        named = _SnapshotReference(version, compute_digest(snapshot), len(snapshot))
+        snapshot = _sign_metadata(
+            {**_build_common_fields("snapshot", version, _get_expiry(version)), "meta": meta}, keys
+        )
+        reference = _SnapshotReference(version, compute_digest(snapshot), len(snapshot))
         files[f"{SIGNED}{version}.snapshot.json"] = snapshot
     expires = now.astimezone(UTC).replace(microsecond=0) + VALID
     timestamp = {
-        **_common("timestamp", version, expires),
+        **_build_common_fields("timestamp", version, expires),
         "gitboot": {
-            "commit": about.stamp.commit,
+            "commit": tree_facts.stamp.commit,
             "made": format_instant(now.replace(microsecond=0)),
-            "manifest": about.manifest,
-            "version": about.stamp.gitboot,
+            "manifest": tree_facts.manifest,
+            "version": tree_facts.stamp.gitboot,
         },
-        "meta": {"snapshot.json": {"hashes": {"sha256": named.sha256}, "length": named.size, "version": named.version}},
+        "meta": {
+            "snapshot.json": {
+                "hashes": {"sha256": reference.sha256},
+                "length": reference.size,
+                "version": reference.version,
+            }
+        },
     }
     files[LIST_TIMESTAMP] = _sign_metadata(timestamp, keys)
     state = ListState(
         version=version,
-        snapshot=named,
+        snapshot=reference,
         expires=expires,
-        manifest=about.manifest,
+        manifest=tree_facts.manifest,
         keyid=keys.keyid if keys is not None else None,
         targets=targets_version,
         bins=bins,
@@ -206,7 +214,7 @@ def _expires_soon(version: int, now: datetime) -> bool:
     return _get_expiry(version) - now < _RESIGNED_BELOW
 
 
-def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
+def _build_common_fields(kind: str, version: int, expires: datetime) -> dict[str, Any]:
     # the specification is that of TUF
     return {"_type": kind, "expires": format_instant(expires), "spec_version": "1.0.31", "version": version}
 
@@ -228,10 +236,10 @@ def _sign_metadata(metadata: Mapping[str, Any], keys: ListKeys | None) -> bytes:
     return encode_canonical({"signatures": signatures, "signed": metadata}) + b"\n"
 
 
-def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _Read:
+def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Meta]) -> _Meta:
     """Verify TUF metadata, and return its signed part.
 
-    Raises `_Unusable` if another key signed the metadata, or if the metadata is of another kind.
+    Raises `_UnusableList` if another key signed the metadata, or if the metadata is of another kind.
     """
     try:
         document = json.loads(data or b"")
@@ -239,12 +247,12 @@ def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Read]
         if keys is not None:
             (signature,) = signatures
             if signature["keyid"] != keys.keyid or not keys.has_signed(encode_canonical(signed), signature["sig"]):
-                raise _Unusable("another key")
+                raise _UnusableList("another key")
         elif signatures:
-            raise _Unusable("the list is signed, but this instance has no key")
+            raise _UnusableList("the list is signed, but this instance has no key")
         return convert(signed, kind)
     except (KeyError, RecursionError, TypeError, ValueError) as error:
-        raise _Unusable(str(error)) from error
+        raise _UnusableList(str(error)) from error
 
 
 def find_listing(files: Files | None, server: str) -> ListedFile | None:
@@ -258,9 +266,9 @@ class SignedList:
 
     def __init__(self) -> None:
         self._state: ListState | None = None  # the list in the tree; None: not read yet
-        self._from: str | None = None  # the manifest's digest before the changes that are not in a list yet
+        self._digest_before: str | None = None  # the manifest's digest before the changes that are not in a list yet
         # The manifest's digest after the changes that are not in a list yet. None: this process has not published.
-        self._to: str | None = None
+        self._digest_after: str | None = None
         self._changed: dict[str, ListedFile | None] = {}  # the changed targets of servers
         self._is_current = False  # whether this process found or wrote a correct list since the last change
         # files that the list no longer uses, each with the time since which it is unused
@@ -271,18 +279,18 @@ class SignedList:
         """The time at which the list expires, or None if this process has not written a list."""
         return self._state.expires if self._state is not None else None
 
-    def note(self, listings: Listings, before: str | None, after: str) -> None:
+    def record_listings(self, listings: Listings, before: str | None, after: str) -> None:
         """Record the listings that a publication changed, by server.
 
         The listing of a removed server is None. ``before`` and ``after`` are the digests of the manifest before and
         after the publication. If ``before`` is None, the tree had no servers.
         """
-        if self._to is None or self._to != before:
-            self._from, self._changed = before, {}
+        if self._digest_after is None or self._digest_after != before:
+            self._digest_before, self._changed = before, {}
         self._changed.update({target_name(listing_path(server)): listed for server, listed in listings.items()})
-        self._to, self._is_current = after, False
+        self._digest_after, self._is_current = after, False
 
-    def update(self, disk: Disk, tree: Tree, about: ListAbout, keys: ListKeys | None, now: datetime) -> None:
+    def update(self, disk: Disk, tree: Tree, tree_facts: TreeFacts, keys: ListKeys | None, now: datetime) -> None:
         """Update the list to match the current tree, or renew the list when due.
 
         All files except listings and the timestamp have a version in their name. The timestamp is written last. Until
@@ -290,63 +298,70 @@ class SignedList:
         timestamp, because it may reject the key that signed the earlier timestamp. If the method raises PublishError,
         the earlier list remains in the tree.
         """
-        if self._is_current and self._is_as_wanted(about, keys, now):
+        if self._is_current and self._is_up_to_date(tree_facts, keys, now):
             return
         self._is_current = False
         names = disk.names(SIGNED.rstrip("/"))
-        lies = {name: int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))}
-        by_root = keys.metadata if keys is not None else {}
-        rooted = {SIGNED + name: data for name, data in by_root.items() if disk.read(SIGNED + name) != data}
-        if self._state is None or not self._state.is_by(keys):
+        present_versions = {name: int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))}
+        root_metadata = keys.metadata if keys is not None else {}
+        root_files = {SIGNED + name: data for name, data in root_metadata.items() if disk.read(SIGNED + name) != data}
+        if self._state is None or not self._state.is_signed_by(keys):
             self._state = _read_state(disk, keys)
-        if self._to != about.manifest:  # an earlier process published the tree
-            self._from, self._to, self._changed = about.manifest, about.manifest, {}
+        if self._digest_after != tree_facts.manifest:  # an earlier process published the tree
+            self._digest_before, self._digest_after, self._changed = tree_facts.manifest, tree_facts.manifest, {}
         shared = render_listing(build_shared_listing(sorted(tree.read_shared().items())))
         listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
         shared_target = {target_name(SHARED_LISTING): ListedFile(compute_digest(shared), len(shared))}
         before = self._state
-        if before is not None and (before.manifest != self._from or not before.names <= lies.keys()):
+        if before is not None and (
+            before.manifest != self._digest_before or not before.names <= present_versions.keys()
+        ):
             before = None  # the changes do not begin with this list, or somebody removed files of the list
         if before is not None and not _has_targets(disk, keys, before, shared_target):
             # a process may have ended after it wrote the listing but before it wrote the list
             self._changed |= shared_target
-        is_written = not self._changed and not rooted and not listings
-        if before is not None and is_written and self._is_as_wanted(about, keys, now):
+        is_unchanged = not self._changed and not root_files and not listings
+        if before is not None and is_unchanged and self._is_up_to_date(tree_facts, keys, now):
             self._is_current = True
             return
-        versions = [number for name, number in lies.items() if name not in by_root]
-        least_version = 1 + max([*versions, list_version(disk.read(LIST_TIMESTAMP))])
-        amended = partial(amend_list, about=about, keys=keys, now=now, least_version=least_version)
+        versions = [number for name, number in present_versions.items() if name not in root_metadata]
+        least_version = 1 + max([*versions, parse_list_version(disk.read(LIST_TIMESTAMP))])
+        amend = partial(amend_list, tree_facts=tree_facts, keys=keys, now=now, least_version=least_version)
         found = None
         if before is not None:
-            with suppress(_Unusable):
-                found = amended(before, self._changed, read_bin=partial(_read_bin, disk, keys))
+            with suppress(_UnusableList):
+                found = amend(before, self._changed, read_bin=partial(_read_bin, disk, keys))
         if found is None:
-            changed = self._changed if self._from is None else _all_targets(disk, tree)
-            found = amended(None, {**changed, **shared_target}, read_bin=lambda *_: {})
+            changed = self._changed if self._digest_before is None else _read_all_targets(disk, tree)
+            found = amend(None, {**changed, **shared_target}, read_bin=lambda *_: {})
         state, files = found
         timestamp = files.pop(LIST_TIMESTAMP)
         _write(disk, {**listings, **files}, now)
-        for name in lies.keys() - by_root.keys():
+        for name in present_versions.keys() - root_metadata.keys():
             # Remove the root metadata of a lost root key, because readers would accept it as the successor of the new
             # root.
             if name.endswith(".root.json"):
                 disk.remove(SIGNED + name)
-        _write(disk, {**rooted, LIST_TIMESTAMP: timestamp}, now)
-        self._state, self._from, self._changed, self._is_current = state, about.manifest, {}, True
+        _write(disk, {**root_files, LIST_TIMESTAMP: timestamp}, now)
+        self._state, self._digest_before, self._changed, self._is_current = state, tree_facts.manifest, {}, True
         for name in filter(is_staging_name, names):
             disk.remove(SIGNED + name)
-        self._remove_superseded(disk, lies.keys() - state.names - by_root.keys(), now)
+        self._remove_superseded(disk, present_versions.keys() - state.names - root_metadata.keys(), now)
 
-    def _is_as_wanted(self, about: ListAbout, keys: ListKeys | None, now: datetime) -> bool:
+    def _is_up_to_date(self, tree_facts: TreeFacts, keys: ListKeys | None, now: datetime) -> bool:
         """Return whether the list matches this manifest and these keys, and is not due for renewal."""
         state = self._state
-        return state is not None and state.manifest == about.manifest and state.is_by(keys) and not state.is_due(now)
+        return (
+            state is not None
+            and state.manifest == tree_facts.manifest
+            and state.is_signed_by(keys)
+            and not state.is_due(now)
+        )
 
     def _remove_superseded(self, disk: Disk, names: Iterable[str], now: datetime) -> None:
         self._superseded = {name: self._superseded.get(name, now) for name in sorted(names)}
         for name, since in self._superseded.items():
-            if now - since >= _KEPT_FOR:
+            if now - since >= _RETENTION:
                 disk.remove(SIGNED + name)
         disk.sync()
 
@@ -367,7 +382,7 @@ def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
         raise
 
 
-def list_version(timestamp: bytes | None) -> int:
+def parse_list_version(timestamp: bytes | None) -> int:
     """Return the version of a timestamp without verifying its signature, or 0 if the bytes are not a timestamp."""
     try:
         version = json.loads(timestamp or b"")["signed"]["version"]
@@ -379,18 +394,18 @@ def list_version(timestamp: bytes | None) -> int:
 def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
     """Return the list in the tree, or None if these keys did not sign it."""
     try:
-        timestamp = _parse_verified(disk.read(LIST_TIMESTAMP), keys, _TimestampRead)
-        named = timestamp.meta["snapshot.json"]
-        data = disk.read(f"{SIGNED}{named.version}.snapshot.json") or b""
-        if compute_digest(data) != named.hashes.sha256:
+        timestamp = _parse_verified(disk.read(LIST_TIMESTAMP), keys, _TimestampMeta)
+        reference = timestamp.meta["snapshot.json"]
+        data = disk.read(f"{SIGNED}{reference.version}.snapshot.json") or b""
+        if compute_digest(data) != reference.hashes.sha256:
             return None
-        meta = _parse_verified(data, keys, _SnapshotRead).meta
-    except (KeyError, _Unusable):
+        meta = _parse_verified(data, keys, _SnapshotMeta).meta
+    except (KeyError, _UnusableList):
         return None
     bins = {name.removesuffix(".json"): each.version for name, each in meta.items()}
     return ListState(
         version=timestamp.version,
-        snapshot=_SnapshotReference(named.version, named.hashes.sha256, len(data)),
+        snapshot=_SnapshotReference(reference.version, reference.hashes.sha256, len(data)),
         expires=timestamp.expires,
         manifest=timestamp.gitboot.manifest,
         keyid=keys.keyid if keys is not None else None,
@@ -400,15 +415,15 @@ def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
 
 
 def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Targets:
-    """Return the targets in a bin. Raises `_Unusable` if gitboot did not write the file."""
-    found = _parse_verified(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinRead)
+    """Return the targets in a bin. Raises `_UnusableList` if gitboot did not write the file."""
+    found = _parse_verified(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinMeta)
     if found.version != version:
-        raise _Unusable("another version")
+        raise _UnusableList("another version")
     return {target: ListedFile(each.hashes.sha256, each.length) for target, each in found.targets.items()}
 
 
 def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
-    with suppress(_Unusable, KeyError):
+    with suppress(_UnusableList, KeyError):
         return all(
             _read_bin(disk, keys, name := find_bin(target), state.bins[name]).get(target) == listed
             for target, listed in targets.items()
@@ -416,7 +431,7 @@ def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: T
     return False
 
 
-def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
+def _read_all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
     """Return the digest and the size of each server's listing by target name, based on the states in the manifest."""
     found: dict[str, ListedFile | None] = {}
     for server, digest in tree.iter_servers():
@@ -492,7 +507,7 @@ def read_list_keys(folder: Path) -> ListKeys:
     keyval = {"public": key.public_key().public_bytes_raw().hex()}
     # The key ID is the sha256 of the key's canonical JSON, as in python-tuf.
     keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": keyval, "scheme": "ed25519"}))
-    roots, targets = find_next_version(folder, ROOTS), find_next_version(folder, TARGETS)
+    roots, targets = read_versions(folder, ROOTS), read_versions(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
             f"{folder} lacks root.json or targets.json files; copy all of these files from the host of the root key"
@@ -529,7 +544,7 @@ def read_list_keys(folder: Path) -> ListKeys:
     )
 
 
-def find_next_version(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
+def read_versions(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
     """Return the files in a folder whose names match ``name``, as content by the number in the name."""
     try:
         found = {int(match[1]): path for path in folder.iterdir() if (match := name.fullmatch(path.name))}

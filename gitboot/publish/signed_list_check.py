@@ -21,8 +21,8 @@ from gitboot.publish.mirror_comparison import (
     MirrorReport,
     WebMirror,
     compare_files,
+    open_thread_pool,
     sort_findings,
-    threads,
 )
 from gitboot.publish.signed_list_reader import (
     DAMAGED,
@@ -75,7 +75,7 @@ def compare_with_list(
     during the comparison, gitboot also compares files that are new in the list. gitboot compares a file with a finding
     again if the entry of the file in the list has changed. Raises `HostUnreachable`.
     """
-    with threads(parallel) as pool:
+    with open_thread_pool(parallel) as pool:
         findings = [*mirror.find_cached_list()]
         reader = ListReader(mirror, keys, pool)
         if (signed := reader.read(findings)) is None:
@@ -93,20 +93,20 @@ def compare_with_list(
                 "(correct the clock that is wrong)"
             )
             findings.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))
-        listed: list[MirrorFinding] = []
-        files, hidden = reader.read_files(signed, now, listed)
+        listing_findings: list[MirrorFinding] = []
+        files, hidden = reader.read_files(signed, now, listing_findings)
 
         def look_again(is_wrong: bool) -> dict[str, MirrorFile] | None:
-            newer = reader.read([]) if is_wrong or listed else None
+            newer = reader.read([]) if is_wrong or listing_findings else None
             if newer is None or newer.version == signed.version:
                 return None
-            listed.clear()
-            return reader.read_files(newer, now, listed)[0]
+            listing_findings.clear()
+            return reader.read_files(newer, now, listing_findings)[0]
 
         report = compare_files(mirror, files, look_again, pool, on_start, on_progress)
     return structs.replace(
         report,
-        findings=sort_findings([*findings, *listed, *report.findings]),
+        findings=sort_findings([*findings, *listing_findings, *report.findings]),
         files=report.files + hidden,
         hidden_files=hidden,
         signed_list=signed,
@@ -125,13 +125,13 @@ class ListReader:
         If the list is unsigned, return the list anyway, and add a finding if there are keys.
         """
         try:
-            return read_list(self._get, self._keys, each=self._pool.map)
+            return read_list(self._get, self._keys, mapper=self._pool.map)
         except ListProblem as problem:
             findings.append(_build_finding(problem))
             if problem.fault != UNSIGNED:
                 return None
         try:
-            return read_list(self._get, (), each=self._pool.map)
+            return read_list(self._get, (), mapper=self._pool.map)
         except ListProblem as problem:
             findings.append(_build_finding(problem))
             return None
@@ -159,8 +159,8 @@ class ListReader:
                 if is_hashed(path) and names is None:
                     hidden += 1
                 else:
-                    shown = by_digest.get(path, path)
-                    files[shown] = build_mirror_file(listing, shown, versions, now)
+                    real_path = by_digest.get(path, path)
+                    files[real_path] = build_mirror_file(listing, real_path, versions, now)
             for path in listing.end.files if listing.end is not None else ():
                 if path not in listing.files:
                     files[path] = build_mirror_file(listing, path, (), now)
@@ -177,14 +177,14 @@ class ListReader:
                 raise ListProblem(MISSING, name, "the list contains this listing, but the file is absent")
             return parse_listing(name, data, target), None
         except ListProblem as problem:
-            listing = self._other_version(name) if problem.fault == DAMAGED else None
+            listing = self._read_other_version(name) if problem.fault == DAMAGED else None
             if listing is None:
                 return None, _build_finding(problem)
             return listing, MirrorFinding(path=SIGNED + name, fault=MirrorFault.INCOMPLETE, message=_INCOMPLETE)
         except HostUnreachable as error:
             return None, MirrorFinding(path=SIGNED + name, fault=MirrorFault.UNKNOWN, message=str(error))
 
-    def _other_version(self, name: str) -> Listing | None:
+    def _read_other_version(self, name: str) -> Listing | None:
         """Read a listing without checking its digest. Return None if the file is not the listing with this name.
 
         Both a publication and a copy write a listing before they write the list that names it.
@@ -202,11 +202,14 @@ def build_mirror_file(listing: Listing, path: str, versions: tuple[FileVersion, 
 
     If the listing's window has ended, the version that follows the window is also acceptable.
     """
-    right, end = find_versions_around(versions, now), listing.end
+    expected, end = find_versions_around(versions, now), listing.end
     if end is not None and path in end.files and end.since <= now + TOLERANCE:
-        ended = end.files[path]
-        right, versions = (*right, ended if ended.sha256 is not None else None), (*versions, ended)
-    return MirrorFile(path=path, right=right, versions=versions, server=listing.server, contents=listing.contents)
+        end_version = end.files[path]
+        expected, versions = (
+            (*expected, end_version if end_version.sha256 is not None else None),
+            (*versions, end_version),
+        )
+    return MirrorFile(path=path, expected=expected, versions=versions, server=listing.server, contents=listing.contents)
 
 
 def _build_finding(problem: ListProblem) -> MirrorFinding:
@@ -220,7 +223,7 @@ def describe_signature(signed_list: SignedList) -> str:
     return "Unchecked" if signed_list.is_signed else "Unsigned"
 
 
-def list_facts(signed_list: SignedList, now: datetime) -> Mapping[str, object]:
+def build_list_facts(signed_list: SignedList, now: datetime) -> Mapping[str, object]:
     """Return the facts about a list for the JSON output."""
     return {
         "signature": describe_signature(signed_list),

@@ -64,7 +64,7 @@ _ROOT_OF_MINUS_1 = pow(2, (_FIELD - 1) // 4, _FIELD)
 _Point = Tuple[int, int, int, int]  # a point in extended homogeneous coordinates: RFC 8032, 5.1.4
 
 
-def _add(a: _Point, b: _Point) -> _Point:
+def _add_points(a: _Point, b: _Point) -> _Point:
     """Return the sum of two points (RFC 8032, 5.1.4)."""
     difference = (a[1] - a[0]) * (b[1] - b[0]) % _FIELD
     total = (a[1] + a[0]) * (b[1] + b[0]) % _FIELD
@@ -99,21 +99,21 @@ def _encode_point(point: _Point) -> bytes:
 
 def _is_small_order(point: _Point) -> bool:
     for _ in range(3):
-        point = _add(point, point)
+        point = _add_points(point, point)
     return point[0] % _FIELD == 0 and (point[1] - point[2]) % _FIELD == 0
 
 
-def _base() -> _Point:
+def _compute_base_point() -> _Point:
     point = _decode_point((4 * pow(5, _FIELD - 2, _FIELD) % _FIELD).to_bytes(32, "little"))
     assert point is not None  # noqa: S101 - a constant
     return point
 
 
-_BASE = _base()
+_BASE = _compute_base_point()
 
 
 @lru_cache(maxsize=1024)  # cached, because most parts of a list are the same when the list is read again
-def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
+def verify_ed25519(key: bytes, message: bytes, signature: bytes) -> bool:
     """Return whether a key's signature of a message is valid (RFC 8032, 5.1.7, without the cofactor).
 
     Keys of small order are rejected.
@@ -125,13 +125,13 @@ def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
         return False
     k = int.from_bytes(hashlib.sha512(signature[:32] + key + message).digest(), "little") % _ORDER
     negative = (_FIELD - point[0], point[1], point[2], _FIELD - point[3])
-    terms = (None, _BASE, negative, _add(_BASE, negative))
+    terms = (None, _BASE, negative, _add_points(_BASE, negative))
     found = (0, 1, 1, 0)  # from the neutral point, compute s * base - k * key, bit by bit
     for bit in range(_ORDER.bit_length() - 1, -1, -1):
-        found = _add(found, found)
+        found = _add_points(found, found)
         term = terms[(s >> bit & 1) + 2 * (k >> bit & 1)]
         if term is not None:
-            found = _add(found, term)
+            found = _add_points(found, term)
     return _encode_point(found) == signature[:32]
 
 
@@ -252,15 +252,15 @@ def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
             raise ValueError("a key signed the file twice")
         return _Metadata(name, signed, canonical_json(signed), by_key)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _build_damage(name, error) from error
+        raise _build_damage_problem(name, error) from error
 
 
-def _build_damage(name: str, error: Exception) -> ListProblem:
-    why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return ListProblem(DAMAGED, name, f"the file is not part of a signed list: {why}")
+def _build_damage_problem(name: str, error: Exception) -> ListProblem:
+    reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return ListProblem(DAMAGED, name, f"the file is not part of a signed list: {reason}")
 
 
-def _ed25519_keys(keys: Dict[str, Any]) -> _Keys:
+def _parse_ed25519_keys(keys: Dict[str, Any]) -> _Keys:
     """Return the Ed25519 public keys of a root or of a delegation. Keys of other schemes are ignored."""
     return {
         keyid: _parse_hexadecimal(key["keyval"]["public"], 32)
@@ -270,8 +270,8 @@ def _ed25519_keys(keys: Dict[str, Any]) -> _Keys:
 
 
 def _parse_role(value: Dict[str, Any], keys: _Keys) -> _Role:
-    named = [str(keyid) for keyid in value["keyids"]]
-    return _Role({keyid: keys[keyid] for keyid in named if keyid in keys}, check_count(value["threshold"], 1))
+    keyids = [str(keyid) for keyid in value["keyids"]]
+    return _Role({keyid: keys[keyid] for keyid in keyids if keyid in keys}, check_count(value["threshold"], 1))
 
 
 def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
@@ -282,7 +282,7 @@ def _find_signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
     return frozenset(
         keys[keyid]
         for keyid, signature in metadata.signatures.items()
-        if keyid in keys and ed25519_verify(keys[keyid], metadata.payload, signature)
+        if keyid in keys and verify_ed25519(keys[keyid], metadata.payload, signature)
     )
 
 
@@ -303,14 +303,14 @@ def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[
 def _parse_root(metadata: _Metadata) -> _Root:
     try:
         signed = metadata.signed
-        keys = _ed25519_keys(signed["keys"])
+        keys = _parse_ed25519_keys(signed["keys"])
         return _Root(
             signed["version"],
             parse_instant(signed["expires"]),
             {name: _parse_role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _build_damage(metadata.name, error) from error
+        raise _build_damage_problem(metadata.name, error) from error
 
 
 class _MetadataReader:
@@ -524,7 +524,7 @@ def parse_listing(name: str, data: bytes, target: Target) -> Listing:
         files = {check_path(path): _parse_file_versions(versions) for path, versions in document["files"].items()}
         return Listing(document["server"], files, _parse_window_end(document["ends"], contents), contents)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _build_damage(name, error) from error
+        raise _build_damage_problem(name, error) from error
 
 
 # The list
@@ -554,81 +554,81 @@ def read_list(
     fetch: Fetch,
     keys: Iterable[bytes],
     accepted: Optional[AcceptedList] = None,
-    each: Callable[..., Iterable[Any]] = map,
+    mapper: Callable[..., Iterable[Any]] = map,
 ) -> SignedList:
     """Read a signed list with ``fetch``, and verify the list.
 
     ``keys`` are public root keys, and all of them must have signed the first trusted root. If there are no keys, the
-    function does not verify signatures. ``each`` works like `map`, and may read several bins at a time. The function
+    function does not verify signatures. ``mapper`` works like `map`, and may read several bins at a time. The function
     also returns an expired list, because an expired list still ends maintenance windows. If another process replaces
     the list in the meantime, the function reads the new list. Raises `ListProblem` if the list cannot be trusted.
     Errors that ``fetch`` raises are passed on.
     """
-    known, reading = frozenset(keys), _MetadataReader(fetch)
-    for left in reversed(range(_TRIES)):
-        data = reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES)
+    root_keys, reader = frozenset(keys), _MetadataReader(fetch)
+    for tries_left in reversed(range(_TRIES)):
+        data = reader.find(TIMESTAMP, MAX_TIMESTAMP_BYTES)
         try:
             if data is None:
                 raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (gitboot endpoints do not serve it)")
-            return _read_verified_list(reading, data, known, accepted, each)
+            return _read_verified_list(reader, data, root_keys, accepted, mapper)
         except ListProblem:
-            if not left or reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES) == data:
+            if not tries_left or reader.find(TIMESTAMP, MAX_TIMESTAMP_BYTES) == data:
                 raise
     raise AssertionError("unreachable")
 
 
 def _read_verified_list(
-    reading: _MetadataReader,
+    reader: _MetadataReader,
     data: bytes,
     keys: FrozenSet[bytes],
     accepted: Optional[AcceptedList],
-    each: Callable[..., Iterable[Any]],
+    mapper: Callable[..., Iterable[Any]],
 ) -> SignedList:
-    root = reading.find_root(keys) if keys else None
+    root = reader.find_root(keys) if keys else None
     timestamp = _parse_metadata(TIMESTAMP, data, "timestamp")
     if keys and root is None:
         raise ListProblem(UNSIGNED, TIMESTAMP, "the list is not signed, so gitboot cannot verify who published it")
     expiring = [(timestamp.signed["expires"], TIMESTAMP)]
     try:
         if root is not None:
-            replaced = reading.previous_root.roles["timestamp"] if reading.previous_root is not None else None
-            _check_signatures(timestamp, root.roles["timestamp"], replaced)
+            previous_role = reader.previous_root.roles["timestamp"] if reader.previous_root is not None else None
+            _check_signatures(timestamp, root.roles["timestamp"], previous_role)
         meta = timestamp.signed["meta"]["snapshot.json"]
         versions = (timestamp.signed["version"], check_count(meta["version"], 1))
         signers = root.roles["timestamp"].keys.values() if root is not None else ()
-        signing = frozenset(key.hex() for key in signers)
-        newest = AcceptedList(root.version if root is not None else 0, versions[0], versions[1], signing)
+        signer_keys = frozenset(key.hex() for key in signers)
+        newest = AcceptedList(root.version if root is not None else 0, versions[0], versions[1], signer_keys)
         _check_is_newer(newest, accepted)
-        snapshot = reading.get_metadata("snapshot.json", "snapshot", versions[1], MAX_SNAPSHOT_BYTES, meta)
+        snapshot = reader.get_metadata("snapshot.json", "snapshot", versions[1], MAX_SNAPSHOT_BYTES, meta)
         if root is not None:
             _check_signatures(snapshot, root.roles["snapshot"])
-        meta, about = snapshot.signed["meta"], timestamp.signed["gitboot"]
+        meta, publication = snapshot.signed["meta"], timestamp.signed["gitboot"]
         role = None
         if root is not None:
             version = check_count(meta["targets.json"]["version"], 1)
-            delegating = reading.get_metadata(
+            targets_metadata = reader.get_metadata(
                 "targets.json", "targets", version, MAX_TARGETS_BYTES, meta["targets.json"]
             )
-            _check_signatures(delegating, root.roles["targets"])
-            expiring.append((delegating.signed["expires"], delegating.name))
-            role = _bin_role(delegating.signed["delegations"])
+            _check_signatures(targets_metadata, root.roles["targets"])
+            expiring.append((targets_metadata.signed["expires"], targets_metadata.name))
+            role = _parse_bin_role(targets_metadata.signed["delegations"])
         targets = {}  # type: Dict[str, Target]
         bins = sorted(name for name in meta if name != "targets.json")
-        for metadata, found in each(lambda name: _read_bin(reading, name, meta[name], role), bins):
+        for metadata, found in mapper(lambda name: _read_bin(reader, name, meta[name], role), bins):
             targets.update(found)
             expiring.append((metadata.signed["expires"], metadata.name))
         expiring.append((snapshot.signed["expires"], snapshot.name))
-        dated = [(parse_instant(expires), name) for expires, name in expiring]
+        expiry_times = [(parse_instant(expires), name) for expires, name in expiring]
         if root is not None:
-            dated.append((root.expires, f"{root.version}.root.json"))
-        first = min(dated)
+            expiry_times.append((root.expires, f"{root.version}.root.json"))
+        first = min(expiry_times)
         return SignedList(
             is_signed=bool(timestamp.signatures),
             is_verified=root is not None,
-            commit=str(about["commit"]),
-            made=parse_instant(about["made"]),
-            manifest=str(about["manifest"]),
-            gitboot=str(about["version"]),
+            commit=str(publication["commit"]),
+            made=parse_instant(publication["made"]),
+            manifest=str(publication["manifest"]),
+            gitboot=str(publication["version"]),
             expires=first[0],
             expiring=first[1],
             version=versions[0],
@@ -636,7 +636,7 @@ def _read_verified_list(
             targets=targets,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _build_damage(TIMESTAMP, error) from error
+        raise _build_damage_problem(TIMESTAMP, error) from error
 
 
 def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> None:
@@ -658,16 +658,16 @@ def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> N
 _TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z")
 
 
-def _bin_role(delegations: Dict[str, Any]) -> _Role:
+def _parse_bin_role(delegations: Dict[str, Any]) -> _Role:
     """Return the role whose keys sign the bins (TAP 15, with 8 bits)."""
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
         raise ValueError("the bins of the list differ from the bins that gitboot writes")
-    return _parse_role(roles, _ed25519_keys(delegations["keys"]))
+    return _parse_role(roles, _parse_ed25519_keys(delegations["keys"]))
 
 
 def _read_bin(
-    reading: _MetadataReader, name: str, meta: Dict[str, Any], role: Optional[_Role]
+    reader: _MetadataReader, name: str, meta: Dict[str, Any], role: Optional[_Role]
 ) -> Tuple[_Metadata, Dict[str, Target]]:
     """Return the metadata of a bin, and its targets by name.
 
@@ -678,7 +678,7 @@ def _read_bin(
     number = re.match(r"servers-([0-9a-f]{2})\.json\Z", name)
     if number is None:
         raise ValueError(f"{name!r} is not the name of a bin")
-    metadata = reading.get_metadata(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
+    metadata = reader.get_metadata(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
     if role is not None:
         _check_signatures(metadata, role)
     found = {}

@@ -158,8 +158,8 @@ class ContentReferences:
 
     def find_used_by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
         """Return the paths to which servers other than ``servers`` refer."""
-        own = Counter(path for server in servers for path in self.by_server.get(server, ()))
-        return {path for path in paths if self._counts[path] > own[path]}
+        own_counts = Counter(path for server in servers for path in self.by_server.get(server, ()))
+        return {path for path in paths if self._counts[path] > own_counts[path]}
 
 
 SHARED: Final = ""  # used instead of a server name for files that belong to no server
@@ -182,16 +182,16 @@ def decide_changes(
     all pairs that the publication does not contain. Raises a PublishError if files that gitboot did not write exist at
     paths to publish. The error lists all of these files.
     """
-    decision = _Decision(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
-    decision.find_suspects()
-    decision.compare()
-    decision.withdraw()
-    decision.expire()
-    decision.index(possibly_indexed)
-    return decision.changes
+    planner = _ChangePlanner(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
+    planner.find_suspects()
+    planner.compare()
+    planner.withdraw()
+    planner.expire()
+    planner.index(possibly_indexed)
+    return planner.changes
 
 
-class _Decision:
+class _ChangePlanner:
     def __init__(
         self, disk: Disk, tree: Tree, references: ContentReferences, publication: Publication, at: datetime
     ) -> None:
@@ -207,45 +207,45 @@ class _Decision:
     # Find the files that may have changed
 
     def find_suspects(self) -> None:
-        wanted = self._publication
-        listed = dict(self._tree.iter_servers()) if wanted.complete else {}
-        servers: Iterable[str] = wanted.servers
-        if wanted.complete:
-            cut_short = (parse_state_path(path) for path in self._tree.pending_files)
-            servers = sorted({*wanted.servers, *listed, *(each for each in cut_short if each is not None)})
+        publication = self._publication
+        listed = dict(self._tree.iter_servers()) if publication.complete else {}
+        servers: Iterable[str] = publication.servers
+        if publication.complete:
+            pending_servers = (parse_state_path(path) for path in self._tree.pending_files)
+            servers = sorted({*publication.servers, *listed, *(each for each in pending_servers if each is not None)})
         for server in servers:
-            files = wanted.servers.get(server)
+            files = publication.servers.get(server)
             if files is not None:
                 self._check_server(
-                    server, files, listed.get(server) if wanted.complete else self._tree.find_digest(server)
+                    server, files, listed.get(server) if publication.complete else self._tree.find_digest(server)
                 )
                 continue
             self.changes.content[server] = ()
             if (digest := self._tree.find_digest(server)) is not None:
                 self.changes.digests[server] = None
-            self._note_before(server, digest)
-        if wanted.shared is not None or not wanted.parts.is_empty:
-            self._check_shared(wanted.changed_shared_files)
+            self._collect_previous_files(server, digest)
+        if publication.shared is not None or not publication.parts.is_empty:
+            self._check_shared(publication.changed_shared_files)
 
     def _check_server(self, server: str, files: Files, digest: str | None) -> None:
-        now = files[state_path(server)].sha256
+        new_digest = files[state_path(server)].sha256
         self.changes.checked_files += len(files)
         self.changes.content[server] = tuple(filter(is_content, files))
         self._identities[server] = parse_outline(files[state_path(server)].content).identities
-        if now != digest:
-            self.changes.digests[server] = now
-        if self._publication.complete and now == digest:
+        if new_digest != digest:
+            self.changes.digests[server] = new_digest
+        if self._publication.complete and new_digest == digest:
             differing = {path: file for path, file in files.items() if self._may_differ(path, file)}
             self._owned.update(differing)
             self._suspects |= differing
             return
         self._suspects |= files
-        before = self._note_before(server, digest)
+        before = self._collect_previous_files(server, digest)
         # if the digests are equal, the caller requested a complete check of this server
-        indexed = before if now != digest else frozenset()
+        indexed = before if new_digest != digest else frozenset()
         self._added_pairs |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
-    def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
+    def _collect_previous_files(self, server: str, digest: str | None) -> frozenset[str]:
         """Collect a server's previously published files, which may be replaced or removed.
 
         Return the identities of the server that are certainly in the index.
@@ -267,20 +267,20 @@ class _Decision:
 
     def _check_shared(self, files: Files) -> None:
         before = self._tree.read_shared()
-        now = self._publication.merge_shared(before)
-        if now != before:
-            self.changes.shared = now
+        after = self._publication.merge_shared(before)
+        if after != before:
+            self.changes.shared = after
         self.changes.checked_files += len(files)
         if self._publication.shared is not None:
             self.changes.content[SHARED] = tuple(filter(is_content, files))
         self._owned.update(before)
-        self._dropped_content.update(_find_dropped_content(before, now))
+        self._dropped_content.update(_find_dropped_content(before, after))
         differing = files
         if self._publication.complete:
             differing = {
                 path: file
                 for path, file in files.items()
-                if now[path] != before.get(path) or self._may_differ(path, file)
+                if after[path] != before.get(path) or self._may_differ(path, file)
             }
         self._suspects |= differing
 
@@ -290,24 +290,24 @@ class _Decision:
     # Compare them
 
     def compare(self) -> None:
-        ours = (self._owned, self._tree.pending, self._tree.retired, self._references)  # files that gitboot wrote
-        in_the_way: set[str] = set()
+        own_files = (self._owned, self._tree.pending, self._tree.retired, self._references)  # files that gitboot wrote
+        foreign_paths: set[str] = set()
         for path, file in sorted(self._suspects.items()):
             check_path(path)
             try:
-                stands = self._disk.lstat(path)
+                file_stat = self._disk.lstat(path)
             except NotAFolder as error:
-                in_the_way.add(error.path)
+                foreign_paths.add(error.path)
                 continue
-            if path not in self._tree.pending and has_content(self._disk, path, stands, file.content):
+            if path not in self._tree.pending and has_content(self._disk, path, file_stat, file.content):
                 continue
-            if stands is None or (is_file(stands) and any(path in each for each in ours)):
+            if file_stat is None or (is_file(file_stat) and any(path in each for each in own_files)):
                 self.changes.written.append(path)
             else:
-                in_the_way.add(path)
-        if in_the_way:
-            shown = format_names([str(self._disk.root / path) for path in sorted(in_the_way)], 10)
-            raise PublishError(f"gitboot does not replace files that it did not write: {shown} (move them away)")
+                foreign_paths.add(path)
+        if foreign_paths:
+            names = format_names([str(self._disk.root / path) for path in sorted(foreign_paths)], 10)
+            raise PublishError(f"gitboot does not replace files that it did not write: {names} (move them away)")
 
     # Remove files
 
@@ -340,16 +340,18 @@ class _Decision:
         Content that is used again stays, but the list that named it as retired is removed.
         """
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
-        over = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
-        left = self._find_unused(over) - set(self.changes.retired)
-        self.changes.expired = sorted(path for path in left if self._disk.has_file(path))
+        expired_paths = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
+        unused_paths = self._find_unused(expired_paths) - set(self.changes.retired)
+        self.changes.expired = sorted(path for path in unused_paths if self._disk.has_file(path))
 
     # The index
 
-    def index(self, also: Collection[Pair]) -> None:
+    def index(self, possibly_indexed: Collection[Pair]) -> None:
         """Decide the changes to the index, and the order in which states are written."""
-        changes, indexed = self.changes, self._removed_pairs.union(self._added_pairs, also)
-        gone = {(identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())}
+        changes, indexed = self.changes, self._removed_pairs.union(self._added_pairs, possibly_indexed)
+        removed_pairs = {
+            (identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())
+        }
         changes.possibly_indexed = frozenset(indexed)
         if self._publication.complete:
             changes.shards_after_adding, changes.shards_after_removing = rebuild_index(
@@ -357,14 +359,18 @@ class _Decision:
             )
         else:
             changes.shards_after_adding, changes.shards_after_removing = find_index_changes(
-                self._disk, gone, self._added_pairs, self._tree.pending
+                self._disk, removed_pairs, self._added_pairs, self._tree.pending
             )
         # If an identity moves, the state of its new server is written before the state of its old server, so that the
         # identity always belongs to a server.
-        given_up = {identity for identity, _ in gone}
-        claimed = {state_path(name) for name, own in self._identities.items() if not given_up.isdisjoint(own)}
+        removed_identities = {identity for identity, _ in removed_pairs}
+        claiming_states = {
+            state_path(name)
+            for name, identities in self._identities.items()
+            if not removed_identities.isdisjoint(identities)
+        }
         states = [path for path in changes.written if parse_state_path(path) is not None]
-        changes.states = sorted(states, key=lambda path: path not in claimed)
+        changes.states = sorted(states, key=lambda path: path not in claiming_states)
         written = set(changes.written)
         changes.unchanged_states = [
             state_path(server)
@@ -373,8 +379,8 @@ class _Decision:
         ]
 
 
-def _find_dropped_content(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
-    return (path for path in before if path not in now and is_content(path))
+def _find_dropped_content(before: Iterable[str], after: Collection[str]) -> Iterator[str]:
+    return (path for path in before if path not in after and is_content(path))
 
 
 Shards = dict[str, Shard]  # by path
@@ -388,22 +394,22 @@ def find_index_changes(
     The first version includes the added pairs and still includes the removed pairs. The second version does not include
     the removed pairs.
     """
-    joined: Shards = {}
-    parted: Shards = {}
-    leaving, coming = _group_by_shard(removed), _group_by_shard(added)
-    for path in sorted({*leaving, *coming, *filter(is_index_path, pending)}):
+    union_shards: Shards = {}
+    final_shards: Shards = {}
+    removed_by_shard, added_by_shard = _group_by_shard(removed), _group_by_shard(added)
+    for path in sorted({*removed_by_shard, *added_by_shard, *filter(is_index_path, pending)}):
         data = disk.read(path)
         try:
             before = parse_shard(data) if data is not None else {}
         except ValueError as error:
             raise build_damage_error(disk, path) from error
-        union = update_shard(before, (), coming.get(path, ()))
-        after = update_shard(union, leaving.get(path, ()), ())
+        union = update_shard(before, (), added_by_shard.get(path, ()))
+        after = update_shard(union, removed_by_shard.get(path, ()), ())
         if union != before or (union and path in pending):
-            joined[path] = union
+            union_shards[path] = union
         if after != union:
-            parted[path] = after
-    return joined, parted
+            final_shards[path] = after
+    return union_shards, final_shards
 
 
 def rebuild_index(
@@ -414,22 +420,22 @@ def rebuild_index(
     The first shards contain the new and the old pairs. The second shards contain only the new pairs. The result omits
     unchanged shards, unless they are pending. It replaces damaged shards.
     """
-    wanted: dict[str, dict[str, tuple[str, ...]]] = build_index(identities)
-    joined: Shards = {}
-    parted: Shards = {}
-    for path in sorted({*wanted, *(f"{INDEX}/{name}" for name in disk.names(INDEX))}):
+    new_index: dict[str, dict[str, tuple[str, ...]]] = build_index(identities)
+    union_shards: Shards = {}
+    final_shards: Shards = {}
+    for path in sorted({*new_index, *(f"{INDEX}/{name}" for name in disk.names(INDEX))}):
         before = None  # the shard is missing or damaged
         with suppress(ValueError):
             before = parse_shard(disk.read(path) or b"")
-        after = wanted.get(path, {})
+        after = new_index.get(path, {})
         union = update_shard(
             before or {}, (), ((identity, name) for identity, names in after.items() for name in names)
         )
         if union != before or (union and path in pending):
-            joined[path] = union
+            union_shards[path] = union
         if after != union or not after:
-            parted[path] = after
-    return joined, parted
+            final_shards[path] = after
+    return union_shards, final_shards
 
 
 def _group_by_shard(pairs: Iterable[Pair]) -> dict[str, list[Pair]]:
@@ -461,26 +467,26 @@ def amend_manifest(
     before = {node: tree.read_node(node) for node in sorted({*nodes, *(node for node, _ in leaves)})}
     parts: Parts = {}
     for (node, leaf), changes in sorted(leaves.items()):
-        nodes.setdefault(node, {})[leaf] = _amend(
+        nodes.setdefault(node, {})[leaf] = _amend_part(
             parts, leaf_path(node, leaf), tree.read_leaf(node, leaf, before[node].get(leaf)), changes
         )
-    top: dict[str, str | None] = {}
+    node_changes: dict[str, str | None] = {}
     for node, changes in sorted(nodes.items()):
-        top[node] = _amend(parts, node_path(node), before[node], changes)
+        node_changes[node] = _amend_part(parts, node_path(node), before[node], changes)
     listing = tree.head.shared if tree.head else None
     if shared is None and MANIFEST_SHARED in tree.pending:
         shared = tree.read_shared()
     if shared is not None:
         parts[MANIFEST_SHARED] = data = render_listing(shared) if shared else None
         listing = compute_digest(data) if data is not None else None
-    head = Head(stamp=stamp, nodes=_apply_changes(tree.head.nodes if tree.head else {}, top), shared=listing)
+    head = Head(stamp=stamp, nodes=_apply_changes(tree.head.nodes if tree.head else {}, node_changes), shared=listing)
     return head, {**dict.fromkeys(tree.outdated), **parts, MANIFEST: render_head(head)}
 
 
-def _amend(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
+def _amend_part(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
     """Add a changed node or leaf to ``parts``. Return the digest of the part, or None if the part is now empty."""
-    now = _apply_changes(before, changes)
-    parts[path] = data = render_digests(now) if now else None
+    after = _apply_changes(before, changes)
+    parts[path] = data = render_digests(after) if after else None
     return compute_digest(data) if data is not None else None
 
 
@@ -521,7 +527,7 @@ class WindowEnds:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._ends: dict[str, datetime] = {}  # by server, when a file may have to be replaced next
-        self._was_read: _LastRead | None = None  # when all states were read last
+        self._last_read: _LastRead | None = None  # when all states were read last
         self._replaced: set[str] = set()  # servers with replaced files that `end` has not returned yet
 
     @property
@@ -530,7 +536,7 @@ class WindowEnds:
 
     def is_due(self, root: Path, at: datetime) -> bool:
         """Return whether `end` may have to change the tree at ``root`` by the time ``at``."""
-        return self._reads_all(root) or any(end <= at for end in self._ends.values())
+        return self._must_read_all(root) or any(end <= at for end in self._ends.values())
 
     def end(self, disk: Disk, at: datetime, modified_at: datetime) -> EndedWindows:
         """Replace the files of all windows that have ended by ``at``.
@@ -542,17 +548,21 @@ class WindowEnds:
         date of the previous version if that is later. Raises `WindowsNotEnded` if a file cannot be replaced. The next
         call then tries again, and reads only the remaining states.
         """
-        began_s, version, reads_all = self._monotonic(), _read_folder_version(disk.root), self._reads_all(disk.root)
+        began_s, version, must_read_all = (
+            self._monotonic(),
+            _read_folder_version(disk.root),
+            self._must_read_all(disk.root),
+        )
         due = sorted(name for name, end in self._ends.items() if end <= at)
-        if reads_all:
-            named = (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
-            due = [name for name in named if name is not None]
-        ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
+        if must_read_all:
+            state_servers = (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
+            due = [name for name in state_servers if name is not None]
+        ends = {} if must_read_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
         # when `WindowEnds` must check a server next if there is no file to replace
-        settled: dict[str, datetime | None] = {}
+        next_checks: dict[str, datetime | None] = {}
         # when `WindowEnds` must check a server next after its files were replaced
-        after: dict[str, datetime | None] = {}
+        later_checks: dict[str, datetime | None] = {}
         try:
             for name in due:
                 state: PublishedServer | None = None
@@ -560,28 +570,28 @@ class WindowEnds:
                 if data is not None and _IN_WINDOW in data:
                     with suppress(ValueError):  # the next publication replaces a damaged state
                         state = parse_state(data)
-                files = dict(_files_of_ended_windows(disk, state, at)) if state is not None else {}
-                next_turn = _next_turn(state, at) if state is not None else None
+                files = dict(_find_ended_window_files(disk, state, at)) if state is not None else {}
+                next_transition = _find_next_transition(state, at) if state is not None else None
                 if files:
-                    contents[name], after[name] = files, next_turn
+                    contents[name], later_checks[name] = files, next_transition
                 else:
-                    settled[name] = next_turn
+                    next_checks[name] = next_transition
             _replace_files(disk, contents, modified_at, self._replaced)
-            settled |= after
+            next_checks |= later_checks
         except PublishError as error:
             raise WindowsNotEnded(str(error), tuple(sorted(self._replaced))) from error
         finally:
-            times = {name: settled.get(name, min(self._ends.get(name, at), at)) for name in due}
+            times = {name: next_checks.get(name, min(self._ends.get(name, at), at)) for name in due}
             self._ends = ends | {name: time for name, time in times.items() if time is not None}
-            if reads_all:
+            if must_read_all:
                 now_s = self._monotonic()
-                self._was_read = _LastRead(version=version, ended_s=now_s, took_s=now_s - began_s)
+                self._last_read = _LastRead(version=version, ended_s=now_s, took_s=now_s - began_s)
         servers = tuple(sorted(self._replaced))
         self._replaced.clear()
         return EndedWindows(servers, self.next_end)
 
-    def _reads_all(self, root: Path) -> bool:
-        if (last := self._was_read) is None:
+    def _must_read_all(self, root: Path) -> bool:
+        if (last := self._last_read) is None:
             return True
         pause = _UNCHANGED_FACTOR if last.version == _read_folder_version(root) else _CHANGED_FACTOR
         return self._monotonic() >= last.ended_s + pause * last.took_s
@@ -626,26 +636,26 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
         return ends.end(disk, at, datetime.fromtimestamp(0, UTC))
 
 
-def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
+def _find_ended_window_files(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
     """Yield each file of a server whose window has ended, with its new content, or None if it must be removed."""
-    for path, turns in sorted(state.paths.items()):
-        now, _ = find_version(turns, at)
-        windows = {turn.content for turn in turns if turn.in_window and turn is not now}
-        if now is not None and now.in_window:
+    for path, versions in sorted(state.paths.items()):
+        current, _ = find_version(versions, at)
+        windows = {version.content for version in versions if version.in_window and version is not current}
+        if current is not None and current.in_window:
             # the window belongs to the same maintenance, or to another maintenance with the same boot
-            windows.discard(now.content)
+            windows.discard(current.content)
         if not windows:
             continue
         found = disk.read(path)
         if found is not None and compute_digest(found) in windows:
-            if now is not None and now.in_window:
-                now = next((turn for turn in reversed(turns) if not turn.in_window), None)
-            yield path, _read_content(disk, state, now)
+            if current is not None and current.in_window:
+                current = next((version for version in reversed(versions) if not version.in_window), None)
+            yield path, _read_content(disk, state, current)
 
 
-def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
-    with_windows = (turns for turns in state.paths.values() if any(turn.in_window for turn in turns))
-    times = (turn.since for turns in with_windows for turn in turns if turn.since is not None)
+def _find_next_transition(state: PublishedServer, at: datetime) -> datetime | None:
+    path_versions = (versions for versions in state.paths.values() if any(version.in_window for version in versions))
+    times = (version.since for versions in path_versions for version in versions if version.since is not None)
     return min((since for since in times if since > at), default=None)
 
 
@@ -673,11 +683,11 @@ def _replace_files(
     disk.sync()
 
 
-def _read_content(disk: Disk, state: PublishedServer, turn: PathVersion | None) -> bytes | None:
+def _read_content(disk: Disk, state: PublishedServer, version: PathVersion | None) -> bytes | None:
     """Return the content of a version, or the fallback if the boot writes a disk. Return None if there is no file."""
-    if turn is None:
+    if version is None:
         return None
-    digest = turn.content if turn.writes is None else turn.writes.fallback
+    digest = version.content if version.writes is None else version.writes.fallback
     if digest is None:
         return None
     if (text := state.contents.get(digest)) is not None:

@@ -27,7 +27,7 @@ from gitboot.publish.manifest import (
     Manifest,
     Stamp,
     compute_digest,
-    is_of_manifest,
+    is_manifest_part,
     leaf_path,
     locate_server,
     node_path,
@@ -54,11 +54,11 @@ from gitboot.render.paths import BOOT, ON_PAGE, PAGE_INDEX, RECORDS, is_content,
 from gitboot.resolve.provisioning_record import Record, StopOrder, parse_exported_records
 from gitboot.status.conditions import find_remedy
 
-OWN: Final = "ops/.gitboot"
-LOCK: Final = f"{OWN}/lock"
-PENDING: Final = f"{OWN}/pending.json"
+PRIVATE_FOLDER: Final = "ops/.gitboot"
+LOCK: Final = f"{PRIVATE_FOLDER}/lock"
+PENDING: Final = f"{PRIVATE_FOLDER}/pending.json"
 _NO_NAMES: Final = frozenset({"", ".", ".."})
-_RETIRED: Final = f"{OWN}/retired"
+_RETIRED: Final = f"{PRIVATE_FOLDER}/retired"
 _STATUS_FILES: Final = frozenset({HISTORY, STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
 _S = TypeVar("_S")
 _T = TypeVar("_T")
@@ -69,7 +69,7 @@ class Tree:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        older = read_older(disk)
+        older = read_older_tree(disk)
         self.head = _read(disk, MANIFEST, parse_head) if older is None else None
         self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
         # The digest and the content of the listing of shared files; None: not read yet.
@@ -136,9 +136,9 @@ class Tree:
         """Return a node or a leaf, and cache the result, because many servers share a node."""
         if expected is None or path in self.pending:
             return self._read_part(path, expected, parse_digests) or {}
-        if (held := self._digest_cache.get((path, expected))) is None:
-            held = self._digest_cache[path, expected] = self._read_part(path, expected, parse_digests) or {}
-        return held
+        if (cached := self._digest_cache.get((path, expected))) is None:
+            cached = self._digest_cache[path, expected] = self._read_part(path, expected, parse_digests) or {}
+        return cached
 
     def _read_part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = self._disk.read(path) if path not in self.outdated else None
@@ -149,11 +149,11 @@ class Tree:
         return _parse(self._disk, path, data, parse_part) if data is not None else None
 
     def mark_pending(self, paths: Iterable[str]) -> None:
-        """Mark these paths as pending until `settle`."""
+        """Mark these paths as pending until `mark_complete`."""
         self.pending = self.pending.union(paths)
         self._digest_cache.clear()
 
-    def settle(self, head: Head) -> None:
+    def mark_complete(self, head: Head) -> None:
         """Record that the publication with this head is complete."""
         self.pending = self.outdated = frozenset()
         self.head, self.stamp = head, head.stamp
@@ -172,9 +172,9 @@ def is_empty_tree(disk: Disk, tree: Tree) -> bool:
     """Return whether gitboot has never published to the tree and the tree does not contain unknown files."""
     if tree.stamp is not None or tree.pending or tree.batches:
         return False
-    own = {split(path)[1] for path in (OWN, STATUS)}
+    own_names = {split(path)[1] for path in (PRIVATE_FOLDER, STATUS)}
     # gitboot does not publish the files in boot/assets
-    return {"assets"}.issuperset(disk.names("boot")) and own.issuperset(disk.names("ops"))
+    return {"assets"}.issuperset(disk.names("boot")) and own_names.issuperset(disk.names("ops"))
 
 
 def check_path(path: str) -> None:
@@ -188,7 +188,9 @@ def is_record(path: str) -> bool:
     """Return whether ``path`` is reserved for gitboot's own records about the tree."""
     if path.startswith(BOOT):
         return is_shared_list_file(path)
-    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_index_path(path) or path in _STATUS_FILES
+    return (
+        path.startswith(f"{PRIVATE_FOLDER}/") or is_manifest_part(path) or is_index_path(path) or path in _STATUS_FILES
+    )
 
 
 def batch_path(since: datetime) -> str:
@@ -205,7 +207,7 @@ def read_manifest(root: Path) -> Manifest | None:
         return None
     with closing(Disk(root)) as disk:
         found = _read_whole(disk)
-        if found is not None and found.damaged and found.is_settled:
+        if found is not None and found.damaged and found.is_stable:
             raise build_damage_error(disk, found.damaged[0])
     return found.manifest if found is not None else None
 
@@ -236,7 +238,7 @@ class _WholeTree:
             files |= self._read_part(SHARED, head.shared, parse_listing) or {}
         self.manifest = Manifest(stamp=head.stamp, files=dict(sorted(files.items())))
         # no publication is in progress, and no publication was interrupted
-        self.is_settled = disk.lstat(PENDING) is None
+        self.is_stable = disk.lstat(PENDING) is None
 
     def _read_part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = self._disk.read(path) if self._disk.has_file(path) else None
@@ -251,7 +253,7 @@ def _read_whole(disk: Disk) -> _WholeTree | None:
     while (data := disk.read(MANIFEST)) is not None:
         whole = _WholeTree(disk, _parse(disk, MANIFEST, data, parse_head))
         # A publication may have completed after the head was read.
-        if not (whole.damaged and whole.is_settled) or disk.read(MANIFEST) == data:
+        if not (whole.damaged and whole.is_stable) or disk.read(MANIFEST) == data:
             return whole
     return None
 
@@ -291,9 +293,9 @@ class OlderTree(Struct, frozen=True, kw_only=True):
     parts: frozenset[str]  # the files of the manifest itself
 
 
-def read_older(disk: Disk) -> OlderTree | None:
+def read_older_tree(disk: Disk) -> OlderTree | None:
     """Read a tree of gitboot 0.1.0, or return None for other trees. Ignore parts of its manifest that were replaced."""
-    match _parse_older(disk.read(MANIFEST)):
+    match _parse_older_manifest(disk.read(MANIFEST)):
         case {
             "version": 1,
             "commit": str(commit),
@@ -301,7 +303,7 @@ def read_older(disk: Disk) -> OlderTree | None:
             "ledger": str(ledger),
             "shards": dict(shards),
         }:
-            parts = {node_path(name): _parse_older(disk.read(node_path(name))) for name in shards}
+            parts = {node_path(name): _parse_older_manifest(disk.read(node_path(name))) for name in shards}
             return OlderTree(
                 stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger),
                 files=frozenset(
@@ -312,7 +314,7 @@ def read_older(disk: Disk) -> OlderTree | None:
     return None
 
 
-def _parse_older(data: bytes | None) -> dict[str, object]:
+def _parse_older_manifest(data: bytes | None) -> dict[str, object]:
     with suppress(ValueError):
         found = json.loads(data or b"")
         if isinstance(found, dict):
@@ -376,21 +378,21 @@ def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, 
     """
     # `write_changes` adds PENDING to the pending paths. Then each pending file belongs to a server whose state is also
     # pending, or does not belong to a server.
-    tells_whom = not tree.pending or PENDING in tree.pending
-    if tree.head is None or tree.outdated or not tells_whom:
+    names_servers = not tree.pending or PENDING in tree.pending
+    if tree.head is None or tree.outdated or not names_servers:
         return None
     found: dict[str, tuple[str, ...]] = {}
     with suppress(PublishError):
-        now, reached = dict(tree.iter_servers()), _find_pending_servers(tree)
+        states, pending_servers = dict(tree.iter_servers()), _find_pending_servers(tree)
         if tree.head.shared != before.shared or not tree.pending.isdisjoint((SHARED, *tree.read_shared())):
             found[ALL] = tuple(filter(is_content, tree.read_shared()))
         if any(map(is_page_or_record_file, tree.pending)) or (PAGE_INDEX in tree.read_shared()) is not before.has_page:
             found[PARTS] = ()
-        for server in now.keys() | before.states.keys() | reached:
-            if server not in reached and now.get(server) == before.states.get(server):
+        for server in states.keys() | before.states.keys() | pending_servers:
+            if server not in pending_servers and states.get(server) == before.states.get(server):
                 continue
-            state = tree.read_outline(server) if server in now or server in reached else None
-            if state is None and server in now and server not in reached:
+            state = tree.read_outline(server) if server in states or server in pending_servers else None
+            if state is None and server in states and server not in pending_servers:
                 return None
             found[server] = tuple(filter(is_content, state.files)) if state is not None else ()
         return found
@@ -402,9 +404,9 @@ def find_leftover_pairs(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
 
     Return None if a pending part of the index is not readable.
     """
-    reached = _find_pending_servers(tree)
-    states = {server: tree.read_outline(server) for server in reached}
-    claimed = {server: state.identities for server, state in states.items() if state is not None}
+    pending_servers = _find_pending_servers(tree)
+    states = {server: tree.read_outline(server) for server in pending_servers}
+    identities_by_server = {server: state.identities for server, state in states.items() if state is not None}
     found: set[Pair] = set()
     for path in filter(is_index_path, tree.pending):
         if (shard := _read_shard(disk, path)) is None:
@@ -412,8 +414,8 @@ def find_leftover_pairs(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
         found |= {
             (identity, server)
             for identity, servers in shard.items()
-            for server in reached.intersection(servers)
-            if identity not in claimed.get(server, ())
+            for server in pending_servers.intersection(servers)
+            if identity not in identities_by_server.get(server, ())
         }
     return frozenset(found)
 
@@ -468,7 +470,7 @@ def _read_shard(disk: Disk, path: str) -> Shard | None:
 STOP_FILE: Final = "stopped.json"
 
 
-def stop_folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
+def list_stop_folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
     """Return the folders in which a tree's endpoints look for the stop file."""
     return (output / "ops",) if spool is None else (output / "ops", spool)
 
@@ -478,7 +480,7 @@ class StopNotice(NamedTuple):
     at: datetime
 
 
-def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
+def write_stop_file(folder: Path, stoppage: StopOrder, at: datetime) -> None:
     """Durably write the stop file to ``folder``, and replace an existing stop file. Raises OSError if this fails.
 
     Every user who can read the folder can read the file.
@@ -487,7 +489,7 @@ def write_stop(folder: Path, stoppage: StopOrder, at: datetime) -> None:
     write_atomically(folder / STOP_FILE, content, mode=0o644)
 
 
-def remove_stop(folder: Path) -> None:
+def remove_stop_file(folder: Path) -> None:
     """Remove the stop file if it exists. Raises OSError if it cannot be removed."""
     (folder / STOP_FILE).unlink(missing_ok=True)
 
@@ -519,8 +521,8 @@ class StopReader:
 def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
     with suppress(OSError, ValueError, RecursionError):
         match json.loads(path.read_bytes()):
-            case {"who": str(who), "reason": str(reason), "everything": bool(everything), "at": str(said)}:
-                return StopNotice(StopOrder(who, reason, everything), datetime.fromisoformat(said))
+            case {"who": str(who), "reason": str(reason), "everything": bool(everything), "at": str(ordered_at)}:
+                return StopNotice(StopOrder(who, reason, everything), datetime.fromisoformat(ordered_at))
     return StopNotice(StopOrder("somebody", f"{path} cannot be read", everything=False), at)
 
 

@@ -35,12 +35,12 @@ def select_copy_files(
     is_once = plan is not None and plan.key is not None and plan.writes_disk
     if is_once and not decision.copies.one_time_boots:
         return _replace_one_time_boot(decision, files, policy_files)
-    if plan is not None and asks_for_maintenance_end(decision, plan, stop):
+    if plan is not None and needs_endpoint_query(decision, plan, stop):
         return _replace_maintenance(decision, plan, files, policy_files)
     return {**files}
 
 
-def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope) -> bool:
+def needs_endpoint_query(decision: Decision, plan: BootPlan, stop: StopScope) -> bool:
     """Return whether a copy must query the endpoint because a maintenance may have ended.
 
     Return False if the plan has no maintenance, if there is no endpoint, or if the boot is the same before and after
@@ -51,7 +51,7 @@ def asks_for_maintenance_end(decision: Decision, plan: BootPlan, stop: StopScope
     return plan.boot is not None or harmless_boot(decision.policy) is not None
 
 
-def render_asking_scripts(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
+def render_query_scripts(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
     """Return boot scripts that query the endpoint first, and boot ``policy_files`` if the endpoint does not respond.
 
     If the Fleet does not set an endpoint, the result is empty. An endpoint that cannot record fetches also serves these
@@ -61,7 +61,7 @@ def render_asking_scripts(decision: Decision, files: Files, policy_files: Files)
         path: kind for path in files.keys() & policy_files.keys() if (kind := paths.find_path_kind(path)) is not None
     }
     scripts = {
-        path: _render_asking_script(decision, kind, path, policy_files[path]) for path, kind in sorted(kinds.items())
+        path: _render_query_script(decision, kind, path, policy_files[path]) for path, kind in sorted(kinds.items())
     }
     return {path: script for path, script in scripts.items() if script is not None}
 
@@ -71,7 +71,7 @@ def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files
     # paths, a copy contains the user data of the fallback.
     data = {path: policy_files[path] for path in files.keys() & policy_files.keys() if _has_role(path, Role.DATA)}
     found = {**files, **data}
-    can_ask = all(files[path] == file for path, file in data.items())
+    can_query = all(files[path] == file for path, file in data.items())
     for path in files:
         kind = paths.find_path_kind(path)
         if kind is None or kind.role not in (Role.BOOT_SCRIPT, Role.OFFER) or kind is paths.PIXIECORE:
@@ -80,37 +80,41 @@ def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files
             del found[path]
         else:
             # If iPXE does not support https, the query fails, and iPXE boots the policy file.
-            found[path] = (_render_asking_script(decision, kind, path, policy_file) if can_ask else None) or policy_file
+            found[path] = (
+                _render_query_script(decision, kind, path, policy_file) if can_query else None
+            ) or policy_file
     return found
 
 
 def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, policy_files: Files) -> dict[str, File]:
     is_late, boot = decision.copies.late_ends, plan.boot
-    finds_data = boot is not None and boot.user_data is not None and boot.may_ask_by_identity
+    finds_data = boot is not None and boot.user_data is not None and boot.may_fetch_by_identity
     found: dict[str, File] = {}
     data = {
         path
         for path in files.keys() & policy_files.keys()
         if _has_role(path, Role.DATA) and files[path] != policy_files[path]
     }
-    by_http = urlsplit(decision.endpoint or "").scheme != "https"
+    is_http = urlsplit(decision.endpoint or "").scheme != "https"
     for path in sorted(files.keys() | policy_files.keys()):
-        kind, own_file, policy_file = paths.find_path_kind(path), files.get(path), policy_files.get(path)
-        chosen = own_file or policy_file
+        kind, plan_file, policy_file = paths.find_path_kind(path), files.get(path), policy_files.get(path)
+        chosen = plan_file or policy_file
         if kind is not None and kind.role is Role.DATA:  # only a boot script can query the endpoint
             chosen = (
-                own_file if own_file is not None and (policy_file is None or (finds_data and is_late)) else policy_file
+                plan_file
+                if plan_file is not None and (policy_file is None or (finds_data and is_late))
+                else policy_file
             )
         elif kind is not None and (kind.role is Role.PREVIEW or kind is paths.HTTP_BOOT):
             # the boot script of the loader queries the endpoint
             names_loader = kind is paths.HTTP_BOOT and boot is not None and boot.http_boot is HttpBoot.LOADER
-            chosen = own_file if is_late or (names_loader and own_file is not None) else policy_file
-        elif kind is not None and kind.role is Role.BOOT_SCRIPT and own_file != policy_file:
-            asking_script = None
-            can_ask = by_http or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
-            if own_file and policy_file and can_ask and not (finds_data and data):
-                asking_script = _render_asking_script(decision, kind, path, policy_file)
-            chosen = asking_script or (own_file if is_late else policy_file)
+            chosen = plan_file if is_late or (names_loader and plan_file is not None) else policy_file
+        elif kind is not None and kind.role is Role.BOOT_SCRIPT and plan_file != policy_file:
+            query_script = None
+            can_query = is_http or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
+            if plan_file and policy_file and can_query and not (finds_data and data):
+                query_script = _render_query_script(decision, kind, path, policy_file)
+            chosen = query_script or (plan_file if is_late else policy_file)
         if chosen is not None:
             found[path] = chosen
     return found
@@ -121,21 +125,21 @@ def _has_role(path: str, role: Role) -> bool:
     return kind is not None and kind.role is role
 
 
-def _render_asking_script(decision: Decision, kind: PathKind, path: str, fallback: File) -> File | None:
+def _render_query_script(decision: Decision, kind: PathKind, path: str, fallback: File) -> File | None:
     """Return the boot script that queries the endpoint first.
 
     Return None if there is no endpoint, or if the loader cannot query an endpoint.
     """
     if decision.endpoint is None or kind.role is not Role.BOOT_SCRIPT:
         return None
-    loader, below = find_loader(kind.text), path.removeprefix(paths.BOOT)
+    loader, relative_path = find_loader(kind.text), path.removeprefix(paths.BOOT)
     if loader not in _ENDPOINT_REQUESTS:
         return None
     if loader is ScriptLoader.PXELINUX:
         # PXELINUX has no variable that could prevent a second query. If a load balancer returned a copy of the same
         # configuration, lwIP would run out of TCP connections, and PXELINUX could not fetch the kernel of the fallback.
-        below = f"{paths.ASKED}{below}"
-    text = _ENDPOINT_REQUESTS[loader](f"{decision.endpoint}/{below}", fallback.content.decode())
+        relative_path = f"{paths.QUERY_FOLDER}{relative_path}"
+    text = _ENDPOINT_REQUESTS[loader](f"{decision.endpoint}/{relative_path}", fallback.content.decode())
     return File(text.encode(), fallback.content_type) if text is not None else None
 
 
@@ -154,8 +158,8 @@ def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[t
     These files exist for every plan, so that the endpoint accepts the report of an installation that ends after its
     deadline or during a maintenance window.
     """
-    named = (decision.token, plan.token if plan is not None else None)
-    for token in (each for each in named if each is not None):
+    tokens = (decision.token, plan.token if plan is not None else None)
+    for token in (each for each in tokens if each is not None):
         yield from ((each.build_path(mac, token), _EMPTY) for each in paths.REPORTS for mac in decision.macs)
 
 
@@ -213,7 +217,7 @@ def _select_renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[R
     requested = {None, evidence, *outputs}
     if Output.EC2 in requested:
         requested.add(Output.NOCLOUD)  # the emulated EC2 metadata service returns the NoCloud files
-    return tuple(render for made, render in RENDERERS if made.requested_by in requested)
+    return tuple(render for kind, render in RENDERERS if kind.requested_by in requested)
 
 
 def render_idle_files(

@@ -124,8 +124,8 @@ def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | Non
     loader = find_loader(path)
     if loader is None:
         return None
-    first, to_disk = _DISK_SCRIPTS[loader]
-    return f"{first}{render_disk_comment(machine, reason)}{to_disk(local_disk)}"
+    first_line, render_boot = _DISK_SCRIPTS[loader]
+    return f"{first_line}{render_disk_comment(machine, reason)}{render_boot(local_disk)}"
 
 
 class ScriptLoader(StrEnum):

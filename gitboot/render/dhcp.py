@@ -131,7 +131,7 @@ def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iter
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
     requested = list_requested_loaders(decisions)
     # tuples of a loader, a part of the class name, and a part of the test
-    of_loaders: list[tuple[Loader | None, str, str]] = [
+    loader_tests: list[tuple[Loader | None, str, str]] = [
         (None, "", "not member('gitboot_loader') and " if requested else ""),
         *(
             (each, f"{each.lower()}_", f"member('gitboot_loader') and member('gitboot_loader_{each.lower()}') and ")
@@ -158,11 +158,11 @@ def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iter
                 "test": f"{site_test}member('gitboot_ipxe')",
                 **version.build_script_options(mirror),
             }
-        for loader, name_part, of_loader in of_loaders:
+        for loader, name_part, loader_test in loader_tests:
             for offer in list_loader_offers(decisions, loader):
                 if (options := version.build_loader_options(offer, mirror)) is not None:
                     types = (f"substring({version.architecture}, 0, 2) == 0x{each:04x}" for each in offer.client.types)
-                    test = f"{site_test}{of_loader}{firmware}({' or '.join(types)})"
+                    test = f"{site_test}{loader_test}{firmware}({' or '.join(types)})"
                     yield {"name": name + name_part + offer.client.name, "test": test, **options}
 
 
@@ -292,16 +292,16 @@ def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ..
     found: list[tuple[tuple[str, ...], Reservation]] = []
     for each in reservations:
         known = {address for _, other in found for address in other.ipv6}
-        own = tuple(address for address in each.ipv6 if address not in known)
+        new_addresses = tuple(address for address in each.ipv6 if address not in known)
         for index, (macs, other) in enumerate(found):
             if (each.ipv4 is not None and each.ipv4 == other.ipv4) or (
                 None in (each.ipv4, other.ipv4) and not {*each.ipv6}.isdisjoint(other.ipv6)
             ):
-                joined = structs.replace(other, ipv4=other.ipv4 or each.ipv4, ipv6=(*other.ipv6, *own))
+                joined = structs.replace(other, ipv4=other.ipv4 or each.ipv4, ipv6=(*other.ipv6, *new_addresses))
                 found[index] = (*macs, each.mac), joined
                 break
         else:
-            found.append(((each.mac,), structs.replace(each, ipv6=own)))
+            found.append(((each.mac,), structs.replace(each, ipv6=new_addresses)))
     return found
 
 
@@ -552,10 +552,10 @@ def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) ->
             for loader, platform, path in LOADERS
             if loader in decisions.outputs and platform is client.platform
         ]
-        wanted = [each for each in found if preferred is not None and each.loader == preferred.lower()]
+        preferred_offers = [each for each in found if preferred is not None and each.loader == preferred.lower()]
         if preferred is Loader.SHIM and Output.GRUB in decisions.outputs and client.platform in _SHIMS:
-            wanted = [LoaderOffer(client=client, path=_SHIMS[client.platform], loader=Output.GRUB)]
-        yield from [*wanted, *found][:1]
+            preferred_offers = [LoaderOffer(client=client, path=_SHIMS[client.platform], loader=Output.GRUB)]
+        yield from [*preferred_offers, *found][:1]
 
 
 def list_requested_loaders(decisions: Decisions) -> tuple[Loader, ...]:

@@ -121,7 +121,7 @@ def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Col
     ``identity`` is the identity in the query. Only this identity selects a boot script. Therefore, a query with the MAC
     address of an interface that may not boot does not select a boot script.
     """
-    own = {IdentityKind.UUID: uuid, IdentityKind.MAC: next(iter(macs), None)}
+    machine_identities = {IdentityKind.UUID: uuid, IdentityKind.MAC: next(iter(macs), None)}
     for kind in alias.kinds:
         is_same_kind = identity.kind is kind.kind
         if (
@@ -130,7 +130,7 @@ def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Col
             and identity.kind in (IdentityKind.MAC, IdentityKind.UUID, IdentityKind.SERIAL)
         ):
             continue
-        if (value := identity.value if is_same_kind else own.get(kind.kind)) is not None:
+        if (value := identity.value if is_same_kind else machine_identities.get(kind.kind)) is not None:
             yield kind.build_path(
                 value, identity.value if identity.kind is IdentityKind.TOKEN else "", alias.name
             ).removeprefix(BOOT)
@@ -143,13 +143,13 @@ def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
     """
     if (alias := _BY_PATH.get(path)) is None:
         return path
-    entries = (
-        kind.build_path(by.value).removeprefix(BOOT)
-        for by in parse_query_identities(alias, query)
+    script_paths = (
+        kind.build_path(identity.value).removeprefix(BOOT)
+        for identity in parse_query_identities(alias, query)
         for kind in alias.kinds
-        if kind.role is Role.BOOT_SCRIPT and kind.kind is by.kind
+        if kind.role is Role.BOOT_SCRIPT and kind.kind is identity.kind
     )
-    return next(entries, path)
+    return next(script_paths, path)
 
 
 def render_alias_list(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
@@ -222,8 +222,8 @@ def render_boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterato
         parameters |= {"kernel": boot.loaded_kernel.url, "params": arguments}
         parameters |= {"initrd": initrds[0]} if initrds else {}
     for mac in decision.macs:
-        own = {"params": fill_boot_nic(arguments, mac)} if names_boot_nic(arguments) else {}
+        nic_parameters = {"params": fill_boot_nic(arguments, mac)} if names_boot_nic(arguments) else {}
         yield (
             paths.BOOT_PARAMETERS.build_path(mac),
-            File(encode_canonical([parameters | own]) + b"\n", ContentType.JSON),
+            File(encode_canonical([parameters | nic_parameters]) + b"\n", ContentType.JSON),
         )

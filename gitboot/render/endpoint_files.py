@@ -136,7 +136,7 @@ def render_state(state: PublishedServer) -> bytes:
         "format": FORMAT,
         "server": state.server,
         "identities": list(state.identities),
-        "shows": {what: list(values) for what, values in state.shows.items()},
+        "shows": {kind: list(values) for kind, values in state.shows.items()},
         "summary": state.summary,
         "plan": state.plan,
         "files": {path: {"sha256": each.sha256, "size": each.size} for path, each in state.files.items()},
@@ -176,14 +176,14 @@ def parse_outline(data: bytes) -> Outline:
     from msgspec import DecodeError  # imported here, because an endpoint serves boot scripts without it
 
     try:
-        found = _outline_decoder().decode(data)
+        found = _build_outline_decoder().decode(data)
     except DecodeError as error:
         raise ValueError(f"the file does not contain the state of a server: {error}") from error
     return Outline(found.identities, tuple(found.files))
 
 
 @cache
-def _outline_decoder() -> Decoder[Any]:
+def _build_outline_decoder() -> Decoder[Any]:
     from msgspec import Raw, defstruct
     from msgspec.json import Decoder
 
@@ -201,7 +201,7 @@ def parse_state(data: bytes) -> PublishedServer:
         return PublishedServer(
             server=document["server"],
             identities=tuple(document["identities"]),
-            shows={what: tuple(values) for what, values in document["shows"].items()},
+            shows={kind: tuple(values) for kind, values in document["shows"].items()},
             summary=document["summary"],
             plan=document["plan"],
             files={path: ListedFile(each["sha256"], each["size"]) for path, each in document["files"].items()},
@@ -290,14 +290,14 @@ def parse_terms(data: bytes) -> ServingTerms:
             "format": 1,
             "clients": list(clients),
             "monitors": list(monitors),
-            "giver": str() | None as giver,
+            "giver": str() | None as log_id,
             **more,
         }:
             return ServingTerms(
                 clients=tuple(map(ip_network, clients)),
                 monitors=tuple(map(ip_network, monitors)),
-                fetch_log_id=giver,
-                loss_count=forgotten if isinstance(forgotten := more.get("forgotten"), int) else 0,
+                fetch_log_id=log_id,
+                loss_count=loss_count if isinstance(loss_count := more.get("forgotten"), int) else 0,
                 forwards_machines=more.get("sendsOn") is True,
                 is_prepared=more.get("prepared") is True,
             )
@@ -356,10 +356,10 @@ def listing_name(path: str) -> str:
     Everyone who can read the list can read all of its paths, and a path with a token would reveal the token of an
     installation.
     """
-    below = path.removeprefix(BOOT)
+    relative_path = path.removeprefix(BOOT)
     if find_token(path) is None and find_non_script_kind(path) is not MEDIUM:
-        return below
-    return f"sha256:{sha256(below.encode()).hexdigest()}"
+        return relative_path
+    return f"sha256:{sha256(relative_path.encode()).hexdigest()}"
 
 
 def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:

@@ -60,9 +60,9 @@ def _render_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | No
     header, disk_boot = render_heading(plan), boot_script_parts.render_grub_disk_boot(plan.local_disk)
     if plan.boot is None:
         text = f"{header}echo {sanitize_grub_text(f'gitboot: {plan.server} boots its local disk')}\n{disk_boot}"
-    elif (own := plan.boot.entries.get("grub")) is not None:
-        boot_nic = _render_boot_nic(mac) if reads_boot_nic(own) else ""
-        text = header + boot_nic + own + ("" if own.endswith("\n") else "\n")
+    elif (template := plan.boot.entries.get("grub")) is not None:
+        boot_nic = _render_boot_nic(mac) if reads_boot_nic(template) else ""
+        text = header + boot_nic + template + ("" if template.endswith("\n") else "\n")
     else:
         announcement = sanitize_grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
         text = f"{header}echo {announcement}\n{_render_attempts(plan.boot, mac)}{disk_boot}"
@@ -104,14 +104,14 @@ def render_endpoint_request(url: str, fallback: str) -> str | None:
     parts = urlsplit(url)
     if parts.scheme != "http":
         return None
-    place = quote_grub_word(f"(http,{parts.netloc}){parts.path}?{paths.HOP}=1")
+    device_path = quote_grub_word(f"(http,{parts.netloc}){parts.path}?{paths.HOP}=1")
     return f"""\
 {boot_script_parts.render_endpoint_comment(url)}
 if [ "$gitboot_asked" != 1 ]; then
   set gitboot_asked=1
   export gitboot_asked
   insmod http
-  configfile {place}
+  configfile {device_path}
 fi
 echo "{boot_script_parts.NO_ANSWER}"
 {fallback}"""

@@ -43,7 +43,7 @@ def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tupl
     if decision.serial is None:
         return
     script = _render_file(decision, plan)
-    if plan is not None and plan.boot is not None and plan.boot.asks_by_uuid:
+    if plan is not None and plan.boot is not None and plan.boot.fetches_by_uuid:
         # A machine fetches this script only if the UUID of the machine differs from the UUID in the document.
         messages = (
             f"gitboot: iPXE found {plan.server} by serial number, but not by UUID",
@@ -68,9 +68,9 @@ def _render_file(decision: Decision, plan: BootPlan | None) -> File:
     elif plan.is_withheld_from_ipxe:
         messages = _render_messages(f"gitboot: a signature of {boot.image} is missing", TO_DISK)
         text = render_heading(plan) + messages + disk_boot
-    elif (own := boot.entries.get("ipxe")) is not None:  # a template from the fleet, without its first line
-        first, _, rest = own.partition("\n")
-        body = rest if first.strip() == "#!ipxe" else own
+    elif (template := boot.entries.get("ipxe")) is not None:  # a template from the fleet, without its first line
+        first, _, rest = template.partition("\n")
+        body = rest if first.strip() == "#!ipxe" else template
         text = render_heading(plan) + body + ("" if body.endswith("\n") else "\n")
     else:
         announcement = _render_messages(f"gitboot: {plan.server} boots {boot.image} ({plan.phase})")
@@ -92,18 +92,18 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
             return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
         if uki.url not in boot.files.loader_signatures:
             return (f"kernel {check_ipxe_url(uki.url)}", "boot")
-        return (f"kernel --name uki {check_ipxe_url(uki.url)}", *_verify("uki", uki, boot.files), "boot")
+        return (f"kernel --name uki {check_ipxe_url(uki.url)}", *_build_verify_command("uki", uki, boot.files), "boot")
     files, kernel = boot.files, boot.loaded_kernel
     names = [f"initrd{number}" for number in range(len(files.initrds))]
     arguments = quote_ipxe_arguments((*(f"initrd={name}" for name in names), *boot.kernel_arguments))
     steps = [f"kernel --name kernel {check_ipxe_url(kernel.url)} {arguments}".rstrip()]
-    steps += _verify("kernel", kernel, files)
+    steps += _build_verify_command("kernel", kernel, files)
     for name, initrd in zip(names, files.initrds, strict=True):
-        steps += [f"initrd --name {name} {check_ipxe_url(initrd.url)}", *_verify(name, initrd, files)]
+        steps += [f"initrd --name {name} {check_ipxe_url(initrd.url)}", *_build_verify_command(name, initrd, files)]
     return (*steps, "boot")
 
 
-def _verify(name: str, file: BootFile, files: BootFiles) -> tuple[str, ...]:
+def _build_verify_command(name: str, file: BootFile, files: BootFiles) -> tuple[str, ...]:
     """Return the command that verifies a loaded file, or an empty tuple if the file has no signature for iPXE."""
     signature = files.loader_signatures.get(file.url)
     return (f"{_VERIFIER} {name} {check_ipxe_url(signature)}",) if signature is not None else ()

@@ -94,12 +94,12 @@ def render_history(changes: Iterable[FileChanges]) -> bytes:
     """
     commits: list[dict[str, Any]] = []
     files: dict[str, list[int]] = {}
-    left = MAX_HISTORY_PATHS
+    remaining = MAX_HISTORY_PATHS
     for each in changes:
         if not each.files:
             continue
-        if is_listed := len(each.files) <= left:
-            left -= len(each.files)
+        if is_listed := len(each.files) <= remaining:
+            remaining -= len(each.files)
             for path in each.files:
                 files.setdefault(path, []).append(len(commits))
         commits.append(
@@ -150,17 +150,17 @@ def update_members(
     before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
 ) -> Members:
     """Return the new members of each shard. ``changed`` contains the machines that gained or lost a record."""
-    now = dict(before)
+    after = dict(before)
     for uuid in changed:
         shard = shard_name(uuid)
-        others = now.pop(shard, frozenset()) - {uuid}
-        if here := others | {uuid} if has_record(uuid) else others:
-            now[shard] = here
-    return now
+        others = after.pop(shard, frozenset()) - {uuid}
+        if shard_members := others | {uuid} if has_record(uuid) else others:
+            after[shard] = shard_members
+    return after
 
 
 def render_record_files(
-    members: Members, record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
+    members: Members, find_record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
 ) -> FileUpdates:
     """Return the files of all shards.
 
@@ -169,19 +169,19 @@ def render_record_files(
     shards = sorted(members if changed is None else {shard_name(uuid) for uuid in changed})
     return FileUpdates(
         files={
-            _build_path(shard): File(
-                encode_records({uuid: found for uuid in members[shard] if (found := record(uuid)) is not None}),
+            _build_record_path(shard): File(
+                encode_records({uuid: found for uuid in members[shard] if (found := find_record(uuid)) is not None}),
                 ContentType.JSON,
             )
             for shard in shards
             if shard in members
         },
-        removed=frozenset(_build_path(each) for each in shards if each not in members),
+        removed=frozenset(_build_record_path(each) for each in shards if each not in members),
         is_whole=changed is None,
     )
 
 
-def _build_path(shard: str) -> str:
+def _build_record_path(shard: str) -> str:
     return f"{RECORDS}{shard}.json"
 
 

@@ -115,14 +115,16 @@ class PathKind(NamedTuple):
     def build_path(self, identity: str, token: str = "", name: str = "") -> str:
         """Return the path below the output directory for an ``identity`` in the output tree's spelling."""
         text = self.text.replace("{id}", identity)
-        for mark, by in _SEPARATORS.items():
+        for mark, separator in _SEPARATORS.items():
             if mark in text:
-                text = text.replace(mark, identity.replace("-", by))
+                text = text.replace(mark, identity.replace("-", separator))
         return BOOT + text.replace("{token}", token).replace("{name}", name)
 
     def spell(self, identity: str) -> str:
         """Convert an identity from the output tree's spelling to the spelling in this kind of path."""
-        return next((identity.replace("-", by) for mark, by in _SEPARATORS.items() if mark in self.text), identity)
+        return next(
+            (identity.replace("-", separator) for mark, separator in _SEPARATORS.items() if mark in self.text), identity
+        )
 
     @property
     def delivery(self) -> Delivery:
@@ -208,7 +210,7 @@ CHECK: Final = "check"  # the mark in the query of requests by gitboot, which ar
 CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of requests by gitboot, before the version
 # A folder that copies do not contain. The endpoint serves a path in this folder like the same path outside of the
 # folder.
-ASKED: Final = "asked/"
+QUERY_FOLDER: Final = "asked/"
 # the mark in the query of a forwarded request, so that the next endpoint does not forward the request again
 HOP: Final = "hop"
 FIRST_SCRIPT: Final = "boot/boot.ipxe"  # the first script of iPXE
@@ -357,12 +359,12 @@ _BOOT_ROLES: Final = frozenset({Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW})  # 
 
 
 @cache
-def _folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ...]], ...]:
+def _compile_folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ...]], ...]:
     """Return, for each row of the table, the role and one expression for each component of the row's paths."""
     return tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 
 
-def move_order(path: str) -> int:
+def find_move_order(path: str) -> int:
     """Return the rank of a file or a folder within its parent folder. A publication moves lower ranks first.
 
     Folders that contain only content come before folders with boot scripts. The first scripts come last.
@@ -372,7 +374,7 @@ def move_order(path: str) -> int:
     parts = path.removeprefix(BOOT).split("/")
     roles = {
         role
-        for role, pieces in _folder_expressions()
+        for role, pieces in _compile_folder_expressions()
         if len(parts) <= len(pieces) and all(map(re.Pattern.fullmatch, pieces, parts))
     }
     if not roles:
@@ -381,7 +383,7 @@ def move_order(path: str) -> int:
 
 
 @cache
-def _loose_expressions() -> tuple[tuple[PathKind, re.Pattern[str]], ...]:
+def _compile_loose_expressions() -> tuple[tuple[PathKind, re.Pattern[str]], ...]:
     return tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
 
 
@@ -390,15 +392,15 @@ def parse_request_path(path: str) -> Iterator[PathLookup]:
 
     ``path`` is relative to boot/, in any spelling.
     """
-    for kind, expression in _loose_expressions():
+    for kind, expression in _compile_loose_expressions():
         if found := expression.fullmatch(path):
             try:
                 value = _IDENTITIES[kind.kind].parse(found[1])
             except Malformed:
                 continue
             rest = path[found.end(1) :]
-            orders = (value, swap_byte_order(SystemUuid(value))) if kind.kind is IdentityKind.UUID else (value,)
-            for each in orders:
+            spellings = (value, swap_byte_order(SystemUuid(value))) if kind.kind is IdentityKind.UUID else (value,)
+            for each in spellings:
                 yield PathLookup(
                     kind, format_identity(kind.kind, value), f"{BOOT}{path[: found.start(1)]}{kind.spell(each)}{rest}"
                 )
@@ -407,7 +409,7 @@ def parse_request_path(path: str) -> Iterator[PathLookup]:
 _EVIDENCE_ROLES: Final = (Role.BOOT_SCRIPT, Role.DATA, Role.REPORT)
 
 
-def evidence_expression() -> str:
+def build_evidence_expression() -> str:
     """Return a regular expression for the paths below boot/ for which a completed GET from a mirror is evidence."""
     return "|".join(kind.expression for kind in TABLE if kind.role in _EVIDENCE_ROLES)
 

@@ -18,9 +18,9 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars import MacAddress, is_placeholder_serial, lookup_uuids
 from gitboot.render import endpoint_files
 from gitboot.render.boot_files import (
-    asks_for_maintenance_end,
-    render_asking_scripts,
+    needs_endpoint_query,
     render_idle_files,
+    render_query_scripts,
     render_server_files,
     select_copy_files,
 )
@@ -91,7 +91,7 @@ class ServerDetails(Struct, frozen=True, kw_only=True):
     site: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
-    idle: tuple[MacAddress, ...] = ()  # interfaces from which the server may not boot
+    idle_macs: tuple[MacAddress, ...] = ()  # interfaces from which the server may not boot
     machine: Machine | None = None  # other identities and the BMC; None: the decision contains all identities
     source: FieldSources | None = None  # the source locations that the page shows
 
@@ -101,7 +101,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
 
     decision: Decision
     record: Record | None
-    about: ServerDetails
+    details: ServerDetails
     stop: StopScope
     absent: frozenset[BootFile]  # files that a boot of this server needs but that are missing
     at: datetime  # the time for which the plan was made
@@ -143,7 +143,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
         decision: Decision,
         record: Record | None,
         at: datetime,
-        about: ServerDetails = ServerDetails(),
+        details: ServerDetails = ServerDetails(),
         stop: StopScope = StopScope.NONE,
         absent: frozenset[BootFile] = frozenset(),
     ) -> bool:
@@ -155,7 +155,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
             self.decision.digest == decision.digest
             and self.decision.withheld == decision.withheld
             and self.record == record
-            and self.about == about
+            and self.details == details
             and self.stop is stop
             and self.absent == absent
             and (self.transition is None or at < self.transition)
@@ -193,21 +193,21 @@ def build_server_state(
     decision: Decision,
     record: Record | None,
     at: datetime,
-    about: ServerDetails = ServerDetails(),
+    details: ServerDetails = ServerDetails(),
     stop: StopScope = StopScope.NONE,
     latest_clock: datetime | None = None,
     keys: TokenKeys = NO_KEYS,
     absent: frozenset[BootFile] = frozenset(),
 ) -> RenderedState:
     """Plan and render one server."""
-    return render_server(plan_server(decision, record, at, about, stop, latest_clock, keys, absent), decisions, keys)
+    return render_server(plan_server(decision, record, at, details, stop, latest_clock, keys, absent), decisions, keys)
 
 
 def plan_server(
     decision: Decision,
     record: Record | None,
     at: datetime,
-    about: ServerDetails = ServerDetails(),
+    details: ServerDetails = ServerDetails(),
     stop: StopScope = StopScope.NONE,
     latest_clock: datetime | None = None,
     keys: TokenKeys = NO_KEYS,
@@ -223,12 +223,12 @@ def plan_server(
     later: list[tuple[datetime, BootPlan | None]] = []
     last, since = now, at
     while len(later) < TRANSITIONS_AHEAD or (last is not None and last.maintenance is not None):
-        following = last.next_transition if last is not None else None
+        next_transition = last.next_transition if last is not None else None
         if last is None:
-            following = find_next_transition(remaining, since, record, stop=stop, absent=absent)
-        if following is None:
+            next_transition = find_next_transition(remaining, since, record, stop=stop, absent=absent)
+        if next_transition is None:
             break
-        last, since = make_plan(remaining, following, record, stop=stop, absent=absent), following
+        last, since = make_plan(remaining, next_transition, record, stop=stop, absent=absent), next_transition
         later.append((since, last))
     later, refresh_at = _limit_open_end(remaining, now, later, at, stop, absent)
     if (progress := install_progress(record, at)) is not None and progress.until is not None:
@@ -236,7 +236,7 @@ def plan_server(
     state = ServerState(
         decision=decision,
         record=record,
-        about=about,
+        details=details,
         stop=stop,
         absent=absent,
         at=at,
@@ -263,12 +263,12 @@ def _limit_open_end(
     server again before the hour ends. The hour begins at a multiple of 15 minutes, so that gitboot renders the same
     files if it renders the server twice.
     """
-    opens, last = later[-1] if later else (None, now)
+    last_start, last = later[-1] if later else (None, now)
     if last is None or last.maintenance is None or last.boot is None:
         return later, None
     until = at - (at - datetime.fromtimestamp(0, UTC)) % _QUARTER + _HOUR
-    if opens is not None and opens >= until:  # an instance that runs at that time begins the window
-        return later[:-1], opens - _HOUR + _QUARTER
+    if last_start is not None and last_start >= until:  # an instance that runs at that time begins the window
+        return later[:-1], last_start - _HOUR + _QUARTER
     fallback = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
     return [*later, (until, fallback)], until - _HOUR + _QUARTER
 
@@ -280,7 +280,7 @@ _QUARTER: Final = timedelta(minutes=15)
 def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
     """Return the server's state while all network boots are stopped. In this state, the server boots from its disk."""
     return plan_server(
-        *(state.decision, state.record, state.at, state.about, StopScope.ALL), keys=keys, absent=state.absent
+        *(state.decision, state.record, state.at, state.details, StopScope.ALL), keys=keys, absent=state.absent
     )
 
 
@@ -295,9 +295,9 @@ def limit_server(
     def limit_plan(plan: BootPlan | None) -> BootPlan | None:
         if plan is None or plan.boot is None or may_offer(plan):
             return plan
-        instead = make_fallback_plan(state.decision, plan, state.stop, state.absent)
-        still_asks = instead.boot is None and plan.data in tokens
-        return replace(instead, data=plan.data, user_data=plan.user_data) if still_asks else instead
+        fallback = make_fallback_plan(state.decision, plan, state.stop, state.absent)
+        keeps_user_data = fallback.boot is None and plan.data in tokens
+        return replace(fallback, data=plan.data, user_data=plan.user_data) if keeps_user_data else fallback
 
     return structs.replace(
         state, plan=limit_plan(state.plan), later=tuple((since, limit_plan(plan)) for since, plan in state.later)
@@ -310,40 +310,40 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
     The files include the files of later plans, so that all files exist at each transition. Plans contain the tokens
     from decisions. In the files for machines, published names made with ``keys`` replace these tokens.
     """
-    decision, record, about, now = state.decision, state.record, state.about, state.plan
+    decision, record, details, now = state.decision, state.record, state.details, state.plan
     names = keys.build_names(state.tokens, state.at)
     renderings = [_render_plan(decisions, state, since, each, names) for since, each in ((None, now), *state.later)]
     stored_files = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
-    idle_files = render_idle_files(decisions.outputs, decision, about.idle)
+    idle_files = render_idle_files(decisions.outputs, decision, details.idle_macs)
     end = _find_window_end(decisions, state, renderings, names)
     stored_files |= {path: file for path, file in end.after.items() if is_content(path)} if end is not None else {}
-    files = {**stored_files, **renderings[0].in_tree, **idle_files}
+    files = {**stored_files, **renderings[0].tree_files, **idle_files}
     path_versions = _build_versions(renderings, idle_files)
     facts = {
         **{name: value for name, value in build_summary(decision, now, {}, state.progress).items() if name != "files"},
-        "site": about.site,
-        "role": about.labels.get("role"),
-        "labels": dict(about.labels),
+        "site": details.site,
+        "role": details.labels.get("role"),
+        "labels": dict(details.labels),
         "step": install_step(decision, record),
         "provisioned": record_facts(record) if record is not None else None,
         "drift": find_drift(decision, record),
     }
     plan_document = build_document(decision, now)
-    listed = build_file_versions([(each.since, each.in_tree) for each in renderings]) | build_file_versions(
+    listed = build_file_versions([(each.since, each.tree_files) for each in renderings]) | build_file_versions(
         [(None, {**stored_files, **idle_files})]
     )
     listing = Listing(
         server=decision.server,
         files=dict(sorted(listed.items())),
-        end=build_window_end(end.since, renderings[0].in_tree, end.after) if end is not None else None,
+        end=build_window_end(end.since, renderings[0].tree_files, end.after) if end is not None else None,
     )
     files[listing_path(decision.server)] = File(render_listing(listing), ContentType.JSON)
     if Output.PAGES in decisions.outputs:
-        files |= [render_server_data(facts, plan_document, now, state.later, about.machine, about.source)]
+        files |= [render_server_data(facts, plan_document, now, state.later, details.machine, details.source)]
     published = PublishedServer(
         server=decision.server,
-        identities=tuple(sorted(set(_list_identities(decisions, decision, about, path_versions)))),
-        shows=_list_firmware_identities(decision, about.machine),
+        identities=tuple(sorted(set(_list_identities(decisions, decision, details, path_versions)))),
+        shows=_list_firmware_identities(decision, details.machine),
         summary=facts,
         plan=plan_document,
         files={path: ListedFile(file.sha256, len(file.content)) for path, file in sorted(files.items())},
@@ -364,8 +364,8 @@ class _Rendering(NamedTuple):
     # for a boot that writes a disk: the files that an endpoint serves if it withholds the boot
     fallback_files: Mapping[str, File]
     plan: BootPlan | None
-    in_tree: Mapping[str, File]  # the files in OUTPUT
-    asking_scripts: Mapping[str, File]  # for a one-time boot: the boot scripts that query the endpoint
+    tree_files: Mapping[str, File]  # the files in OUTPUT
+    query_scripts: Mapping[str, File]  # for a one-time boot: the boot scripts that query the endpoint
     in_copies: bool  # whether OUTPUT and its copies serve one-time boots
     base_url: str | None  # an endpoint may store the assets of this base URL; None: a site's mirror stores them
     common_token: Digest | None  # the token with which the installer reports if the plan does not have a token
@@ -386,32 +386,32 @@ class _Rendering(NamedTuple):
 def _render_plan(
     decisions: Decisions, server: ServerState, since: datetime | None, plan: BootPlan | None, names: PublishedNames
 ) -> _Rendering:
-    decision, stop, machine = server.decision, server.stop, server.about.machine
+    decision, stop, machine = server.decision, server.stop, server.details.machine
     files = _render_named_files(decisions, decision, plan, names)
     policy_files: Mapping[str, File] = {}  # the files of the boot that the policy selects without maintenances
-    if plan is not None and (plan.writes_disk or asks_for_maintenance_end(decision, plan, stop)):
+    if plan is not None and (plan.writes_disk or needs_endpoint_query(decision, plan, stop)):
         # If an endpoint may withhold a boot, there must be a script that boots the disk, even for a restricted server.
         # The script that queries an endpoint ends with this script.
-        served = replace(decision, restrict=False) if decision.restrict else decision
-        unplanned = make_fallback_plan(decision, plan, stop, server.absent)
+        unrestricted = replace(decision, restrict=False) if decision.restrict else decision
+        fallback_plan = make_fallback_plan(decision, plan, stop, server.absent)
         if not plan.writes_disk:
-            unplanned = replace(unplanned, cause=Cause.POLICIES_ALONE)
-        policy_files = _render_named_files(decisions, served, unplanned, names)
-    writes = plan is not None and plan.writes_disk
-    is_once = plan is not None and plan.key is not None and writes
+            fallback_plan = replace(fallback_plan, cause=Cause.POLICIES_ALONE)
+        policy_files = _render_named_files(decisions, unrestricted, fallback_plan, names)
+    writes_disk = plan is not None and plan.writes_disk
+    is_once = plan is not None and plan.key is not None and writes_disk
     # A DHCP server may fetch this path any number of times. Only a BMC, a boot script, or a system that fetches its
     # user data shows that the firmware has booted.
     boot = plan.boot if plan is not None and is_once and (machine is None or machine.bmc is None) else None
-    if boot is not None and boot.direct and not boot.asks_by_uuid:
+    if boot is not None and boot.direct and not boot.fetches_by_uuid:
         files.pop(HTTP_BOOT.build_path(decision.uuid), None)
-    in_tree = select_copy_files(decision, plan, stop, files, policy_files)
+    tree_files = select_copy_files(decision, plan, stop, files, policy_files)
     return _Rendering(
         since=since,
         files=files,
-        fallback_files=policy_files if writes else {},
+        fallback_files=policy_files if writes_disk else {},
         plan=plan,
-        in_tree={path: file for path, file in in_tree.items() if find_non_script_kind(path) is not SECRET},
-        asking_scripts=render_asking_scripts(decision, files, policy_files) if is_once else {},
+        tree_files={path: file for path, file in tree_files.items() if find_non_script_kind(path) is not SECRET},
+        query_scripts=render_query_scripts(decision, files, policy_files) if is_once else {},
         in_copies=decision.copies.one_time_boots,
         base_url=decisions.base_url if decision.base_url == decisions.base_url else None,
         common_token=decision.token,
@@ -433,8 +433,8 @@ def _render_named_files(
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None or plan.data is None:
         return names.rename_files(files)
-    own = (each for each in decision.boots if each.user_data and each.user_data.digest == user_data.digest)
-    if any(each.may_ask_by_identity for each in own):
+    data_boots = (each for each in decision.boots if each.user_data and each.user_data.digest == user_data.digest)
+    if any(each.may_fetch_by_identity for each in data_boots):
         return names.rename_files(files)
     return names.rename_files(
         files, frozenset(path for path in files if find_non_script_kind(path) in (IGNITION, NOCLOUD, USER_DATA))
@@ -455,17 +455,17 @@ def _find_window_end(
     that apply without a maintenance, because a copy without a publisher can end windows, but cannot begin them. A
     one-time boot that writes the disk may end before its window.
     """
-    now = renderings[0]
-    if now.maintenance is None:
+    current = renderings[0]
+    if current.maintenance is None:
         return None
-    for then in renderings[1:]:
-        stops_writing = now.writes_disk and not then.writes_disk
-        if then.since is None or (then.maintenance == now.maintenance and not stops_writing):
+    for later in renderings[1:]:
+        stops_writing = current.writes_disk and not later.writes_disk
+        if later.since is None or (later.maintenance == current.maintenance and not stops_writing):
             continue
-        if then.maintenance is None or then.plan is None:
-            return _WindowEnd(then.since, then.in_tree)
-        instead = make_fallback_plan(server.decision, then.plan, server.stop, server.absent)
-        return _WindowEnd(then.since, _render_named_files(decisions, server.decision, instead, names))
+        if later.maintenance is None or later.plan is None:
+            return _WindowEnd(later.since, later.tree_files)
+        fallback = make_fallback_plan(server.decision, later.plan, server.stop, server.absent)
+        return _WindowEnd(later.since, _render_named_files(decisions, server.decision, fallback, names))
     return None
 
 
@@ -485,18 +485,18 @@ def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]
             if version != before and (found or version.content is not None):
                 found.append(version)
         path_versions[path] = tuple(found)
-    idle = {
+    idle_versions = {
         path: (
             PathVersion(since=None, content=file.sha256, content_type=str(file.content_type), role=Role.BOOT_SCRIPT),
         )
         for path, file in idle_files.items()
     }
-    return dict(sorted({**path_versions, **idle}.items()))
+    return dict(sorted({**path_versions, **idle_versions}.items()))
 
 
 def _build_version(kind: PathKind, path: str, rendering: _Rendering) -> PathVersion:
-    file, planned = rendering.files.get(path), rendering.plan
-    in_window = planned is not None and planned.phase is Phase.MAINTENANCE
+    file, plan = rendering.files.get(path), rendering.plan
+    in_window = plan is not None and plan.phase is Phase.MAINTENANCE
     digest = _find_evidence(kind, path, rendering) if file is not None else None
     return PathVersion(
         since=rendering.since,
@@ -516,54 +516,56 @@ def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest |
     disk. If the installer does not send a report, a fetch of the local-disk boot proves that a served installation has
     ended.
     """
-    planned = rendering.plan
+    plan = rendering.plan
     if (name := find_token(path)) is not None:
         return rendering.names.find_token(name)
-    if planned is None or planned.boot is None:
+    if plan is None or plan.boot is None:
         return rendering.disk_boot if kind.role is Role.BOOT_SCRIPT else None
-    if not planned.is_evidence:
+    if not plan.is_evidence:
         return None
-    boot = planned.boot
+    boot = plan.boot
     match kind.role:
-        case Role.BOOT_SCRIPT if _is_withheld_script(kind, planned):
+        case Role.BOOT_SCRIPT if _is_withheld_script(kind, plan):
             return None
         case Role.BOOT_SCRIPT:
-            goes_to_disk = boot.direct and (boot.direct_uki is None or (boot.asks_by_uuid and kind is IPXE_BY_SERIAL))
-            return None if goes_to_disk else planned.digest
+            goes_to_disk = boot.direct and (
+                boot.direct_uki is None or (boot.fetches_by_uuid and kind is IPXE_BY_SERIAL)
+            )
+            return None if goes_to_disk else plan.digest
         case Role.DATA:
-            return planned.digest if boot.asks_by_uuid else None
+            return plan.digest if boot.fetches_by_uuid else None
         case Role.PREVIEW | Role.MEDIUM:
             return None
-    return planned.digest
+    return plan.digest
 
 
-def _is_withheld_script(kind: PathKind, planned: BootPlan) -> bool:
+def _is_withheld_script(kind: PathKind, plan: BootPlan) -> bool:
     """Return whether this boot script boots from the local disk because iPXE would not find a signature."""
     is_script = kind.role is Role.BOOT_SCRIPT and find_loader(kind.text) is ScriptLoader.IPXE
-    return is_script and planned.is_withheld_from_ipxe
+    return is_script and plan.is_withheld_from_ipxe
 
 
 def _build_disk_write(
     kind: PathKind, path: str, file: File, digest: Digest | None, rendering: _Rendering
 ) -> DiskWrite | None:
-    planned = rendering.plan
-    if planned is None or planned.boot is None or not planned.writes_disk or (planned.key is not None and not digest):
+    plan = rendering.plan
+    if plan is None or plan.boot is None or not plan.writes_disk or (plan.key is not None and not digest):
         return None
-    is_once, is_data = planned.key is not None, kind.role is Role.DATA
-    is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and planned.boot.direct
-    is_script = kind.role is Role.BOOT_SCRIPT and not _is_withheld_script(kind, planned)
-    if not (is_script or is_offer or (is_data and is_once and planned.boot.asks_by_uuid)):
+    is_once, is_data = plan.key is not None, kind.role is Role.DATA
+    is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and plan.boot.direct
+    is_script = kind.role is Role.BOOT_SCRIPT and not _is_withheld_script(kind, plan)
+    if not (is_script or is_offer or (is_data and is_once and plan.boot.fetches_by_uuid)):
         return None
     report = None  # a one-time boot of a maintenance is not an installation
-    if is_once and planned.phase is Phase.NETWORK:
-        report = planned.token if planned.token is not None else rendering.common_token
-    instead, asking = rendering.fallback_files.get(path), rendering.asking_scripts.get(path)
+    if is_once and plan.phase is Phase.NETWORK:
+        report = plan.token if plan.token is not None else rendering.common_token
+    fallback_file, query_script = rendering.fallback_files.get(path), rendering.query_scripts.get(path)
     return DiskWrite(
         once=is_once,
-        offer=planned.offer,
-        hop=asking.sha256 if asking is not None else None,
-        fallback=instead.sha256 if instead is not None and not is_data else None,
-        needs=_list_needed_files(file, planned.boot, rendering.base_url) if not is_data else (),
+        offer=plan.offer,
+        hop=query_script.sha256 if query_script is not None else None,
+        fallback=fallback_file.sha256 if fallback_file is not None and not is_data else None,
+        needs=_list_needed_files(file, plan.boot, rendering.base_url) if not is_data else (),
         report=report,
         in_copies=is_once and rendering.in_copies,
     )
@@ -572,12 +574,12 @@ def _build_disk_write(
 def _list_needed_files(file: File, boot: Boot, base_url: str | None) -> tuple[NeededFile, ...]:
     text, needed = file.content.decode(), set[NeededFile]()
     if base_url is not None:
-        own = (f"{base_url}/assets/", f"{base_url}/o/")
+        prefixes = (f"{base_url}/assets/", f"{base_url}/o/")
         for each in boot.files.all():
             path = each.url.removeprefix(f"{base_url}/")
-            if each.url.startswith(own) and f"/{path}" in text:
+            if each.url.startswith(prefixes) and f"/{path}" in text:
                 needed.add(NeededFile(path, each.size))
-        signatures = (url for url in boot.files.loader_signatures.values() if url.startswith(own) and url in text)
+        signatures = (url for url in boot.files.loader_signatures.values() if url.startswith(prefixes) and url in text)
         needed |= {NeededFile(url.removeprefix(f"{base_url}/"), None) for url in signatures}
     if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
         # cached, because the path of a file contains the digest of the file
@@ -590,7 +592,7 @@ def _collect_contents(renderings: list[_Rendering], stored_files: Mapping[str, F
     return {
         file.sha256: file.content.decode()
         for each in renderings
-        for files in (each.files, each.fallback_files, each.asking_scripts)
+        for files in (each.files, each.fallback_files, each.query_scripts)
         for path, file in files.items()
         if path.startswith(BOOT) and not _is_stored(path) and file.sha256 not in stored_digests
     }
@@ -615,18 +617,18 @@ def _list_firmware_identities(decision: Decision, machine: Machine | None) -> di
 
 
 def _list_identities(
-    decisions: Decisions, decision: Decision, about: ServerDetails, paths: Collection[str]
+    decisions: Decisions, decision: Decision, details: ServerDetails, paths: Collection[str]
 ) -> Iterator[str]:
     """Yield the identities of a server with these ``paths``, including the identities that other systems use."""
-    yield from (format_identity(IdentityKind.MAC, mac) for mac in (*decision.macs, *about.idle))
+    yield from (format_identity(IdentityKind.MAC, mac) for mac in (*decision.macs, *details.idle_macs))
     yield from (format_identity(IdentityKind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
-    yield from (format_identity(IdentityKind.ADDRESS, address) for address in about.addresses)
+    yield from (format_identity(IdentityKind.ADDRESS, address) for address in details.addresses)
     if decision.serial is not None:
         yield format_identity(IdentityKind.SERIAL, decision.serial)
     if Output.BSS in decisions.outputs:
-        names = {decision.server, about.labels.get("xname", decision.server)}
+        names = {decision.server, details.labels.get("xname", decision.server)}
         yield from (format_identity(IdentityKind.NAME, name) for name in names)
-        if (nid := about.labels.get("nid")) is not None:
+        if (nid := details.labels.get("nid")) is not None:
             yield format_identity(IdentityKind.NID, nid)
     if Output.FOREMAN in decisions.outputs:
         tokens = (find_token(path) for path in paths if find_non_script_kind(path) in REPORTS)
@@ -702,10 +704,10 @@ def render_page_files(
 
 def _build_row(state: ServerState) -> Iterator[Any]:
     """Yield a server's values in the order of `COLUMNS`."""
-    decision, plan, about, source = state.decision, state.plan, state.about, state.about.source
+    decision, plan, details, source = state.decision, state.plan, state.details, state.details.source
     boot, policy, record = plan.boot if plan else None, decision.policy, state.record
     installs_at = state.installs_at
-    yield from (decision.server, decision.uuid, list(decision.macs), about.site, dict(about.labels))
+    yield from (decision.server, decision.uuid, list(decision.macs), details.site, dict(details.labels))
     yield from (plan.phase if plan else None, boot.image if boot else None, boot.version if boot else None)
     yield from (policy.policy if policy else None, plan.maintenance if plan else None)
     yield next((format_instant(since) for since, _ in list_plan_changes(plan, state.later)), None)

@@ -53,7 +53,7 @@ class TokenKeys:
     def build_names(self, tokens: Iterable[Digest], at: datetime) -> PublishedNames:
         known = sorted(set(tokens))
         earlier = (each.key for each in self.earlier if each.since <= at < each.until)
-        return PublishedNames(_Naming(known, self.key), tuple(_Naming(known, key) for key in earlier))
+        return PublishedNames(_TokenRenamer(known, self.key), tuple(_TokenRenamer(known, key) for key in earlier))
 
 
 NO_KEYS: Final = TokenKeys()
@@ -70,17 +70,17 @@ def _build_name(token: Digest, key: bytes | None) -> Digest:
     return Digest(token[:_END] + hmac.digest(key, token.encode(), "sha256").hex()[_END:-_END] + token[-_END:])
 
 
-class _Naming:
+class _TokenRenamer:
     def __init__(self, tokens: Iterable[Digest], key: bytes | None) -> None:
         self.names = {token: _build_name(token, key) for token in tokens}
         replaced = [(token.encode(), name.encode()) for token, name in self.names.items() if token != name]
-        self._replaced = [each for pair in replaced for each in _encode_pairs(*pair, _DEPTH)]
+        self._replacements = [each for pair in replaced for each in _encode_pairs(*pair, _DEPTH)]
         self._renamed: dict[tuple[bytes, str], File] = {}
 
     def rename_tokens(self, file: File) -> File:
         if (renamed := self._renamed.get((file.content, file.content_type))) is None:
             text = file.content
-            for token, name in self._replaced:
+            for token, name in self._replacements:
                 text = text.replace(token, name)
             renamed = self._renamed[file.content, file.content_type] = File(text, file.content_type)
         return renamed
@@ -89,9 +89,9 @@ class _Naming:
 class PublishedNames:
     """The tokens of one server, and their published names in the files for its machine."""
 
-    def __init__(self, now: _Naming, earlier: tuple[_Naming, ...]) -> None:
-        self._now, self._earlier = now, earlier
-        self._tokens = {name: token for each in (*earlier, now) for token, name in each.names.items()}
+    def __init__(self, current: _TokenRenamer, earlier: tuple[_TokenRenamer, ...]) -> None:
+        self._current, self._earlier = current, earlier
+        self._tokens = {name: token for each in (*earlier, current) for token, name in each.names.items()}
 
     def find_token(self, name: str) -> Digest:
         return self._tokens.get(Digest(name), Digest(name))
@@ -104,15 +104,15 @@ class PublishedNames:
         """
         found: dict[str, File] = {}
         for path, file in files.items():
-            token = next((each for each in self._now.names if each in path), None)
+            token = next((each for each in self._current.names if each in path), None)
             if is_immutable(path) or path in kept_paths:
                 found[path] = file
             elif token is None:
-                found[path] = self._now.rename_tokens(file)
+                found[path] = self._current.rename_tokens(file)
             else:
                 found |= {
                     path.replace(token, each.names[token]): each.rename_tokens(file)
-                    for each in (*self._earlier, self._now)
+                    for each in (*self._earlier, self._current)
                 }
         return found
 
@@ -125,8 +125,8 @@ def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes
     """
     yield token, name
     if depth:
-        for in_token, in_name in zip(_encode_at_offsets(token), _encode_at_offsets(name), strict=True):
-            yield from _encode_pairs(in_token, in_name, depth - 1)
+        for encoded_token, encoded_name in zip(_encode_at_offsets(token), _encode_at_offsets(name), strict=True):
+            yield from _encode_pairs(encoded_token, encoded_name, depth - 1)
 
 
 def _encode_at_offsets(text: bytes) -> tuple[bytes, bytes, bytes]:

@@ -30,24 +30,24 @@ _SP: Final = b"SP\x07\x01\xbe\xef\x00"  # the records contain fields of the Syst
 _ER: Final = b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A"  # the fields follow the Rock Ridge Interchange Protocol (RRIP)
 
 
-class _Spelling(Struct, frozen=True):
+class _NameEncoding(Struct, frozen=True):
     """The way in which one of the two directory trees of the disc encodes names."""
 
-    spell: Callable[[str, bool], bytes]  # arguments: a name, and whether it is the name of a folder
+    encode: Callable[[str, bool], bytes]  # arguments: a name, and whether it is the name of a folder
     has_rock_ridge: bool  # whether the records contain the RRIP fields
 
 
-def _spell_plain(name: str, is_folder: bool) -> bytes:
+def _encode_plain_name(name: str, is_folder: bool) -> bytes:
     stem, _, suffix = re.sub(r"[^A-Z0-9.]", "_", name.upper()).partition(".")
     return stem[:8].encode() if is_folder else f"{stem[:8]}.{suffix[:3]};1".encode()
 
 
-def _spell_joliet(name: str, is_folder: bool) -> bytes:
+def _encode_joliet_name(name: str, is_folder: bool) -> bytes:
     return (name if is_folder else f"{name};1").encode("utf-16-be")
 
 
-_PLAIN: Final = _Spelling(_spell_plain, has_rock_ridge=True)
-_JOLIET: Final = _Spelling(_spell_joliet, has_rock_ridge=False)
+_PLAIN: Final = _NameEncoding(_encode_plain_name, has_rock_ridge=True)
+_JOLIET: Final = _NameEncoding(_encode_joliet_name, has_rock_ridge=False)
 
 
 def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
@@ -60,37 +60,39 @@ def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
     """
     folders = sorted({path.rpartition("/")[0] for path in files} | {""})
     tables = _DESCRIPTORS + 3
-    place = tables + 4
-    places: dict[tuple[_Spelling, str], int] = {}
-    for names in (_PLAIN, _JOLIET):
+    sector = tables + 4
+    folder_sectors: dict[tuple[_NameEncoding, str], int] = {}
+    for encoding in (_PLAIN, _JOLIET):
         for folder in folders:
-            places[names, folder] = place
-            place += 1
+            folder_sectors[encoding, folder] = sector
+            sector += 1
     extents: dict[str, tuple[int, int]] = {}
     content = b""
     for path, data in sorted(files.items()):
-        extents[path] = (place + len(content) // _SECTOR, len(data))
+        extents[path] = (sector + len(content) // _SECTOR, len(data))
         content += _pad_to_sector(data)
-    size = place + len(content) // _SECTOR
-    paths = {names: _build_path_tables(names, places, folders) for names in (_PLAIN, _JOLIET)}
+    size = sector + len(content) // _SECTOR
+    path_tables = {encoding: _build_path_tables(encoding, folder_sectors, folders) for encoding in (_PLAIN, _JOLIET)}
     sectors = [
         bytes(_DESCRIPTORS * _SECTOR),
-        _build_descriptor(1, label.encode(), b"", size, tables, paths[_PLAIN], places[_PLAIN, ""]),
-        _build_descriptor(2, label.encode("utf-16-be"), b"%/E", size, tables + 2, paths[_JOLIET], places[_JOLIET, ""]),
+        _build_descriptor(1, label.encode(), b"", size, tables, path_tables[_PLAIN], folder_sectors[_PLAIN, ""]),
+        _build_descriptor(
+            2, label.encode("utf-16-be"), b"%/E", size, tables + 2, path_tables[_JOLIET], folder_sectors[_JOLIET, ""]
+        ),
         _pad_to_sector(b"\xffCD001\x01"),
-        *(_pad_to_sector(table) for names in (_PLAIN, _JOLIET) for table in paths[names]),
-        *(_build_folder(names, folder, places, extents) for names, folder in places),
+        *(_pad_to_sector(table) for encoding in (_PLAIN, _JOLIET) for table in path_tables[encoding]),
+        *(_build_folder(encoding, folder, folder_sectors, extents) for encoding, folder in folder_sectors),
         content,
     ]
     return b"".join(sectors)
 
 
 def _build_descriptor(
-    kind: int, label: bytes, escape: bytes, size: int, tables: int, paths: tuple[bytes, bytes], root: int
+    kind: int, label: bytes, escape: bytes, size: int, tables: int, path_tables: tuple[bytes, bytes], root_sector: int
 ) -> bytes:
     """Return the primary volume descriptor, or the supplementary descriptor for Joliet (ECMA-119, 8.4 and 8.5)."""
     space = b" " if kind == 1 else b"\0 "
-    little, _ = paths
+    little, _ = path_tables
     return _pad_to_sector(
         bytes((kind,))
         + b"CD001\x01\0"
@@ -104,7 +106,7 @@ def _build_descriptor(
         + _encode_both_orders(len(little))
         + struct.pack("<II", tables, 0)
         + struct.pack(">II", tables + 1, 0)
-        + _build_record(b"\0", root, _SECTOR, is_folder=True)
+        + _build_record(b"\0", root_sector, _SECTOR, is_folder=True)
         # the fields volume set, publisher, preparer, application, and three file names
         + _pad(b"", space, 4 * 128 + 3 * 37)
         + _LONG_DATE * 2
@@ -114,56 +116,67 @@ def _build_descriptor(
 
 
 def _build_path_tables(
-    names: _Spelling, places: Mapping[tuple[_Spelling, str], int], folders: list[str]
+    encoding: _NameEncoding, folder_sectors: Mapping[tuple[_NameEncoding, str], int], folders: list[str]
 ) -> tuple[bytes, bytes]:
     """Return the path tables of all folders below the root, in both byte orders (ECMA-119, 9.4)."""
     tables = []
     for order in "<>":
         table = b""
         for folder in folders:
-            name = names.spell(folder, True) if folder else b"\0"
-            table += struct.pack(f"{order}BBIH", len(name), 0, places[names, folder], 1) + _pad_to_even(name)
+            name = encoding.encode(folder, True) if folder else b"\0"
+            table += struct.pack(f"{order}BBIH", len(name), 0, folder_sectors[encoding, folder], 1) + _pad_to_even(name)
         tables.append(table)
     return tables[0], tables[1]
 
 
 def _build_folder(
-    names: _Spelling, folder: str, places: Mapping[tuple[_Spelling, str], int], extents: Mapping[str, tuple[int, int]]
+    encoding: _NameEncoding,
+    folder: str,
+    folder_sectors: Mapping[tuple[_NameEncoding, str], int],
+    extents: Mapping[str, tuple[int, int]],
 ) -> bytes:
-    own, root = places[names, folder], places[names, ""]
-    inside = {
-        names.spell(path.rpartition("/")[2], False): (path.rpartition("/")[2], *extent)
+    own_sector, root_sector = folder_sectors[encoding, folder], folder_sectors[encoding, ""]
+    files = {
+        encoding.encode(path.rpartition("/")[2], False): (path.rpartition("/")[2], *extent)
         for path, extent in extents.items()
         if path.rpartition("/")[0] == folder
     }
-    below = sorted(each for _, each in places if each) if not folder else []
-    subfolders = {names.spell(each, True): (each, places[names, each]) for each in dict.fromkeys(below)}
-    marks = (_SP if not folder else b"") + _build_mode(True, 2 + len(subfolders)) + (_ER if not folder else b"")
+    folder_names = sorted(each for _, each in folder_sectors if each) if not folder else []
+    subfolders = {
+        encoding.encode(each, True): (each, folder_sectors[encoding, each]) for each in dict.fromkeys(folder_names)
+    }
+    own_fields = (_SP if not folder else b"") + _build_mode(True, 2 + len(subfolders)) + (_ER if not folder else b"")
     records = [
-        _build_record(b"\0", own, _SECTOR, is_folder=True, behind=marks if names.has_rock_ridge else b""),
         _build_record(
-            b"\1", root, _SECTOR, is_folder=True, behind=_build_mode(True, 2) if names.has_rock_ridge else b""
+            b"\0", own_sector, _SECTOR, is_folder=True, system_use=own_fields if encoding.has_rock_ridge else b""
+        ),
+        _build_record(
+            b"\1",
+            root_sector,
+            _SECTOR,
+            is_folder=True,
+            system_use=_build_mode(True, 2) if encoding.has_rock_ridge else b"",
         ),
     ]
-    for spelling in sorted({*inside, *subfolders}):
-        if spelling in inside:
-            name, place, size = inside[spelling]
+    for encoded_name in sorted({*files, *subfolders}):
+        if encoded_name in files:
+            name, sector, size = files[encoded_name]
         else:
-            (name, place), size = subfolders[spelling], _SECTOR
-        is_folder = spelling in subfolders
+            (name, sector), size = subfolders[encoded_name], _SECTOR
+        is_folder = encoded_name in subfolders
         mode = _build_mode(is_folder, 2 if is_folder else 1)
         rock_ridge_name = b"NM" + bytes((5 + len(name), 1, 0)) + name.encode()  # the NM field of RRIP
-        behind = mode + rock_ridge_name if names.has_rock_ridge else b""
-        records.append(_build_record(spelling, place, size, is_folder=is_folder, behind=behind))
+        system_use = mode + rock_ridge_name if encoding.has_rock_ridge else b""
+        records.append(_build_record(encoded_name, sector, size, is_folder=is_folder, system_use=system_use))
     found = b"".join(records)
     assert len(found) <= _SECTOR, folder  # noqa: S101 - user data has few files
     return _pad_to_sector(found)
 
 
-def _build_record(name: bytes, place: int, size: int, *, is_folder: bool, behind: bytes = b"") -> bytes:
+def _build_record(name: bytes, sector: int, size: int, *, is_folder: bool, system_use: bytes = b"") -> bytes:
     """Return a directory record (ECMA-119, 9.1)."""
     body = (
-        _encode_both_orders(place)
+        _encode_both_orders(sector)
         + _encode_both_orders(size)
         + _DATE
         + bytes((_FOLDER if is_folder else 0, 0, 0))
@@ -171,7 +184,7 @@ def _build_record(name: bytes, place: int, size: int, *, is_folder: bool, behind
         + bytes((len(name),))
         + name
         + (b"\0" if len(name) % 2 == 0 else b"")
-        + _pad_to_even(behind)
+        + _pad_to_even(system_use)
     )
     return bytes((len(body) + 2, 0)) + body
 
@@ -224,10 +237,10 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
         for name, text in _list_requested_files(plan.user_data):
             file = File(insert_attempt_token(text, decision, plan).encode(), paths.find_artifact_type(name))
             yield from ((paths.DATA.build_path(mac, plan.data, name), file) for mac in decision.macs)
-        named = [each for each in (decision.token, plan.token) if each is not None]
+        tokens = [each for each in (decision.token, plan.token) if each is not None]
         for name, text in plan.user_data.secrets.items():
             file = File(text.encode(), ContentType.OCTETS)
-            yield from ((paths.SECRET.build_path(mac, token, name), file) for token in named for mac in decision.macs)
+            yield from ((paths.SECRET.build_path(mac, token, name), file) for token in tokens for mac in decision.macs)
 
 
 def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:

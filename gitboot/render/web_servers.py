@@ -42,15 +42,15 @@ def render_web_servers(
     scripts = sorted(path for path in shared_paths if publication_stage(path) is Stage.FIRST_SCRIPTS)
     # None: there is no file that shows whether a copy is complete.
     script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
-    last = script.removeprefix(BOOT) if script is not None else None
+    script_path = script.removeprefix(BOOT) if script is not None else None
     prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
-    by_cache_control = _group((kind.delivery.cache_control, kind) for kind in _COPIED_KINDS)
+    by_cache_control = _group_by_key((kind.delivery.cache_control, kind) for kind in _COPIED_KINDS)
     # Groups of path kinds with the same headers. None: the content type depends on the file name.
-    kinds_by_delivery = _group(
+    kinds_by_delivery = _group_by_key(
         ((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _COPIED_KINDS
     )
-    endings = _group((type, ending) for ending, type in ARTIFACT_TYPES.items())
-    marks = {
+    endings = _group_by_key((type, ending) for ending, type in ARTIFACT_TYPES.items())
+    replacements = {
         "nginx_maps": render_nginx_maps(outputs),
         "nginx_prefixes": _render_nginx_prefixes(prefixes),
         "nginx_deliveries": "".join(
@@ -59,13 +59,13 @@ def render_web_servers(
         ),
         "nginx_aliases": render_nginx_locations(outputs),
         "nginx_files": "".join(_render_nginx_files(*key, kinds) for key, kinds in kinds_by_delivery.items()),
-        "nginx_complete": _NGINX_COMPLETE.replace("@last@", last) if last is not None else "",
+        "nginx_complete": _NGINX_COMPLETE.replace("@last@", script_path) if script_path is not None else "",
         "caddy_prefixes": _render_caddy_prefixes(prefixes),
         "caddy_aliases": render_caddy_aliases(outputs),
         "caddy_files": "".join(
             _render_caddy_files(number, *key, kinds_by_delivery[key]) for number, key in enumerate(kinds_by_delivery)
         ),
-        "caddy_complete": f"\t\t\tfile /{last}\n" if last is not None else "",
+        "caddy_complete": f"\t\t\tfile /{script_path}\n" if script_path is not None else "",
         "bundled": "|".join(BUNDLED),
         "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
         "types": "".join(f'        "{type}" {" ".join(each)};\n' for type, each in endings.items()),
@@ -80,7 +80,7 @@ def render_web_servers(
         "revalidated": REVALIDATED,
     }
     for name, text in (("nginx.conf", _NGINX), ("Caddyfile", _CADDY)):
-        for mark, value in marks.items():
+        for mark, value in replacements.items():
             text = text.replace(f"@{mark}@", value)
         yield f"ops/serve/{name}", File(text.encode())
 
@@ -89,7 +89,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _group(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+def _group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     found: dict[K, list[V]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)
@@ -139,8 +139,8 @@ _BUNDLED_DATA: Final = f"{DATA.expression.rpartition('/')[0]}/(?:{'|'.join(BUNDL
 def _render_nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
     if type is not None:
         return _render_nginx_location(_join_expressions(kinds), delivery, type)
-    of_bundle = _render_nginx_location(_BUNDLED_DATA, delivery, ContentType.CLOUD_CONFIG)
-    return of_bundle + _render_nginx_location(DATA.expression, delivery, ContentType.OCTETS, by_ending=True)
+    bundle_location = _render_nginx_location(_BUNDLED_DATA, delivery, ContentType.CLOUD_CONFIG)
+    return bundle_location + _render_nginx_location(DATA.expression, delivery, ContentType.OCTETS, by_ending=True)
 
 
 def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
@@ -159,8 +159,8 @@ def _render_caddy_prefixes(prefixes: Sequence[str]) -> str:
     found = [prefix for prefix in prefixes if prefix]
     lines = ["# Machines request boot/ below the path of a base URL."] if found else []
     for number, prefix in enumerate(found):
-        own = [] if len(prefixes) == 1 else ["\tnot file {path}"]
-        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_escape_path(_decode_path(prefix))}/", *own, "}"]
+        file_condition = [] if len(prefixes) == 1 else ["\tnot file {path}"]
+        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_escape_path(_decode_path(prefix))}/", *file_condition, "}"]
         lines += [f"uri @prefix{number} strip_prefix {prefix}"]
     return "".join(f"\t\t{line}\n" for line in lines) + ("\n" if found else "")
 
@@ -404,16 +404,16 @@ _FIRST: Final = f"/{FIRST_SCRIPT.removeprefix(BOOT)}"
 _IPXE: Final = "ipxe"  # without a query, this path serves the first script
 
 
-class _Key(NamedTuple):
+class _QueryKey(NamedTuple):
     kind: IdentityKind
     expression: str
     groups: tuple[int, ...]  # the regular expression groups; hyphens join them in the output tree's spelling
 
 
 _KEYS: Final = (
-    _Key(IdentityKind.MAC, "(?::|-|%3[Aa])".join([_BYTE] * 6), (1, 2, 3, 4, 5, 6)),
-    _Key(IdentityKind.UUID, "([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", (1,)),
-    _Key(IdentityKind.SERIAL, "([A-Za-z0-9][A-Za-z0-9._-]*)", (1,)),
+    _QueryKey(IdentityKind.MAC, "(?::|-|%3[Aa])".join([_BYTE] * 6), (1, 2, 3, 4, 5, 6)),
+    _QueryKey(IdentityKind.UUID, "([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", (1,)),
+    _QueryKey(IdentityKind.SERIAL, "([A-Za-z0-9][A-Za-z0-9._-]*)", (1,)),
 )
 _KINDS: Final = tuple(key.kind for key in _KEYS)
 
@@ -456,11 +456,11 @@ def render_nginx_locations(outputs: Collection[str]) -> str:
     location, because ``try_files`` would treat an unreadable file as absent.
     """
     chosen = _select_aliases(outputs)
-    known = "".join(_nginx_location_queries(alias) for alias in chosen)
+    known = "".join(_render_nginx_alias(alias) for alias in chosen)
     return known if any(alias.path == _IPXE for alias in chosen) else f"{_NGINX_IPXE}{known}"
 
 
-def _nginx_location_queries(alias: Alias) -> str:
+def _render_nginx_alias(alias: Alias) -> str:
     first = ""
     if alias.path == _IPXE:
         values = "".join(f"$arg_{key.kind}" for key in _KEYS)
@@ -474,11 +474,13 @@ def _nginx_location_queries(alias: Alias) -> str:
         files.append((f"/{alias.path}", ContentType.TEXT, ""))
     names = [f"@{re.sub('[^a-z0-9]', '_', alias.path)}_{number}" for number in range(1, len(files))]
     found = ""
-    for name, other, (file, type, etag) in zip((f"= /{alias.path}", *names), (*names, "@nothing"), files, strict=True):
+    for name, next_location, (file, type, etag) in zip(
+        (f"= /{alias.path}", *names), (*names, "@nothing"), files, strict=True
+    ):
         found += (
             f'    location {name} {{\n        types {{}}\n        default_type "{type}";\n        max_ranges 0;\n'
             f"{first}{etag}        rewrite ^ {file} break;\n"
-            f"        error_page 404 = {other};\n        error_page 403 500 = @failed;\n    }}\n\n"
+            f"        error_page 404 = {next_location};\n        error_page 403 500 = @failed;\n    }}\n\n"
         )
         first = ""
     return found
@@ -544,5 +546,5 @@ _CADDY_LOOK: Final = """\
 """
 
 
-def _render_caddy_route(matcher: str, to: str) -> str:
-    return f"\t\troute {matcher} {{\n\t\t\trewrite * {to}\n\t\t\theader Content-Location {{path}}\n\t\t}}\n"
+def _render_caddy_route(matcher: str, target: str) -> str:
+    return f"\t\troute {matcher} {{\n\t\t\trewrite * {target}\n\t\t\theader Content-Location {{path}}\n\t\t}}\n"

@@ -28,7 +28,7 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars import Path, quote_value, read_certificate_ends, split_member_url, version_key
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Loader, Server
 from gitboot.problems import Code, Problem, Severity
-from gitboot.quoting import Unquotable, quote_grub_arguments, quote_ipxe_arguments
+from gitboot.quoting import QuotingError, quote_grub_arguments, quote_ipxe_arguments
 from gitboot.resolve import user_data_formats
 from gitboot.resolve.decision_inputs import (
     FILE,
@@ -75,10 +75,10 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
                 secret.severity,
                 secret.allowance,
             )
-    own: list[str] = [boot.user_data.digest] if boot.user_data is not None else []
+    server_values: list[str] = [boot.user_data.digest] if boot.user_data is not None else []
     if server is not None:
-        own += (report_token(server.uuid, server.spec.provision, boot.image), server.boot_macs[0])
-    for leak in find_leaks(boot, frozenset(known), own):
+        server_values += (report_token(server.uuid, server.spec.provision, boot.image), server.boot_macs[0])
+    for leak in find_leaks(boot, frozenset(known), server_values):
         field = "kernelArguments" if leak.is_argument else "userData"
         yield _leak_finding(
             f"{leak.location} looks like {leak.kind}, and gitboot would publish it",
@@ -111,17 +111,17 @@ def _leak_finding(
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)
 
 
-def check_choice(inputs: ServerInputs) -> Iterator[DecisionFinding]:
+def check_policy_selection(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     """Yield a finding if several policies with the same priority select a server, or if no policy selects the server
     (rule R3).
     """
     shared, name = inputs.shared, inputs.server.metadata.name
-    if shared.tied:
+    if shared.tie_names:
         yield DecisionFinding(
             Code.POLICY_TIE,
-            f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select the server at the same priority",
+            f"{' and '.join(f'BootPolicy/{each}' for each in shared.tie_names)} select the server at the same priority",
             "raise the priority of one policy, let one inherit from the other, or narrow a selector",
-            (Id("BootPolicy", shared.tied[-1]), ("spec", "select")),
+            (Id("BootPolicy", shared.tie_names[-1]), ("spec", "select")),
         )
     elif shared.is_unselected:
         yield DecisionFinding(
@@ -141,34 +141,34 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     keeps the commit, because earlier versions did not check for placeholders.
     """
     server, fleet, sites = inputs.server, inputs.shared.fleet, inputs.shared.sites
-    own = Id("Server", server.metadata.name)
+    server_id = Id("Server", server.metadata.name)
     for each in list_identities(server):
         if each.is_placeholder:
             message = f"the {each.kind} {each.value} does not identify a machine, because many machines share it"
             is_compared = "reports" in each.path or each.path == ("spec", "replaces")
             hint = "remove the value" if is_compared else _IDENTITY_HINTS[each.kind]
-            yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (own, each.path), is_shared=False)
+            yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (server_id, each.path), is_shared=False)
     bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
     if bmc is not None and bmc.tls.ca is not None:
-        ends = _authority_expiry(inputs.files[bmc.tls.ca])
-        if bmc.tls.verify and ends is not None:
+        expiry = _find_authority_expiry(inputs.files[bmc.tls.ca])
+        if bmc.tls.verify and expiry is not None:
             yield DecisionFinding(
                 code,
-                f"the CA for BMCs expired at {format_instant(ends)}, so gitboot rejects certificates that this CA "
+                f"the CA for BMCs expired at {format_instant(expiry)}, so gitboot rejects certificates that this CA "
                 "signed",
                 code.hint,
                 (Id(FILE, bmc.tls.ca), (1,)),
                 Severity.WARNING,
-                since=ends,
+                since=expiry,
             )
     loader = inputs.loader
     if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
-        output, is_own = _OUTPUT_BY_LOADER[loader], server.spec.loader is not None
+        output, is_set_by_server = _OUTPUT_BY_LOADER[loader], server.spec.loader is not None
         yield DecisionFinding(
             Code.COMBINATION,
             f"DHCP would name the loader {loader}, but the Fleet's outputs do not include {output}",
             f"add {output} to the Fleet's outputs, or choose another loader",
-            (own, ("spec", "loader")) if is_own else (Id("Fleet", fleet.name), ("spec", "hardware")),
+            (server_id, ("spec", "loader")) if is_set_by_server else (Id("Fleet", fleet.name), ("spec", "hardware")),
         )
     if inputs.secure_boot:
         for message, hint, place in _check_secure_boot(inputs):
@@ -179,7 +179,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
             Code.ONE_SITE,
             f"each site has its own instance, but {found}",
             Code.ONE_SITE.hint,
-            (own, ("metadata",)),
+            (server_id, ("metadata",)),
             is_shared=False,
         )
 
@@ -204,8 +204,8 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
             (own, ("spec", "firmware")),
         )
         return
-    is_own = server.spec.loader is not None
-    place = (own, ("spec", "loader")) if is_own else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
+    is_set_by_server = server.spec.loader is not None
+    place = (own, ("spec", "loader")) if is_set_by_server else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
     if inputs.loader is Loader.GRUB:
         yield (
             "Secure Boot is on, but DHCP names the unsigned GRUB that gitboot builds",
@@ -215,23 +215,23 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
     boots = [shared.boot, *(each.boot for each in shared.maintenances)]
     profiles = [each.profile for each in boots if each is not None]
     if any(each.spec.method is Method.PXE for each in profiles):
-        at = (own, ("spec", "secureBoot")) if server.spec.secure_boot is not None else place
+        field_place = (own, ("spec", "secureBoot")) if server.spec.secure_boot is not None else place
         if inputs.loader is None:
             yield (
                 "Secure Boot is on, but the Fleet's outputs do not include grub, so DHCP names an unsigned iPXE",
                 "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed",
-                at,
+                field_place,
             )
         elif inputs.loader is Loader.SHIM and shared.base_url.startswith("https:"):
             yield (
                 f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {shared.base_url}",
                 "use an http base URL, boot a signed uki with method: UefiHttp, or use a signed iPXE (loader: iPXE)",
-                at,
+                field_place,
             )
     for profile in profiles:
         templates, name = profile.spec.templates, profile.metadata.name
-        is_by_loader = profile.spec.method is Method.PXE
-        if inputs.loader is Loader.SHIM and is_by_loader and templates.ipxe is not None and templates.grub is None:
+        is_pxe = profile.spec.method is Method.PXE
+        if inputs.loader is Loader.SHIM and is_pxe and templates.ipxe is not None and templates.grub is None:
             yield (
                 f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has a template only for iPXE",
                 "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed",
@@ -242,24 +242,20 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
 def check_loader_signatures(inputs: ServerInputs, decision: Decision) -> Iterator[DecisionFinding]:
     """Yield a warning for each boot whose `loaderSignature` is ignored by the program that boots the server."""
     pairs = [(decision.policy.boot, inputs.shared.boot)] if decision.policy is not None else []
-    pairs += [(each.boot, of.boot) for each, of in zip(decision.maintenances, inputs.shared.maintenances, strict=True)]
-    for boot, of in pairs:
-        if boot is not None and of is not None:
-            ignoring = find_ignoring_loader(inputs, of.profile)
-            yield from check_loader_signature(boot, of, ignoring, decision.architecture, secure_boot=inputs.secure_boot)
+    maintenances = zip(decision.maintenances, inputs.shared.maintenances, strict=True)
+    pairs += [(each.boot, boot_inputs.boot) for each, boot_inputs in maintenances]
+    for boot, boot_inputs in pairs:
+        if boot is not None and boot_inputs is not None:
+            loader, architecture = find_ignoring_loader(inputs, boot_inputs.profile), decision.architecture
+            yield from check_loader_signature(boot, boot_inputs, loader, architecture, secure_boot=inputs.secure_boot)
 
 
 def check_loader_signature(
-    boot: Boot,
-    inputs: BootInputs,
-    ignoring: tuple[str, Place] | None,
-    architecture: Architecture,
-    *,
-    secure_boot: bool = False,
+    boot: Boot, inputs: BootInputs, loader: tuple[str, Place] | None, architecture: Architecture, *, secure_boot: bool
 ) -> Iterator[DecisionFinding]:
     """Yield a warning if a boot has a `loaderSignature`, but the program that boots the machine ignores the signature.
 
-    ``ignoring`` is a loader that does not verify files, with the field that sets the loader, or None if iPXE may boot
+    ``loader`` is a loader that does not verify files, with the field that sets the loader, or None if iPXE may boot
     the machine. With ``secure_boot``, the firmware verifies the signature in the UKI.
     """
     artifacts = inputs.image.spec.architectures.get(architecture) if inputs.image is not None else None
@@ -274,8 +270,8 @@ def check_loader_signature(
             return
         program, place = f"the firmware that boots the {kind}", (Id("BootProfile", name), ("spec", "method"))
         hint = "boot the image with iPXE (method: Pxe), or remove loaderSignature and sign the uki for Secure Boot"
-    elif ignoring is not None:
-        program, place = ignoring
+    elif loader is not None:
+        program, place = loader
     elif template is not None and "imgverify" not in template:
         program, place = "the template for iPXE", (Id("BootProfile", name), ("spec", "templates", "ipxe"))
         hint = "run imgtrust and imgverify in the template, or remove loaderSignature from the image"
@@ -292,13 +288,13 @@ def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[st
     names. It starts the image's loader, which may be iPXE.
     """
     server, fleet = inputs.server, inputs.shared.fleet
-    own, hardware = Id("Server", server.metadata.name), (Id("Fleet", fleet.name), ("spec", "hardware"))
+    server_id, hardware = Id("Server", server.metadata.name), (Id("Fleet", fleet.name), ("spec", "hardware"))
     is_named_by_dhcp = server.spec.firmware is Firmware.UEFI and profile.spec.method is not Method.UEFI_HTTP
     if is_named_by_dhcp and inputs.loader in (Loader.GRUB, Loader.SHIM) and Output.GRUB in fleet.outputs:
         if server.spec.loader is not None:
-            return "GRUB", (own, ("spec", "loader"))
-        is_own = inputs.shared.loader is None and server.spec.secure_boot is not None
-        return "GRUB", (own, ("spec", "secureBoot")) if is_own else hardware
+            return "GRUB", (server_id, ("spec", "loader"))
+        is_set_by_server = inputs.shared.loader is None and server.spec.secure_boot is not None
+        return "GRUB", (server_id, ("spec", "secureBoot")) if is_set_by_server else hardware
     return find_ignoring_output(fleet.name, fleet.outputs, server.spec.firmware)
 
 
@@ -322,20 +318,20 @@ _OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, 
 
 
 @lru_cache(maxsize=1024)  # cached, because many servers share the same certificates
-def _authority_expiry(certificates: bytes) -> datetime | None:
+def _find_authority_expiry(certificates: bytes) -> datetime | None:
     return max(read_certificate_ends(certificates), default=None)
 
 
 def check_policy(
-    own: ServerInputs, pool: Pool, inputs: BootInputs, boot: Boot | None, override: OverrideMode
+    inputs: ServerInputs, pool: Pool, boot_inputs: BootInputs, boot: Boot | None, override: OverrideMode
 ) -> Iterator[DecisionFinding]:
-    """Yield the problems that a server would have with its policy's boot. ``own`` are the inputs of the server."""
-    fleet, server, policy = own.shared.fleet, own.server, Id("BootPolicy", pool.name)
-    yield from _check_boot(server, policy, inputs, boot, override, pool.network_boot, pool.reinstall)
+    """Yield the problems that a server would have with its policy's boot. ``inputs`` are the inputs of the server."""
+    fleet, server, policy = inputs.shared.fleet, inputs.server, Id("BootPolicy", pool.name)
+    yield from _check_boot(server, policy, boot_inputs, boot, override, pool.network_boot, pool.reinstall)
     counts_fetches = fleet.accepts_fetches and pool.network_boot in INSTALL_MODES
-    has_ipxe = not IPXE_OUTPUTS.isdisjoint(fleet.outputs) and find_ignoring_loader(own, inputs.profile) is None
+    has_ipxe = not IPXE_OUTPUTS.isdisjoint(fleet.outputs) and find_ignoring_loader(inputs, boot_inputs.profile) is None
     verifies = has_ipxe and boot is not None and boot.signature_files
-    if counts_fetches and boot is not None and verifies and not boot.shows_its_start:
+    if counts_fetches and boot is not None and verifies and not boot.proves_start:
         yield DecisionFinding(
             Code.COMBINATION,
             "with evidence: Fetched, an installation counts as complete when iPXE fetches the boot script, even if "
@@ -402,7 +398,7 @@ def _check_boot(
     network_boot: NetworkBoot,
     reinstall: ReinstallMode,
 ) -> Iterator[DecisionFinding]:
-    image, skew, own = inputs.image, inputs.skew, Id("Server", server.metadata.name)
+    image, skew, server_id = inputs.image, inputs.skew, Id("Server", server.metadata.name)
     if image is not None and skew is not None and skew.mode is not SkewMode.NONE:
         version = image.spec.version
         if version_key(version) < version_key(skew.minimum_version):
@@ -411,7 +407,7 @@ def _check_boot(
                 Code.SKEW,
                 f"BootImage/{image.metadata.name} is version {version}, but {stream}",
                 Code.SKEW.hint,
-                (inputs.chosen_by or own, inputs.chosen_at),
+                (inputs.chosen_by or server_id, inputs.chosen_at),
                 Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
             )
     if boot is None:
@@ -432,14 +428,14 @@ def _check_boot(
             Code.EVERY_BOOT.hint,
             (resource, ("spec", "networkBoot")),
         )
-    is_uuid_needed = (boot.writes_disk or boot.asks_by_uuid) and network_boot is not NetworkBoot.NEVER
+    is_uuid_needed = (boot.writes_disk or boot.fetches_by_uuid) and network_boot is not NetworkBoot.NEVER
     if is_uuid_needed and server.spec.uuid is None:
         what = "an image that writes disks" if boot.writes_disk else "an image that fetches its user data by UUID"
         yield DecisionFinding(
             Code.UUID_NEEDED,
             f"{resource} boots BootImage/{boot.image}, {what}, but the server has no uuid",
             "set uuid; until you have it, set lifecycle: Parked, or boot an image that writes no disk",
-            (own, ("spec",)),
+            (server_id, ("spec",)),
         )
 
 
@@ -448,18 +444,18 @@ def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[Deci
 
     The finding ends when the overlap ends.
     """
-    for one, other in combinations(maintenances, 2):
-        if one.priority == other.priority and (both := one.find_overlap(other)) is not None:
-            bounds = zip(("from", "until"), both, strict=True)
+    for first, second in combinations(maintenances, 2):
+        if first.priority == second.priority and (overlap := first.find_overlap(second)) is not None:
+            bounds = zip(("from", "until"), overlap, strict=True)
             times = " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None)
             yield DecisionFinding(
                 Code.MAINTENANCE_TIE,
-                f"Maintenance/{one.name} and Maintenance/{other.name} have the same priority and overlap "
+                f"Maintenance/{first.name} and Maintenance/{second.name} have the same priority and overlap "
                 f"{times or 'at all times'}",
                 Code.MAINTENANCE_TIE.hint,
-                (Id("Maintenance", other.name), ("spec", "window")),
-                beside=Id("Maintenance", one.name),
-                until=both[1],
+                (Id("Maintenance", second.name), ("spec", "window")),
+                other_id=Id("Maintenance", first.name),
+                until=overlap[1],
             )
 
 
@@ -490,19 +486,19 @@ def select_artifacts(source: BootSource) -> Artifacts:
     image, spec = source.image.metadata.name, source.profile.spec
     artifacts = source.image.spec.architectures.get(source.architecture)
     if artifacts is None:
-        raise _machine_error(
+        raise _make_machine_error(
             source,
             Code.NO_ARTIFACT,
             f"BootImage/{image} has no artifacts for {source.architecture}",
             "add the architecture to the image, or select fewer servers",
         )
-    lacking = [need for need in _list_needed_artifacts(source, artifacts) if getattr(artifacts, need) is None]
-    if lacking:
+    missing = [name for name in _list_needed_artifacts(source, artifacts) if getattr(artifacts, name) is None]
+    if missing:
         raise Unbootable(
             Code.NO_ARTIFACT,
-            f"BootImage/{image} has no {' and no '.join(lacking)} for {source.architecture}, but method {spec.method}"
+            f"BootImage/{image} has no {' and no '.join(missing)} for {source.architecture}, but method {spec.method}"
             f"{f' with httpBoot: {spec.http_boot}' if spec.http_boot else ''} needs "
-            f"{'this file' if len(lacking) == 1 else 'these files'}",
+            f"{'this file' if len(missing) == 1 else 'these files'}",
             "add the artifact to the image, or change the method",
             source.profile_id,
             *("spec", "method"),
@@ -517,7 +513,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
             Id("BootImage", image),
             *("spec", "architectures", str(source.architecture)),
         )
-    for at, artifact in _list_verified_artifacts(source, artifacts) if source.mirrors else ():
+    for path, artifact in _list_verified_artifacts(source, artifacts) if source.mirrors else ():
         if artifact.loader_signature is not None and not artifact.loader_signature.startswith("assets:"):
             raise Unbootable(
                 Code.COMBINATION,
@@ -525,7 +521,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
                 "does not state the digest of the signature",
                 "store the signature below baseURL/assets/ on the web server, and write assets:PATH",
                 Id("BootImage", image),
-                *("spec", "architectures", str(source.architecture), *at, "loaderSignature"),
+                *("spec", "architectures", str(source.architecture), *path, "loaderSignature"),
             )
     return artifacts
 
@@ -533,10 +529,10 @@ def select_artifacts(source: BootSource) -> Artifacts:
 def _list_verified_artifacts(source: BootSource, artifacts: Artifacts) -> Iterator[tuple[Path, Artifact]]:
     """Yield each artifact that iPXE starts or a template may name, with its path. iPXE may verify these artifacts."""
     spec = source.profile.spec
-    by_loader = spec.method is Method.PXE or (
+    uses_loader = spec.method is Method.PXE or (
         spec.method is Method.UEFI_HTTP and spec.http_boot in (None, HttpBoot.LOADER)
     )
-    if not (source.has_ipxe_scripts and source.boots_by_ipxe and by_loader):
+    if not (source.has_ipxe_scripts and source.boots_by_ipxe and uses_loader):
         return
     started = ("kernel", "initrds") if artifacts.kernel is not None else ("uki",)
     for path, artifact in artifacts.files():
@@ -544,7 +540,7 @@ def _list_verified_artifacts(source: BootSource, artifacts: Artifacts) -> Iterat
             yield path, artifact
 
 
-def _machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
+def _make_machine_error(source: BootSource, code: Code, message: str, hint: str) -> Unbootable:
     """Return an error that points to the document that set the profile, because the profile may be correct for other
     machines.
     """
@@ -556,15 +552,15 @@ def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[st
     spec, uefi = source.profile.spec, source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
-            raise _machine_error(
+            raise _make_machine_error(
                 source, Code.FIRMWARE, "method UefiHttp needs UEFI, but the firmware is BIOS", Code.FIRMWARE.hint
             )
-        return _HTTP_BOOT_NEEDS[spec.http_boot or HttpBoot.LOADER]
+        return _HTTP_BOOT_FILES[spec.http_boot or HttpBoot.LOADER]
     if spec.method is Method.VIRTUAL_MEDIA:
         return ("iso",)
     if artifacts.kernel is None and artifacts.uki is not None and not uefi:
         image = source.image.metadata.name
-        raise _machine_error(
+        raise _make_machine_error(
             source,
             Code.FIRMWARE,
             f"BIOS cannot boot BootImage/{image}, which has a uki but no kernel for {source.architecture}",
@@ -573,14 +569,14 @@ def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[st
     return ("kernel",) if artifacts.uki is None else ()
 
 
-_HTTP_BOOT_NEEDS: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
+_HTTP_BOOT_FILES: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
     HttpBoot.UKI: ("uki",),
     HttpBoot.ISO: ("iso",),
     HttpBoot.LOADER: ("loader", "kernel"),
 }
 
 
-def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
+def check_config_delivery(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     """Raise `Unbootable` if the booted system cannot get the kernel arguments, user data, labels or taints."""
     if user_data is not None and boot.config_from is ConfigFrom.MEDIUM:
         if boot.method is not Method.VIRTUAL_MEDIA:
@@ -614,14 +610,14 @@ def check_way_in(boot: Boot, source: BootSource, own: ArgumentLists, user_data: 
 
 
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
-    asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
-    if asks_by_uuid and user_data is not None and user_data_formats.parse_family(user_data.format).value == "Ignition":
+    by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
+    if by_uuid and user_data is not None and user_data_formats.parse_family(user_data.format).value == "Ignition":
         return  # the system finds its Ignition document by UUID, and this document can contain all of these values
-    giver = next((resource for resource, arguments in own if arguments), None)
+    first_document = next((resource for resource, arguments in own if arguments), None)
     if user_data is not None:
         what, resource, path = "user data", source.profile_id, ("spec", "userData")
-    elif giver is not None:
-        what, resource, path = "kernel arguments", giver, ("spec", "kernelArguments")
+    elif first_document is not None:
+        what, resource, path = "kernel arguments", first_document, ("spec", "kernelArguments")
     elif source.pool is not None and (boot.node_labels or boot.node_taints):
         what, resource, path = "node labels and taints", Id("BootPolicy", source.pool.name), ("spec", "profile")
     else:
@@ -646,9 +642,9 @@ def check_command_line(
     each argument.
     """
     try:
-        _quote(arguments)
+        _check_quoting(arguments)
         return
-    except Unquotable as error:
+    except QuotingError as error:
         message = error.message
     places = find_places()
     lengths: Counter[Id] = Counter()
@@ -656,20 +652,20 @@ def check_command_line(
         resource, number = places[argument]
         lengths[resource] += len(argument)
         try:
-            _quote((argument,))
-        except Unquotable:
+            _check_quoting((argument,))
+        except QuotingError:
             at = ("spec", "kernelArguments", number)
             raise Unbootable(Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, resource, *at) from None
     longest = max(lengths, key=lambda resource: lengths[resource], default=source.profile_id)
     raise Unbootable(Code.UNQUOTABLE, message, Code.UNQUOTABLE.hint, longest, "spec", "kernelArguments")
 
 
-def _quote(arguments: tuple[str, ...]) -> None:
+def _check_quoting(arguments: tuple[str, ...]) -> None:
     quote_ipxe_arguments(arguments)
     quote_grub_arguments(arguments)
 
 
-_MOST_NAMED: Final = 20  # a message contains the names of at most this many servers, and the number of the others
+_MAX_NAMED: Final = 20  # a message contains the names of at most this many servers, and the number of the others
 
 
 def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
@@ -685,35 +681,35 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
             Code.NO_ENDPOINT.hint,
             (Id("Fleet", fleet.name), ("spec", "endpoint")),
             Severity.WARNING,
-            most_named=_MOST_NAMED,
+            max_named=_MAX_NAMED,
         )
     if fleet.serving.late_ends is not None:
         return
-    alone = harmless_boot(decision.policy)
+    later_boot = harmless_boot(decision.policy)
     for maintenance in decision.maintenances:
         boot = maintenance.boot
-        if boot is None and alone is None:
+        if boot is None and later_boot is None:
             continue  # the server boots its disk during the maintenance and afterwards
         is_once = boot is not None and boot.writes_disk and maintenance.network_boot in INSTALL_MODES
         if is_once and not copies.one_time_boots:
             continue  # copies do not contain this boot
-        unable = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, alone)))
+        clients = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, later_boot)))
         if endpoint is None:
             why = "the Fleet does not set an endpoint, so copies of the boot files end the maintenance late"
-        elif unable:
+        elif clients:
             why = (
-                f"{unable} cannot ask {endpoint} whether the maintenance has ended, so copies of the boot files "
+                f"{clients} cannot ask {endpoint} whether the maintenance has ended, so copies of the boot files "
                 "do not serve the maintenance to these clients"
             )
         else:
             continue
         place = (Id("Maintenance", maintenance.name), ("spec", "window"))
         message, code = f"Maintenance/{maintenance.name}: {why}", Code.LATE_END
-        yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
+        yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, max_named=_MAX_NAMED)
 
 
 def _find_unable_loaders(
-    fleet: FleetSettings, decision: Decision, boot: Boot | None, alone: Boot | None
+    fleet: FleetSettings, decision: Decision, boot: Boot | None, later_boot: Boot | None
 ) -> Iterator[str]:
     """Yield the names of boot loaders and methods that cannot query the endpoint for the end of a maintenance."""
     outputs = frozenset(fleet.outputs)
@@ -723,18 +719,18 @@ def _find_unable_loaders(
     if urlsplit(decision.endpoint or "").scheme == "https":
         if not decision.copies.ipxe_https and outputs & IPXE_OUTPUTS:
             yield "iPXE"
-        yield from (name for name, its in OUTPUTS_WITHOUT_HTTPS if outputs & its)
-    if any(each is not None and each.direct and each.http_boot is not None for each in (boot, alone)):
+        yield from (name for name, loader_outputs in OUTPUTS_WITHOUT_HTTPS if outputs & loader_outputs)
+    if any(each is not None and each.direct and each.http_boot is not None for each in (boot, later_boot)):
         yield "UEFI HTTP boot"
-    if boot is not None and alone is not None and boot.asks_by_uuid and alone.asks_by_uuid:
+    if boot is not None and later_boot is not None and boot.fetches_by_uuid and later_boot.fetches_by_uuid:
         yield "a system that fetches its user data by UUID"
 
 
 # The node labels that kubelet accepts. Sources: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go
 # (KubeletLabels, KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).
-_KUBERNETES: Final = ("kubernetes.io", "k8s.io")
+_KUBERNETES_DOMAINS: Final = ("kubernetes.io", "k8s.io")
 _ACCEPTED_NAMESPACES: Final = ("kubelet.kubernetes.io", "node.kubernetes.io")
-_ACCEPTED: Final = frozenset(
+_ACCEPTED_LABELS: Final = frozenset(
     {
         "beta.kubernetes.io/arch",
         "beta.kubernetes.io/instance-type",
@@ -750,7 +746,7 @@ _ACCEPTED: Final = frozenset(
     }
 )
 # Digests that authors use as placeholders. `gitboot init` writes the third one.
-_PLACEHOLDERS: Final = frozenset({"0" * 64, "f" * 64, "feedc0de" * 8, "deadbeef" * 8})
+_PLACEHOLDER_DIGESTS: Final = frozenset({"0" * 64, "f" * 64, "feedc0de" * 8, "deadbeef" * 8})
 
 
 def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
@@ -771,9 +767,9 @@ def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
 def is_accepted_by_kubelet(key: str) -> bool:
     """Return whether kubelet accepts a label with this key in `--node-labels`."""
     namespace, slash, _ = key.partition("/")
-    if not slash or not _is_in_domain(namespace, _KUBERNETES):
+    if not slash or not _is_in_domain(namespace, _KUBERNETES_DOMAINS):
         return True
-    return key in _ACCEPTED or _is_in_domain(namespace, _ACCEPTED_NAMESPACES)
+    return key in _ACCEPTED_LABELS or _is_in_domain(namespace, _ACCEPTED_NAMESPACES)
 
 
 def _is_in_domain(namespace: str, domains: tuple[str, ...]) -> bool:
@@ -784,10 +780,10 @@ def find_placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a warning for each image with placeholder digests. The warning points to the first placeholder."""
     for name, image in repository.images.items():
         found = [
-            ("spec", "architectures", architecture, *at, "sha256")
+            ("spec", "architectures", architecture, *path, "sha256")
             for architecture, artifacts in image.spec.architectures.items()
-            for at, artifact in artifacts.files()
-            if artifact.sha256 in _PLACEHOLDERS
+            for path, artifact in artifacts.files()
+            if artifact.sha256 in _PLACEHOLDER_DIGESTS
         ]
         if found:
             yield repository.build_problem(

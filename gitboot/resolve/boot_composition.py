@@ -22,7 +22,7 @@ from gitboot.model.server import Server
 from gitboot.problems import Code
 from gitboot.quoting import names_boot_nic, names_changed_boot_nic
 from gitboot.resolve import templates, user_data_formats
-from gitboot.resolve.boot_checks import check_command_line, check_way_in, select_artifacts
+from gitboot.resolve.boot_checks import check_command_line, check_config_delivery, select_artifacts
 from gitboot.resolve.decision_inputs import FILE, list_templates
 from gitboot.resolve.kernel_arguments import (
     ArgumentLists,
@@ -60,32 +60,32 @@ class Composer:
         gitboot renders kernel arguments first, because user data may contain kernel arguments. It renders boot scripts
         last, because boot scripts may contain the kernel arguments and the URL of the user data.
         """
-        begun = self._prepare_shared_boot(source)
-        boot, profile = begun.boot, source.profile.spec
+        shared = self._prepare_shared_boot(source)
+        boot, profile = shared.boot, source.profile.spec
         lists = collect_argument_lists(boot, source)
-        context = TemplateContext(self._plain, boot, source, begun.template_values)
+        context = TemplateContext(self._plain, boot, source, shared.template_values)
         user_data = None
-        if (wanted := profile.user_data) is not None:
+        if (user_data_spec := profile.user_data) is not None:
             try:
-                template = templates.decode_template(source.files[wanted.template])
+                template = templates.decode_template(source.files[user_data_spec.template])
                 shows_arguments = "kernel_arguments" in templates.find_names(template)
             except TemplateFault as fault:
-                raise _to_unbootable(fault, wanted.template) from None
-            shown = self._merge_arguments(lists, context) if shows_arguments else ()
+                raise _to_unbootable(fault, user_data_spec.template) from None
+            shown_arguments = self._merge_arguments(lists, context) if shows_arguments else ()
             # User data cannot use values of the boot NIC, because it must be the same for every NIC.
-            own = context.with_values(
-                kernel_arguments=[each for each in shown if not names_boot_nic(each)],
+            user_data_context = context.with_values(
+                kernel_arguments=[each for each in shown_arguments if not names_boot_nic(each)],
                 boot_nic=templates.BOOT_NIC_OF_USER_DATA,
             )
-            user_data = self._render_user_data(wanted, own, source)
-        with_url = context.with_values(urls=context.make_urls(user_data))
-        merged = self._merge_arguments(lists, with_url)
+            user_data = self._render_user_data(user_data_spec, user_data_context, source)
+        url_context = context.with_values(urls=context.make_urls(user_data))
+        merged = self._merge_arguments(lists, url_context)
         if user_data is not None and not boot.direct:
             merged = add_user_data_arguments(merged, user_data)
-        check_way_in(boot, source, collect_own_arguments(source), user_data)
+        check_config_delivery(boot, source, collect_own_arguments(source), user_data)
         if not boot.direct:
-            check_command_line(merged, source, lambda: self._locate_arguments(lists, with_url))
-        entry_context = with_url.with_values(kernel_arguments=list(merged))
+            check_command_line(merged, source, lambda: self._locate_arguments(lists, url_context))
+        entry_context = url_context.with_values(kernel_arguments=list(merged))
         entries = {
             loader: self._render_entry(loader, path, entry_context, source)
             for loader in ("grub", "ipxe")
@@ -99,11 +99,11 @@ class Composer:
     def _prepare_shared_boot(self, source: BootSource) -> _SharedBoot:
         profile, image, pool = source.profile, source.image, source.pool
         documents = profile, image, pool, source.maintenance
-        places = source.architecture, source.firmware, source.base_url, source.site
+        platform = source.architecture, source.firmware, source.base_url, source.site
         settings = source.mirrors, source.requires_signature, source.has_ipxe_scripts, source.boots_by_ipxe
-        of = (*map(id, documents), *places, *settings)
-        if (known := self._shared_boots.get(of)) is None:
-            files = boot_files(
+        key = (*map(id, documents), *platform, *settings)
+        if (known := self._shared_boots.get(key)) is None:
+            files = build_boot_files(
                 select_artifacts(source),
                 source.base_url,
                 mirrors=source.mirrors,
@@ -128,13 +128,13 @@ class Composer:
                 boots=image.spec.boots,
                 ignores_signatures=bool(files.loader_signatures) and not source.boots_by_ipxe,
             )
-            known = self._shared_boots[of] = _SharedBoot(boot, documents)
+            known = self._shared_boots[key] = _SharedBoot(boot, documents)
         return known
 
     def _merge_arguments(self, lists: ArgumentLists, context: TemplateContext) -> tuple[str, ...]:
-        rendered = [self._render_arguments(resource, given, context) for resource, given in lists]
+        rendered = [self._render_arguments(resource, arguments, context) for resource, arguments in lists]
         merged = merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
-        for number, item in merged.without_effect:
+        for number, item in merged.ineffective_items:
             if len(item) == 2:  # only items with a dash and one letter, such as -x
                 (resource, _), index = lists[number], next(at for at, text in rendered[number] if text == item)
                 raise Unbootable(
@@ -182,7 +182,7 @@ class Composer:
         context = TemplateContext(self._plain, boot, source, {})
         context = context.with_values(urls=context.make_urls(boot.user_data))
         lists = collect_argument_lists(boot, source)
-        rendered = [self._render_arguments(resource, given, context) for resource, given in lists]
+        rendered = [self._render_arguments(resource, arguments, context) for resource, arguments in lists]
         merged = merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
         return [
             *(
@@ -191,15 +191,15 @@ class Composer:
             ),
             *(
                 (item, lists[number][0], "no earlier document sets this argument")
-                for number, item in merged.without_effect
+                for number, item in merged.ineffective_items
             ),
         ]
 
     def _locate_arguments(self, lists: ArgumentLists, context: TemplateContext) -> dict[str, tuple[Id, int]]:
         return {
             text: (resource, number)
-            for resource, given in lists
-            for number, text in self._render_arguments(resource, given, context)
+            for resource, arguments in lists
+            for number, text in self._render_arguments(resource, arguments, context)
         }
 
     def locate_arguments(self, boot: Boot, source: BootSource) -> dict[str, tuple[Id, int]]:
@@ -215,26 +215,28 @@ class Composer:
         return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
 
     def _render_user_data(self, spec: UserData, context: TemplateContext, source: BootSource) -> UserDataFiles:
-        at_most = source.image.spec.user_data
-        if not user_data_formats.is_understood(spec.format, at_most):
+        supported = source.image.spec.user_data
+        if not user_data_formats.is_format_supported(spec.format, supported):
             raise Unbootable(
                 Code.USER_DATA_FORMAT,
                 f"the user data has the format {spec.format}, but BootImage/{source.image.metadata.name} supports "
-                f"{at_most}",
+                f"{supported}",
                 "change the format, or correct `userData` in the image",
                 source.profile_id,
                 *("spec", "userData", "format"),
             )
         secrets = read_secret_texts(source)
         text = self._render_checked_file(spec.template, partial(user_data_formats.check, spec.format), context, source)
-        beside = {}
+        extra_files = {}
         for name, (_, path) in spec.extra_templates.items():
-            check = partial(user_data_formats.check_beside, spec.format, name)
-            beside[name] = self._render_checked_file(path, check, context, source)
+            check = partial(user_data_formats.check_extra_file, spec.format, name)
+            extra_files[name] = self._render_checked_file(path, check, context, source)
         instance = {}
         if source.server is not None:
             instance = {"instance-id": source.server.uuid, "local-hostname": source.server.metadata.name}
-        found = user_data_formats.bundle_files(spec.format, text, beside, instance=instance, base_url=source.base_url)
+        found = user_data_formats.bundle_files(
+            spec.format, text, extra_files, instance=instance, base_url=source.base_url
+        )
         return replace(found, secrets=secrets) if secrets else found
 
     def _render_checked_file(
@@ -286,13 +288,13 @@ class PlainDocuments:
 
     def __init__(self) -> None:
         # by id(); while a document is stored, its id() stays unique
-        self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}
+        self._cache: dict[int, tuple[Resource, dict[str, Any]]] = {}
         self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
     def get(self, resource: Resource) -> dict[str, Any]:
-        last = self._last if isinstance(resource, Server) else self._made.get(id(resource))
-        if last is not None and last[0] is resource:
-            return last[1]
+        cached = self._last if isinstance(resource, Server) else self._cache.get(id(resource))
+        if cached is not None and cached[0] is resource:
+            return cached[1]
         dumped = to_yaml_value(resource)
         plain: dict[str, Any] = _sort_keys({**dumped["metadata"], **dumped["spec"]})
         for interface in plain.get("interfaces", ()):
@@ -300,7 +302,7 @@ class PlainDocuments:
         if isinstance(resource, Server):
             self._last = resource, plain
         else:
-            self._made[id(resource)] = resource, plain
+            self._cache[id(resource)] = resource, plain
         return plain
 
 
@@ -315,15 +317,15 @@ class TemplateContext:
     def __init__(self, plain: PlainDocuments, boot: Boot, source: BootSource, shared_values: dict[str, Any]) -> None:
         self._plain, self._boot, self._source = plain, boot, source
         self._shared = shared_values  # shared with boots of other servers; set on first use
-        self._more: dict[str, Any] = {}
+        self._extra_values: dict[str, Any] = {}
         # Shared with the contexts that `with_values` derived from this context; set on first use.
         self._common: dict[str, Any] = {}
         self._mapping: dict[str, Any] | None = None
 
-    def with_values(self, **more: Any) -> TemplateContext:
-        other = TemplateContext(self._plain, self._boot, self._source, self._shared)
-        other._more, other._common = {**self._more, **more}, self._common
-        return other
+    def with_values(self, **values: Any) -> TemplateContext:
+        derived = TemplateContext(self._plain, self._boot, self._source, self._shared)
+        derived._extra_values, derived._common = {**self._extra_values, **values}, self._common
+        return derived
 
     @property
     def mapping(self) -> Mapping[str, Any]:
@@ -335,13 +337,13 @@ class TemplateContext:
                 self._common.update({**self._shared, "vars": merge_vars(source), "urls": self.make_urls(None)})
                 if source.server is not None:
                     self._common["server"] = self._plain.get(source.server)
-            self._mapping = {**self._common, **self._more}
+            self._mapping = {**self._common, **self._extra_values}
         return self._mapping
 
     def _make_shared_values(self) -> dict[str, Any]:
         source, plain, boot = self._source, self._plain.get, self._boot
         taints = [{"key": each.key, "value": each.value, "effect": str(each.effect)} for each in boot.node_taints]
-        seen: dict[str, Any] = {
+        values: dict[str, Any] = {
             "image": {**plain(source.image), "artifacts": to_json_value(boot.files)},
             "profile": plain(source.profile),
             "phase": str(source.phase),
@@ -351,18 +353,18 @@ class TemplateContext:
             "boot_nic": templates.BOOT_NIC,
         }
         if source.pool is not None:
-            seen["policy"] = {"name": source.pool.name, "profile": source.pool.profile}
+            values["policy"] = {"name": source.pool.name, "profile": source.pool.profile}
         if source.maintenance is not None:
-            seen["maintenance"] = plain(source.maintenance)
-        return seen
+            values["maintenance"] = plain(source.maintenance)
+        return values
 
     def make_urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
         """Return the URLs that templates may use.
 
         After gitboot has rendered the user data, the URLs include the URL of the user data.
         """
-        own = self._common.get("urls") or _make_urls(self._source)
-        return {**own, "user_data": user_data.url} if user_data is not None else own
+        urls = self._common.get("urls") or _make_urls(self._source)
+        return {**urls, "user_data": user_data.url} if user_data is not None else urls
 
 
 def _make_urls(source: BootSource) -> dict[str, Any]:
@@ -420,12 +422,12 @@ MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "
 _KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
 
 
-def boot_files(
+def build_boot_files(
     artifacts: Artifacts, base_url: str, *, mirrors: bool, requires_signature: bool, has_ipxe_scripts: bool
 ) -> BootFiles:
     signatures: dict[str, str] = {}
 
-    def file(artifact: Artifact | None, name: str) -> BootFile | None:
+    def make_file(artifact: Artifact | None, name: str) -> BootFile | None:
         if artifact is None:
             return None
         url, source = choose_download_url(artifact.url, base_url), None
@@ -439,12 +441,12 @@ def boot_files(
         return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source, proof=proof)
 
     return BootFiles(
-        kernel=file(artifacts.kernel, _KERNEL),
-        initrds=tuple(found for initrd in artifacts.initrds if (found := file(initrd, _INITRD)) is not None),
-        rootfs=file(artifacts.rootfs, _ROOTFS),
-        uki=file(artifacts.uki, _UKI),
-        iso=file(artifacts.iso, _ISO),
-        loader=file(artifacts.loader, _LOADER),
+        kernel=make_file(artifacts.kernel, _KERNEL),
+        initrds=tuple(found for initrd in artifacts.initrds if (found := make_file(initrd, _INITRD)) is not None),
+        rootfs=make_file(artifacts.rootfs, _ROOTFS),
+        uki=make_file(artifacts.uki, _UKI),
+        iso=make_file(artifacts.iso, _ISO),
+        loader=make_file(artifacts.loader, _LOADER),
         loader_signatures=signatures,  # complete at this point, because gitboot builds the files first
     )
 

@@ -106,12 +106,12 @@ def _split_parts(text: str) -> Iterator[_Part]:
             kind, payload = "text/plain", _decompress(payload, name)
         if kind in ("text/plain", "text/x-not-multipart", _SCRIPT):  # the content decides the type
             kind = _detect_type(payload, kind)
-        at = text.find(payload) if isinstance(payload, str) and payload else -1
+        offset = text.find(payload) if isinstance(payload, str) and payload else -1
         yield _Part(
             name,
             kind,
             payload,
-            text.count("\n", 0, at) + 1 if at >= 0 else 0,
+            text.count("\n", 0, offset) + 1 if offset >= 0 else 0,
             {key.lower(): str(value) for key, value in leaf.items()},
         )
 
@@ -163,11 +163,11 @@ class _Reader:
             self.is_complete, self._has_handlers = False, True
         elif part.type == _ARCHIVE:
             for each in _split_archive(part):
-                self._take(each)
+                self._read_part(each)
         else:
-            self._take(part)
+            self._read_part(part)
 
-    def _take(self, part: _Part) -> None:
+    def _read_part(self, part: _Part) -> None:
         if part.type == _PART_HANDLER:
             self.is_complete, self._has_handlers = False, True
         elif part.type == _CONFIG:
@@ -178,7 +178,7 @@ class _Reader:
         elif part.type == _JINJA:
             self._read_template(part)
         elif part.type not in _UNCHECKED and part.payload and not self._has_handlers:
-            raise _make_unhandled(part)
+            raise _make_unhandled_fault(part)
 
     def _read_config(self, part: _Part) -> None:
         config = parse_yaml(part.payload, f"the cloud-config of {part.name}", part.first_line)
@@ -196,8 +196,8 @@ class _Reader:
     def _read_template(self, part: _Part) -> None:
         text = part.payload if isinstance(part.payload, str) else part.payload.decode("utf-8", "replace")
         first, _, rest = text.partition("\n")
-        named = re.match(r"##\s*template:(.*)", first, re.IGNORECASE)
-        if named is None or named[1].lower().strip() != "jinja":
+        header = re.match(r"##\s*template:(.*)", first, re.IGNORECASE)
+        if header is None or header[1].lower().strip() != "jinja":
             raise make_user_data_fault(
                 f"the first line of {part.name} is {quote_value(first)}, so cloud-init ignores the template below it",
                 "write only ## template: jinja on the first line",
@@ -223,12 +223,12 @@ class _Reader:
             self.is_complete = False
 
 
-def _make_unhandled(part: _Part) -> Malformed:
+def _make_unhandled_fault(part: _Part) -> Malformed:
     if part.type in ("text/plain", _NOT_MULTIPART):
-        begins = quote_value(_first_line(part.payload))
-        whose = "the rendered user data" if part.type == _NOT_MULTIPART else f"{part.name} of the rendered user data"
+        start = quote_value(_first_line(part.payload))
+        subject = "the rendered user data" if part.type == _NOT_MULTIPART else f"{part.name} of the rendered user data"
         return make_user_data_fault(
-            f"{whose} begins with {begins}, which cloud-init ignores", _HEADER_HINT, part.first_line
+            f"{subject} begins with {start}, which cloud-init ignores", _HEADER_HINT, part.first_line
         )
     return make_user_data_fault(
         f"{part.name} of the rendered user data has the type {quote_value(part.type)}, which cloud-init ignores",
@@ -244,7 +244,9 @@ def _first_line(payload: str | bytes) -> str:
 
 # cloud-init parses YAML with PyYAML's Python parser, but libyaml takes only a tenth of the time. In a test with random
 # texts, the two parsers differed only for tabs, directives, unusual characters and adjacent indicators.
-_DIFFERS: Final = re.compile(r"^%|[^\n -~\u00a1-\u1fff\u2030-\ud7ff]|[|>][-+0-9]*#|[:!][,\[\]{}]", re.MULTILINE)
+_NEEDS_PYTHON_PARSER: Final = re.compile(
+    r"^%|[^\n -~\u00a1-\u1fff\u2030-\ud7ff]|[|>][-+0-9]*#|[:!][,\[\]{}]", re.MULTILINE
+)
 _INDICATORS: Final = re.compile(r"^[ \-?:]*", re.MULTILINE)
 # the maximum depth of nested lists and mappings; PyYAML exceeds the recursion limit of Python at about 300
 _MAX_DEPTH: Final = 100
@@ -261,8 +263,10 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
         text = payload if isinstance(payload, str) else payload.decode()
         if exceeds_depth(text):
             raise make_user_data_fault(f"{what} is nested too deeply", "reduce the nesting", first_line)
-        has_questions = "?" in text and ("[" in text or "{" in text or "? " in text or "?\n" in text)
-        loader: Any = yaml.SafeLoader(text) if has_questions or _DIFFERS.search(text) else yaml.CSafeLoader(text)
+        has_question_mark = "?" in text and ("[" in text or "{" in text or "? " in text or "?\n" in text)
+        loader: Any = (
+            yaml.SafeLoader(text) if has_question_mark or _NEEDS_PYTHON_PARSER.search(text) else yaml.CSafeLoader(text)
+        )
         try:
             return loader.get_single_data()
         finally:
@@ -286,10 +290,10 @@ def describe_yaml_error(error: Exception) -> tuple[str, int]:
     """
     if not isinstance(error, yaml.MarkedYAMLError):
         return str(getattr(error, "reason", None) or error).partition("\n")[0], 0
-    mark, began = error.problem_mark, error.context_mark
+    mark, start_mark = error.problem_mark, error.context_mark
     # The parser reports an unclosed bracket or quote at the end of the text, but the author must fix the beginning.
-    if began is not None and any(each in (error.context or "") for each in ("flow", "quoted")):
-        mark = began
+    if start_mark is not None and any(each in (error.context or "") for each in ("flow", "quoted")):
+        mark = start_mark
     return (error.problem or error.context or "").replace("\t", "\\t"), mark.line + 1 if mark is not None else 0
 
 
@@ -312,17 +316,17 @@ _MERGERS: Final = frozenset({"dict", "list", "str"})
 
 
 def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
-    how = config.get("merge_how")
-    if how is None:
-        how = config.get("merge_type")
+    merge_how = config.get("merge_how")
+    if merge_how is None:
+        merge_how = config.get("merge_type")
     header = part.headers.get("merge-type") or part.headers.get("x-merge-type") or ""
-    for wanted in (how, header):
-        if wanted is None:
+    for setting in (merge_how, header):
+        if setting is None:
             continue
-        names = _parse_merger_names(wanted)
+        names = _parse_merger_names(setting)
         wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
         if names is None or wrong is not None:
-            problem = f"the merge type of {part.name} is {quote_value(wanted)}, which cloud-init cannot read"
+            problem = f"the merge type of {part.name} is {quote_value(setting)}, which cloud-init cannot read"
             if wrong is not None:
                 problem = f"the merge type of {part.name} contains {quote_value(wrong)}, which is not dict, list or str"
             raise make_user_data_fault(
@@ -332,16 +336,16 @@ def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
             )
 
 
-def _parse_merger_names(wanted: object) -> list[str] | None:
+def _parse_merger_names(setting: object) -> list[str] | None:
     """Return the names of the mergers without their prefix, or None if cloud-init cannot read them."""
-    if isinstance(wanted, str):
-        given = [each for each in (name.lower().strip().replace("-", "_") for name in wanted.split("+")) if each]
-        if not all(re.fullmatch(_MERGER, each) for each in given):
+    if isinstance(setting, str):
+        words = [each for each in (name.lower().strip().replace("-", "_") for name in setting.split("+")) if each]
+        if not all(re.fullmatch(_MERGER, each) for each in words):
             return None
-        names = [each.partition("(")[0] for each in given]
-    elif isinstance(wanted, Iterable):
+        names = [each.partition("(")[0] for each in words]
+    elif isinstance(setting, Iterable):
         names = []
-        for each in wanted:
+        for each in setting:
             if isinstance(each, dict):
                 name = each.get("name") if "settings" in each else None
                 name = name.replace("-", "_").strip() if isinstance(name, str) else None
@@ -378,9 +382,13 @@ def _check_patch(part: _Part) -> None:
             part.first_line,
         ) from None
     for operation in patch if isinstance(patch, list) else [patch]:
-        known = isinstance(operation, dict) and isinstance(operation.get("path"), str)
-        needed = _OPERATIONS.get(str(operation.get("op"))) if known else None
-        if needed is None or needed not in operation or not re.fullmatch(r"|/.*", operation["path"], re.DOTALL):
+        is_operation = isinstance(operation, dict) and isinstance(operation.get("path"), str)
+        required_key = _OPERATIONS.get(str(operation.get("op"))) if is_operation else None
+        if (
+            required_key is None
+            or required_key not in operation
+            or not re.fullmatch(r"|/.*", operation["path"], re.DOTALL)
+        ):
             raise make_user_data_fault(
                 f"the JSON patch of {part.name} has an element that is not an operation, so cloud-init ignores it",
                 'write operations such as {"op": "add", "path": "/hostname", "value": "web01"}',
@@ -414,9 +422,9 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         content = found.get("content", "")
         kind = found.get("type")
         headers = {str(key): value for key, value in found.items() if str(key).lower() not in _ARCHIVE_FIELDS}
-        is_read = isinstance(content, str | bytes) and all(isinstance(key, str) for key in found)
-        is_read = is_read and all(value is None or isinstance(value, str) for value in headers.values())
-        if not is_read or not (not kind or (isinstance(kind, str) and "/" in kind)):
+        is_readable = isinstance(content, str | bytes) and all(isinstance(key, str) for key in found)
+        is_readable = is_readable and all(value is None or isinstance(value, str) for value in headers.values())
+        if not is_readable or not (not kind or (isinstance(kind, str) and "/" in kind)):
             raise make_user_data_fault(
                 f"{name} stops cloud-init, because its content or a header is not text, or its type has no slash",
                 "set `content` to the text of the part, and `type` to a type such as text/cloud-config",

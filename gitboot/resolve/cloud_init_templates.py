@@ -15,21 +15,21 @@ from gitboot.model.scalars import make_user_data_fault
 
 
 @pass_context
-def _keep(_: Context, value: object) -> object:
+def _return_value(_: Context, value: object) -> object:
     return value
 
 
-class _JinjaOfCloudInit(Environment):
+class _CloudInitJinja(Environment):
     """A Jinja2 environment that only parses templates.
 
     The optimizer is off, because computing a constant expression can take arbitrarily long.
     """
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, extensions=["jinja2.ext.do"], optimized=False, finalize=_keep)
+        super().__init__(trim_blocks=True, extensions=["jinja2.ext.do"], optimized=False, finalize=_return_value)
 
 
-_JINJA_OF_CLOUD_INIT: Final = _JinjaOfCloudInit()
+_CLOUD_INIT_JINJA: Final = _CloudInitJinja()
 
 
 def parse_template(source: str, name: str, first_line: int) -> str | None:
@@ -39,8 +39,8 @@ def parse_template(source: str, name: str, first_line: int) -> str | None:
     the part starts, or 0 if the number is unknown.
     """
     try:
-        tree = _JINJA_OF_CLOUD_INIT.parse(source)
-        _JINJA_OF_CLOUD_INIT.compile(source, raw=True)  # this raises an error for an unknown filter or test
+        tree = _CLOUD_INIT_JINJA.parse(source)
+        _CLOUD_INIT_JINJA.compile(source, raw=True)  # this raises an error for an unknown filter or test
     except (TemplateError, RecursionError, ValueError) as error:
         line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
         raise make_user_data_fault(
@@ -55,12 +55,12 @@ def parse_template(source: str, name: str, first_line: int) -> str | None:
             "copy the text of the other template into this template",
             first_line and first_line + other.lineno,
         )
-    begins = ""
+    start = ""
     for node in tree.body:
         for each in node.nodes if isinstance(node, nodes.Output) else ():
             if not isinstance(each, nodes.TemplateData):
-                return begins if begins.strip() else None
-            begins += each.data
+                return start if start.strip() else None
+            start += each.data
         if not isinstance(node, nodes.Output):
-            return begins if begins.strip() else None
-    return begins if "{" in source else source
+            return start if start.strip() else None
+    return start if "{" in source else source

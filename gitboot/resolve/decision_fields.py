@@ -43,13 +43,13 @@ class Reason(Struct, frozen=True, kw_only=True):
 
 def make_reason(field: str, value: object, rule: str, why: str, resource: Id | None = None, *path: Step) -> Reason:
     """Return a reason without a source location. Format booleans as in YAML, and a missing value as "none"."""
-    shown = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    written_in = str(resource) if resource is not None else None
-    return Reason(field=field, value=shown, rule=rule, why=why, resource=written_in, steps=path)
+    value_text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    document = str(resource) if resource is not None else None
+    return Reason(field=field, value=value_text, rule=rule, why=why, resource=document, steps=path)
 
 
 _DEFAULT: Final = "the default"
-_BY_SERVER: Final = "the Server document sets this field"
+_SET_BY_SERVER: Final = "the Server document sets this field"
 
 
 def list_field_reasons(
@@ -61,16 +61,16 @@ def list_field_reasons(
     """
     yield from _explain_server(inputs, decision, _find_fleet(repository))
     yield from _explain_serving(repository, inputs, decision)
-    shared, active, boots = inputs.shared, None, inputs.shared.boot
+    shared, active, boot_inputs = inputs.shared, None, inputs.shared.boot
     boot = decision.policy.boot if decision.policy is not None else None
     if plan is not None and plan.maintenance is not None:
         active = next(each for each in shared.maintenances if each.maintenance.metadata.name == plan.maintenance)
-        boots = active.boot
+        boot_inputs = active.boot
         boot = next(each.boot for each in decision.maintenances if each.name == plan.maintenance)
         yield from _explain_maintenance(active.maintenance, decision)
     elif decision.policy is not None and shared.pool is not None:
         yield from _explain_policy(repository, shared.pool, decision)
-    if boot is None or boots is None or boots.image is None:
+    if boot is None or boot_inputs is None or boot_inputs.image is None:
         why = "the profile's method is Disk"
         if active is None and decision.policy is None:
             why = "no policy applies to the server"
@@ -78,49 +78,51 @@ def list_field_reasons(
         return
     if plan is not None and plan.boot is not None:
         boot = plan.boot
-    yield from _explain_boot(boot, boots, decision)
+    yield from _explain_boot(boot, boot_inputs, decision)
     yield from _explain_node(repository, boot, shared.pool if active is None else None)
 
 
 def _explain_server(inputs: ServerInputs, decision: Decision, fleet: Id | None) -> Iterator[Reason]:
-    spec, own = inputs.server.spec, Id("Server", decision.server)
-    yield make_reason("server", decision.server, "-", "the name of the document", own, "metadata", "name")
+    spec, server_id = inputs.server.spec, Id("Server", decision.server)
+    yield make_reason("server", decision.server, "-", "the name of the document", server_id, "metadata", "name")
     if spec.uuid is not None:
-        yield make_reason("uuid", decision.uuid, "-", _BY_SERVER, own, "spec", "uuid")
+        yield make_reason("uuid", decision.uuid, "-", _SET_BY_SERVER, server_id, "spec", "uuid")
     else:
         why = "gitboot derives the UUID from the first MAC address, because the server has no uuid"
-        yield make_reason("uuid", decision.uuid, "-", why, own, "spec", "interfaces", 0, "mac")
+        yield make_reason("uuid", decision.uuid, "-", why, server_id, "spec", "interfaces", 0, "mac")
     places = {each.mac: number for number, each in enumerate(spec.interfaces)}
     for number, mac in enumerate(decision.macs):
         at = ("spec", "interfaces", places[mac], "mac")
-        yield make_reason(f"macs[{number}]", mac, "-", "the machine may boot from this interface", own, *at)
+        yield make_reason(f"macs[{number}]", mac, "-", "the machine may boot from this interface", server_id, *at)
     if not decision.macs:
         why = "many machines share the MAC addresses of the server's boot interfaces"
-        yield make_reason("macs", None, "-", why, own, "spec", "interfaces")
-    yield make_reason("architecture", decision.architecture, "-", _BY_SERVER, own, "spec", "architecture")
-    yield make_reason("firmware", decision.firmware, "-", _BY_SERVER, own, "spec", "firmware")
+        yield make_reason("macs", None, "-", why, server_id, "spec", "interfaces")
+    yield make_reason("architecture", decision.architecture, "-", _SET_BY_SERVER, server_id, "spec", "architecture")
+    yield make_reason("firmware", decision.firmware, "-", _SET_BY_SERVER, server_id, "spec", "firmware")
     is_default = decision.lifecycle is Lifecycle.ACTIVE
     why = _DEFAULT if is_default else "only Active servers have a plan"
-    yield make_reason("lifecycle", decision.lifecycle, "R1", why, own, "spec", "lifecycle")
-    yield make_reason("provision", decision.provision, "R5", _BY_SERVER, own, "spec", "provision")
+    yield make_reason("lifecycle", decision.lifecycle, "R1", why, server_id, "spec", "lifecycle")
+    yield make_reason("provision", decision.provision, "R5", _SET_BY_SERVER, server_id, "spec", "provision")
     if spec.serial is not None and decision.serial is None:
         why = "boot loaders cannot find the server by this serial number"
-        yield make_reason("serial", None, "-", why, own, "spec", "serial")
+        yield make_reason("serial", None, "-", why, server_id, "spec", "serial")
     else:
-        yield _server_or_default("serial", decision.serial, own, "serial")
-    yield _server_or_default("replaces", decision.replaces, own, "replaces")
+        yield _explain_server_field("serial", decision.serial, server_id, "serial")
+    yield _explain_server_field("replaces", decision.replaces, server_id, "replaces")
     why = "the Fleet does not set evidence: Declared"
     if inputs.shared.fleet.is_declared:
         why = f"the annotation {PROVISIONED} sets this field"
         if decision.declared is None:
             why = f"the Server document has no annotation {PROVISIONED}"
-    owner = own if decision.declared is not None else None
+    owner = server_id if decision.declared is not None else None
     yield make_reason("declared", decision.declared, "R5", why, owner, "metadata", "annotations", PROVISIONED)
     why, owner = ("the Fleet sets this field", fleet) if decision.stopped else (_DEFAULT, None)
     yield make_reason("stopped", decision.stopped, "R5", why, owner, "spec", "stopped")
     for each in decision.withheld:
-        of = f"Maintenance/{each.maintenance}" if each.maintenance is not None else "the policy"
-        yield make_reason("withheld", of, "R5", f"the newer commit {each.by[:12]} does not offer this install boot")
+        boot_name = f"Maintenance/{each.maintenance}" if each.maintenance is not None else "the policy"
+        yield make_reason(
+            "withheld", boot_name, "R5", f"the newer commit {each.by[:12]} does not offer this install boot"
+        )
     if not decision.withheld:
         yield make_reason("withheld", None, "R5", "no newer commit withdraws an install boot")
     for maintenance in decision.maintenances:
@@ -133,7 +135,11 @@ def _explain_server(inputs: ServerInputs, decision: Decision, fleet: Id | None) 
     if not decision.maintenances:
         yield make_reason("maintenances", None, "R2", "no maintenance selects the server")
     if decision.policy is not None:
-        by = (own, "spec", "policy") if spec.policy else (Id("BootPolicy", decision.policy.policy), "spec", "select")
+        by = (
+            (server_id, "spec", "policy")
+            if spec.policy
+            else (Id("BootPolicy", decision.policy.policy), "spec", "select")
+        )
         why = "the Server document names the policy" if spec.policy else "the policy selects the server"
         yield make_reason("policy", decision.policy.policy, "R3", why, *by)
     else:
@@ -141,10 +147,10 @@ def _explain_server(inputs: ServerInputs, decision: Decision, fleet: Id | None) 
         yield make_reason("policy", None, "R3" if is_default else "R1", why)
 
 
-def _server_or_default(field: str, value: object, own: Id, *path: Step) -> Reason:
+def _explain_server_field(field: str, value: object, server_id: Id, *path: Step) -> Reason:
     if value is None:
         return make_reason(field, None, "-", "the Server document does not set this field")
-    return make_reason(field, value, "-", _BY_SERVER, own, "spec", *path)
+    return make_reason(field, value, "-", _SET_BY_SERVER, server_id, "spec", *path)
 
 
 def _find_fleet(repository: FleetRepository) -> Id | None:
@@ -156,16 +162,16 @@ def _explain_serving(repository: FleetRepository, inputs: ServerInputs, decision
     """Explain the fields that the Fleet sets: the URLs, the script that boots from the local disk, and the boots that
     copies of the output tree serve.
     """
-    fleet, spec, own = _find_fleet(repository), repository.fleet.spec, Id("Server", decision.server)
+    fleet, spec, server_id = _find_fleet(repository), repository.fleet.spec, Id("Server", decision.server)
     serving, site = spec.serving, inputs.shared.site
-    at_site: tuple[Step, ...] = ()
+    site_path: tuple[Step, ...] = ()
     has_own_endpoint = False
     for number, each in enumerate(spec.sites):
         if each.name == site:
-            at_site, has_own_endpoint = ("spec", "sites", number), each.endpoint is not None
-    if at_site:
+            site_path, has_own_endpoint = ("spec", "sites", number), each.endpoint is not None
+    if site_path:
         yield make_reason(
-            "baseURL", decision.base_url, "-", "the server's site sets this field", fleet, *at_site, "baseURL"
+            "baseURL", decision.base_url, "-", "the server's site sets this field", fleet, *site_path, "baseURL"
         )
     else:
         yield make_reason("baseURL", decision.base_url, "-", "no site selects the server", fleet, "spec", "baseURL")
@@ -173,14 +179,14 @@ def _explain_serving(repository: FleetRepository, inputs: ServerInputs, decision
         yield make_reason("endpoint", None, "-", "the Fleet does not set an endpoint")
     elif has_own_endpoint:
         yield make_reason(
-            "endpoint", decision.endpoint, "-", "the server's site sets this field", fleet, *at_site, "endpoint"
+            "endpoint", decision.endpoint, "-", "the server's site sets this field", fleet, *site_path, "endpoint"
         )
     else:
         yield make_reason("endpoint", decision.endpoint, "-", "the Fleet sets this field", fleet, "spec", "endpoint")
     if inputs.local_disk is None:
         yield make_reason("localDisk", None, "-", "the boot loader uses the method that works on most machines")
     elif inputs.server.spec.local_disk is not None:
-        yield make_reason("localDisk", inputs.local_disk, "-", _BY_SERVER, own, "spec", "localDisk")
+        yield make_reason("localDisk", inputs.local_disk, "-", _SET_BY_SERVER, server_id, "spec", "localDisk")
     else:
         yield make_reason(
             "localDisk", inputs.local_disk, "-", "the Fleet sets this field for the hardware", fleet, "spec", "hardware"
@@ -243,13 +249,13 @@ def _find_owner(repository: FleetRepository, pool: Pool, name: str) -> str | Non
 def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterator[Reason]:
     spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
     decided = next(each for each in decision.maintenances if each.name == key.name)
-    by_it = "the maintenance sets this field"
+    set_why = "the maintenance sets this field"
     for edge, bound in (("start", decided.start), ("end", decided.end)):
         if bound is None:
             why = "the window has no start" if edge == "start" else "the window has no end"
             yield make_reason(f"window.{edge}", None, "R2", why, key, "spec", "window")
     if spec.override is not None:
-        yield make_reason("override", decided.override, "R2", by_it, key, "spec", "override")
+        yield make_reason("override", decided.override, "R2", set_why, key, "spec", "override")
     else:
         yield make_reason("override", decided.override, "R2", f"the default for networkBoot: {spec.network_boot}")
     if decided.before is None:
@@ -257,24 +263,26 @@ def _explain_maintenance(maintenance: Maintenance, decision: Decision) -> Iterat
     for name, default in _MAINTENANCE_DEFAULTS.items():
         field, value = to_camel(name), getattr(decided, name)
         is_set = value != default
-        yield make_reason(field, value, "R2", by_it if is_set else _DEFAULT, key if is_set else None, "spec", field)
+        yield make_reason(field, value, "R2", set_why if is_set else _DEFAULT, key if is_set else None, "spec", field)
 
 
-_FILES_BY_NAME: Final = frozenset({"initrds", "loader_signatures"})  # fields of `BootFiles` that are not a single file
+_MULTI_FILE_FIELDS: Final = frozenset(
+    {"initrds", "loader_signatures"}
+)  # fields of `BootFiles` that are not a single file
 
 
 def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterator[Reason]:
-    of_image, profile = Id("BootImage", boot.image), Id("BootProfile", boot.profile)
+    image_id, profile = Id("BootImage", boot.image), Id("BootProfile", boot.profile)
     for name in ("version", "writes_disk", "config_from", "boots"):
         field = to_camel(name)
-        yield make_reason(field, getattr(boot, name), "R4", "the image sets this field", of_image, "spec", field)
+        yield make_reason(field, getattr(boot, name), "R4", "the image sets this field", image_id, "spec", field)
     if boot.http_boot is None:
         yield make_reason("httpBoot", None, "R6", f"the method {boot.method} does not use httpBoot")
     files, at = boot.files, ("spec", "architectures", decision.architecture)
     found: list[tuple[str, BootFile | None, tuple[Step, ...]]] = [
         (f"initrds[{number}]", each, ("initrds", number)) for number, each in enumerate(files.initrds)
     ]
-    single = (each.name for each in fields(files) if each.name not in _FILES_BY_NAME)
+    single = (each.name for each in fields(files) if each.name not in _MULTI_FILE_FIELDS)
     found += [(name, getattr(files, name), (name,)) for name in single]
     if not files.initrds:
         found.append(("initrds", None, ()))
@@ -284,10 +292,10 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
             yield make_reason(f"files.{name}", None, "R6", why)
         else:
             why = "the image names this file" if file.source is None else f"the mirror serves a copy of {file.source}"
-            yield make_reason(f"files.{name}", f"{file.url} sha256:{file.sha256}", "R6", why, of_image, *at, *path)
+            yield make_reason(f"files.{name}", f"{file.url} sha256:{file.sha256}", "R6", why, image_id, *at, *path)
             if (signature := files.loader_signatures.get(file.url)) is not None:
                 why, steps = "the image names this signature", (*at, *path, "loaderSignature")
-                yield make_reason(f"files.loaderSignatures.{name}", signature, "R6", why, of_image, *steps)
+                yield make_reason(f"files.loaderSignatures.{name}", signature, "R6", why, image_id, *steps)
     why = "the boot loader verifies signatures, or the image has no signatures"
     if boot.ignores_signatures:
         why = "GRUB boots the server, so gitboot withholds only the iPXE boot scripts if a signature is missing"

@@ -85,7 +85,7 @@ class SharedInputs(Struct, frozen=True, kw_only=True):
     secure_boot: bool | None  # as set for the hardware
     pool: Pool | None  # the chosen policy
     boot: BootInputs | None  # the inputs of the boot of the chosen policy
-    tied: tuple[str, ...]  # the names of the policies if several policies have the same highest priority
+    tie_names: tuple[str, ...]  # the names of the policies if several policies have the same highest priority
     is_unselected: bool  # whether no policy selects the server although all policies are valid
     maintenances: tuple[MaintenanceInputs, ...]
 
@@ -110,8 +110,8 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
     @property
     def secure_boot(self) -> bool:
         """Return whether the firmware of the server starts only signed programs."""
-        own = self.server.spec.secure_boot
-        return bool(own if own is not None else self.shared.secure_boot)
+        server_value = self.server.spec.secure_boot
+        return bool(server_value if server_value is not None else self.shared.secure_boot)
 
     @property
     def local_disk(self) -> str | None:
@@ -135,8 +135,8 @@ class DecisionFinding(NamedTuple):
     place: tuple[Id, Field]  # the location: a document and a field, or (`FILE`, path) and a line
     severity: Severity = Severity.ERROR
     is_shared: bool = True
-    most_named: int = 2  # the message contains the names of this many servers, and the number of the others
-    beside: Id | None = None  # another document in the message; gitboot adds the file of this document to the message
+    max_named: int = 2  # the message contains the names of this many servers, and the number of the others
+    other_id: Id | None = None  # another document in the message; gitboot adds the file of this document to the message
     since: datetime | None = None  # None: from the beginning
     until: datetime | None = None  # None: until the commit changes
 
@@ -161,25 +161,25 @@ def locate_findings(
     servers: dict[DecisionFinding, list[str]] = {}
     for server, finding in server_findings:
         servers.setdefault(finding, []).append(server)
-    placed: dict[DecisionFinding, FindingPlace] = {}
+    finding_places: dict[DecisionFinding, FindingPlace] = {}
     problems = []
     for finding, names in servers.items():
         resource, field = finding.place
         if resource.kind == FILE:
             path, place = resource.name, Place(int(field[0]), 1)
         else:
-            origin, before = repository.origins[resource], known_places.get(finding)
-            if before is None or before.origin != origin:
-                before = FindingPlace(origin, repository.find_place(resource, *field)[1])
-            placed[finding] = before
-            path, place = origin.path, before.place
+            origin, location = repository.origins[resource], known_places.get(finding)
+            if location is None or location.origin != origin:
+                location = FindingPlace(origin, repository.find_place(resource, *field)[1])
+            finding_places[finding] = location
+            path, place = origin.path, location.place
         message = finding.message
-        if finding.beside is not None:
-            beside = str(finding.beside)
-            message = message.replace(beside, f"{beside} ({repository.origins[finding.beside].path})", 1)
+        if finding.other_id is not None:
+            other_id = str(finding.other_id)
+            message = message.replace(other_id, f"{other_id} ({repository.origins[finding.other_id].path})", 1)
         if finding.is_shared:
-            servers_text = format_names(sorted(names), finding.most_named)
-            is_pair = finding.beside is not None
+            servers_text = format_names(sorted(names), finding.max_named)
+            is_pair = finding.other_id is not None
             message = f"{message}. Both apply to {servers_text}" if is_pair else f"{message} ({servers_text})"
         problem = Problem(
             path=path,
@@ -191,7 +191,7 @@ def locate_findings(
             severity=finding.severity,
         )
         problems.append(DatedProblem(problem=problem, since=finding.since, until=finding.until))
-    return problems, placed
+    return problems, finding_places
 
 
 def list_templates(profile: BootProfile) -> tuple[str, ...]:
@@ -229,7 +229,7 @@ def parse_approvals(content: bytes, maintenance: str) -> tuple[tuple[str, ...], 
     return tuple(sorted(approved)), tuple(malformed)
 
 
-class _Choice(Struct, frozen=True, kw_only=True):
+class _PolicyChoice(Struct, frozen=True, kw_only=True):
     """The policy that applies to all servers that are matched by the same selectors.
 
     The inputs of these servers are stored by pin and by membership in the rollout.
@@ -258,7 +258,7 @@ class FleetView:
         self.signed_images = frozenset(
             image for name in self._signed_streams for image in list_stream_images(repository.streams[name])
         )
-        self._terms = FleetSettings(
+        self._settings = FleetSettings(
             name=repository.fleet.metadata.name,
             is_written=Id("Fleet", repository.fleet.metadata.name) in repository.origins,
             outputs=tuple(sorted((LOADER_OUTPUTS | {Output.MIRROR}).intersection(spec.outputs))),
@@ -282,9 +282,9 @@ class FleetView:
             entries += [(each, each.select) for each in stream.spec.holds]
             if stream.spec.rollout is not None:
                 entries.append((stream.spec.rollout, stream.spec.rollout.selector))
-        self._selected = [entry for entry, _ in entries]
-        self._selecting = SelectorIndex((number, select) for number, (_, select) in enumerate(entries))
-        self._choices: dict[tuple[tuple[int, ...], bool, str | None], _Choice] = {}
+        self._entries = [entry for entry, _ in entries]
+        self._selector_index = SelectorIndex((number, select) for number, (_, select) in enumerate(entries))
+        self._choices: dict[tuple[tuple[int, ...], bool, str | None], _PolicyChoice] = {}
         self._boots: dict[tuple[str, str | None, Id | None, Field], BootInputs] = {}
         self._maintenances: dict[str, MaintenanceInputs] = {}
         self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # values by profile
@@ -299,9 +299,9 @@ class FleetView:
     def shared_inputs(self, server: Server) -> SharedInputs:
         """Return the inputs of a server's decision, except the Server document and the server's own files."""
         spec = server.spec
-        of = self._selecting.find(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
-        if (choice := self._choices.get(of)) is None:
-            choice = self._choices[of] = self._make_choice(*of)
+        key = self._selector_index.find(server), spec.lifecycle is Lifecycle.ACTIVE, spec.policy
+        if (choice := self._choices.get(key)) is None:
+            choice = self._choices[key] = self._make_choice(*key)
         pin = spec.pin.image if spec.pin is not None else None
         is_reached = (
             pin is None
@@ -322,28 +322,28 @@ class FleetView:
         profile = self._repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
         return self._make_default_boot_inputs(profile, None, ()) if profile is not None else None
 
-    def _make_choice(self, numbers: tuple[int, ...], is_active: bool, policy_name: str | None) -> _Choice:
-        chosen = [self._selected[number] for number in numbers]
+    def _make_choice(self, numbers: tuple[int, ...], is_active: bool, policy_name: str | None) -> _PolicyChoice:
+        entries = [self._entries[number] for number in numbers]
         policy: Pool | Tie | None = None
         if is_active and policy_name is not None:
             policy = self.pools.get(policy_name)  # None if the policy is invalid; another finding reports this
         elif is_active:
-            found = choose_policy([each for each in chosen if isinstance(each, Pool)], None)
+            found = choose_policy([each for each in entries if isinstance(each, Pool)], None)
             policy = found.winner if isinstance(found, Choice) else found
         rollout = None
         if isinstance(policy, Pool):
             stream = self._repository.profiles[policy.profile].spec.stream
             spec = self._repository.streams[stream].spec.rollout if stream is not None else None
             rollout = (stream, spec.percent) if stream is not None and spec is not None else None
-        return _Choice(selected=chosen, policy=policy, rollout=rollout)
+        return _PolicyChoice(selected=entries, policy=policy, rollout=rollout)
 
-    def _make_shared_inputs(self, server: Server, choice: _Choice) -> SharedInputs:
+    def _make_shared_inputs(self, server: Server, choice: _PolicyChoice) -> SharedInputs:
         repository, policy = self._repository, choice.policy
         sites = [each for each in choice.selected if isinstance(each, Site)]
         hardware = [each for each in choice.selected if isinstance(each, Hardware)]
         is_active = server.spec.lifecycle is Lifecycle.ACTIVE
         maintenances = [each for each in choice.selected if isinstance(each, Maintenance)] if is_active else []
-        is_whole = len(self.pools) == len(repository.policies)
+        all_valid = len(self.pools) == len(repository.policies)
         boot = None
         if isinstance(policy, Pool):
             profile = repository.profiles[policy.profile]
@@ -354,7 +354,7 @@ class FleetView:
                 chosen_by = named.document if named.document.kind != "Server" else None
                 boot = self._make_boot_inputs(profile, named.image, chosen_by, named.path)
         return SharedInputs(
-            fleet=self._terms,
+            fleet=self._settings,
             sites=tuple(each.name for each in sites),
             base_url=sites[0].base_url if sites else repository.fleet.spec.base_url,
             endpoint=(sites[0].endpoint if sites else None) or repository.fleet.spec.endpoint,
@@ -363,8 +363,8 @@ class FleetView:
             secure_boot=next((each.secure_boot for each in hardware if each.secure_boot is not None), None),
             pool=policy if isinstance(policy, Pool) else None,
             boot=boot,
-            tied=policy.names if isinstance(policy, Tie) else (),
-            is_unselected=is_active and policy is None and server.spec.policy is None and is_whole,
+            tie_names=policy.names if isinstance(policy, Tie) else (),
+            is_unselected=is_active and policy is None and server.spec.policy is None and all_valid,
             maintenances=tuple(map(self._make_maintenance_inputs, maintenances)),
         )
 
@@ -391,15 +391,15 @@ class FleetView:
         self, profile: BootProfile, image: str | None, chosen_by: Id | None, chosen_at: Field
     ) -> BootInputs:
         repository, name = self._repository, profile.metadata.name
-        of = name, image, chosen_by, chosen_at
-        if (found := self._boots.get(of)) is None:
+        key = name, image, chosen_by, chosen_at
+        if (found := self._boots.get(key)) is None:
             stream = profile.spec.stream
             if name not in self._files:
                 secrets = profile.spec.user_data.secrets.values() if profile.spec.user_data is not None else ()
-                named = {path: repository.files[path] for path in (*list_templates(profile), *secrets)}
-                self._files[name] = named, self._find_allowances(Id("BootProfile", name))
+                contents = {path: repository.files[path] for path in (*list_templates(profile), *secrets)}
+                self._files[name] = contents, self._find_allowances(Id("BootProfile", name))
             files, allowances = self._files[name]
-            found = self._boots[of] = BootInputs(
+            found = self._boots[key] = BootInputs(
                 profile=profile,
                 image=repository.images[image] if image is not None else None,
                 chosen_by=chosen_by,

@@ -23,20 +23,20 @@ from gitboot.model.scalars import Path
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.decision_fields import SETTINGS, Reason, Step, list_field_reasons, make_reason
 from gitboot.resolve.decision_inputs import BootInputs, FleetView, list_stream_images
-from gitboot.resolve.fleet_decisions import boot_source
+from gitboot.resolve.fleet_decisions import build_boot_source
 from gitboot.resolve.install_attempts import describe_evidence, describe_run_evidence, install_step
 from gitboot.resolve.kernel_arguments import merge_vars
 from gitboot.resolve.plan_at_time import find_missing_precondition
 from gitboot.resolve.policy_selection import (
     BootSource,
     Choice,
-    LosingCandidate,
     OptOut,
     Pool,
+    RejectedCandidate,
     choose_image,
     choose_maintenance_image,
     choose_policy,
-    joining_percentage,
+    compute_rollout_percentage,
 )
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, FieldSources
@@ -48,7 +48,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
     server: str
     reasons: tuple[Reason, ...]
-    lost: tuple[LosingCandidate, ...]
+    lost: tuple[RejectedCandidate, ...]
     others: tuple[Reason, ...] = ()  # the reasons for all other fields of the decision
 
 
@@ -60,20 +60,21 @@ def explain(
     The decision must have been made for ``repository``.
     """
     view = FleetView(repository)
-    explaining = _Explainer(view, repository, decision, plan, record)
-    reasons = [_locate(repository, each) for each in explaining.reasons()]
-    known = {name for each in reasons for name in (each.field, _base_name(each.field))}
+    explainer = _Explainer(view, repository, decision, plan, record)
+    reasons = [_locate_reason(repository, each) for each in explainer.reasons()]
+    explained_fields = {name for each in reasons for name in (each.field, _base_name(each.field))}
     inputs = view.server_inputs(repository.servers[decision.server])
     others = [
-        _locate(repository, each)
+        _locate_reason(repository, each)
         for each in list_field_reasons(repository, inputs, decision, plan)
-        if each.field not in known and not (each.value == "none" and _base_name(each.field) in known)
+        if each.field not in explained_fields
+        and not (each.value == "none" and _base_name(each.field) in explained_fields)
     ]
     settings = [each for each in others if each.resource is not None and _base_name(each.field) in SETTINGS]
     return Explanation(
         server=decision.server,
         reasons=(*reasons, *settings),
-        lost=tuple(explaining.lost),
+        lost=tuple(explainer.lost),
         others=tuple(each for each in others if each not in settings),
     )
 
@@ -83,7 +84,7 @@ def _base_name(field: str) -> str:
     return re.split(r"[.\[]", field, maxsplit=1)[0]
 
 
-def _locate(repository: FleetRepository, reason: Reason) -> Reason:
+def _locate_reason(repository: FleetRepository, reason: Reason) -> Reason:
     if reason.resource is None:
         return reason
     file, place = repository.find_place(Id(*reason.resource.split("/", 1)), *reason.steps)
@@ -110,7 +111,7 @@ class _Explainer:
         self._server = self._repository.servers[decision.server]
         self._inputs = view.server_inputs(self._server)
         self._id = Id("Server", decision.server)
-        self.lost: list[LosingCandidate] = []
+        self.lost: list[RejectedCandidate] = []
 
     def reasons(self) -> Iterator[Reason]:
         plan, decision = self._plan, self._decision
@@ -122,8 +123,8 @@ class _Explainer:
             yield make_reason("phase", "no plan", "R3", "no policy selects the server, and no maintenance is active")
             return
         yield make_reason("phase", plan.phase, "R5", plan.cause)
-        if (seen := describe_evidence(decision, self._record)) is not None:
-            yield make_reason("step", install_step(decision, self._record), "R5", seen)
+        if (evidence := describe_evidence(decision, self._record)) is not None:
+            yield make_reason("step", install_step(decision, self._record), "R5", evidence)
         if plan.waiting_maintenance is not None:
             yield from self.explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
         winner = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
@@ -133,15 +134,15 @@ class _Explainer:
                 why = plan.cause.value
             if winner is not None and each.priority < winner.priority:
                 why = f"the maintenance is not active now, or its priority {each.priority} is below {winner.priority}"
-            self.lost.append(LosingCandidate(f"Maintenance/{each.name}", "R2", why))
+            self.lost.append(RejectedCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
             self.lost.append(
-                LosingCandidate(
+                RejectedCandidate(
                     f"BootPolicy/{decision.policy.policy}", "R2", "an active maintenance replaces the policy"
                 )
             )
-        if (made := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
-            yield make_reason("run", made[0], "R5", made[1])
+        if (run_evidence := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
+            yield make_reason("run", run_evidence[0], "R5", run_evidence[1])
         if plan.maintenance is not None:
             yield from self.explain_maintenance(self._repository.maintenances[plan.maintenance])
         elif plan.waiting_maintenance is None or chosen is not None:
@@ -233,14 +234,14 @@ class _Explainer:
             return
         image = choose_maintenance_image(profile, self._repository.streams)
         if profile.spec.stream is not None:
-            said_by, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
+            setter, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
             why = "a maintenance boots the stream's current image"
         else:
-            said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile sets this field"
-        yield make_reason("image", image, "R2", why, said_by, *path)
-        boots = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
-        yield from self._explain_provenance(image, profile, boots)
-        yield from self._explain_boot(boot_source(self._inputs, boots, maintenance=maintenance))
+            setter, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile sets this field"
+        yield make_reason("image", image, "R2", why, setter, *path)
+        boot_inputs = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
+        yield from self._explain_provenance(image, profile, boot_inputs)
+        yield from self._explain_boot(build_boot_source(self._inputs, boot_inputs, maintenance=maintenance))
 
     # R3 and R4
 
@@ -253,7 +254,7 @@ class _Explainer:
         )
         if not isinstance(chosen, Choice):
             return None
-        self.lost += chosen.losing
+        self.lost += chosen.rejected
         return chosen
 
     def explain_policy(self, choice: Choice[Pool]) -> Iterator[Reason]:
@@ -261,11 +262,11 @@ class _Explainer:
         place = (self._id, "policy") if server.spec.policy is not None else (Id("BootPolicy", pool.name), "select")
         yield make_reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])
         specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
-        for spelling, name in (("networkBoot", "network_boot"), ("profile", "profile")):
+        for alias, name in (("networkBoot", "network_boot"), ("profile", "profile")):
             # The last policy in the chain of policies that sets the field.
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)
-            whose = "the policy sets this field" if owner == pool.name else "the policy inherits this field"
-            yield make_reason(spelling, getattr(pool, name), "R3", whose, Id("BootPolicy", owner), "spec", spelling)
+            why = "the policy sets this field" if owner == pool.name else "the policy inherits this field"
+            yield make_reason(alias, getattr(pool, name), "R3", why, Id("BootPolicy", owner), "spec", alias)
         yield make_reason(
             "provision",
             server.spec.provision,
@@ -288,12 +289,12 @@ class _Explainer:
             )
             return
         image = choose_image(server, profile, self._repository.streams)
-        self.lost += image.losing
+        self.lost += image.rejected
         named = image.winner
         yield make_reason("image", named.image, "R4", image.why, named.document, *named.path)
         assert self._inputs.shared.boot is not None  # noqa: S101 - a policy won
         yield from self._explain_provenance(named.image, profile, self._inputs.shared.boot)
-        yield from self._explain_boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
+        yield from self._explain_boot(build_boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
 
     def _explain_provenance(self, image: str, profile: BootProfile, inputs: BootInputs) -> Iterator[Reason]:
         """Explain where an image's digests come from, if the image states this.
@@ -310,8 +311,8 @@ class _Explainer:
             why = "a stream that contains the image sets this field"
             if profile.spec.stream == name:
                 why = "the stream sets this field"
-            at = (Id("ImageStream", name), "spec", "requireProvenance")
-            yield make_reason("requireProvenance", RequiredProvenance.SIGNED, "-", why, *at)
+            location = (Id("ImageStream", name), "spec", "requireProvenance")
+            yield make_reason("requireProvenance", RequiredProvenance.SIGNED, "-", why, *location)
 
     # R6 and R7
 
@@ -343,7 +344,7 @@ class _Explainer:
         composer = Composer()
         places = composer.locate_arguments(boot, source)
         self.lost += (
-            LosingCandidate(f"{argument} of {resource}", "R7", why)
+            RejectedCandidate(f"{argument} of {resource}", "R7", why)
             for argument, resource, why in composer.list_dropped_arguments(boot, source)
         )
         for number, argument in enumerate(boot.kernel_arguments):
@@ -362,17 +363,17 @@ class _Explainer:
         # The last document that sets each variable wins; policies come first, starting at the root.
         setters: dict[str, Id] = {}
         policies = source.pool.chain if source.pool else ()
-        holders: list[tuple[Id, Any]] = [
+        documents: list[tuple[Id, Any]] = [
             *((Id("BootPolicy", name), self._repository.policies[name].spec.vars) for name in policies),
             (profile, source.profile.spec.vars),
             (self._id, self._server.spec.vars),
         ]
-        for resource, given in holders:
-            setters |= dict.fromkeys(given, resource)
+        for resource, variables in documents:
+            setters |= dict.fromkeys(variables, resource)
         for variable, setting in sorted(merge_vars(source).items()):
-            written_at = (setters[variable], "spec", "vars", variable)
+            location = (setters[variable], "spec", "vars", variable)
             yield make_reason(
-                f"vars.{variable}", setting, "R7", "the last document that sets this variable wins", *written_at
+                f"vars.{variable}", setting, "R7", "the last document that sets this variable wins", *location
             )
 
 
@@ -447,24 +448,24 @@ class SourceTexts:
         self._data = b""
 
     def read_text(self, resource: Id) -> bytes:
-        return document_text(*self._file(resource))
+        return document_text(*self._read_file(resource))
 
-    def line_within(self, resource: Id, path: Path) -> int:
+    def find_line(self, resource: Id, path: Path) -> int:
         """Return the number of the line where a value starts. The first line of the document has the number 1."""
-        data, index = self._file(resource)
+        data, index = self._read_file(resource)
         return locate(data, index, path).line - lines_above(data, index)
 
     def locate_server(self, name: str) -> ServerLocation:
         resource = Id("Server", name)
-        return ServerLocation(self._repository.origins[resource].path, lines_above(*self._file(resource)))
+        return ServerLocation(self._repository.origins[resource].path, lines_above(*self._read_file(resource)))
 
     def locate_document(self, resource: Id) -> DocumentLocation:
         return DocumentLocation(
             self._repository.origins[resource].path,
-            {json_pointer(path): line for path, line in value_lines(*self._file(resource)).items()},
+            {json_pointer(path): line for path, line in value_lines(*self._read_file(resource)).items()},
         )
 
-    def _file(self, resource: Id) -> tuple[bytes, int]:
+    def _read_file(self, resource: Id) -> tuple[bytes, int]:
         origin = self._repository.origins[resource]
         if origin.blob != self._blob:
             self._data, self._blob = self._repository.read(origin.blob), origin.blob
@@ -481,9 +482,9 @@ def find_source_locations(repository: FleetRepository) -> SourceLocations:
     )
 
 
-def find_moved_documents(before: FleetRepository, now: FleetRepository) -> list[Id]:
+def find_moved_documents(old_repository: FleetRepository, new_repository: FleetRepository) -> list[Id]:
     """Return the documents whose file or position in the file differs between two commits, sorted."""
-    old, new = before.origins, now.origins
+    old, new = old_repository.origins, new_repository.origins
     return sorted(each for each in find_differing_keys(old, new) if old.get(each) != new.get(each))
 
 
@@ -502,7 +503,7 @@ class Explanations:
     def explain_server(self, name: str) -> FieldSources:
         stream = joins = kept = None
         repository, decision, texts = self._repository, self._decisions[name], self._texts
-        own, server, policy = Id("Server", name), repository.servers[name], decision.policy
+        server_id, server, policy = Id("Server", name), repository.servers[name], decision.policy
         if policy is not None and policy.boot is not None:
             profile = repository.profiles[policy.boot.profile]
             stream = profile.spec.stream
@@ -510,15 +511,19 @@ class Explanations:
             if named.path == ("spec", "current") and stream is not None:
                 rollout = repository.streams[stream].spec.rollout
                 if rollout is not None and selects(rollout.selector, server.metadata.name, server.metadata.labels):
-                    joins = joining_percentage(stream, server.uuid)
+                    joins = compute_rollout_percentage(stream, server.uuid)
             elif named.path[1] in ("pin", "holds"):
                 kept = ".".join((str(named.document), *map(str, named.path[:-1])))
         lines = []
         for each in _Explainer(self._view, repository, decision).timeless_reasons():
-            at: int | str | None = None
+            location: int | str | None = None
             if each.resource is not None:
-                at = texts.line_within(own, each.steps) if each.resource == str(own) else json_pointer(each.steps)
-            lines.append([each.field, each.value, each.rule, each.why, each.under, each.resource, at])
+                location = (
+                    texts.find_line(server_id, each.steps)
+                    if each.resource == str(server_id)
+                    else json_pointer(each.steps)
+                )
+            lines.append([each.field, each.value, each.rule, each.why, each.under, each.resource, location])
         return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
 
     def find_changed_servers(self, before: Explanations, decided_servers: Collection[str]) -> Collection[str]:
@@ -527,12 +532,14 @@ class Explanations:
         ``decided_servers`` are the servers whose decision may differ between the two commits.
         """
         servers, old = self._repository.servers, before._repository
-        if _fleet_values(self._repository.fleet) != _fleet_values(old.fleet):
+        if _get_fleet_values(self._repository.fleet) != _get_fleet_values(old.fleet):
             return servers.keys()
         found = set()
         for name in (name for name in decided_servers if name in servers):
-            was, now = before._decisions.get(name), self._decisions[name]
-            if was is not now and (was is None or was.digest != now.digest):
+            old_decision, new_decision = before._decisions.get(name), self._decisions[name]
+            if old_decision is not new_decision and (
+                old_decision is None or old_decision.digest != new_decision.digest
+            ):
                 found.add(name)
         for document in find_moved_documents(old, self._repository):
             if document.kind == "Server" and document.name in servers:
@@ -571,18 +578,18 @@ class Explanations:
             yield Id("BootImage", image)
 
 
-def _fleet_values(fleet: Fleet) -> tuple[object, ...]:
+def _get_fleet_values(fleet: Fleet) -> tuple[object, ...]:
     """Return the Fleet fields that affect explanations: the name, and the URLs that kernel arguments can contain."""
     return fleet.metadata.name, fleet.spec.base_url, fleet.spec.endpoint, fleet.spec.sites
 
 
-def _find_changed_documents(before: FleetRepository, now: FleetRepository) -> set[Id]:
+def _find_changed_documents(old_repository: FleetRepository, new_repository: FleetRepository) -> set[Id]:
     kinds: tuple[tuple[str, Mapping[str, object], Mapping[str, object]], ...] = (
-        ("BootImage", before.images, now.images),
-        ("BootPolicy", before.policies, now.policies),
-        ("BootProfile", before.profiles, now.profiles),
-        ("ImageStream", before.streams, now.streams),
-        ("Maintenance", before.maintenances, now.maintenances),
+        ("BootImage", old_repository.images, new_repository.images),
+        ("BootPolicy", old_repository.policies, new_repository.policies),
+        ("BootProfile", old_repository.profiles, new_repository.profiles),
+        ("ImageStream", old_repository.streams, new_repository.streams),
+        ("Maintenance", old_repository.maintenances, new_repository.maintenances),
     )
     return {
         Id(kind, name)
@@ -611,7 +618,9 @@ def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict
                 "follows": stream.spec.follow.source if stream.spec.follow else None,
                 "images": list(dict.fromkeys(list_stream_images(stream))),
                 "requires": stream.spec.require_provenance.value,
-                **_place(repository, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"),
+                **_make_location(
+                    repository, Id("ImageStream", name), "spec", "rollout" if stream.spec.rollout else "current"
+                ),
             }
             for name, stream in repository.streams.items()
         ],
@@ -622,7 +631,7 @@ def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict
                 "end": format_instant(window.end) if window.end else None,
                 "priority": each.spec.priority,
                 "profile": each.spec.profile,
-                **_place(repository, Id("Maintenance", name), "spec", "window"),
+                **_make_location(repository, Id("Maintenance", name), "spec", "window"),
             }
             for name, each in repository.maintenances.items()
         ],
@@ -639,6 +648,6 @@ def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict
     }
 
 
-def _place(repository: FleetRepository, resource: Id, *path: Step) -> dict[str, Any]:
+def _make_location(repository: FleetRepository, resource: Id, *path: Step) -> dict[str, Any]:
     file, place = repository.find_place(resource, *path)
     return {"path": file, "line": place.line}

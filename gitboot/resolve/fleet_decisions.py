@@ -23,7 +23,6 @@ from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, OneTimeBoots, Output, 
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.boot_checks import (
-    check_choice,
     check_copies,
     check_first_boot,
     check_leaks,
@@ -32,6 +31,7 @@ from gitboot.resolve.boot_checks import (
     check_maintenance,
     check_overlaps,
     check_policy,
+    check_policy_selection,
     check_server,
     find_ignoring_loader,
     find_ignoring_output,
@@ -85,7 +85,7 @@ class DecidedServers(NamedTuple):
 
 
 # A function that calls another function for each of the named servers, in one or more processes.
-Apply = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers]
+DecideServers = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers]
 
 
 def decide_one_by_one(decide_one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
@@ -128,7 +128,7 @@ def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions
 
 def decide_all(
     repository: FleetRepository,
-    apply: Apply = decide_one_by_one,
+    decide_servers: DecideServers = decide_one_by_one,
     known_places: Mapping[DecisionFinding, FindingPlace] | None = None,
 ) -> FleetDecisions:
     """Return the decisions for a commit that an instance may already have accepted.
@@ -145,19 +145,21 @@ def decide_all(
     def decide_one(name: str) -> DecidedServer:
         return decide_server(view.server_inputs(repository.servers[name]), composer)
 
-    now = apply(decide_one, list(repository.servers))
-    unknown, of_unknown = decide_unknown_machines(repository.fleet, view.unknown_boot_inputs(), composer)
-    found = [(name, finding) for name, each in now.findings.items() for finding in each]
-    located_problems, places = locate_findings(repository, (*found, *of_unknown), known_places or {})
-    lasting = [each.problem for each in located_problems if each.since is each.until is None]
-    dated = select_longest(each for each in located_problems if each.since is not None or each.until is not None)
+    decided = decide_servers(decide_one, list(repository.servers))
+    unknown, unknown_findings = decide_unknown_machines(repository.fleet, view.unknown_boot_inputs(), composer)
+    found = [(name, finding) for name, each in decided.findings.items() for finding in each]
+    located_problems, places = locate_findings(repository, (*found, *unknown_findings), known_places or {})
+    permanent = [each.problem for each in located_problems if each.since is each.until is None]
+    dated = select_longest_problems(
+        each for each in located_problems if each.since is not None or each.until is not None
+    )
     documents = (
         *find_unsupported_uses(repository),
         *find_missing_ipv6_clients(repository),
         *find_rejected_labels(repository),
         *find_unmatched_selectors(repository),
     )
-    problems = select_first([*view.problems, *documents, *find_placeholder_digests(repository), *lasting])
+    problems = select_first([*view.problems, *documents, *find_placeholder_digests(repository), *permanent])
     if any(problem.severity is Severity.ERROR and problem.code not in TOLERATED_CODES for problem in problems):
         raise InvalidRepository(problems, dated=dated)
     fleet = repository.fleet.spec
@@ -166,8 +168,8 @@ def decide_all(
         base_url=fleet.base_url,
         outputs=frozenset(fleet.outputs),
         evidence=fleet.provisioning.evidence,
-        servers=now.decisions,
-        networks=now.hosts,
+        servers=decided.decisions,
+        networks=decided.hosts,
         sites={site.name: site.base_url for site in fleet.sites},
         unknown=unknown,
         unknown_not_found=fleet.unknown_servers == UNKNOWN_NOT_FOUND,
@@ -183,7 +185,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     The result depends only on the inputs.
     """
     server, shared, fleet = inputs.server, inputs.shared, inputs.shared.fleet
-    findings = [*check_choice(inputs), *check_server(inputs)]
+    findings = [*check_policy_selection(inputs), *check_server(inputs)]
     policy = None
     if shared.pool is not None and shared.boot is not None:
         policy = _decide_policy(inputs, shared.pool, shared.boot, composer, findings)
@@ -232,14 +234,14 @@ NOT_FOUND: Final = "NotFound"  # the machine does not get a boot script, so it b
 
 
 def _decide_policy(
-    inputs: ServerInputs, pool: Pool, boots: BootInputs, composer: Composer, findings: list[DecisionFinding]
+    inputs: ServerInputs, pool: Pool, boot_inputs: BootInputs, composer: Composer, findings: list[DecisionFinding]
 ) -> PolicyDecision:
     """Return the boot of a policy (rules R4 and R6), and add any problems to ``findings``."""
     boot = None
-    if boots.image is not None:
-        boot = _compose(composer, boot_source(inputs, boots, pool=pool), boots, findings)
-    override = pool.override or _default_override(pool.network_boot, boot)
-    findings += check_policy(inputs, pool, boots, boot, override)
+    if boot_inputs.image is not None:
+        boot = _compose_boot(composer, build_boot_source(inputs, boot_inputs, pool=pool), boot_inputs, findings)
+    override = pool.override or _choose_default_override(pool.network_boot, boot)
+    findings += check_policy(inputs, pool, boot_inputs, boot, override)
     return PolicyDecision(
         policy=pool.name,
         network_boot=pool.network_boot,
@@ -254,14 +256,19 @@ def _decide_policy(
 
 
 def _decide_maintenance(
-    inputs: ServerInputs, of: MaintenanceInputs, composer: Composer, findings: list[DecisionFinding]
+    inputs: ServerInputs, maintenance_inputs: MaintenanceInputs, composer: Composer, findings: list[DecisionFinding]
 ) -> MaintenanceDecision:
     """Return the boot of a maintenance (rule R2), and add any problems to ``findings``."""
-    maintenance, spec, boot = of.maintenance, of.maintenance.spec, None
-    if of.boot.image is not None:
-        boot = _compose(composer, boot_source(inputs, of.boot, maintenance=maintenance), of.boot, findings)
-    override = spec.override or _default_override(spec.network_boot, boot)
-    findings += check_maintenance(inputs.server, of, boot, override)
+    maintenance, spec, boot = maintenance_inputs.maintenance, maintenance_inputs.maintenance.spec, None
+    if maintenance_inputs.boot.image is not None:
+        boot = _compose_boot(
+            composer,
+            build_boot_source(inputs, maintenance_inputs.boot, maintenance=maintenance),
+            maintenance_inputs.boot,
+            findings,
+        )
+    override = spec.override or _choose_default_override(spec.network_boot, boot)
+    findings += check_maintenance(inputs.server, maintenance_inputs, boot, override)
     return MaintenanceDecision(
         name=maintenance.metadata.name,
         start=spec.window.start,
@@ -274,24 +281,26 @@ def _decide_maintenance(
         power=spec.power,
         max_unavailable=spec.max_unavailable,
         max_unavailable_per=spec.max_unavailable_per,
-        before=_find_preconditions(of, boot),
+        before=_find_preconditions(maintenance_inputs, boot),
     )
 
 
-def _find_preconditions(of: MaintenanceInputs, boot: Boot | None) -> Preconditions | None:
+def _find_preconditions(maintenance_inputs: MaintenanceInputs, boot: Boot | None) -> Preconditions | None:
     """Return the conditions that must be true before a server gets this boot, or None if there are none.
 
     The digest of the conditions changes if anything that the server boots changes, or if the maintenance's servers,
     window or run changes. The digest depends only on the fields that the document sets, so that a new version of
     gitboot computes the same digest.
     """
-    spec = of.maintenance.spec
+    spec = maintenance_inputs.maintenance.spec
     if (before := spec.before) is None:
         return None
-    values = ((each, getattr(spec, each.name)) for each in dataclasses.fields(spec) if each.name not in _NOT_APPROVED)
+    values = (
+        (each, getattr(spec, each.name)) for each in dataclasses.fields(spec) if each.name not in _FIELDS_WITHOUT_EFFECT
+    )
     digest = compute_digest(
         {
-            "maintenance": of.maintenance.metadata.name,
+            "maintenance": maintenance_inputs.maintenance.metadata.name,
             "spec": {each.name: to_yaml_value(value) for each, value in values if value != _find_default(each)},
             "boot": to_json_value(boot) if boot is not None else None,
         }
@@ -301,19 +310,21 @@ def _find_preconditions(of: MaintenanceInputs, boot: Boot | None) -> Preconditio
         digest=digest,
         approval_file=approval.file if approval is not None else None,
         approval_url=approval.url if approval is not None else None,
-        is_approved=digest in of.approved,
+        is_approved=digest in maintenance_inputs.approved,
         drain_url=before.drain.url if before.drain is not None else None,
     )
 
 
-_NOT_APPROVED: Final = frozenset({"before", "reason"})  # fields that do not change what gitboot does to a server
+_FIELDS_WITHOUT_EFFECT: Final = frozenset(
+    {"before", "reason"}
+)  # fields that do not change what gitboot does to a server
 
 
 def _find_default(field: dataclasses.Field[Any]) -> object:
     return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
 
 
-def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
+def _choose_default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
     """Return Continuous if networkBoot is Always and a boot script can end the override.
 
     Return Once in all other cases.
@@ -323,7 +334,7 @@ def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideM
     return OverrideMode.ONCE
 
 
-def boot_source(
+def build_boot_source(
     inputs: ServerInputs, boot: BootInputs, *, pool: Pool | None = None, maintenance: Maintenance | None = None
 ) -> BootSource:
     """Collect the documents and values from which gitboot composes a server's boot for a policy or a maintenance."""
@@ -349,7 +360,7 @@ def boot_source(
     )
 
 
-def _compose(
+def _compose_boot(
     composer: Composer, source: BootSource, inputs: BootInputs, findings: list[DecisionFinding]
 ) -> Boot | None:
     """Compose a boot, and add any problems to ``findings``. Return None if the boot cannot work."""
@@ -390,7 +401,7 @@ def decide_unknown_machines(
         return None, [("", DecisionFinding(code, message, code.hint, place, is_shared=False))]
     boots: dict[Architecture, Boot] = {}
     found: list[tuple[str, DecisionFinding]] = []
-    ignoring = find_ignoring_output(fleet.metadata.name, fleet.spec.outputs)
+    ignoring_loader = find_ignoring_output(fleet.metadata.name, fleet.spec.outputs)
     for architecture in sorted(image.spec.architectures):
         source = BootSource(
             image=image,
@@ -403,13 +414,13 @@ def decide_unknown_machines(
             mirrors=Output.MIRROR in fleet.spec.outputs,
             requires_signature=inputs.requires_signature,
             has_ipxe_scripts=not IPXE_OUTPUTS.isdisjoint(fleet.spec.outputs),
-            boots_by_ipxe=ignoring is None,
+            boots_by_ipxe=ignoring_loader is None,
             files=inputs.files,
         )
         findings: list[DecisionFinding] = []
-        if (boot := _compose(composer, source, inputs, findings)) is not None:
+        if (boot := _compose_boot(composer, source, inputs, findings)) is not None:
             boots[architecture] = boot
-            findings += check_loader_signature(boot, inputs, ignoring, architecture)
+            findings += check_loader_signature(boot, inputs, ignoring_loader, architecture, secure_boot=False)
         found += ((f"unknown {architecture} machines", finding) for finding in findings)
     return boots, found
 
@@ -440,10 +451,10 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     if not clients or any(ip_network(network).version == 6 for network in clients):
         return
     urls = [spec.base_url, spec.endpoint, *(url for site in spec.sites for url in (site.base_url, site.endpoint))]
-    if asked := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
+    if ipv6_url := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
         yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
-            f"machines fetch from {asked}, but `clients` contains no IPv6 network, so machines that use IPv6 boot "
+            f"machines fetch from {ipv6_url}, but `clients` contains no IPv6 network, so machines that use IPv6 boot "
             "their disks",
             Id("Fleet", repository.fleet.metadata.name),
             *("spec", "provisioning", "clients"),
@@ -451,7 +462,7 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
         )
 
 
-def decide_loaded(
+def decide_revision(
     loaded: LoadedRevision | InvalidRevision, decide: Callable[[FleetRepository], FleetDecisions] = decide_all
 ) -> FleetDecisions:
     """Return the decisions for a revision. Raises `InvalidRepository` with all problems of the revision.
@@ -472,12 +483,15 @@ def decide_loaded(
     except InvalidRepository as error:
         problems, dated = error.problems, error.dated
     # without one of these documents, gitboot cannot choose policies reliably
-    doubtful = {Code.NO_POLICY, Code.POLICY_TIE} if loaded.incomplete_kinds & {"BootPolicy", "Fleet"} else set()
+    unreliable_codes = {Code.NO_POLICY, Code.POLICY_TIE} if loaded.incomplete_kinds & {"BootPolicy", "Fleet"} else set()
     if "Server" in loaded.incomplete_kinds:  # a selector may match a server whose document is invalid
-        doubtful |= {Code.SELECTS_NO_SERVER}
-    besides = (*(each for each in problems if each.code not in doubtful), *find_unsupported_uses(loaded.well_formed))
+        unreliable_codes |= {Code.SELECTS_NO_SERVER}
+    other_problems = (
+        *(each for each in problems if each.code not in unreliable_codes),
+        *find_unsupported_uses(loaded.well_formed),
+    )
     spec = loaded.well_formed.fleet.spec if any(key.kind == "Fleet" for key in loaded.well_formed.origins) else None
-    raise InvalidRepository(dict.fromkeys((*loaded.problems, *besides)), fleet=spec, dated=dated)
+    raise InvalidRepository(dict.fromkeys((*loaded.problems, *other_problems)), fleet=spec, dated=dated)
 
 
 def find_server_sites(repository: FleetRepository) -> dict[str, Site]:
@@ -495,7 +509,7 @@ def build_site_index(repository: FleetRepository) -> SelectorIndex[Site]:
     return SelectorIndex((site, site.select) for site in repository.fleet.spec.sites)
 
 
-def select_longest(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
+def select_longest_problems(dated_problems: Iterable[DatedProblem]) -> tuple[DatedProblem, ...]:
     """Return, for each file, the hundred errors and the hundred warnings that end last, sorted by location.
 
     Whenever a file has a problem, it also has at least one of the returned problems. An additional problem states how

@@ -149,29 +149,29 @@ def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _find_wrong_types(value: Any, wanted: Any, minor: int, path: str) -> Iterator[str]:
+def _find_wrong_types(value: Any, expected: Any, minor: int, path: str) -> Iterator[str]:
     """Yield a message for each value that has the wrong type. `null` means that a field is not set."""
-    if isinstance(wanted, tuple):
-        wanted, since = wanted
+    if isinstance(expected, tuple):
+        expected, since = expected
         if minor < since:
             return
     if value is None:
         return
-    if isinstance(wanted, Mapping):
+    if isinstance(expected, Mapping):
         if not isinstance(value, dict):
             yield f"{path or 'the document'} must be an object, found {_describe(value)}"
             return
         for key, each in value.items():
-            if key in wanted:
-                yield from _find_wrong_types(each, wanted[key], minor, f"{path}.{key}".removeprefix("."))
-    elif isinstance(wanted, list):
+            if key in expected:
+                yield from _find_wrong_types(each, expected[key], minor, f"{path}.{key}".removeprefix("."))
+    elif isinstance(expected, list):
         if not isinstance(value, list):
             yield f"{path} must be a list, found {_describe(value)}"
             return
         for index, each in enumerate(value):
-            yield from _find_wrong_types(each, wanted[0], minor, f"{path}[{index}]")
-    elif type(value) is not wanted or (wanted is int and not -_MAX_INTEGER <= value < _MAX_INTEGER):
-        yield f"{path} must be {_KINDS[wanted]}, found {_describe(value)}"
+            yield from _find_wrong_types(each, expected[0], minor, f"{path}[{index}]")
+    elif type(value) is not expected or (expected is int and not -_MAX_INTEGER <= value < _MAX_INTEGER):
+        yield f"{path} must be {_KINDS[expected]}, found {_describe(value)}"
 
 
 def _describe(value: Any) -> str:
@@ -251,8 +251,8 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Ite
         if not ((dropin or {}).get("name") or "").endswith(".conf"):
             yield f"{path}.dropins has a name that does not end with .conf"
     for owner in ("user", "group") if name in ("files", "directories", "links") else ():
-        given = element.get(owner) or {}
-        if given.get("id") is not None and given.get("name"):
+        fields = element.get(owner) or {}
+        if fields.get("id") is not None and fields.get("name"):
             yield f"{path}.{owner} has both an id and a name"
     if name == "filesystems" and element.get("format") not in _FORMATS:
         yield f"{path} has the format {_describe(element['format'])}, which Ignition cannot create"
@@ -267,9 +267,9 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Ite
 def _find_wrong_source(path: str, resource: Mapping[str, Any] | None, *, is_needed: bool = False) -> Iterator[str]:
     if resource is None and not is_needed:
         return
-    given = resource or {}
-    source, compression = given.get("source") or "", given.get("compression")
-    checksum = (given.get("verification") or {}).get("hash")
+    fields = resource or {}
+    source, compression = fields.get("source") or "", fields.get("compression")
+    checksum = (fields.get("verification") or {}).get("hash")
     if not source and is_needed:
         yield f"{path} has no source"
     if source and not _SOURCE.match(source):

@@ -69,10 +69,10 @@ def is_covered(recorded_key: str | None, required_key: str) -> bool:
 
     A recorded number that is higher than the required number also satisfies the required key.
     """
-    if recorded_key is None or not (found := _KEY.fullmatch(recorded_key)):
+    if recorded_key is None or not (recorded := _KEY.fullmatch(recorded_key)):
         return False
-    same = _KEY.fullmatch(required_key)
-    return same is not None and int(found[1]) >= int(same[1]) and found[2] == same[2]
+    required = _KEY.fullmatch(required_key)
+    return required is not None and int(recorded[1]) >= int(required[1]) and recorded[2] == required[2]
 
 
 _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
@@ -115,8 +115,8 @@ def highest_served_provision(record: Record) -> int | None:
 
     Return None if there is no such number.
     """
-    perhaps = (each.key for each in record.unknown_serves if not each.is_withheld)
-    keys = (*(each.key for each in record.attempts), *perhaps, record.consumed_key or "")
+    possible_keys = (each.key for each in record.unknown_serves if not each.is_withheld)
+    keys = (*(each.key for each in record.attempts), *possible_keys, record.consumed_key or "")
     return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
 
 
@@ -138,10 +138,10 @@ def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, 
 
 def next_boot_key(policy: PolicyDecision, record: Record) -> str:
     """Return the boot key of the next boot. If no further boot is allowed, return the key of the last boot."""
-    key, due = provision_key(policy, record), next_attempt_and_boot(policy, record)
-    if due is None and (last := last_attempt(record, key)) is not None:
+    key, next_numbers = provision_key(policy, record), next_attempt_and_boot(policy, record)
+    if next_numbers is None and (last := last_attempt(record, key)) is not None:
         return boot_key(key, last.number, len(last.boots))
-    return boot_key(key, *(due or (1, 1)))
+    return boot_key(key, *(next_numbers or (1, 1)))
 
 
 def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
@@ -159,27 +159,27 @@ def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
 
     The first attempt uses the token of the decision. Return None if the policy does not install the server once.
     """
-    common, policy = decision.token, decision.policy
-    if common is None or policy is None or policy.boot is None or record is None:
-        return common
+    common_token, policy = decision.token, decision.policy
+    if common_token is None or policy is None or policy.boot is None or record is None:
+        return common_token
     last = _newest_attempt(policy, record)
-    due = next_attempt_and_boot(policy, record) if not is_provisioned(policy, record) else None
+    next_numbers = next_attempt_and_boot(policy, record) if not is_provisioned(policy, record) else None
     key = last.key if last is not None else provision_key(policy, record)
-    number = due[0] if due is not None else last.number if last is not None else 1
+    number = next_numbers[0] if next_numbers is not None else last.number if last is not None else 1
     if record.offered == 0 and number == 1 and _AFTER not in key:
-        return common
+        return common_token
     return offer_token(decision.uuid, key, str(number), policy.boot.image, str(record.offered))
 
 
 def find_unstarted_run(decision: Decision, name: str | None, record: Record | None) -> Run | None:
     """Return the last run of a maintenance if its boot was served, but the system has not fetched user data yet."""
     maintenance = next((each for each in decision.maintenances if each.name == name), None)
-    if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.shows_its_start:
+    if maintenance is None or maintenance.boot is None or record is None or not maintenance.boot.proves_start:
         return None
-    made = record.runs.get(maintenance.name)
-    if made is None or made.run < maintenance.run or made.given is None or made.started is not None:
+    last_run = record.runs.get(maintenance.name)
+    if last_run is None or last_run.run < maintenance.run or last_run.given is None or last_run.started is not None:
         return None
-    return made
+    return last_run
 
 
 def install_step(decision: Decision, record: Record | None) -> InstallStep:
@@ -194,8 +194,8 @@ def install_step(decision: Decision, record: Record | None) -> InstallStep:
     if policy is None or decision.installation is None:
         return InstallStep.PENDING if record.provision is None else InstallStep.PROVISIONED
     if is_provisioned(policy, record):
-        overtaken = unfinished_later_attempt(record)
-        return overtaken.step if overtaken is not None else InstallStep.PROVISIONED
+        later_attempt = unfinished_later_attempt(record)
+        return later_attempt.step if later_attempt is not None else InstallStep.PROVISIONED
     last = last_attempt(record, provision_key(policy, record))
     if last is None or (last.failed is not None and next_attempt_and_boot(policy, record) is not None):
         return InstallStep.PENDING
@@ -241,14 +241,14 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
 
 def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
     """Return the number of a maintenance's last run and a description of its evidence, or None if there is none."""
-    made = record.runs.get(name) if record is not None and name is not None else None
-    if made is None or made.given is None:
+    last_run = record.runs.get(name) if record is not None and name is not None else None
+    if last_run is None or last_run.given is None:
         return None
-    if made.started is not None:
-        return made.run, f"started: {made.started}"
+    if last_run.started is not None:
+        return last_run.run, f"started: {last_run.started}"
     return (
-        made.run,
-        f"{'served' if find_unstarted_run(decision, name, record) is not None else 'consumed'}: {made.given}",
+        last_run.run,
+        f"{'served' if find_unstarted_run(decision, name, record) is not None else 'consumed'}: {last_run.given}",
     )
 
 
@@ -332,46 +332,46 @@ def classify_unrecorded_server(
     records: Mapping[SystemUuid, Record],
     seen_machines: Collection[SystemUuid],
     first_provision: int | None,
-    shared_mark: str | None = None,
+    shared_identity: str | None = None,
 ) -> UnrecordedServer:
     """Determine how to treat a server without a record.
 
     - ``seen_machines`` are all machines that the ledger has ever seen.
     - ``first_provision`` is the server's provision number in the first commit after the accepted one that contains the
       server (`gitboot.review.commit_path.find_first_provisions`), or None if the accepted commit contains it.
-    - ``shared_mark`` is an identity that the server shares with another machine, for example because the board was
+    - ``shared_identity`` is an identity that the server shares with another machine, for example because the board was
       replaced.
     """
     if (replaced := decision.replaces) is not None:
-        before = records.get(replaced)
-        if before is None:
+        old_record = records.get(replaced)
+        if old_record is None:
             return UnrecordedServer(
                 state=UnrecordedState.UNKNOWN, why=f"the server replaces {replaced}, which has no record"
             )
-        numbers = [each for each in (before.provision, highest_served_provision(before)) if each is not None]
+        numbers = [each for each in (old_record.provision, highest_served_provision(old_record)) if each is not None]
         if not numbers:
             why = f"the server replaces {replaced}, which has not been provisioned yet"
-            return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
+            return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
         number = max(numbers)
-        done = "provisioned" if before.provision == number else "served its boot"
-        why = f"the server replaces {replaced}, which was {done} with provision {number}"
+        outcome = "provisioned" if old_record.provision == number else "served its boot"
+        why = f"the server replaces {replaced}, which was {outcome} with provision {number}"
         if decision.provision > number:
-            return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=before.runs)
+            return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
         return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision is not higher")
-    if shared_mark is not None:
-        unknown = (
-            f"the server has {shared_mark}; if it has a new motherboard, set `replaces` to the UUID of the old "
+    if shared_identity is not None:
+        reason = (
+            f"the server has {shared_identity}; if it has a new motherboard, set `replaces` to the UUID of the old "
             "motherboard"
         )
     elif decision.uuid in seen_machines:
-        unknown = "the machine is known to the ledger, but has no provisioning record"
+        reason = "the machine is known to the ledger, but has no provisioning record"
     elif first_provision is None:
-        unknown = "the accepted commit contains the server, but the ledger has no record of the server"
+        reason = "the accepted commit contains the server, but the ledger has no record of the server"
     elif first_provision > HIGHEST_NEW_PROVISION:
-        unknown = f"a new server with provision {first_provision} may have been installed elsewhere"
+        reason = f"a new server with provision {first_provision} may have been installed elsewhere"
     else:
         return UnrecordedServer(state=UnrecordedState.NEW, why=f"the server is new and has provision {first_provision}")
-    return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=unknown)
+    return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=reason)
 
 
 def install_progress(record: Record | None, at: datetime) -> InstallProgress | None:
@@ -390,7 +390,7 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
     elif last is not None and record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
         last = None  # an operator made the server pending with `gitboot records set` after this attempt
     if last is not None:
-        return _progress_of_attempt(InstallState.INSTALLING, last, None)
+        return _make_attempt_progress(InstallState.INSTALLING, last, None)
     return max(
         [each for each in _find_served_installations(record) if each.until is not None and each.at <= at < each.until],
         key=lambda each: each.at,
@@ -418,7 +418,7 @@ def _find_served_installations(record: Record) -> Iterator[InstallProgress]:
                 InstallState.SERVED, record.provisioned_at, InstallStep.ATTEMPTED, record.provisioned_at, until
             )
         elif last.disk_boot is None:
-            yield _progress_of_attempt(InstallState.SERVED, last, until)
+            yield _make_attempt_progress(InstallState.SERVED, last, until)
     run = record.runs.get(record.overwritten_by or "")
     if run is not None and run.given is not None and run.disk_boot is None:
         seen = run.started or run.given
@@ -427,6 +427,6 @@ def _find_served_installations(record: Record) -> Iterator[InstallProgress]:
         yield InstallProgress(InstallState.SERVED, run.given.at, step, seen.at, until, record.overwritten_by)
 
 
-def _progress_of_attempt(state: InstallState, attempt: InstallAttempt, until: datetime | None) -> InstallProgress:
+def _make_attempt_progress(state: InstallState, attempt: InstallAttempt, until: datetime | None) -> InstallProgress:
     at = attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
     return InstallProgress(state, attempt.boots[0].at, attempt.step, at, until)

@@ -60,7 +60,7 @@ class MergedArguments(NamedTuple):
 
     arguments: tuple[str, ...]
     dropped: tuple[DroppedArgument, ...]
-    without_effect: tuple[
+    ineffective_items: tuple[
         tuple[int, str], ...
     ]  # items such as -quiet that did not remove an argument, each with the index of its list
 
@@ -79,33 +79,33 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
     """
     result: list[tuple[str, int]] = []  # pairs of an argument and the index of its list
     dropped: list[DroppedArgument] = []
-    without_effect: list[tuple[int, str]] = []
+    ineffective_items: list[tuple[int, str]] = []
 
     def drop(number: int, is_dropped: Callable[[str], bool], kept: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        dropped.extend(DroppedArgument(text, by, number) for text, by in kept if is_dropped(text))
+        dropped.extend(DroppedArgument(text, origin, number) for text, origin in kept if is_dropped(text))
         return [each for each in kept if not is_dropped(each[0])]
 
     for number, arguments in enumerate(lists):
-        own: list[tuple[str, int]] = []
-        separated = False
+        current: list[tuple[str, int]] = []
+        has_separator = False
         for argument in arguments:
-            if separated or not argument.startswith("-") or is_separator(argument):
-                separated = separated or is_separator(argument)
-                own.append((argument, number))
+            if has_separator or not argument.startswith("-") or is_separator(argument):
+                has_separator = has_separator or is_separator(argument)
+                current.append((argument, number))
                 continue
             removed = argument[1:]
             before = len(dropped)
             is_removed = removed.__eq__ if "=" in removed else _has_name(removed)
-            result, own = drop(number, is_removed, result), drop(number, is_removed, own)
+            result, current = drop(number, is_removed, result), drop(number, is_removed, current)
             if len(dropped) == before:
-                without_effect.append((number, argument))
-        for argument, _ in own:
+                ineffective_items.append((number, argument))
+        for argument, _ in current:
             name = argument_name(argument)
             if is_separator(argument) or name in _ORDERED_NAMES:
                 continue
             result = drop(number, argument.__eq__ if name in _REPEATED_NAMES else _has_name(argument), result)
-        result += own
-    return MergedArguments(tuple(text for text, _ in result), tuple(dropped), tuple(without_effect))
+        result += current
+    return MergedArguments(tuple(text for text, _ in result), tuple(dropped), tuple(ineffective_items))
 
 
 def is_separator(argument: str) -> bool:
@@ -141,8 +141,8 @@ def collect_own_arguments(source: BootSource) -> ArgumentLists:
     lists: list[tuple[Id, tuple[str, ...]]] = []
     if source.pool is not None:
         lists += (
-            (Id("BootPolicy", name), given)
-            for name, given in zip(source.pool.chain, source.pool.kernel_arguments, strict=True)
+            (Id("BootPolicy", name), arguments)
+            for name, arguments in zip(source.pool.chain, source.pool.kernel_arguments, strict=True)
         )
     lists.append((source.profile_id, source.profile.spec.kernel_arguments))
     if source.server is not None and source.maintenance is None:

@@ -189,7 +189,7 @@ def _find_first_word(line: str) -> str:
     return line.split(maxsplit=1)[0] if line.strip() else ""
 
 
-def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> None:
+def _check_section(name: str, first_line: int, lines: Iterator[tuple[int, str]]) -> None:
     has_appended, has_body = False, False
     for number, line in lines:
         word = _find_first_word(line)
@@ -198,13 +198,13 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
                 raise _make_fault(number, *fault)
             has_appended = True  # the included file may end the section
         elif word in ("%end", "%include") or word in _SECTIONS:
-            words = _split(line, comments=False)
+            words = _split_line(line, comments=False)
             if words is None:
                 raise _make_fault(number, *_UNCLOSED_QUOTE)
             if word == "%end":
                 if name == "%certificate" and not has_body:
                     raise _make_fault(
-                        begin, "the section %certificate is empty", "write the certificate below this line"
+                        first_line, "the section %certificate is empty", "write the certificate below this line"
                     )
                 return
             if word == "%include":
@@ -214,7 +214,7 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
             else:
                 raise _make_fault(
                     number,
-                    f"{word} begins inside the section {name} of line {begin}",
+                    f"{word} begins inside the section {name} of line {first_line}",
                     f"close {name} with %end before this line",
                 )
         elif name == "%packages" and (fault := _find_package_fault(line)) is not None:
@@ -222,7 +222,9 @@ def _check_section(name: str, begin: int, lines: Iterator[tuple[int, str]]) -> N
         else:
             has_body = has_body or bool(line.strip())
     if not has_appended:
-        raise _make_fault(begin, f"the section {name} is not closed", "close the section with %end on a separate line")
+        raise _make_fault(
+            first_line, f"the section {name} is not closed", "close the section with %end on a separate line"
+        )
 
 
 _NO_FILE: Final = ("the file to include is missing", "write the file or the URL on the same line")
@@ -233,7 +235,7 @@ _UNCLOSED_QUOTE: Final = (
 
 
 @lru_cache(maxsize=4096)  # cached, because servers share most lines
-def _split(line: str, *, comments: bool) -> tuple[str, ...] | None:
+def _split_line(line: str, *, comments: bool) -> tuple[str, ...] | None:
     """Split a line into words as a shell does. Return None if a quotation mark is not closed."""
     try:
         return tuple(shlex.split(line, comments=comments))
@@ -260,7 +262,7 @@ def _find_line_fault(line: str) -> tuple[str, str] | None:
         return None
     if stripped.startswith("%ksappend"):
         return None if " " in stripped else _NO_FILE
-    words = _split(line, comments=True)
+    words = _split_line(line, comments=True)
     if words is None:
         return _UNCLOSED_QUOTE
     name = words[0]
@@ -297,10 +299,10 @@ def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | N
     if unknown is not None:
         return f"there is no option {unknown.partition('=')[0]}"
     number = re.match(r"([0-9]+)\.\.([0-9]*)", options)
-    least, most = number.groups() if number is not None else ("0", "")
-    if most and len(others) > int(most):
-        return f"{quote_value(others[int(most)])} is an extra argument"
-    return "an argument is missing" if len(others) < int(least) else None
+    minimum, maximum = number.groups() if number is not None else ("0", "")
+    if maximum and len(others) > int(maximum):
+        return f"{quote_value(others[int(maximum)])} is an extra argument"
+    return "an argument is missing" if len(others) < int(minimum) else None
 
 
 class _OptionFault(Exception):

@@ -64,14 +64,22 @@ def make_plan(
     state = _find_boot_state(decision, at, record, stop, absent)
     if state is None:
         return None
-    told, common, boot, data, offered = attempt_token(decision, record), decision.token, state.boot, state.data, 0
-    if data is None and common is not None and state.user_data is not None:
-        data = told if state.maintenance is None and (state.key is not None or boot is None) else None
+    token, common_token, boot, data, offered = (
+        attempt_token(decision, record),
+        decision.token,
+        state.boot,
+        state.data,
+        0,
+    )
+    if data is None and common_token is not None and state.user_data is not None:
+        data = token if state.maintenance is None and (state.key is not None or boot is None) else None
     if boot is not None and state.key is not None and record is not None:
         offered = max(record.offered, record.taken_back)  # a higher number identifies a new offer
     if boot is not None and data is not None and (folder := decision.data_folder(data)) is not None:
         # Each one-time boot has its own path for user data, and its own token for reports.
-        boot = boot.move_user_data(folder, token_change=(common or "", told if told is not None else common or ""))
+        boot = boot.move_user_data(
+            folder, token_change=(common_token or "", token if token is not None else common_token or "")
+        )
     return BootPlan(
         server=decision.server,
         uuid=decision.uuid,
@@ -91,7 +99,7 @@ def make_plan(
         next_transition=find_next_transition(decision, at, record, stop=stop, absent=absent),
         offered=offered,
         data=data,
-        token=told if told != common else None,
+        token=token if token != common_token else None,
         medium=state.medium_boot.medium if state.medium_boot is not None else None,
         reads_medium=state.medium_boot is not None and state.medium_boot.reads_medium,
         local_disk=decision.local_disk,
@@ -108,8 +116,8 @@ def drop_ended_windows(decision: Decision, latest_clock: datetime | None) -> Dec
     """
     if latest_clock is None:
         return decision
-    still = tuple(each for each in decision.maintenances if each.end is None or latest_clock < each.end)
-    return decision if still == decision.maintenances else replace(decision, maintenances=still)
+    remaining = tuple(each for each in decision.maintenances if each.end is None or latest_clock < each.end)
+    return decision if remaining == decision.maintenances else replace(decision, maintenances=remaining)
 
 
 def find_next_transition(
@@ -121,11 +129,13 @@ def find_next_transition(
     absent: Collection[BootFile] = (),
 ) -> datetime | None:
     """Return the first time after ``at`` when the plan changes merely because time passes, or None."""
-    later = sorted({instant for instant in _list_transition_times(decision, record) if instant > at})
-    if not later:
+    later_times = sorted({instant for instant in _list_transition_times(decision, record) if instant > at})
+    if not later_times:
         return None
-    now = _find_boot_state(decision, at, record, stop, absent)
-    return next((each for each in later if _find_boot_state(decision, each, record, stop, absent) != now), None)
+    current_state = _find_boot_state(decision, at, record, stop, absent)
+    return next(
+        (each for each in later_times if _find_boot_state(decision, each, record, stop, absent) != current_state), None
+    )
 
 
 def make_fallback_plan(
@@ -203,12 +213,12 @@ def find_missing_precondition(maintenance: MaintenanceDecision, record: Record |
     """Return why gitboot must not reset and boot a server for a maintenance yet, or None if it may do so."""
     if (before := maintenance.before) is None:
         return None
-    found = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
+    clearance = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
     if before.approval_file is not None and not before.is_approved:
         return Cause.WAITING_FOR_APPROVAL
-    if before.approval_url is not None and found.approved != before.approval_key:
+    if before.approval_url is not None and clearance.approved != before.approval_key:
         return Cause.WAITING_FOR_APPROVAL
-    is_drained = found.drain == maintenance.drain_key and found.drained_at is not None
+    is_drained = clearance.drain == maintenance.drain_key and clearance.drained_at is not None
     return Cause.WAITING_FOR_DRAIN if before.drain_url is not None and not is_drained else None
 
 
@@ -230,15 +240,15 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
             yield from (attempt.boots[-1].at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
         for serve in (each for each in record.unknown_serves if not each.is_withheld):
             yield from (serve.seen.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
-        for made in record.runs.values():
-            yield from (made.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
+        for run in record.runs.values():
+            yield from (run.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
 
 
 def _find_boot_state(
     decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent: Collection[BootFile]
 ) -> _BootState | None:
     """Return a server's boot at the time ``at``, without final URLs, or None if the server has no plan."""
-    policy, waiting = decision.policy, None
+    policy, waiting_state = decision.policy, None
     active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
@@ -246,32 +256,32 @@ def _find_boot_state(
         highest = max(active, key=lambda maintenance: maintenance.priority)
         state = _maintenance_state(decision.uuid, highest, at, record)
         is_new = state.boot is not None or state.cause is Cause.MAINTENANCE_DISK
-        waits_for = find_missing_precondition(highest, record) if is_new and not state.is_served_again else None
-        if waits_for is not None:
-            waiting = replace(_substitute_state(policy, waits_for, absent), waiting_maintenance=highest.name)
+        missing = find_missing_precondition(highest, record) if is_new and not state.is_served_again else None
+        if missing is not None:
+            waiting_state = replace(_substitute_state(policy, missing, absent), waiting_maintenance=highest.name)
     elif policy is not None:
         state = _policy_state(policy, at, record)
     else:
         return None
     if (boot := state.boot) is None:
-        if waiting is not None:
-            is_stopped = stop is StopScope.ALL and waiting.boot is not None
-            return _disk_state(policy, Cause.ALL_STOPPED) if is_stopped else waiting
-        given = _find_running_boot(decision, at, record, state)
-        return replace(state, medium_boot=_select_medium_boot(given)) if given is not None else state
+        if waiting_state is not None:
+            is_stopped = stop is StopScope.ALL and waiting_state.boot is not None
+            return _disk_state(policy, Cause.ALL_STOPPED) if is_stopped else waiting_state
+        running_boot = _find_running_boot(decision, at, record, state)
+        return replace(state, medium_boot=_select_medium_boot(running_boot)) if running_boot is not None else state
     if stop is StopScope.ALL:
         return _disk_state(policy, Cause.ALL_STOPPED)
     if (decision.stopped or stop is StopScope.WRITING) and boot.writes_disk:
         return _substitute_state(policy, Cause.STOPPED, absent)
     if boot.writes_disk and _is_withheld(decision, state, at, record):
-        instead = _substitute_state(policy, Cause.WITHHELD, absent)
-        if state.is_served_again and instead.boot is None:  # the booted system may still fetch its user data
-            return replace(instead, user_data=state.user_data, data=state.data)
-        return instead
+        substitute = _substitute_state(policy, Cause.WITHHELD, absent)
+        if state.is_served_again and substitute.boot is None:  # the booted system may still fetch its user data
+            return replace(substitute, user_data=state.user_data, data=state.data)
+        return substitute
     if not state.is_served_again and boot.lacks(absent):
         return _substitute_state(policy, Cause.FILE_MISSING, absent)
-    if waiting is not None:  # checked last: gitboot must not drain a server for a boot that it would not offer
-        return waiting
+    if waiting_state is not None:  # checked last: gitboot must not drain a server for a boot that it would not offer
+        return waiting_state
     return replace(
         state,
         medium_boot=_select_medium_boot(boot),
@@ -304,12 +314,12 @@ def _find_running_boot(decision: Decision, at: datetime, record: Record | None, 
     if record is None:
         return None
     if state.maintenance is not None:
-        made = record.runs.get(state.maintenance)
-        given = next(each for each in decision.maintenances if each.name == state.maintenance)
-        since = made.at if made is not None else None
+        last_run = record.runs.get(state.maintenance)
+        maintenance = next(each for each in decision.maintenances if each.name == state.maintenance)
+        since = last_run.at if last_run is not None else None
         if state.cause is Cause.MAINTENANCE_OUTCOME:
-            since = _first_serve_time(record, run_key(given, record))
-        return given.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
+            since = _first_serve_time(record, run_key(maintenance, record))
+        return maintenance.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
     policy, since = decision.policy, None
     if policy is None:
         return None
@@ -353,38 +363,45 @@ def _maintenance_state(
     boot, name = maintenance.boot, maintenance.name
     if boot is None:
         return _BootState(Phase.DISK, Cause.MAINTENANCE_DISK, name)
-    made, data = False, None
+    is_served, data = False, None
     if maintenance.network_boot is NetworkBoot.ONCE:
         if record is None:
             return _BootState(Phase.DISK, Cause.UNKNOWN, name)
         data = offer_token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
-        made = has_run(maintenance, record)
-        if made and not is_run_served_again(record.runs[name], at):
-            asks_still = boot.user_data is not None and _is_within(record.runs[name].at, at, DATA_GRACE)
+        is_served = has_run(maintenance, record)
+        if is_served and not is_run_served_again(record.runs[name], at):
+            may_fetch_data = boot.user_data is not None and _is_within(record.runs[name].at, at, DATA_GRACE)
             cause = Cause.MAINTENANCE_DONE
-            if boot.shows_its_start and record.runs[name].given is not None:
+            if boot.proves_start and record.runs[name].given is not None:
                 cause = Cause.MAINTENANCE_SERVED if record.runs[name].started is None else Cause.MAINTENANCE_STARTED
-            if not asks_still:
+            if not may_fetch_data:
                 return _BootState(Phase.DISK, cause, name)
             return _BootState(Phase.DISK, cause, name, user_data=boot.user_data, data=data)
     reason = run_key(maintenance, record)
     is_once = maintenance.network_boot is NetworkBoot.ONCE
-    if is_once and not made and record is not None and (served_at := _first_serve_time(record, reason)) is not None:
+    if (
+        is_once
+        and not is_served
+        and record is not None
+        and (served_at := _first_serve_time(record, reason)) is not None
+    ):
         if not _is_within(served_at, at, FETCH_GRACE):
-            asks_still = boot.user_data is not None and _is_within(served_at, at, DATA_GRACE)
-            user_data, data = (boot.user_data, data) if asks_still else (None, None)
+            may_fetch_data = boot.user_data is not None and _is_within(served_at, at, DATA_GRACE)
+            user_data, data = (boot.user_data, data) if may_fetch_data else (None, None)
             return _BootState(Phase.DISK, Cause.MAINTENANCE_OUTCOME, name, user_data=user_data, data=data)
-        made = True
+        is_served = True
     return _BootState(
         Phase.MAINTENANCE,
         Cause.MAINTENANCE,
         name,
         boot,
         boot.user_data,
-        override=_make_override(boot, maintenance.network_boot, maintenance.override, reason) if not made else None,
+        override=_make_override(boot, maintenance.network_boot, maintenance.override, reason)
+        if not is_served
+        else None,
         key=reason if is_once else None,
         data=data if boot.user_data is not None else None,
-        is_served_again=made,
+        is_served_again=is_served,
     )
 
 
@@ -411,11 +428,11 @@ def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
     If a later window repeats the run, the key is new, so that overrides from the earlier window do not count.
     """
     reason = f"maintenance/{maintenance.name}/{maintenance.run}"
-    before = record.runs.get(maintenance.name) if record is not None else None
-    if record is None or before is None or before.run < maintenance.run or has_run(maintenance, record):
+    last_run = record.runs.get(maintenance.name) if record is not None else None
+    if record is None or last_run is None or last_run.run < maintenance.run or has_run(maintenance, record):
         return reason
-    assert before.end is not None  # noqa: S101 - a run without an end is consumed
-    return f"{reason}/after/{format_instant(before.end)}"
+    assert last_run.end is not None  # noqa: S101 - a run without an end is consumed
+    return f"{reason}/after/{format_instant(last_run.end)}"
 
 
 def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -> _BootState:
@@ -431,15 +448,15 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
     if is_overwritten(record, policy.provision):
         return _disk_state(policy, Cause.OVERWRITTEN)
     key = next_boot_key(policy, record)
-    given = _BootState(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key, is_served_again=True)
+    served_state = _BootState(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key, is_served_again=True)
     if is_provisioned(policy, record):
         since, until = record.provisioned_at, record.grace_until
         if since is not None and until is not None and since <= at < until and record.image == boot.image:
             if not record.attempts or unfinished_later_attempt(record) is not None:
-                return given
-            return replace(given, key=record.attempts[-1].boot_key)  # the next key may belong to a later attempt
-        asks_still = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _ADOPTED
-        data = boot.user_data if asks_still else None
+                return served_state
+            return replace(served_state, key=record.attempts[-1].boot_key)  # the next key may belong to a later attempt
+        may_fetch_data = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _ADOPTED
+        data = boot.user_data if may_fetch_data else None
         if data is not None and record.evidence not in START_EVIDENCE:
             data = data.without_secrets()
         return _disk_state(
@@ -449,20 +466,20 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
         )
     if (last := last_attempt(record, provision_key(policy, record))) is not None:
         if last.is_served_again(at):
-            return replace(given, key=last.boot_key)
+            return replace(served_state, key=last.boot_key)
         if next_attempt_and_boot(policy, record) is None:
             data = boot.user_data if _is_within(last.boots[-1].at, at, DATA_GRACE) else None
             if data is not None and last.step is InstallStep.FAILED:
                 data = data.without_secrets()
             return replace(_disk_state(policy, _CAUSE_BY_STEP[last.step], data), key=key)
     if record.consumed_at is not None and is_covered(record.consumed_key, key):
-        late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
-        return replace(_disk_state(policy, Cause.CONSUMED), key=key) if late else given
+        is_late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
+        return replace(_disk_state(policy, Cause.CONSUMED), key=key) if is_late else served_state
     if (served_at := _first_serve_time(record, key)) is not None:
         if _is_within(served_at, at, FETCH_GRACE):
-            return given
-        asks_still = _is_within(served_at, at, DATA_GRACE)
-        return replace(_disk_state(policy, Cause.OUTCOME, boot.user_data if asks_still else None), key=key)
+            return served_state
+        may_fetch_data = _is_within(served_at, at, DATA_GRACE)
+        return replace(_disk_state(policy, Cause.OUTCOME, boot.user_data if may_fetch_data else None), key=key)
     if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != release_key(policy, record):
         return _disk_state(policy, Cause.WAITING_FOR_POWER_OFF)
     override = _make_override(boot, policy.network_boot, policy.override, key)
@@ -531,7 +548,7 @@ def extend_moved_runs(record: Record, decision: Decision) -> Record:
     """
     runs = dict(record.runs)
     for each in decision.maintenances:
-        made = runs.get(each.name)
-        if made is not None and made.end is not None and has_run(each, record):
-            runs[each.name] = made._replace(end=max(made.end, each.end) if each.end is not None else None)
+        run = runs.get(each.name)
+        if run is not None and run.end is not None and has_run(each, record):
+            runs[each.name] = run._replace(end=max(run.end, each.end) if each.end is not None else None)
     return replace(record, runs=runs) if runs != record.runs else record

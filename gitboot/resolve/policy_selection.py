@@ -35,7 +35,7 @@ from gitboot.text import did_you_mean, find_similar
 T = TypeVar("T")
 
 
-class LosingCandidate(NamedTuple):
+class RejectedCandidate(NamedTuple):
     """A candidate that a rule did not choose, and the reason."""
 
     candidate: str
@@ -48,7 +48,7 @@ class Choice(Struct, Generic[T], frozen=True):
 
     winner: T
     why: str
-    losing: tuple[LosingCandidate, ...]
+    rejected: tuple[RejectedCandidate, ...]
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -139,12 +139,12 @@ def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choi
     The result is the policy that the server names, or a policy that selects the server.
     """
     if named_policy is not None:
-        lost = tuple(
-            LosingCandidate(f"BootPolicy/{pool.name}", "R3", "the Server document names another policy")
+        rejected = tuple(
+            RejectedCandidate(f"BootPolicy/{pool.name}", "R3", "the Server document names another policy")
             for pool in candidates
             if pool.name != named_policy.name
         )
-        return Choice(named_policy, "the Server document names the policy", lost)
+        return Choice(named_policy, "the Server document names the policy", rejected)
     ancestors = {name for pool in candidates for name in pool.chain[:-1]}
     leaves = [pool for pool in candidates if pool.name not in ancestors]
     if not leaves:
@@ -154,25 +154,25 @@ def choose_policy(candidates: Sequence[Pool], named_policy: Pool | None) -> Choi
     if len(winners) > 1:
         return Tie(tuple(pool.name for pool in winners))
     (winner,) = winners
-    inherited = "a policy that inherits from this policy also selects the server"
+    inherited_why = "a policy that inherits from this policy also selects the server"
     reasons = {
-        pool.name: inherited if pool.name in ancestors else f"priority {pool.priority} is below {winner.priority}"
+        pool.name: inherited_why if pool.name in ancestors else f"priority {pool.priority} is below {winner.priority}"
         for pool in candidates
         if pool is not winner
     }
-    lost = tuple(LosingCandidate(f"BootPolicy/{name}", "R3", why) for name, why in reasons.items())
-    return Choice(winner, "the policy selects the server", lost)
+    rejected = tuple(RejectedCandidate(f"BootPolicy/{name}", "R3", why) for name, why in reasons.items())
+    return Choice(winner, "the policy selects the server", rejected)
 
 
 def is_in_rollout(stream: str, uuid: SystemUuid, percent: int) -> bool:
     """Return whether a rollout at ``percent`` includes a server. Raising the percentage never removes servers."""
-    return joining_percentage(stream, uuid) <= percent
+    return compute_rollout_percentage(stream, uuid) <= percent
 
 
-def joining_percentage(stream: str, uuid: SystemUuid) -> int:
+def compute_rollout_percentage(stream: str, uuid: SystemUuid) -> int:
     """Return the lowest percentage, from 1 to 100, at which a stream's rollout includes a server."""
-    place = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
-    return (place * 100 >> 64) + 1
+    position = int.from_bytes(sha256(f"{stream}\0{uuid}".encode()).digest()[:8])
+    return (position * 100 >> 64) + 1
 
 
 class NamedImage(NamedTuple):
@@ -186,7 +186,7 @@ class NamedImage(NamedTuple):
 def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]) -> Choice[NamedImage]:
     """Choose the image for a server whose profile boots from the network (rule R4)."""
     candidates: list[tuple[NamedImage, str]] = []
-    missed: list[LosingCandidate] = []
+    missed_images: list[RejectedCandidate] = []
     name, spec = server.metadata.name, server.spec
     if spec.pin is not None:
         pinned = NamedImage(spec.pin.image, Id("Server", name), ("spec", "pin", "image"))
@@ -201,14 +201,14 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
         if rollout is not None:
             rolled_out = NamedImage(rollout.image, key, ("spec", "rollout", "image"))
             if not selects(rollout.selector, name, server.metadata.labels):
-                missed.append(
-                    LosingCandidate(
+                missed_images.append(
+                    RejectedCandidate(
                         f"BootImage/{rollout.image}", "R4", "the rollout's selector does not match the server"
                     )
                 )
             elif not is_in_rollout(key.name, server.uuid, rollout.percent):
                 why = f"at {rollout.percent} %, the rollout has not reached the server"
-                missed.append(LosingCandidate(f"BootImage/{rollout.image}", "R4", why))
+                missed_images.append(RejectedCandidate(f"BootImage/{rollout.image}", "R4", why))
             else:
                 candidates.append((rolled_out, "the stream's rollout has reached the server"))
         current = NamedImage(stream.spec.current, key, ("spec", "current"))
@@ -217,8 +217,10 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
         named = NamedImage(profile.spec.image, Id("BootProfile", profile.metadata.name), ("spec", "image"))
         candidates.append((named, "the profile sets this field"))
     (winner, why), *others = candidates
-    lost = tuple(LosingCandidate(f"BootImage/{other.image}", "R4", f"{says}, but {why}") for other, says in others)
-    return Choice(winner, why, (*missed, *lost))
+    rejected = tuple(
+        RejectedCandidate(f"BootImage/{other.image}", "R4", f"{reason}, but {why}") for other, reason in others
+    )
+    return Choice(winner, why, (*missed_images, *rejected))
 
 
 def choose_maintenance_image(profile: BootProfile, streams: Mapping[str, ImageStream]) -> str:
@@ -321,12 +323,12 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
             return
         name, labels = server.metadata.name, server.metadata.labels
         unmatched = [each for each in unmatched if not each.select.matches(name, labels)]
-    known: defaultdict[str, set[str]] = defaultdict(set)  # all values by label key
+    known_values: defaultdict[str, set[str]] = defaultdict(set)  # all values by label key
     for server in servers:
         for key, value in server.metadata.labels.items():
-            known[key].add(value)
+            known_values[key].add(value)
     for each in unmatched:
-        message, hint, at = _explain_unmatched(each.select, known)
+        message, hint, at = _explain_unmatched(each.select, known_values)
         yield repository.build_problem(
             Code.SELECTS_NO_SERVER,
             f"the selector matches no server: {message}",
@@ -338,9 +340,9 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
         )
 
 
-def _explain_unmatched(select: Selector, known: Mapping[str, Set[str]]) -> tuple[str, str, Path]:
+def _explain_unmatched(select: Selector, known_values: Mapping[str, Set[str]]) -> tuple[str, str, Path]:
     """Return why a selector matches no server, a hint, and the path of the first condition that no server meets."""
-    wanted: list[tuple[str, tuple[str, ...], Path]] = [
+    conditions: list[tuple[str, tuple[str, ...], Path]] = [
         *((key, (value,), ("matchLabels", key)) for key, value in select.match_labels.items()),
         *(
             (each.key, each.values, ("matchExpressions", number))
@@ -348,23 +350,27 @@ def _explain_unmatched(select: Selector, known: Mapping[str, Set[str]]) -> tuple
             if each.operator in (Operator.IN, Operator.EXISTS)
         ),
     ]
-    fix = Code.SELECTS_NO_SERVER.hint
-    for key, values, at in wanted:
-        if key not in known:
-            return f"no server has the label {key}", did_you_mean(key, known, otherwise=fix), at
-        if values and known[key].isdisjoint(values):
+    default_hint = Code.SELECTS_NO_SERVER.hint
+    for key, values, at in conditions:
+        if key not in known_values:
+            return f"no server has the label {key}", did_you_mean(key, known_values, otherwise=default_hint), at
+        if values and known_values[key].isdisjoint(values):
             found = " or ".join(f"{key}: {value}" for value in values)
-            similar = (find_similar(value, known[key]) for value in values)
+            similar = (find_similar(value, known_values[key]) for value in values)
             word = next((each for each in similar if each is not None), None)
-            hint = f"did you mean {word}?" if word is not None else f"{fix}; servers have {_list_some(known[key])}"
+            hint = (
+                f"did you mean {word}?"
+                if word is not None
+                else f"{default_hint}; servers have {_format_values(known_values[key])}"
+            )
             return f"no server has the label {found}", hint, at
-    return "no server meets all conditions", fix, ()
+    return "no server meets all conditions", default_hint, ()
 
 
-def _list_some(values: Collection[str]) -> str:
-    shown = sorted(values)
-    more = f" and {len(shown) - _SHOWN_VALUES} more" if len(shown) > _SHOWN_VALUES else ""
-    return f"{', '.join(shown[:_SHOWN_VALUES])}{more}"
+def _format_values(values: Collection[str]) -> str:
+    ordered = sorted(values)
+    more = f" and {len(ordered) - _SHOWN_VALUES} more" if len(ordered) > _SHOWN_VALUES else ""
+    return f"{', '.join(ordered[:_SHOWN_VALUES])}{more}"
 
 
 _SHOWN_VALUES: Final = 5
@@ -442,13 +448,13 @@ class Unbootable(Exception):
 class SelectorIndex(Generic[T]):
     """An index of items by selector, which finds the items whose selectors match a server, in a fixed order."""
 
-    def __init__(self, selecting: Iterable[tuple[T, Literal["All", "None"] | Selector]]) -> None:
-        self._selecting: list[T] = []
+    def __init__(self, items: Iterable[tuple[T, Literal["All", "None"] | Selector]]) -> None:
+        self._items: list[T] = []
         self._by_labels: list[tuple[int, Literal["All", "None"] | Selector]] = []  # also "All" and "None"
         self._by_name: dict[str, list[int]] = {}  # by server name
         keys: set[str] = set()
-        for number, (each, select) in enumerate(selecting):
-            self._selecting.append(each)
+        for number, (each, select) in enumerate(items):
+            self._items.append(each)
             if isinstance(select, Selector) and select.servers:
                 for name in dict.fromkeys(select.servers):
                     self._by_name.setdefault(name, []).append(number)
@@ -462,13 +468,13 @@ class SelectorIndex(Generic[T]):
     def find(self, server: Server) -> tuple[T, ...]:
         """Return the items whose selectors match a server, in the order in which they were added."""
         name, labels = server.metadata.name, server.metadata.labels
-        seen = tuple([labels.get(key) for key in self._keys])
-        if (found := self._found.get(seen)) is None:
+        label_values = tuple([labels.get(key) for key in self._keys])
+        if (found := self._found.get(label_values)) is None:
             numbers = [number for number, select in self._by_labels if selects(select, name, labels)]
-            found = self._found[seen] = numbers, self._pick(numbers)
+            found = self._found[label_values] = numbers, self._select_items(numbers)
         if (named := self._by_name.get(name)) is not None:
-            return self._pick(sorted((*found[0], *named)))
+            return self._select_items(sorted((*found[0], *named)))
         return found[1]
 
-    def _pick(self, numbers: Iterable[int]) -> tuple[T, ...]:
-        return tuple(self._selecting[number] for number in numbers)
+    def _select_items(self, numbers: Iterable[int]) -> tuple[T, ...]:
+        return tuple(self._items[number] for number in numbers)

@@ -46,9 +46,13 @@ def find_newer_records(
             record.consumed_key is not None or record != ledger_records.get(uuid)
         )  # a fast check first, which excludes most records
         and (
-            (before := _progress_key(record)) > (now := _progress_key(ledger_records.get(uuid)))
-            or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
-            or (before == now and _has_new_serve(ledger_records.get(uuid), record))
+            (published_key := _progress_key(record)) > (ledger_key := _progress_key(ledger_records.get(uuid)))
+            or (
+                published_key == ledger_key
+                and record.consumed_key is not None
+                and record.consumed_key not in reasons(uuid)
+            )
+            or (published_key == ledger_key and _has_new_serve(ledger_records.get(uuid), record))
         )
     )
 
@@ -58,18 +62,18 @@ def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, date
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
         return (False, 0, 0, beginning, beginning, beginning)
-    ran = max((run.at for run in record.runs.values()), default=beginning)
-    seen = max((_last_evidence_time(attempt) for attempt in record.attempts), default=beginning)
-    return (True, record.offered, record.taken_back, record.provisioned_at or beginning, ran, seen)
+    last_run = max((run.at for run in record.runs.values()), default=beginning)
+    last_evidence = max((_last_evidence_time(attempt) for attempt in record.attempts), default=beginning)
+    return (True, record.offered, record.taken_back, record.provisioned_at or beginning, last_run, last_evidence)
 
 
 def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:
     """Return whether a published record contains an intent that was not withheld and is not in the ledger."""
     serves = ledger_record.unknown_serves if ledger_record is not None else ()
     intents = {each.intent for each in serves}
-    given_back = max((each.seen.at for each in serves if not each.intent), default=None)
+    withheld_at = max((each.seen.at for each in serves if not each.intent), default=None)
     return any(
-        not each.is_withheld and each.intent not in intents and (given_back is None or given_back < each.seen.at)
+        not each.is_withheld and each.intent not in intents and (withheld_at is None or withheld_at < each.seen.at)
         for each in published_record.unknown_serves
     )
 
@@ -141,8 +145,8 @@ def record_facts(record: Record) -> dict[str, Any]:
     """Convert a record to JSON values."""
     runs = {name: _drop_null_disk_boot(to_json_value(run)) for name, run in record.runs.items()}
     attempts = [attempt_facts(each) for each in record.attempts]
-    perhaps = {"unknownServes": to_json_value(record.unknown_serves)} if record.unknown_serves else {}
-    return {**to_json_value(record), "runs": runs, "attempts": attempts, **perhaps}
+    unknown_serves = {"unknownServes": to_json_value(record.unknown_serves)} if record.unknown_serves else {}
+    return {**to_json_value(record), "runs": runs, "attempts": attempts, **unknown_serves}
 
 
 def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
@@ -162,38 +166,38 @@ def last_provisioning_facts(record: Record) -> list[Any]:
 
 def run_facts(run: Run) -> dict[str, Any]:
     """Convert the evidence for a maintenance run to JSON values."""
-    seen = {
+    evidence = {
         "given": to_json_value(run.given),
         "started": to_json_value(run.started),
         "diskBoot": to_json_value(run.disk_boot),
     }
-    return _drop_null_disk_boot(seen)
+    return _drop_null_disk_boot(evidence)
 
 
 def parse_record(item: Mapping[str, Any]) -> Record:
     """Parse a record from JSON values. Raises ValueError, TypeError or KeyError if the values are malformed."""
 
-    def optional(parse: Callable[[Any], T], name: str) -> T | None:
+    def parse_optional(parse: Callable[[Any], T], name: str) -> T | None:
         return parse(item[name]) if item[name] is not None else None
 
     return Record(
-        provision=optional(_parse_number, "provision"),
-        image=optional(text, "image"),
-        pool=optional(text, "pool"),
-        decision=optional(parse_digest, "decisionDigest"),
-        evidence=optional(text, "evidence"),
-        provisioned_at=optional(_parse_instant, "provisionedAt"),
-        grace_until=optional(_parse_instant, "graceUntil"),
-        consumed_at=optional(_parse_instant, "consumedAt"),
-        consumed_key=optional(text, "consumedKey"),
-        runs={name: _parse_run(made) for name, made in item["runs"].items()},
-        overwritten_by=optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
+        provision=parse_optional(_parse_number, "provision"),
+        image=parse_optional(text, "image"),
+        pool=parse_optional(text, "pool"),
+        decision=parse_optional(parse_digest, "decisionDigest"),
+        evidence=parse_optional(text, "evidence"),
+        provisioned_at=parse_optional(_parse_instant, "provisionedAt"),
+        grace_until=parse_optional(_parse_instant, "graceUntil"),
+        consumed_at=parse_optional(_parse_instant, "consumedAt"),
+        consumed_key=parse_optional(text, "consumedKey"),
+        runs={name: _parse_run(run) for name, run in item["runs"].items()},
+        overwritten_by=parse_optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
         offered=_parse_number(item.get("offered", 0)),
         answered=_parse_number(item.get("answered", 0)),
         taken_back=_parse_number(item.get("takenBack", 0)),
         attempts=tuple(map(parse_attempt, item.get("attempts", ()))),
         unknown_serves=parse_unknown_serves(item.get("unknownServes", ())),
-        version=optional(text, "version") if "version" in item else None,
+        version=parse_optional(text, "version") if "version" in item else None,
     )
 
 
@@ -402,8 +406,8 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
 
     def is_served_again(self, at: datetime) -> bool:
         """Return whether gitboot still serves the last boot, for example to a second NIC or after a failed transfer."""
-        given = self.boots[-1].at
-        return self.failed is None and not self.is_running and given <= at < given + FETCH_GRACE
+        served_at = self.boots[-1].at
+        return self.failed is None and not self.is_running and served_at <= at < served_at + FETCH_GRACE
 
 
 def boot_key(key: str, attempt: int, boot: int) -> str:
@@ -489,5 +493,5 @@ class SoleClaim(NamedTuple):
     fetch_log: str  # the fetch log folder of that host
 
     def __str__(self) -> str:
-        whose = f"of {', '.join(self.sites)}" if self.sites else "of a site"
-        return f"only another host served the one-time boots {whose} (gitboot serve --sole-for, {self.file})"
+        sites = f"of {', '.join(self.sites)}" if self.sites else "of a site"
+        return f"only another host served the one-time boots {sites} (gitboot serve --sole-for, {self.file})"

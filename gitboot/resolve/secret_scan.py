@@ -27,7 +27,7 @@ class SecretSpan(NamedTuple):
     end: int
 
 
-Find = Callable[[str], Iterable[SecretSpan]]
+Finder = Callable[[str], Iterable[SecretSpan]]
 
 
 class LeakRule(NamedTuple):
@@ -36,7 +36,7 @@ class LeakRule(NamedTuple):
     kind: str
     severity: Severity
     words: tuple[str, ...]  # lower-case words; each text with such a secret contains at least one of them
-    find: Find
+    find: Finder
     in_line: bool = False  # whether the rule can scan each line separately
 
 
@@ -75,15 +75,15 @@ _BLANKS: Final = r"[^\S\n]*+"  # white space except line ends
 _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[^\s'"#,{}\[\];]++))"""
 
 
-def _value_finder(
-    pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool
-) -> Find:
+def _make_value_finder(
+    pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, accepts: Callable[[str], bool] = bool
+) -> Finder:
     """Return a function that finds the values that a pattern captures, except harmless values."""
 
     def find(text: str) -> Iterator[SecretSpan]:
         for found in _compiled(pattern, flags).finditer(text):
             group = next((each for each in groups if found[each] is not None), 0)
-            if not _is_harmless(found[group]) and only(found[group]):
+            if not _is_harmless(found[group]) and accepts(found[group]):
                 yield SecretSpan(found.start(), found.start(group), found.end(group))
 
     return find
@@ -92,12 +92,12 @@ def _value_finder(
 _IN_VALUE: Final = ("double", "single", "plain")
 
 
-def _block_finder(begins: str, end: str) -> Find:
+def _make_block_finder(start: str, end: str) -> Finder:
     """Return a function that finds blocks of text.
 
-    A block starts at a match of ``begins``, and ends before ``end`` or at the end of the text.
+    A block starts at a match of ``start``, and ends before ``end`` or at the end of the text.
     """
-    compiled = re.compile(begins)
+    compiled = re.compile(start)
 
     def find(text: str) -> Iterator[SecretSpan]:
         position = 0
@@ -109,7 +109,7 @@ def _block_finder(begins: str, end: str) -> Find:
     return find
 
 
-def _line_finder(word: str, pattern: str) -> Find:
+def _make_line_finder(word: str, pattern: str) -> Finder:
     """Return a function that finds the first match of a pattern in each line that contains ``word``."""
     compiled = re.compile(pattern)
 
@@ -134,15 +134,15 @@ def _find_password_lists(text: str) -> Iterator[SecretSpan]:
     """
     if "chpasswd:" not in text:
         return
-    offset = begins = left = 0
+    offset = list_start = lines_left = 0
     for line in text.split("\n"):
-        found = _NAME_AND_PASSWORD.match(line) if left else None
+        found = _NAME_AND_PASSWORD.match(line) if lines_left else None
         if found is not None and not _is_harmless(found["v"]):
-            yield SecretSpan(begins, offset + found.start("v"), offset + found.end("v"))
+            yield SecretSpan(list_start, offset + found.start("v"), offset + found.end("v"))
         if _PASSWORD_LIST.match(line):
-            begins, left = offset, _LIST_LINES
-        elif left and line.strip():
-            left -= 1
+            list_start, lines_left = offset, _LIST_LINES
+        elif lines_left and line.strip():
+            lines_left -= 1
         offset += len(line) + 1
 
 
@@ -202,14 +202,14 @@ _BEFORE_KEY: Final = rf"(?:^{_BLANKS}(?:-{_BLANKS})?|[{{,]{_BLANKS})['\"]?"
 _KEY: Final = r"(?:{names})['\"]?\s*+:(?=\s*+{value})"
 
 
-def _key_finder(*names: str, only: Callable[[str], bool] = bool) -> Find:
+def _make_key_finder(*names: str, accepts: Callable[[str], bool] = bool) -> Finder:
     """Return a function that finds the values of the given keys in YAML or JSON, in block or flow style."""
     key = _KEY.format(names="|".join(names), value=_VALUE)
-    in_its_place = _value_finder(_BEFORE_KEY + key, *_IN_VALUE, only=only)
+    find_values = _make_value_finder(_BEFORE_KEY + key, *_IN_VALUE, accepts=accepts)
 
     def find(text: str) -> Iterable[SecretSpan]:
         # Searching for the names first is ten times as fast, because most texts do not contain such names.
-        return in_its_place(text) if _compiled(key).search(text) else ()
+        return find_values(text) if _compiled(key).search(text) else ()
 
     return find
 
@@ -220,25 +220,27 @@ RULES: Final = (
         "a private key",
         Severity.ERROR,
         ("private key",),
-        _block_finder(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----", "-----END"),
+        _make_block_finder(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----", "-----END"),
     ),
-    LeakRule("a private key", Severity.ERROR, ("putty-",), _block_finder(r"PuTTY-User-Key-File-\d", "Private-MAC")),
+    LeakRule(
+        "a private key", Severity.ERROR, ("putty-",), _make_block_finder(r"PuTTY-User-Key-File-\d", "Private-MAC")
+    ),
     LeakRule(
         "a private key",
         Severity.ERROR,
         ("privatekey", "presharedkey"),
-        _value_finder(rf"(?:PrivateKey|PresharedKey){_BLANKS}={_BLANKS}(?P<v>[A-Za-z0-9+/]{{43}}=)", "v"),
+        _make_value_finder(rf"(?:PrivateKey|PresharedKey){_BLANKS}={_BLANKS}(?P<v>[A-Za-z0-9+/]{{43}}=)", "v"),
     ),
-    LeakRule("a password", Severity.WARNING, ("passw",), _key_finder("plain_text_passwd", "password", "passwd")),
-    LeakRule("a password", Severity.WARNING, ("passphrase", "psk"), _key_finder("passphrase", "psk", "wpa-psk")),
+    LeakRule("a password", Severity.WARNING, ("passw",), _make_key_finder("plain_text_passwd", "password", "passwd")),
+    LeakRule("a password", Severity.WARNING, ("passphrase", "psk"), _make_key_finder("passphrase", "psk", "wpa-psk")),
     LeakRule(
         "a token",
         Severity.WARNING,
         ("token", "secret", "apikey", "api-key", "api_key"),
-        _key_finder(
+        _make_key_finder(
             *("token", "agent-token", "auth[_-]?token", "access[_-]?token", "client[_-]?secret"),
             *("secret[_-]?key", "api[_-]?key", "apikey"),
-            only=_looks_generated,
+            accepts=_looks_generated,
         ),
     ),
     LeakRule("a password", Severity.WARNING, ("chpasswd",), _find_password_lists),
@@ -247,39 +249,39 @@ RULES: Final = (
         "a password",
         Severity.WARNING,
         ("-password",),
-        _value_finder(r"passwd/(?:root|user)-password(?:-again)?\s++password\s++(?P<v>\S++)", "v"),
+        _make_value_finder(r"passwd/(?:root|user)-password(?:-again)?\s++password\s++(?P<v>\S++)", "v"),
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("psk",),
-        _value_finder(rf"^{_BLANKS}(?:wpa-)?psk(?:{_BLANKS}={_BLANKS}|[^\S\n]++){_VALUE}", *_IN_VALUE),
+        _make_value_finder(rf"^{_BLANKS}(?:wpa-)?psk(?:{_BLANKS}={_BLANKS}|[^\S\n]++){_VALUE}", *_IN_VALUE),
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("--pass", "--token", "--secret", "--api-key", "--auth"),
-        _value_finder(rf"{_OPTIONS}(?:=|[^\S\n]++)(?!-){_VALUE}", *_IN_VALUE),
+        _make_value_finder(rf"{_OPTIONS}(?:=|[^\S\n]++)(?!-){_VALUE}", *_IN_VALUE),
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("curl",),
-        _line_finder("curl", r"\s(?:-u|--user)(?:=|\s{0,4})['\"]?[\w.@-]{1,64}+:(?P<v>[^\s'\"]{1,256}+)"),
+        _make_line_finder("curl", r"\s(?:-u|--user)(?:=|\s{0,4})['\"]?[\w.@-]{1,64}+:(?P<v>[^\s'\"]{1,256}+)"),
         in_line=True,
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("://",),
-        _value_finder(r"://[^\s/:@'\"]{1,64}+:(?P<v>[^\s/@'\"]{1,256}+)@", "v"),
+        _make_value_finder(r"://[^\s/:@'\"]{1,64}+:(?P<v>[^\s/@'\"]{1,256}+)@", "v"),
         in_line=True,
     ),
     LeakRule(
         "a password",
         Severity.WARNING,
         ("authorization",),
-        _value_finder(
+        _make_value_finder(
             r"(?i:authorization)['\"]?\s{0,4}+[:=]\s{0,4}+['\"]?(?i:basic|bearer|token)\s{1,4}+(?P<v>[\w.~+/=-]{8,}+)",
             "v",
         ),
@@ -288,7 +290,7 @@ RULES: Final = (
         "a weakly hashed password",
         Severity.WARNING,
         ("$apr1$", "$1$", "{sha}", "{ssha}"),
-        _value_finder(
+        _make_value_finder(
             rf"^{_BLANKS}(?:-{_BLANKS})?[\w.@-]{{1,64}}+:(?P<v>(?:\$apr1\$|\$1\$|\{{SHA\}}|\{{SSHA\}})\S++)", "v"
         ),
     ),
@@ -300,15 +302,17 @@ RULES: Final = (
         "a kubeadm token",
         Severity.WARNING,
         ("kubeadm", "bootstrap", "token"),
-        _value_finder(r"(?<![\w.-])(?P<v>[a-z0-9]{6}\.[a-z0-9]{16})(?![\w.-])", "v", only=_looks_generated),
+        _make_value_finder(r"(?<![\w.-])(?P<v>[a-z0-9]{6}\.[a-z0-9]{16})(?![\w.-])", "v", accepts=_looks_generated),
         in_line=True,
     ),
-    LeakRule("a k3s token", Severity.ERROR, ("k10",), _value_finder(r"\bK10[0-9a-f]{48,}+::\S++", flags=re.NOFLAG)),
+    LeakRule(
+        "a k3s token", Severity.ERROR, ("k10",), _make_value_finder(r"\bK10[0-9a-f]{48,}+::\S++", flags=re.NOFLAG)
+    ),
     LeakRule(
         "an AWS secret key",
         Severity.ERROR,
         ("secret",),
-        _value_finder(
+        _make_value_finder(
             rf"(?i:aws.?secret.?access.?key)['\"]?{_BLANKS}[:=]{_BLANKS}['\"]?"
             r"(?P<v>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+])",
             "v",
@@ -319,13 +323,13 @@ RULES: Final = (
         "an Azure storage key",
         Severity.ERROR,
         ("accountkey",),
-        _value_finder(r"AccountKey=(?P<v>[A-Za-z0-9+/]{86}==)", "v"),
+        _make_value_finder(r"AccountKey=(?P<v>[A-Za-z0-9+/]{86}==)", "v"),
     ),
     LeakRule(
         "a JSON Web Token",
         Severity.ERROR,
         ("eyj",),
-        _value_finder(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{20,}+", flags=re.NOFLAG),
+        _make_value_finder(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{20,}+", flags=re.NOFLAG),
         in_line=True,
     ),
     *(
@@ -333,7 +337,7 @@ RULES: Final = (
             each.kind,
             Severity.ERROR,
             each.words,
-            _value_finder(each.pattern, flags=re.NOFLAG, only=_is_token),
+            _make_value_finder(each.pattern, flags=re.NOFLAG, accepts=_is_token),
             in_line=True,
         )
         for each in TOKENS
@@ -369,29 +373,29 @@ def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Col
     addresses and the digests that gitboot computed for the server. The texts of many servers differ only in these
     values.
     """
-    others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
+    replacements = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
     for argument in boot.kernel_arguments:
-        if is_secret_argument(_replace_own_values(argument, others)) and is_secret_argument(argument):
+        if is_secret_argument(_replace_own_values(argument, replacements)) and is_secret_argument(argument):
             name = argument.partition("=")[0]
             yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING, is_argument=True)
     texts = dict(boot.user_data.files) if boot.user_data is not None else {}
     for name, text in {**texts, **boot.entries}.items():
-        if not find_secrets(_replace_own_values(text, others)):
+        if not find_secrets(_replace_own_values(text, replacements)):
             continue
-        told: set[str] = set()
+        reported: set[str] = set()
         for secret in find_secrets(text):
-            if secret.allowance is None and secret.digest not in known_digests and secret.kind not in told:
-                told.add(secret.kind)
+            if secret.allowance is None and secret.digest not in known_digests and secret.kind not in reported:
+                reported.add(secret.kind)
                 yield Leak(secret.kind, f"{name}, line {secret.line}", secret.severity)
 
 
-def _replace_own_values(text: str, others: Iterable[tuple[str, str]]) -> str:
+def _replace_own_values(text: str, replacements: Iterable[tuple[str, str]]) -> str:
     """Replace a server's own values in a text.
 
     The lines then equal those of other servers, so that cached results apply.
     """
-    for own, other in others:
-        text = text.replace(own, other)
+    for value, replacement in replacements:
+        text = text.replace(value, replacement)
     return text
 
 
@@ -421,15 +425,15 @@ def find_secrets(text: str) -> list[Secret]:
     found = [*_apply_rules(text, lines), *_find_encoded_secrets(lines)]
     if not found:
         return []
-    by_number = _TextLines(text)
-    placed: dict[Secret, None] = {}
+    text_lines = _TextLines(text)
+    secrets: dict[Secret, None] = {}
     for rule, span, value in sorted(found, key=itemgetter(1)):
-        line, first, last = (by_number.number_at(each) for each in span)
+        line, first, last = (text_lines.find_line_number(each) for each in span)
         digest = sha256(_SPACE.sub("", value).strip("'\"").encode(errors="replace")).hexdigest()
-        reasons = (by_number.allowance_at(each) for each in sorted({line, first}))
+        reasons = (text_lines.find_allowance(each) for each in sorted({line, first}))
         allowed = next((why for why in reasons if why is not None), None)
-        placed[Secret(rule.kind, line, first, last, rule.severity, digest, allowed)] = None
-    return sorted(placed, key=lambda secret: (secret.first, secret.line, secret.kind))
+        secrets[Secret(rule.kind, line, first, last, rule.severity, digest, allowed)] = None
+    return sorted(secrets, key=lambda secret: (secret.first, secret.line, secret.kind))
 
 
 _SPACE: Final = re.compile(r"\s|\\n")
@@ -458,7 +462,7 @@ _MAX_CACHED_LENGTH: Final = 4096  # characters; longer lines would fill the cach
 def _scan_line(line: str) -> _LeakLine:
     lowered = line.lower()
     parts = (lowered[at : at + _PART + _OVERLAP] for at in range(0, len(lowered), _PART))
-    numbers = sorted({number for part in parts for number in _rules_for(part)})
+    numbers = sorted({number for part in parts for number in _find_rules(part)})
     found = (
         (number, span, line[span.start : span.end])
         for number in numbers
@@ -476,7 +480,7 @@ def _scan_line(line: str) -> _LeakLine:
 
 
 @lru_cache(maxsize=16384)  # lines that differ only in a name or a digest have most parts in common
-def _rules_for(part: str) -> frozenset[int]:
+def _find_rules(part: str) -> frozenset[int]:
     """Return the numbers of the rules that have a word which occurs in ``part``, a lower-case part of a line."""
     numbers: set[int] = set()
     found = _ANY_WORD.search(part)
@@ -550,10 +554,10 @@ class _TextLines:
         self._ends = list(accumulate(len(line) + 1 for line in self._lines))
         self._allowances: dict[int, str | None] = {}
 
-    def number_at(self, offset: int) -> int:
+    def find_line_number(self, offset: int) -> int:
         return min(bisect_right(self._ends, offset), len(self._lines) - 1) + 1
 
-    def allowance_at(self, line: int) -> str | None:
+    def find_allowance(self, line: int) -> str | None:
         if line not in self._allowances:
             self._allowances[line] = parse_allowance(self._lines[line - 1])
         return self._allowances[line]
@@ -570,21 +574,23 @@ def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
     offset = 0
     for line in lines:
         for start, end, data in line.pieces:
-            for rule, value in _secrets_in_piece(data) if len(data) <= _MAX_CACHED_LENGTH else _secrets_in_base64(data):
+            for rule, value in (
+                _find_piece_secrets(data) if len(data) <= _MAX_CACHED_LENGTH else _find_base64_secrets(data)
+            ):
                 yield rule, SecretSpan(start + offset, start + offset, end + offset), value
         offset += line.length + 1
     for start, end, data in _find_base64_blocks(lines):
-        for rule, value in _secrets_in_base64(data):
+        for rule, value in _find_base64_secrets(data):
             yield rule, SecretSpan(start, start, end), value
 
 
 @lru_cache(maxsize=1024)  # servers share most pieces
-def _secrets_in_piece(data: str) -> tuple[tuple[LeakRule, str], ...]:
+def _find_piece_secrets(data: str) -> tuple[tuple[LeakRule, str], ...]:
     """Return the possible secrets in a short base64 string. The result is cached."""
-    return tuple(_secrets_in_base64(data))
+    return tuple(_find_base64_secrets(data))
 
 
-def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
+def _find_base64_secrets(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
     """Yield the possible secrets in data that was base64-encoded up to ``times`` times.
 
     If the data contains a secret, callers must hide all of the data.
@@ -597,26 +603,26 @@ def _secrets_in_base64(data: str, times: int = 2) -> Iterator[tuple[LeakRule, st
     for rule, _, value in _apply_rules(decoded, lines):
         yield rule, value
     for line in lines if times > 1 else ():
-        for _, _, again in line.pieces:
-            yield from _secrets_in_base64(again, times - 1)
+        for _, _, piece in line.pieces:
+            yield from _find_base64_secrets(piece, times - 1)
 
 
 def _find_base64_blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
     """Yield the blocks of consecutive base64 lines as (start, end, data)."""
     if not any(line.base64 is not None and len(line.base64) >= _MIN_BLOCK_WIDTH for line in lines):
         return
-    held: list[str] = []
-    begins = ends = offset = 0
+    block: list[str] = []
+    start = end = offset = 0
     for line in (*lines, _NO_LINE):
         data = line.base64
-        if data is not None and (held or len(data) >= _MIN_BLOCK_WIDTH):
-            begins = begins if held else offset
-            held.append(data)
-            ends = offset + line.length
-        if held and (data is None or len(data) < _MIN_BLOCK_WIDTH):
-            if len(held) > 1:
-                yield begins, ends, "".join(held)
-            held = []
+        if data is not None and (block or len(data) >= _MIN_BLOCK_WIDTH):
+            start = start if block else offset
+            block.append(data)
+            end = offset + line.length
+        if block and (data is None or len(data) < _MIN_BLOCK_WIDTH):
+            if len(block) > 1:
+                yield start, end, "".join(block)
+            block = []
         offset += line.length + 1
 
 

@@ -207,28 +207,28 @@ class Boot:
         return self.medium is not None and self.config_from is ConfigFrom.MEDIUM and self.user_data is not None
 
     @property
-    def asks_by_uuid(self) -> bool:
+    def fetches_by_uuid(self) -> bool:
         """Return whether the system finds its user data only by its UUID."""
         return self.direct and self.config_from is ConfigFrom.SYSTEM_UUID
 
     @property
     def direct_uki(self) -> BootFile | None:
         """The UKI of a direct boot, which UEFI boot loaders can also start, or None if there is no UKI."""
-        by_pxe = self.method is Method.PXE
-        return self.files.uki if self.direct and (by_pxe or self.http_boot is HttpBoot.UKI) else None
+        is_pxe = self.method is Method.PXE
+        return self.files.uki if self.direct and (is_pxe or self.http_boot is HttpBoot.UKI) else None
 
     @property
-    def shows_its_start(self) -> bool:
+    def proves_start(self) -> bool:
         """Return whether the booted system proves its start by fetching a URL that no other client knows."""
         if self.user_data is None or self.direct:
-            return self.asks_by_uuid
+            return self.fetches_by_uuid
         folder = self.user_data.url.rpartition("/")[0]
         return all(folder in text for text in (*self.entries.values(), " ".join(self.kernel_arguments)))
 
     @property
-    def may_ask_by_identity(self) -> bool:
+    def may_fetch_by_identity(self) -> bool:
         """Return whether the system may find its user data by identity, judging by the image and the texts."""
-        if self.config_from is ConfigFrom.SYSTEM_UUID or not (self.shows_its_start or self.reads_medium):
+        if self.config_from is ConfigFrom.SYSTEM_UUID or not (self.proves_start or self.reads_medium):
             return True
         user_data = self.user_data.files.values() if self.user_data is not None else ()
         texts = (*self.kernel_arguments, *self.entries.values(), *user_data)
@@ -241,16 +241,16 @@ class Boot:
         user data, so that the installer uses it in its reports.
         """
         user_data = self.user_data
-        within = f"/{user_data.folder}/" if user_data is not None and not self.asks_by_uuid else None
+        old_path = f"/{user_data.folder}/" if user_data is not None and not self.fetches_by_uuid else None
 
-        def moved(text: str) -> str:
-            return (text.replace(within, f"/{folder}/") if within is not None else text).replace(*token_change)
+        def replace_parts(text: str) -> str:
+            return (text.replace(old_path, f"/{folder}/") if old_path is not None else text).replace(*token_change)
 
         return replace(
             self,
-            kernel_arguments=tuple(map(moved, self.kernel_arguments)),
-            entries={loader: moved(text) for loader, text in self.entries.items()},
-            user_data=replace(user_data, url=moved(user_data.url)) if user_data is not None else None,
+            kernel_arguments=tuple(map(replace_parts, self.kernel_arguments)),
+            entries={loader: replace_parts(text) for loader, text in self.entries.items()},
+            user_data=replace(user_data, url=replace_parts(user_data.url)) if user_data is not None else None,
         )
 
     @property

@@ -27,7 +27,7 @@ from gitboot.problems import Code
 from gitboot.quoting import (
     BOOT_NIC_BOOTIF,
     BOOT_NIC_MAC,
-    Unquotable,
+    QuotingError,
     build_command_line,
     quote_grub_arguments,
     quote_grub_word,
@@ -91,7 +91,7 @@ _SUBSCRIPTS: Final[dict[type, tuple[type, ...]]] = {
     range: (int, slice),
     str: (slice,),  # only slices, because an index into a text is usually a mistake
 }
-_LOOP: Final = frozenset(
+_LOOP_ATTRIBUTES: Final = frozenset(
     {"first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
 )
 
@@ -132,7 +132,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             return obj[attribute]
         if method := _METHODS.get(type(obj), {}).get(attribute):
             return partial(method, obj)
-        if isinstance(obj, LoopContext) and attribute in _LOOP:
+        if isinstance(obj, LoopContext) and attribute in _LOOP_ATTRIBUTES:
             return getattr(obj, attribute)
         return self.getitem(obj, attribute)
 
@@ -221,8 +221,8 @@ def _add_budget_check(node: nodes.Node) -> nodes.Node:
             node.iter = _apply_hidden_filter("-steps", node.iter, _count_work([*node.body, *filter(None, [node.test])]))
         case nodes.Macro() | nodes.CallBlock():
             work = _count_work([*node.body, *node.defaults])
-            spending = _apply_hidden_filter("-spent", nodes.Const(None, lineno=node.lineno), work)
-            node.body.insert(0, nodes.ExprStmt(spending, lineno=node.lineno))
+            spend_filter = _apply_hidden_filter("-spent", nodes.Const(None, lineno=node.lineno), work)
+            node.body.insert(0, nodes.ExprStmt(spend_filter, lineno=node.lineno))
         case nodes.Concat():
             return _apply_hidden_filter("-joined", nodes.List(node.nodes, lineno=node.lineno))
         case nodes.Compare(expr=expr) | nodes.Operand(expr=expr) if not isinstance(expr, nodes.Const):
@@ -442,14 +442,14 @@ def finalize_value(context: BudgetedContext, value: object) -> str:
     return text
 
 
-def _list_filter(name: str, *, environment: bool = False) -> Callable[..., Any]:
+def _make_list_filter(name: str, *, environment: bool = False) -> Callable[..., Any]:
     """Wrap a Jinja2 list filter whose first argument is the context or the environment."""
     function = JINJA_FILTERS[name]
 
-    def of_elements(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
+    def apply_filter(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
         return list(function(context.environment if environment else context, get_elements(value), *args, **kwargs))
 
-    return with_cost_in_context(of_elements)
+    return with_cost_in_context(apply_filter)
 
 
 def _default(value: object, default: object = "", boolean: bool = False) -> object:
@@ -508,7 +508,7 @@ def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
     return ",".join(f"{taint['key']}={taint.get('value') or ''}:{taint['effect']}" for taint in taints)
 
 
-def _quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
+def _make_quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
     """Return a filter that quotes a single value as one word, or a list of kernel arguments as several words."""
     quote = with_cost(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
 
@@ -528,13 +528,13 @@ def with_cost_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a filter or a test as `with_cost` does. ``function`` takes the context as its first argument."""
 
     @pass_context
-    def spending(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:
+    def call_with_cost(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:
         context.budget.spend(CALL_COST)
         for value in (*args, *kwargs.values()):
             context.budget.weigh(value)
         return function(context, *args, **kwargs)
 
-    return spending
+    return call_with_cost
 
 
 CALL_COST: Final = 4  # additional work, because calls take longer than other expressions
@@ -566,31 +566,31 @@ FILTERS: Final[dict[str, Any]] = {
     "default": _default,
     "dictsort": with_cost(JINJA_FILTERS["dictsort"]),
     "first": with_cost(_first),
-    "grub": _quoting_filter(quote_grub_word, quote_grub_arguments),
+    "grub": _make_quoting_filter(quote_grub_word, quote_grub_arguments),
     "indent": with_cost_in_context(_indent),
     "int": with_cost(_integer),
-    "ipxe": _quoting_filter(quote_ipxe_word, quote_ipxe_arguments),
+    "ipxe": _make_quoting_filter(quote_ipxe_word, quote_ipxe_arguments),
     "items": with_cost(lambda mapping: list(mapping.items())),
     "join": with_cost_in_context(_join),
-    "kernel": _quoting_filter(quote_kernel_argument, build_command_line),
+    "kernel": _make_quoting_filter(quote_kernel_argument, build_command_line),
     "kubelet_labels": with_cost(_kubelet_labels),
     "kubelet_taints": with_cost(_kubelet_taints),
     "last": with_cost(_last),
     "length": with_cost(len),
     "list": with_cost(lambda value: list(get_elements(value))),
     "lower": with_cost(lambda value: as_text(value).lower()),
-    "map": _list_filter("map"),
-    "reject": _list_filter("reject"),
-    "rejectattr": _list_filter("rejectattr"),
+    "map": _make_list_filter("map"),
+    "reject": _make_list_filter("reject"),
+    "rejectattr": _make_list_filter("rejectattr"),
     "replace": with_cost_in_context(_replace),
-    "select": _list_filter("select"),
-    "selectattr": _list_filter("selectattr"),
-    "sort": _list_filter("sort", environment=True),
+    "select": _make_list_filter("select"),
+    "selectattr": _make_list_filter("selectattr"),
+    "sort": _make_list_filter("sort", environment=True),
     "string": with_cost(lambda value: as_text(value)),
     # Without the argument indent, which could be any number.
     "tojson": with_cost(lambda value: json.dumps(value, sort_keys=True)),
     "trim": with_cost(lambda value: as_text(value).strip()),
-    "unique": _list_filter("unique", environment=True),
+    "unique": _make_list_filter("unique", environment=True),
     "upper": with_cost(lambda value: as_text(value).upper()),
 }
 _TESTS_WITH_COST: Final = (
@@ -738,7 +738,7 @@ def _convert_syntax_errors() -> Iterator[None]:
 
 
 FAILURES: Final = (
-    *(TemplateFault, TemplateError, Unquotable),
+    *(TemplateFault, TemplateError, QuotingError),
     *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError),
 )
 
@@ -749,7 +749,7 @@ def to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
             return failure
         case NotDefined():
             return make_failure(_describe_undefined(failure, names))
-        case Unquotable():
+        case QuotingError():
             return TemplateFault(Code.UNQUOTABLE, failure.message)
         case UnicodeEncodeError():
             return make_failure("half of a surrogate pair is not a character")

@@ -63,8 +63,8 @@ def lacks_first_boot(format: str, arguments: Sequence[str]) -> bool:
     """
     if parse_family(format) is not UserDataFormat.IGNITION:
         return False
-    given = {name: value if equals else name for name, equals, value in (each.partition("=") for each in arguments)}
-    return all(given.get(name, "") in {"", "0", "no", "off"} for name in _FIRST_BOOT)
+    values = {name: value if equals else name for name, equals, value in (each.partition("=") for each in arguments)}
+    return all(values.get(name, "") in {"", "0", "no", "off"} for name in _FIRST_BOOT)
 
 
 # The label of the volume on which systems look for user data, and the folder, by format. Sources: cloud-init,
@@ -103,22 +103,22 @@ def format_meta_data(instance: Mapping[str, str]) -> str:
 
 
 def bundle_files(
-    format: str, text: str, beside: Mapping[str, str], *, instance: Mapping[str, str], base_url: str
+    format: str, text: str, extra_files: Mapping[str, str], *, instance: Mapping[str, str], base_url: str
 ) -> UserDataFiles:
     """Return rendered user data as the files that gitboot publishes.
 
-    For NoCloud, these include a meta-data file and the additional files ``beside``.
+    For NoCloud, these include a meta-data file and the additional files ``extra_files``.
     """
     name = _FILE_NAME[parse_family(format)]
     if name != "user-data":
         content = Digest(sha256(text.encode()).hexdigest())
         return UserDataFiles(format=format, files={name: text}, digest=content, url=f"{base_url}/o/{content}/{name}")
-    files = dict(sorted({"meta-data": format_meta_data(instance), "user-data": text, **beside}.items()))
+    files = dict(sorted({"meta-data": format_meta_data(instance), "user-data": text, **extra_files}.items()))
     bundle = compute_digest({name: sha256(content.encode()).hexdigest() for name, content in files.items()})
     return UserDataFiles(format=format, files=files, digest=bundle, url=f"{base_url}/o/{bundle}/")
 
 
-def is_understood(format: str, supported: str) -> bool:
+def is_format_supported(format: str, supported: str) -> bool:
     """Return whether an image that supports ``supported`` can read user data in the format ``format``."""
     if supported == "None" or parse_family(format) is not parse_family(supported):
         return False
@@ -150,7 +150,7 @@ def _find_fault(format: str, text: str) -> Malformed | None:
     return None
 
 
-def check_beside(format: str, name: str, text: str) -> None:
+def check_extra_file(format: str, name: str, text: str) -> None:
     """Raise `Malformed` if an additional file of NoCloud has an invalid name or invalid content."""
     if _FILE_NAME[parse_family(format)] != "user-data":
         raise Malformed(Code.BESIDE_USER_DATA, f"{name} is a NoCloud file, which {format} does not use", "remove it")
@@ -274,7 +274,7 @@ def _check_preseed(text: str) -> None:
     number, lines = 0, iter(text.split("\n"))
     for line in lines:
         number += 1
-        begin, answer = number, line.removesuffix("\r")
+        first_line, answer = number, line.removesuffix("\r")
         while answer.endswith("\\") and (more := next(lines, None)) is not None:
             number += 1
             answer = answer[:-1] + more.removesuffix("\r")
@@ -283,22 +283,22 @@ def _check_preseed(text: str) -> None:
             continue
         if len(words) < 3:
             raise make_user_data_fault(
-                f"line {begin} of the rendered preseed is not an answer: {quote_value(answer.strip())}",
+                f"line {first_line} of the rendered preseed is not an answer: {quote_value(answer.strip())}",
                 "write OWNER QUESTION TYPE VALUE, for example d-i clock-setup/utc boolean true",
-                begin,
+                first_line,
             )
         if words[2] not in _PRESEED_TYPES:
             raise make_user_data_fault(
-                f"line {begin} of the rendered preseed has the type {quote_value(words[2])}, which debconf skips",
+                f"line {first_line} of the rendered preseed has the type {quote_value(words[2])}, which debconf skips",
                 did_you_mean(words[2], _PRESEED_TYPES, f"use {', '.join(_PRESEED_TYPES)}"),
-                begin,
+                first_line,
             )
 
 
 def _check_talos(text: str) -> None:
     """Check that the machine configuration has `version`, and that all other documents have `apiVersion` and `kind`."""
     try:
-        documents = [(node, _read_node(node)) for node in _compose_all(text)]
+        documents = [(node, _read_node(node)) for node in _parse_documents(text)]
     except (yaml.YAMLError, RecursionError) as error:
         message, line = cloud_init.describe_yaml_error(error)
         where = f"line {line} of the rendered Talos configuration" if line else "the rendered Talos configuration"
@@ -312,7 +312,7 @@ def _check_talos(text: str) -> None:
         raise _make_talos_fault("the rendered text begins with #cloud-config, which Talos does not support", 1)
     if not documents:
         raise _make_talos_fault("the rendered Talos configuration contains no document", 0)
-    machines = 0
+    machine_count = 0
     for node, document in documents:
         line = node.start_mark.line + 1
         if not isinstance(document, dict):
@@ -330,8 +330,8 @@ def _check_talos(text: str) -> None:
             raise _make_talos_fault(
                 "the rendered text is not a Talos configuration, because it has no `version: v1alpha1`", line
             )
-        machines += 1
-        if machines > 1:
+        machine_count += 1
+        if machine_count > 1:
             raise make_user_data_fault(
                 f"line {line} of the rendered Talos configuration begins a second machine configuration",
                 "merge the documents with `version: v1alpha1` into one",
@@ -359,7 +359,7 @@ def _make_talos_fault(message: str, line: int) -> Malformed:
     )
 
 
-def _compose_all(text: str) -> list[yaml.Node]:
+def _parse_documents(text: str) -> list[yaml.Node]:
     if cloud_init.exceeds_depth(text):
         raise RecursionError("the text is nested too deeply")
     found = yaml.compose_all(text, Loader=yaml.CSafeLoader)

@@ -90,29 +90,31 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
     Each server is in exactly one group. Servers are in the same group only if their rendered diffs have the same
     `RenderedChanges.make_key`.
     """
-    rendering = RenderedChanges(old[0] if old else None, new[0])
-    alike: dict[_Key, list[ServerChange]] = {}
+    renderer = RenderedChanges(old[0] if old else None, new[0])
+    servers_by_key: dict[_Key, list[ServerChange]] = {}
     found_causes: dict[_Key, tuple[Id, ...]] = {}
     for change in changes.servers:
         ids = causes.find_causes(change)
         # Omit the names of Server documents, because they differ for each server.
         kinds = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
         fields = tuple(map(_field_key, _find_changed_fields(change.old, change.new)))
-        key = (kinds, change.risks, change.effects, fields), rendering.make_key(change)
-        alike.setdefault(key, []).append(change)
+        key = (kinds, change.risks, change.effects, fields), renderer.make_key(change)
+        servers_by_key.setdefault(key, []).append(change)
         found_causes.setdefault(key, ids)
     order = list(Risk)
 
     def urgency(key: _Key) -> tuple[list[int], int, str]:
-        members = alike[key]
+        members = servers_by_key[key]
         return [order.index(risk) for risk in _sort_risks(members[0])], -len(members), members[0].name
 
     found: list[Group] = []
     largest: dict[object, Group] = {}  # groups by the first part of the key
     lines = 0
-    for each in sorted(alike, key=urgency):
-        render = rendering if lines < RENDERED_LINES else None
-        group = _make_group(alike[each], found_causes[each], changes, new, render, largest.get(each[0]))
+    for each in sorted(servers_by_key, key=urgency):
+        group_renderer = renderer if lines < RENDERED_LINES else None
+        group = _make_group(
+            servers_by_key[each], found_causes[each], changes, new, group_renderer, largest.get(each[0])
+        )
         largest.setdefault(each[0], group)
         lines += sum(len(diff.lines) for diff in group.rendered or ())
         found.append(group)
@@ -133,20 +135,23 @@ def _make_group(
     ids: tuple[Id, ...],
     changes: Changes,
     new: Commit,
-    rendering: RenderedChanges | None,
-    larger: Group | None,
+    renderer: RenderedChanges | None,
+    larger_group: Group | None,
 ) -> Group:
     first = members[0]
     rendered, own, outlier = None, tuple[str, ...](), None
-    if rendering is not None:
-        rendered = () if first.new is None else rendering.render_diffs(first)
-        own = rendering.list_own_values(first, rendered)
-        if larger is not None and larger.rendered is not None:
-            than = larger.servers[0]
-            these = Counter(rendering.mask_lines(first, rendered))
-            those = Counter(rendering.mask_lines(than, larger.rendered))
-            more, less = tuple((these - those).elements()), tuple((those - these).elements())
-            outlier = Outlier(than=than.name, lines=more, missing=less)
+    if renderer is not None:
+        rendered = () if first.new is None else renderer.render_diffs(first)
+        own = renderer.list_own_values(first, rendered)
+        if larger_group is not None and larger_group.rendered is not None:
+            than = larger_group.servers[0]
+            own_lines = Counter(renderer.mask_lines(first, rendered))
+            larger_lines = Counter(renderer.mask_lines(than, larger_group.rendered))
+            extra_lines, missing_lines = (
+                tuple((own_lines - larger_lines).elements()),
+                tuple((larger_lines - own_lines).elements()),
+            )
+            outlier = Outlier(than=than.name, lines=extra_lines, missing=missing_lines)
     return Group(
         causes=tuple(_make_cause(key, first.fate, len(members), changes.documents, new[1]) for key in ids),
         servers=tuple(members),
@@ -154,7 +159,7 @@ def _make_group(
         effects=first.effects,
         reinstalls=tuple(dict.fromkeys(each for member in members for each in member.reinstalls)),
         unknown=tuple(dict.fromkeys(each for member in members for each in member.unknown)),
-        fields=tuple(_fields_to_show(first)),
+        fields=tuple(_list_shown_fields(first)),
         rendered=rendered,
         own=own,
         outlier=outlier,
@@ -162,7 +167,7 @@ def _make_group(
 
 
 def _make_cause(
-    key: Id, of_servers: ChangeKind, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
+    key: Id, server_fate: ChangeKind, members: int, documents: Mapping[Id, DocumentChange], new: FleetRepository
 ) -> ChangeCause:
     """Return a changed document as a cause, with the location of the change.
 
@@ -178,7 +183,7 @@ def _make_cause(
     elif key in new.origins:
         path, place = new.find_place(key, *(fields[0].path if fields else ("metadata", "name")))
         found = path, place.line, place.column
-    fate = of_servers if is_own or change is None else change.fate
+    fate = server_fate if is_own or change is None else change.fate
     return ChangeCause(id=key, fate=fate, number=members if is_own else 1, fields=fields, place=found)
 
 
@@ -199,9 +204,9 @@ _DIGEST_FIELDS: Final = frozenset({"files", "userData", "entries", "templates"})
 def _find_changed_fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]:
     before, after = (_comparable_facts(each) for each in (old, new))
     if before is None or after is None:
-        whole = after or before or {}
+        facts = after or before or {}
         yield FieldChange(("policy",), _summarize_policy(before), _summarize_policy(after))
-        yield FieldChange(("maintenances",), None, sorted(whole["maintenances"]))
+        yield FieldChange(("maintenances",), None, sorted(facts["maintenances"]))
         return
     found: dict[Path, FieldChange] = {}
     for field in map(_collapse_field, compare_fields(before, after)):
@@ -246,25 +251,25 @@ def _comparable_facts(decision: Decision | None) -> Mapping[str, Any] | None:
     if decision is None:
         return None
     digests = [(boot.user_data.digest, "DIGEST") for boot in decision.boots if boot.user_data is not None]
-    macs = [(spelt, "MAC") for mac in decision.macs for spelt in (mac, mac.replace("-", ":"))]
+    macs = [(mac_text, "MAC") for mac in decision.macs for mac_text in (mac, mac.replace("-", ":"))]
     replacements = (*digests, (decision.uuid, "UUID"), *macs, (decision.server, "SERVER"))
     fields = to_json_value(decision)
     fields["maintenances"] = {each["name"]: each for each in fields["maintenances"]}
-    own = {name: fields.pop(name, None) for name in _IDENTITY_FIELDS}
-    return {**_replace_own_values(fields, replacements), **own}
+    identity = {name: fields.pop(name, None) for name in _IDENTITY_FIELDS}
+    return {**_replace_own_values(fields, replacements), **identity}
 
 
 def _replace_own_values(value: Any, replacements: tuple[tuple[str, str], ...]) -> Any:
     if isinstance(value, str):
-        for own, general in replacements:
-            value = value.replace(own, general)
+        for own_value, placeholder in replacements:
+            value = value.replace(own_value, placeholder)
         return value
     if isinstance(value, Mapping):
         return {key: _replace_own_values(each, replacements) for key, each in value.items()}
     return [_replace_own_values(each, replacements) for each in value] if isinstance(value, list) else value
 
 
-def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
+def _list_shown_fields(change: ServerChange) -> Iterator[FieldChange]:
     if change.old is None or change.new is None:
         yield next(_find_changed_fields(change.old, change.new))  # the decision of the policy
         return
@@ -282,7 +287,7 @@ def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
 _FIELDS_WITHOUT_DECISION = frozenset({"annotations", "bmc"})
 
 
-class _Part(Struct, frozen=True):
+class _DecisionPart(Struct, frozen=True):
     key: Id  # the document, such as BootPolicy/web or Maintenance/memory-test
     profile: str
     boot: Boot | None
@@ -302,17 +307,19 @@ class CauseFinder:
 
         A renamed server appears under its new name.
         """
-        both = [each for each in (change.old, change.new) if each is not None]
-        own = set[Id]()
-        for key in self._filter_changed(*(Id("Server", each.server) for each in both)):
+        decisions = [each for each in (change.old, change.new) if each is not None]
+        server_ids = set[Id]()
+        for key in self._filter_changed(*(Id("Server", each.server) for each in decisions)):
             fields = self._documents[key].fields
             if not fields or any(not _FIELDS_WITHOUT_DECISION & set(field.path[:2]) for field in fields):
-                own.add(Id("Server", change.name))
-        if len(both) < 2:
-            return tuple(sorted(own or self._find_part_causes(change)))
-        elsewhere = {(each.base_url, each.restrict, each.local_disk, each.stopped, each.copies) for each in both}
-        found = own | set(self._find_part_causes(change))
-        if len(elsewhere) > 1 or Risk.OUTPUTS in change.risks:
+                server_ids.add(Id("Server", change.name))
+        if len(decisions) < 2:
+            return tuple(sorted(server_ids or self._find_part_causes(change)))
+        common_fields = {
+            (each.base_url, each.restrict, each.local_disk, each.stopped, each.copies) for each in decisions
+        }
+        found = server_ids | set(self._find_part_causes(change))
+        if len(common_fields) > 1 or Risk.OUTPUTS in change.risks:
             found |= self._list_documents("Fleet")
         return tuple(sorted(found or self._list_documents("Fleet")))
 
@@ -326,9 +333,9 @@ class CauseFinder:
             repository = (self._old, self._new)[side]
             images = {boot.image for each in boots for boot in (each or {}).values()}
             for boot in (by_architecture or {}).values():
-                part = _Part(Id("BootProfile", boot.profile), boot.profile, boot, boot)
+                part = _DecisionPart(Id("BootProfile", boot.profile), boot.profile, boot, boot)
                 if repository is not None:
-                    found |= set(self._find_causes_of_part(side, part, other_image=len(images) > 1))
+                    found |= set(self._find_causes_of_part(side, part, image_differs=len(images) > 1))
         return tuple(sorted(found))
 
     def find_shared_causes(self, change: SharedChange) -> tuple[Id, ...]:
@@ -354,26 +361,30 @@ class CauseFinder:
             for found in (self._list_parts(0, change.old), self._list_parts(1, change.new))
         )
         for key in before.keys() | after.keys():
-            was, is_now = before.get(key), after.get(key)
-            if was and is_now and was.value == is_now.value:
+            old_part, new_part = before.get(key), after.get(key)
+            if old_part and new_part and old_part.value == new_part.value:
                 continue
-            boots = [part.boot for part in (was, is_now) if part and part.boot]
-            other_image = len({boot.image for boot in boots}) > 1 or not (was and is_now)
-            for side, part in enumerate((was, is_now)):
+            boots = [part.boot for part in (old_part, new_part) if part and part.boot]
+            image_differs = len({boot.image for boot in boots}) > 1 or not (old_part and new_part)
+            for side, part in enumerate((old_part, new_part)):
                 if part is not None:
-                    yield from self._find_causes_of_part(side, part, other_image=other_image)
+                    yield from self._find_causes_of_part(side, part, image_differs=image_differs)
 
-    def _list_parts(self, side: int, decision: Decision | None) -> Iterator[_Part]:
+    def _list_parts(self, side: int, decision: Decision | None) -> Iterator[_DecisionPart]:
         repository = (self._old, self._new)[side]
         if decision is None or repository is None:
             return
         if decision.policy is not None:
             name = decision.policy.policy
-            yield _Part(Id("BootPolicy", name), self._pools[side][name].profile, decision.policy.boot, decision.policy)
+            yield _DecisionPart(
+                Id("BootPolicy", name), self._pools[side][name].profile, decision.policy.boot, decision.policy
+            )
         for each in decision.maintenances:
-            yield _Part(Id("Maintenance", each.name), repository.maintenances[each.name].spec.profile, each.boot, each)
+            yield _DecisionPart(
+                Id("Maintenance", each.name), repository.maintenances[each.name].spec.profile, each.boot, each
+            )
 
-    def _find_causes_of_part(self, side: int, part: _Part, *, other_image: bool) -> Iterator[Id]:
+    def _find_causes_of_part(self, side: int, part: _DecisionPart, *, image_differs: bool) -> Iterator[Id]:
         repository = (self._old, self._new)[side]
         assert repository is not None  # noqa: S101 - it has this part
         chain: Iterable[Id] = (part.key,)
@@ -385,7 +396,7 @@ class CauseFinder:
                 yield from self._filter_changed(Id("file", before.approval.file))
         yield from self._filter_changed(*chain, Id("BootProfile", part.profile))
         stream = repository.profiles[part.profile].spec.stream
-        if stream is not None and other_image:
+        if stream is not None and image_differs:
             yield from self._filter_changed(Id("ImageStream", stream))
         if part.boot is not None:
             for key in self._filter_changed(Id("BootImage", part.boot.image)):

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec import Struct, structs
 
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.review.decision_changes import Side, compare_decisions
+from gitboot.review.decision_changes import ReviewedRevision, compare_decisions
 from gitboot.review.guards import (
     NO_ACKNOWLEDGEMENTS,
     AckLine,
@@ -27,11 +27,11 @@ from gitboot.review.guards import (
 U = TypeVar("U", bound=str)  # a UUID
 MAX_STEPS: Final = 200  # gitboot judges a path with more commits as one step
 JudgeStep = Callable[[int, int], Verdict]  # maps (old position, new position) to the verdict without acknowledgements
-OnArrival = Callable[[int, int], None]  # the position before a step, and the position after the step
+StepCallback = Callable[[int, int], None]  # the position before a step, and the position after the step
 
 
-def _ignore(old: int, new: int) -> None:
-    """Do nothing for a step. This function is the default value of ``on_arrival``."""
+def _ignore_step(old: int, new: int) -> None:
+    """Do nothing for a step. This function is the default value of ``on_step``."""
 
 
 class PathCommit(Struct, frozen=True, kw_only=True):
@@ -74,9 +74,9 @@ def find_commit_path(
     commits: Sequence[PathCommit],
     judge_step: JudgeStep,
     approvals: Acknowledgements = NO_ACKNOWLEDGEMENTS,
-    need: ReinstallsNeed | None = None,
-    counted_before: Container[str] = frozenset(),
-    on_arrival: OnArrival = _ignore,
+    reinstalls_need: ReinstallsNeed | None = None,
+    used_ack_ids: Container[str] = frozenset(),
+    on_step: StepCallback = _ignore_step,
 ) -> CommitPath:
     """Judge the first-parent commits after the accepted commit, in order. The last commit must be valid.
 
@@ -89,20 +89,20 @@ def find_commit_path(
     step. Therefore waiting never changes the steps of the path.
 
     - ``approvals`` are acknowledgements that do not come from commit messages.
-    - ``need`` specifies how reinstallations must be acknowledged.
-    - ``counted_before`` contains the signed lines that acknowledged earlier commits.
-    - gitboot calls ``on_arrival`` for each position when a step to this position can be accepted.
+    - ``reinstalls_need`` specifies how reinstallations must be acknowledged.
+    - ``used_ack_ids`` contains the signed lines that acknowledged earlier commits.
+    - gitboot calls ``on_step`` for each position when a step to this position can be accepted.
     """
     if len(commits) > MAX_STEPS:
         commits = (
-            *(structs.replace(leg, valid=False, messages=()) for leg in commits[:-1]),
-            structs.replace(commits[-1], messages=tuple(message for leg in commits for message in leg.messages)),
+            *(structs.replace(commit, valid=False, messages=()) for commit in commits[:-1]),
+            structs.replace(commits[-1], messages=tuple(message for commit in commits for message in commit.messages)),
         )
-    search = _Search(commits, judge_step, approvals, need, counted_before, on_arrival)
-    for new, leg in enumerate(commits, 1):
-        if leg.valid and not search.waits:
-            search.arrive(new)
-    return search.finish(len(commits))
+    search = _Search(commits, judge_step, approvals, reinstalls_need, used_ack_ids, on_step)
+    for new, commit in enumerate(commits, 1):
+        if commit.valid and not search.waits:
+            search.try_position(new)
+    return search.build_path(len(commits))
 
 
 class _AckPosition(Struct, frozen=True):
@@ -111,7 +111,7 @@ class _AckPosition(Struct, frozen=True):
     Several commits with different signers may have this content.
     """
 
-    at: int
+    position: int
     ack: AckLine
     is_repeated: bool = False  # whether the commit of the acknowledgement comes after this position
 
@@ -123,7 +123,7 @@ class _AckPosition(Struct, frozen=True):
 
 class _PartialPath(Struct, frozen=True):
     steps: tuple[PathStep, ...] = ()
-    used: frozenset[_Used] = frozenset()
+    used: frozenset[_AckKey] = frozenset()
 
 
 @dataclass(slots=True)
@@ -133,9 +133,9 @@ class _Search:
     commits: Sequence[PathCommit]
     judge_step: JudgeStep
     approvals: Acknowledgements
-    need: ReinstallsNeed | None
-    counted_before: Container[str]
-    on_arrival: OnArrival
+    reinstalls_need: ReinstallsNeed | None
+    used_ack_ids: Container[str]
+    on_step: StepCallback
     paths: dict[int, _PartialPath] = field(default_factory=lambda: {0: _PartialPath()})
     matched_lines: set[_AckPosition | str] = field(
         default_factory=set
@@ -146,67 +146,71 @@ class _Search:
     malformed_lines: tuple[IgnoredLine, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        legs = tuple(enumerate(self.commits, 1))
-        first = {each.content: at for at, leg in reversed(legs) for each in leg.messages}
+        positions = tuple(enumerate(self.commits, 1))
+        first = {each.content: position for position, commit in reversed(positions) for each in commit.messages}
         found = [
-            (at, each) for at, leg in legs for each in parse_ack_lines(leg.messages, self.need, self.counted_before)
+            (position, each)
+            for position, commit in positions
+            for each in parse_ack_lines(commit.messages, self.reinstalls_need, self.used_ack_ids)
         ]
         self.lines = tuple(
-            _AckPosition(first[each.content], each, first[each.content] < at)
+            _AckPosition(first[each.content], each, first[each.content] < position)
             if each.content
-            else _AckPosition(at, each)
-            for at, each in found
+            else _AckPosition(position, each)
+            for position, each in found
             if isinstance(each, AckLine)
         )
         self.malformed_lines = tuple(each for _, each in found if isinstance(each, IgnoredLine))
 
-    def arrive(self, new: int) -> None:
+    def try_position(self, new: int) -> None:
         """Try to accept a step to a position.
 
         First try the step from the last accepted position. Then try the steps from all other positions for which an
         acknowledgement may apply.
         """
         latest, *others = sorted(self.paths, reverse=True)
-        acknowledged = (old for old in others if self.approvals or any(line.at > old for line in self.lines))
+        acknowledged = (old for old in others if self.approvals or any(line.position > old for line in self.lines))
         for old in (latest, *acknowledged):
             path = self.paths[old]
-            hop, used = self._acknowledge(PathStep(old=old, new=new, verdict=self.judge_step(old, new)), path)
-            if not hop.verdict.held and (old == latest or hop.verdict.trips):
-                self.waits = hop.verdict.waits
+            step, used = self._acknowledge(PathStep(old=old, new=new, verdict=self.judge_step(old, new)), path)
+            if not step.verdict.held and (old == latest or step.verdict.trips):
+                self.waits = step.verdict.waits
                 if self.waits:
                     return
-                self.paths[new] = _PartialPath((*path.steps, hop), path.used | used)
-                self.on_arrival(old, new)
+                self.paths[new] = _PartialPath((*path.steps, step), path.used | used)
+                self.on_step(old, new)
                 return
 
-    def _acknowledge(self, hop: PathStep, path: _PartialPath) -> tuple[PathStep, frozenset[_Used]]:
-        same = [line for line in self.lines if line.ack.digest == hop.verdict.digest and line.at > hop.old]
-        self.effective_lines.update(same)
-        counting = [
+    def _acknowledge(self, step: PathStep, path: _PartialPath) -> tuple[PathStep, frozenset[_AckKey]]:
+        matching = [line for line in self.lines if line.ack.digest == step.verdict.digest and line.position > step.old]
+        self.effective_lines.update(matching)
+        usable = [
             line
-            for line in same
-            if line.key not in path.used and (line.at >= hop.new or line.key not in self.matched_lines)
+            for line in matching
+            if line.key not in path.used and (line.position >= step.new or line.key not in self.matched_lines)
         ]
-        self.matched_lines.update(line.key for line in same if line.at >= hop.new)
+        self.matched_lines.update(line.key for line in matching if line.position >= step.new)
         # an acknowledgement is a line in a message, or an approval
-        given: dict[str, _AckPosition | tuple[str, str]] = {
-            each[1]: each for each in self.approvals.keys() - path.used if each[0] == hop.verdict.digest
+        acks_by_guard: dict[str, _AckPosition | tuple[str, str]] = {
+            each[1]: each for each in self.approvals.keys() - path.used if each[0] == step.verdict.digest
         }
-        for line in sorted(counting, key=lambda line: (line.at < hop.new, line.at), reverse=True):
-            given[line.ack.guard] = line  # the last assignment wins, so a line of the next commit has precedence
+        for line in sorted(usable, key=lambda line: (line.position < step.new, line.position), reverse=True):
+            acks_by_guard[line.ack.guard] = (
+                line  # the last assignment wins, so a line of the next commit has precedence
+            )
         by = {
             guard: each.ack.by if isinstance(each, _AckPosition) else self.approvals[each]
-            for guard, each in given.items()
+            for guard, each in acks_by_guard.items()
         }
         trips = tuple(
-            structs.replace(trip, acknowledged=trip.guard.value in given, by=by.get(trip.guard.value, ""))
-            for trip in hop.verdict.trips
+            structs.replace(trip, acknowledged=trip.guard.value in acks_by_guard, by=by.get(trip.guard.value, ""))
+            for trip in step.verdict.trips
         )
-        counted = (given[trip.guard.value] for trip in trips if trip.acknowledged)
-        used = frozenset(each.key if isinstance(each, _AckPosition) else each for each in counted)
-        return structs.replace(hop, verdict=structs.replace(hop.verdict, trips=trips)), used
+        used_acks = (acks_by_guard[trip.guard.value] for trip in trips if trip.acknowledged)
+        used = frozenset(each.key if isinstance(each, _AckPosition) else each for each in used_acks)
+        return structs.replace(step, verdict=structs.replace(step.verdict, trips=trips)), used
 
-    def finish(self, newest: int) -> CommitPath:
+    def build_path(self, newest: int) -> CommitPath:
         reached = max(self.paths)
         path, held = self.paths[reached], None
         if reached < newest:
@@ -240,14 +244,14 @@ class _Search:
         """
         valid = [position, *(at for at in range(position + 1, newest + 1) if self.commits[at - 1].valid)]
         for old, new in pairwise(valid):
-            hop, _ = self._acknowledge(
+            step, _ = self._acknowledge(
                 PathStep(old=old, new=new, verdict=self.judge_step(old, new)), self.paths[position]
             )
-            if hop.verdict.held:
-                yield hop
+            if step.verdict.held:
+                yield step
 
 
-_Used = _AckPosition | str | tuple[str, str]  # each acknowledgement is used only once on a path
+_AckKey = _AckPosition | str | tuple[str, str]  # each acknowledgement is used only once on a path
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
@@ -264,12 +268,12 @@ def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[
     return found
 
 
-class CommitBetween(NamedTuple):
+class ReviewedCommit(NamedTuple):
     """A commit on the first-parent path from BASE to HEAD."""
 
     revision: str
     messages: tuple[Message, ...]  # of the commit itself and of all commits that it merged
-    side: Callable[[], Side]
+    get_side: Callable[[], ReviewedRevision]
 
 
 class HeldStep(Struct, frozen=True, kw_only=True):
@@ -281,12 +285,12 @@ class HeldStep(Struct, frozen=True, kw_only=True):
 
 def judge_by_steps(
     verdict: Verdict,
-    base: Side,
-    head: Side,
-    line: Sequence[CommitBetween],
+    base: ReviewedRevision,
+    head: ReviewedRevision,
+    commits: Sequence[ReviewedCommit],
     limits: Limits,
-    need: ReinstallsNeed | None,
-    counted_before: Container[str],
+    reinstalls_need: ReinstallsNeed | None,
+    used_ack_ids: Container[str],
 ) -> tuple[Verdict, tuple[HeldStep, ...], tuple[IgnoredLine, ...]]:
     """Judge several commits one by one, in the same way as an instance.
 
@@ -294,39 +298,39 @@ def judge_by_steps(
     """
 
     @cache
-    def side(position: int) -> Side:
+    def get_side(position: int) -> ReviewedRevision:
         if position == 0:
             return base
-        return head if position == len(line) else line[position - 1].side()
+        return head if position == len(commits) else commits[position - 1].get_side()
 
     def judge_step(old: int, new: int) -> Verdict:
-        before, after = side(old), side(new)
+        before, after = get_side(old), get_side(new)
         assert after.decisions is not None  # noqa: S101 - the commit is valid
         assert after.repository is not None  # noqa: S101
         changes = compare_decisions(before.decisions, after.decisions, before.repository, after.repository)
         return judge(changes.extent, tighten_limits(limits, before, after))
 
-    legs = [
-        PathCommit(revision=each.revision, valid=side(at).decisions is not None, messages=each.messages)
-        for at, each in enumerate(line, 1)
+    path_commits = [
+        PathCommit(revision=each.revision, valid=get_side(at).decisions is not None, messages=each.messages)
+        for at, each in enumerate(commits, 1)
     ]
-    found = find_commit_path(legs, judge_step, need=need, counted_before=counted_before)
+    found = find_commit_path(path_commits, judge_step, reinstalls_need=reinstalls_need, used_ack_ids=used_ack_ids)
     if found.held_step is None:
         trips = tuple(
-            trip for hop in found.accepted_steps for trip in hop.verdict.trips
+            trip for step in found.accepted_steps for trip in step.verdict.trips
         )  # all of the commits are acknowledged
         return structs.replace(verdict, trips=trips), (), found.ignored_lines
     # The commits together may be harmless although one commit is not. An instance may fetch this commit without the
     # later commits.
-    holding = verdict if verdict.held else found.held_step.verdict
+    held_verdict = verdict if verdict.held else found.held_step.verdict
     steps = (
-        HeldStep(commit=line[hop.new - 1].revision, lines=format_ack_lines(hop.verdict, need))
-        for hop in found.unacknowledged_steps
+        HeldStep(commit=commits[step.new - 1].revision, lines=format_ack_lines(step.verdict, reinstalls_need))
+        for step in found.unacknowledged_steps
     )
-    return holding, tuple(steps), found.ignored_lines
+    return held_verdict, tuple(steps), found.ignored_lines
 
 
-def tighten_limits(limits: Limits, *sides: Side) -> Limits:
+def tighten_limits(limits: Limits, *sides: ReviewedRevision) -> Limits:
     """Return the limits, lowered to the limits in the Fleet documents of these commits if those are lower."""
     for side in sides:
         if side.repository is not None:

@@ -32,18 +32,18 @@ from gitboot.review.document_changes import (
     changes_ledger,
     compare_access,
     compare_documents,
-    compare_shared,
-    compare_unknown,
+    compare_shared_files,
+    compare_unknown_boots,
     find_image_changes,
     is_mutated,
     list_images,
 )
 from gitboot.review.guards import (
     Area,
+    ChangeScope,
     Extent,
     Label,
     Pair,
-    Touched,
     build_areas,
     digest_bmc_access,
     digest_pairs,
@@ -146,8 +146,8 @@ class Changes:
         pairs: list[Pair] = [("server", *each.pair) for each in self.servers]
         pairs += (("unknown", *self.unknown.pair),) if self.unknown else ()
         pairs += (("shared", *self.shared.pair),) if self.shared else ()
-        looked_at = [each for each in self.images if each.mutated or each.name in self.disk_claims]
-        pairs += (("image", *image.pair) for image in looked_at)  # include this even if no decision changed
+        judged_images = [each for each in self.images if each.mutated or each.name in self.disk_claims]
+        pairs += (("image", *image.pair) for image in judged_images)  # include this even if no decision changed
         pairs += (
             ("access", compute_digest([each.field, each.old]), compute_digest([each.field, each.new]))
             for each in self.access
@@ -180,9 +180,9 @@ class Changes:
             first=self.first,
             before=self.before,
             after=self.after,
-            installs=len(self.with_risk(Risk.INSTALL)),
-            reinstalls=len(self.with_reinstalls),
-            resets=len(self.with_risk(Risk.RESET)),
+            installs=len(self.filter_by_risk(Risk.INSTALL)),
+            reinstalls=len(self.reinstallable_servers),
+            resets=len(self.filter_by_risk(Risk.RESET)),
             unknown=self.unknown is not None,
             mutated_images=sum(image.mutated for image in self.images),
             disk_claims=len(self.disk_claims),
@@ -192,24 +192,26 @@ class Changes:
             unknown_claims=self.unknown_claims,
             by_policy=tuple(
                 each.new.server
-                for each in self.with_reinstalls
+                for each in self.reinstallable_servers
                 if each.old is not None and each.new is not None and may_be_already_installed(each.reinstalls)
             ),
             lost_identities=self.lost_identities,
             gained_identities=self.gained_identities,
-            reinstalled_servers=tuple(each.name for each in self.with_reinstalls) if self.gained_identities else (),
+            reinstalled_servers=tuple(each.name for each in self.reinstallable_servers)
+            if self.gained_identities
+            else (),
         )
 
     @property
-    def with_reinstalls(self) -> tuple[ServerChange, ...]:
+    def reinstallable_servers(self) -> tuple[ServerChange, ...]:
         """The changed servers that the new commit can reinstall, judged from the two commits alone."""
         return tuple(change for change in self.servers if change.reinstalls)
 
-    def with_risk(self, risk: Risk) -> tuple[ServerChange, ...]:
+    def filter_by_risk(self, risk: Risk) -> tuple[ServerChange, ...]:
         """Return the server changes with the given risk."""
         return tuple(change for change in self.servers if risk in change.risks)
 
-    def with_fate(self, fate: ChangeKind) -> tuple[ServerChange, ...]:
+    def filter_by_fate(self, fate: ChangeKind) -> tuple[ServerChange, ...]:
         return tuple(change for change in self.servers if change.fate is fate)
 
 
@@ -218,7 +220,7 @@ def compare_decisions(
     new: Decisions,
     old_repository: FleetRepository | None,
     new_repository: FleetRepository,
-    touched: Touched | None = None,
+    touched: ChangeScope | None = None,
     get_offered_claims: Callable[[], frozenset[Digest]] | None = None,
 ) -> Changes:
     """Return the changes between two commits. Without an old commit, everything is new.
@@ -227,13 +229,13 @@ def compare_decisions(
     result of `list_claims` for all old decisions. Without this function, gitboot computes the claims when it needs
     them.
     """
-    shared = compare_shared(old, new, old_repository, new_repository, touched.servers if touched else None)
+    shared = compare_shared_files(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = compare_documents(old_repository, new_repository, touched.documents if touched else None)
     if touched is None or (shared is not None and changes_all_files(shared)):
         servers_before = old_repository.servers if old_repository is not None else {}
         sizes = Counter(label for each in servers_before.values() for label in list_labels(each))
-        both = frozenset(servers_before.keys() | new_repository.servers.keys())
-        touched = Touched(servers=both, documents=frozenset(), sizes=sizes)
+        server_names = frozenset(servers_before.keys() | new_repository.servers.keys())
+        touched = ChangeScope(servers=server_names, documents=frozenset(), sizes=sizes)
     before = list_machines(old_repository, touched.servers) if old_repository else {}
     after = list_machines(new_repository, touched.servers)
     if old is not None and get_offered_claims is None:
@@ -241,35 +243,39 @@ def compare_decisions(
     claims = DiskClaims(documents, get_offered_claims, old_repository, new_repository)
     mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
     pairs = match_servers(before, after)
-    whose_before, whose = (
-        _find_instance_sites(old_repository, (was for was, _ in pairs)),
-        _find_instance_sites(new_repository, (now for _, now in pairs)),
+    old_sites, new_sites = (
+        _find_instance_sites(old_repository, (old_name for old_name, _ in pairs)),
+        _find_instance_sites(new_repository, (new_name for _, new_name in pairs)),
     )
-    was_described, is_described = (
+    old_servers, new_servers = (
         _describe_servers(old, old_repository, before.values()),
         _describe_servers(new, new_repository, after.values()),
     )
-    owners = {mark: name for name, each in was_described.items() for mark in each.list_identities()}
+    owners = {identity: name for name, each in old_servers.items() for identity in each.list_identities()}
     servers, gains, losses = [], list[GainedIdentity](), list[LostIdentity]()
-    for was, is_now in pairs:
-        before_it, after_it = was_described.get(was or ""), is_described.get(is_now or "")
-        others = find_identity_reinstalls(list_install_identities(after_it), owners, was)
-        if old is not None and after_it is not None:
-            gains += find_gained_identities(before_it, after_it, others)
-        if before_it is not None:
-            losses += find_lost_identities(before_it, after_it)
-        old_decision = before_it.decision if before_it is not None else None
-        new_decision = after_it.decision if after_it is not None else None
-        site_before, site = whose_before.get(was or ""), whose.get(is_now or "")
-        is_moved = site_before is not None and site is not None and site_before.ledger != site.ledger
-        moved_to = site.name if site is not None and is_moved else None
-        change = _compare_server(old_decision, new_decision, mutated, shared, others, moved_to, claims)
+    for old_name, new_name in pairs:
+        old_server, new_server = old_servers.get(old_name or ""), new_servers.get(new_name or "")
+        identity_reinstalls = find_identity_reinstalls(list_install_identities(new_server), owners, old_name)
+        if old is not None and new_server is not None:
+            gains += find_gained_identities(old_server, new_server, identity_reinstalls)
+        if old_server is not None:
+            losses += find_lost_identities(old_server, new_server)
+        old_decision = old_server.decision if old_server is not None else None
+        new_decision = new_server.decision if new_server is not None else None
+        old_site, new_site = old_sites.get(old_name or ""), new_sites.get(new_name or "")
+        is_moved = old_site is not None and new_site is not None and old_site.ledger != new_site.ledger
+        moved_to = new_site.name if new_site is not None and is_moved else None
+        change = _compare_server(old_decision, new_decision, mutated, shared, identity_reinstalls, moved_to, claims)
         if change is not None:
             servers.append(change)
-    by_name = {machine.name: machine.bmc for machine in after.values()}
-    was_at = {machine.name: machine.bmc for machine in before.values()}
-    reached = [(was, was_at.get(was or ""), now, by_name[now]) for was, now in pairs if now]
-    reached = [each for each in reached if each[1] != each[3]]
+    new_bmcs = {machine.name: machine.bmc for machine in after.values()}
+    old_bmcs = {machine.name: machine.bmc for machine in before.values()}
+    bmc_changes = [
+        (old_name, old_bmcs.get(old_name or ""), new_name, new_bmcs[new_name])
+        for old_name, new_name in pairs
+        if new_name
+    ]
+    bmc_changes = [each for each in bmc_changes if each[1] != each[3]]
     untouched = len(old_repository.servers) - len(before) if old_repository else 0
     return Changes(
         first=old is None,
@@ -277,24 +283,27 @@ def compare_decisions(
         unchanged=untouched + len(pairs) - len(servers),
         before=untouched + len(before),
         after=len(new_repository.servers),
-        unknown=compare_unknown(old, new),
+        unknown=compare_unknown_boots(old, new),
         shared=shared,
         images=tuple(find_image_changes(documents, (old, new), (old_repository, new_repository), touched.servers)),
         areas=_count_areas(pairs, servers, old_repository, new_repository, touched.sizes),
         documents=documents,
         bmcs=tuple(
-            BmcChange(server=now, is_new_server=was is None, old=old, new=new) for was, old, now, new in reached
+            BmcChange(server=new_name, is_new_server=old_name is None, old=old, new=new)
+            for old_name, old, new_name, new in bmc_changes
         ),
         access=compare_access(old_repository.fleet.spec, new_repository.fleet.spec) if old_repository else (),
         disk_claims=tuple(sorted(claims.images)),
         unknown_claims=tuple(
-            sorted(each.new.server for each in servers if each.old is None and each.new and claims.is_unknown(each.new))
+            sorted(
+                each.new.server for each in servers if each.old is None and each.new and claims.has_new_claim(each.new)
+            )
         ),
         lost_identities=tuple(sorted(losses)),
-        gained_identities=tuple(sorted(gains, key=lambda each: (*each.mark, each.server))),
+        gained_identities=tuple(sorted(gains, key=lambda each: (*each.identity, each.server))),
         other_pairs=tuple(
-            ("bmc", digest_bmc_access(was, before), digest_bmc_access(now, after))
-            for was, before, now, after in reached
+            ("bmc", digest_bmc_access(old_name, before), digest_bmc_access(new_name, after))
+            for old_name, before, new_name, after in bmc_changes
         ),
     )
 
@@ -317,30 +326,37 @@ def _compare_server(
     new: Decision | None,
     mutated_images: set[str],
     shared_change: SharedChange | None,
-    others: tuple[Reinstall, ...],
+    identity_reinstalls: tuple[Reinstall, ...],
     new_site: str | None,
     claims: DiskClaims,
 ) -> ServerChange | None:
     both = (old, new) if old is not None and new is not None else None
-    same = both is not None and both[0].digest == both[1].digest
+    is_same = both is not None and both[0].digest == both[1].digest
     all_files = shared_change is not None and changes_all_files(shared_change)
-    if same and not all_files and not others:  # only fields that are not part of the decision differ, such as addresses
+    if (
+        is_same and not all_files and not identity_reinstalls
+    ):  # only fields that are not part of the decision differ, such as addresses
         return None
-    asked = find_reinstalls(*both) if both is not None and not same else ()
-    asked += others
-    asked += claims.find_new_claims(old, new) if new is not None and not same else ()
-    found = find_risks(old, new, asked) if not same or others else frozenset()
+    reinstalls = find_reinstalls(*both) if both is not None and not is_same else ()
+    reinstalls += identity_reinstalls
+    reinstalls += claims.find_new_claims(old, new) if new is not None and not is_same else ()
+    found = find_risks(old, new, reinstalls) if not is_same or identity_reinstalls else frozenset()
     if both is not None and all_files:
         found |= {Risk.OUTPUTS}
-    elif both is not None and not asked and Risk.RESET not in found and is_harmless(*both):
+    elif both is not None and not reinstalls and Risk.RESET not in found and is_harmless(*both):
         found |= {Risk.HARMLESS}
-    if not same and mutated_images & {*list_images(old), *list_images(new)}:
+    if not is_same and mutated_images & {*list_images(old), *list_images(new)}:
         found |= {Risk.MUTATED_IMAGE}
-    unknown = find_unknown_reasons(old, new, new_site) if not same else ()
+    unknown = find_unknown_reasons(old, new, new_site) if not is_same else ()
     if unknown:
         found |= {Risk.BECOMES_UNKNOWN}
     return ServerChange(
-        old=old, new=new, risks=found, reinstalls=asked, effects=find_effects(old, new, found, asked), unknown=unknown
+        old=old,
+        new=new,
+        risks=found,
+        reinstalls=reinstalls,
+        effects=find_effects(old, new, found, reinstalls),
+        unknown=unknown,
     )
 
 
@@ -391,10 +407,10 @@ def _count_areas(
         return set(list_labels(repository.servers[server])) if repository is not None and server is not None else set()
 
     changed = {change.new.server for change in servers if change.new is not None}
-    for was, is_now in pairs:
+    for old_name, new_name in pairs:
         # count the server here too, so that a server that only moves does not lower the percentage
-        if was is not None and is_now in changed:
-            count("size", labels(new, is_now) - labels(old, was))
+        if old_name is not None and new_name in changed:
+            count("size", labels(new, new_name) - labels(old, old_name))
     for change in servers:
         before = change.old.server if change.old else None
         touched = {None, *labels(old, before), *labels(new, change.new.server if change.new else None)}
@@ -412,7 +428,7 @@ def _count_areas(
 class UnknownCause(StrEnum):
     """A cause that can prevent gitboot from determining whether a server is provisioned."""
 
-    CAME = "came"  # the server is new, and may have been installed elsewhere
+    NEW_SERVER = "came"  # the server is new, and may have been installed elsewhere
     # the server replaces a board without a Server document; only the ledger may contain the board
     REPLACES = "replaces"
     BOARD = "board"  # the UUID of the server changed, and its document does not contain the old UUID
@@ -442,7 +458,7 @@ def find_unknown_reasons(
     if old is None and new.replaces is not None:
         found.append(UnknownReason(UnknownCause.REPLACES, new.replaces))
     elif old is None and new.provision > HIGHEST_NEW_PROVISION:
-        found.append(UnknownReason(UnknownCause.CAME, str(new.provision)))
+        found.append(UnknownReason(UnknownCause.NEW_SERVER, str(new.provision)))
     elif old is not None and old.uuid != new.uuid and new.replaces != old.uuid:
         found.append(UnknownReason(UnknownCause.BOARD, old.uuid))
     elif old is not None and old.uuid != new.uuid and new.provision <= old.provision:
@@ -469,23 +485,25 @@ def match_servers(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Ma
     when its motherboard is replaced: name, MAC address, serial number and BMC.
     """
     pairs = [(machine.name, new[uuid].name) for uuid, machine in old.items() if uuid in new]
-    gone = {uuid: machine for uuid, machine in old.items() if uuid not in new}
-    come = {uuid: machine for uuid, machine in new.items() if uuid not in old}
-    for uuid, machine in list(come.items()):
-        if machine.replaces is not None and machine.replaces in gone:
-            pairs.append((gone.pop(machine.replaces).name, come.pop(uuid).name))
+    removed = {uuid: machine for uuid, machine in old.items() if uuid not in new}
+    added = {uuid: machine for uuid, machine in new.items() if uuid not in old}
+    for uuid, machine in list(added.items()):
+        if machine.replaces is not None and machine.replaces in removed:
+            pairs.append((removed.pop(machine.replaces).name, added.pop(uuid).name))
     for kind in ("name", "MAC", "serial", "BMC"):
-        whose = {mark: uuid for uuid, machine in gone.items() for mark in _list_marks(machine, kind)}
-        for uuid, machine in list(come.items()):
-            before = next((whose[mark] for mark in _list_marks(machine, kind) if mark in whose), None)
-            if before in gone:
-                pairs.append((gone.pop(before).name, come.pop(uuid).name))
-    found: list[MatchingPair] = [*pairs, *((machine.name, None) for machine in gone.values())]
-    found += ((None, machine.name) for machine in come.values())
+        owners = {identity: uuid for uuid, machine in removed.items() for identity in _list_identities(machine, kind)}
+        for uuid, machine in list(added.items()):
+            old_uuid = next(
+                (owners[identity] for identity in _list_identities(machine, kind) if identity in owners), None
+            )
+            if old_uuid in removed:
+                pairs.append((removed.pop(old_uuid).name, added.pop(uuid).name))
+    found: list[MatchingPair] = [*pairs, *((machine.name, None) for machine in removed.values())]
+    found += ((None, machine.name) for machine in added.values())
     return sorted(found, key=lambda pair: (pair[1] or pair[0] or "", pair[0] or ""))
 
 
-def _list_marks(machine: Machine, kind: str) -> Iterator[str]:
+def _list_identities(machine: Machine, kind: str) -> Iterator[str]:
     return (value for what, value in machine.list_keys() if what == kind)
 
 
@@ -519,12 +537,18 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
     before, after = ({decision.uuid: decision for decision in side.values()} for side in (old, new))
     found = {}
     for uuid in sorted(before.keys() | after.keys()):
-        was, is_now = before.get(uuid), after.get(uuid)
-        last = is_now or before[uuid]
-        if was is not None and is_now is not None and was.digest == is_now.digest:
+        old_decision, new_decision = before.get(uuid), after.get(uuid)
+        last = new_decision or before[uuid]
+        if old_decision is not None and new_decision is not None and old_decision.digest == new_decision.digest:
             continue
-        kind = EffectKind.ADDED if was is None else EffectKind.REMOVED if is_now is None else EffectKind.CHANGED
-        changes = find_field_changes("", to_json_value(was) or {}, to_json_value(is_now) or {})
+        kind = (
+            EffectKind.ADDED
+            if old_decision is None
+            else EffectKind.REMOVED
+            if new_decision is None
+            else EffectKind.CHANGED
+        )
+        changes = find_field_changes("", to_json_value(old_decision) or {}, to_json_value(new_decision) or {})
         found[uuid] = ServerEffect(server=last.server, kind=kind, changes=tuple(changes))
     return found
 
@@ -547,7 +571,7 @@ def _are_named(value: Any) -> bool:
     return isinstance(value, list) and value != [] and all(isinstance(each, dict) and "name" in each for each in value)
 
 
-class Side(Struct, frozen=True, kw_only=True):
+class ReviewedRevision(Struct, frozen=True, kw_only=True):
     """One of the two revisions that a review compares. An invalid revision has problems instead of decisions."""
 
     named: str

@@ -27,7 +27,7 @@ class SharedChange(Struct, frozen=True, kw_only=True):
         return compute_digest(self.old) if self.old is not None else None, compute_digest(self.new)
 
 
-def compare_shared(
+def compare_shared_files(
     old: Decisions | None,
     new: Decisions,
     old_repository: FleetRepository | None,
@@ -43,7 +43,7 @@ def compare_shared(
     )
 
 
-def compare_unknown(old: Decisions | None, new: Decisions) -> SharedChange | None:
+def compare_unknown_boots(old: Decisions | None, new: Decisions) -> SharedChange | None:
     """Compare the boots of unknown machines. Return None if nothing changed."""
     return _make_change(_unknown_facts(old), _unknown_facts(new))
 
@@ -75,9 +75,9 @@ def changes_ledger(change: SharedChange) -> bool:
     """Return whether a ledger was removed or replaced in the Fleet or in a site."""
     if change.old is None:
         return False
-    by_site, now_by_site = (each.get("ledgers", {}) for each in (change.old, change.new))
-    is_other = change.old["ledger"] is not None and change.old["ledger"] != change.new["ledger"]
-    return is_other or any(now_by_site.get(site) != ledger for site, ledger in by_site.items())
+    old_ledgers, new_ledgers = (each.get("ledgers", {}) for each in (change.old, change.new))
+    is_replaced = change.old["ledger"] is not None and change.old["ledger"] != change.new["ledger"]
+    return is_replaced or any(new_ledgers.get(site) != ledger for site, ledger in old_ledgers.items())
 
 
 def _shared_facts(
@@ -118,10 +118,10 @@ def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[st
     the digest.
     """
     hosts, others = decisions.networks, other.networks
-    both = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
-    facts = {server: _interface_facts(hosts[server]) for server in both}
+    names = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
+    facts = {server: _interface_facts(hosts[server]) for server in names}
     return {
-        "hosts": {server: facts[server] for server in both if facts[server] != _interface_facts(others[server])},
+        "hosts": {server: facts[server] for server in names if facts[server] != _interface_facts(others[server])},
         "sites": dict(decisions.sites),
     }
 
@@ -170,7 +170,7 @@ def is_mutated(change: DocumentChange) -> bool:
 
 def find_image_changes(
     documents: Mapping[Id, DocumentChange],
-    both: tuple[Decisions | None, Decisions],
+    old_and_new: tuple[Decisions | None, Decisions],
     repositories: tuple[FleetRepository | None, FleetRepository],
     touched: frozenset[str],
 ) -> Iterator[ImageChange]:
@@ -179,7 +179,7 @@ def find_image_changes(
     if not changed:
         return
     uses: dict[str, set[str]] = {}
-    for decisions in filter(None, both):
+    for decisions in filter(None, old_and_new):
         for name in touched:
             for image in list_images(decisions.servers.get(name)):
                 uses.setdefault(image, set()).add(name)
@@ -223,20 +223,31 @@ def compare_documents(
     before, after = _collect_resources(old, touched) if old else {}, _collect_resources(new, touched)
     found = {}
     for key in sorted(before.keys() | after.keys()):
-        was, is_now = before.get(key), after.get(key)
-        if was is is_now or was == is_now:
+        old_resource, new_resource = before.get(key), after.get(key)
+        if old_resource is new_resource or old_resource == new_resource:
             continue
-        fate = ChangeKind.ADDED if was is None else ChangeKind.REMOVED if is_now is None else ChangeKind.EDITED
+        fate = (
+            ChangeKind.ADDED
+            if old_resource is None
+            else ChangeKind.REMOVED
+            if new_resource is None
+            else ChangeKind.EDITED
+        )
         fields: tuple[FieldChange, ...] = ()
-        if was is not None and is_now is not None and not isinstance(was, bytes) and not isinstance(is_now, bytes):
-            fields = tuple(compare_fields(to_yaml_value(was), to_yaml_value(is_now)))
+        if (
+            old_resource is not None
+            and new_resource is not None
+            and not isinstance(old_resource, bytes)
+            and not isinstance(new_resource, bytes)
+        ):
+            fields = tuple(compare_fields(to_yaml_value(old_resource), to_yaml_value(new_resource)))
         found[key] = DocumentChange(id=key, fate=fate, fields=fields)
     return found
 
 
 def _collect_resources(repository: FleetRepository, touched: frozenset[Id] | None) -> dict[Id, Resource | bytes]:
     fleet = repository.fleet
-    named: tuple[tuple[str, Mapping[str, Resource | bytes]], ...] = (
+    kinds: tuple[tuple[str, Mapping[str, Resource | bytes]], ...] = (
         ("Fleet", {fleet.metadata.name: fleet}),
         ("Server", repository.servers),
         ("BootImage", repository.images),
@@ -248,8 +259,8 @@ def _collect_resources(repository: FleetRepository, touched: frozenset[Id] | Non
         ("file", repository.files),
     )
     if touched is None:
-        return {Id(kind, name): resource for kind, found in named for name, resource in found.items()}
-    by_kind = dict(named)
+        return {Id(kind, name): resource for kind, found in kinds for name, resource in found.items()}
+    by_kind = dict(kinds)
     return {key: by_kind[key.kind][key.name] for key in touched if key.name in by_kind[key.kind]}
 
 

@@ -19,7 +19,7 @@ from gitboot.jsonio import Digest, compute_digest
 from gitboot.model.fleet import Guards
 from gitboot.model.server import Server
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.review.document_changes import changes_ledger, compare_shared, compare_unknown
+from gitboot.review.document_changes import changes_ledger, compare_shared_files, compare_unknown_boots
 from gitboot.review.reinstalls import GainedIdentity, Inheritance
 from gitboot.review.risks import Risk, find_risks
 from gitboot.text import did_you_mean
@@ -72,9 +72,9 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     def tighten(self, guards: Guards) -> Limits:
         """Return the limits, lowered to those limits in the Fleet that are lower. A Fleet cannot raise a limit."""
-        given = {each.name: getattr(guards, each.name) for each in fields(guards)}
+        guard_limits = {each.name: getattr(guards, each.name) for each in fields(guards)}
         return structs.replace(
-            self, **{name: min(getattr(self, name), limit) for name, limit in given.items() if limit is not None}
+            self, **{name: min(getattr(self, name), limit) for name, limit in guard_limits.items() if limit is not None}
         )
 
 
@@ -104,10 +104,10 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> bool:
-        return bool(self.holding)
+        return bool(self.holding_guards)
 
     @property
-    def holding(self) -> tuple[Guard, ...]:
+    def holding_guards(self) -> tuple[Guard, ...]:
         """The guards that hold the commit, without duplicates.
 
         A guard holds a commit until each exceeded limit of the guard is acknowledged.
@@ -127,7 +127,7 @@ def judge(
     pending: int | None = None,
     returning: int = 0,
     inheritances: Sequence[Inheritance] = (),
-    rewound: bool = False,
+    is_rewind: bool = False,
     takeover: bool | None = None,
     bmcs: int = 0,
 ) -> Verdict:
@@ -139,14 +139,14 @@ def judge(
       their machines.
     - ``inheritances`` are the identities through which possibly installed machines would get the install boots of other
       servers.
-    - ``rewound`` means that the commit does not descend from the accepted commit.
+    - ``is_rewind`` means that the commit does not descend from the accepted commit.
     - ``takeover`` means that an instance may no longer act for the fleet. If ``takeover`` is None, the value in the
       extent applies.
     - ``bmcs`` is the number of BMCs that would get credentials for the first time.
     """
-    inheriting = {each.server for each in inheritances} - {*extent.reinstalled_servers}
+    inheriting_servers = {each.server for each in inheritances} - {*extent.reinstalled_servers}
     numbers = (
-        (Guard.ALLOW_REWIND, "commits taken back", int(rewound and not limits.allow_rewind), 0),
+        (Guard.ALLOW_REWIND, "commits taken back", int(is_rewind and not limits.allow_rewind), 0),
         (
             Guard.ALLOW_TAKEOVER,
             "instances that may no longer act",
@@ -159,7 +159,7 @@ def judge(
         (
             Guard.MAX_REINSTALLS,
             "servers that may be reinstalled",
-            extent.reinstalls + returning + len(inheriting),
+            extent.reinstalls + returning + len(inheriting_servers),
             limits.max_reinstalls,
         ),
         *(() if extent.first else _list_change_numbers(extent, limits)),
@@ -249,16 +249,16 @@ def format_ack_line(digest: Digest, *guards: Guard) -> str:
     return " ".join(["Gitboot-Ack:", digest, *guards])
 
 
-def format_ack_lines(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[str, ...]:
+def format_ack_lines(verdict: Verdict, reinstalls_need: ReinstallsNeed | None) -> tuple[str, ...]:
     """Return a line that acknowledges the guards that hold a commit, or () if no line can acknowledge them."""
-    guards = list_ack_guards(verdict, need)
+    guards = list_ack_guards(verdict, reinstalls_need)
     return (format_ack_line(verdict.digest, *guards),) if guards else ()
 
 
-def list_ack_guards(verdict: Verdict, need: ReinstallsNeed | None) -> tuple[Guard, ...]:
+def list_ack_guards(verdict: Verdict, reinstalls_need: ReinstallsNeed | None) -> tuple[Guard, ...]:
     """Return the guards that hold a commit and can be acknowledged by a line in a commit message."""
-    without = {*ONLY_APPROVED, *((Guard.MAX_REINSTALLS,) if need is ReinstallsNeed.APPROVE else ())}
-    return tuple(guard for guard in verdict.holding if guard not in without)
+    excluded = {*ONLY_APPROVED, *((Guard.MAX_REINSTALLS,) if reinstalls_need is ReinstallsNeed.APPROVE else ())}
+    return tuple(guard for guard in verdict.holding_guards if guard not in excluded)
 
 
 def format_approval(digest: Digest) -> str:
@@ -292,15 +292,17 @@ class AckLine(Struct, frozen=True, kw_only=True):
 
 
 def parse_ack_lines(
-    messages: Iterable[Message], need: ReinstallsNeed | None = None, counted_before: Container[str] = frozenset()
+    messages: Iterable[Message],
+    reinstalls_need: ReinstallsNeed | None = None,
+    used_ack_ids: Container[str] = frozenset(),
 ) -> Iterator[AckLine | IgnoredLine]:
     """Yield the acknowledgements in commit messages, one for each guard in a line.
 
     An acknowledgement line may be anywhere in a message, and may be indented, for example after a squash. gitboot
     ignores malformed lines, lines with an unknown word, and acknowledgements of reinstallations that do not meet
-    ``need``.
+    ``reinstalls_need``.
 
-    A line that is valid because of a signature counts only once. Therefore ``counted_before`` contains the signed
+    A line that is valid because of a signature counts only once. Therefore ``used_ack_ids`` contains the signed
     content of the commits that led to an accepted commit, and the `AckLine.id` of each line that was already used.
     """
     for message in messages:
@@ -311,14 +313,18 @@ def parse_ack_lines(
                 continue
             _, digest, *guards = line.split()
             for guard in dict.fromkeys(guards):
-                if (why := _find_guard_fault(guard, message, need)) is not None:
+                if (why := _find_guard_fault(guard, message, reinstalls_need)) is not None:
                     yield IgnoredLine(commit=message.commit, line=text, why=why)
                     continue
-                content = message.content if guard == Guard.MAX_REINSTALLS and need is ReinstallsNeed.SIGNED else ""
+                content = (
+                    message.content
+                    if guard == Guard.MAX_REINSTALLS and reinstalls_need is ReinstallsNeed.SIGNED
+                    else ""
+                )
                 found = AckLine(
                     commit=message.commit, text=text, digest=digest, guard=guard, by=message.by, content=content
                 )
-                if content and (content in counted_before or found.id in counted_before):
+                if content and (content in used_ack_ids or found.id in used_ack_ids):
                     yield IgnoredLine(commit=found.commit, line=found.text, why=AckLine.USED)
                 else:
                     yield found
@@ -335,12 +341,12 @@ def _find_line_fault(line: str) -> str | None:
     return None
 
 
-def _find_guard_fault(guard: str, message: Message, need: ReinstallsNeed | None) -> str | None:
+def _find_guard_fault(guard: str, message: Message, reinstalls_need: ReinstallsNeed | None) -> str | None:
     if guard in ONLY_APPROVED:
         return f"only gitboot approve can acknowledge {guard}, not a line in a commit message"
-    if guard != Guard.MAX_REINSTALLS or need is None:
+    if guard != Guard.MAX_REINSTALLS or reinstalls_need is None:
         return None
-    if need is ReinstallsNeed.APPROVE:
+    if reinstalls_need is ReinstallsNeed.APPROVE:
         return "only gitboot approve can acknowledge reinstallations (--reinstalls-need approve)"
     if message.signer is None:
         return "reinstallations need a commit that is signed with a listed key (--reinstalls-need signed)"
@@ -357,21 +363,21 @@ def has_ack_line(message: Message) -> bool:
 def find_acknowledgements(
     messages: Iterable[Message],
     digest: Digest,
-    need: ReinstallsNeed | None = None,
-    counted_before: Container[str] = frozenset(),
+    reinstalls_need: ReinstallsNeed | None = None,
+    used_ack_ids: Container[str] = frozenset(),
 ) -> tuple[Acknowledgements, tuple[IgnoredLine, ...]]:
     """Return the acknowledgements that contain this digest, and the acknowledgement lines that gitboot ignores."""
-    given: dict[tuple[str, str], str] = {}
-    unheeded = []
-    for line in parse_ack_lines(messages, need, counted_before):
+    acknowledgements: dict[tuple[str, str], str] = {}
+    ignored = []
+    for line in parse_ack_lines(messages, reinstalls_need, used_ack_ids):
         match line:
             case AckLine() if line.digest == digest:
-                given.setdefault((line.digest, line.guard), line.by)
+                acknowledgements.setdefault((line.digest, line.guard), line.by)
             case AckLine():
-                unheeded.append(IgnoredLine(commit=line.commit, line=line.text, why=AckLine.STALE))
+                ignored.append(IgnoredLine(commit=line.commit, line=line.text, why=AckLine.STALE))
             case IgnoredLine():
-                unheeded.append(line)
-    return given, tuple(dict.fromkeys(unheeded))  # report a line with several guards only once
+                ignored.append(line)
+    return acknowledgements, tuple(dict.fromkeys(ignored))  # report a line with several guards only once
 
 
 Pair = tuple[str, Digest | None, Digest | None]  # (kind, old digest, new digest)
@@ -390,7 +396,7 @@ def digest_bmc_access(server: str | None, access: BmcAccess | None) -> Digest:
 def list_labels(server: Server) -> Iterator[Label]:
     """Yield the labels that determine which groups a server belongs to."""
     labels = server.metadata.labels
-    yield from ((key, labels[key]) for key in GROUPING if key in labels)
+    yield from ((key, labels[key]) for key in GROUP_LABELS if key in labels)
 
 
 def build_areas(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
@@ -398,12 +404,12 @@ def build_areas(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area,
 
     ``counts`` contains the nonzero fields of each `Area`.
     """
-    labels = sorted(counts, key=lambda label: (GROUPING.index(label[0]), label[1]) if label else (-1, ""))
+    labels = sorted(counts, key=lambda label: (GROUP_LABELS.index(label[0]), label[1]) if label else (-1, ""))
     numbers = [name for name in Area.__struct_fields__ if name != "label"]
     return tuple(Area(label=label, **{name: counts[label].get(name, 0) for name in numbers}) for label in labels)
 
 
-def first_commit_extent(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
+def compute_first_extent(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
     """Return the extent of an instance's first commit.
 
     `compare_decisions` returns the same extent but needs more memory. ``servers`` yields the decisions for all servers.
@@ -420,7 +426,7 @@ def first_commit_extent(decisions: Decisions, repository: FleetRepository, serve
             counts.setdefault(label, Counter())["added"] += 1
         if (access := build_machine(repository, server).bmc) is not None:
             pairs.append(("bmc", digest_bmc_access(None, None), digest_bmc_access(decision.server, access)))
-    unknown, shared = compare_unknown(None, decisions), compare_shared(None, decisions, None, repository)
+    unknown, shared = compare_unknown_boots(None, decisions), compare_shared_files(None, decisions, None, repository)
     pairs += [(kind, *each.pair) for kind, each in (("unknown", unknown), ("shared", shared)) if each is not None]
     return Extent(
         digest=digest_pairs(pairs),
@@ -439,10 +445,10 @@ def first_commit_extent(decisions: Decisions, repository: FleetRepository, serve
     )
 
 
-GROUPING: Final = ("site", "role")  # label keys; the servers with the same value form a group
+GROUP_LABELS: Final = ("site", "role")  # label keys; the servers with the same value form a group
 
 
-class Touched(Struct, frozen=True, kw_only=True):
+class ChangeScope(Struct, frozen=True, kw_only=True):
     """The servers and documents that may differ between two commits, so that only these need to be compared.
 
     All other servers and documents are the same in both commits.
@@ -497,8 +503,8 @@ class Extent(Struct, frozen=True, kw_only=True):
         """Return the extent, not counting the reinstallations of the given servers."""
         if not servers:
             return self
-        left = tuple(each for each in self.reinstalled_servers if each not in servers)
-        return structs.replace(self, reinstalls=self.reinstalls - len(servers), reinstalled_servers=left)
+        remaining = tuple(each for each in self.reinstalled_servers if each not in servers)
+        return structs.replace(self, reinstalls=self.reinstalls - len(servers), reinstalled_servers=remaining)
 
     def with_inheritances(self, inheritances: Collection[Inheritance]) -> Extent:
         """Return the extent with a digest that also covers inherited identities.

@@ -46,8 +46,8 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
         case (EveryBoot(), _):
             return True
         case (UntilProvisioned(), UntilProvisioned()):  # attempts are used for both conditions
-            as_often = other.attempts <= one.attempts and other.boots <= one.boots
-            return as_often and other.number <= one.number and other.image == one.image
+            is_within_limits = other.attempts <= one.attempts and other.boots <= one.boots
+            return is_within_limits and other.number <= one.number and other.image == one.image
         case (UntilRun(), UntilRun()) if (one.maintenance, one.run) == (other.maintenance, other.run):
             # A run that was consumed in one window is also consumed in the other window, even if the window was moved.
             if other.start is None or one.end is None or other.start < one.end:
@@ -56,39 +56,37 @@ def covers(one: BootCondition, other: BootCondition) -> bool:
     return False
 
 
-class Waiting(Struct, frozen=True, kw_only=True):
+class Preconditions(Struct, frozen=True, kw_only=True):
     """The approval and the drain that a server waits for."""
 
     requirements: frozenset[str] = NO_REQUIREMENTS
     is_approved: bool = True  # Whether the fleet contains the approval, if the approval must be in a file.
     # The digest and the run for which URLs must respond. None: there are no URLs.
-    asked_for: tuple[str | None, str | None] = (None, None)
+    url_keys: tuple[str | None, str | None] = (None, None)
 
-    def waits_as_long_as(self, other: Waiting) -> bool:
+    def waits_as_long_as(self, other: Preconditions) -> bool:
         """Return whether a server that has to wait for ``other`` always has to wait for this too.
 
         The result does not depend on how the URLs respond.
         """
-        answers_count_alike = all(
-            theirs in (None, own) for own, theirs in zip(self.asked_for, other.asked_for, strict=True)
-        )
+        urls_match = all(theirs in (None, own) for own, theirs in zip(self.url_keys, other.url_keys, strict=True))
         is_wider = self.requirements >= other.requirements and self.is_approved <= other.is_approved
-        return is_wider and answers_count_alike
+        return is_wider and urls_match
 
 
-NO_WAITING: Final = Waiting()
+NO_PRECONDITIONS: Final = Preconditions()
 
 
 class Demand(Struct, frozen=True, kw_only=True):
     """The boot that a decision requires for a server during a time span."""
 
     boot: Boot | None  # None: the server boots its local disk or has no plan
-    when: BootCondition = EveryBoot()
+    condition: BootCondition = EveryBoot()
     override: OverrideMode = OverrideMode.NONE
     power: str = "None"
     waits: bool = False  # whether the boot waits until the machine is off
     # the approval and the drain for which a server waits before the boot of a maintenance
-    preconditions: Waiting = NO_WAITING
+    preconditions: Preconditions = NO_PRECONDITIONS
     boot_while_waiting: Boot | None = None  # None: the local disk
     disk: DiskBoot = DiskBoot.FIRMWARE_ORDER
     maintenance: str | None = None  # None: the policy requires the boot
@@ -112,21 +110,23 @@ class Span(Struct, frozen=True, kw_only=True):
     lower_demands: tuple[Demand, ...]  # the demands of the policy and of maintenances with a lower priority
 
 
-def compute_spans(decision: Decision, instants: tuple[datetime, ...]) -> Iterator[Span]:
+def compute_spans(decision: Decision, times: tuple[datetime, ...]) -> Iterator[Span]:
     """Yield the span that begins at each instant. The instants must include the start and the end of each window."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
-        yield from (Span(demand=NO_DEMAND, lower_demands=()) for _ in instants)
+        yield from (Span(demand=NO_DEMAND, lower_demands=()) for _ in times)
         return
-    policy = _policy_demand(decision.policy)
-    always = policy.boot is not None and not policy.writes_disk and isinstance(policy.when, EveryBoot)
-    instead = policy if always else Demand(boot=None, disk=policy.disk)  # the demand that replaces a stopped boot
-    for at in instants:
-        active = [each for each in decision.maintenances if each.is_active(at)]
+    policy = _build_policy_demand(decision.policy)
+    always_boots = policy.boot is not None and not policy.writes_disk and isinstance(policy.condition, EveryBoot)
+    replacement = (
+        policy if always_boots else Demand(boot=None, disk=policy.disk)
+    )  # the demand that replaces a stopped boot
+    for time in times:
+        active = [each for each in decision.maintenances if each.is_active(time)]
         active.sort(key=lambda maintenance: maintenance.priority, reverse=True)
-        asks = [*(_maintenance_demand(each, policy.boot if always else None) for each in active), policy]
+        demands = [*(_build_maintenance_demand(each, policy.boot if always_boots else None) for each in active), policy]
         if decision.stopped:
-            asks = [instead if ask.writes_disk else ask for ask in asks]
-        yield Span(demand=asks[0], lower_demands=tuple(asks[1:]))
+            demands = [replacement if demand.writes_disk else demand for demand in demands]
+        yield Span(demand=demands[0], lower_demands=tuple(demands[1:]))
 
 
 def find_window_edges(*decisions: Decision) -> tuple[datetime, ...]:
@@ -138,26 +138,26 @@ def find_window_edges(*decisions: Decision) -> tuple[datetime, ...]:
     return tuple(sorted(found))
 
 
-def _policy_demand(policy: PolicyDecision | None) -> Demand:
+def _build_policy_demand(policy: PolicyDecision | None) -> Demand:
     if policy is None:
         return NO_DEMAND
     if policy.boot is None or policy.network_boot is NetworkBoot.NEVER:
         return Demand(boot=None, disk=policy.disk_boot)
-    when: BootCondition = EveryBoot()
+    condition: BootCondition = EveryBoot()
     if policy.network_boot is not NetworkBoot.ALWAYS:
         image = policy.boot.image if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE else None
-        when = UntilProvisioned(policy.provision, image, policy.attempts, policy.boot.boots)
+        condition = UntilProvisioned(policy.provision, image, policy.attempts, policy.boot.boots)
     return Demand(
         boot=policy.boot,
-        when=when,
+        condition=condition,
         override=policy.override,
         power=policy.power,
-        waits=policy.wait_for is PolicyWait.POWER_OFF and isinstance(when, UntilProvisioned),
+        waits=policy.wait_for is PolicyWait.POWER_OFF and isinstance(condition, UntilProvisioned),
         disk=policy.disk_boot,
     )
 
 
-def _maintenance_demand(maintenance: MaintenanceDecision, boot_while_waiting: Boot | None) -> Demand:
+def _build_maintenance_demand(maintenance: MaintenanceDecision, boot_while_waiting: Boot | None) -> Demand:
     waves = (
         maintenance.power,
         maintenance.max_unavailable,
@@ -176,7 +176,7 @@ def _maintenance_demand(maintenance: MaintenanceDecision, boot_while_waiting: Bo
     run = UntilRun(maintenance.name, maintenance.run, maintenance.start, maintenance.end)
     return Demand(
         boot=maintenance.boot,
-        when=run if maintenance.network_boot is NetworkBoot.ONCE else EveryBoot(),
+        condition=run if maintenance.network_boot is NetworkBoot.ONCE else EveryBoot(),
         override=maintenance.override,
         power=power,
         maintenance=maintenance.name,
@@ -185,13 +185,13 @@ def _maintenance_demand(maintenance: MaintenanceDecision, boot_while_waiting: Bo
     )
 
 
-def _find_preconditions(maintenance: MaintenanceDecision) -> Waiting:
+def _find_preconditions(maintenance: MaintenanceDecision) -> Preconditions:
     if (before := maintenance.before) is None:
-        return NO_WAITING
-    return Waiting(
+        return NO_PRECONDITIONS
+    return Preconditions(
         requirements=before.requirements,
         is_approved=before.approval_file is None or before.is_approved,
-        asked_for=(
+        url_keys=(
             before.approval_key if before.approval_url is not None else None,
             maintenance.drain_key if before.drain_url is not None else None,
         ),
@@ -212,7 +212,7 @@ def is_harmless(old: Decision, new: Decision) -> bool:
         return False
     times = find_window_edges(old, new)
     before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
-    return all(_offers_no_more(is_now.demand, before[number:]) for number, is_now in enumerate(after))
+    return all(_offers_no_more(span.demand, before[number:]) for number, span in enumerate(after))
 
 
 def _offers_no_more(demand: Demand, spans: list[Span]) -> bool:
@@ -220,14 +220,17 @@ def _offers_no_more(demand: Demand, spans: list[Span]) -> bool:
 
     The other spans are the later spans, in order of time.
     """
-    here, key = spans[0], demand.when
-    if _is_within(demand, here.demand):
+    current, condition = spans[0], demand.condition
+    if _is_within(demand, current.demand):
         return True
     # For an install boot, the policy itself must demand this provision key in one of the spans.
-    is_asked_later = isinstance(key, UntilProvisioned) and any(
-        isinstance(span.demand.when, UntilProvisioned) and covers(span.demand.when, key) for span in spans
+    is_asked_later = isinstance(condition, UntilProvisioned) and any(
+        isinstance(span.demand.condition, UntilProvisioned) and covers(span.demand.condition, condition)
+        for span in spans
     )
-    return (is_asked_later or not demand.writes_disk) and any(_is_within(demand, each) for each in here.lower_demands)
+    return (is_asked_later or not demand.writes_disk) and any(
+        _is_within(demand, each) for each in current.lower_demands
+    )
 
 
 _PARKED: Final = (Lifecycle.ACTIVE, Lifecycle.PARKED)
@@ -238,19 +241,21 @@ _get_compared_fields: Final = attrgetter(*sorted({each.name for each in fields(D
 def _is_within(demand: Demand, other: Demand) -> bool:
     if demand.disk not in (other.disk, DiskBoot.FIRMWARE_ORDER) or demand.power not in (other.power, "None"):
         return False
-    waits_alike = demand.preconditions == other.preconditions
+    same_preconditions = demand.preconditions == other.preconditions
     may_wait = demand.preconditions.requirements or other.preconditions.requirements
     if may_wait and demand.boot_while_waiting != other.boot_while_waiting:
         return False
     if demand.boot is None:  # a server that waits boots its policy's boot if this boot does not write disks
-        return waits_alike if other.boot is None else other.writes_disk and not other.preconditions.requirements
-    if demand.boot != other.boot or not covers(other.when, demand.when):
+        return same_preconditions if other.boot is None else other.writes_disk and not other.preconditions.requirements
+    if demand.boot != other.boot or not covers(other.condition, demand.condition):
         return False
     if demand.waits is not other.waits and not (demand.waits and demand.writes_disk):
         return False  # without the wait, the boot comes earlier; with the wait, the disk replaces a harmless boot
-    if not waits_alike and not (demand.preconditions.waits_as_long_as(other.preconditions) and demand.writes_disk):
+    if not same_preconditions and not (
+        demand.preconditions.waits_as_long_as(other.preconditions) and demand.writes_disk
+    ):
         return False
-    if not demand.writes_disk and not covers(demand.when, other.when):
+    if not demand.writes_disk and not covers(demand.condition, other.condition):
         return False  # for some records, the disk would replace a boot that writes no disk
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)
 

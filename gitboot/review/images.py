@@ -25,7 +25,7 @@ from gitboot.model.server import Server
 from gitboot.resolve.decision_inputs import list_stream_images
 from gitboot.resolve.explanation import find_requiring_stream
 from gitboot.resolve.install_attempts import install_step
-from gitboot.resolve.policy_selection import NamedImage, choose_image, joining_percentage, list_opt_outs
+from gitboot.resolve.policy_selection import NamedImage, choose_image, compute_rollout_percentage, list_opt_outs
 from gitboot.resolve.provisioning_record import InstallStep, Record
 from gitboot.resolve.secret_scan import is_secret_argument
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
@@ -185,14 +185,16 @@ def compare_provenance(
     rules = tuple(_find_rule_changes(changes.documents, old, new))
     lowered = {each.stream for each in rules if each.lowers}
     return ProvenanceChanges(
-        images=tuple(_find_images(changes.documents, old, new, results)),
+        images=tuple(_find_image_provenance(changes.documents, old, new, results)),
         rules=rules,
         sources=tuple(
             SourceChange(
                 source=key.name,
                 fate=change.fate,
                 replaces_built_in=change.fate is ChangeKind.ADDED and key.name in BUILT_IN_SOURCES,
-                fields=tuple(each._replace(old=_hide(each.old), new=_hide(each.new)) for each in change.fields),
+                fields=tuple(
+                    each._replace(old=_hide_secrets(each.old), new=_hide_secrets(each.new)) for each in change.fields
+                ),
                 place=None if change.fate is ChangeKind.REMOVED else _find_place(new, key, *_first_path(change)),
             )
             for key, change in changes.documents.items()
@@ -215,16 +217,16 @@ def _find_place(repository: FleetRepository, document: Id, *path: str | int) -> 
     return file, place.line, place.column
 
 
-def _hide(value: Any) -> Any:
+def _hide_secrets(value: Any) -> Any:
     """Return a YAML value with HIDDEN instead of strings that look like secrets."""
     if isinstance(value, str):
         return f"{value.partition('=')[0]}=HIDDEN" if is_secret_argument(value) else hide_secret_lines(value)
     if isinstance(value, Mapping):
-        return {name: _hide(each) for name, each in value.items()}
-    return list(map(_hide, value)) if isinstance(value, list) else value
+        return {name: _hide_secrets(each) for name, each in value.items()}
+    return list(map(_hide_secrets, value)) if isinstance(value, list) else value
 
 
-def _hide_url(provenance: Provenance | None) -> Provenance | None:
+def _hide_url_secrets(provenance: Provenance | None) -> Provenance | None:
     if provenance is None or provenance.url is None:
         return provenance
     return dataclasses.replace(provenance, url=ArtifactUrl(hide_secret_lines(provenance.url)))
@@ -234,7 +236,7 @@ def _first_path(change: DocumentChange) -> tuple[str | int, ...]:
     return change.fields[0].path if change.fields else ("metadata", "name")
 
 
-def _find_images(
+def _find_image_provenance(
     documents: Mapping[Id, DocumentChange], old: FleetRepository | None, new: FleetRepository, results: SignatureResults
 ) -> Iterator[ImageProvenance]:
     for key, change in documents.items():
@@ -250,8 +252,8 @@ def _find_images(
             FileClaim(
                 file=file,
                 sha256=artifact.sha256,
-                claimed=_hide_url(artifact.provenance),
-                before=_hide_url(before[file][0].provenance if file in before else artifact.provenance),
+                claimed=_hide_url_secrets(artifact.provenance),
+                before=_hide_url_secrets(before[file][0].provenance if file in before else artifact.provenance),
                 names_signature=names_signature,
                 result=results.get((key.name, artifact.sha256)),
             )
@@ -278,10 +280,10 @@ def _find_rule_changes(
     for key in documents:
         if key.kind != "ImageStream":
             continue
-        was, is_now = (each.streams.get(key.name) if each is not None else None for each in (old, new))
-        for change in compare_fields(_list_rules(was), _list_rules(is_now), ("spec",)):
-            place = _find_place(new, key, *change.path) if is_now is not None else None
-            lowers = requires_signed(was) and not requires_signed(is_now)
+        old_stream, new_stream = (each.streams.get(key.name) if each is not None else None for each in (old, new))
+        for change in compare_fields(_list_rules(old_stream), _list_rules(new_stream), ("spec",)):
+            place = _find_place(new, key, *change.path) if new_stream is not None else None
+            lowers = requires_signed(old_stream) and not requires_signed(new_stream)
             yield StreamRuleChange(
                 stream=key.name,
                 change=change,
@@ -315,9 +317,9 @@ def find_uncovered_boots(repository: FleetRepository) -> Iterator[UncoveredBoot]
         *((Id("Maintenance", name), each.spec.profile) for name, each in repository.maintenances.items()),
     )
     for document, profile in users:
-        named = direct[profile]
-        for stream_name in streams.get(named, ()) if named is not None else ():
-            yield UncoveredBoot(document=document, profile=profile, image=str(named), stream=stream_name)
+        direct_image = direct[profile]
+        for stream_name in streams.get(direct_image, ()) if direct_image is not None else ():
+            yield UncoveredBoot(document=document, profile=profile, image=str(direct_image), stream=stream_name)
 
 
 def _list_streams_by_image(streams: Mapping[str, ImageStream]) -> Mapping[str, list[str]]:
@@ -334,15 +336,15 @@ def _find_left_streams(
     """Yield the servers whose images no longer need signatures, except those that left a stream in ``lowered``."""
     found: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for change in servers:
-        was, now = (
+        old_boot, new_boot = (
             each.policy.boot if each is not None and each.policy is not None else None
             for each in (change.old, change.new)
         )
-        if was is None or now is None or not _needs_signatures(was) or _needs_signatures(now):
+        if old_boot is None or new_boot is None or not _needs_signatures(old_boot) or _needs_signatures(new_boot):
             continue
-        stream = find_requiring_stream(old, old.profiles[was.profile], was.image)
+        stream = find_requiring_stream(old, old.profiles[old_boot.profile], old_boot.image)
         if stream not in lowered:
-            found[stream, now.profile].append(change.name)
+            found[stream, new_boot.profile].append(change.name)
     for (stream, profile), names in sorted(found.items()):
         field = "stream" if new.profiles[profile].spec.stream is not None else "image"
         place = _find_place(new, Id("BootProfile", profile), "spec", field)
@@ -510,18 +512,18 @@ def _list_image_uses(
 def _summarize_stream(repository: FleetRepository, name: str, followers: list[StreamFollower]) -> StreamUse:
     spec = repository.streams[name].spec
     rollout = spec.rollout
-    own = [each for each in followers if each.stream == name]
+    stream_followers = [each for each in followers if each.stream == name]
     waiting: defaultdict[int, list[str]] = defaultdict(list)
-    for each in own:
+    for each in stream_followers:
         metadata, is_current = each.server.metadata, each.image.path == ("spec", "current")
         if rollout and is_current and selects(rollout.selector, metadata.name, metadata.labels):
-            waiting[joining_percentage(name, each.server.uuid)].append(metadata.name)
+            waiting[compute_rollout_percentage(name, each.server.uuid)].append(metadata.name)
     return StreamUse(
         name=name,
         current=spec.current,
         rollout=rollout.image if rollout else None,
         percent=rollout.percent if rollout else None,
-        images=dict(sorted(Counter(each.image.image for each in own).items())),
+        images=dict(sorted(Counter(each.image.image for each in stream_followers).items())),
         joining=tuple(Joining(percent=percent, servers=tuple(servers)) for percent, servers in sorted(waiting.items())),
         follow=spec.follow,
         require_provenance=spec.require_provenance,
@@ -531,9 +533,9 @@ def _summarize_stream(repository: FleetRepository, name: str, followers: list[St
 def _list_opt_out_uses(
     repository: FleetRepository, followers: list[StreamFollower], at: datetime
 ) -> tuple[OptOutUse, ...]:
-    kept: defaultdict[tuple[Id, tuple[str | int, ...]], list[str]] = defaultdict(list)
+    servers_by_field: defaultdict[tuple[Id, tuple[str | int, ...]], list[str]] = defaultdict(list)
     for follower in followers:
-        kept[follower.image.document, follower.image.path].append(follower.server.metadata.name)
+        servers_by_field[follower.image.document, follower.image.path].append(follower.server.metadata.name)
     found = [
         OptOutUse(
             what=each.what,
@@ -541,19 +543,19 @@ def _list_opt_out_uses(
             reason=each.reason,
             until=each.until,
             overdue=each.until is not None and each.until <= at,
-            servers=tuple(kept.get((each.resource, (*each.path, "image")), ())),
+            servers=tuple(servers_by_field.get((each.resource, (*each.path, "image")), ())),
         )
         for each in list_opt_outs(repository)
     ]
-    far = datetime.max.replace(tzinfo=UTC)
-    return tuple(sorted(found, key=lambda each: (each.until or far, each.what)))
+    no_deadline = datetime.max.replace(tzinfo=UTC)
+    return tuple(sorted(found, key=lambda each: (each.until or no_deadline, each.what)))
 
 
 MAX_REPORT_AGE: Final = timedelta(hours=1)  # the maximum age of the status of an instance
 # Evidence in a record that an installation was completed. "Adopted" is not evidence from a machine.
-_COMPLETION: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
+_COMPLETION_EVIDENCE: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
 # Evidence that an installation started: a file was fetched, or a boot override was consumed.
-_BEGINNING: Final = frozenset({"Fetched", "Consumed"})
+_START_EVIDENCE: Final = frozenset({"Fetched", "Consumed"})
 
 
 class InstanceReport(Struct, frozen=True, kw_only=True):
@@ -602,11 +604,11 @@ class AppliedRollout(Struct, frozen=True, kw_only=True):
 def find_applied_rollout(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
     """Return a stream's rollout in a commit, and the servers that boot the new image because of the rollout."""
     found = repository.streams.get(stream)
-    by = (Id("ImageStream", stream), ("spec", "rollout", "image"))
+    rollout_field = (Id("ImageStream", stream), ("spec", "rollout", "image"))
     machines = (
         decisions.servers[each.server.metadata.name]
         for each in find_followers(repository, decisions)
-        if (each.image.document, each.image.path) == by
+        if (each.image.document, each.image.path) == rollout_field
     )
     return AppliedRollout(rollout=found.spec.rollout if found is not None else None, machines=tuple(machines))
 
@@ -622,16 +624,16 @@ def _image_state(image: str, decision: Decision, record: Record | None) -> _Imag
         return "failed"
     if step is not InstallStep.PROVISIONED or record.image != image:
         return "unproven"
-    if record.evidence in _COMPLETION:
+    if record.evidence in _COMPLETION_EVIDENCE:
         return "proven"
-    return "begun" if record.evidence in _BEGINNING else "unproven"
+    return "begun" if record.evidence in _START_EVIDENCE else "unproven"
 
 
-def advance(
+def decide_next_step(
     stream: str,
     rollout: Rollout,
     applied: AppliedRollout,
-    proof: InstanceReport,
+    report: InstanceReport,
     *,
     steps: Sequence[int],
     after: int,
@@ -643,14 +645,21 @@ def advance(
     ``after`` is the percentage of the reached servers for which there must be proof that they have the image. With
     ``accept_fetched``, a server also counts if its record only shows that an installation started.
     """
-    known: defaultdict[_ImageState, tuple[str, ...]] = defaultdict(tuple)  # names of servers, sorted
+    servers_by_state: defaultdict[_ImageState, tuple[str, ...]] = defaultdict(tuple)  # names of servers, sorted
     for decision in applied.machines:
-        known[_image_state(rollout.image, decision, proof.records.get(decision.uuid))] += (decision.server,)
-    following = min((step for step in steps if step > rollout.percent), default=None)
+        servers_by_state[_image_state(rollout.image, decision, report.records.get(decision.uuid))] += (decision.server,)
+    next_percent = min((step for step in steps if step > rollout.percent), default=None)
     outcome, why = _judge_rollout(
-        rollout, applied.rollout, known, proof, following, after=after, at=at, accept_fetched=accept_fetched
+        rollout,
+        applied.rollout,
+        servers_by_state,
+        report,
+        next_percent,
+        after=after,
+        at=at,
+        accept_fetched=accept_fetched,
     )
-    if outcome is StepOutcome.NEXT and following is None:
+    if outcome is StepOutcome.NEXT and next_percent is None:
         outcome, why = StepOutcome.COMPLETE, f"{why}: make {rollout.image} the stream's current image"
     return RolloutProgress(
         stream=stream,
@@ -658,13 +667,13 @@ def advance(
         why=why,
         image=rollout.image,
         percent=rollout.percent,
-        next=following if outcome is StepOutcome.NEXT else None,
+        next=next_percent if outcome is StepOutcome.NEXT else None,
         reached=len(applied.machines),
-        proven=len(known["proven"]),
-        begun=known["begun"],
-        failed=known["failed"],
-        unknown=known["unknown"],
-        unproven=known["unproven"],
+        proven=len(servers_by_state["proven"]),
+        begun=servers_by_state["begun"],
+        failed=servers_by_state["failed"],
+        unknown=servers_by_state["unknown"],
+        unproven=servers_by_state["unproven"],
     )
 
 
@@ -672,8 +681,8 @@ def _judge_rollout(
     rollout: Rollout,
     applied_rollout: Rollout | None,
     servers_by_state: Mapping[_ImageState, tuple[str, ...]],
-    proof: InstanceReport,
-    following: int | None,
+    report: InstanceReport,
+    next_percent: int | None,
     *,
     after: int,
     at: datetime,
@@ -683,17 +692,17 @@ def _judge_rollout(
         applied, here = _format_rollout(applied_rollout), _format_rollout(rollout)
         return (
             StepOutcome.WAITS,
-            f"the instance applied {proof.commit[:12]}, whose rollout ({applied}) differs from the one here ({here})",
+            f"the instance applied {report.commit[:12]}, whose rollout ({applied}) differs from the one here ({here})",
         )
-    if proof.at is None:
+    if report.at is None:
         return StepOutcome.WAITS, "the last status of the instance has no time, so it is not current"
-    if not -MAX_REPORT_AGE <= at - proof.at <= MAX_REPORT_AGE:
+    if not -MAX_REPORT_AGE <= at - report.at <= MAX_REPORT_AGE:
         return (
             StepOutcome.WAITS,
-            f"the last status of the instance is from {format_instant(proof.at)}, so it is not current",
+            f"the last status of the instance is from {format_instant(report.at)}, so it is not current",
         )
-    if proof.wait_reason is not None:
-        return StepOutcome.WAITS, proof.wait_reason
+    if report.wait_reason is not None:
+        return StepOutcome.WAITS, report.wait_reason
     if failed := servers_by_state["failed"]:
         return StepOutcome.STOPPED, f"the installation failed on {format_names(failed)}"
     if unknown := servers_by_state["unknown"]:
@@ -704,7 +713,7 @@ def _judge_rollout(
     share = f"{counted} of {format_count(number, 'server')} {has} {rollout.image} at {rollout.percent} %"
     if begun and accept_fetched:
         share += f" ({format_names(begun)} reported no completion)"
-    if not number and following is None:
+    if not number and next_percent is None:
         return StepOutcome.WAITS, f"{share}; the rollout reaches no server, and there is no higher step"
     if counted * 100 < after * number:
         reasons = [f"{share}, fewer than {after} %"]

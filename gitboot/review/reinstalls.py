@@ -88,16 +88,16 @@ def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     times = find_window_edges(old, new)
     before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
     found: list[Reinstall] = []
-    for number, is_now in enumerate(after):
-        ask, was = is_now.demand, before[number].demand
-        if not ask.writes_disk or _is_already_offered(ask, before[number:]):
+    for number, span in enumerate(after):
+        demand, old_demand = span.demand, before[number].demand
+        if not demand.writes_disk or _is_already_offered(demand, before[number:]):
             continue
         if old.stopped and not new.stopped:
-            found.append(Reinstall(ReinstallReason.STOPPED, None, None, ask.maintenance))
-        elif ask.maintenance is None:
-            found += _policy_reinstalls(old, new, was)
+            found.append(Reinstall(ReinstallReason.STOPPED, None, None, demand.maintenance))
+        elif demand.maintenance is None:
+            found += _find_policy_reinstalls(old, new, old_demand)
         else:
-            found.append(_maintenance_reinstall(old, new, was, ask.maintenance))
+            found.append(_build_maintenance_reinstall(old, new, old_demand, demand.maintenance))
     return tuple(dict.fromkeys(found))
 
 
@@ -107,56 +107,58 @@ def _is_already_offered(demand: Demand, spans: list[Span]) -> bool:
     This is true if the first span requires the same install boot, or if any span requires the boot's provision key.
     """
 
-    def asks_as_much(was: Demand) -> bool:
-        as_soon = demand.waits or not was.waits
-        as_soon &= demand.preconditions.requirements >= was.preconditions.requirements
-        sets = was.override is not OverrideMode.NONE or demand.override is OverrideMode.NONE
-        return was.writes_disk and as_soon and covers(was.when, demand.when) and sets
+    def offers_as_much(offered: Demand) -> bool:
+        is_soon_enough = demand.waits or not offered.waits
+        is_soon_enough &= demand.preconditions.requirements >= offered.preconditions.requirements
+        sets_override = offered.override is not OverrideMode.NONE or demand.override is OverrideMode.NONE
+        return offered.writes_disk and is_soon_enough and covers(offered.condition, demand.condition) and sets_override
 
-    here = spans[0].demand
-    if asks_as_much(here) and here.image == demand.image:
+    current = spans[0].demand
+    if offers_as_much(current) and current.image == demand.image:
         return True
-    by_key = isinstance(demand.when, UntilProvisioned)
-    return by_key and any(asks_as_much(each.demand) for each in spans if isinstance(each.demand.when, UntilProvisioned))
+    is_keyed = isinstance(demand.condition, UntilProvisioned)
+    return is_keyed and any(
+        offers_as_much(each.demand) for each in spans if isinstance(each.demand.condition, UntilProvisioned)
+    )
 
 
-def _policy_reinstalls(old: Decision, new: Decision, was: Demand) -> list[Reinstall]:
+def _find_policy_reinstalls(old: Decision, new: Decision, old_demand: Demand) -> list[Reinstall]:
     before, after = old.policy, new.policy
     assert after is not None  # noqa: S101 - it asks for a boot
     assert after.boot is not None  # noqa: S101
     if before is None:
         # without a record, gitboot adopts the server
-        only_by_record = after.network_boot in _BY_KEY and after.provision == 0
+        only_by_record = after.network_boot in _KEYED_MODES and after.provision == 0
         return [Reinstall(ReinstallReason.RECORD if only_by_record else ReinstallReason.POLICY, None, after.policy)]
     image_before = before.boot.image if before.boot is not None else None
-    wrote = before.boot is not None and before.boot.writes_disk
-    by_key = after.network_boot in _BY_KEY
+    wrote_disk = before.boot is not None and before.boot.writes_disk
+    is_keyed = after.network_boot in _KEYED_MODES
     boots_before = before.boot.boots if before.boot is not None else after.boot.boots
-    ways = (
+    candidates = (
         (
             ReinstallReason.NETWORK_BOOT,
             before.network_boot,
             after.network_boot,
             before.network_boot is not after.network_boot,
         ),
-        (ReinstallReason.WRITES_DISK, image_before, after.boot.image, not wrote),
+        (ReinstallReason.WRITES_DISK, image_before, after.boot.image, not wrote_disk),
         (
             *(ReinstallReason.IMAGE, image_before, after.boot.image),
-            wrote and image_before != after.boot.image and after.network_boot is not NetworkBoot.ONCE,
+            wrote_disk and image_before != after.boot.image and after.network_boot is not NetworkBoot.ONCE,
         ),
         (
             ReinstallReason.PROVISION,
             str(before.provision),
             str(after.provision),
-            by_key and after.provision > before.provision,
+            is_keyed and after.provision > before.provision,
         ),
         (
             ReinstallReason.ATTEMPTS,
             str(before.attempts),
             str(after.attempts),
-            by_key and after.attempts > before.attempts,
+            is_keyed and after.attempts > before.attempts,
         ),
-        (ReinstallReason.BOOTS, str(boots_before), str(after.boot.boots), by_key and after.boot.boots > boots_before),
+        (ReinstallReason.BOOTS, str(boots_before), str(after.boot.boots), is_keyed and after.boot.boots > boots_before),
         (
             *(ReinstallReason.WAIT, before.wait_for, after.wait_for),
             before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE,
@@ -166,44 +168,52 @@ def _policy_reinstalls(old: Decision, new: Decision, was: Demand) -> list[Reinst
             before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE,
         ),
     )
-    found = [Reinstall(why, one, other) for why, one, other, is_different in ways if is_different]
-    if not found and was.maintenance is not None:
-        found.append(Reinstall(ReinstallReason.UNCOVERED, was.maintenance, None))
+    found = [
+        Reinstall(why, old_value, new_value) for why, old_value, new_value, is_different in candidates if is_different
+    ]
+    if not found and old_demand.maintenance is not None:
+        found.append(Reinstall(ReinstallReason.UNCOVERED, old_demand.maintenance, None))
     return found
 
 
-def _maintenance_reinstall(old: Decision, new: Decision, was: Demand, name: str) -> Reinstall:
-    def all_that_decides(maintenance: MaintenanceDecision) -> tuple[object, ...]:
+def _build_maintenance_reinstall(old: Decision, new: Decision, old_demand: Demand, name: str) -> Reinstall:
+    def list_decisive_fields(maintenance: MaintenanceDecision) -> tuple[object, ...]:
         image = maintenance.boot.image if maintenance.boot is not None and maintenance.boot.writes_disk else None
         window = maintenance.start, maintenance.end
         return image, maintenance.network_boot, maintenance.run, *window, maintenance.requirements
 
-    def in_words(maintenance: MaintenanceDecision) -> str:
+    def format_maintenance(maintenance: MaintenanceDecision) -> str:
         image = maintenance.boot.image if maintenance.boot else "local disk"
         start, end = (format_instant(each) if each else "-" for each in (maintenance.start, maintenance.end))
         needs = "".join(f", needs {each}" for each in sorted(maintenance.requirements))
         return f"{image}, {maintenance.network_boot}, run {maintenance.run}, [{start}, {end}){needs}"
 
-    before, after = (next((each for each in its.maintenances if each.name == name), None) for its in (old, new))
+    before, after = (
+        next((each for each in decision.maintenances if each.name == name), None) for decision in (old, new)
+    )
     assert after is not None  # noqa: S101 - it asks for a boot
-    if before is None or all_that_decides(before) != all_that_decides(after):
-        return Reinstall(ReinstallReason.MAINTENANCE, in_words(before) if before else None, in_words(after), name)
+    if before is None or list_decisive_fields(before) != list_decisive_fields(after):
+        return Reinstall(
+            ReinstallReason.MAINTENANCE, format_maintenance(before) if before else None, format_maintenance(after), name
+        )
     if before.override is not after.override:
         return Reinstall(ReinstallReason.OVERRIDE, before.override, after.override, name)
-    return Reinstall(ReinstallReason.UNCOVERED, was.maintenance, None, name)
+    return Reinstall(ReinstallReason.UNCOVERED, old_demand.maintenance, None, name)
 
 
 def wants_install(decision: Decision) -> bool:
     """Return whether a new server would get an install boot from its policy or from a maintenance."""
     policy = decision.policy
     if policy is not None and policy.boot is not None:
-        is_pending = policy.network_boot in _BY_KEY and policy.provision > 0  # gitboot adopts a server with provision 0
+        is_pending = (
+            policy.network_boot in _KEYED_MODES and policy.provision > 0
+        )  # gitboot adopts a server with provision 0
         if is_pending or (policy.network_boot is NetworkBoot.ALWAYS and policy.boot.writes_disk):
             return True
     return any(each.boot is not None and each.boot.writes_disk for each in decision.maintenances)
 
 
-_BY_KEY: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
+_KEYED_MODES: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
 
 
 def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
@@ -244,7 +254,7 @@ class GainedIdentity(NamedTuple):
     is_new: bool  # whether the server did not have the identity in the older commit
 
     @property
-    def mark(self) -> IdentityKey:
+    def identity(self) -> IdentityKey:
         return self.kind, self.value
 
 
@@ -289,9 +299,9 @@ class DescribedServer(NamedTuple):
         """Yield the identities that the machine can use to request its boot."""
         idle = {nic.mac for nic in self.host.nics if not nic.boots}
         yield from (
-            mark
-            for mark in _list_machine_identities(self.machine)
-            if mark[0] != ReinstallReason.MAC or mark[1] not in idle
+            identity
+            for identity in _list_machine_identities(self.machine)
+            if identity[0] != ReinstallReason.MAC or identity[1] not in idle
         )
         yield from self._list_network_identities()
 
@@ -306,11 +316,11 @@ class DescribedServer(NamedTuple):
 
 def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
     yield from ((ReinstallReason.MAC, mac) for mac in machine.macs if not is_placeholder_mac(mac))
-    reports = machine.bmc.reports_serial if machine.bmc is not None else None
-    serials = (each for each in (machine.serial, reports) if each is not None and not is_placeholder_serial(each))
+    bmc_serial = machine.bmc.reports_serial if machine.bmc is not None else None
+    serials = (each for each in (machine.serial, bmc_serial) if each is not None and not is_placeholder_serial(each))
     yield from ((ReinstallReason.SERIAL, serial) for serial in sorted({each.upper() for each in serials}))
-    shown = machine.bmc.reports_uuid if machine.bmc is not None else None
-    uuids = (each for each in (machine.uuid, shown) if each is not None and lookup_uuids(each))
+    bmc_uuid = machine.bmc.reports_uuid if machine.bmc is not None else None
+    uuids = (each for each in (machine.uuid, bmc_uuid) if each is not None and lookup_uuids(each))
     yield from ((ReinstallReason.UUID, uuid) for uuid in sorted({byte_orders(each)[0] for each in uuids}))
 
 
@@ -325,39 +335,45 @@ def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey,
     boots = [each.boot for each in server.decision.maintenances]
     if policy is not None and policy.network_boot is not NetworkBoot.NEVER:
         boots.append(policy.boot)
-    writing = [boot for boot in boots if boot is not None and boot.writes_disk]
-    if not writing:
+    install_boots = [boot for boot in boots if boot is not None and boot.writes_disk]
+    if not install_boots:
         return {}
-    by_firmware = any(boot.http_boot_file is not None for boot in writing)
-    return dict.fromkeys(mark for mark in server.list_lookups() if by_firmware or mark[0] != ReinstallReason.ADDRESS)
+    is_http_boot = any(boot.http_boot_file is not None for boot in install_boots)
+    return dict.fromkeys(
+        identity for identity in server.list_lookups() if is_http_boot or identity[0] != ReinstallReason.ADDRESS
+    )
 
 
 def find_identity_reinstalls(
-    marks: Iterable[IdentityKey], owners: Mapping[IdentityKey, str], was: str | None
+    identities: Iterable[IdentityKey], owners: Mapping[IdentityKey, str], old_name: str | None
 ) -> tuple[Reinstall, ...]:
     """Return the reinstallations that are possible because a server takes over identities from other servers.
 
-    ``owners`` maps identities to server names in the older commit. ``was`` is the name of this server in the older
+    ``owners`` maps identities to server names in the older commit. ``old_name`` is the name of this server in the older
     commit.
     """
     return tuple(
-        Reinstall(ReinstallReason(mark[0]), owners[mark], mark[1]) for mark in marks if owners.get(mark, was) != was
+        Reinstall(ReinstallReason(identity[0]), owners[identity], identity[1])
+        for identity in identities
+        if owners.get(identity, old_name) != old_name
     )
 
 
 def find_gained_identities(
-    old: DescribedServer | None, new: DescribedServer, others: Collection[Reinstall]
+    old: DescribedServer | None, new: DescribedServer, counted_reinstalls: Collection[Reinstall]
 ) -> Iterator[GainedIdentity]:
     """Yield the identities through which a machine can newly get the install boots of a server after a commit.
 
-    ``others`` are the reinstallations that were already counted when the two commits were compared.
+    ``counted_reinstalls`` are the reinstallations that were already counted when the two commits were compared.
     """
-    before, counted = list_install_identities(old), {(each.why, each.new) for each in others}
+    before, counted = list_install_identities(old), {(each.why, each.new) for each in counted_reinstalls}
     had = set(old.list_identities()) if old is not None else set()
     machine = new.machine
-    for mark in list_install_identities(new):
-        if mark not in before:
-            yield GainedIdentity(*mark, machine.name, machine.uuid, machine.replaces, mark in counted, mark not in had)
+    for identity in list_install_identities(new):
+        if identity not in before:
+            yield GainedIdentity(
+                *identity, machine.name, machine.uuid, machine.replaces, identity in counted, identity not in had
+            )
 
 
 def find_lost_identities(old: DescribedServer, new: DescribedServer | None) -> Iterator[LostIdentity]:
@@ -365,13 +381,17 @@ def find_lost_identities(old: DescribedServer, new: DescribedServer | None) -> I
     kept = set(new.list_identities()) if new is not None else set()
     policy = old.decision.policy
     netboots = policy is not None and policy.network_boot is NetworkBoot.ALWAYS
-    yield from (LostIdentity(*mark, old.machine.uuid, netboots) for mark in old.list_identities() if mark not in kept)
+    yield from (
+        LostIdentity(*identity, old.machine.uuid, netboots)
+        for identity in old.list_identities()
+        if identity not in kept
+    )
 
 
 def find_lost_machine_identities(old: Machine, new: Machine | None) -> Iterator[LostIdentity]:
     """Yield the identities that a machine no longer has, except addresses, names and node numbers."""
     kept = set(_list_machine_identities(new)) if new is not None else set()
-    yield from (LostIdentity(*mark, old.uuid) for mark in _list_machine_identities(old) if mark not in kept)
+    yield from (LostIdentity(*identity, old.uuid) for identity in _list_machine_identities(old) if identity not in kept)
 
 
 def update_lost_identities(
@@ -383,13 +403,13 @@ def update_lost_identities(
     change. From then on, the identity belongs only to the machine of this server.
     """
     now = before.union(newly_lost)
-    owners = {each.mark: each.uuid for each in newly_gained}
+    owners = {each.identity: each.uuid for each in newly_gained}
     return frozenset(each for each in now if owners.get(each.key, each.uuid) == each.uuid) if owners else now
 
 
 # Kernel arguments that affect only the console output.
 # Source: https://docs.kernel.org/admin-guide/kernel-parameters.html
-_PRINTING: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", "quiet"})
+_CONSOLE_ARGUMENTS: Final = frozenset({"console", "earlycon", "earlyprintk", "loglevel", "quiet"})
 
 
 def _digest_image(image: BootImage) -> Digest:
@@ -429,10 +449,10 @@ class DiskClaims:
         changed = (
             key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate != ChangeKind.REMOVED
         )
-        claiming = [name for name in changed if not new.images[name].spec.writes_disk]
-        if claiming and old.servers:  # without servers, for example in a first commit, no data can be lost
+        claiming_images = [name for name in changed if not new.images[name].spec.writes_disk]
+        if claiming_images and old.servers:  # without servers, for example in a first commit, no data can be lost
             known = set(map(_digest_image, old.images.values()))  # the digest also covers the claim
-            self.images = frozenset(name for name in claiming if _digest_image(new.images[name]) not in known)
+            self.images = frozenset(name for name in claiming_images if _digest_image(new.images[name]) not in known)
 
     def find_new_claims(self, old: Decision | None, new: Decision) -> tuple[Reinstall, ...]:
         """Return the boots of a server that guards count as reinstallations because their claims are new.
@@ -447,7 +467,7 @@ class DiskClaims:
                 found.append(Reinstall(ReinstallReason.CLAIM_OF_BOOT, None, boot.image, maintenance))
         return tuple(found)
 
-    def is_unknown(self, new: Decision) -> bool:
+    def has_new_claim(self, new: Decision) -> bool:
         """Return whether a new server has a boot whose claim that it does not write disks is new in the fleet."""
         return self._offered is not None and any(
             boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _list_claimed_boots(new)
@@ -457,19 +477,21 @@ class DiskClaims:
         if new.base_url not in self._hosts:
             return False
         if not boot.entries and boot.user_data is None:  # compare only the image, without console arguments
-            own = self._new.images[boot.image].spec.kernel_arguments
-            decisive = _decisive_arguments(each for each in boot.kernel_arguments if each not in own)
+            image_arguments = self._new.images[boot.image].spec.kernel_arguments
+            decisive = _filter_arguments(each for each in boot.kernel_arguments if each not in image_arguments)
             # a direct boot has no arguments
-            if boot.direct or (set(own) <= set(boot.kernel_arguments) and not decisive):
+            if boot.direct or (set(image_arguments) <= set(boot.kernel_arguments) and not decisive):
                 return True
-        started = _digest_start(new, boot)
-        if old is not None and any(_digest_start(old, was) == started for _, was in _list_claimed_boots(old)):
+        start_digest = _digest_start(new, boot)
+        if old is not None and any(
+            _digest_start(old, old_boot) == start_digest for _, old_boot in _list_claimed_boots(old)
+        ):
             return True  # only the user data changed, which configures the diskless system
         return self._offered is not None and _digest_boot(new, boot) in self._offered()
 
 
-def _decisive_arguments(arguments: Iterable[str]) -> list[str]:
-    return [each for each in arguments if each.partition("=")[0] not in _PRINTING]
+def _filter_arguments(arguments: Iterable[str]) -> list[str]:
+    return [each for each in arguments if each.partition("=")[0] not in _CONSOLE_ARGUMENTS]
 
 
 def list_claims(decision: Decision) -> frozenset[Digest]:
@@ -508,7 +530,7 @@ def _digest_start(decision: Decision, boot: Boot) -> Digest:
             "image": boot.image,
             "method": [boot.method, boot.http_boot, boot.config_from],
             "files": [each.sha256 for each in boot.files.all()],
-            "arguments": [remove_urls(each) for each in _decisive_arguments(boot.kernel_arguments) if not boot.direct],
+            "arguments": [remove_urls(each) for each in _filter_arguments(boot.kernel_arguments) if not boot.direct],
             "entries": {loader: remove_urls(text) for loader, text in boot.entries.items()},
         }
     )
@@ -527,17 +549,17 @@ def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     time.
     """
 
-    def as_much(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
+    def was_allowed(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
         if was is None or was.power not in RESETS or was.run < now.run or not now.requirements >= was.requirements:
             return False
         return was.end is None or now.start is None or now.start < was.end
 
     if new.lifecycle is not Lifecycle.ACTIVE:
         return ()
-    there = old.maintenances if old is not None and old.lifecycle is Lifecycle.ACTIVE else ()
-    before = {each.name: each for each in there}
+    old_maintenances = old.maintenances if old is not None and old.lifecycle is Lifecycle.ACTIVE else ()
+    before = {each.name: each for each in old_maintenances}
     return tuple(
-        each.name for each in new.maintenances if each.power in RESETS and not as_much(before.get(each.name), each)
+        each.name for each in new.maintenances if each.power in RESETS and not was_allowed(before.get(each.name), each)
     )
 
 
@@ -554,14 +576,14 @@ def find_returning_servers(
     been acknowledged.
     """
 
-    def writes(decision: Decision, record: Record | None) -> bool:
+    def gets_install_boot(decision: Decision, record: Record | None) -> bool:
         """Return whether the server would get an install boot, now or in a later window."""
         if decision.stopped:
             return False
         policy = decision.policy
         if policy is not None and policy.boot is not None and policy.boot.writes_disk:
             is_offered = record is not None and not is_provisioned(policy, record)
-            if policy.network_boot is NetworkBoot.ALWAYS or (policy.network_boot in _BY_KEY and is_offered):
+            if policy.network_boot is NetworkBoot.ALWAYS or (policy.network_boot in _KEYED_MODES and is_offered):
                 return True
         return any(
             each.network_boot is NetworkBoot.ALWAYS or (record is not None and not has_run(each, record))
@@ -571,11 +593,15 @@ def find_returning_servers(
 
     known = (each for each in added if each.uuid in seen_machines or each.uuid in records)
     return tuple(
-        sorted(each.server for each in known if each.server in unknown_claims or writes(each, records.get(each.uuid)))
+        sorted(
+            each.server
+            for each in known
+            if each.server in unknown_claims or gets_install_boot(each, records.get(each.uuid))
+        )
     )
 
 
-_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first time that `find_window_edges` returns
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)  # the first time that `find_window_edges` returns
 
 
 def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> tuple[WithheldBoot, ...]:
@@ -585,15 +611,19 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
     machine.
     """
     times = find_window_edges(accepted) if newer is None else find_window_edges(accepted, newer)
-    offered = [span.demand for span in compute_spans(accepted, times)]
-    others = [span.demand for span in compute_spans(newer, times)] if newer is not None else [None for _ in times]
-    windows = pairwise((*(None if time == _BEGINNING else time for time in times), None))
+    demands = [span.demand for span in compute_spans(accepted, times)]
+    newer_demands = (
+        [span.demand for span in compute_spans(newer, times)] if newer is not None else [None for _ in times]
+    )
+    windows = pairwise((*(None if time == _EARLIEST else time for time in times), None))
     found: list[WithheldBoot] = []
-    for (start, end), ask, other in zip(windows, offered, others, strict=True):
-        if not ask.writes_disk or (other is not None and _install_facts(ask) == _install_facts(other)):
+    for (start, end), demand, newer_demand in zip(windows, demands, newer_demands, strict=True):
+        if not demand.writes_disk or (
+            newer_demand is not None and _install_facts(demand) == _install_facts(newer_demand)
+        ):
             continue
-        is_back = other is None or other.image != ask.image
-        each = WithheldBoot(ask.maintenance, start, end, takes_image_back=is_back, by=by)
+        is_back = newer_demand is None or newer_demand.image != demand.image
+        each = WithheldBoot(demand.maintenance, start, end, takes_image_back=is_back, by=by)
         if found and found[-1] == each._replace(start=found[-1].start, end=start):
             found[-1] = found[-1]._replace(end=end)
         else:
@@ -601,21 +631,21 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
     return tuple(found)
 
 
-def _install_facts(ask: Demand) -> tuple[object, ...] | None:
+def _install_facts(demand: Demand) -> tuple[object, ...] | None:
     """Return the values by which install boots are compared, or None if the demand does not include a boot."""
-    if (boot := ask.boot) is None:
+    if (boot := demand.boot) is None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
     content = boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk, texts
-    return ask.maintenance, _condition_key(ask.when), content, ask.waits, ask.preconditions
+    return demand.maintenance, _condition_key(demand.condition), content, demand.waits, demand.preconditions
 
 
-def _condition_key(when: BootCondition) -> tuple[object, ...]:
+def _condition_key(condition: BootCondition) -> tuple[object, ...]:
     """Return the provision key or the maintenance run in a boot condition, without the number of attempts."""
-    match when:
+    match condition:
         case UntilProvisioned():
-            return "provision", when.number, when.image
+            return "provision", condition.number, condition.image
         case UntilRun():
-            return "run", when.maintenance, when.run
+            return "run", condition.maintenance, condition.run
         case EveryBoot():
             return ("always",)

@@ -56,20 +56,20 @@ class RenderedChanges:
         if change.new is None:
             return compute_digest(None)  # the server no longer has files
         before, after = self._render_boots(change, lay_out_user_data)
-        was, now = find_own_values(change.old, change.new, self._old, self._new)
+        old_values, new_values = find_own_values(change.old, change.new, self._old, self._new)
         texts = []
         for boot in sorted(before.keys() | after.keys()):
             for file in sorted(before.get(boot, {}).keys() | after.get(boot, {}).keys()):
-                sides = ((was, before.get(boot, {}).get(file)), (now, after.get(boot, {}).get(file)))
+                sides = ((old_values, before.get(boot, {}).get(file)), (new_values, after.get(boot, {}).get(file)))
                 texts.append(
                     [boot, file, *(_mask_values(text, own) if text is not None else None for own, text in sides)]
                 )
-        both = compute_digest(texts)
-        if (known := self._keys.get(both)) is None:
+        texts_digest = compute_digest(texts)
+        if (diffs_digest := self._keys.get(texts_digest)) is None:
             differing = [(boot, file, old, new) for boot, file, old, new in texts if old != new]
-            known = compute_digest([[boot, file, *_find_hunks(old, new)] for boot, file, old, new in differing])
-            self._keys[both] = known
-        return known
+            diffs_digest = compute_digest([[boot, file, *_find_hunks(old, new)] for boot, file, old, new in differing])
+            self._keys[texts_digest] = diffs_digest
+        return diffs_digest
 
     def render_diffs(self, change: ServerChange) -> tuple[RenderedDiff, ...]:
         """Return the diffs of a server's files for each boot, without values that look like secrets."""
@@ -79,9 +79,9 @@ class RenderedChanges:
 
     def mask_lines(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
         """Return the added and removed lines in a server's diffs. Placeholder names replace the server's own values."""
-        was, now = find_own_values(change.old, change.new, self._old, self._new)
+        old_values, new_values = find_own_values(change.old, change.new, self._old, self._new)
         lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
-        return [_mask_values(line, was if line.startswith("-") else now) for line in lines]
+        return [_mask_values(line, old_values if line.startswith("-") else new_values) for line in lines]
 
     def list_own_values(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
         """Return the names of a server's own values that occur in the added or removed lines of the server's diffs."""
@@ -94,18 +94,22 @@ class RenderedChanges:
 
 def _find_hunks(old: str | None, new: str | None) -> list[object]:
     """Return the position and the lines of each difference. A missing text and an empty text count as different."""
-    was, is_now = (_split(text) for text in (old, new))
-    same = 0  # skip equal lines at the beginning to compute the diff faster
-    while same < min(len(was), len(is_now)) and was[same] == is_now[same]:
-        same += 1
-    return [[old is None, new is None], same, list(unified_diff(was[same:], is_now[same:], n=0, lineterm=""))]
+    old_lines, new_lines = (_split_lines(text) for text in (old, new))
+    equal = 0  # skip equal lines at the beginning to compute the diff faster
+    while equal < min(len(old_lines), len(new_lines)) and old_lines[equal] == new_lines[equal]:
+        equal += 1
+    return [
+        [old is None, new is None],
+        equal,
+        list(unified_diff(old_lines[equal:], new_lines[equal:], n=0, lineterm="")),
+    ]
 
 
-def _split(text: str | None) -> list[str]:
+def _split_lines(text: str | None) -> list[str]:
     return text.split("\n") if text is not None else []
 
 
-def diff_unknown(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
+def diff_unknown_boots(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
     """Return the diffs of the files that unknown machines fetch."""
 
     def texts(decisions: Decisions) -> Texts:
@@ -119,7 +123,7 @@ def diff_unknown(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, .
     return _diff_common("unknown servers", texts, old, new)
 
 
-def diff_shared(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
+def diff_shared_files(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
     """Return the diffs of the files that each machine fetches first."""
 
     def texts(decisions: Decisions) -> Texts:
@@ -150,16 +154,19 @@ def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> I
             shown = before.get(file), after.get(file)
             whole = whole_old.get(boot, {}).get(file), whole_new.get(boot, {}).get(file)
             # The number of changed lines that are hidden because they look like a secret.
-            was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
-            hidden = ((was - now) + (now - was)).total()
+            old_hidden, new_hidden = (
+                Counter(_split_lines(text)) - Counter(_split_lines(part))
+                for part, text in zip(shown, whole, strict=True)
+            )
+            hidden = ((old_hidden - new_hidden) + (new_hidden - old_hidden)).total()
             if lines := _diff_texts(*shown, file, hidden):
                 yield RenderedDiff(boot=boot, file=file, lines=tuple(lines))
 
 
 def _diff_texts(old: str | None, new: str | None, file: str, hidden_lines: int) -> list[str]:
-    was, is_now = (text.splitlines() if text is not None else [] for text in (old, new))
+    old_lines, new_lines = (text.splitlines() if text is not None else [] for text in (old, new))
     before, after = (file if text is not None else "/dev/null" for text in (old, new))
-    lines = list(unified_diff(was, is_now, before, after, n=_CONTEXT_LINES, lineterm=""))
+    lines = list(unified_diff(old_lines, new_lines, before, after, n=_CONTEXT_LINES, lineterm=""))
     if hidden_lines and not lines:
         lines = [f"--- {before}", f"+++ {after}"]
     if len(lines) > _MAX_DIFF_LINES:
@@ -292,17 +299,17 @@ def find_own_values(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return two mappings from a server's own values to placeholder names: one for the old, one for the new commit."""
     sides = [
-        dict(_document_values(decision, decisions)) if decision is not None and decisions is not None else {}
+        dict(_list_document_values(decision, decisions)) if decision is not None and decisions is not None else {}
         for decision, decisions in ((old, old_decisions), (new, new_decisions))
     ]
     before, after = sides
     if old is not None and new is not None:
         kept = before.items() & after.items()
         before, after = ({value: name for value, name in side.items() if (value, name) in kept} for side in sides)
-    return {**before, **dict(_derived_values(old))}, {**after, **dict(_derived_values(new))}
+    return {**before, **dict(_list_derived_values(old))}, {**after, **dict(_list_derived_values(new))}
 
 
-def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
+def _list_document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
     """Yield the values that belong to this server or to its site, each with its placeholder name.
 
     If two values are equal, the later name wins.
@@ -319,7 +326,7 @@ def _document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple
     yield decision.server, _NAME
 
 
-def _derived_values(decision: Decision | None) -> Iterator[tuple[str, str]]:
+def _list_derived_values(decision: Decision | None) -> Iterator[tuple[str, str]]:
     """Yield the digests that depend on a server's own values, each with its placeholder name."""
     for boot in decision.boots if decision is not None else ():
         assert decision is not None  # noqa: S101 - the decision has a boot
@@ -388,12 +395,12 @@ _DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url
 def _parse_json(text: str) -> Any:
     """Parse JSON. Raises ValueError for invalid JSON and for duplicate keys, which parsers handle differently."""
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(found := dict(pairs)) < len(pairs):
             raise ValueError("an object has a duplicate key")
         return found
 
-    return json.loads(text, object_pairs_hook=unique)
+    return json.loads(text, object_pairs_hook=reject_duplicates)
 
 
 def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:

@@ -12,8 +12,8 @@ from gitboot.fleet.documents import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.problems import Problem, Severity
 from gitboot.review.change_groups import CauseFinder, ChangeCause, Group, build_groups, describe_causes
-from gitboot.review.commit_path import CommitBetween, HeldStep, judge_by_steps, tighten_limits
-from gitboot.review.decision_changes import Changes, Side, compare_decisions
+from gitboot.review.commit_path import HeldStep, ReviewedCommit, judge_by_steps, tighten_limits
+from gitboot.review.decision_changes import Changes, ReviewedRevision, compare_decisions
 from gitboot.review.document_changes import (
     ChangeKind,
     DocumentChange,
@@ -35,7 +35,7 @@ from gitboot.review.guards import (
 )
 from gitboot.review.images import ProvenanceChanges, SignatureResults, compare_provenance
 from gitboot.review.reinstalls import RAISED_NUMBERS, may_be_already_installed
-from gitboot.review.rendered_diffs import RenderedDiff, diff_shared, diff_unknown
+from gitboot.review.rendered_diffs import RenderedDiff, diff_shared_files, diff_unknown_boots
 from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.text import format_count, format_names
 
@@ -78,8 +78,8 @@ class ImageClaim(Struct, frozen=True, kw_only=True):
 class Review(Struct, frozen=True, kw_only=True):
     """All facts about a commit that gitboot shows to a reviewer, before they are formatted."""
 
-    base: Side
-    head: Side
+    base: ReviewedRevision
+    head: ReviewedRevision
     command: str  # the command that shows this review again
     changes: Changes | None = None  # None if HEAD is invalid
     verdict: Verdict | None = None
@@ -90,7 +90,7 @@ class Review(Struct, frozen=True, kw_only=True):
     shared: CommonChange | None = None  # the change in the files for all machines; None: there is no change
     claims: tuple[ImageClaim, ...] = ()  # claims by image
     provenance: ProvenanceChanges = ProvenanceChanges()
-    need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
+    reinstalls_need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations
     signers: tuple[tuple[str, Signer], ...] = ()  # commits and the trusted keys that signed them, with --verify
 
     @property
@@ -134,7 +134,7 @@ class Review(Struct, frozen=True, kw_only=True):
                 return f"invalid: {format_count(errors, 'error')}"
             case ReviewOutcome.HELD:
                 assert self.verdict is not None  # noqa: S101 - a held review has a verdict
-                return f"held by {', '.join(self.verdict.holding)}"
+                return f"held by {', '.join(self.verdict.holding_guards)}"
             case ReviewOutcome.UNCHANGED:
                 return "unchanged: no decisions change"
         acknowledged = dict.fromkeys(trip.guard for trip in self.verdict.trips) if self.verdict else ()
@@ -143,9 +143,9 @@ class Review(Struct, frozen=True, kw_only=True):
     @property
     def note_on_records(self) -> str | None:
         """A note that an instance's records may lead to a different verdict, or None if records do not matter."""
-        if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding:
+        if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding_guards:
             return None
-        changes = self.changes.with_reinstalls
+        changes = self.changes.reinstallable_servers
         if self.changes.disk_claims or not all(may_be_already_installed(each.reinstalls) for each in changes):
             return None
         if any(reason.why in RAISED_NUMBERS for each in changes for reason in each.reinstalls):
@@ -182,7 +182,7 @@ class Review(Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def _describe_unknown_boot(self) -> str:
+    def _unknown_boot(self) -> str:
         """A description of how unknown machines boot in HEAD."""
         decisions = self.head.decisions
         if decisions is None or decisions.unknown is None:
@@ -199,9 +199,9 @@ class Review(Struct, frozen=True, kw_only=True):
             names = tuple(sorted(name for group in found for name in group.names))
             reasons: tuple[str, ...] = ()
             if risk is Risk.REINSTALL:
-                asked = (phrases.format_reinstall(each) for group in found for each in group.reinstalls)
+                reinstall_texts = (phrases.format_reinstall(each) for group in found for each in group.reinstalls)
                 claims = (phrases.format_claim(each.image, each.place, each.writer) for each in self.claims)
-                reasons = tuple(dict.fromkeys((*claims, *asked)))
+                reasons = tuple(dict.fromkeys((*claims, *reinstall_texts)))
                 names = names or tuple(f"BootImage/{each.image}" for each in self.claims)
             elif risk is Risk.ACCESS and self.changes.access:
                 names, reasons = ("every machine",), tuple(map(phrases.format_access_change, self.changes.access))
@@ -211,9 +211,7 @@ class Review(Struct, frozen=True, kw_only=True):
             elif risk is Risk.BECOMES_UNKNOWN:
                 reasons = tuple(dict.fromkeys(each for group in found for each in phrases.list_unknown_reasons(group)))
             elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is ChangeKind.REMOVED for each in found):
-                reasons = (
-                    f"a machine without a document gets the boot of unknown machines: {self._describe_unknown_boot}",
-                )
+                reasons = (f"a machine without a document gets the boot of unknown machines: {self._unknown_boot}",)
             elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
                 names = ("every unknown machine",)
             elif risk is Risk.MUTATED_IMAGE:
@@ -233,12 +231,12 @@ class Review(Struct, frozen=True, kw_only=True):
     @property
     def ack_lines(self) -> tuple[str, ...]:
         """The commit message line that acknowledges the commit, or () if no line can acknowledge it."""
-        return format_ack_lines(self.verdict, self.need) if self.verdict is not None else ()
+        return format_ack_lines(self.verdict, self.reinstalls_need) if self.verdict is not None else ()
 
     @property
-    def by_line(self) -> tuple[Guard, ...]:
+    def ack_guards(self) -> tuple[Guard, ...]:
         """The guards that hold the commit and that `ack_lines` acknowledges."""
-        return list_ack_guards(self.verdict, self.need) if self.verdict is not None else ()
+        return list_ack_guards(self.verdict, self.reinstalls_need) if self.verdict is not None else ()
 
     @property
     def shown_digest(self) -> str | None:
@@ -250,8 +248,8 @@ class Review(Struct, frozen=True, kw_only=True):
     @property
     def approval_note(self) -> str:
         """The sentence to show before `approval`. It names the guards that a commit message line cannot acknowledge."""
-        holding = self.verdict.holding if self.verdict is not None else ()
-        others = [guard for guard in holding if guard not in self.by_line]
+        holding_guards = self.verdict.holding_guards if self.verdict is not None else ()
+        others = [guard for guard in holding_guards if guard not in self.ack_guards]
         if not others:
             return "Or run this on the host of the instance"
         return (
@@ -266,15 +264,15 @@ class Review(Struct, frozen=True, kw_only=True):
 
 
 def review_commits(
-    base: Side,
-    head: Side,
+    base: ReviewedRevision,
+    head: ReviewedRevision,
     *,
     limits: Limits,
     messages: Iterable[Message],
-    line: Sequence[CommitBetween] = (),
+    line: Sequence[ReviewedCommit] = (),
     command: str,
-    need: ReinstallsNeed | None = None,
-    counted_before: Container[str] = frozenset(),
+    reinstalls_need: ReinstallsNeed | None = None,
+    used_ack_ids: Container[str] = frozenset(),
     known_changes: Changes | None = None,
     writer: Callable[[str, int], str | None] | None = None,
     signature_results: SignatureResults | None = None,
@@ -284,7 +282,7 @@ def review_commits(
     The guards of both Fleets apply, so a commit cannot relax the guards.
 
     - ``known_changes`` contains the changes if the caller has already computed them.
-    - ``counted_before`` contains the digest of the signed content of each commit before BASE that has acknowledgements.
+    - ``used_ack_ids`` contains the digest of the signed content of each commit before BASE that has acknowledgements.
     - ``writer`` takes a path and a line number (counted from 1) in the new commit. It returns the commit and the author
       of the line, or None if the line is not committed.
     - ``signature_results`` contains the results of `gitboot artifacts signatures` if the caller has them.
@@ -292,10 +290,10 @@ def review_commits(
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)
     changes = known_changes or compare_decisions(base.decisions, head.decisions, base.repository, head.repository)
-    given, unheeded = find_acknowledgements(messages, changes.digest, need, counted_before)
-    verdict, steps = judge(changes.extent, tighten_limits(limits, base, head), given), tuple[HeldStep, ...]()
+    acknowledgements, ignored = find_acknowledgements(messages, changes.digest, reinstalls_need, used_ack_ids)
+    verdict, steps = judge(changes.extent, tighten_limits(limits, base, head), acknowledgements), tuple[HeldStep, ...]()
     if len(line) > 1:
-        verdict, steps, unheeded = judge_by_steps(verdict, base, head, line, limits, need, counted_before)
+        verdict, steps, ignored = judge_by_steps(verdict, base, head, line, limits, reinstalls_need, used_ack_ids)
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
     causes = CauseFinder(changes, base.repository, head.repository)
@@ -305,7 +303,7 @@ def review_commits(
             title="the boot of unknown machines",
             causes=describe_causes(causes.find_unknown_causes((old[0].unknown, new[0].unknown)), changes, new[1]),
             fields=(),
-            rendered=diff_unknown(old[0], new[0]),
+            rendered=diff_unknown_boots(old[0], new[0]),
         )
     if old is not None and changes.shared is not None:
         shared = CommonChange(
@@ -314,7 +312,7 @@ def review_commits(
             else "what gitboot publishes for all machines",
             causes=describe_causes(causes.find_shared_causes(changes.shared), changes, new[1]),
             fields=tuple(compare_fields(changes.shared.old or {}, changes.shared.new)),
-            rendered=diff_shared(old[0], new[0]),
+            rendered=diff_shared_files(old[0], new[0]),
         )
     claims = []
     for image in changes.disk_claims:
@@ -327,12 +325,12 @@ def review_commits(
         command=command,
         changes=changes,
         verdict=verdict,
-        ignored_lines=unheeded,
+        ignored_lines=ignored,
         steps=steps,
         groups=build_groups(changes, old, new, causes),
         unknown=unknown,
         shared=shared,
         claims=tuple(claims),
         provenance=compare_provenance(changes, base.repository, head.repository, signature_results or {}),
-        need=need,
+        reinstalls_need=reinstalls_need,
     )

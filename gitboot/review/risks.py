@@ -64,40 +64,40 @@ def list_own_arguments(boot: Boot) -> tuple[str, ...]:
 
 # The facts that determine each risk. Together, they include all facts that the digest of a decision includes.
 _SERVER_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
-    (Risk.IDENTITY, lambda its: (its.server, its.uuid, its.replaces, its.macs, its.serial)),
-    (Risk.IDENTITY, lambda its: (its.architecture, its.firmware)),
+    (Risk.IDENTITY, lambda item: (item.server, item.uuid, item.replaces, item.macs, item.serial)),
+    (Risk.IDENTITY, lambda item: (item.architecture, item.firmware)),
     (
         Risk.BOOT,
-        lambda its: (its.base_url, its.restrict, its.stopped, its.lifecycle is Lifecycle.ACTIVE),
+        lambda item: (item.base_url, item.restrict, item.stopped, item.lifecycle is Lifecycle.ACTIVE),
     ),
-    (Risk.BOOT, lambda its: its.local_disk),
-    (Risk.ACCESS, lambda its: its.endpoint),  # machines send the tokens for their secrets to this endpoint
-    (Risk.ACCESS, lambda its: its.copies.one_time_boots),
-    (Risk.MAINTENANCE, lambda its: (its.copies.late_ends, its.copies.ipxe_https)),
-    (Risk.WITHDRAWN, lambda its: its.lifecycle),
+    (Risk.BOOT, lambda item: item.local_disk),
+    (Risk.ACCESS, lambda item: item.endpoint),  # machines send the tokens for their secrets to this endpoint
+    (Risk.ACCESS, lambda item: item.copies.one_time_boots),
+    (Risk.MAINTENANCE, lambda item: (item.copies.late_ends, item.copies.ipxe_https)),
+    (Risk.WITHDRAWN, lambda item: item.lifecycle),
 )
 _POLICY_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
-    (Risk.POOL_MOVE, lambda its: its.policy),
-    (Risk.BOOT, lambda its: (its.network_boot, its.power, its.wait_for, its.attempts, its.boot is None)),
-    (Risk.OVERRIDE_ONLY, lambda its: (its.override, its.disk_boot)),
+    (Risk.POOL_MOVE, lambda item: item.policy),
+    (Risk.BOOT, lambda item: (item.network_boot, item.power, item.wait_for, item.attempts, item.boot is None)),
+    (Risk.OVERRIDE_ONLY, lambda item: (item.override, item.disk_boot)),
 )
 _MAINTENANCE_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (
         Risk.MAINTENANCE,
-        lambda its: (its.start, its.end, its.priority, its.network_boot, its.run),
+        lambda item: (item.start, item.end, item.priority, item.network_boot, item.run),
     ),
-    (Risk.MAINTENANCE, lambda its: (its.power, its.max_unavailable, its.max_unavailable_per, its.before)),
-    (Risk.BOOT, lambda its: its.boot is None),
-    (Risk.OVERRIDE_ONLY, lambda its: its.override),
+    (Risk.MAINTENANCE, lambda item: (item.power, item.max_unavailable, item.max_unavailable_per, item.before)),
+    (Risk.BOOT, lambda item: item.boot is None),
+    (Risk.OVERRIDE_ONLY, lambda item: item.override),
 )
 _BOOT_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
-    (Risk.IMAGE, lambda its: (its.image, its.version, _list_file_facts(its, "sha256"))),
+    (Risk.IMAGE, lambda item: (item.image, item.version, _list_file_facts(item, "sha256"))),
     (Risk.KERNEL_ARGUMENTS, list_own_arguments),
-    (Risk.USER_DATA, lambda its: (its.user_data.content_facts() if its.user_data else None, its.templates)),
-    (Risk.ACCESS, lambda its: dict(its.user_data.secrets) if its.user_data else {}),
-    (Risk.POOL_MOVE, lambda its: (its.node_labels, its.node_taints)),
-    (Risk.BOOT, lambda its: (its.profile, its.method, its.http_boot, its.writes_disk, its.config_from)),
-    (Risk.BOOT, lambda its: (its.entries, its.boots, its.ignores_signatures)),
+    (Risk.USER_DATA, lambda item: (item.user_data.content_facts() if item.user_data else None, item.templates)),
+    (Risk.ACCESS, lambda item: dict(item.user_data.secrets) if item.user_data else {}),
+    (Risk.POOL_MOVE, lambda item: (item.node_labels, item.node_taints)),
+    (Risk.BOOT, lambda item: (item.profile, item.method, item.http_boot, item.writes_disk, item.config_from)),
+    (Risk.BOOT, lambda item: (item.entries, item.boots, item.ignores_signatures)),
 )
 
 
@@ -113,7 +113,7 @@ def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Rei
     found |= {Risk.RESET} if find_resets(old, new) else set()
     if old is None:
         return frozenset(found | ({Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED}))
-    found |= set(_find_differing(_SERVER_RISKS, old, new))
+    found |= set(_find_differing_risks(_SERVER_RISKS, old, new))
     if old.provision != new.provision and not any(each.why is ReinstallReason.PROVISION for each in reinstalls):
         found.add(Risk.BOOT)
     if new.lifecycle is Lifecycle.ACTIVE:
@@ -123,7 +123,7 @@ def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Rei
             found.add(Risk.POOL_MOVE if old.policy is None else Risk.WITHDRAWN)
     else:
         found |= {
-            *_find_differing(_POLICY_RISKS, old.policy, new.policy),
+            *_find_differing_risks(_POLICY_RISKS, old.policy, new.policy),
             *_find_boot_risks(old.policy.boot, new.policy.boot),
         }
     before, after = ({each.name: each for each in decision.maintenances} for decision in (old, new))
@@ -132,7 +132,7 @@ def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Rei
         if was is None or is_now is None:
             found.add(Risk.MAINTENANCE)
         else:
-            found |= {*_find_differing(_MAINTENANCE_RISKS, was, is_now), *_find_boot_risks(was.boot, is_now.boot)}
+            found |= {*_find_differing_risks(_MAINTENANCE_RISKS, was, is_now), *_find_boot_risks(was.boot, is_now.boot)}
     if found - {Risk.REINSTALL} == {Risk.OVERRIDE_ONLY} and all(
         each.why is ReinstallReason.OVERRIDE for each in reinstalls
     ):
@@ -140,14 +140,14 @@ def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Rei
     return frozenset(found - {Risk.OVERRIDE_ONLY})
 
 
-def _find_differing(table: tuple[tuple[Risk, GetFacts], ...], old: object, new: object) -> Iterator[Risk]:
-    return (risk for risk, look in table if look(old) != look(new))
+def _find_differing_risks(table: tuple[tuple[Risk, GetFacts], ...], old: object, new: object) -> Iterator[Risk]:
+    return (risk for risk, get_facts in table if get_facts(old) != get_facts(new))
 
 
 def _find_boot_risks(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
     if old is None or new is None or old == new:
         return
-    found = set(_find_differing(_BOOT_RISKS, old, new))
+    found = set(_find_differing_risks(_BOOT_RISKS, old, new))
     if Risk.IMAGE not in found and _list_urls(old) != _list_urls(new):  # another image always has other URLs
         found.add(Risk.BOOT)
     yield from found
@@ -186,13 +186,15 @@ def find_effects(
     if new is not None:
         if old is not None and (old.restrict, old.local_disk) != (new.restrict, new.local_disk):
             found.add(Effect(EffectTime.NOW))
-        everything = old is None or _get_common_fields(old) != _get_common_fields(new)
-        if new.policy is not None and (everything or old is None or old.policy != new.policy):
+        has_common_change = old is None or _get_common_fields(old) != _get_common_fields(new)
+        if new.policy is not None and (has_common_change or old is None or old.policy != new.policy):
             found |= set(_find_policy_effects(old.policy if old else None, new.policy, risks, reinstalls))
-        before, after = ({each.name: each for each in its.maintenances} if its else {} for its in (old, new))
-        changed = [each for name, each in after.items() if everything or before.get(name) != each]
-        gone = [each for name, each in before.items() if name not in after]
-        found |= {Effect(EffectTime.WINDOW, each.start, each.end, each.name) for each in (*changed, *gone)}
+        before, after = (
+            {each.name: each for each in decision.maintenances} if decision else {} for decision in (old, new)
+        )
+        changed = [each for name, each in after.items() if has_common_change or before.get(name) != each]
+        removed = [each for name, each in before.items() if name not in after]
+        found |= {Effect(EffectTime.WINDOW, each.start, each.end, each.name) for each in (*changed, *removed)}
     order = list(EffectTime)
     return tuple(
         sorted(found or {Effect(EffectTime.NOW)}, key=lambda each: (order.index(each.when), each.maintenance or ""))
@@ -210,9 +212,9 @@ def _find_policy_effects(
 ) -> Iterator[Effect]:
     if risks <= {Risk.OVERRIDE_ONLY, Risk.IDENTITY, Risk.OUTPUTS, Risk.HARMLESS}:
         return
-    changes_how = old is not None and (old.network_boot, old.boot is None) != (new.network_boot, new.boot is None)
+    changes_boot_mode = old is not None and (old.network_boot, old.boot is None) != (new.network_boot, new.boot is None)
     installs = Risk.INSTALL in risks or any(each.maintenance is None for each in reinstalls)
-    if changes_how or installs or new.network_boot is NetworkBoot.ALWAYS or new.boot is None:
+    if changes_boot_mode or installs or new.network_boot is NetworkBoot.ALWAYS or new.boot is None:
         yield Effect(EffectTime.NEXT_BOOT)
     elif new.network_boot is NetworkBoot.NEVER:
         yield Effect(EffectTime.DORMANT)

@@ -13,7 +13,7 @@ from msgspec import Struct, field, structs
 
 from gitboot.text import format_count, format_names, quote_words
 
-_MOST_NAMED: Final = 3
+_MAX_NAMES: Final = 3
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -31,26 +31,28 @@ def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
 
     A merged event contains the names of all servers and no UUIDs. It takes the place of the first of these events.
     """
-    alike: dict[object, list[Event]] = {}
+    groups: dict[object, list[Event]] = {}
     for number, event in enumerate(events):
         key: object = number
         if (server := event.facts.get("server")) is not None and event.message.startswith(f"{server}: "):
-            others = tuple(sorted((name, str(value)) for name, value in event.facts.items() if name not in _OF_SERVER))
+            others = tuple(
+                sorted((name, str(value)) for name, value in event.facts.items() if name not in _SERVER_KEYS)
+            )
             key = event.type, event.at, event.warning, event.message.removeprefix(f"{server}: "), others
-        alike.setdefault(key, []).append(event)
-    return tuple(each[0] if len(each) == 1 else _merge_events(each) for each in alike.values())
+        groups.setdefault(key, []).append(event)
+    return tuple(each[0] if len(each) == 1 else _merge_events(each) for each in groups.values())
 
 
-_OF_SERVER: Final = ("server", "uuid")  # keys of the facts that identify the server of an event
+_SERVER_KEYS: Final = ("server", "uuid")  # keys of the facts that identify the server of an event
 
 
 def _merge_events(events: list[Event]) -> Event:
     first, servers = events[0], sorted(str(each.facts["server"]) for each in events)
-    facts = {**{name: value for name, value in first.facts.items() if name not in _OF_SERVER}, "servers": servers}
+    facts = {**{name: value for name, value in first.facts.items() if name not in _SERVER_KEYS}, "servers": servers}
     text = first.message.removeprefix(f"{first.facts['server']}: ")
     return structs.replace(
         first,
-        message=f"{format_count(len(servers), 'server')} ({format_names(servers, _MOST_NAMED)}): {text}",
+        message=f"{format_count(len(servers), 'server')} ({format_names(servers, _MAX_NAMES)}): {text}",
         facts=facts,
     )
 
@@ -130,7 +132,7 @@ THEN_APPROVE: Final = ", then run this"
 OR_WRITE: Final = ". Or approve it in Git: gitboot status prints a Gitboot-Ack line. Write this line into "
 REASON_SEPARATOR: Final = " and "  # between the reasons why a commit is held
 _RETRY: Final = "gitboot reconcile --state STATE  # fix the error, then run this to retry now"
-_ASK: Final = "gitboot bmc apply SERVER --state STATE"
+_APPLY: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = (
     "gitboot records confirm-clock --state STATE --reason '…'  # run this only if the clock of this host shows the "
     "correct time. If the time is wrong, correct the clock instead"
@@ -172,7 +174,7 @@ _FETCHES: Final = (
     "with --confirm '…'. If not, change the secret in the system that uses it, then "
     "replace it in the fleet with gitboot secret encrypt"
 )
-_ACT: Final = (
+_NAME_LEDGER: Final = (
     "ledger: LEDGER  # do this only if this instance is to become active. Stop the other instance, then replace the "
     "ledger ID in the Fleet document with the ID above"
 )
@@ -391,7 +393,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "LedgerNamed",
-        {"AnotherLedger": _ACT, "BecameStandby": _ACT},
+        {"AnotherLedger": _NAME_LEDGER, "BecameStandby": _NAME_LEDGER},
         # A standby has the reason AnotherLedger all the time, so this reason does not fire an alert.
         (Alert("GitbootBecameStandby", "warning", "1h", '="BecameStandby"'),),
         event="BecameStandby",
@@ -672,9 +674,9 @@ _TYPES: Final = (
                 "SERVER, for example after its mainboard was replaced. gitboot then accepts the new identity. If the "
                 "BMC belongs to another machine, correct bmc.address in the Server document instead"
             ),
-            "Contended": f"{_ASK}  # find the tool that changes the boot override and stop it, then run this",
+            "Contended": f"{_APPLY}  # find the tool that changes the boot override and stop it, then run this",
             "ForeignMedium": (
-                f"{_ASK}  # find out who uses the images, and eject the images at the BMC. Then run this to retry now"
+                f"{_APPLY}  # find out who uses the images, and eject the images at the BMC. Then run this to retry now"
             ),
             "ForeignOverride": (
                 "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # find out who set the override and "
@@ -686,17 +688,17 @@ _TYPES: Final = (
                 "--consumed. gitboot then sets the override again, and the next boot can erase the disks of SERVER"
             ),
             "Overdue": (
-                f"{_ASK}  # fix the cause, then run this to retry now. If this BMC no longer exists, correct "
+                f"{_APPLY}  # fix the cause, then run this to retry now. If this BMC no longer exists, correct "
                 "bmc.address in the Server document. Then run gitboot bmc resolve SERVER --consumed --state STATE "
                 "--reason '…', so that gitboot stops trying"
             ),
-            "Stalled": f"{_ASK}  # fix the cause, then run this to retry now",
+            "Stalled": f"{_APPLY}  # fix the cause, then run this to retry now",
             "Unsupported": (
                 "gitboot explain SERVER --path STATE/repository.git --rev refs/gitboot/accepted  # shows the policy of "
                 "SERVER. The message names what the BMC does not support. Choose another method or override in this "
                 "policy"
             ),
-            "Waiting": f"{_ASK}  # usually you only have to wait. To retry now, run this",
+            "Waiting": f"{_APPLY}  # usually you only have to wait. To retry now, run this",
         },
         (Alert("GitbootBmcsStalled", "warning", "15m", '!="Waiting"'),),  # gitboot retries after the reason Waiting
         event="OverrideStalled",
@@ -717,8 +719,8 @@ def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]
     `fill_placeholders` replaces the placeholders in the remedy with ``values``. The placeholder STATE stays in the text
     unless ``values`` contains it.
     """
-    declared, server = find_condition_type(type), type.partition("/")[2]
-    line = declared.find_remedy(reason) if declared is not None else None
+    condition_type, server = find_condition_type(type), type.partition("/")[2]
+    line = condition_type.find_remedy(reason) if condition_type is not None else None
     named = (values or {}).get("SERVERS", ())
     if line is not None and (isinstance(named, str) or len(named) == 1):
         line = _FOR_ONE_SERVER.get(line, line)

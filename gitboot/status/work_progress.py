@@ -39,7 +39,7 @@ class Work(StrEnum):
     PUBLISH = "Publishing"
 
 
-_OF: Final = {Work.READ: "file", Work.PLAN: "server", Work.PUBLISH: "step"}
+_UNITS: Final = {Work.READ: "file", Work.PLAN: "server", Work.PUBLISH: "step"}
 
 
 class WorkProgress(Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class WorkProgress(Struct, frozen=True, kw_only=True):
         """Return a text such as "planning: 40,000 of 100,000 servers, about 90 s left (2 of 3)"."""
         left = f", about {self.remaining_s:,} s left" if self.remaining_s is not None else ""
         number = list(Work).index(self.work) + 1
-        done = f"{self.done:,} of {format_count(self.total, _OF[self.work])}"
+        done = f"{self.done:,} of {format_count(self.total, _UNITS[self.work])}"
         return f"{self.work.lower()}: {done}{left} ({number} of {len(Work)})"
 
     def facts(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Stage(StrEnum):
 
 
 # The stages of a reconcile, in order. Each stage begins when the previous stage ends.
-_RECONCILED: Final = (
+_RECONCILE_STAGES: Final = (
     *(Stage.TAKE_IN, Stage.ACCEPT, Stage.LEARN, Stage.WRITE_LEDGER, Stage.PLAN, Stage.PUBLISH, Stage.ASK, Stage.REPORT),
 )
 
@@ -101,13 +101,13 @@ class StageTimes:
         self._counts = {stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage}
         self._seconds = dict.fromkeys(Stage, 0.0)
         # The current stage of a reconcile, and when it last made progress.
-        self._under_way: tuple[Stage, float] | None = None
+        self._current: tuple[Stage, float] | None = None
 
     def start(self, first: Stage | None = None) -> Stopwatch:
         """Start a stopwatch. If a reconcile begins now, pass its first stage as ``first``."""
         if first is not None:
             self.enter(first)
-        return Stopwatch(self, self._clock_s, of_reconcile=first is not None)
+        return Stopwatch(self, self._clock_s, is_reconcile=first is not None)
 
     def start_stage(self, stage: Stage) -> Callable[[], None]:
         """Start measuring the duration of a stage. Call the returned function when the stage ends."""
@@ -115,18 +115,18 @@ class StageTimes:
 
     def enter(self, stage: Stage | None) -> None:
         """Set the current stage of the reconcile. None means that no reconcile is running."""
-        self._under_way = (stage, self._clock_s()) if stage is not None else None
+        self._current = (stage, self._clock_s()) if stage is not None else None
 
     def note_progress(self) -> None:
-        under_way = self._under_way
-        if under_way is not None:
-            self.enter(under_way[0])
+        current = self._current
+        if current is not None:
+            self.enter(current[0])
 
     def find_stalled_stage(self, seconds: float) -> Stage | None:
         """Return the current stage if it has made no progress for at least ``seconds``, otherwise None."""
-        under_way = self._under_way
-        is_stalled = under_way is not None and self._clock_s() - under_way[1] >= seconds
-        return under_way[0] if under_way is not None and is_stalled else None
+        current = self._current
+        is_stalled = current is not None and self._clock_s() - current[1] >= seconds
+        return current[0] if current is not None and is_stalled else None
 
     def add(self, stage: Stage, seconds: float) -> None:
         """Add a stage's duration to its histogram. Bucket bounds are inclusive."""
@@ -146,19 +146,19 @@ class StageTimes:
 class Stopwatch:
     """A stopwatch for consecutive stages. Each call records a stage that began when the previous stage ended."""
 
-    def __init__(self, times: StageTimes, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
-        self._times, self._clock_s, self._of_reconcile = times, clock_s, of_reconcile
+    def __init__(self, times: StageTimes, clock_s: Callable[[], float], *, is_reconcile: bool = False) -> None:
+        self._times, self._clock_s, self._is_reconcile = times, clock_s, is_reconcile
         self._began = self._last = clock_s()
 
     def __call__(self, stage: Stage) -> None:
         now = self._clock_s()
         self._times.add(stage, now - self._last)
         self._last = now
-        if self._of_reconcile and stage is not _RECONCILED[-1]:
-            self._times.enter(_RECONCILED[_RECONCILED.index(stage) + 1])
+        if self._is_reconcile and stage is not _RECONCILE_STAGES[-1]:
+            self._times.enter(_RECONCILE_STAGES[_RECONCILE_STAGES.index(stage) + 1])
 
     def end(self, stage: Stage) -> None:
-        if self._of_reconcile:
+        if self._is_reconcile:
             self._times.enter(None)
         self._times.add(stage, self._clock_s() - self._began)
 

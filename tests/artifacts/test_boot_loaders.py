@@ -18,13 +18,13 @@ from gitboot.artifacts.boot_loaders import (
     LOADERS,
     MANIFEST,
     SIGNED_GRUBS,
-    Built,
-    Packaged,
-    Placed,
+    BuiltLoader,
+    PackagedLoader,
+    PlacedLoader,
     Placement,
-    first_grub_configuration,
     is_signed,
-    place,
+    place_loaders,
+    render_embedded_grub_configuration,
     render_signed_grub_configuration,
 )
 from gitboot.cli.commands.artifacts import command
@@ -37,14 +37,14 @@ BASE = "http://192.0.2.1:8080/boot"
 
 def packages(folder: Path) -> Path:
     for loader in LOADERS:
-        if isinstance(loader, Packaged):
+        if isinstance(loader, PackagedLoader):
             source = folder / loader.sources[0]
             source.parent.mkdir(parents=True, exist_ok=True)
             source.write_bytes(_content_of(loader).encode())
     return folder
 
 
-def _content_of(loader: Packaged) -> str:
+def _content_of(loader: PackagedLoader) -> str:
     """The content of a loader. The signed GRUB has the request of its module http."""
     request = " HTTP/1.1\r\nHost: " if loader.path in SIGNED_GRUBS else ""
     return f"contents of {loader.sources[0]}{request}"
@@ -55,9 +55,9 @@ def system(tmp_path: Path) -> Path:
     return packages(tmp_path / "system")
 
 
-def placed(out: Path, system: Path, tftp: Path | None = None) -> dict[str, Placed]:
-    told: list[Placed] = []
-    assert place(out, tftp, BASE, told.append, systems=[system]) == tuple(told)
+def placed(out: Path, system: Path, tftp: Path | None = None) -> dict[str, PlacedLoader]:
+    told: list[PlacedLoader] = []
+    assert place_loaders(out, tftp, BASE, told.append, systems=[system]) == tuple(told)
     return {each.path: each for each in told}
 
 
@@ -77,7 +77,7 @@ def test_loaders_of_packages_are_copied_to_the_web_root_and_the_tftp_root(tmp_pa
     out, tftp = tmp_path / "out", tmp_path / "tftp"
     told = placed(out, system, tftp)
     for loader in LOADERS:
-        if isinstance(loader, Packaged):
+        if isinstance(loader, PackagedLoader):
             assert told[loader.path].outcome is Placement.PLACED
             expected = _content_of(loader).encode()
             found = (out / "assets" / loader.path).read_bytes(), (tftp / loader.path).read_bytes()
@@ -147,7 +147,7 @@ def test_placed_loaders_are_readable_for_servers_of_other_users(tmp_path: Path, 
 def test_the_manifest_lists_each_placed_loader_with_its_sha256_and_no_missing_one(tmp_path: Path, system: Path) -> None:
     (system / "usr/lib/ipxe/undionly.kpxe").unlink()
     told = placed(tmp_path / "out", system)
-    assert told["loaders/undionly.kpxe"] == Placed(
+    assert told["loaders/undionly.kpxe"] == PlacedLoader(
         path="loaders/undionly.kpxe", outcome=Placement.MISSING, message="install the package ipxe"
     )
     items = json.loads((tmp_path / "out/assets" / MANIFEST).read_text())["items"]
@@ -205,7 +205,7 @@ def test_grub_is_built_for_http_and_to_the_same_bytes_each_time(tmp_path: Path) 
     assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.PLACED
     image = (tmp_path / "out/assets/loaders/grub-x86_64.efi").read_bytes()
     assert image.startswith(b"MZ")
-    assert first_grub_configuration(BASE).encode() in image
+    assert render_embedded_grub_configuration(BASE).encode() in image
     assert placed(tmp_path / "other", system)["loaders/grub-x86_64.efi"].sha256 == sha256(image).hexdigest()
     assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.UNCHANGED
 
@@ -216,7 +216,7 @@ def test_a_grub_for_another_base_url_is_another_image(tmp_path: Path) -> None:
     placed(tmp_path / "out", system)
     [other] = [
         each
-        for each in place(tmp_path / "out", None, "http://[2001:db8::1]", lambda each: None, systems=[system])
+        for each in place_loaders(tmp_path / "out", None, "http://[2001:db8::1]", lambda each: None, systems=[system])
         if each.path == "loaders/grub-x86_64.efi"
     ]
     assert other.outcome is Placement.PLACED
@@ -237,7 +237,7 @@ def test_a_package_with_a_module_missing_is_an_error_and_nothing_is_placed(tmp_p
     reason="grub-script-check is missing (Debian: grub-common)",
 )
 @pytest.mark.parametrize("url", [BASE, "http://[2001:db8::1]", "http://boot.test/a,b/c;d/$e/(f)"])
-@pytest.mark.parametrize("render", [first_grub_configuration, render_signed_grub_configuration])
+@pytest.mark.parametrize("render", [render_embedded_grub_configuration, render_signed_grub_configuration])
 def test_each_configuration_that_begins_with_a_base_url_is_a_script(
     render: Callable[[str], str], url: str, tmp_path: Path
 ) -> None:
@@ -251,7 +251,7 @@ def test_each_configuration_that_begins_with_a_base_url_is_a_script(
 def test_every_built_loader_names_the_package_that_it_lacks(tmp_path: Path) -> None:
     told = placed(tmp_path / "out", tmp_path)
     for loader in LOADERS:
-        if isinstance(loader, Built):
+        if isinstance(loader, BuiltLoader):
             assert told[loader.path].message == f"install the package {loader.package}"
 
 
@@ -293,7 +293,7 @@ def test_the_first_system_that_has_a_loader_wins(tmp_path: Path, system: Path) -
     grub = newer / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
     grub.parent.mkdir(parents=True)
     grub.write_bytes(b"newer HTTP/1.1\r\nHost: ")
-    place(tmp_path / "out", tmp_path / "tftp", BASE, lambda _: None, systems=[newer, system])
+    place_loaders(tmp_path / "out", tmp_path / "tftp", BASE, lambda _: None, systems=[newer, system])
     assert (tmp_path / "tftp/loaders/grubx64.efi").read_bytes() == grub.read_bytes()
     assert (tmp_path / "tftp/loaders/shimx64.efi").read_text().startswith("contents of ")
 
@@ -309,7 +309,7 @@ def test_a_signed_grub_without_http_is_not_placed(tmp_path: Path, system: Path) 
         "with --system"
     )
     assert not list(tmp_path.glob("*/**/grubx64.efi"))
-    place(tmp_path / "out", None, BASE, lambda _: None, systems=[older, system])  # a later system has it
+    place_loaders(tmp_path / "out", None, BASE, lambda _: None, systems=[older, system])  # a later system has it
     newer = system / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
     assert at(tmp_path / "out", "loaders/grubx64.efi").read_bytes() == newer.read_bytes()
 
@@ -321,7 +321,7 @@ def test_an_invalid_base_url_is_rejected(tmp_path: Path) -> None:
 
 
 def test_below_https_only_grub_is_omitted_and_the_message_has_the_reason(tmp_path: Path) -> None:
-    outcomes = place(tmp_path, None, "https://boot.test", lambda each: None, systems=[tmp_path])
+    outcomes = place_loaders(tmp_path, None, "https://boot.test", lambda each: None, systems=[tmp_path])
     told = {each.path: each for each in outcomes}
     assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
     assert told["loaders/grub-x86_64.efi"].message.startswith(

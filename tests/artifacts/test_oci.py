@@ -192,14 +192,14 @@ def test_an_unusable_file_of_credentials_is_rejected(tmp_path: Path, text: str, 
     file.write_text(text)
     file.chmod(mode)
     with pytest.raises(UsageError, match=says):
-        RegistryCredentials(file).authorization("h")
+        RegistryCredentials(file).get_authorization("h")
 
 
 def test_a_name_and_a_password_give_the_same_header_as_auth(tmp_path: Path) -> None:
     file = tmp_path / "auth.json"
     file.write_text(json.dumps({"auths": {"h": {"username": USER, "password": PASSWORD}}}))
     file.chmod(0o600)
-    assert RegistryCredentials(file).authorization("h") == BASIC
+    assert RegistryCredentials(file).get_authorization("h") == BASIC
 
 
 # Responses of a hostile registry, or of an attacker on the way to it.

@@ -501,12 +501,12 @@ def test_t2_a_host_name_is_resolved_once_and_the_checked_address_is_used(
     machine = Machine()
     with RedfishServer(Service(machine, credentials={USER: PASSWORD})) as server:
         port = server.url.rpartition(":")[2]
-        reach = ConnectionPolicy(is_address_allowed=lambda address: str(address) == "127.0.0.1")
-        with BmcConnection(f"http://bmc.test:{port}", credentials, reach=reach) as connection:
+        policy = ConnectionPolicy(is_address_allowed=lambda address: str(address) == "127.0.0.1")
+        with BmcConnection(f"http://bmc.test:{port}", credentials, policy=policy) as connection:
             assert connection.observe().power == "On"
         assert len(resolved) == server.connections == 1
         with (
-            BmcConnection(f"http://bmc.test:{stranger.port}", credentials, reach=reach) as connection,
+            BmcConnection(f"http://bmc.test:{stranger.port}", credentials, policy=policy) as connection,
             pytest.raises(BmcNotTrusted, match=r"to send these credentials to bmc.test \(127.0.0.2\)"),
         ):
             connection.observe()

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from gitboot.bmc import credentials
 from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_trust
-from gitboot.bmc.override_session import Outcome, TaskResult
+from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.errors import UsageError
 from gitboot.fleet.identities import list_machines
 from gitboot.fleet.validation import load
@@ -149,7 +149,7 @@ def test_a_rejected_password_is_read_again_so_that_rotation_needs_no_restart(
             said.write_text(text)
             fleet.submit([job := rack.job()])
             found.append(fleet.take_results(wait_all=True)[job.uuid])
-        assert [each.outcome for each in found] == [Outcome.STALLED, Outcome.APPLIED, Outcome.UNCHANGED]
+        assert [each.outcome for each in found] == [TaskOutcome.STALLED, TaskOutcome.APPLIED, TaskOutcome.UNCHANGED]
         assert (
             found[0].credentials_fingerprint
             != found[1].credentials_fingerprint
@@ -248,7 +248,7 @@ def test_a_certificate_that_the_access_file_names_is_enough_without_a_trusted_si
     rack = make_rack(tls=issued.context)
     names(rack, fingerprint_of(issued))
     for how in ({}, {"verify": False}, {"ca": "garbage"}):
-        assert finished(rack, **how).outcome in (Outcome.APPLIED, Outcome.UNCHANGED), how
+        assert finished(rack, **how).outcome in (TaskOutcome.APPLIED, TaskOutcome.UNCHANGED), how
 
 
 def test_a_certificate_other_than_the_named_one_gets_no_password_even_if_it_verifies(
@@ -258,7 +258,7 @@ def test_a_certificate_other_than_the_named_one_gets_no_password_even_if_it_veri
     names(rack, fingerprint_of(authority.issue()))
     (rack.folder / "ca.crt").write_text(authority.pem)
     result = finished(rack)
-    assert (result.outcome, result.is_reachable) == (Outcome.STALLED, False)
+    assert (result.outcome, result.is_reachable) == (TaskOutcome.STALLED, False)
     assert "the certificate changed: " in result.message
     assert rack.machine.requests == []
 
@@ -288,9 +288,9 @@ def test_a_certificate_that_a_document_names_is_required_in_addition_to_the_othe
     rack = make_rack(tls=issued.context)
     (rack.folder / "access.toml").write_text(f"{HERE}")
     right = parse_fingerprint(fingerprint_of(issued))
-    assert finished(rack, verify=verify, ca=authority.pem, fingerprint="0" * 64).outcome is Outcome.STALLED
+    assert finished(rack, verify=verify, ca=authority.pem, fingerprint="0" * 64).outcome is TaskOutcome.STALLED
     assert rack.machine.requests == []
-    assert finished(rack, verify=verify, ca=authority.pem, fingerprint=right).outcome is Outcome.APPLIED
+    assert finished(rack, verify=verify, ca=authority.pem, fingerprint=right).outcome is TaskOutcome.APPLIED
 
 
 def test_t2_a_certificate_in_a_document_allows_no_bmc_that_the_access_file_does_not(
@@ -302,7 +302,7 @@ def test_t2_a_certificate_in_a_document_allows_no_bmc_that_the_access_file_does_
     right = parse_fingerprint(fingerprint_of(issued))
     for text, verify in (('networks = ["10.0.0.0/8"]', True), ('networks = ["127.0.0.1"]', False), ("", True)):
         (rack.folder / "access.toml").write_text(text)
-        assert finished(rack, verify=verify, fingerprint=right).outcome is Outcome.STALLED
+        assert finished(rack, verify=verify, fingerprint=right).outcome is TaskOutcome.STALLED
     (rack.folder / "access.toml").write_text('networks = ["127.0.0.1"]')
     assert "certificate not trusted" in finished(rack, fingerprint=right).message, "nobody has verified it"
     assert rack.machine.requests == []

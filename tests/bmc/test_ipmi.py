@@ -25,7 +25,7 @@ from pyghmi.ipmi.private.session import Session
 from gitboot.bmc.credentials import Credentials, read_trust, render_access_file
 from gitboot.bmc.identity import AnotherMachine, ReportedIdentity, SameMachine
 from gitboot.bmc.ipmi import IpmiConnection, _parse_override, parse_system_guid
-from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
+from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskOutcome, TaskResult
 from gitboot.bmc.override_state import (
     BmcObservation,
     OperatorCondition,
@@ -37,7 +37,7 @@ from gitboot.bmc.override_state import (
 from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
 from gitboot.bmc.power_steps import (
     PowerAction,
-    PowerChangeRefused,
+    PowerChangeRefusal,
     PowerOperation,
     PowerRecord,
     PowerRecordState,
@@ -153,9 +153,9 @@ def bmc(machine: IpmiMachine) -> IpmiConnection:
     return _connection(machine.port)
 
 
-def _connection(port: int, *, password: str = PASSWORD, reach: ConnectionPolicy | None = None) -> IpmiConnection:
+def _connection(port: int, *, password: str = PASSWORD, policy: ConnectionPolicy | None = None) -> IpmiConnection:
     credentials = Credentials(username="root", password=password, name="rack")
-    return IpmiConnection(f"ipmi://127.0.0.1:{port}", credentials, reach=reach)
+    return IpmiConnection(f"ipmi://127.0.0.1:{port}", credentials, policy=policy)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_power_commands_follow_the_standard(
 @needs_ipmitool
 def test_ipmi_never_requests_a_restart_from_the_operating_system(bmc: IpmiConnection) -> None:
     step = choose_reset_type(PowerAction.RESET, bmc.observe(), SameMachine(), force=False)
-    assert isinstance(step, PowerChangeRefused) and step.why.endswith("add --force to bypass the operating system")
+    assert isinstance(step, PowerChangeRefusal) and step.why.endswith("add --force to bypass the operating system")
 
 
 @needs_ipmitool
@@ -276,9 +276,9 @@ def test_a_wrong_password_is_rejected_and_never_shown(machine: IpmiMachine) -> N
 @needs_ipmitool
 def test_an_address_that_is_not_allowed_gets_no_request(machine: IpmiMachine) -> None:
     machine.requests.clear()
-    reach = ConnectionPolicy(is_address_allowed=lambda address: address == ip_address("10.0.0.1"))
+    policy = ConnectionPolicy(is_address_allowed=lambda address: address == ip_address("10.0.0.1"))
     with pytest.raises(BmcNotTrusted, match="does not allow gitboot to send these credentials"):
-        _connection(machine.port, reach=reach).observe()
+        _connection(machine.port, policy=policy).observe()
     assert machine.requests == []
 
 
@@ -412,14 +412,14 @@ class Asked:
 def test_a_consumed_override_is_recorded_as_lost_and_never_set_again(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     """No mark can prove that it was consumed, so evidence or a person decides."""
     asked = Asked(bmc)
-    assert asked.once().outcome is Outcome.APPLIED
+    assert asked.once().outcome is TaskOutcome.APPLIED
     assert asked.state == "Confirmed"
     machine.boot()
     asked.at += timedelta(minutes=5)
-    assert (asked.once().outcome, asked.state) == (Outcome.APPLIED, OverrideState.LOST)
+    assert (asked.once().outcome, asked.state) == (TaskOutcome.APPLIED, OverrideState.LOST)
     machine.boot()
     asked.at += timedelta(hours=1)
-    assert asked.once().outcome is Outcome.UNCHANGED
+    assert asked.once().outcome is TaskOutcome.UNCHANGED
     machine.boot()
     assert machine.boots == ["Pxe", "None", "None"]
 

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials, read_credentials
-from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
+from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskOutcome, TaskResult
 from gitboot.bmc.override_state import Override, OverrideRecord, OverrideState, WantedOverride
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.worker_pool import BmcPool
@@ -45,7 +45,7 @@ from tests.helpers.redfish_double.server import Body, Drop, Fault, Intrusion, Re
 def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed(rack: Rack) -> None:
     result = rack.bring_about()
     assert rack.written == [("web01", OverrideState.RECORDED, 0), ("web01", OverrideState.CONFIRMED, 1)]
-    assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Once Pxe")
+    assert (result.outcome, result.message) == (TaskOutcome.APPLIED, "the BMC shows Once Pxe")
     assert [record.state for record in result.written_records] == [OverrideState.RECORDED, OverrideState.CONFIRMED]
     assert result.observed is not None and result.observed.override.enabled is OverrideEnabled.ONCE
     assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
@@ -55,7 +55,7 @@ def test_an_override_that_is_as_wanted_is_read_once_and_not_changed(rack: Rack) 
     rack.bring_about()
     before = len(rack.machine.requests)
     result = rack.bring_about()
-    assert (result.outcome, result.written_records) == (Outcome.UNCHANGED, ())
+    assert (result.outcome, result.written_records) == (TaskOutcome.UNCHANGED, ())
     assert len(rack.machine.requests) == before + 1
 
 
@@ -64,39 +64,39 @@ def test_a_clearing_is_recorded_before_it_is_done(rack: Rack) -> None:
     del rack.written[:]
     result = rack.bring_about(None)
     assert rack.written == [("web01", OverrideState.CLEARING, 1), ("web01", OverrideState.CLEARED, 2)]
-    assert (result.outcome, result.message) == (Outcome.APPLIED, "the BMC shows Disabled Pxe")
+    assert (result.outcome, result.message) == (TaskOutcome.APPLIED, "the BMC shows Disabled Pxe")
 
 
 @pytest.mark.parametrize(
     ("case", "fault", "outcome", "left", "said"),
     [
-        ("at work on something else", Status(status=409), Outcome.WAITING, OverrideState.CLEARED, "409"),
-        ("not now", Status(status=503), Outcome.WAITING, OverrideState.CLEARED, "503"),
-        ("each form of its ETag", Status(status=412), Outcome.WAITING, OverrideState.UNSENT, "412"),
+        ("at work on something else", Status(status=409), TaskOutcome.WAITING, OverrideState.CLEARED, "409"),
+        ("not now", Status(status=503), TaskOutcome.WAITING, OverrideState.CLEARED, "503"),
+        ("each form of its ETag", Status(status=412), TaskOutcome.WAITING, OverrideState.UNSENT, "412"),
         (
             "someone set the same meanwhile",
             Intrusion(boot=SET_AT_BMC),
-            Outcome.WAITING,
+            TaskOutcome.WAITING,
             OverrideState.SET_BY_ANOTHER,
             "412",
         ),
         (
             "somebody set another override meanwhile",
             Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}),
-            Outcome.WAITING,
+            TaskOutcome.WAITING,
             OverrideState.UNSENT,
             "412",
         ),
-        ("not a value it takes", Status(status=400), Outcome.STALLED, OverrideState.CLEARED, "400"),
-        ("not allowed", Status(status=403), Outcome.STALLED, OverrideState.CLEARED, "403"),
-        ("no response, and not applied", Drop(applied=False), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
-        ("no response, but applied", Drop(applied=True), Outcome.WAITING, OverrideState.RECORDED, "PATCH"),
-        ("undone right after", Reverted(), Outcome.WAITING, OverrideState.RECORDED, "a moment ago"),
+        ("not a value it takes", Status(status=400), TaskOutcome.STALLED, OverrideState.CLEARED, "400"),
+        ("not allowed", Status(status=403), TaskOutcome.STALLED, OverrideState.CLEARED, "403"),
+        ("no response, and not applied", Drop(applied=False), TaskOutcome.WAITING, OverrideState.RECORDED, "PATCH"),
+        ("no response, but applied", Drop(applied=True), TaskOutcome.WAITING, OverrideState.RECORDED, "PATCH"),
+        ("undone right after", Reverted(), TaskOutcome.WAITING, OverrideState.RECORDED, "a moment ago"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_rejected_or_lost_patch_has_an_outcome_and_a_recorded_state(
-    rack: Rack, case: str, fault: Fault, outcome: Outcome, left: OverrideState, said: str
+    rack: Rack, case: str, fault: Fault, outcome: TaskOutcome, left: OverrideState, said: str
 ) -> None:
     times = 4 if isinstance(fault, Status) and fault.status == 412 else 1  # "x", x, *, and without If-Match
     rack.server.fault(fault, on="PATCH", times=times)
@@ -115,7 +115,7 @@ def test_a_lost_response_is_followed_by_a_read_and_at_most_by_the_missing_write(
     rack.server.fault(Drop(applied=applied), on="PATCH")
     rack.bring_about()
     rack.wait(120)
-    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.bring_about().outcome is TaskOutcome.APPLIED
     assert rack.records["web01"]["provision/1"].state is OverrideState.CONFIRMED
     assert len(rack.machine.writes) == patches
 
@@ -124,7 +124,7 @@ def test_a_lost_response_is_followed_by_a_read_and_at_most_by_the_missing_write(
 def test_a_bmc_that_is_too_busy_to_be_read_waits_with_nothing_recorded(rack: Rack, status: int) -> None:
     rack.server.fault(Status(status=status), times=2)
     result = rack.bring_about()
-    assert (result.outcome, result.observed, rack.written) == (Outcome.WAITING, None, [])
+    assert (result.outcome, result.observed, rack.written) == (TaskOutcome.WAITING, None, [])
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
@@ -139,7 +139,7 @@ def test_the_retry_time_of_a_busy_bmc_is_part_of_the_result(rack: Rack, method: 
 def test_invalid_responses_are_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) -> None:
     rack.server.fault(fault, times=2)
     result = rack.bring_about()
-    assert result.outcome in (Outcome.WAITING, Outcome.STALLED)
+    assert result.outcome in (TaskOutcome.WAITING, TaskOutcome.STALLED)
     assert rack.server.url in result.message
     assert rack.written == []
 
@@ -150,7 +150,7 @@ def test_gitboot_waits_for_a_machine_in_post(make_rack: MakeRack) -> None:
     rack.machine.advance(30)
     rack.now = rack.machine.now
     result = rack.bring_about()
-    assert (result.outcome, result.message) == (Outcome.WAITING, "the machine is in POST")
+    assert (result.outcome, result.message) == (TaskOutcome.WAITING, "the machine is in POST")
     assert rack.machine.writes == []
 
 
@@ -160,7 +160,7 @@ def test_an_override_that_someone_keeps_undoing_is_left_to_the_operator(rack: Ra
     for _ in range(6):
         outcomes.append(rack.bring_about(ALWAYS))
         rack.now += timedelta(minutes=2)
-    assert [result.outcome for result in outcomes] == [Outcome.WAITING] * 4 + [Outcome.STALLED] * 2
+    assert [result.outcome for result in outcomes] == [TaskOutcome.WAITING] * 4 + [TaskOutcome.STALLED] * 2
     assert outcomes[-1].message.startswith("Contended: gitboot set Continuous Pxe 4 times")
     assert len(rack.machine.writes) == 4
 
@@ -176,14 +176,14 @@ def test_corrections_without_end_are_given_up_for_now(rack: Rack) -> None:
     with rack.connect() as bmc:
         result = OverrideSession(bmc, job, lambda record: rack.write(job.uuid, record), clock).run()
     assert (result.outcome, result.message) == (
-        Outcome.WAITING,
+        TaskOutcome.WAITING,
         "the override is not in the wanted state after 16 steps",
     )
 
 
 def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
     result = rack.bring_about(password="wrong")
-    assert result.outcome is Outcome.STALLED
+    assert result.outcome is TaskOutcome.STALLED
     assert "401" in result.message
     assert ([request.method for request in rack.server.service.requests], rack.written) == (["GET"], [])
 
@@ -203,7 +203,7 @@ def test_a_dry_run_shows_the_patch_and_writes_nothing(
         rack.bring_about()
     written, patches = list(rack.written), list(rack.machine.writes)
     result = rack.bring_about(wanted, dry_run=True)
-    assert (result.outcome, rack.written, rack.machine.writes) == (Outcome.UNCHANGED, written, patches), case
+    assert (result.outcome, rack.written, rack.machine.writes) == (TaskOutcome.UNCHANGED, written, patches), case
     assert said in result.message
     assert result.message.startswith("the BMC" if case == "as it should be" else "would PATCH /redfish/v1/Systems/1: {")
 
@@ -250,7 +250,7 @@ def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
 def test_without_credentials_a_bmc_is_stalled_and_gets_no_request(rack: Rack, given: bool, said: str) -> None:
     with rack.fleet(credentials=rack.folder if given else None) as fleet:
         result = finished(fleet, rack.job(credentials="other"))
-    assert result.outcome is Outcome.STALLED
+    assert result.outcome is TaskOutcome.STALLED
     assert said in result.message
     assert rack.server.connections == 0
 
@@ -258,9 +258,9 @@ def test_without_credentials_a_bmc_is_stalled_and_gets_no_request(rack: Rack, gi
 def test_credentials_are_read_again_and_a_change_opens_a_new_connection(rack: Rack) -> None:
     with rack.fleet() as fleet:
         write_credentials(rack.folder, password="wrong")
-        assert finished(fleet, rack.job()).outcome is Outcome.STALLED
+        assert finished(fleet, rack.job()).outcome is TaskOutcome.STALLED
         write_credentials(rack.folder)
-        assert finished(fleet, rack.job()).outcome is Outcome.APPLIED
+        assert finished(fleet, rack.job()).outcome is TaskOutcome.APPLIED
     assert rack.server.connections == 2
 
 
@@ -281,7 +281,7 @@ def test_a_connection_is_reused_between_tasks_at_one_address(
     with rack.fleet() as fleet:
         for host, wanted in zip(hosts, (ONCE, None, ONCE), strict=True):
             job = rack.job(wanted, address=rack.server.url.replace("127.0.0.1", host))
-            assert finished(fleet, job).outcome is Outcome.APPLIED
+            assert finished(fleet, job).outcome is TaskOutcome.APPLIED
     assert rack.server.connections == connections
 
 
@@ -297,7 +297,7 @@ def test_each_result_is_collected_once_with_its_server(make_rack: MakeRack) -> N
         assert fleet.take_results() == {}
     assert begun == {uuid_of(name) for name in ("web01", "web02", "web03")}
     assert [result.server for result in results.values()] == ["web01", "web02", "web03"]
-    assert {result.outcome for result in results.values()} == {Outcome.APPLIED}
+    assert {result.outcome for result in results.values()} == {TaskOutcome.APPLIED}
     assert {(result.server, result.uuid) for result in results.values()} == {
         (machine.name, machine.uuid) for machine in rack.machines
     }
@@ -358,9 +358,9 @@ def test_an_unreachable_bmc_and_a_record_that_cannot_be_written_do_not_affect_ot
         fleet.submit([rack.job(machine=web01), rack.job(machine=web02), dead])
         results = fleet.take_results(wait_all=True)
     assert {result.server: (result.outcome, result.is_reachable) for result in results.values()} == {
-        "web01": (Outcome.APPLIED, True),
-        "web02": (Outcome.WAITING, True),
-        "web03": (Outcome.WAITING, False),
+        "web01": (TaskOutcome.APPLIED, True),
+        "web02": (TaskOutcome.WAITING, True),
+        "web03": (TaskOutcome.WAITING, False),
     }
     assert results[SystemUuid(web02.uuid)].message == "the disk is full"
     assert [len(machine.writes) for machine in rack.machines] == [1, 0, 0], "what cannot be written down is not done"
@@ -405,14 +405,14 @@ def test_no_more_requests_are_sent_than_needed(rack: Rack, wanted: WantedOverrid
 @pytest.mark.parametrize(
     ("case", "outcome", "said"),
     [
-        ("its authority", Outcome.APPLIED, "Once Pxe"),
-        ("no authority, and no check", Outcome.APPLIED, "Once Pxe"),
-        ("the machine's own authorities", Outcome.STALLED, "certificate not trusted"),
-        ("garbage", Outcome.STALLED, "bmc.tls.ca of web01 is not a PEM certificate"),
+        ("its authority", TaskOutcome.APPLIED, "Once Pxe"),
+        ("no authority, and no check", TaskOutcome.APPLIED, "Once Pxe"),
+        ("the machine's own authorities", TaskOutcome.STALLED, "certificate not trusted"),
+        ("garbage", TaskOutcome.STALLED, "bmc.tls.ca of web01 is not a PEM certificate"),
     ],
 )
 def test_a_bmc_is_trusted_by_the_authority_of_its_document(
-    make_rack: MakeRack, authority: Authority, case: str, outcome: Outcome, said: str
+    make_rack: MakeRack, authority: Authority, case: str, outcome: TaskOutcome, said: str
 ) -> None:
     rack = make_rack(tls=authority.server_context())
     ca = {"its authority": authority.pem, "garbage": "-----BEGIN CERTIFICATE-----"}.get(case)

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 
 from msgspec import structs
 
-from gitboot.bmc.override_state import NO_MARKS, Marks, Reset
+from gitboot.bmc.override_state import NO_MARKS, Reset, ResetMarks
 from tests.helpers.cases import for_each
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
-SET = Marks(
+SET = ResetMarks(
     last_reset_time="2026-11-17T12:00:00+00:00",
     boot_progress_time="2026-11-17T12:02:00Z",
     settled=True,
@@ -24,7 +24,7 @@ NO_CLOCK = structs.replace(SET, bmc_time=None, bmc_ahead_s=None, manager_reset_t
 NO_MANAGER_RESET = structs.replace(SET, manager_reset_time=None)
 
 
-def _last_reset(time: str) -> Marks:
+def _last_reset(time: str) -> ResetMarks:
     return structs.replace(RESET, last_reset_time=time)
 
 
@@ -69,16 +69,16 @@ def _last_reset(time: str) -> Marks:
     ],
 )
 def test_marks_and_their_clock_show_whether_a_machine_was_reset(
-    case: str, before: Marks, after: Marks, reset: Reset
+    case: str, before: ResetMarks, after: ResetMarks, reset: Reset
 ) -> None:
-    assert after.reset_since(before) is reset, case
+    assert after.find_reset_since(before) is reset, case
 
 
 def test_an_unchanged_mark_rules_out_a_reset_only_if_the_mark_is_known_to_move() -> None:
-    assert SET.reset_since(SET, moving_marks=frozenset({"last_reset_time"})) is Reset.RULED_OUT
-    assert SET.reset_since(SET, moving_marks=frozenset()) is Reset.UNKNOWN
+    assert SET.find_reset_since(SET, changing_marks=frozenset({"last_reset_time"})) is Reset.RULED_OUT
+    assert SET.find_reset_since(SET, changing_marks=frozenset()) is Reset.UNKNOWN
     only = structs.replace(SET, boot_progress_time=None)
-    assert only.reset_since(SET, moving_marks=frozenset({"boot_progress_time"})) is Reset.UNKNOWN
+    assert only.find_reset_since(SET, changing_marks=frozenset({"boot_progress_time"})) is Reset.UNKNOWN
 
 
 @for_each(
@@ -97,8 +97,8 @@ def test_an_unchanged_mark_rules_out_a_reset_only_if_the_mark_is_known_to_move()
 def test_boot_progress_during_post_does_not_prove_a_reset(then: str | None, now: str, reset: Reset) -> None:
     before = structs.replace(SET, boot_progress=then)
     after = structs.replace(SET, boot_progress=now, boot_progress_time="2026-11-20T12:01:00Z")
-    assert after.reset_since(before) is reset
-    assert structs.replace(after, last_reset_time="2026-11-20T12:00:30Z").reset_since(before) is Reset.SEEN
+    assert after.find_reset_since(before) is reset
+    assert structs.replace(after, last_reset_time="2026-11-20T12:00:30Z").find_reset_since(before) is Reset.SEEN
 
 
 def test_later_marks_are_found_with_the_clock_of_the_bmc() -> None:

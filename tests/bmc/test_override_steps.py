@@ -28,11 +28,11 @@ from gitboot.bmc.override_state import (
     BmcObservation,
     ClearOverride,
     ConfirmRecord,
-    Marks,
     NoChange,
     Override,
     OverrideRecord,
     OverrideState,
+    ResetMarks,
     SetOverride,
     Step,
     WantedOverride,
@@ -69,11 +69,11 @@ LEFT_URI = structs.replace(HTTP, enabled=OverrideEnabled.DISABLED, target=Overri
 OTHER_REASON = structs.replace(INSTALL, reason="provision 4")
 UNHEARD_OF = structs.replace(INSTALL, override=structs.replace(ONCE, target="Floppy"))
 
-THEN = Marks(last_reset_time="2026-11-17", boot_progress_time="2026-11-17", settled=True)
+THEN = ResetMarks(last_reset_time="2026-11-17", boot_progress_time="2026-11-17", settled=True)
 SINCE = structs.replace(THEN, last_reset_time="2026-11-20")
-LONG_AGO = Marks(last_reset_time="2026-11-10", boot_progress_time="2026-11-10", settled=True)
+LONG_AGO = ResetMarks(last_reset_time="2026-11-10", boot_progress_time="2026-11-10", settled=True)
 UNSETTLED = structs.replace(THEN, settled=False)
-NONE = Marks()
+NONE = ResetMarks()
 THE_MACHINE = SameMachine()
 
 SEEN = BmcObservation(
@@ -85,7 +85,7 @@ SEEN = BmcObservation(
 )
 
 
-def _make_observation(override: Override, marks: Marks = THEN, *, in_post: bool = False) -> BmcObservation:
+def _make_observation(override: Override, marks: ResetMarks = THEN, *, in_post: bool = False) -> BmcObservation:
     return structs.replace(SEEN, override=override, marks=marks, in_post=in_post)
 
 
@@ -93,7 +93,7 @@ def _record(
     state: OverrideState,
     override: Override = ONCE,
     *,
-    marks: Marks = THEN,
+    marks: ResetMarks = THEN,
     reason: str = "provision 3",
 ) -> OverrideRecord:
     return OverrideRecord(
@@ -115,7 +115,7 @@ def _ago(seconds: int, state: OverrideState) -> OverrideRecord:
     return structs.replace(_record(state), at=NOW - timedelta(seconds=seconds))
 
 
-def _other(state: OverrideState, override: Override = ONCE, *, marks: Marks = THEN) -> OverrideRecord:
+def _other(state: OverrideState, override: Override = ONCE, *, marks: ResetMarks = THEN) -> OverrideRecord:
     return _record(state, override, marks=marks, reason="maintenance bios, run 1")
 
 

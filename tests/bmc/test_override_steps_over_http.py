@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc.identity import AnotherMachine, SameMachine, UnprovenIdentity, accept_identity
-from gitboot.bmc.override_session import Outcome, TaskResult
+from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.bmc.override_state import (
     MediaShare,
     MediumState,
@@ -65,7 +65,7 @@ def _swap_board(machine: Machine) -> None:
 
 
 def _condition(result: TaskResult) -> str:
-    assert result.outcome is Outcome.STALLED
+    assert result.outcome is TaskOutcome.STALLED
     return result.message.partition(":")[0]
 
 
@@ -102,7 +102,7 @@ def test_e25_nothing_is_set_on_another_machine(rack: Rack) -> None:
 )
 def test_e25_a_document_can_name_the_identity_that_a_bmc_reports(rack: Rack, case: str, named: dict[str, Any]) -> None:
     _swap_board(rack.machine)
-    assert rack.bring_about(**named).outcome is Outcome.APPLIED, case
+    assert rack.bring_about(**named).outcome is TaskOutcome.APPLIED, case
 
 
 def test_e25_an_operator_can_accept_another_identity(rack: Rack) -> None:
@@ -111,7 +111,7 @@ def test_e25_an_operator_can_accept_another_identity(rack: Rack) -> None:
     assert result.pinned is not None
     rack.pins["web01"] = accept_identity(result.pinned, at=rack.now)
     result = rack.bring_about()
-    assert (result.outcome, result.identity_result) == (Outcome.APPLIED, SameMachine(accepted=True))
+    assert (result.outcome, result.identity_result) == (TaskOutcome.APPLIED, SameMachine(accepted=True))
 
 
 def test_e25_values_that_two_machines_report_identify_neither(make_rack: MakeRack) -> None:
@@ -122,7 +122,7 @@ def test_e25_values_that_two_machines_report_identify_neither(make_rack: MakeRac
     assert conditions == ["AnotherMachine"] * 2
     results = [rack.bring_about(machine=machine) for machine in rack.machines]
     assert [type(result.identity_result) for result in results] == [UnprovenIdentity, UnprovenIdentity]
-    assert {result.outcome for result in results} == {Outcome.APPLIED}
+    assert {result.outcome for result in results} == {TaskOutcome.APPLIED}
 
 
 def test_an_override_is_cleared_only_on_the_system_on_which_it_was_set(rack: Rack) -> None:
@@ -204,7 +204,11 @@ def test_e34_an_override_that_a_bmc_forgets_is_lost_and_neither_consumed_nor_set
     for _ in range(3):
         result = rack.bring_about()
         rack.wait(120)
-    assert (_state(rack), len(rack.machine.writes), result.outcome) == (OverrideState.LOST, set_once, Outcome.UNCHANGED)
+    assert (_state(rack), len(rack.machine.writes), result.outcome) == (
+        OverrideState.LOST,
+        set_once,
+        TaskOutcome.UNCHANGED,
+    )
 
 
 def _clock_at(year: int) -> Callable[[Rack], object]:
@@ -283,7 +287,7 @@ def test_a_write_that_a_bmc_applies_later_is_awaited_and_confirmed(rack: Rack, s
         rack.wait(10)
     assert (_state(rack), rack.bring_about().outcome, _patches(rack)) == (
         OverrideState.CONFIRMED,
-        Outcome.UNCHANGED,
+        TaskOutcome.UNCHANGED,
         most,
     )
     rack.boot()
@@ -296,12 +300,12 @@ def test_a_bmc_that_rejects_every_etag_gets_few_requests_a_task_and_one_write_in
     rack.server.service.requests.clear()
     rack.server.fault(Status(status=412), on="PATCH", times=50)
     for number in range(1, 6):
-        assert rack.bring_about().outcome is Outcome.WAITING
+        assert rack.bring_about().outcome is TaskOutcome.WAITING
         assert _patches(rack) <= 4 * number  # the ETag, the ETag without quotes, *, and without If-Match
         assert _state(rack) is OverrideState.UNSENT
         rack.wait(60)
     rack.server.heal()
-    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.bring_about().outcome is TaskOutcome.APPLIED
     assert _state(rack) is OverrideState.CONFIRMED
 
 
@@ -314,7 +318,7 @@ def coming_up(rack: Rack) -> Rack:
     rack.see_marks_move()
     rack.machine.reset()
     rack.wait(rack.machine.post_s + 5)
-    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.bring_about().outcome is TaskOutcome.APPLIED
     rack.wait(rack.machine.post_s)
     assert rack.machine.state == "OSRunning"
     return rack
@@ -360,7 +364,7 @@ def test_e36_an_override_that_somebody_else_has_set_boots_first(rack: Rack) -> N
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
     assert _condition(rack.bring_about()) == "ForeignOverride"
     rack.boot()
-    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.bring_about().outcome is TaskOutcome.APPLIED
     assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
 
 
@@ -411,7 +415,7 @@ def _medium(rack: Rack) -> MediumState | None:
 def test_a_medium_is_inserted_and_booted_once_and_ejected_at_the_next_reset(make_rack: MakeRack, name: str) -> None:
     rack = make_rack(profile=PROFILES[name])
     result = rack.bring_about(DISC)
-    assert result.outcome is Outcome.APPLIED, result.message
+    assert result.outcome is TaskOutcome.APPLIED, result.message
     assert [state for _, state, _ in rack.written] == [
         OverrideState.INSERTED,
         OverrideState.RECORDED,
@@ -466,7 +470,7 @@ def test_an_override_is_cleared_before_its_medium_is_replaced(
     other = structs.replace(
         DISC.override, target=target, medium=ISO.replace("1", "2") if target is OverrideTarget.CD else None
     )
-    assert rack.bring_about(structs.replace(DISC, override=other)).outcome is Outcome.APPLIED
+    assert rack.bring_about(structs.replace(DISC, override=other)).outcome is TaskOutcome.APPLIED
     sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     off, ejected, *more = sent
     assert (off, ejected.startswith(rack.machine.media_path)) == (rack.machine.writes and more[-1], True)
@@ -574,7 +578,7 @@ def test_after_each_sequence_the_drive_and_the_records_have_the_expected_state(
 def test_a_medium_of_somebody_else_stays_and_no_override_is_set(rack: Rack, wanted: WantedOverride) -> None:
     _disc(rack).image = OTHERS
     result = rack.bring_about(wanted)
-    assert (result.outcome, result.condition) == (Outcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
+    assert (result.outcome, result.condition) == (TaskOutcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
     assert OTHERS in result.message
     assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
 
@@ -596,7 +600,7 @@ def test_no_override_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> N
     rack = make_rack(profile=ILO6)
     _disc(rack).shows_late = True
     for _ in range(2):
-        assert rack.bring_about(DISC).outcome is Outcome.WAITING
+        assert rack.bring_about(DISC).outcome is TaskOutcome.WAITING
     assert (_disc(rack).image, rack.machine.writes) == (ISO, [])
     _disc(rack).shows_late = False
     rack.bring_about(DISC)
@@ -631,7 +635,7 @@ def test_a_stale_image_with_the_same_url_is_ejected_and_inserted_again_once(
 ) -> None:
     rack = make_rack(profile=profile)
     _disc(rack).stale = ISO
-    assert rack.bring_about(DISC).outcome is Outcome.APPLIED
+    assert rack.bring_about(DISC).outcome is TaskOutcome.APPLIED
     assert (_disc(rack).image, _disc(rack).ejected) == (ISO, [ISO])
     assert _sent(rack)[:2] == ["EjectMedia", ISO]
     rack.server.service.requests.clear()
@@ -646,7 +650,7 @@ def test_a_drive_that_shows_an_ejected_image_counts_as_empty(make_rack: MakeRack
     rack.bring_about(None)
     assert (_disc(rack).image, _disc(rack).resource()["Image"]) == (None, ISO)
     newer = structs.replace(DISC, reason="provision/2", override=structs.replace(DISC.override, medium=OTHERS))
-    assert rack.bring_about(newer).outcome is Outcome.APPLIED
+    assert rack.bring_about(newer).outcome is TaskOutcome.APPLIED
     assert _disc(rack).image == OTHERS
 
 
@@ -654,14 +658,14 @@ def test_a_drive_without_the_action_stays_empty_beside_one_that_has_it(rack: Rac
     """Its path comes first."""
     without = Drive(_disc(rack).path.removesuffix("2") + "0", _disc(rack).kind, lacks_actions=True)
     rack.machine.drives.insert(0, without)
-    assert rack.bring_about(DISC).outcome is Outcome.APPLIED
+    assert rack.bring_about(DISC).outcome is TaskOutcome.APPLIED
     assert (without.image, rack.machine.drives[2].image) == (None, ISO)
     assert not [each for each in rack.server.service.requests if each.method == "PATCH" and without.path in each.path]
 
 
 def test_a_bmc_that_needs_the_protocol_without_listing_it_gets_it(make_rack: MakeRack) -> None:
     rack = make_rack(profile=CIMC)
-    assert rack.bring_about(DISC).outcome is Outcome.APPLIED
+    assert rack.bring_about(DISC).outcome is TaskOutcome.APPLIED
     assert _disc(rack).image == ISO
 
 
@@ -688,7 +692,7 @@ def test_an_image_on_a_share_is_inserted_by_its_protocol_and_recorded_by_its_url
     with rack.fleet() as fleet:
         fleet.submit([rack.job(DISC)])
         (result,) = fleet.take_results(wait_all=True).values()
-        assert result.outcome is Outcome.APPLIED, result.message
+        assert result.outcome is TaskOutcome.APPLIED, result.message
         changing = [each.json for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
         [sent] = [each for each in changing if "Image" in each]
         image = place + ISO.removeprefix(prefix)
@@ -728,7 +732,7 @@ def _sent(rack: Rack) -> list[str]:
 def test_user_data_is_inserted_before_the_boot_medium_and_ejected_after_it(make_rack: MakeRack, name: str) -> None:
     rack = make_rack(profile=PROFILES[name])
     result = rack.bring_about(BOTH)
-    assert result.outcome is Outcome.APPLIED, result.message
+    assert result.outcome is TaskOutcome.APPLIED, result.message
     assert _lying(rack) == [DATA, ISO], "where there is one drive for CDs alone, that boots"
     assert [each for each in _sent(rack) if each in (DATA, ISO)] == [DATA, ISO]
     assert [state for _, state, _ in rack.written] == [
@@ -837,7 +841,7 @@ def test_after_a_crash_at_any_step_media_boot_once_and_no_medium_remains(
 def test_a_medium_is_ejected_even_if_the_response_to_the_insert_was_lost(make_rack: MakeRack, applied: bool) -> None:
     rack = make_rack(profile=OPENBMC)
     rack.server.fault(Drop(applied=applied), on="POST")
-    assert rack.bring_about(DISC).outcome is Outcome.WAITING
+    assert rack.bring_about(DISC).outcome is TaskOutcome.WAITING
     assert (_disc(rack).image == ISO, _record(rack).state) == (applied, OverrideState.INSERTED)
     rack.wait(90)
     rack.bring_about(None)

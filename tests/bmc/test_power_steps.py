@@ -9,8 +9,16 @@ from typing import Any
 from msgspec import structs
 
 from gitboot.bmc.identity import AnotherMachine, IdentityChanged, IdentityResult, SameMachine
-from gitboot.bmc.override_session import Outcome
-from gitboot.bmc.override_state import AskOperator, BmcObservation, Marks, Override, OverrideRecord, OverrideState, Wait
+from gitboot.bmc.override_session import TaskOutcome
+from gitboot.bmc.override_state import (
+    AskOperator,
+    BmcObservation,
+    Override,
+    OverrideRecord,
+    OverrideState,
+    ResetMarks,
+    Wait,
+)
 from gitboot.bmc.power_steps import (
     PowerChangeStep,
     PowerOperation,
@@ -32,7 +40,7 @@ from tests.helpers.redfish_double.server import Drop, Status
 NOON = at("20T12:00")
 ALL = frozenset(ResetType)
 PXE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE)
-RAN = Marks(
+RAN = ResetMarks(
     last_reset_time="2026-11-17T12:00:00Z",
     boot_progress="OSRunning",
     boot_progress_time="2026-11-17T12:01:30Z",
@@ -82,7 +90,7 @@ def kind(step: PowerChangeStep) -> str:
 
 
 RECORDED, ASKED, DONE = PowerRecordState.RECORDED, PowerRecordState.REQUESTED, PowerRecordState.DONE
-BLIND = make_observation(marks=Marks())
+BLIND = make_observation(marks=ResetMarks())
 GENTLY = ResetType.GRACEFUL_RESTART
 
 
@@ -231,7 +239,7 @@ def test_another_machine_is_never_reset(wanted: WantedPowerChange, identified: I
 
 def test_marks_that_never_moved_prove_no_reset() -> None:
     """Some BMCs do not update LastResetTime, so a requested restart may have happened."""
-    alone = Marks(last_reset_time=RAN.last_reset_time, settled=True)
+    alone = ResetMarks(last_reset_time=RAN.last_reset_time, settled=True)
     record = structs.replace(switched(RECORDED), marks=alone)
 
     def step(moving: frozenset[str]) -> str:
@@ -242,7 +250,7 @@ def test_marks_that_never_moved_prove_no_reset() -> None:
             overrides=[overridden()],
             now=NOON,
             identity_result=SameMachine(),
-            moving_marks=moving,
+            changing_marks=moving,
         )
         return kind(found)
 
@@ -259,7 +267,7 @@ FIRST = WantedPowerChange(
 
 def test_a_machine_is_reset_once_after_its_override_is_confirmed_and_never_again(rack: Rack) -> None:
     result = rack.bring_about(wanted_power=FIRST)
-    assert (result.outcome, rack.machine.resets) == (Outcome.APPLIED, 1)
+    assert (result.outcome, rack.machine.resets) == (TaskOutcome.APPLIED, 1)
     # Both records were written before anything was sent for them.
     assert [state for _, state, _ in rack.written] == [OverrideState.RECORDED, OverrideState.CONFIRMED]
     assert [(state, resets) for _, state, resets in rack.switched] == [(RECORDED, 0), (ASKED, 1)]
@@ -277,7 +285,7 @@ def test_a_reset_type_that_the_action_info_allows_is_used(make_rack: MakeRack) -
     rack = make_rack(profile=replace(GENERIC, reset_types=("On", "PowerCycle"), reset_info=True))
     assert (
         rack.bring_about(wanted_power=structs.replace(FIRST, operation=PowerOperation.GRACEFUL_RESTART)).outcome
-        is Outcome.APPLIED
+        is TaskOutcome.APPLIED
     )
     assert rack.switches["web01"]["power/check/1"].type is ResetType.POWER_CYCLE
     assert rack.machine.resets == 1
@@ -285,7 +293,7 @@ def test_a_reset_type_that_the_action_info_allows_is_used(make_rack: MakeRack) -
 
 def test_a_lost_response_is_judged_by_the_marks(rack: Rack) -> None:
     rack.server.fault(Drop(applied=True), on="POST", times=1)
-    assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.WAITING
+    assert rack.bring_about(wanted_power=FIRST).outcome is TaskOutcome.WAITING
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, RECORDED)
     rack.wait(600)
     rack.bring_about(wanted_power=FIRST)
@@ -304,9 +312,9 @@ def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Ra
 
 def test_a_rejected_reset_is_reported_and_sent_again_later(rack: Rack) -> None:
     rack.server.fault(Status(status=400), on="POST", times=1)
-    assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.STALLED
+    assert rack.bring_about(wanted_power=FIRST).outcome is TaskOutcome.STALLED
     rack.wait(61)
-    assert rack.bring_about(wanted_power=FIRST).outcome is Outcome.APPLIED
+    assert rack.bring_about(wanted_power=FIRST).outcome is TaskOutcome.APPLIED
     assert rack.machine.resets == 1
 
 

@@ -17,7 +17,7 @@ from gitboot.bmc.scan import (
     FoundServer,
     build_found_server,
     choose_name,
-    compare,
+    compare_servers,
     list_addresses,
     render_document,
 )
@@ -140,7 +140,7 @@ WEB01, WEB02 = _machine("web01", A), _machine("web02", B)
 def test_differences_between_machines_and_documents_are_listed(
     found: list[FoundServer], described: list[Machine], unread: list[str], expected: list[tuple[str, str | None, str]]
 ) -> None:
-    compared = compare(found, described, (A, B, C), unread)
+    compared = compare_servers(found, described, (A, B, C), unread)
     assert [(each.kind, each.server, each.address) for each in compared.differences] == expected
 
 

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gitboot.render.paths import ASKED, BOOT
+from gitboot.render.paths import BOOT, QUERY_FOLDER
 from tests.boots.architectures import X86_64
 from tests.boots.machine import PATIENCE_S
 from tests.boots.programs import file, program
@@ -232,7 +232,9 @@ def boot(loader: str, case: str, folder: Path, patience_s: float = PATIENCE_S) -
         for path, (version, *_) in state.paths.items():
             if version.content is not None and version.content in state.contents:
                 below = path.removeprefix(BOOT)
-                answers |= dict.fromkeys((f"/{below}", f"/{ASKED}{below}"), state.contents[version.content].encode())
+                answers |= dict.fromkeys(
+                    (f"/{below}", f"/{QUERY_FOLDER}{below}"), state.contents[version.content].encode()
+                )
         with LOADERS[loader](folder, base):
             ends = time.monotonic() + patience_s
             while not (kernels := [path for path in copy.requested if path in (IN_WINDOW, ALONE)]):

@@ -25,7 +25,7 @@ from gitboot.cli.main import cli
 from gitboot.controller.instance import state_directory
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.age_encryption import make_key
-from gitboot.evaluator.protocol import EvaluationBegun, NewResults, ResultKind
+from gitboot.evaluator.protocol import EvaluationStart, NewResults, ResultKind
 from gitboot.resolve.provisioning_record import Record, record_facts
 from tests.helpers.fleets import SEED, server, uuid_of
 from tests.helpers.git_repositories import Work
@@ -252,7 +252,7 @@ print(cache.get_many(ResultKind({str(KIND)!r}), [*rows, b"other"]) == rows)
 RIGHT = build_frame(encode(NewResults(KIND, {b"right": encode("a problem")})))
 WRONG = {
     "part of a frame": build_frame(encode(NewResults(KIND, {b"wrong": encode("a problem")})))[:-1],
-    "another message": build_frame(encode(EvaluationBegun(1))),
+    "another message": build_frame(encode(EvaluationStart(1))),
     "a value of another type": build_frame(encode(NewResults(KIND, {b"wrong": encode(1)}))),
     "a decision that is none": build_frame(encode(NewResults(ResultKind.DECIDED, {b"wrong": encode(1)}))),
 }

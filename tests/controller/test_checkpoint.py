@@ -22,7 +22,7 @@ from gitboot.controller.checkpoint import DamageSearch
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import CACHE
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.evaluator.protocol import Commit, EvaluationResult
 from gitboot.fetchlog.log_entries import Observation
@@ -125,7 +125,7 @@ class Twin:
         """Reconcile until all published files were checked and wrong ones were repaired."""
         self.parts.source.fetch()
         for _ in range(2):
-            self.parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
+            self.parts.reconciler.reconcile(now, fetched=LastFetch(), wait=True)
         self.parts.reconciler.reconcile(now, wait=True)
 
     def end(self) -> None:
@@ -147,7 +147,7 @@ class Twin:
         with pytest.MonkeyPatch.context() as patch, suppress(Killed):
             for act in (Disk.stage, Disk.place, Disk.remove, Disk.sync):
                 patch.setattr(Disk, act.__name__, ends(act))
-            self.parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
+            self.parts.reconciler.reconcile(now, fetched=LastFetch(), wait=True)
         self.end()
 
     def tree(self) -> dict[str, tuple[bytes, float]]:
@@ -381,7 +381,7 @@ def left(tmp_path: Path) -> tuple[Path, Repository]:
 
 def reconcile(parts: Parts) -> None:
     parts.source.fetch()
-    parts.reconciler.reconcile(NOON, fetched=Fetched(), wait=True)
+    parts.reconciler.reconcile(NOON, fetched=LastFetch(), wait=True)
 
 
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
@@ -458,12 +458,12 @@ def test_a_start_does_not_spin_for_a_window_that_began_while_a_commit_is_evaluat
     (folder / "state" / CACHE).write_bytes(kept)
     with in_process(folder, repository.bare, evaluates=False) as parts:
         parts.source.fetch()
-        due = parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched())
+        due = parts.reconciler.reconcile(at("20T23:00"), fetched=LastFetch())
         assert due is not None and parts.reconciler.reconcile(due) == at("21T04:00"), "when the window ends in files"
         assert parts.reconciler.status.accepted is None
     with in_process(folder, repository.bare) as parts:
         parts.source.fetch()
-        assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) == at("21T04:00")
+        assert parts.reconciler.reconcile(at("20T23:00"), fetched=LastFetch()) == at("21T04:00")
 
 
 def test_records_that_are_newer_than_the_checkpoint_count(left: tuple[Path, Repository]) -> None:

@@ -446,7 +446,7 @@ def test_a_clone_that_is_older_than_the_ledger_rewinds_nothing(
         parts.reconciler.reconcile(NOON)
         found = parts.reconciler.state.attempt.accepted
         assert (found.revision if found is not None else None) == (newest if reached else None)
-        assert reached or "is not in gitboot's clone" in str(parts.reconciler.state.attempt.trouble)
+        assert reached or "is not in gitboot's clone" in str(parts.reconciler.state.attempt.clone_failure)
 
 
 # Time

@@ -86,7 +86,7 @@ def lines(parts: Parts) -> str:
     candidate = parts.reconciler.state.attempt.candidate
     assert candidate is not None
     verdict = candidate.verdict
-    return "\n".join(f"Gitboot-Ack: {verdict.digest} {guard}" for guard in verdict.holding)
+    return "\n".join(f"Gitboot-Ack: {verdict.digest} {guard}" for guard in verdict.holding_guards)
 
 
 def find_ignored_acknowledgements(parts: Parts) -> str:

@@ -91,13 +91,13 @@ def test_a_failed_report_to_the_forge_is_retried_and_does_not_block_the_instance
     woken = threading.Event()
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
     verdicts.note([verdict(A)])
-    eventually(lambda: verdicts.telling.failure is not None and woken.is_set() and len(host.requests) > 3)
+    eventually(lambda: verdicts.forge_report.failure is not None and woken.is_set() and len(host.requests) > 3)
     verdicts.note([verdict(A, Judgement.HELD)])  # meanwhile it has come to something else
     verdicts.note([verdict(B)])
     host.faults.clear()
     eventually(lambda: len(host.statuses) == 2)
     assert list_statuses(host) == [("a", "held"), ("b", "accepted")]
-    eventually(lambda: verdicts.telling.commit == B and verdicts.telling.failure is None)
+    eventually(lambda: verdicts.forge_report.commit == B and verdicts.forge_report.failure is None)
     verdicts.note([verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
     assert len(host.statuses) == 2
     verdicts.close(patience_s=60)
@@ -117,11 +117,11 @@ def test_the_change_number_of_the_ledger_is_reported_when_it_stops_increasing(ho
 def test_a_forge_that_accepts_no_more_statuses_for_a_commit_causes_no_failure(host: ForgeHost, token: Path) -> None:
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=3600)
     verdicts.note([verdict(A)])
-    eventually(lambda: verdicts.telling.commit == A)
+    eventually(lambda: verdicts.forge_report.commit == A)
     host.commits = set()
     verdicts.note([verdict(A, change=2)])
     verdicts.close(patience_s=60)
-    assert (verdicts.telling.failure, len(host.statuses)) == (None, 1)
+    assert (verdicts.forge_report.failure, len(host.statuses)) == (None, 1)
     assert any(method == "POST" for method, _, _ in host.requests[-2:])
 
 
@@ -130,17 +130,17 @@ def test_nothing_is_reported_before_the_forge_was_read(host: ForgeHost, token: P
     forge.write(verdict(A, change=7).with_proof(KEY))
     forge.write(replace(verdict(A, change=70), ledger="another").with_proof(KEY))
     woken = threading.Event()
-    verdicts = VerdictSender(forge, woken.set, asks=True)
-    assert verdicts.telling == ForgeReport(has_asked=False)
+    verdicts = VerdictSender(forge, woken.set, reads_first=True)
+    assert verdicts.forge_report == ForgeReport(has_asked=False)
     verdicts.note([verdict(B, change=3)])
     verdicts.read_known_changes((), "mine", KEY)  # nothing was fetched
-    assert verdicts.telling == ForgeReport(has_asked=True)
+    assert verdicts.forge_report == ForgeReport(has_asked=True)
     host.faults.append((503, {}))
     verdicts.read_known_changes((B, A), "mine", KEY)
-    assert verdicts.telling.failure is not None
+    assert verdicts.forge_report.failure is not None
     assert len(host.statuses) == 2
     verdicts.read_known_changes((B, A), "mine", KEY)
-    assert (verdicts.telling, woken.is_set()) == (ForgeReport(known_changes=7), True)
+    assert (verdicts.forge_report, woken.is_set()) == (ForgeReport(known_changes=7), True)
     eventually(lambda: len(host.statuses) == 3)
     assert f"change 3, proof {verdict(B, change=3).with_proof(KEY).proof})" in host.statuses[-1]["description"]
     before = len(host.requests)
@@ -157,7 +157,7 @@ def test_the_queue_of_reports_is_bounded(host: ForgeHost, token: Path) -> None:
     for number in range(100):
         verdicts.note([verdict(f"{number:040}")])
     host.faults.clear()
-    eventually(lambda: verdicts.telling.commit == f"{99:040}")
+    eventually(lambda: verdicts.forge_report.commit == f"{99:040}")
     verdicts.close()
     written = [int(each["sha"]) for each in host.statuses]
     assert written[-20:] == list(range(80, 100))
@@ -168,7 +168,7 @@ def test_the_end_does_not_wait_for_an_unreachable_forge(token: Path) -> None:
     dead = Forge(Project.parse("gitea=http://127.0.0.1:9/acme/fleet"), token, name="gitboot")
     verdicts = VerdictSender(dead, lambda: None, first_retry_s=60)
     verdicts.note([verdict(A)])
-    eventually(lambda: verdicts.telling.failure is not None)
+    eventually(lambda: verdicts.forge_report.failure is not None)
     verdicts.close(patience_s=60)  # it has failed: the end does not wait for the next try
     eventually(lambda: "forge" not in {each.name for each in threading.enumerate()})
 

@@ -12,14 +12,14 @@ import pytest
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_session import TaskOutcome
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.commit_acceptance import Attempt, CommitAcceptor, MissingCommit
-from gitboot.controller.condition_rules import announcements, conditions
+from gitboot.controller.condition_rules import build_condition_events, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
-from gitboot.controller.instance_state import Fetched, InstanceState, TargetState
+from gitboot.controller.instance_state import InstanceState, LastFetch, TargetState
 from gitboot.controller.records.ledger_snapshot import Knowledge
-from gitboot.errors import Orders
+from gitboot.errors import FleetOrders
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.documents import Id
@@ -79,7 +79,7 @@ FINE = InstanceState(
     attempt=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
     publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
-    fetched=Fetched(),
+    fetched=LastFetch(),
 )
 TARGET = TargetStatus(name="s3://boots", commit="c0ffee")
 KEYS = "/etc/gitboot/list-keys"
@@ -109,7 +109,7 @@ PIN = OptOut(
 FAILING = Schedule(
     bmcs={
         WEB01: BmcState(
-            name="web01", due=NOON, outcome=Outcome.WAITING, message="the machine is in POST", late_since=NOON
+            name="web01", due=NOON, outcome=TaskOutcome.WAITING, message="the machine is in POST", late_since=NOON
         )
     },
     failing=frozenset({WEB01}),
@@ -165,7 +165,7 @@ def same(state: InstanceState) -> InstanceState:
         ("never fetched", with_(fetched=None), "SourceReady", None),
         (
             "a fetch failed",
-            with_(fetched=Fetched(reason="SourceError", message=UNFETCHED, failed=True)),
+            with_(fetched=LastFetch(reason="SourceError", message=UNFETCHED, failed=True)),
             "SourceReady",
             (False, "SourceError"),
         ),
@@ -173,7 +173,7 @@ def same(state: InstanceState) -> InstanceState:
             "the clone cannot be read",
             with_(
                 attempt=structs.replace(
-                    accepted(COMMIT), trouble=("CorruptClone", "the clone lacks objects of refs/gitboot/accepted")
+                    accepted(COMMIT), clone_failure=("CorruptClone", "the clone lacks objects of refs/gitboot/accepted")
                 )
             ),
             "SourceReady",
@@ -182,13 +182,13 @@ def same(state: InstanceState) -> InstanceState:
         ("HEAD names the branch that is followed", same, "BranchFollowed", None),
         (
             "HEAD names another branch",
-            with_(fetched=Fetched(elsewhere=RENAMED)),
+            with_(fetched=LastFetch(branch_mismatch=RENAMED)),
             "BranchFollowed",
             (False, "DefaultBranchChanged"),
         ),
         (
             "HEAD named another branch before a fetch failed",
-            with_(fetched=Fetched(reason="SourceError", message=UNFETCHED, failed=True, elsewhere=RENAMED)),
+            with_(fetched=LastFetch(reason="SourceError", message=UNFETCHED, failed=True, branch_mismatch=RENAMED)),
             "BranchFollowed",
             (False, "DefaultBranchChanged"),
         ),
@@ -200,37 +200,42 @@ def same(state: InstanceState) -> InstanceState:
             (False, "Died"),
         ),
         ("no endpoint", same, "Serving", None),
-        ("all endpoints run", with_(serving=Endpoints(expected=2, alive=2, restarts=1)), "Serving", (True, "Running")),
+        (
+            "all endpoints run",
+            with_(endpoints=Endpoints(expected=2, alive=2, restarts=1)),
+            "Serving",
+            (True, "Running"),
+        ),
         (
             "an endpoint has ended",
-            with_(serving=Endpoints(expected=2, alive=1, restarts=0)),
+            with_(endpoints=Endpoints(expected=2, alive=1, restarts=0)),
             "Serving",
             (False, "Restarting"),
         ),
         (
             "an endpoint is stopped",
-            with_(serving=Endpoints(expected=2, alive=1, restarts=0, hung=1)),
+            with_(endpoints=Endpoints(expected=2, alive=1, restarts=0, hung=1)),
             "Serving",
             (False, "NotResponding"),
         ),
         ("no target", same, "TargetsCurrent", None),
-        ("a target that holds everything", with_(following=(TARGET,)), "TargetsCurrent", (True, "Current")),
+        ("a target that holds everything", with_(target_status=(TARGET,)), "TargetsCurrent", (True, "Current")),
         (
             "a target that is just brought up",
-            with_(following=(structs.replace(TARGET, behind_since=NOON - timedelta(seconds=299)),)),
+            with_(target_status=(structs.replace(TARGET, behind_since=NOON - timedelta(seconds=299)),)),
             "TargetsCurrent",
             (True, "Current"),
         ),
         (
             "a target that is long behind",
-            with_(following=(TARGET, structs.replace(TARGET, behind_since=NOON - timedelta(minutes=5)))),
+            with_(target_status=(TARGET, structs.replace(TARGET, behind_since=NOON - timedelta(minutes=5)))),
             "TargetsCurrent",
             (False, "Behind"),
         ),
         (
             "a target that cannot be reached",
             with_(
-                following=(
+                target_status=(
                     TARGET,
                     structs.replace(
                         TARGET,
@@ -244,14 +249,16 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a target that takes over a transition just now",
-            with_(following=(structs.replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=119)),)),
+            with_(
+                target_status=(structs.replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=119)),)
+            ),
             "TargetsCurrent",
             (True, "Current"),
         ),
         (
             "a target that does not hold a transition",
             with_(
-                following=(
+                target_status=(
                     structs.replace(
                         TARGET,
                         behind_since=NOON,
@@ -265,13 +272,13 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a target without a recording endpoint has all that it may",
-            with_(following=(structs.replace(TARGET, withheld=2),)),
+            with_(target_status=(structs.replace(TARGET, withheld=2),)),
             "TargetsCurrent",
             (True, "Current"),
         ),
         (
             "a target without a recording endpoint",
-            with_(following=(structs.replace(TARGET, withheld=2),)),
+            with_(target_status=(structs.replace(TARGET, withheld=2),)),
             "OneTimeBootsServed",
             (False, "NoEndpoint"),
         ),
@@ -326,11 +333,11 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a target without a recording endpoint that is behind",
-            with_(following=(structs.replace(TARGET, withheld=2, behind_since=NOON - timedelta(minutes=5)),)),
+            with_(target_status=(structs.replace(TARGET, withheld=2, behind_since=NOON - timedelta(minutes=5)),)),
             "TargetsCurrent",
             (False, "Behind"),
         ),
-        ("a target with every boot", with_(following=(TARGET,)), "OneTimeBootsServed", (True, "Served")),
+        ("a target with every boot", with_(target_status=(TARGET,)), "OneTimeBootsServed", (True, "Served")),
         ("no target that could lack a boot", same, "OneTimeBootsServed", None),
         (
             "a server whose boot an upgrade took out of OUTPUT",
@@ -370,7 +377,11 @@ def same(state: InstanceState) -> InstanceState:
         ("no commit withholds boots", same, "HistoryComplete", None),
         (
             "a commit that the branch does not have withholds boots",
-            with_(attempt=structs.replace(accepted(COMMIT), gone=MissingCommit(Revision("0" * 40), 2, is_here=False))),
+            with_(
+                attempt=structs.replace(
+                    accepted(COMMIT), missing_commit=MissingCommit(Revision("0" * 40), 2, is_here=False)
+                )
+            ),
             "HistoryComplete",
             (False, "CommitMissing"),
         ),
@@ -383,7 +394,9 @@ def same(state: InstanceState) -> InstanceState:
         ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
         (
             "it does not",
-            with_(unwritable="/var/lib/gitboot/ledger.sqlite: the ledger cannot be written (database or disk is full)"),
+            with_(
+                ledger_error="/var/lib/gitboot/ledger.sqlite: the ledger cannot be written (database or disk is full)"
+            ),
             "LedgerWritable",
             (False, "Failed"),
         ),
@@ -398,7 +411,7 @@ def same(state: InstanceState) -> InstanceState:
         ("an operator has stopped boots", with_(knowledge=STOPPED), "InstallsAllowed", (False, "Stopped")),
         (
             "a Fleet that is not accepted has",
-            with_(attempt=structs.replace(accepted(COMMIT), orders=Orders("wrong image, INC-4711", None))),
+            with_(attempt=structs.replace(accepted(COMMIT), orders=FleetOrders("wrong image, INC-4711", None))),
             "InstallsAllowed",
             (False, "StoppedByFleet"),
         ),
@@ -571,7 +584,7 @@ def test_the_transition_time_of_a_condition_is_when_its_status_last_changed(
 def test_a_changed_condition_is_announced_once(
     case: str, before: Condition, now: Condition, expected: list[str]
 ) -> None:
-    events = list(announcements([before], [now], FINE, NOON))
+    events = list(build_condition_events([before], [now], FINE, NOON))
     assert [event.type for event in events] == expected, case
     assert all(event.warning for event in events)
 
@@ -652,7 +665,7 @@ def test_the_remedy_of_a_failed_installation_spares_servers_that_may_be_installi
     ],
 )
 def test_the_remedy_of_a_locked_ledger_looks_for_the_process(error: str, message: str, remedy: str) -> None:
-    found = find_condition(structs.replace(FINE, unwritable=error), "LedgerWritable")
+    found = find_condition(structs.replace(FINE, ledger_error=error), "LedgerWritable")
     assert found.message.startswith(message) and found.remedy is not None and found.remedy.startswith(remedy)
 
 
@@ -690,13 +703,13 @@ def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_si
     ("change", "type", "remedy"),
     [
         (
-            with_(fetched=Fetched(elsewhere=RENAMED)),
+            with_(fetched=LastFetch(branch_mismatch=RENAMED)),
             "BranchFollowed",
             "gitboot run … --rev trunk  # restart gitboot run once with this option to follow trunk. To stay on main, "
             "use --rev main. gitboot remembers the choice",
         ),
         (
-            with_(fetched=Fetched(elsewhere=RENAMED._replace(branch=None))),
+            with_(fetched=LastFetch(branch_mismatch=RENAMED._replace(branch=None))),
             "BranchFollowed",
             "gitboot run … --rev BRANCH  # restart gitboot run once with this option to follow BRANCH. To stay on "
             "main, use --rev main. gitboot remembers the choice",
@@ -724,9 +737,10 @@ def test_a_remedy_has_the_names_and_the_folder_that_gitboot_knows(
     [(True, "If you push any other new commit"), (False, "until the branch contains")],
 )
 def test_a_commit_that_the_branch_lost_states_what_another_commit_does(is_here: bool, expected: str) -> None:
-    gone = MissingCommit(Revision("0" * 40), 2, is_here=is_here)
+    missing_commit = MissingCommit(Revision("0" * 40), 2, is_here=is_here)
     found = find_condition(
-        structs.replace(FINE, attempt=structs.replace(accepted(COMMIT), gone=gone)), "HistoryComplete"
+        structs.replace(FINE, attempt=structs.replace(accepted(COMMIT), missing_commit=missing_commit)),
+        "HistoryComplete",
     )
     assert expected in found.message
     assert found.remedy is not None and f"merge {'0' * 40} into the branch" in found.remedy

@@ -248,7 +248,7 @@ def test_due_keys_are_found_after_any_number_of_moves(moves: list[dict[str, date
         agenda = agenda.reschedule(each)
         plain = {key: instant for key, instant in {**plain, **each}.items() if instant is not None}
     now = NOON + timedelta(seconds=second)
-    assert agenda.due_keys(now) == {key for key, instant in plain.items() if instant <= now}
+    assert agenda.find_due_keys(now) == {key for key, instant in plain.items() if instant <= now}
     assert agenda.next_due == min(plain.values(), default=None)
     assert agenda.instants == plain
 
@@ -257,6 +257,6 @@ def test_moving_a_key_leaves_the_earlier_agenda_unchanged() -> None:
     empty: Agenda[str] = Agenda()
     before = empty.reschedule({"a": NOON})
     after = before.reschedule({"a": None, "b": NOON})
-    assert before.due_keys(NOON) == {"a"}
-    assert after.due_keys(NOON) == {"b"}
+    assert before.find_due_keys(NOON) == {"a"}
+    assert after.find_due_keys(NOON) == {"b"}
     assert before.reschedule({"a": NOON}) is before

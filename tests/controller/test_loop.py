@@ -15,7 +15,7 @@ from threading import Thread
 import pytest
 
 from gitboot.child_processes import pause_garbage_collection
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.loop import Loop, WakeCause, WakeSignal
 from gitboot.controller.reconcile import Reconciler
 from gitboot.fleet.revision import Revision
@@ -40,14 +40,14 @@ def repository(tmp_path: Path) -> Repository:
     return made
 
 
-def loop(parts: Parts, tell: Callable[[Event], None] = lambda _: None, bell: WakeSignal | None = None) -> Loop:
+def loop(parts: Parts, tell: Callable[[Event], None] = lambda _: None, wake_signal: WakeSignal | None = None) -> Loop:
     clock = partial(datetime.now, UTC)
-    return Loop(parts.reconciler, parts.source, poll_s=3600, clock=clock, tell=tell, bell=bell)
+    return Loop(parts.reconciler, parts.source, poll_s=3600, clock=clock, tell=tell, wake_signal=wake_signal)
 
 
 @contextmanager
-def looping(parts: Parts, bell: WakeSignal) -> Iterator[Loop]:
-    running = loop(parts, bell=bell)
+def looping(parts: Parts, wake_signal: WakeSignal) -> Iterator[Loop]:
+    running = loop(parts, wake_signal=wake_signal)
     thread = Thread(target=running.run)
     thread.start()
     try:
@@ -58,7 +58,7 @@ def looping(parts: Parts, bell: WakeSignal) -> Iterator[Loop]:
 
 
 def reconciles(parts: Parts) -> int:
-    found = parts.reconciler.laps.facts().get("reconcile")
+    found = parts.reconciler.stage_times.facts().get("reconcile")
     return sum(found["counts"]) if found is not None else 0
 
 
@@ -75,9 +75,9 @@ class HeardBell(WakeSignal):
             self.is_waited_for = False
 
 
-def until_applied(parts: Parts, commit: str, bell: HeardBell) -> None:
+def until_applied(parts: Parts, commit: str, wake_signal: HeardBell) -> None:
     """Wait until a commit is, and the reconcile that did it has ended."""
-    eventually(lambda: parts.reconciler.status.applied == commit and bell.is_waited_for)
+    eventually(lambda: parts.reconciler.status.applied == commit and wake_signal.is_waited_for)
 
 
 def conditions(parts: Parts) -> dict[str, bool]:
@@ -180,9 +180,9 @@ def test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends(
     tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = git(repository.work, "rev-parse", "HEAD")
-    bell, is_free = HeardBell(), threading.Event()
-    with in_process(tmp_path, repository.bare, wake=bell.wake) as parts, looping(parts, bell):
-        until_applied(parts, first, bell)
+    wake_signal, is_free = HeardBell(), threading.Event()
+    with in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, looping(parts, wake_signal):
+        until_applied(parts, first, wake_signal)
         assert conditions(parts)["SourceReady"] is True
         fetch = parts.source.fetch
 
@@ -207,19 +207,22 @@ def test_a_commit_takes_one_reconcile_and_none_waits_while_it_is_evaluated(
     asked: list[bool] = []
     has_asked = Reconciler.start_evaluation
 
-    def noted(self: Reconciler, fetched: Fetched | None, at: datetime) -> bool:
+    def noted(self: Reconciler, fetched: LastFetch | None, at: datetime) -> bool:
         asked.append(has_asked(self, fetched, at))
         return asked[-1]
 
     monkeypatch.setattr(Reconciler, "start_evaluation", noted)
     first = git(repository.work, "rev-parse", "HEAD")
-    bell = HeardBell()
-    with in_process(tmp_path, repository.bare, apart=True, wake=bell.wake) as parts, looping(parts, bell) as running:
-        until_applied(parts, first, bell)
+    wake_signal = HeardBell()
+    with (
+        in_process(tmp_path, repository.bare, apart=True, wake=wake_signal.wake) as parts,
+        looping(parts, wake_signal) as running,
+    ):
+        until_applied(parts, first, wake_signal)
         before = reconciles(parts)
         asked.clear()
         for number in range(4):
-            until_applied(parts, repository.push({"README.md": f"{number}"}), bell)
+            until_applied(parts, repository.push({"README.md": f"{number}"}), wake_signal)
         assert any(asked)
         rings_late = 5 - asked.count(True)  # commits that were evaluated before the loop waited; the first may be one
         assert 4 <= reconciles(parts) - before <= 4 + rings_late
@@ -230,9 +233,9 @@ def test_a_commit_takes_one_reconcile_and_none_waits_while_it_is_evaluated(
 
 def test_a_commit_that_is_still_being_evaluated_is_shown_as_pending(tmp_path: Path, repository: Repository) -> None:
     first = git(repository.work, "rev-parse", "HEAD")
-    bell = HeardBell()
-    with in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, bell):
-        until_applied(parts, first, bell)
+    wake_signal = HeardBell()
+    with in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, wake_signal):
+        until_applied(parts, first, wake_signal)
         before = reconciles(parts)
         repository.push({"README.md": "one"})
         eventually(lambda: reconciles(parts) == before + 1)
@@ -243,8 +246,8 @@ def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
 ) -> None:
     monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 0.01)
     first = git(repository.work, "rev-parse", "HEAD")
-    bell = HeardBell()
-    with in_process(tmp_path, repository.bare, wake=bell.wake) as parts, looping(parts, bell):
-        until_applied(parts, first, bell)
+    wake_signal = HeardBell()
+    with in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, looping(parts, wake_signal):
+        until_applied(parts, first, wake_signal)
         before = reconciles(parts)
         eventually(lambda: reconciles(parts) > before + 3)

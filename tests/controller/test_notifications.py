@@ -24,13 +24,13 @@ from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
 from gitboot.controller.notifications import (
     Level,
-    NotedEvent,
     Notice,
     Notices,
     Receiver,
+    StoredEvent,
     build_sender,
-    notifying,
     read_receivers,
+    send_notices,
 )
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.ledger import instance_tables
@@ -67,7 +67,9 @@ class Book:
             notify=self.folder / "notify.toml",
         )
         identity = self.store.progress[0]
-        with notifying(settings, identity, lambda: datetime.now(UTC), lambda: None, patience_s=patience_s) as notices:
+        with send_notices(
+            settings, identity, lambda: datetime.now(UTC), lambda: None, patience_s=patience_s
+        ) as notices:
             assert notices is not None
             yield notices
 
@@ -103,7 +105,7 @@ def test_each_receiver_gets_the_events_that_it_wants(book: Book) -> None:
         with book.told() as notices:
             book.note(event("Fetched", "quiet", warning=False), event("Held", "loud"))
             book.note(event("OverrideFailed", "here", server="web01"), event("Failed", "there", server="web02"))
-            notices.ring()
+            notices.check_events()
         assert messages(every) == [["quiet"], ["loud"], ["here"], ["there"]]
         assert messages(warned) == [["loud"], ["here"], ["there"]]
         assert messages(fra1) == [["here"]]
@@ -118,13 +120,13 @@ def test_repeated_events_are_sent_as_one_message(book: Book, monkeypatch: pytest
         notify_file(book.folder, one=f'webhook = "{taken.url}"\nfold-minutes = 60')
         with book.told() as notices:
             book.note(event(message="first"))
-            notices.ring()
+            notices.check_events()
             eventually(lambda: taken.got)
             book.note(*(event(message=f"again {number}") for number in range(40)), event("Other", "at once"))
-            notices.ring()
+            notices.check_events()
             eventually(lambda: len(taken.got) == 2)
             ahead_s[0] = 3601
-            notices.ring()
+            notices.check_events()
             eventually(lambda: len(taken.got) == 3)
         assert [(each["type"], each["number"], len(each["events"])) for each in taken.got] == [
             *(("Held", 1, 1), ("Other", 1, 1), ("Held", 40, 20)),
@@ -137,7 +139,7 @@ def test_an_undelivered_message_is_sent_again_after_a_restart(book: Book) -> Non
         taken.status = 500
         with book.told(patience_s=0.2) as notices:
             book.note(event(message="lost at first"))
-            notices.ring()
+            notices.check_events()
             assert eventually(lambda: notices.failure) == (
                 "HostUnreachable",
                 "one: the webhook answered with HTTP status 500",
@@ -157,7 +159,7 @@ def test_events_that_wait_to_be_combined_survive_a_restart(book: Book) -> None:
         notify_file(book.folder, one=f'webhook = "{taken.url}"\nfold-minutes = 60')
         with book.told() as notices:
             book.note(event(message="told"))
-            notices.ring()
+            notices.check_events()
             eventually(lambda: taken.got)
             book.note(event(message="folded"))
         assert messages(taken) == [["told"]]
@@ -177,7 +179,7 @@ def test_messages_start_at_the_end_of_the_ledger_if_the_stored_position_is_not_o
         notify_file(book.folder, one=f'webhook = "{taken.url}"')
         with book.told() as notices:
             book.note(event(message="new"))
-            notices.ring()
+            notices.check_events()
         assert messages(taken) == [["new"]]
 
 
@@ -203,7 +205,7 @@ def test_a_receiver_that_hangs_delays_nothing_else(tmp_path: Path) -> None:
 # A notice sent: by a signed webhook, and by apprise to a real mail server
 
 
-EVENT = NotedEvent(
+EVENT = StoredEvent(
     sequence=7,
     at="2026-11-20T12:00:00Z",
     type="Held",

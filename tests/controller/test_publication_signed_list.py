@@ -23,7 +23,7 @@ from gitboot.child_processes import Child
 from gitboot.cli.main import Exit
 from gitboot.controller import checkpoint, current_plans
 from gitboot.controller.instance.state_directory import CACHE
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.loop import Loop
 from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.served_files import PublishedTree
@@ -269,7 +269,7 @@ def publish(folder: Path, repair_repository: Repository, now: datetime) -> None:
     """Let an instance publish the fleet, and end. Its cache and checkpoint are gone, as those of another version."""
     with in_process(folder, repair_repository.bare, initial="fresh", clock=lambda: now) as parts:
         parts.source.fetch()
-        parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
+        parts.reconciler.reconcile(now, fetched=LastFetch(), wait=True)
         assert boots_maintenance(folder) == len(NAMES)
     (folder / "state" / CACHE).unlink(missing_ok=True)
 
@@ -281,7 +281,7 @@ def publish_two_commits(folder: Path, repair_repository: Repository) -> None:
             if text is not None:
                 repair_repository.push({"README.md": text})
             parts.source.fetch()
-            parts.reconciler.reconcile(OPEN, fetched=Fetched(), wait=True)
+            parts.reconciler.reconcile(OPEN, fetched=LastFetch(), wait=True)
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def tree_of(folder: Path) -> dict[str, bytes]:
     return {name: path.read_bytes() for name, path in files if not name.startswith(("ops/.gitboot/", "ops/status"))}
 
 
-def reconcile_until(parts: Parts, now: datetime, end: datetime, fetched: Fetched | None = None) -> list[datetime]:
+def reconcile_until(parts: Parts, now: datetime, end: datetime, fetched: LastFetch | None = None) -> list[datetime]:
     found: list[datetime] = []
     while now <= end:
         found.append(now)
@@ -358,10 +358,10 @@ def test_windows_end_on_time_with_any_result_of_the_evaluation(
     with in_process(left, repair_repository.bare, clock=lambda: OPEN) as parts:
         if is_gone:
             shutil.move(repair_repository.bare, left / "elsewhere")
-            fetched = Fetched(failed=True, reason="HostUnreachable", message="gone")
+            fetched = LastFetch(failed=True, reason="HostUnreachable", message="gone")
         else:
             parts.source.fetch()
-            fetched = Fetched()
+            fetched = LastFetch()
         reconcile_until(parts, OPEN, OVER - timedelta(seconds=1), fetched)
         assert tree_of(left) == before
         assert OVER in reconcile_until(parts, OVER - timedelta(seconds=1), OVER, fetched), "it wakes at the end"
@@ -390,7 +390,7 @@ def test_the_first_publication_finds_the_tree_as_its_manifest_states(
             patch.undo()
             for _ in range(3):
                 parts.source.fetch()
-                parts.reconciler.reconcile(OVER, fetched=Fetched(), wait=True)
+                parts.reconciler.reconcile(OVER, fetched=LastFetch(), wait=True)
     assert boots_maintenance(left) == (len(NAMES) if more is UNTIL else 0)
     assert verify_tree(left / "output") == ()
     assert set(find_suspects(left / "output")) == {None}
@@ -408,10 +408,10 @@ def test_an_instance_that_resumes_a_checkpoint_publishes_servers_whose_windows_i
             assert parts.reconciler.state.publication.complete, "it goes on"
             reconcile_until(parts, OPEN, OVER)
             assert boots_maintenance(tmp_path) == 0
-            assert parts.reconciler.state.publication.owed == set(NAMES)
+            assert parts.reconciler.state.publication.outdated_servers == set(NAMES)
             patch.undo()
             parts.reconciler.reconcile(OVER, wait=True)
-            assert parts.reconciler.state.publication.owed == set()
+            assert parts.reconciler.state.publication.outdated_servers == set()
     assert boots_maintenance(tmp_path) == 0
     assert verify_tree(tmp_path / "output") == ()
 
@@ -446,16 +446,16 @@ def test_a_window_that_ends_while_the_first_plans_are_made_is_ended_meanwhile(
             with monkeypatch.context() as patch:
                 patch.setattr(Here, "evaluate", never_evaluate)
                 for now in (OPEN, OPEN + timedelta(seconds=2)):
-                    parts.reconciler.reconcile(now, fetched=Fetched())
+                    parts.reconciler.reconcile(now, fetched=LastFetch())
         monkeypatch.setattr(current_plans, "iterate_with_progress", planned_slowly)
         monkeypatch.setattr(OutputDirectory, "publish", publish_noted)
-        parts.reconciler.reconcile(now, fetched=Fetched())
+        parts.reconciler.reconcile(now, fetched=LastFetch())
         assert of_type(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
         after = len(NAMES) if is_prolonged else 0
         assert [each for each in seen if each[0] != "planned"] == [("publishes", 0), ("published", after)]
         assert seen[0] == ("planned", 0)
-        assert parts.reconciler.state.publication.owed == set()
-        parts.reconciler.reconcile(OVER, fetched=Fetched())
+        assert parts.reconciler.state.publication.outdated_servers == set()
+        parts.reconciler.reconcile(OVER, fetched=LastFetch())
     assert boots_maintenance(left) == after
     assert verify_tree(left / "output") == ()
     assert set(find_suspects(left / "output")) == {None}
@@ -527,12 +527,12 @@ def test_servers_with_replaced_files_are_published_even_if_a_later_file_failed(
         with in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             reconcile_until(parts, OPEN, OVER)
             assert boots_maintenance(tmp_path) == 1
-            assert parts.reconciler.state.publication.owed == set(NAMES)
+            assert parts.reconciler.state.publication.outdated_servers == set(NAMES)
             assert not of_type(parts, "WindowsEnded")
             patch.undo()
             repair_repository.push(documents(UNTIL))
             parts.source.fetch()
-            parts.reconciler.reconcile(OVER, fetched=Fetched(), wait=True)
+            parts.reconciler.reconcile(OVER, fetched=LastFetch(), wait=True)
             parts.reconciler.reconcile(OVER, wait=True)
     assert boots_maintenance(tmp_path) == len(NAMES), "the new commit prolongs the window"
     assert verify_tree(tmp_path / "output") == ()

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gitboot.cli.main import cli
 from gitboot.controller.instance.assembly import Dependencies, build_instance
 from gitboot.controller.instance.settings import GitSettings, Settings
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.publication import render_shared_files
 from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.served_files import PublishedTree
@@ -140,11 +140,11 @@ class Instance:
     def reconcile(self, now: datetime, *, fetch: bool = True) -> datetime | None:
         self.now, fetched = now, None
         if fetch:
-            fetched = Fetched()
+            fetched = LastFetch()
             try:
                 self.source.fetch()
             except (TryAgain, OperatorError) as failure:
-                fetched = Fetched(reason=type(failure).__name__, message=str(failure), failed=True)
+                fetched = LastFetch(reason=type(failure).__name__, message=str(failure), failed=True)
         return self.reconciler.reconcile(now, fetched=fetched, wait=True)
 
     @property

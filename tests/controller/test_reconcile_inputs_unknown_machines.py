@@ -16,7 +16,7 @@ from gitboot.fetchlog.unknown_machines import (
     UnknownMachineRecorder,
     UnknownMachines,
     build_from_inventory,
-    read_unknown,
+    load_unknown_machines,
 )
 from gitboot.model.scalars import SystemUuid, parse_mac
 from gitboot.publish.manifest import UNKNOWN
@@ -57,10 +57,10 @@ def store_unknown(site: Site, applied: str = "c0ffee") -> tuple[tuple[UnknownMac
     kept = UnknownMachineFile(state, site.spool, site.root, lambda: site.now)
     found = kept.update(applied, BEFORE)
     if found is None:
-        return read_unknown(state).machines, []
+        return load_unknown_machines(state).machines, []
     with OutputDirectory.open(site.root, ledger="test") as directory:
         directory.write_status(found[0], BEFORE, UNKNOWN)
-    return read_unknown(state).machines, [event.message for event in found[1]]
+    return load_unknown_machines(state).machines, [event.message for event in found[1]]
 
 
 def test_an_unknown_machine_is_stored_once_and_reported_once(site: Site) -> None:
@@ -174,5 +174,5 @@ def test_the_command_shows_and_deletes_unknown_machines(site: Site, tmp_path: Pa
     (item,) = typed("unknown-machines", "--state", state, "-o", "json").json["items"]
     assert item["inventory"]["memoryMiB"] == 262144
     assert "every machine" in typed("unknown-machines", "--state", state, "--forget").out
-    assert read_unknown(state).machines == UnknownMachines().machines
+    assert load_unknown_machines(state).machines == UnknownMachines().machines
     assert ClientRules().unknown_recorder.requests == 0

@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from gitboot.cli.main import Exit
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.endpoint_files import find_version, parse_state
@@ -265,7 +265,7 @@ class Hall:
         """Reconcile until nothing is left to do now."""
         for _ in range(3):
             self.parts.source.fetch()
-            self.parts.reconciler.reconcile(self.now, fetched=Fetched(), wait=True)
+            self.parts.reconciler.reconcile(self.now, fetched=LastFetch(), wait=True)
 
     def boot(self, mac: str = MAC) -> str:
         """Reset web01, let it fetch its boot script if its override leads to the network, and return what it booted."""

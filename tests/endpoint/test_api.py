@@ -36,7 +36,12 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 
 from gitboot.endpoint.api import PAGE_PATH
-from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, build_from_inventory, render_unknown
+from gitboot.fetchlog.unknown_machines import (
+    UnknownMachine,
+    UnknownMachines,
+    build_from_inventory,
+    render_unknown_machines,
+)
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import OutputDirectory
@@ -399,7 +404,7 @@ def publish_unknown(made: Site, machine: UnknownMachine) -> Iterator[None]:
 
     def write(*machines: UnknownMachine) -> None:
         with OutputDirectory.open(made.root, ledger="test") as directory:
-            directory.write_status(render_unknown(UnknownMachines(machines)), BEFORE, UNKNOWN)
+            directory.write_status(render_unknown_machines(UnknownMachines(machines)), BEFORE, UNKNOWN)
 
     write(machine)
     try:

@@ -23,7 +23,7 @@ from gitboot.endpoint import recorder
 from gitboot.endpoint.boot_gate import _is_own_address
 from gitboot.endpoint.recorder import SpoolRecorder
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.log_entries import Observation, Outcome, select_consuming
+from gitboot.fetchlog.log_entries import Observation, Outcome, select_consuming_fetches
 from gitboot.fetchlog.spool import Spool, count_deletions_after, delete_read_files, read_new
 from gitboot.files import write_atomically
 from gitboot.jsonio import Digest, format_instant
@@ -222,7 +222,7 @@ def test_e1_a_killed_endpoint_serves_no_boot_twice(tmp_path: Path) -> None:
                 if expected == GIVEN:  # the installer's report before the machine boots again
                     assert get(url + DATA).status_code == 200
                 process.send_signal(signal.SIGKILL)
-        recorded = select_consuming(
+        recorded = select_consuming_fetches(
             read_new(here.spool, {}).observations
         )  # an intent whose outcome was lost uses it up, too
         assert sorted(each.path for each in recorded) == [f"boot{ENTRY}", f"boot{DATA}"]
@@ -291,7 +291,7 @@ def test_a_fetch_that_cannot_be_recorded_is_logged_in_one_line(
 def test_an_endpoint_with_a_full_disk_finds_out_by_itself_and_is_not_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "_TRIED_EVERY_S", 0)
+    monkeypatch.setattr(recorder, "_TRIAL_INTERVAL_S", 0)
     with small_disk(tmp_path) as disk, site(None) as here:
         here.spool = disk / "spool"
         here.spool.mkdir()

@@ -24,7 +24,7 @@ from gitboot.fetchlog.log_entries import Observation, parse_query
 from gitboot.fetchlog.unknown_machines import parse_unknown_machine
 from gitboot.model.scalars import SystemUuid, swap_byte_order
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.tree_reader import write_stop
+from gitboot.publish.tree_reader import write_stop_file
 from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import IdentityKind, Role, find_path_kind, format_identity
 from gitboot.render.token_keys import TokenKeys
@@ -210,7 +210,7 @@ def test_clients_that_do_not_boot_consume_nothing_by_an_alias_and_no_proxy_can_r
 
 def test_a_stop_of_all_boots_applies_to_aliases(here: Site) -> None:
     with here.serve() as url:
-        write_stop(here.root / "ops", StopOrder("ada", "a flood", everything=True), BEFORE)
+        write_stop_file(here.root / "ops", StopOrder("ada", "a flood", everything=True), BEFORE)
         for path in ENTRIES.values():
             stopped = partial(lambda path: "a flood" in http_peers.get(f"{url}{path}", headers=LOADER).text, path)
             assert eventually(stopped), path

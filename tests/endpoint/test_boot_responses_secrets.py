@@ -264,7 +264,7 @@ def test_an_endpoint_serves_its_secrets_and_records_each_fetch(here: Site, seale
         assert again.content == OWN.encode()
     seen = here.observed()
     assert [each.path.rpartition("/")[2] for each in seen] == ["join", "own", "own"]
-    assert all(each.is_start and find_path_kind(each.path) is not None for each in seen)
+    assert all(each.is_from_system and find_path_kind(each.path) is not None for each in seen)
     assert "hunter" not in "".join(path.read_text() for path in here.spool.iterdir() if path.is_file())
 
 

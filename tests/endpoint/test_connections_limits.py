@@ -52,7 +52,7 @@ def test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_s
 
 
 def test_finding_s4_a_body_that_arrives_slowly_ends_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "BODY_S", 0.1)
+    monkeypatch.setattr(connections, "BODY_TIMEOUT_S", 0.1)
     with (
         site(ASKING) as made,
         made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url,
@@ -64,7 +64,7 @@ def test_finding_s4_a_body_that_arrives_slowly_ends_at_a_deadline(monkeypatch: p
 
 
 def test_finding_s4_a_slow_curl_body_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "BODY_S", 1)
+    monkeypatch.setattr(connections, "BODY_TIMEOUT_S", 1)
     status = ("--silent", "--output", os.devnull, "--write-out", "%{http_code}", "--user-agent", IPXE)
     with site(ASKING) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url:
         command = [program("curl", "curl"), *status, "--request", "POST", "--upload-file", ".", f"{url}/v1/inventory"]
@@ -108,7 +108,7 @@ def test_the_connection_stays_open_after_a_complete_body() -> None:
 def test_finding_s4_clients_that_read_slowly_are_closed_for_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(connections, "most_connections", lambda: 3)
+    monkeypatch.setattr(connections, "get_max_connections", lambda: 3)
     (tmp_path / "image").write_bytes(bytes(16_000_000))
     with site() as made, made.serve(assets=tmp_path) as url, ExitStack() as stack:
         held = [stack.enter_context(connect(url, receive_buffer=4096)) for _ in range(3)]

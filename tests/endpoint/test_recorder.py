@@ -18,14 +18,25 @@ from typing import Self
 import httpx
 import pytest
 
-from gitboot.endpoint.app import INVENTORY_PATH, MAX_INVENTORIES_PER_ADDRESS, ClientRules, Endpoint, _has_received
+from gitboot.endpoint.app import (
+    INVENTORY_PATH,
+    MAX_INVENTORIES_PER_ADDRESS,
+    ClientRules,
+    Endpoint,
+    _has_client_received,
+)
 from gitboot.endpoint.connections import CLIENT_RECEIVED
 from gitboot.endpoint.recorder import Forwarder, SharedRecorder, SpoolRecorder
 from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fetchlog.spool import ForwardedBatch, Spool, encode_line, list_files, read_new, read_or_create_identity
-from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownMachine, UnknownMachineRecorder, read_unknown_files
+from gitboot.fetchlog.unknown_machines import (
+    MAX_INVENTORY_BYTES,
+    UnknownMachine,
+    UnknownMachineRecorder,
+    read_unknown_machine_files,
+)
 from gitboot.jsonio import Digest
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger
@@ -266,7 +277,7 @@ def test_finding_c6_curl_of_user_data_by_a_uuid_makes_no_server_provisioned(tmp_
 def test_a_client_that_reads_nothing_for_a_minute_has_not_received_its_response() -> None:
     with closing(PassingLoop()) as loop:
         scope = {"extensions": {CLIENT_RECEIVED: lambda: None}}
-        waiting = loop.create_task(_has_received(scope))
+        waiting = loop.create_task(_has_client_received(scope))
         loop.run_until_complete(asyncio.sleep(0))
         assert not waiting.done()
         loop.passed_s += 61
@@ -291,8 +302,8 @@ def taking() -> Iterator[Site]:
         yield made
 
 
-def read_unknown(taking: Site) -> list[UnknownMachine]:
-    return [machine for each in read_unknown_files(taking.spool) for machine in each.table.machines]
+def load_unknown_machines(taking: Site) -> list[UnknownMachine]:
+    return [machine for each in read_unknown_machine_files(taking.spool) for machine in each.table.machines]
 
 
 def send(taking: Site, *contents: object, **headers: str) -> list[httpx.Response]:
@@ -313,20 +324,20 @@ def codes(answers: list[httpx.Response]) -> list[int]:
 def test_the_inventory_of_an_unknown_machine_is_stored_for_the_instance(taking: Site) -> None:
     [answer] = send(taking, SENT)
     assert (answer.status_code, answer.content) == (204, b"")
-    [machine] = read_unknown(taking)
+    [machine] = load_unknown_machines(taking)
     assert (machine.macs, machine.serial) == (("52-54-00-99-99-99", "52-54-00-99-99-9a"), "4J8VM72")
     assert machine.inventory is not None and machine.inventory.product == "PowerEdge R650"
 
 
 def test_no_inventory_is_accepted_unless_the_fleet_enables_it(taking: Site) -> None:
     taking.publish(planned(*ONCE), commit="c0ffe2")
-    assert (codes(send(taking, SENT)), read_unknown(taking)) == ([405], [])
+    assert (codes(send(taking, SENT)), load_unknown_machines(taking)) == ([405], [])
 
 
 def test_an_inventory_of_a_described_machine_changes_nothing(taking: Site) -> None:
     """A HEAD request or a check neither gets nor consumes a one-time boot, and is not reported."""
     own = {"uuid": UUID, "interfaces": [{"mac": MAC}], "provision": 7}
-    assert (codes(send(taking, own)), read_unknown(taking), taking.observed()) == ([204], [], [])
+    assert (codes(send(taking, own)), load_unknown_machines(taking), taking.observed()) == ([204], [], [])
     with taking.serve() as url:
         assert "boots flatcar-1" in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
     assert [each.server for each in taking.observed()] == ["web01"]
@@ -334,13 +345,13 @@ def test_an_inventory_of_a_described_machine_changes_nothing(taking: Site) -> No
 
 def test_an_invalid_or_incomplete_inventory_is_rejected_and_not_stored(taking: Site) -> None:
     wrong: tuple[object, ...] = (
-        b"[" * MOST_BYTES,
+        b"[" * MAX_INVENTORY_BYTES,
         b"\x00\xff",
         b"",
         {"interfaces": []},
         {"interfaces": [{"mac": "../../ops"}]},
     )
-    answers = send(taking, b"x" * (MOST_BYTES + 1), *wrong)
+    answers = send(taking, b"x" * (MAX_INVENTORY_BYTES + 1), *wrong)
     assert codes(answers) == [413] + [400] * len(wrong)
     assert ["send" in answer.text for answer in answers] == [False] + [True] * len(wrong)
     asked = UnknownMachineRecorder(taking.spool)
@@ -349,7 +360,7 @@ def test_an_invalid_or_incomplete_inventory_is_rejected_and_not_stored(taking: S
         client.shutdown(1)
         read_all(client)
     asked.write_file()
-    assert read_unknown(taking) == []
+    assert load_unknown_machines(taking) == []
 
 
 def test_inventories_from_one_address_are_limited_for_each_minute(taking: Site) -> None:
@@ -361,7 +372,7 @@ def test_inventories_from_one_address_are_limited_for_each_minute(taking: Site) 
         [204] * MAX_INVENTORIES_PER_ADDRESS + [429] * 5,
         "60",
     )
-    assert len(read_unknown(taking)) == MAX_INVENTORIES_PER_ADDRESS
+    assert len(load_unknown_machines(taking)) == MAX_INVENTORIES_PER_ADDRESS
     taking.now += timedelta(minutes=1)
     assert codes(send(taking, SENT)) == [204]
 
@@ -373,7 +384,7 @@ def test_an_inventory_by_a_monitor_or_without_a_fetch_log_is_not_accepted(taking
         "baseURL: 'http://boot.test', outputs: [inventory, ipxe], provisioning: {monitors: ['127.0.0.0/8']}"
     )
     taking.publish(planned(monitored, *ONCE[1:]), commit="c0ffe2")
-    assert (codes(send(taking, SENT)), read_unknown(taking)) == ([404], [])
+    assert (codes(send(taking, SENT)), load_unknown_machines(taking)) == ([404], [])
 
 
 def test_an_inventory_is_accepted_by_post_only_and_not_at_the_address_of_operators(taking: Site) -> None:
@@ -388,7 +399,7 @@ def test_an_inventory_is_accepted_by_post_only_and_not_at_the_address_of_operato
         url = build_url("127.0.0.1:0", listening)
         assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
     asked.write_file()
-    assert read_unknown(taking) == []
+    assert load_unknown_machines(taking) == []
 
 
 NOON = at("20T12:00")
@@ -424,7 +435,7 @@ class Hosts:
             shared = stack.enter_context(closing(SharedFetchLog(address or self.address)))
             clock = CheckedClock(
                 lambda: self.tree.now,
-                keeping=lambda: ClockState.UNKNOWN,
+                clock_state=lambda: ClockState.UNKNOWN,
                 uptime=lambda: Uptime(name, self.tree.now.timestamp()),
             )
             tree = PublishedTree(self.tree.root, lambda: self.tree.now, checked_clock=clock)

@@ -197,7 +197,7 @@ def test_the_server_does_not_wait_for_a_body(url: str) -> None:
 
 
 def test_a_client_that_sends_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(connection, "CLIENT_TIMEOUT_S", 0.2)
     monkeypatch.setattr("gitboot.endpoint.server._STUCK_CHECK_S", 0.05)
     with site() as made, made.serve() as url:
         for sent in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"):
@@ -269,7 +269,7 @@ def download(monkeypatch: pytest.MonkeyPatch) -> Iterator[Download]:
 
 def test_a_client_that_reads_nothing_is_closed(download: Download) -> None:
     assert download.is_looked_at(after_s=0)
-    assert download.is_looked_at(after_s=connection.PATIENCE_S - 30)
+    assert download.is_looked_at(after_s=connection.CLIENT_TIMEOUT_S - 30)
     assert not download.is_looked_at(after_s=31)
     assert len(read_all(download.client)) < 16_000_000
 
@@ -281,13 +281,13 @@ def test_a_client_that_reads_slowly_is_not_closed(download: Download) -> None:
         assert download.is_looked_at(after_s=0)
         while download.unsent() == before:
             received += len(download.client.recv(10_000))
-        assert download.is_looked_at(after_s=connection.PATIENCE_S - 1)
+        assert download.is_looked_at(after_s=connection.CLIENT_TIMEOUT_S - 1)
     received += len(read_all(download.client))
     assert received > 16_000_000
 
 
 def test_clients_cannot_use_up_all_open_files_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "most_connections", lambda: 3)
+    monkeypatch.setattr(connection, "get_max_connections", lambda: 3)
     with site() as made, made.serve() as url:
         clients = [connect(url) for _ in range(3)]
         clients[2].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -312,7 +312,7 @@ class Paused:
 
 
 def test_a_response_that_is_not_complete_yet_is_closed_for_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "most_connections", lambda: 1)
+    monkeypatch.setattr(connection, "get_max_connections", lambda: 1)
     paused = Paused()
     running, url = started(paused)
     request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -330,7 +330,7 @@ def test_a_response_that_is_not_complete_yet_is_closed_for_a_new_connection(monk
 
 
 def test_clients_use_at_most_a_third_of_all_open_files() -> None:
-    assert 100 < connection.most_connections() <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 3
+    assert 100 < connection.get_max_connections() <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 3
 
 
 @pytest.mark.parametrize("path", [b"/healthz", b"/boot.ipxe"])

@@ -400,7 +400,7 @@ def test_t5_an_idle_connection_after_its_tls_handshake_is_closed_like_any_other(
 def test_t5_a_tls_handshake_has_the_deadline_of_a_request_head(
     made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tls, "HEAD_S", 0.5)
+    monkeypatch.setattr(tls, "HEAD_TIMEOUT_S", 0.5)
     refused: list[int] = []
     with crowded(made, authority.issue(), refused) as (_, operators, _), connect(operators) as silent:
         silent.settimeout(50)  # without gitboot's limit it would be 60
@@ -411,7 +411,7 @@ def test_t5_a_tls_handshake_has_the_deadline_of_a_request_head(
 def test_t5_with_few_open_files_a_connection_before_its_tls_handshake_is_closed_for_a_machine(
     made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gitboot.endpoint.connections.most_connections", lambda: 10)
+    monkeypatch.setattr("gitboot.endpoint.connections.get_max_connections", lambda: 10)
     with crowded(made, authority.issue(), [], most=1000) as (machines, operators, _), ExitStack() as stack:
         held = [stack.enter_context(connect(operators)) for _ in range(30)]
         for each in held[:20]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gitboot.endpoint.tls import Certificate, HandshakeFailure, Suites, classify_failure
+from gitboot.endpoint.tls import Certificate, CipherSuites, HandshakeFailure, classify_failure
 from tests.endpoint.test_boot_responses_secrets import PLAIN, Sealed, documents, path_of, secrets_in
 from tests.endpoint.test_tls import START, STATUS, find_events, made, put, served
 from tests.helpers.endpoints import ENTRY, LOADER, ONCE, Site, connect, planned, site
@@ -159,7 +159,7 @@ def test_a_new_certificate_of_machines_is_used_without_a_restart(
 
 
 def test_a_one_time_boot_is_recorded_by_tls_as_without_and_served_once(authority: Authority, rsa: Issued) -> None:
-    certificate = Certificate(*rsa, Suites.FIRMWARE)
+    certificate = Certificate(*rsa, CipherSuites.FIRMWARE)
     certificate.load()
     found = {}
     for by_tls in (None, certificate):
@@ -177,7 +177,7 @@ def test_a_one_time_boot_is_recorded_by_tls_as_without_and_served_once(authority
 
 
 def test_a_secret_is_served_and_recorded_by_tls(authority: Authority, rsa: Issued, tmp_path: Path) -> None:
-    certificate, sealed = Certificate(*rsa, Suites.FIRMWARE), Sealed(tmp_path)
+    certificate, sealed = Certificate(*rsa, CipherSuites.FIRMWARE), Sealed(tmp_path)
     certificate.load()
     made_of = planned(*documents(), templates=sealed.files)
     path = path_of(secrets_in(made_of)["join"])
@@ -190,7 +190,7 @@ def test_a_secret_is_served_and_recorded_by_tls(authority: Authority, rsa: Issue
 def test_a_network_whose_fetches_count_is_compared_with_the_address_of_a_tls_client(
     authority: Authority, rsa: Issued
 ) -> None:
-    certificate = Certificate(*rsa, Suites.FIRMWARE)
+    certificate = Certificate(*rsa, CipherSuites.FIRMWARE)
     certificate.load()
     for network, boots in (("127.0.0.0/8", True), ("192.0.2.0/24", False)):
         fleet_of = (fleet(f"baseURL: 'http://boot.test', provisioning: {{clients: [{network}]}}"), *ONCE[1:])
@@ -247,7 +247,7 @@ def test_without_firmware_ciphers_machines_may_have_any_key(authority: Authority
     for issued in (authority.issue(), rsa):
         operators = Certificate(*issued)
         operators.load()
-        Certificate(*issued, Suites.MACHINES, operators).load()
+        Certificate(*issued, CipherSuites.MACHINES, operators).load()
 
 
 def test_operators_may_not_take_the_key_of_machines_later(authority: Authority, rsa: Issued, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_operators_may_not_take_the_key_of_machines_later(authority: Authority, 
     for file, target in zip(authority.issue(), own, strict=True):
         put(target, file.read_bytes())
     operators = Certificate(*own)
-    machines = Certificate(*rsa, Suites.FIRMWARE, operators)
+    machines = Certificate(*rsa, CipherSuites.FIRMWARE, operators)
     assert operators.reload_if_changed(START) is None
     assert machines.reload_if_changed(START) is None
     for file, target in zip(rsa, own, strict=True):

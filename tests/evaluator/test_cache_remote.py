@@ -17,7 +17,7 @@ from gitboot.evaluator.protocol import (
     MAX_KEYS,
     CacheHits,
     CacheLookup,
-    EvaluationBegun,
+    EvaluationStart,
     NewResults,
     ResultKind,
     decode_hits,
@@ -57,7 +57,7 @@ def test_nothing_of_a_truncated_frame_is_stored(size: int) -> None:
 WRONG = {
     "a frame that is too long": b"\xff\xff\xff\xff",
     "no msgpack": build_frame(b"\xc1"),
-    "another message": frame(EvaluationBegun(1)),
+    "another message": frame(EvaluationStart(1)),
     "an unknown kind": frame(NewResults(PARSED, {b"two": b"value"})).replace(b"parsed", b"parked"),
     "a wrong value beside a right one": frame(NewResults(PARSED, {b"two": b"value", b"three": b"wrong"})),
     "a value of another kind": frame(NewResults(DECIDED, {b"two": b"value"})),

@@ -375,7 +375,7 @@ def count_begun_commits(process: Child, base: Revision, revision: Revision) -> i
     begun = 0
     for frame in process.read_answers(lambda: 600):
         found = protocol.decode_answer(frame)
-        begun += found == protocol.EvaluationBegun(None)
+        begun += found == protocol.EvaluationStart(None)
         if isinstance(found, protocol.CacheLookup):
             process.send(protocol.CacheHits({}), lambda: 600)
         if isinstance(found, protocol.CommitEnd):

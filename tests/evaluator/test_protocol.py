@@ -50,11 +50,11 @@ def test_an_incomplete_frame_counts_as_the_end(length: int) -> None:
 
 @given(files=st.lists(st.integers(0, 2**40), max_size=20), cuts=st.lists(st.integers(0, 400)))
 def test_frames_are_the_same_for_any_split_into_pieces(files: list[int], cuts: list[int]) -> None:
-    sent = written(*map(protocol.EvaluationBegun, files))
+    sent = written(*map(protocol.EvaluationStart, files))
     ends = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     buffer = FrameBuffer()
     frames = [frame for start, end in pairwise(ends) for frame in buffer.add(sent[start:end])]
-    assert list(map(protocol.decode_answer, frames)) == list(map(protocol.EvaluationBegun, files))
+    assert list(map(protocol.decode_answer, frames)) == list(map(protocol.EvaluationStart, files))
 
 
 def test_a_decision_comes_with_its_digest_and_a_changed_copy_gets_a_new_one() -> None:

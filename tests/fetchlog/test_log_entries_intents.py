@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.fetchlog.log_entries import Observation, Outcome, drop_settled_intents, select_consuming
+from gitboot.fetchlog.log_entries import Observation, Outcome, drop_concluded_intents, select_consuming_fetches
 from gitboot.fetchlog.one_time_boots import ServedBoots, find_served_boot
 from gitboot.fetchlog.spool import SpoolFile, encode_line, parse_line
 from gitboot.jsonio import Digest
@@ -52,11 +52,13 @@ PLAIN = replace(INTENT, intent=None)
 def test_the_order_of_lines_does_not_change_what_uses_up_a_boot(
     lines: Sequence[Observation], use_up: Sequence[Observation]
 ) -> None:
-    assert [select_consuming(each) for each in permutations(lines)] == [list(use_up)] * len(list(permutations(lines)))
+    assert [select_consuming_fetches(each) for each in permutations(lines)] == [list(use_up)] * len(
+        list(permutations(lines))
+    )
 
 
 def test_a_withheld_intent_stays_withheld() -> None:
-    assert drop_settled_intents([INTENT, WITHHELD], lambda each: each) == [WITHHELD]
+    assert drop_concluded_intents([INTENT, WITHHELD], lambda each: each) == [WITHHELD]
 
 
 @pytest.mark.parametrize("line", [INTENT, SERVED, WITHHELD, PLAIN])

@@ -15,8 +15,8 @@ from msgspec import structs
 from gitboot.endpoint.recorder import RepeatedFetches
 from gitboot.fetchlog.log_entries import Observation, client_network
 from gitboot.fetchlog.one_time_boots import (
-    MOST_ADDRESSES,
-    MOST_FETCHES,
+    MAX_ADDRESSES,
+    MAX_FETCHES,
     InstallationFetches,
     SecretFetches,
     find_secret,
@@ -75,8 +75,8 @@ def test_the_first_eleven_fetches_are_recorded_at_once_and_then_one_line_a_minut
     repeated = RepeatedFetches()
     found = [repeated.count(fetch("10.0.0.66"), second / 10) for second in range(10_000)]
     lines = [each for each in found if each is not None]
-    assert found[: MOST_FETCHES + 1] == [fetch("10.0.0.66")] * (MOST_FETCHES + 1)
-    assert len(lines) == MOST_FETCHES + 1 + 16  # 1,000 seconds
+    assert found[: MAX_FETCHES + 1] == [fetch("10.0.0.66")] * (MAX_FETCHES + 1)
+    assert len(lines) == MAX_FETCHES + 1 + 16  # 1,000 seconds
     assert sum(each.times for each in (*lines, *repeated.take_due(inf))) == 10_000
 
 
@@ -98,8 +98,8 @@ def test_many_addresses_are_counted_together_and_hide_no_earlier_address() -> No
     repeated = RepeatedFetches()
     taken = [repeated.count(fetch(f"10.0.{number // 250}.{number % 250}"), 0.0) for number in range(5000)]
     lines = [each for each in taken if each is not None]
-    assert len({each.client for each in lines[:MOST_ADDRESSES]}) == MOST_ADDRESSES
-    assert len(lines) == MOST_ADDRESSES + MOST_FETCHES + 1
+    assert len({each.client for each in lines[:MAX_ADDRESSES]}) == MAX_ADDRESSES
+    assert len(lines) == MAX_ADDRESSES + MAX_FETCHES + 1
     assert repeated.count(fetch("10.0.0.3"), 0.0) is not None
 
 
@@ -108,7 +108,7 @@ def test_many_secrets_take_limited_memory_and_lose_no_fetch() -> None:
     for number in range(6000):
         for _ in range(13):
             lines += repeated.count(fetch("10.0.0.1", server=f"web{number}"), 0.0) is not None
-    assert len(repeated._secrets) == RepeatedFetches._MOST
+    assert len(repeated._secrets) == RepeatedFetches._MAX_SECRETS
     assert lines + sum(each.times for each in repeated.take_due(inf)) == 6000 * 13
 
 
@@ -148,7 +148,7 @@ def test_no_sequence_of_fetches_makes_a_row_longer_than_17_addresses_or_loses_a_
     found = SecretFetches()
     for client, times in fetches:
         found = found.add_fetch(client_network(client), AT, times)
-    assert len(found.addresses) <= MOST_ADDRESSES
+    assert len(found.addresses) <= MAX_ADDRESSES
     assert found.totals[1] == sum(times for _, times in fetches)
     whole = InstallationFetches(key="provision/1", attempt=1, number=3, secrets={"secrets/join": found})
     assert server_tables.parse(InstallationFetches, server_tables.to_json(whole)) == whole

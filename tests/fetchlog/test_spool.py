@@ -164,7 +164,7 @@ def test_a_file_is_locked_before_it_can_be_seen(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
-    file = SpoolFile(tmp_path, most_bytes=500)
+    file = SpoolFile(tmp_path, max_bytes=500)
     write(file, *range(9))
     assert len(names(tmp_path)) > 2
     taken = read_new(tmp_path, {})
@@ -174,7 +174,7 @@ def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
 
 
 def write_many(spool: Path, first: int, count: int) -> None:
-    spooled = Spool(spool, most_bytes=5000)
+    spooled = Spool(spool, max_bytes=5000)
     for future in [spooled.record(observation(number)) for number in range(first, first + count)]:
         future.result(timeout=60)
     spooled.close()

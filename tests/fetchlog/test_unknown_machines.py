@@ -14,17 +14,17 @@ from gitboot.fetchlog.unknown_machines import (
     MAX_MACHINES,
     MAX_PER_NETWORK,
     RETENTION,
-    Findings,
+    HardwareInventory,
     UnknownMachine,
     UnknownMachineRecorder,
     UnknownMachines,
     build_from_inventory,
-    parse_findings,
+    parse_hardware,
     parse_inventory,
-    parse_unknown,
     parse_unknown_machine,
-    read_unknown_files,
-    render_unknown,
+    parse_unknown_machines,
+    read_unknown_machine_files,
+    render_unknown_machines,
 )
 from gitboot.model.server import Architecture, Firmware
 from tests.helpers.cases import for_each
@@ -126,7 +126,7 @@ def test_a_table_is_read_back_as_it_was_written(asked: list[tuple[int, str, str]
     table = UnknownMachines()
     for number, client, uuid in asked:
         table.add(machine(number, client, uuid=uuid))
-    again = parse_unknown(render_unknown(table))
+    again = parse_unknown_machines(render_unknown_machines(table))
     assert (again.machines, again.unkept) == (table.machines, table.unkept)
     names = [name for each in table.machines for name in each.identities]
     assert len(names) == len(set(names)), "no two entries are of one machine"
@@ -146,21 +146,21 @@ def test_a_table_is_read_back_as_it_was_written(asked: list[tuple[int, str, str]
     ids=["empty", "list", "deep", "number", "nonsense", "surrogate"],
 )
 def test_a_damaged_file_is_an_empty_table(content: bytes) -> None:
-    assert parse_unknown(content).machines == ()
+    assert parse_unknown_machines(content).machines == ()
 
 
 def test_a_writer_leaves_one_file_until_it_is_read(tmp_path: Path) -> None:
     asked = UnknownMachineRecorder(tmp_path)
     asked.write_file()
-    assert list(read_unknown_files(tmp_path)) == []
+    assert list(read_unknown_machine_files(tmp_path)) == []
     for number in (1, 2):
         asked.add(machine(number))
         asked.write_file()
-    [left] = read_unknown_files(tmp_path)
+    [left] = read_unknown_machine_files(tmp_path)
     assert len(left.table.machines) == 1, "the second waits until the first is taken"
     left.path.unlink()
     asked.write_file()
-    [left] = read_unknown_files(tmp_path)
+    [left] = read_unknown_machine_files(tmp_path)
     assert ([each.macs for each in left.table.machines], asked.requests) == ([machine(2).macs], 2)
 
 
@@ -193,13 +193,13 @@ SENT = {
 }
 
 
-def of(**more: object) -> Findings:
-    return parse_findings({"interfaces": [{"mac": MAC}], **more})
+def of(**more: object) -> HardwareInventory:
+    return parse_hardware({"interfaces": [{"mac": MAC}], **more})
 
 
 def test_known_fields_are_kept_and_read_back() -> None:
-    found = parse_findings(SENT)
-    assert parse_findings(json.loads(json.dumps(found.facts()))) == found
+    found = parse_hardware(SENT)
+    assert parse_hardware(json.loads(json.dumps(found.facts()))) == found
     assert str(found) == (
         "Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs, 256 GiB, 2 interfaces, nvme0n1 480 GB, sda 7.68 TB"
     )
@@ -260,7 +260,7 @@ def test_the_stored_data_of_one_machine_is_bounded() -> None:
         "disks": [{"name": f"{n:064}", "bytes": 2**62, "model": "é" * 64, "serial": "s" * 64} for n in range(500)],
     }
     machine = build_from_inventory(many, "v1/inventory", "10.0.0.7", NOW)
-    assert (len(machine.macs), len(render_unknown(UnknownMachines([machine])))) < (17, 9000)
+    assert (len(machine.macs), len(render_unknown_machines(UnknownMachines([machine])))) < (17, 9000)
 
 
 def test_a_later_inventory_of_a_machine_replaces_the_first() -> None:
@@ -270,7 +270,7 @@ def test_a_later_inventory_of_a_machine_replaces_the_first() -> None:
     )
     table.add(UnknownMachine(macs=first.macs[:1], client="10.0.0.7", path="", first=NOW, last=at("21T00:00")))
     [one] = table.machines
-    assert one.times == 3 and one.inventory == parse_findings({**SENT, "disks": []})
+    assert one.times == 3 and one.inventory == parse_hardware({**SENT, "disks": []})
 
 
 _ANY = st.recursive(
@@ -290,5 +290,5 @@ def test_any_inventory_is_rejected_or_read_back_as_it_was_stored(found: dict[str
     except ValueError:
         return
     assert machine.inventory is not None
-    assert parse_unknown(render_unknown(UnknownMachines([machine]))).machines == (machine,)
+    assert parse_unknown_machines(render_unknown_machines(UnknownMachines([machine]))).machines == (machine,)
     assert str(machine.inventory).isprintable()

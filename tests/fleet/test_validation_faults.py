@@ -25,7 +25,7 @@ from gitboot.fleet.documents import ParseCache
 from gitboot.fleet.revision import BlobId, Irregular, Revision, Snapshot
 from gitboot.fleet.validation import load_revision
 from gitboot.problems import Code, Problem
-from gitboot.resolve.fleet_decisions import decide_loaded
+from gitboot.resolve.fleet_decisions import decide_revision
 from tests.helpers.cases import examples, for_each
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "faults"
@@ -103,7 +103,7 @@ def find_problems(snapshot: Snapshot) -> list[Found]:
 
 def _problems(snapshot: Snapshot) -> tuple[Problem, ...]:
     try:
-        return decide_loaded(load_revision(snapshot, _parsed)).decisions.problems_at(START)
+        return decide_revision(load_revision(snapshot, _parsed)).decisions.problems_at(START)
     except InvalidRepository as error:
         return error.at(START).problems
 

@@ -27,8 +27,8 @@ from gitboot.endpoint.app import ClientRules, Endpoint
 from gitboot.endpoint.recorder import SpoolRecorder
 from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
-from gitboot.endpoint.tls import Certificate, Suites, TlsSocket
-from gitboot.fetchlog.log_entries import Observation, drop_settled_intents, select_consuming
+from gitboot.endpoint.tls import Certificate, CipherSuites, TlsSocket
+from gitboot.fetchlog.log_entries import Observation, drop_concluded_intents, select_consuming_fetches
 from gitboot.fetchlog.spool import Spool, count_deletions_after, endpoint_folder, read_new, read_or_create_identity
 from gitboot.model.fleet import Provisioning
 from gitboot.problems import Code, Problem, Severity
@@ -195,11 +195,11 @@ class Site:
         def has_outcomes() -> bool:
             taken = read_new(self.spool, self._offsets)
             self._offsets = taken.offsets
-            found[:] = drop_settled_intents([*found, *taken.observations], lambda each: each)
+            found[:] = drop_concluded_intents([*found, *taken.observations], lambda each: each)
             return not any(each.is_open_intent for each in found)
 
         assert eventually(has_outcomes), "an endpoint was killed before it had written what came of a boot"
-        return select_consuming(found)
+        return select_consuming_fetches(found)
 
     def reset(self) -> None:
         """Reset the site, because the endpoint continues to serve from it."""
@@ -218,7 +218,7 @@ class Site:
         **more: Any,
     ) -> Iterator[str]:
         """The base URL of an endpoint; with ``by_tls``, it is the machines' TLS socket."""
-        status, assets, keys, keeping, keeps = (
+        status, assets, keys, clock_state, keeps = (
             more.pop("status", None),
             more.pop("assets", None),
             more.pop("keys", None),
@@ -233,7 +233,7 @@ class Site:
                 recording = SpoolRecorder(spool, deadline_s)
             compared = CheckedClock(
                 lambda: self.now,
-                keeping=lambda: keeping,
+                clock_state=lambda: clock_state,
                 folder=endpoint_folder(self.spool) if keeps else None,
                 uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
             )
@@ -372,7 +372,7 @@ def monitored_endpoint(folder: Path, status: Status = FULL_STATUS) -> Iterator[s
     """Yield the URL of an endpoint with a value of each metric and the status of its instance."""
     authority = Authority(folder)
     certificate = Certificate(*authority.issue())
-    machines_certificate = Certificate(*authority.issue(rsa_bits=2048), Suites.FIRMWARE, certificate)
+    machines_certificate = Certificate(*authority.issue(rsa_bits=2048), CipherSuites.FIRMWARE, certificate)
     for each in (certificate, machines_certificate):
         each.reload_if_changed(BEFORE)
     with site() as made:

@@ -13,7 +13,7 @@ from gitboot.child_processes import write_frame
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.cache import encode_result
 from gitboot.evaluator.evaluation import Evaluation
-from gitboot.evaluator.protocol import EVALUATION_KINDS, EvaluationBegun, ResultKind
+from gitboot.evaluator.protocol import EVALUATION_KINDS, EvaluationStart, ResultKind
 from gitboot.fleet.revision import Message, Revision
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import Changes, compare_decisions
@@ -104,7 +104,7 @@ def main() -> None:
     """Run as an evaluator that reads nothing; with `begin`, one that begins commits and finishes none."""
     if sys.argv[1] == "begin":
         for _ in range(3):
-            write_frame(sys.stdout.buffer, EvaluationBegun(None))
+            write_frame(sys.stdout.buffer, EvaluationStart(None))
     signal.pause()
 
 

@@ -255,7 +255,7 @@ def shorten_pauses() -> None:
     present(Follower.__init__.__kwdefaults__)["first_retry_s"] = 0.3
     present(BackgroundThread.__init__.__kwdefaults__)["first_pause_s"] = 0.5
     vars(notifications)["FIRST_RETRY_S"] = 0.3
-    vars(standby)["LOOK_S"] = 0.2
+    vars(standby)["CHECK_S"] = 0.2
 
 
 def main(fd: int) -> None:

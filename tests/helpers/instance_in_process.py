@@ -372,7 +372,7 @@ def in_process(
         return Here(CloneReader(state), site, unending) if evaluates else Slow(CloneReader(state))
 
     with run_instance(
-        settings, tell=events.append, clock=clock, wake=wake, evaluation_of=evaluation, uptime=uptime
+        settings, tell=events.append, clock=clock, wake=wake, build_evaluation=evaluation, uptime=uptime
     ) as (
         instance,
         source,

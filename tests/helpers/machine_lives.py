@@ -357,7 +357,7 @@ class Life(WithoutFiles):
         assert instance is not None
         with suppress(Crash):
             instance.reconciler.reconcile(self.now, wait=True)
-            ended = not self.fate.dead and instance.reconciler.state.unwritable is None
+            ended = not self.fate.dead and instance.reconciler.state.ledger_error is None
         self.fate.dies_in = None
         if self.fate.dead:
             self.kill()

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from gitboot.fetchlog.unknown_machines import UnknownMachines, build_from_inventory, render_unknown
+from gitboot.fetchlog.unknown_machines import UnknownMachines, build_from_inventory, render_unknown_machines
 from gitboot.fleet.revision import CommitSummary, FileChanges, Revision
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import HISTORY, UNKNOWN
@@ -500,7 +500,7 @@ def main() -> None:
         found.say(night_status())
         machines = UnknownMachines([build_from_inventory(SENT, "v1/inventory", "10.20.3.41", at("20T22:51"))])
         with OutputDirectory.open(found.root, ledger="test") as directory:
-            directory.write_status(render_unknown(machines), AT_NIGHT, UNKNOWN)
+            directory.write_status(render_unknown_machines(machines), AT_NIGHT, UNKNOWN)
             directory.write_status(night_history(), AT_NIGHT, HISTORY)
         with browser(Path(profile_folder)) as chromium:
             pictures(chromium, folder, found.root)

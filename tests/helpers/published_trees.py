@@ -159,7 +159,7 @@ def bring_up(target: TargetStore, tree: FollowedTree) -> int:
     for steps in count():
         if (glance := tree.read_summary()) is None:
             return steps
-        step = plan_next_step(tree, glance, held, partial(target.shard, held.head), target.most)
+        step = plan_next_step(tree, glance, held, partial(target.shard, held.head), target.max_servers)
         if step is None:
             return steps
         target.apply(step, held, tree)

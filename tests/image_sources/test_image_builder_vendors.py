@@ -164,7 +164,7 @@ def test_an_image_states_the_strongest_provenance_of_each_file_and_a_check_confi
         assert each.provenance.key == (site.fingerprint if each.provenance.digest is SIGNED else None)
     for checked in SignatureCheck(fetcher(), site.trust, "").files(made.image):
         assert (checked.false_claim, checked.fault) == (None, None), checked
-        assert (checked.by is not None) == (expected[str(checked.at[3])] is SIGNED)
+        assert (checked.signer is not None) == (expected[str(checked.at[3])] is SIGNED)
 
 
 @pytest.mark.parametrize("name", VENDORS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gitboot.errors import MalformedIndex, StaleIndex
 from gitboot.image_sources.index_formats import Release
-from gitboot.image_sources.stream_updates import Choice, FollowedStream, choose_release, list_followed_streams
+from gitboot.image_sources.stream_updates import FollowedStream, ReleaseChoice, choose_release, list_followed_streams
 from gitboot.model.scalars import version_key
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import document, fleet, image, repository
@@ -58,7 +58,7 @@ def followed(*documents: str, name: str = "s") -> FollowedStream:
     return found
 
 
-def choose(found: FollowedStream, *releases: Release | str) -> Choice:
+def choose(found: FollowedStream, *releases: Release | str) -> ReleaseChoice:
     listed = [each if isinstance(each, Release) else release(each) for each in releases]
     return choose_release(found, listed, NOW)
 

@@ -913,13 +913,13 @@ def _with_one_odd(value: Any) -> Iterator[Any]:
 @pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("xcat", "dnsmasq", "isc", "kea")])
 def test_any_content_of_a_source_is_read_without_an_error(system: str) -> None:
     # A file of another version may have a list instead of a text. Only this value is lost.
-    read, files = SYSTEMS[system].read, SOURCES[system]
+    read_inventory, files = SYSTEMS[system].read_inventory, SOURCES[system]
     for name, text in files.items():
         if name.endswith(".ign"):
             continue
         for document in yaml.load_all(text, yaml.BaseLoader):
             for odd in each_of([*_with_one_odd(document)], one_in=3):
-                render_fleet(read({**files, name: _json(odd)}), Supplement())
+                render_fleet(read_inventory({**files, name: _json(odd)}), Supplement())
 
 
 A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
@@ -944,6 +944,6 @@ TWO = {
 
 @pytest.mark.parametrize("system", TWO)
 def test_each_interface_belongs_to_its_own_machine(system: str) -> None:
-    machines = SYSTEMS[system].read(TWO[system]).machines
+    machines = SYSTEMS[system].read_inventory(TWO[system]).machines
     found = {machine.name: [nic.mac.replace("-", ":") for nic in machine.nics] for machine in machines}
     assert found == {"a": [A], "b": [B]}

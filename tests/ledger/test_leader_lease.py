@@ -26,9 +26,9 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.bmc.override_state import Marks, Override, OverrideRecord, OverrideState
+from gitboot.bmc.override_state import Override, OverrideRecord, OverrideState, ResetMarks
 from gitboot.cli.main import cli
-from gitboot.controller.reconcile_inputs import Inbox, NotedWithdrawals
+from gitboot.controller.reconcile_inputs import Inbox, UnrecordedClearings
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import Knowledge, write_updates
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
@@ -284,23 +284,23 @@ def test_the_end_of_an_override_is_recorded_without_a_write_to_the_database(path
         reason="maintenance/repair/1",
         plan_digest="d",
         override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE),
-        marks=Marks(),
+        marks=ResetMarks(),
         state=OverrideState.CLEARING,
         at=NOON,
         clears_from=NOON,
     )
     with hold_lease(path, ONE) as (ledger, lease):
-        inbox = Inbox(ledger, withdrawals=NotedWithdrawals(note, "l"), clock=lambda: NOON)
+        inbox = Inbox(ledger, clearings=UnrecordedClearings(note, "l"), clock=lambda: NOON)
         with psycopg.connect(address(path).url) as another:
             another.execute("SELECT 1 FROM lease FOR UPDATE")
             inbox.record(uuid, record)
         assert not ledger.is_failing
-        assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
+        assert list(UnrecordedClearings(note, "l")) == [(uuid, record, True)]
         assert server_tables.read_overrides(ledger) == {}
         lease.until_s = now_s()
         with pytest.raises(LeaseLost, match="another instance may be active"):
             inbox.record(uuid, structs.replace(record, state=OverrideState.CLEARED))
-        assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
+        assert list(UnrecordedClearings(note, "l")) == [(uuid, record, True)]
 
 
 def test_while_the_server_is_unreachable_no_lease_is_valid(path: Path) -> None:

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.bmc.identity import PinnedIdentity, ReportedIdentity
-from gitboot.bmc.override_state import Marks, Medium, MediumState, Override, OverrideRecord, OverrideState
+from gitboot.bmc.override_state import Medium, MediumState, Override, OverrideRecord, OverrideState, ResetMarks
 from gitboot.bmc.power_steps import PowerRecord, PowerRecordState, ResetType
 from gitboot.controller.instance.assembly import open_or_replace_ledger
-from gitboot.errors import DamagedLedger, LedgerError, Orders
+from gitboot.errors import DamagedLedger, FleetOrders, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
@@ -81,7 +81,7 @@ OFFER = Offer(
 
 
 def recorded(reason: str = "provision/1", state: OverrideState = OverrideState.RECORDED) -> OverrideRecord:
-    return OverrideRecord(reason=reason, plan_digest="d" * 64, override=ONCE, marks=Marks(), state=state, at=NOON)
+    return OverrideRecord(reason=reason, plan_digest="d" * 64, override=ONCE, marks=ResetMarks(), state=state, at=NOON)
 
 
 BOTH = pytest.mark.parametrize("path", ["SQLite", "PostgreSQL"], indirect=True)
@@ -257,7 +257,7 @@ def test_a_ledger_of_the_first_version_is_upgraded_without_loss(path: Path) -> N
                     reason="provision/1",
                     plan_digest=digest,
                     override=ONCE,
-                    marks=Marks(last_reset_time="then", settled=True),
+                    marks=ResetMarks(last_reset_time="then", settled=True),
                     state=OverrideState.CONFIRMED,
                     at=NOON,
                     corrections=(at("20T11:30"),),
@@ -444,7 +444,7 @@ PINNED = st.builds(
     changed=st.none() | SHOWN,
 )
 MARKS = st.builds(
-    Marks,
+    ResetMarks,
     last_reset_time=st.none() | TEXTS,
     boot_progress_time=st.none() | TEXTS,
     settled=st.booleans(),
@@ -541,7 +541,7 @@ def test_an_offer_is_read_back_from_its_row(offer: Offer) -> None:
 
 
 @given(client=TEXTS, path=TEXTS, marks=st.none() | MARKS)
-def test_an_observation_is_read_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
+def test_an_observation_is_read_back_from_its_row(client: str, path: str, marks: ResetMarks | None) -> None:
     observation = Observation(server="", path=path, digest=PLAN, client=client, at=NOON)
     row = (format_instant(NOON), PLAN, server_tables.format_observation(observation, marks))
     assert server_tables.parse_observation(*row) == (observation, marks)
@@ -575,7 +575,7 @@ FACTS: dict[str, Any] = {
     "gap": True,
     "suspension": Suspension("ada", "moving", NOON),
     "stoppage": StopOrder("ada", "fire", everything=True),
-    "orders": Orders("a flood", None),
+    "orders": FleetOrders("a flood", None),
     "withheld": WithheldBoots("decade", {WEB01: (WithheldBoot("m", NOON, None, takes_image_back=True, by="decade"),)}),
     "rolled_back": {WEB01: 7},
     "left_output": frozenset([WEB01, WEB02]),
@@ -660,7 +660,7 @@ def test_an_observation_is_pending_until_it_is_judged(path: Path) -> None:
         put(ledger, server_tables.write_pending, [pending])
         assert server_tables.has_observation(ledger, OBSERVATION, PLAN)
         assert not server_tables.has_observation(ledger, other.observation, PLAN)
-        marked = pending._replace(marks=Marks(last_reset_time="then"))
+        marked = pending._replace(marks=ResetMarks(last_reset_time="then"))
         put(ledger, server_tables.write_pending, [marked, other])
         assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # with or without BMC marks
     with open_ledger(path) as ledger:

@@ -349,8 +349,8 @@ def test_a_file_that_is_sent_slowly_without_end_is_unknown(output: Path) -> None
 
     rate = MinimumRate(size_bytes=1 << 20, period_s=0.4)
     with strange_server(answer) as asked:
-        mirror = WebMirror(asked.url, None, parallel=1, reads_entries=True, rate=rate)
-        assert "the host sent less than 1048576 bytes" in mirror.read(file.path, (size,)).trouble
+        mirror = WebMirror(asked.url, None, parallel=1, reads_machine_files=True, rate=rate)
+        assert "the host sent less than 1048576 bytes" in mirror.read(file.path, (size,)).failure
 
 
 def test_an_unreachable_mirror_is_one_error(copy: Path, output: Path) -> None:
@@ -478,7 +478,7 @@ def test_an_absent_path_is_absent_with_any_error_status() -> None:
 
 def test_content_at_a_digest_path_was_never_different() -> None:
     version = FileVersion(None, "b" * 64, 3)
-    file = MirrorFile(path=f"o/{'a' * 64}/user-data", right=(version,), versions=(version,), modified=1000)
+    file = MirrorFile(path=f"o/{'a' * 64}/user-data", expected=(version,), versions=(version,), modified=1000)
     found = check_answer(file, MirrorAnswer(status=200, size=4, modified=1)).finding
     assert found is not None and found.fault is MirrorFault.WRONG
 

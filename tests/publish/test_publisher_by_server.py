@@ -168,7 +168,7 @@ def test_the_status_of_an_instance_is_not_part_of_the_manifest(tmp_path: Path) -
 def test_the_lock_file_can_be_removed_on_close(tmp_path: Path) -> None:
     target = OutputDirectory.open(tmp_path, ledger="ours")
     publish(target, {"a": one("a", mac(1))}, complete=True)
-    target.close(and_forget_lock=True)
+    target.close(remove_lock=True)
     assert not (tmp_path / "ops/.gitboot").exists()
     with OutputDirectory.open(tmp_path, ledger="ours") as again:
         assert again.stamp is not None

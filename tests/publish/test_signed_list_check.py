@@ -341,7 +341,7 @@ def test_a_file_that_only_a_newer_list_names_is_compared_too(publisher: SignedSi
             (copy / name).write_bytes(b"#!IPXE\n")
 
     with serving(copy) as mirror:
-        opened = WebMirror(mirror.url, None, parallel=2, reads_entries=False)
+        opened = WebMirror(mirror.url, None, parallel=2, reads_machine_files=False)
         report = compare_with_list(
             opened, [publisher.key], _now(), parallel=2, on_start=begun, on_progress=lambda _: None
         )
@@ -360,7 +360,7 @@ def _answer(sha256: str | None, status: int = 200) -> MirrorAnswer:
 
 
 @pytest.mark.parametrize(
-    ("right", "answer", "fault", "is_turning"),
+    ("expected", "answer", "fault", "is_turning"),
     [
         pytest.param((DISK,), _answer(DISK.sha256), None, False, id="the version of now"),
         pytest.param((DISK,), _answer(WINDOW.sha256), MirrorFault.STALE, False, id="a window that has ended"),
@@ -375,9 +375,9 @@ def _answer(sha256: str | None, status: int = 200) -> MirrorAnswer:
     ],
 )  # fmt: skip
 def test_a_file_is_compared_with_the_version_at_the_time_of_the_comparison(
-    right: tuple[FileVersion | None, ...], answer: MirrorAnswer, fault: MirrorFault | None, is_turning: bool
+    expected: tuple[FileVersion | None, ...], answer: MirrorAnswer, fault: MirrorFault | None, is_turning: bool
 ) -> None:
-    judged = check_answer(MirrorFile(path="left", right=right, versions=(WINDOW, DISK, LATER)), answer)
+    judged = check_answer(MirrorFile(path="left", expected=expected, versions=(WINDOW, DISK, LATER)), answer)
     assert (judged.finding.fault if judged.finding else None, judged.is_in_transition) == (fault, is_turning)
 
 
@@ -408,7 +408,7 @@ def test_a_publication_between_two_requests_is_not_a_cache(publisher: SignedSite
     copied(publisher, copy)
     publisher.publish(FLEET, made=_now() + DAY / 2 + DAY / 9)
     with serving(copy) as mirror:
-        opened = WebMirror(mirror.url, None, parallel=1, reads_entries=False)
+        opened = WebMirror(mirror.url, None, parallel=1, reads_machine_files=False)
         get = opened.get
 
         def get_and_publish(path: str, max_bytes: int) -> bytes | None:

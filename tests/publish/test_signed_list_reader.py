@@ -28,12 +28,12 @@ from gitboot.publish.signed_list_reader import (
     SignedList,
     Target,
     canonical_json,
-    ed25519_verify,
     find_version,
     find_versions_around,
     parse_keys,
     parse_listing,
     read_list,
+    verify_ed25519,
 )
 from tests.helpers.cases import for_each
 from tests.helpers.signed_lists import FAR, ListSigner, client, encode_listing, target, write_list
@@ -78,12 +78,12 @@ VECTORS = {
 @for_each("vector", VECTORS.values(), ids=VECTORS.keys())
 def test_a_signature_of_the_rfc_is_valid_and_each_of_its_bits_counts(vector: tuple[str, str, str]) -> None:
     key, message, signature = map(bytes.fromhex, vector)
-    assert ed25519_verify(key, message, signature)
-    assert not ed25519_verify(key, message + b"\0", signature)
+    assert verify_ed25519(key, message, signature)
+    assert not verify_ed25519(key, message + b"\0", signature)
     for bit in range(0, 512, 7):
-        assert not ed25519_verify(key, message, _flipped(signature, bit)), bit
+        assert not verify_ed25519(key, message, _flipped(signature, bit)), bit
     for bit in range(0, 256, 7):
-        assert not ed25519_verify(_flipped(key, bit), message, signature), bit
+        assert not verify_ed25519(_flipped(key, bit), message, signature), bit
 
 
 def _flipped(data: bytes, bit: int) -> bytes:
@@ -105,7 +105,7 @@ def _is_right(key: bytes, message: bytes, signature: bytes) -> bool:
 def test_openssl_and_the_reader_agree_on_signatures(seed: bytes, message: bytes, data: st.DataObject) -> None:
     own = Ed25519PrivateKey.from_private_bytes(seed)
     key, signature = own.public_key().public_bytes_raw(), own.sign(message)
-    assert ed25519_verify(key, message, signature)
+    assert verify_ed25519(key, message, signature)
     s = int.from_bytes(signature[32:], "little")
     changed = data.draw(
         st.one_of(
@@ -117,7 +117,7 @@ def test_openssl_and_the_reader_agree_on_signatures(seed: bytes, message: bytes,
             st.just((key, signature + b"\0")),
         )
     )
-    assert ed25519_verify(changed[0], message, changed[1]) == _is_right(changed[0], message, changed[1])
+    assert verify_ed25519(changed[0], message, changed[1]) == _is_right(changed[0], message, changed[1])
 
 
 # Points whose order divides 8, as RFC 8032 encodes them, and encodings of y that are not canonical.
@@ -138,7 +138,7 @@ SMALL = [
 def test_a_key_of_small_order_verifies_nothing(key: str) -> None:
     """With such a key, a signature that names no private key is right for one message in eight, or for each."""
     neutral = bytes.fromhex(SMALL[0]) + bytes(32)
-    assert not any(ed25519_verify(bytes.fromhex(key), b"%d" % number, neutral) for number in range(32))
+    assert not any(verify_ed25519(bytes.fromhex(key), b"%d" % number, neutral) for number in range(32))
 
 
 # Lists

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.publish.tree_reader import STOP_FILE, StopReader, remove_stop, stop_folders, write_stop
+from gitboot.publish.tree_reader import STOP_FILE, StopReader, list_stop_folders, remove_stop_file, write_stop_file
 from gitboot.resolve.provisioning_record import StopOrder
 from tests.helpers import http_peers
 from tests.helpers.endpoints import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site
@@ -33,17 +33,17 @@ def test_the_stop_file_that_stops_most_counts_and_changes_are_read(tmp_path: Pat
     (tmp_path / "ops").mkdir()
     spool = tmp_path / "spool"
     spool.mkdir()
-    words = StopReader(*stop_folders(tmp_path, spool))
+    words = StopReader(*list_stop_folders(tmp_path, spool))
     assert words.current is None
-    write_stop(spool, WRITING, AT)
+    write_stop_file(spool, WRITING, AT)
     assert words.current == (WRITING, AT)
-    write_stop(tmp_path / "ops", ALL, AT)
+    write_stop_file(tmp_path / "ops", ALL, AT)
     assert words.current == (ALL, AT)
-    write_stop(tmp_path / "ops", WRITING, AT)
-    remove_stop(spool)
+    write_stop_file(tmp_path / "ops", WRITING, AT)
+    remove_stop_file(spool)
     assert words.current == (WRITING, AT)
-    remove_stop(tmp_path / "ops")
-    remove_stop(tmp_path / "ops")
+    remove_stop_file(tmp_path / "ops")
+    remove_stop_file(tmp_path / "ops")
     assert words.current is None
 
 
@@ -56,7 +56,7 @@ def test_a_malformed_stop_file_stops_install_boots(tmp_path: Path, text: str) ->
 
 
 def test_every_user_who_can_read_the_tree_can_read_the_stop_file(tmp_path: Path) -> None:
-    write_stop(tmp_path, WRITING, AT)
+    write_stop_file(tmp_path, WRITING, AT)
     assert (tmp_path / STOP_FILE).stat().st_mode & 0o777 == 0o644
 
 
@@ -70,12 +70,12 @@ def let_endpoint_look(url: str) -> None:
 
 def test_a_stop_withholds_install_boots_without_consuming_them(here: Site) -> None:
     with here.serve() as url:
-        write_stop(here.root / "ops", WRITING, AT)
+        write_stop_file(here.root / "ops", WRITING, AT)
         for path in LOOKUPS:
             script = get(url + path).text
             assert "smoke in fra1 (Stopped)" in script and DISK in script
         assert 'gitboot_boots_withheld_total{reason="Stopped"} 3.0' in http_peers.get(f"{url}/metrics").text
-        remove_stop(here.root / "ops")
+        remove_stop_file(here.root / "ops")
         assert GIVEN in get(url + ENTRY).text
 
 
@@ -83,7 +83,7 @@ def test_a_stop_withholds_installs_for_every_boot_at_an_endpoint_without_a_fetch
     here.publish(planned(*ALWAYS), commit="2")
     with here.serve(records=False) as url:
         assert GIVEN in get(url + ENTRY).text
-        write_stop(here.root / "ops", WRITING, AT)
+        write_stop_file(here.root / "ops", WRITING, AT)
         assert DISK in get(url + ENTRY).text
 
 
@@ -91,10 +91,10 @@ def test_boots_that_write_no_disk_are_served_unless_everything_is_stopped(here: 
     here.publish(planned(fleet(OUTPUTS), *ALWAYS[1:], REPAIR, now=START), commit="2", at=START)
     here.now = START
     with here.serve() as url:
-        write_stop(here.root / "ops", WRITING, AT)
+        write_stop_file(here.root / "ops", WRITING, AT)
         for path in (*LOOKUPS, PXELINUX):
             assert "memtest-7" in get(url + path).text
-        write_stop(here.root / "ops", ALL, AT)
+        write_stop_file(here.root / "ops", ALL, AT)
         let_endpoint_look(url)
         for path in (*LOOKUPS, PXELINUX):
             script = get(url + path).text
@@ -107,14 +107,14 @@ def test_a_stop_of_everything_covers_unknown_machines(here: Site, path: str) -> 
     here.publish(planned(boots, *ONCE[1:]), commit="2")
     with here.serve() as url:
         assert "memtest-7" in get(url + path).text
-        write_stop(here.root / "ops", ALL, AT)
+        write_stop_file(here.root / "ops", ALL, AT)
         let_endpoint_look(url)
         assert "memtest-7" not in get(url + path).text
         assert "unknown machine: all boots from the network are stopped by ben: all of it" in get(url + path).text
 
 
 def test_the_reason_of_a_stop_is_not_run_as_a_command(here: Site) -> None:
-    write_stop(here.root / "ops", ALL._replace(reason="so\nboot http://evil"), AT)
+    write_stop_file(here.root / "ops", ALL._replace(reason="so\nboot http://evil"), AT)
     with here.serve() as url:
         for path in LOOKUPS:
             lines = get(url + path).text.splitlines()

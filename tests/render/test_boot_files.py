@@ -19,7 +19,7 @@ from gitboot.jsonio import format_instant, to_json_value
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import parse_mac
 from gitboot.publish import mirror_program
-from gitboot.publish.tree_reader import write_stop
+from gitboot.publish.tree_reader import write_stop_file
 from gitboot.render import paths
 from gitboot.render.boot_files import RENDERERS, render_idle_files, render_server_files
 from gitboot.render.boot_script_parts import ScriptLoader, find_loader, render_disk_boot
@@ -403,7 +403,7 @@ def test_a_copy_from_before_a_stop_of_all_boots_boots_the_disk_by_the_response_o
         publisher.now = START
         publisher.publish(planned(fleet(settings), *LIVE, WINDOW, now=START), at=START)
         with mirrors(publisher.root, tmp_path) as urls:
-            write_stop(publisher.root / "ops", StopOrder("ada", "a flood", everything=True), START)
+            write_stop_file(publisher.root / "ops", StopOrder("ada", "a flood", everything=True), START)
             eventually(lambda: "are stopped" in get(f"{endpoint}{ENTRIES[0]}").text)
             assert {boots(url, path) for url in urls for path in ALL_LOADERS} == {None}
 

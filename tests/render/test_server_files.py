@@ -56,11 +56,11 @@ SEVERAL = [maintenance(f"m{day}", f"{day}T22:00 {day}T23:00") for day in (21, 22
 def state(
     *documents: str,
     record: Record | None = None,
-    about: ServerDetails | None = None,
+    details: ServerDetails | None = None,
     files: dict[str, str] | None = None,
 ) -> RenderedState:
     decisions = decided(*documents, files=files)
-    return build_server_state(decisions, decisions.servers["web01"], record, NOON, about or ServerDetails())
+    return build_server_state(decisions, decisions.servers["web01"], record, NOON, details or ServerDetails())
 
 
 def find_script_version(found: RenderedState, instant: datetime) -> PathVersion:
@@ -118,8 +118,8 @@ def test_content_that_is_not_a_state_is_rejected(data: bytes) -> None:
 
 def test_the_identities_of_a_server_are_in_its_state() -> None:
     documents = (*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
-    about = ServerDetails(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
-    found = state(*documents, about=about).published
+    details = ServerDetails(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
+    found = state(*documents, details=details).published
     uuid = SystemUuid(uuid_of("web01"))
     assert set(found.identities) == {
         f"mac/{mac_of('web01').replace(':', '-')}",
@@ -132,8 +132,8 @@ def test_the_identities_of_a_server_are_in_its_state() -> None:
 
 def test_an_interface_that_may_not_boot_belongs_to_the_server_and_its_script_says_so() -> None:
     decisions = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]"), *ONCE[1:])
-    about, record = ServerDetails(idle=(MacAddress("52-54-00-99-99-99"),)), Record()
-    found = build_server_state(decisions, decisions.servers["web01"], record, NOON, about)
+    details, record = ServerDetails(idle_macs=(MacAddress("52-54-00-99-99-99"),)), Record()
+    found = build_server_state(decisions, decisions.servers["web01"], record, NOON, details)
     assert "mac/52-54-00-99-99-99" in found.published.identities
     for path in ("boot/grub.cfg-01-52-54-00-99-99-99", "boot/pxelinux.cfg/01-52-54-00-99-99-99"):
         (turn,) = found.published.paths[path]
@@ -143,7 +143,7 @@ def test_an_interface_that_may_not_boot_belongs_to_the_server_and_its_script_say
         assert path not in found.evidence_digests
     assert found.published.paths[ENTRY][0].writes is not None  # the file for its other interface
     assert "boot/v1/boot/52-54-00-99-99-99/grub.cfg" not in found.files
-    assert found.is_current(decisions.servers["web01"], record, NOON, about)
+    assert found.is_current(decisions.servers["web01"], record, NOON, details)
     assert not found.is_current(decisions.servers["web01"], record, NOON, ServerDetails())
 
 

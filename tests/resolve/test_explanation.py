@@ -424,7 +424,7 @@ def test_documents_in_one_file_have_the_lines_above_them() -> None:
     )
     texts = SourceTexts(found)
     for name, (_, above) in locations.servers.items():
-        assert f"name: {name}" in lines[above + texts.line_within(Id("Server", name), ("metadata", "name")) - 1]
+        assert f"name: {name}" in lines[above + texts.find_line(Id("Server", name), ("metadata", "name")) - 1]
 
 
 def test_documents_move_if_their_file_changes_appears_or_disappears() -> None:

@@ -13,7 +13,7 @@ from gitboot.evaluator.evaluation import Evaluator
 from gitboot.fleet.validation import load, load_revision
 from gitboot.jsonio import to_json_value
 from gitboot.problems import Code, Problem, Severity
-from gitboot.resolve.fleet_decisions import decide, decide_all, decide_loaded
+from gitboot.resolve.fleet_decisions import decide, decide_all, decide_revision
 from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.policy_selection import is_in_rollout
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, StepEvidence
@@ -168,7 +168,7 @@ def test_finding_r11_an_overlap_is_reported_beside_other_problems() -> None:
     windows = (maintenance("a", "20T22:00 21T04:00"), maintenance("b", "21T03:00 22T00:00"))
     for other, code in ((policy("other", "All"), "GB2011"), ("kind: Nothing\n", "GB1021")):
         with pytest.raises(InvalidRepository) as raised:
-            decide_loaded(load_revision(snapshot(*SEED, *windows, other)))
+            decide_revision(load_revision(snapshot(*SEED, *windows, other)))
         for instant, expected in (("21T03:59", {code, "GB2012"}), ("21T04:00", {code})):
             assert {each.code for each in raised.value.at(at(instant)).problems} == expected
 
@@ -692,7 +692,9 @@ def test_a_signature_that_a_mirror_would_lack_is_reported_at_its_field() -> None
         "002.yaml",
         True,
     )
-    assert "the mirror does not copy the loaderSignature" in problem.message and "BootImage/flatcar-1" in problem.message
+    assert (
+        "the mirror does not copy the loaderSignature" in problem.message and "BootImage/flatcar-1" in problem.message
+    )
     assert problem.hint.endswith("write assets:PATH")
 
 

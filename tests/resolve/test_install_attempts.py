@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gitboot.errors import InvalidRepository, Orders, UsageError
+from gitboot.errors import FleetOrders, InvalidRepository, UsageError
 from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.fleet_decisions import decide_loaded
+from gitboot.resolve.fleet_decisions import decide_revision
 from gitboot.resolve.install_attempts import (
     UnrecordedState,
     classify_unrecorded_server,
@@ -155,7 +155,9 @@ def test_e11_e12_a_server_without_a_record_is_new_returning_or_unverified(
     ],
 )
 def test_e12_a_machine_that_is_not_new_is_unverified(seen: set[SystemUuid], carries: str | None, why: str) -> None:
-    found = classify_unrecorded_server(web01(), records={}, seen_machines=seen, first_provision=1, shared_mark=carries)
+    found = classify_unrecorded_server(
+        web01(), records={}, seen_machines=seen, first_provision=1, shared_identity=carries
+    )
     assert found.state is UnrecordedState.UNKNOWN
     assert why in found.why
 
@@ -318,7 +320,7 @@ OLD = uuid_of("fra1-web01")
     ("what", "new", "expected"),
     [
         ("it comes at 1", own("provision: 1", "new01"), ()),
-        ("it comes at 3", own("provision: 3", "new01"), (UnknownReason(UnknownCause.CAME, "3"),)),
+        ("it comes at 3", own("provision: 3", "new01"), (UnknownReason(UnknownCause.NEW_SERVER, "3"),)),
         (
             "it replaces what nobody is",
             own(f"provision: 2, replaces: {uuid_of('nobody')}", "new01"),
@@ -419,26 +421,30 @@ BASE, NOBODY = "baseURL: 'http://boot.test'", "unknownServers: {profile: nobody}
         (
             "a document that is broken",
             (ONCE[0].replace("spec: {", "spec: {stopped: fire, "), "kind: Nonsense\n"),
-            Orders("fire", None),
+            FleetOrders("fire", None),
         ),
         (
             "a boot that cannot be",
             (ONCE[0].replace("spec: {", "spec: {stopped: fire, "), server("web01")),
-            Orders("fire", None),
+            FleetOrders("fire", None),
         ),
-        ("a Fleet that names what is missing", (fleet(f"{BASE}, stopped: fire, {NOBODY}"),), Orders("fire", None)),
-        ("another ledger", (fleet(f"{BASE}, provisioning: {{ledger: {BEFORE}}}"), "kind: X\n"), Orders(None, BEFORE)),
-        ("a Fleet that says nothing of it", (ONCE[0], "kind: Nonsense\n"), Orders(None, None)),
+        ("a Fleet that names what is missing", (fleet(f"{BASE}, stopped: fire, {NOBODY}"),), FleetOrders("fire", None)),
+        (
+            "another ledger",
+            (fleet(f"{BASE}, provisioning: {{ledger: {BEFORE}}}"), "kind: X\n"),
+            FleetOrders(None, BEFORE),
+        ),
+        ("a Fleet that says nothing of it", (ONCE[0], "kind: Nonsense\n"), FleetOrders(None, None)),
         ("a Fleet that is broken", (ONCE[0].replace("spec: {", "spec: {stopped: fire, nonsense: 1, "),), None),
     ],
 )
 def test_a_stop_in_an_invalid_commit_is_still_reported(
-    what: str, documents: tuple[str, ...], orders: Orders | None
+    what: str, documents: tuple[str, ...], orders: FleetOrders | None
 ) -> None:
     with pytest.raises(InvalidRepository) as caught:
-        decide_loaded(load_revision(snapshot(*documents)))
+        decide_revision(load_revision(snapshot(*documents)))
     said = caught.value.fleet
-    assert (said.orders_at(None) if said is not None else None) == orders
+    assert (said.orders_for(None) if said is not None else None) == orders
 
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))

@@ -82,7 +82,7 @@ def test_the_merge_lists_each_argument_that_it_drops(lists: list[str], dropped: 
 
 
 def test_the_merge_lists_each_removal_without_effect() -> None:
-    assert merge_arguments((("a", "-b"), ("-a", "-a"))).without_effect == ((0, "-b"), (1, "-a"))
+    assert merge_arguments((("a", "-b"), ("-a", "-a"))).ineffective_items == ((0, "-b"), (1, "-a"))
 
 
 @given(st.lists(st.lists(arguments).map(tuple)).map(tuple))

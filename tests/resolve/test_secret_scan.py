@@ -389,7 +389,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 def scan_again(text: str) -> list[Secret]:
     secret_scan._scan_line.cache_clear()
-    secret_scan._rules_for.cache_clear()
+    secret_scan._find_rules.cache_clear()
     return find_secrets(text)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gitboot.errors import InvalidRepository
 from gitboot.model.scalars import Malformed
-from gitboot.resolve.user_data_formats import check, check_beside
+from gitboot.resolve.user_data_formats import check, check_extra_file
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 
@@ -124,10 +124,10 @@ def test_finding_p10_debconf_agrees_about_preseed() -> None:
 )
 def test_finding_p10_files_beside_user_data_are_checked(name: str, text: str, message: str | None) -> None:
     if message is None:
-        check_beside("CloudInit", name, text)
+        check_extra_file("CloudInit", name, text)
         return
     with pytest.raises(Malformed, match=message):
-        check_beside("CloudInit", name, text)
+        check_extra_file("CloudInit", name, text)
 
 
 @for_each(

@@ -177,9 +177,9 @@ def test_e22_the_acknowledgement_of_a_rewind_is_bound_to_its_two_commits() -> No
     rewinds = {nothing.with_rewind(*pair).digest for pair in (("a", "b"), ("a", "c"), ("b", "a"))}
     assert len(rewinds | {nothing.digest}) == 4
     back = nothing.with_rewind("a", "b")
-    assert judge(back, Limits(), {(back.digest, "allowRewind"): "op"}, rewound=True).held is False
+    assert judge(back, Limits(), {(back.digest, "allowRewind"): "op"}, is_rewind=True).held is False
     other = nothing.with_rewind("a", "c")
-    assert judge(other, Limits(), {(back.digest, "allowRewind"): "op"}, rewound=True).held
+    assert judge(other, Limits(), {(back.digest, "allowRewind"): "op"}, is_rewind=True).held
 
 
 @given(

@@ -159,8 +159,8 @@ def test_a_window_over_the_whole_fleet_is_judged_when_it_is_merged() -> None:
 
 def test_a_rewound_branch_is_held_unless_it_is_allowed() -> None:
     changes = compared({})
-    assert judge(changes.extent, Limits(), rewound=True).holding == (Guard.ALLOW_REWIND,)
-    assert not judge(changes.extent, Limits(allow_rewind=True), rewound=True).held
+    assert judge(changes.extent, Limits(), is_rewind=True).holding_guards == (Guard.ALLOW_REWIND,)
+    assert not judge(changes.extent, Limits(allow_rewind=True), is_rewind=True).held
     assert not judge(changes.extent, Limits()).held
 
 
@@ -178,12 +178,14 @@ def test_returning_servers_that_would_be_installed_again_count_as_reinstalled() 
     assert (trip.guard, trip.number) == (Guard.MAX_REINSTALLS, 2)
     found = repository(*SEED)
     first = compare_decisions(None, decide(found), None, found).extent
-    assert judge(first, Limits(), returning=1).holding == (Guard.MAX_REINSTALLS,)  # the one before cannot be read
+    assert judge(first, Limits(), returning=1).holding_guards == (
+        Guard.MAX_REINSTALLS,
+    )  # the one before cannot be read
 
 
 def test_e24_a_first_commit_without_a_server_is_not_held() -> None:
     found = repository(*SEED[:1], *SEED[2:])
-    assert judge(compare_decisions(None, decide(found), None, found).extent, Limits()).holding == ()
+    assert judge(compare_decisions(None, decide(found), None, found).extent, Limits()).holding_guards == ()
 
 
 # Limits
@@ -294,19 +296,22 @@ def test_an_acknowledgement_counts_only_for_its_guard_and_its_digest() -> None:
     both: dict[tuple[str, str], str] = {
         (changes.digest, guard.value): "Ada" for guard in (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
     }
-    assert judge(changes.extent, Limits()).holding == (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
+    assert judge(changes.extent, Limits()).holding_guards == (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
     one: Acknowledgements = {(changes.digest, "maxReinstalls"): "Ada"}
-    assert judge(changes.extent, Limits(), one).holding == (Guard.MAX_UNKNOWN_CHANGES,)
+    assert judge(changes.extent, Limits(), one).holding_guards == (Guard.MAX_UNKNOWN_CHANGES,)
     assert not judge(changes.extent, Limits(), both).held
     assert [(trip.acknowledged, trip.by) for trip in judge(changes.extent, Limits(), both).trips] == 2 * [(True, "Ada")]
-    assert judge(changes.extent, Limits(), {(str(OTHER), "maxReinstalls"): "Ada"}).holding[0] is Guard.MAX_REINSTALLS
+    assert (
+        judge(changes.extent, Limits(), {(str(OTHER), "maxReinstalls"): "Ada"}).holding_guards[0]
+        is Guard.MAX_REINSTALLS
+    )
 
 
 def test_the_lines_that_a_review_prints_are_accepted_as_acknowledgements() -> None:
     new = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
     held = reviewed(new)
     lines = held.ack_lines
-    assert lines == (format_ack_line(held.verdict.digest, *held.verdict.holding),)  # type: ignore[union-attr]
+    assert lines == (format_ack_line(held.verdict.digest, *held.verdict.holding_guards),)  # type: ignore[union-attr]
     assert reviewed(new, messages=(Message("c1", "Bump\n\n" + "\n".join(lines)),)).outcome == "fine"
     more = {**new, "policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}
     voided = reviewed(more, messages=(Message("c1", "\n".join(lines)),))

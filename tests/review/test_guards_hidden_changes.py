@@ -420,9 +420,9 @@ def test_reinstallations_by_a_boot_that_claims_to_write_no_disk_are_counted(
 )
 def test_a_claim_is_held_before_a_server_boots_it(what: str, old: Files, new: Files, held: bool) -> None:
     extent = compared(new, old).extent
-    assert (Guard.MAX_REINSTALLS in judge(extent, Limits()).holding) is held
+    assert (Guard.MAX_REINSTALLS in judge(extent, Limits()).holding_guards) is held
     assert not judge(extent, Limits(max_reinstalls=22)).held
-    assert (Guard.MAX_REINSTALLS in judge(extent, Limits(max_reinstalls=21)).holding) is held
+    assert (Guard.MAX_REINSTALLS in judge(extent, Limits(max_reinstalls=21)).holding_guards) is held
 
 
 def test_an_acknowledgement_of_a_claim_counts_for_its_content_only() -> None:
@@ -491,7 +491,7 @@ def test_finding_m2_a_review_shows_the_risk_of_one_time_boots_in_copies() -> Non
     assert reason.endswith(
         "a loader that sends neither its name (User-Agent) nor uuid and serial leaves no evidence in that log)"
     )
-    assert Guard.MAX_ACCESS_CHANGES in found.by_line
+    assert Guard.MAX_ACCESS_CHANGES in found.ack_guards
 
 
 READERS: Final = "userData: {format: CloudInit, template: userdata/web.j2, secrets: {join: join.age}}"

@@ -529,7 +529,7 @@ def test_an_approval_is_a_change_of_its_file_and_no_reinstallation() -> None:
 def test_e21_a_boot_uncovered_by_a_removed_window_is_not_harmless() -> None:
     covered = {**FLEET, "m.yaml": maintenance("m", ALL), "policies/web.yaml": ALWAYS}
     changes = compared({"m.yaml": None}, covered)
-    assert {each.why for change in changes.with_risk(Risk.REINSTALL) for each in change.reinstalls} == {
+    assert {each.why for change in changes.filter_by_risk(Risk.REINSTALL) for each in change.reinstalls} == {
         ReinstallReason.UNCOVERED
     }
     assert find_trips({"m.yaml": None}, covered)["maxReinstalls"] == 18
@@ -553,7 +553,7 @@ def test_e23_a_move_to_another_pool_with_the_same_key_is_no_reinstallation() -> 
     }
     changes = compared(moved)
     assert [each.name for each in changes.servers] == ["fra1-web01", "fra1-web02"]
-    assert not changes.with_risk(Risk.REINSTALL)
+    assert not changes.filter_by_risk(Risk.REINSTALL)
     assert find_trips(moved, FLEET) == {}
 
 
@@ -580,7 +580,7 @@ def test_ending_a_stop_is_held_and_names_every_server_that_would_boot() -> None:
     stopped = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
     changes = compared({"fleet.yaml": FLEET["fleet.yaml"]}, stopped)
     assert {each.reinstalls for each in changes.servers} == {(Reinstall(ReinstallReason.STOPPED, None, None),)}
-    assert judge(changes.extent, Limits()).holding == (
+    assert judge(changes.extent, Limits()).holding_guards == (
         Guard.MAX_REINSTALLS,
         Guard.MAX_UPDATE_PERCENT,
         Guard.MAX_SMALL_GROUP,

@@ -18,7 +18,7 @@ from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import make_adopted_record
-from gitboot.resolve.policy_selection import joining_percentage
+from gitboot.resolve.policy_selection import compute_rollout_percentage
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Record, StepEvidence
 from gitboot.review.images import (
     AppliedRollout,
@@ -26,7 +26,7 @@ from gitboot.review.images import (
     InstanceReport,
     RolloutProgress,
     StepOutcome,
-    advance,
+    decide_next_step,
     find_applied_rollout,
     report_images,
 )
@@ -40,10 +40,10 @@ def identity(name: str) -> SystemUuid:
 
 NOON = at("20T12:00")
 NAMES = sorted(
-    (f"web{number:02}" for number in range(12)), key=lambda name: joining_percentage("stable", identity(name))
+    (f"web{number:02}" for number in range(12)), key=lambda name: compute_rollout_percentage("stable", identity(name))
 )
 FIRST = sorted(NAMES[:4])  # the servers that the present step reaches
-PERCENT = joining_percentage("stable", identity(NAMES[3]))
+PERCENT = compute_rollout_percentage("stable", identity(NAMES[3]))
 
 
 def decided_at(percent: int = PERCENT, new: str = "flatcar-2") -> tuple[Rollout, AppliedRollout]:
@@ -84,7 +84,9 @@ def judged(
         **{"commit": Revision("c" * 40), "at": NOON, "wait_reason": None, "records": told, **of_proof}
     )
     steps = (1, 10, PERCENT, 60, 100)
-    return advance("stable", here, APPLIED, proof, steps=steps, after=after, at=NOON, accept_fetched=accept_fetched)
+    return decide_next_step(
+        "stable", here, APPLIED, proof, steps=steps, after=after, at=NOON, accept_fetched=accept_fetched
+    )
 
 
 @for_each(
@@ -165,10 +167,10 @@ def test_the_last_step_is_complete_once_it_is_proven() -> None:
     assert len(applied.machines) == len(NAMES)
     told = {identity(name): HAS_IT for name in NAMES[:-1]}
     proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records=told)
-    found = advance("stable", here, applied, proof, steps=(50, 100), after=90, at=NOON)
+    found = decide_next_step("stable", here, applied, proof, steps=(50, 100), after=90, at=NOON)
     assert found.outcome is StepOutcome.WAITS
     proof = structs.replace(proof, records={**told, identity(NAMES[-1]): HAS_IT})
-    found = advance("stable", here, applied, proof, steps=(50, 100), after=90, at=NOON)
+    found = decide_next_step("stable", here, applied, proof, steps=(50, 100), after=90, at=NOON)
     assert (found.outcome, found.next) == (StepOutcome.COMPLETE, None)
     assert found.why.endswith("make flatcar-2 the stream's current image")
 
@@ -176,9 +178,9 @@ def test_the_last_step_is_complete_once_it_is_proven() -> None:
 def test_a_step_that_reaches_no_server_does_not_wait() -> None:
     here, applied = decided_at(0)
     proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records={})
-    found = advance("stable", here, applied, proof, steps=(1, 100), after=100, at=NOON)
+    found = decide_next_step("stable", here, applied, proof, steps=(1, 100), after=100, at=NOON)
     assert (found.outcome, found.next, found.reached) == (StepOutcome.NEXT, 1, 0)
-    found = advance("stable", here, applied, proof, steps=(0,), after=100, at=NOON)
+    found = decide_next_step("stable", here, applied, proof, steps=(0,), after=100, at=NOON)
     assert (found.outcome, found.why) == (
         StepOutcome.WAITS,
         "0 of 0 servers have flatcar-2 at 0 %; the rollout reaches no server, and there is no higher step",
@@ -327,5 +329,5 @@ def test_facts_are_versioned_json() -> None:
 
 
 def test_the_place_of_a_server_is_between_1_and_100() -> None:
-    places = {joining_percentage("flatcar", uuid_of(str(number))) for number in range(3000)}  # type: ignore[arg-type]
+    places = {compute_rollout_percentage("flatcar", uuid_of(str(number))) for number in range(3000)}  # type: ignore[arg-type]
     assert places == set(range(1, 101))

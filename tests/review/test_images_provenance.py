@@ -178,7 +178,7 @@ def test_other_files_of_an_edited_image_are_still_an_edited_image() -> None:
     review = reviewed(new)
     assert review.changes is not None
     assert [each.name for each in review.changes.images if each.mutated] == ["flatcar-1"]
-    assert review.verdict is not None and "mutatedImages" in review.verdict.holding
+    assert review.verdict is not None and "mutatedImages" in review.verdict.holding_guards
 
 
 def test_a_claim_is_shown_again_if_the_image_no_longer_names_a_signature() -> None:

@@ -65,7 +65,7 @@ def test_resets_by_a_maintenance_are_counted(
     case: str, old: tuple[str, ...], new: tuple[str, ...], counts: bool
 ) -> None:
     changes = changed(old, new)
-    assert (changes.extent.resets == 1, bool(changes.with_risk(Risk.RESET))) == (counts, counts), case
+    assert (changes.extent.resets == 1, bool(changes.filter_by_risk(Risk.RESET))) == (counts, counts), case
 
 
 def test_a_raised_run_that_offers_no_other_boot_is_not_harmless() -> None:

@@ -155,7 +155,7 @@ class Clock:
 @contextmanager
 def served(folder: Path, clock: Clock) -> Iterator[str]:
     output, listening = folder / "output", open_listening_socket("127.0.0.1:0")
-    compared = CheckedClock(clock, keeping=lambda: ClockState.SYNCHRONISED)  # it is set forward, and is right
+    compared = CheckedClock(clock, clock_state=lambda: ClockState.SYNCHRONISED)  # it is set forward, and is right
     tree = PublishedTree(output, clock, checked_clock=compared)
     with EndpointServer(Endpoint(output, tree, clock), listening):
         yield build_url("127.0.0.1:0", listening)

@@ -15,13 +15,13 @@ import pytest
 from gitboot.artifacts.oci import RegistryCredentials
 from gitboot.bmc import credentials
 from gitboot.bmc.credentials import read_credentials
-from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_session import TaskOutcome
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.controller.notifications import RereadingSender, read_receiver
 from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
 from gitboot.publish.targets.follower import BucketAddress
-from gitboot.publish.targets.s3 import bucket_opener
+from gitboot.publish.targets.s3 import build_bucket_opener
 from gitboot.publish.targets.sync_steps import StoreTarget
 from tests.controller.test_notifications import NOON, NOTICE
 from tests.controller.test_reconcile import fleet_files
@@ -272,7 +272,7 @@ def test_finding_p1_rotated_keys_of_a_store_sign_the_next_request(tmp_path: Path
     with web_server(answer) as endpoint:
         keys = tmp_path / "keys"
         address = BucketAddress(bucket="boots", endpoint=endpoint, path_style=True, credentials=keys)
-        open_store = bucket_opener(address, keys_in)
+        open_store = build_bucket_opener(address, keys_in)
         target = StoreTarget(address.name, open_store, ledger="abc", heir_of=lambda: None, writer="one")
         for user in ("AKIDONE", "AKIDTWO"):
             write_pair(keys, "secret", user)
@@ -298,18 +298,18 @@ def test_finding_p1_a_rotated_password_of_a_bmc_is_used_for_the_next_task(
                 file.write_text(text)
             fleet.submit([job := rack.job()])
             found.append(fleet.take_results(wait_all=True)[job.uuid])
-    assert [each.outcome for each in found[-1:]] == [Outcome.APPLIED]
-    assert "refuse" in found[0].message or found[0].outcome is Outcome.STALLED
+    assert [each.outcome for each in found[-1:]] == [TaskOutcome.APPLIED]
+    assert "refuse" in found[0].message or found[0].outcome is TaskOutcome.STALLED
     assert str(file.parent) in found[1].message and "password is empty" in found[2].message
 
 
 def test_finding_p1_rotated_credentials_of_a_registry_are_sent_in_the_next_request(tmp_path: Path) -> None:
     file = write_private(tmp_path / "auth.json", json.dumps({"auths": {"r.test": {"auth": "YTpi"}}}))
     known = RegistryCredentials(file)
-    assert known.authorization("r.test") == "Basic YTpi"
+    assert known.get_authorization("r.test") == "Basic YTpi"
     file.write_text(json.dumps({"auths": {"r.test": {"auth": "YTpj"}}}))
-    assert known.authorization("r.test") == "Basic YTpj"
+    assert known.get_authorization("r.test") == "Basic YTpj"
     for content, cause in (("{", "is not a registry credentials file"), (None, "cannot be read: No such file")):
         file.unlink() if content is None else file.write_text(content)
         with pytest.raises(UsageError, match=f"{file} {cause}"):
-            known.authorization("r.test")
+            known.get_authorization("r.test")

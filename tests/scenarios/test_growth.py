@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import pytest
 
-from gitboot.bmc.override_session import BmcTask, Outcome, TaskResult
+from gitboot.bmc.override_session import BmcTask, TaskOutcome, TaskResult
 from gitboot.bmc.worker_pool import BmcPool
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import shard_name
@@ -80,7 +80,7 @@ def change(repository: Repository, names: list[str], number: int) -> str:
 
 def reconcile(parts: Parts) -> None:
     parts.source.fetch()
-    parts.reconciler.reconcile(NOON, fetched=Fetched(), wait=True)
+    parts.reconciler.reconcile(NOON, fetched=LastFetch(), wait=True)
     parts.events.clear()
 
 
@@ -130,7 +130,7 @@ class Answering:
     def close(self) -> None:
         """Do nothing: no task runs."""
 
-    def answer(self, outcome: Outcome, **more: Any) -> None:
+    def answer(self, outcome: TaskOutcome, **more: Any) -> None:
         """Let one of the waiting BMCs respond."""
         job = self.asked.pop(min(self.asked))
         self.answers[job.uuid] = TaskResult(server=job.server, uuid=job.uuid, outcome=outcome, message="", **more)
@@ -173,12 +173,12 @@ def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
         reconcile()
         reconcile()
         assert len(bmcs.asked) == servers
-        bmcs.answer(Outcome.UNCHANGED)
+        bmcs.answer(TaskOutcome.UNCHANGED)
         reconcile()  # the first of its kind makes what the others find made
         yield "none", steps(reconcile)
-        bmcs.answer(Outcome.UNCHANGED)
+        bmcs.answer(TaskOutcome.UNCHANGED)
         yield "one", steps(reconcile)
-        bmcs.answer(Outcome.WAITING, is_reachable=False)
+        bmcs.answer(TaskOutcome.WAITING, is_reachable=False)
         yield "one that failed", steps(reconcile)
 
 

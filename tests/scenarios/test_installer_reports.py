@@ -217,7 +217,7 @@ def test_a_fetch_of_data_is_recorded_as_the_start_of_the_installation(site: Site
     assert (found.status_code, found.headers["content-type"]) == (200, "application/vnd.coreos.ignition+json")
     assert found.headers["cache-control"] == "no-store"
     (observed,) = site.observed()
-    assert (observed.path, observed.digest, observed.is_start, observed.is_report) == (DATA, TOKEN, True, False)
+    assert (observed.path, observed.digest, observed.is_from_system, observed.is_report) == (DATA, TOKEN, True, False)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_started_installation_continues_after_any_commit(
         found = client.get(DATA.removeprefix("boot"))
         assert (found.status_code, found.headers["cache-control"]) == (200, "no-store")
         assert found.headers["content-type"] == "application/vnd.coreos.ignition+json"
-    assert [(each.path, each.digest, each.is_start) for each in site.observed()] == [(DATA, TOKEN, True)] * 2
+    assert [(each.path, each.digest, each.is_from_system) for each in site.observed()] == [(DATA, TOKEN, True)] * 2
     later = BEFORE + timedelta(days=7)
     site.publish(Fleet(servers={"web01": now}, shared={}), at=later)
     assert client.get(DATA.removeprefix("boot")).status_code == 404

@@ -34,7 +34,7 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import build_boot_patch
 from gitboot.bmc.redfish.resources import Resource, build_observation
 from gitboot.controller.commit_acceptance import Attempt
-from gitboot.controller.commit_judgement import Advance
+from gitboot.controller.commit_judgement import CommitJudgement
 from gitboot.controller.records.install_boots import build_offer
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge
@@ -323,7 +323,9 @@ class Lifetime:
         commit = self.commit()
         servers = commit.decisions.servers
         came = {each.uuid: each.provision for each in servers.values()}  # by the first of these commits
-        self.learn(Batch(commit=commit, changed=tuple(servers), attempt=Attempt(steps=Advance(introduced=came))))
+        self.learn(
+            Batch(commit=commit, changed=tuple(servers), attempt=Attempt(steps=CommitJudgement(introduced=came)))
+        )
         return servers["web01"]
 
     def commit(self) -> Commit:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from gitboot.cli.commands.provisioning_records import build_taken_record, read_hand_over
 from gitboot.cli.main import Exit, cli
 from gitboot.controller.instance.assembly import open_offline
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.operator_requests import RECORDS
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.evaluator.client import assemble_commit
@@ -703,7 +703,7 @@ def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_wit
         )
         commit = repository.push({"fleet.yaml": "---\n".join(documents)}, "Begin")
 
-        def turn(fetched: Fetched | None = None, **passed: float) -> None:
+        def turn(fetched: LastFetch | None = None, **passed: float) -> None:
             now[0] += timedelta(seconds=1, **passed)
             for each in machines.values():
                 each.advance((now[0] - each.now).total_seconds())
@@ -717,7 +717,7 @@ def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_wit
         shutil.rmtree(repository.bare)
         with pytest.raises(SourceError):
             parts.source.fetch()
-        gone = Fetched(reason="SourceError", message="no route to host", failed=True)
+        gone = LastFetch(reason="SourceError", message="no route to host", failed=True)
         turn(gone, hours=1)
         standing = parts.reconciler.state
         assert (standing.publication.applied, boot_of(machines["web01"]) != "Disabled") == (commit, True)

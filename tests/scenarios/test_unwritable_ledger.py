@@ -422,10 +422,10 @@ def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_a
         failure.enter_context(restarting.locked())
         parts = process.enter_context(restarting.running())
         assert parts.reconciler.state.publication.complete is resumes
-        tree_reader.write_stop(output, StopOrder("ada", "wrong image", everything=False), restarting.now)
+        tree_reader.write_stop_file(output, StopOrder("ada", "wrong image", everything=False), restarting.now)
         restarting.reconcile(parts)
         assert "flatcar-1" not in restarting.boots("web01")
-        tree_reader.remove_stop(output)
+        tree_reader.remove_stop_file(output)
         restarting.reconcile(parts)
         failure.close()
         restarting.reconcile(parts)
@@ -481,7 +481,7 @@ def test_a_stop_that_the_ledger_cannot_store_applies_to_the_files(bench: Bench, 
     bench.reconcile()
     assert "flatcar-1" in read_served_files(bench)
     with locked_ledger(tmp_path, bench.ledger):
-        tree_reader.write_stop(tmp_path / "spool", StopOrder("ada", "wrong image", everything=False), bench.now)
+        tree_reader.write_stop_file(tmp_path / "spool", StopOrder("ada", "wrong image", everything=False), bench.now)
         bench.reconcile()
         assert "flatcar-1" not in read_served_files(bench)
     bench.reconcile()
@@ -571,7 +571,7 @@ def test_a_clearing_is_recorded_while_a_reconcile_writes_to_the_ledger(maintaine
 def test_without_the_ledger_nothing_is_cleared_before_the_end_of_its_window(maintained: Maintained) -> None:
     """A clearing because of a stop needs the ledger: a reset before it has consumed the override."""
     with locked_ledger(maintained.folder, maintained.bench.ledger):
-        tree_reader.write_stop(
+        tree_reader.write_stop_file(
             maintained.folder / "spool", StopOrder("ada", "wait", everything=True), maintained.bench.now
         )
         maintained.wait(minutes=1)
@@ -674,7 +674,7 @@ def test_a_stage_stalls_if_it_makes_no_progress_and_not_while_it_does() -> None:
 
 def test_finding_c2_a_loop_that_hangs_shows_a_condition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_loop, "STALLED_S", 0.0)
-    monkeypatch.setattr(instance_loop, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(instance_loop, "_CHECK_EVERY_S", 0.01)
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
 

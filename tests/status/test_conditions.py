@@ -13,7 +13,7 @@ import click
 import pytest
 
 import gitboot.publish.signed_list  # noqa: F401 - its errors are reasons of conditions
-from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_session import TaskOutcome
 from gitboot.bmc.override_state import OperatorCondition
 from gitboot.cli.main import cli
 from gitboot.cli.options import Setting
@@ -73,7 +73,9 @@ def _doubts() -> set[str]:
 
 def _states() -> set[tuple[str, str]]:
     """Each condition that may not hold, with its reasons; ANY where they are the names of errors."""
-    found = {(BMC, str(each)) for each in (*OperatorCondition, Outcome.WAITING, Outcome.STALLED)} | {(BMC, "Overdue")}
+    found = {(BMC, str(each)) for each in (*OperatorCondition, TaskOutcome.WAITING, TaskOutcome.STALLED)} | {
+        (BMC, "Overdue")
+    }
     rules = ("condition_rules", "output_conditions")
     for node in (node for name in rules for node in _nodes(ROOT / f"gitboot/controller/{name}.py")):
         if not (isinstance(node, ast.Yield | ast.Return) and isinstance(node.value, ast.Tuple)):

@@ -21,7 +21,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.cache import ResultsFile
 from gitboot.evaluator.client import _Conversation
 from gitboot.evaluator.process import _AnswerStream
-from gitboot.evaluator.protocol import EvaluationBegun, EvaluationLimits, FilesRead, Question, decode_answer
+from gitboot.evaluator.protocol import EvaluationLimits, EvaluationStart, FilesRead, Question, decode_answer
 from gitboot.fleet.revision import BlobId
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.render.paths import File
@@ -213,9 +213,9 @@ class Evaluating:
         yield from map(
             encode,
             (
-                EvaluationBegun(0),
+                EvaluationStart(0),
                 FilesRead(5),
-                EvaluationBegun(1500),
+                EvaluationStart(1500),
                 FilesRead(1000),
                 FilesRead(2000),
             ),

@@ -40,13 +40,13 @@ from gitboot.bmc.redfish.resources import (
     parse_slot,
 )
 from gitboot.bmc.redfish.transport import (
-    ANY,
+    ANY_ETAG,
     MAX_REDIRECTS,
     BmcAdapter,
     ConnectionPolicy,
     Login,
     RequestAborted,
-    if_match_values,
+    list_if_match_values,
     parse_origin,
     read_etags,
 )
@@ -54,8 +54,8 @@ from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, Ope
 from gitboot.http_client import tls_context
 
 _ROOT = "/redfish/v1/"
-_LONGEST_RETRY_AFTER_S = 3600
-_LONGEST_DETAIL = 300
+_MAX_RETRY_AFTER_S = 3600
+_MAX_DETAIL_LENGTH = 300
 
 
 # sushy logs each error that it raises. Without a handler, Python would print it to stderr.
@@ -83,7 +83,7 @@ ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected
     exceptions.ExtensionError: BmcRejected,
     exceptions.OEMExtensionNotFoundError: BmcRejected,
 }
-_BUSY = frozenset({409, 423, 429, 503})
+_BUSY_STATUSES = frozenset({409, 423, 429, 503})
 
 
 class BmcConnection:
@@ -101,7 +101,7 @@ class BmcConnection:
         system: str | None = None,  # the path of the ComputerSystem; None: the BMC's only system
         # several connections may share a context; None: trust the certificate authorities of this machine
         tls: ssl.SSLContext | None = None,
-        reach: ConnectionPolicy | None = None,  # None: any address and any certificate that an authority verifies
+        policy: ConnectionPolicy | None = None,  # None: any address and any certificate that an authority verifies
         shares: tuple[MediaShare, ...] = (),  # the shares from which this BMC fetches images
         share_login: Credentials | None = None,  # the login for the shares; None: the shares need no login
         connect_timeout_s: float = 3,
@@ -128,7 +128,7 @@ class BmcConnection:
         session.trust_env = False  # ignore REQUESTS_CA_BUNDLE, ~/.netrc and proxies, which do not apply to BMCs
         session.max_redirects = MAX_REDIRECTS
         session.headers["Connection"] = "keep-alive"
-        self.policy = reach or ConnectionPolicy()
+        self.policy = policy or ConnectionPolicy()
         adapter = BmcAdapter(tls, self.policy)
         session.mount("http://", adapter)
         session.mount("https://", adapter)
@@ -192,8 +192,8 @@ class BmcConnection:
             return
 
         def is_changed() -> bool:
-            now = self.observe()
-            return now.etags != observed.etags or has_changed(observed, now)
+            current = self.observe()
+            return current.etags != observed.etags or has_changed(observed, current)
 
         self.patch(observed.settings_path, {"Boot": boot}, observed.etags, is_changed)
 
@@ -215,22 +215,22 @@ class BmcConnection:
     def is_redfish(self) -> bool:
         """Return whether there is a Redfish service at the address. The request contains no credentials."""
         url, connector = f"{self._address}{_ROOT}", self._connector
-        request = connector._session.prepare_request(Request("GET", url, auth=lambda asked: asked))
+        request = connector._session.prepare_request(Request("GET", url, auth=lambda prepared: prepared))
         timeouts = connector._connect_timeout, connector._default_request_timeout
         try:
             return "RedfishVersion" in _parse_resource(connector._session.send(request, timeout=timeouts)).body
         except RequestException as error:
-            failed = exceptions.ConnectionError(url=url, error=error)
-            failed.__cause__ = error
-            raise _translate_error(failed, f"GET {url}") from error
+            connection_error = exceptions.ConnectionError(url=url, error=error)
+            connection_error.__cause__ = error
+            raise _translate_error(connection_error, f"GET {url}") from error
 
     def read(self, path: str) -> Resource:
-        with self._translate_errors("GET", path) as own:
-            return _parse_resource(self.login.request(own, lambda: self._connector.get(own)))
+        with self._translate_errors("GET", path) as own_path:
+            return _parse_resource(self.login.request(own_path, lambda: self._connector.get(own_path)))
 
     def post(self, path: str, body: Mapping[str, Any]) -> None:
-        with self._translate_errors("POST", path) as own:
-            self.login.request(own, lambda: self._connector.post(own, data=body))
+        with self._translate_errors("POST", path) as own_path:
+            self.login.request(own_path, lambda: self._connector.post(own_path, data=body))
 
     def patch(
         self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
@@ -244,16 +244,16 @@ class BmcConnection:
         """
         refused_forms: list[str] = []
         answer = ""
-        with self._translate_errors("PATCH", path) as own:
-            for if_match in if_match_values(etags):
-                if (len(refused_forms) == 1 or if_match in (ANY, None)) and has_changed():
+        with self._translate_errors("PATCH", path) as own_path:
+            for if_match in list_if_match_values(etags):
+                if (len(refused_forms) == 1 or if_match in (ANY_ETAG, None)) and has_changed():
                     raise self._build_changed_error(
-                        own, answer, "the state of the BMC has changed since gitboot read it", refused_forms
+                        own_path, answer, "the state of the BMC has changed since gitboot read it", refused_forms
                     )
                 headers = {"If-Match": if_match} if if_match is not None else None
-                send = partial(self._connector.patch, own, data=body, headers=headers)
+                send = partial(self._connector.patch, own_path, data=body, headers=headers)
                 try:
-                    self.login.request(own, send)
+                    self.login.request(own_path, send)
                 except exceptions.HTTPError as error:
                     # Some BMCs return 428 for an If-Match that they cannot parse (community.general pull request 6434).
                     if error.status_code not in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED):
@@ -263,14 +263,17 @@ class BmcConnection:
                 else:
                     return
             raise self._build_changed_error(
-                own, answer, "the resource has not changed, but the BMC rejects every form of its ETag", refused_forms
+                own_path,
+                answer,
+                "the resource has not changed, but the BMC rejects every form of its ETag",
+                refused_forms,
             )
 
     def _build_changed_error(self, path: str, answer: str, problem: str, refused_forms: Sequence[str]) -> BmcChanged:
         prefix = f"{answer}; " if answer else ""
-        sent = f" (refused: {', '.join(refused_forms)})" if refused_forms else ""
+        refused = f" (refused: {', '.join(refused_forms)})" if refused_forms else ""
         retry_after_s = _parse_retry_after(self._retry_after) if refused_forms else None
-        return BmcChanged(f"PATCH {self._address}{path}: {prefix}{problem}{sent}", retry_after_s=retry_after_s)
+        return BmcChanged(f"PATCH {self._address}{path}: {prefix}{problem}{refused}", retry_after_s=retry_after_s)
 
     def _store_headers(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")
@@ -316,7 +319,7 @@ class BmcConnection:
         message = f"{request}: {status} {_format_reason(error)}"
         if status == HTTPStatus.PRECONDITION_FAILED:
             return BmcChanged(message, retry_after_s=_parse_retry_after(self._retry_after))
-        if status in _BUSY or any(f'{reason}"' in body for reason in TEMPORARY_REFUSALS):
+        if status in _BUSY_STATUSES or any(f'{reason}"' in body for reason in TEMPORARY_REFUSALS):
             return BmcBusy(message, retry_after_s=_parse_retry_after(self._retry_after))
         return BmcRejected(message) if status in {501, 505} else ERROR_TYPES[type(error)](message)
 
@@ -352,7 +355,7 @@ def _format_reason(error: exceptions.HTTPError) -> str:
 
 
 def _shorten(text: str) -> str:
-    return " ".join(text.split())[:_LONGEST_DETAIL]
+    return " ".join(text.split())[:_MAX_DETAIL_LENGTH]
 
 
 def _parse_retry_after(retry_after: str | None) -> int | None:
@@ -360,10 +363,10 @@ def _parse_retry_after(retry_after: str | None) -> int | None:
 
     RFC 9110 allows dates, but BMCs do not send them.
     """
-    return min(int(retry_after), _LONGEST_RETRY_AFTER_S) if retry_after and retry_after.isdecimal() else None
+    return min(int(retry_after), _MAX_RETRY_AFTER_S) if retry_after and retry_after.isdecimal() else None
 
 
-_AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
+_APPLY_AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
 
 
 class RedfishFirmware:
@@ -394,14 +397,14 @@ class RedfishFirmware:
         changed.
         """
         setting, marks = get_quirks(observed).firmware_uri, observed.marks
-        since = observed.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
+        state = observed.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
         if setting is None or observed.bios_path is None:
             return observed
-        if self._uri is None or self._uri[0] != since or not any(since[1:]):
+        if self._uri is None or self._uri[0] != state or not any(state[1:]):
             try:
-                self._uri = since, setting.read(self._bmc.read(observed.bios_path).attributes)
+                self._uri = state, setting.read(self._bmc.read(observed.bios_path).attributes)
             except BmcRejected:
-                self._uri = since, None
+                self._uri = state, None
         return structs.replace(observed, firmware_uri=self._uri[1])
 
     def store_uri(self, uri: str, observed: BmcObservation) -> bool:
@@ -422,11 +425,11 @@ class RedfishFirmware:
         attributes = related | {setting.attribute: uri}
         if all(pending.attributes.get(name) == value for name, value in attributes.items()):
             return False
-        body = (_AT_RESET if bios.can_apply_at_reset else {}) | {"Attributes": attributes}
+        body = (_APPLY_AT_RESET if bios.can_apply_at_reset else {}) | {"Attributes": attributes}
 
         def has_changed() -> bool:
-            now = self._bmc.read(path)
-            return (now.etags, now.attributes) != (pending.etags, pending.attributes)
+            current = self._bmc.read(path)
+            return (current.etags, current.attributes) != (pending.etags, pending.attributes)
 
         self._bmc.patch(path, body, pending.etags, has_changed)
         return True
@@ -446,9 +449,11 @@ class RedfishMedia:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
             paths = self._bmc.read(collection).members if collection is not None else ()
         self._quirks = get_quirks(observed)
-        usable = self._quirks.network_drives
-        chosen = (path for path in paths if not usable or path.rstrip("/").rpartition("/")[2].startswith(usable))
-        return structs.replace(observed, slots=tuple(map(self._read_slot, chosen)))
+        prefixes = self._quirks.network_drives
+        slot_paths = (
+            path for path in paths if not prefixes or path.rstrip("/").rpartition("/")[2].startswith(prefixes)
+        )
+        return structs.replace(observed, slots=tuple(map(self._read_slot, slot_paths)))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
         """Insert an image, which the BMC then downloads.

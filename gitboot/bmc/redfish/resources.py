@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 from msgspec import Struct, structs
 
 from gitboot.bmc.identity import ReportedIdentity
-from gitboot.bmc.override_state import BmcObservation, Marks, MediaSlot, Override, as_utc, parse_time
+from gitboot.bmc.override_state import BmcObservation, MediaSlot, Override, ResetMarks, as_utc, parse_time
 from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, STANDARD, TARGET, ModePolicy, Quirks, find_quirks
 from gitboot.errors import BmcRejected
 from gitboot.model.scalars import Malformed, parse_uuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
-_IN_POST = frozenset(
+_POST_STATES = frozenset(
     {
         # BootProgress.LastState, DSP0268
         "PrimaryProcessorInitializationStarted",
@@ -34,7 +34,7 @@ _IN_POST = frozenset(
     }
 )
 _RESET_ACTION = ("Actions", "#ComputerSystem.Reset")
-_PAST_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
+_STATES_AFTER_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
 
 
 class Resource(Struct, frozen=True, kw_only=True):
@@ -83,24 +83,24 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
     Raises `BmcRejected` if the resource contains no override.
     """
     quirks, order = find_quirks(system.path, system.body), system.boot.get("BootOrder")
-    takes_overrides = settings or system
-    boot = takes_overrides.boot
+    override_resource = settings or system
+    boot = override_resource.boot
     power = _as_text(system.body.get("PowerState"))
     progress = _as_text(_get_nested(system.body, ("BootProgress", "LastState")))
     state = progress or _as_text(_get_nested(system.body, ("Oem", "Hpe", "PostState"))) if power != "Off" else None
     targets = _as_text_set(boot.get(f"{TARGET}@Redfish.AllowableValues"))
     return BmcObservation(
         system=system.path,
-        override=_parse_override(takes_overrides),
+        override=_parse_override(override_resource),
         identity=parse_identity(system.body),
-        marks=Marks(
+        marks=ResetMarks(
             last_reset_time=_parse_time_text(_get_nested(system.body, quirks.reset_time)),
             boot_progress=progress,
             boot_progress_time=_parse_time_text(_get_nested(system.body, ("BootProgress", "LastStateTime"))),
-            settled=power == "On" and state in _PAST_POST,
+            settled=power == "On" and state in _STATES_AFTER_POST,
         ),
         power=power,
-        in_post=state in _IN_POST,
+        in_post=state in _POST_STATES,
         runs_os=state == "OSRunning",
         allowable_targets=targets,
         allowable_enabled=_as_text_set(boot.get(f"{ENABLED}@Redfish.AllowableValues")),
@@ -108,8 +108,8 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
         mode_is_fixed=quirks.mode is ModePolicy.NEVER,
         continuous_http=quirks.continuous_http,
         cd_target=quirks.boots_cd_as if quirks.boots_cd_as in targets else OverrideTarget.CD,
-        settings_path=takes_overrides.path,
-        etags=takes_overrides.etags,
+        settings_path=override_resource.path,
+        etags=override_resource.etags,
         quirks_name=quirks.name,
         manager_path=find_manager_path(system.body),
         reset_action=_as_text(_get_nested(system.body, (*_RESET_ACTION, "target"))),
@@ -170,14 +170,14 @@ def parse_slot(resource: Resource, quirks: Quirks = STANDARD) -> MediaSlot:
     )
 
 
-def add_clock(marks: Marks, manager: Resource, at: datetime) -> Marks:
+def add_clock(marks: ResetMarks, manager: Resource, at: datetime) -> ResetMarks:
     """Return ``marks`` with the Manager's clock, if the Manager reports a clock.
 
     ``at`` is the current time according to gitboot's clock.
     """
-    shown = _as_text(manager.body.get("DateTime")) or ""
-    is_zoned = shown.endswith("Z") or "+" in shown or "-" in shown[10:]
-    bmc_time = shown if is_zoned else shown + (_as_text(manager.body.get("DateTimeLocalOffset")) or "")
+    text = _as_text(manager.body.get("DateTime")) or ""
+    has_offset = text.endswith("Z") or "+" in text or "-" in text[10:]
+    bmc_time = text if has_offset else text + (_as_text(manager.body.get("DateTimeLocalOffset")) or "")
     if (instant := parse_time(bmc_time)) is None:
         return marks
     return structs.replace(

@@ -47,8 +47,8 @@ class RequestAborted(RequestException):
     The code that sent the request then raises an ``error_type`` error.
     """
 
-    def __init__(self, meaning: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
-        self.error_type = meaning
+    def __init__(self, error_type: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
+        self.error_type = error_type
         super().__init__(message)
 
 
@@ -77,8 +77,8 @@ class ConnectionPolicy(Struct):
 
     def check_fence(self, *, changes_nothing: bool = False) -> None:
         """Raise `LedgerError` if this instance may no longer change the BMC, because another instance may do so."""
-        lenient = self.ending_fence if self.is_ending or changes_nothing else None
-        (lenient or self.fence)()
+        ending_fence = self.ending_fence if self.is_ending or changes_nothing else None
+        (ending_fence or self.fence)()
 
     @contextmanager
     def mark_as_ending(self) -> Iterator[None]:
@@ -163,7 +163,7 @@ _READ_METHODS: Final = ("GET", "HEAD")
 _SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: the response to a write is at another URL
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
 # The path of the sessions, without a trailing slash (DSP0266 13.3.4.2). A POST to this path creates only sessions.
-SESSIONS: Final = "/redfish/v1/SessionService/Sessions"
+SESSIONS_PATH: Final = "/redfish/v1/SessionService/Sessions"
 MAX_REDIRECTS: Final = 3  # redirects within the BMC, for example because of a missing slash
 
 
@@ -173,8 +173,8 @@ class BmcAdapter(HTTPAdapter):
     The adapter reads complete responses within limits, and follows redirects only within the BMC.
     """
 
-    def __init__(self, tls: ssl.SSLContext, reach: ConnectionPolicy) -> None:
-        self._tls, self._policy = tls, reach
+    def __init__(self, tls: ssl.SSLContext, policy: ConnectionPolicy) -> None:
+        self._tls, self._policy = tls, policy
         self._redirected: tuple[str, RequestLimits] | None = None  # the URL of the last redirect, and its limits
         super().__init__(pool_connections=1, pool_maxsize=1)
 
@@ -218,7 +218,7 @@ class BmcAdapter(HTTPAdapter):
 
     def _send_once(self, request: PreparedRequest, limits: RequestLimits, *args: Any, **kwargs: Any) -> Response:
         if request.method not in _READ_METHODS:
-            self._policy.check_fence(changes_nothing=SESSIONS in (request.url or ""))
+            self._policy.check_fence(changes_nothing=SESSIONS_PATH in (request.url or ""))
         with apply_limits(limits):
             limits.begin_answer()
             try:
@@ -235,7 +235,7 @@ class BmcAdapter(HTTPAdapter):
                     if len(body) > MAX_ANSWER_BYTES:
                         raise RequestAborted(BmcUnreachable, f"the response has more than {MAX_ANSWER_BYTES} bytes")
                 # The library requests stores the body in this attribute.
-                response._content = b"" if _is_strange_error(response.status_code, bytes(body)) else bytes(body)
+                response._content = b"" if _is_malformed_error(response.status_code, bytes(body)) else bytes(body)
                 # Redfish requires UTF-8 (DSP0266 6.5). The library requests would need seconds to guess the encoding of
                 # random bytes.
                 response.encoding = "utf-8"
@@ -284,7 +284,7 @@ def parse_origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def _is_strange_error(status: int, body: bytes) -> bool:
+def _is_malformed_error(status: int, body: bytes) -> bool:
     """Return whether sushy cannot parse the body of an error response. gitboot then uses only the status.
 
     sushy expects the structure that DSP0266 8.6 defines, and raises AttributeError or TypeError for other JSON.
@@ -303,8 +303,8 @@ def _is_strange_error(status: int, body: bytes) -> bool:
 class _Connection(LimitedConnection):
     """A connection to an IP address that `ConnectionPolicy` has checked. The host name is not resolved again."""
 
-    def __init__(self, *args: Any, reach: ConnectionPolicy, **kwargs: Any) -> None:
-        self._policy = reach
+    def __init__(self, *args: Any, policy: ConnectionPolicy, **kwargs: Any) -> None:
+        self._policy = policy
         super().__init__(*args, **kwargs)
 
     def addresses(self, host: str) -> list[str]:
@@ -330,14 +330,14 @@ class _TlsConnection(_Connection, LimitedTlsConnection):
 
 
 def _build_pool(
-    kind: Callable[..., Any], connection: Callable[..., Any], reach: ConnectionPolicy, *args: Any, **kwargs: Any
+    kind: Callable[..., Any], connection: Callable[..., Any], policy: ConnectionPolicy, *args: Any, **kwargs: Any
 ) -> Any:
     pool = kind(*args, **kwargs)
-    pool.ConnectionCls = partial(connection, reach=reach)
+    pool.ConnectionCls = partial(connection, policy=policy)
     return pool
 
 
-ANY: Final = "*"  # a value of If-Match that matches any state of the resource (RFC 9110, 13.1.1)
+ANY_ETAG: Final = "*"  # a value of If-Match that matches any state of the resource (RFC 9110, 13.1.1)
 
 
 def _strip_quotes(etag: str) -> str:
@@ -367,7 +367,7 @@ def read_etags(header: object, body: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for each in texts if _strip_quotes(each) and each.isascii() and each.isprintable()))
 
 
-def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
+def list_if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
     """Yield the If-Match values that gitboot tries in turn. None means a request without If-Match.
 
     If the BMC sent no ETag, the request without If-Match comes first.
@@ -375,16 +375,16 @@ def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
     # Some BMCs reject every ETag (ansible-collections/community.general issue 11261), or every If-Match
     # (stmcginnis/gofish pull request 277). sushy's Connector._etag_handler also ends with a request without If-Match.
     known = tuple(etags)
-    yield from dict.fromkeys(write(etag) for write in _ETAG_FORMS for etag in known)
-    yield from (ANY, None) if known else (None, ANY)
+    yield from dict.fromkeys(format_etag(etag) for format_etag in _ETAG_FORMS for etag in known)
+    yield from (ANY_ETAG, None) if known else (None, ANY_ETAG)
 
 
-_TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
+_TOKEN_HEADER: Final = "X-Auth-Token"  # noqa: S105 - the header's name
 # how long gitboot waits after the BMC did not open a session or rejected the token of a session
 _SESSION_RETRY_S: Final = 3600
-_LOGOUT_S: Final = 2
+_LOGOUT_TIMEOUT_S: Final = 2
 # All clients may read these paths, so a response does not prove that the password is correct (DSP0266, 13.3.1).
-_PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
+_PUBLIC_PATHS: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
 _SessionFailure: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
 
 
@@ -442,7 +442,7 @@ class Login:
                     raise
             else:
                 break
-        if path.rstrip("/") not in _PUBLIC:
+        if path.rstrip("/") not in _PUBLIC_PATHS:
             self._is_authenticated, self._has_tried_session, self.session_failure = True, False, None
             if self._session is not None:
                 self._session.was_used = True
@@ -482,7 +482,7 @@ class Login:
         if isinstance(failure, BmcBusy | BmcUnreachable):
             raise failure
         self._has_tried_session = failure is not None
-        self.session_failure = None if failure is None or _is_401(failure) else str(failure)
+        self.session_failure = None if failure is None or _is_unauthorized(failure) else str(failure)
         return failure is None
 
     def _replace_password_by_session(self, refusal: exceptions.AccessError) -> None:
@@ -502,7 +502,7 @@ class Login:
         """End the session on the BMC. If the request fails, the session ends after its timeout."""
         if self._session is not None:
             with suppress(GitbootError), self._translate_errors("DELETE", self._session.path):
-                self._connector.delete(self._session.path, timeout=_LOGOUT_S)
+                self._connector.delete(self._session.path, timeout=_LOGOUT_TIMEOUT_S)
             self._use_password()
 
     def _open_session(self) -> _SessionFailure | None:
@@ -510,16 +510,16 @@ class Login:
         body = {"UserName": self._credentials.username, "Password": self._credentials.password}
         self._connector._session.auth = None
         try:
-            with self._translate_errors("POST", SESSIONS):
-                answer = self._connector.post(SESSIONS, data=body)
-            token, path = answer.headers.get(_TOKEN), _parse_session_path(answer)
+            with self._translate_errors("POST", SESSIONS_PATH):
+                answer = self._connector.post(SESSIONS_PATH, data=body)
+            token, path = answer.headers.get(_TOKEN_HEADER), _parse_session_path(answer)
             if token and path:  # gitboot needs the token to use the session, and the path to end the session
-                self._connector._session.headers[_TOKEN] = token
+                self._connector._session.headers[_TOKEN_HEADER] = token
                 self._session = _Session(path)
                 return None
             failure: _SessionFailure = BmcRejected(
                 f"POST {answer.url}: {answer.status_code} without "
-                f"{'the path of the session' if token else f'the header {_TOKEN}'}"
+                f"{'the path of the session' if token else f'the header {_TOKEN_HEADER}'}"
             )
         except (BmcBusy, BmcUnreachable, BmcRejected) as error:
             failure = error
@@ -534,13 +534,13 @@ class Login:
 
     def _use_password(self) -> None:
         self._session = None
-        self._connector._session.headers.pop(_TOKEN, None)
+        self._connector._session.headers.pop(_TOKEN_HEADER, None)
         # The password is in bytes, because the library requests would encode text as Latin-1, and fail for other
         # characters.
         self._connector.set_http_basic_auth(self._credentials.username.encode(), self._credentials.password.encode())
 
 
-def _is_401(failure: BmcRejected) -> bool:
+def _is_unauthorized(failure: BmcRejected) -> bool:
     cause = failure.__cause__
     return isinstance(cause, exceptions.AccessError) and cause.status_code == HTTPStatus.UNAUTHORIZED
 
@@ -562,7 +562,7 @@ def _parse_session_path(answer: Response) -> str | None:
         if path.startswith("/redfish/"):
             return path
     name = _parse_path(location).rstrip("/").rpartition("/")[2]
-    return f"{SESSIONS}/{name}" if name else None
+    return f"{SESSIONS_PATH}/{name}" if name else None
 
 
 def _parse_path(link: str) -> str:

@@ -27,7 +27,7 @@ from gitboot.artifacts.availability import (
 )
 from gitboot.artifacts.downloads import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import OciReference, Registries, resolve
-from gitboot.artifacts.signatures import SignatureCheck, VendorKeys, VouchedFile
+from gitboot.artifacts.signatures import FileCheck, SignatureCheck, VendorKeys
 from gitboot.cli.commands.validate import FORMATS, count_problems
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
@@ -135,7 +135,7 @@ def download(
     A file is complete as soon as it exists. If you stop the command and start it again, it continues. gitboot deletes
     files that no decision needs any more, but not the files in assets/.
     """
-    from gitboot.artifacts.downloads import MirroredArtifact, Mirroring, mirror_all, mirror_path, prune
+    from gitboot.artifacts.downloads import MirroredArtifact, MirrorOutcome, get_mirror_path, mirror_files, prune_mirror
 
     decisions, found = load_artifacts(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:
@@ -143,7 +143,7 @@ def download(
             "`mirror` is missing from the `outputs` of the Fleet, so machines fetch artifacts from their sources; "
             "add `mirror`"
         )
-    files = {mirror_path(each.file): each.file for each in found if each.file.source is not None}
+    files = {get_mirror_path(each.file): each.file for each in found if each.file.source is not None}
     fetchers = build_fetchers(
         decisions.base_url,
         None,
@@ -154,24 +154,26 @@ def download(
         new = {file.sha256 for path, file in files.items() if file.sha256 is not None and not (out / path).is_file()}
         refused = find_unsigned_files(path, rev, image_keys, fetchers, new)
     done = [
-        MirroredArtifact(path=at, source=file.source or "", outcome=Mirroring.FAILED, message=refused[file.sha256])
-        for at, file in files.items()
+        MirroredArtifact(
+            path=file_path, source=file.source or "", outcome=MirrorOutcome.FAILED, message=refused[file.sha256]
+        )
+        for file_path, file in files.items()
         if file.sha256 in refused
     ]
     signed = [file for file in files.values() if file.sha256 not in refused]
     with show_progress("artifacts", len(signed)) as advance:
 
-        def note(each: MirroredArtifact) -> None:
+        def add_result(each: MirroredArtifact) -> None:
             done.append(each)
             advance(1)
 
-        mirror_all(fetchers, signed, out, note, parallel=parallel)
+        mirror_files(fetchers, signed, out, add_result, parallel=parallel)
     done.sort(key=lambda each: each.path)
     pruned = []
     if not sites:  # with --site, do not remove files, because gitboot does not know which artifacts other sites need
         before = (current_time() - timedelta(days=keep_days)).timestamp()
         try:
-            pruned = prune(out, set(files), before)
+            pruned = prune_mirror(out, set(files), before)
         except OSError as error:
             raise AssetError(f"{error.filename}: {error.strerror}") from error
     rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
@@ -181,7 +183,7 @@ def download(
         json=partial(format_document, items=done, pruned=pruned),
         text=partial(format_table, ("RESULT", "PATH", "SOURCE", "REASON"), rows) if rows else str,
     )
-    if any(each.outcome is Mirroring.FAILED for each in done):
+    if any(each.outcome is MirrorOutcome.FAILED for each in done):
         context.exit(Exit.PARTIAL)
 
 
@@ -199,27 +201,27 @@ def find_unsigned_files(
         check = SignatureCheck(fetcher, VendorKeys(image_keys, Path(scratch)), fleet.fleet.spec.base_url)
         for _, image in sorted(fleet.images.items()):
             for each in check.files(image, digests):
-                if each.by is not None:
+                if each.signer is not None:
                     found.add(each.sha256)
                 else:
                     faults[each.sha256] = f"the file is {each.fault}" if each.fault is not None else _UNSIGNED
     return {digest: faults.get(digest, _UNSIGNED) for digest in digests if digest not in found}
 
 
-def load_artifacts(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
+def load_artifacts(path: Path, rev: str | None, sites: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
     """Return the decisions for a fleet and the artifacts that the decisions need.
 
     Raises `InvalidRepository` if the fleet has errors, and `UsageError` for an unknown site.
     """
     decided = evaluate_fleet(path, rev, current_time()).decided
     decisions, repository = decided.decisions, decided.repository
-    for site in only:
+    for site in sites:
         if site not in decisions.sites:
             raise UsageError(
                 f"there is no site {site!r}; {did_you_mean(site, decisions.sites, 'check the sites in the Fleet')}"
             )
-    named = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
-    return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
+    artifacts = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
+    return decisions, tuple(each for each in artifacts if not sites or not set(sites).isdisjoint(each.sites))
 
 
 def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -> PrefixFetcher:
@@ -228,10 +230,10 @@ def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -
     The fetcher uses the proxy settings in the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), as Git does.
     """
     web, base = WebFetcher(uses_proxies=True), f"{base_url}/assets/"
-    by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web, "oci://": RegistryFetcher(registries)}
+    fetchers: dict[str, Fetcher] = {"http://": web, "https://": web, "oci://": RegistryFetcher(registries)}
     if assets is not None:
-        by_prefix[base] = FolderFetcher(assets, base)
-    return PrefixFetcher(by_prefix)
+        fetchers[base] = FolderFetcher(assets, base)
+    return PrefixFetcher(fetchers)
 
 
 @command.command(
@@ -316,7 +318,7 @@ def signatures(
             for each in check.files(image):
                 advance(1)
                 files.append(CheckedFile(image=name, file=each))
-                problems += _judge_file(fleet, name, each, is_required=required or name in signed)
+                problems += _find_file_problems(fleet, name, each, is_required=required or name in signed)
     problems.sort()
     writers = {name: partial(write, problems, format_path_prefix(path)) for name, write in FORMATS.items()}
     writers["text"] = partial(_format_checked_files, files, writers["text"])
@@ -330,7 +332,7 @@ def signatures(
 
 class CheckedFile(NamedTuple):
     image: str
-    file: VouchedFile
+    file: FileCheck
 
     @property
     def field(self) -> str:
@@ -338,12 +340,12 @@ class CheckedFile(NamedTuple):
         return ".".join(map(str, self.file.at[2:]))
 
 
-def _judge_file(fleet: FleetRepository, name: str, file: VouchedFile, *, is_required: bool) -> Iterator[Problem]:
+def _find_file_problems(fleet: FleetRepository, name: str, file: FileCheck, *, is_required: bool) -> Iterator[Problem]:
     image, field = Id("BootImage", name), ".".join(map(str, file.at[2:]))
     if file.false_claim is not None:
         message, at = f"{field} of {image}: {file.false_claim}", (*file.at, "provenance")
         yield fleet.build_problem(Code.FALSE_PROVENANCE, message, image, *at, "key", hint=Code.FALSE_PROVENANCE.hint)
-    elif file.by is None:
+    elif file.signer is None:
         found = f"is {file.fault}" if file.fault is not None else "has no signature"
         yield fleet.build_problem(
             Code.NOT_VOUCHED_FOR,
@@ -358,7 +360,7 @@ def _judge_file(fleet: FleetRepository, name: str, file: VouchedFile, *, is_requ
 def _format_checked_files(files: Collection[CheckedFile], format_problems: Callable[[], str]) -> str:
     rows, keys = [], []
     for each in files:
-        claim, signer = each.file.claim, each.file.by
+        claim, signer = each.file.claim, each.file.signer
         rows.append((each.image, each.field, claim.digest if claim else "not stated", signer.name if signer else "-"))
         keys.append(f"    key {printable(signer.key)}" if signer is not None else "")
     parts = [format_table(("IMAGE", "FILE", "CLAIM", "SIGNED BY"), rows, below=keys)] if rows else []
@@ -375,7 +377,7 @@ def _add_checked_files(files: Collection[CheckedFile], format_problems: Callable
             "url": each.file.url,
             "sha256": each.file.sha256,
             "claim": to_yaml_value(each.file.claim) if each.file.claim is not None else None,
-            "signer": each.file.by._asdict() if each.file.by is not None else None,
+            "signer": each.file.signer._asdict() if each.file.signer is not None else None,
             "fault": each.file.fault,
         }
         for each in files
@@ -436,19 +438,19 @@ def loaders(
     with grub.cfg at the base URL. If a loader is missing, gitboot prints the package that contains it. A second run
     does not write files.
     """
-    from gitboot.artifacts.boot_loaders import Placed, Placement, place
+    from gitboot.artifacts.boot_loaders import PlacedLoader, Placement, place_loaders
 
     try:
         url = parse_base_url(base_url) if base_url is not None else load_fleet(path, rev).fleet.spec.base_url
     except Malformed as error:
         raise UsageError(f"--base-url {base_url}: {error.message}; {error.hint}") from None
 
-    def print_loader(placed: Placed) -> None:
+    def print_loader(placed: PlacedLoader) -> None:
         colour = {Placement.PLACED: "green", Placement.MISSING: "yellow"}.get(placed.outcome)
         outcome = style(f"{placed.outcome:<9}", fg=colour)
         click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
 
-    placed = place(out, tftp, url, print_loader, systems=systems)
+    placed = place_loaders(out, tftp, url, print_loader, systems=systems)
     if all(each.outcome is Placement.MISSING for each in placed):
         context.exit(Exit.PARTIAL)
 
@@ -569,22 +571,22 @@ def verify(
     """
     decisions, found = load_artifacts(path, rev, sites)
     found = group_by_source(found) if sources else found
-    asked = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
-    fetchers, results = build_fetchers(decisions.base_url, assets, asked), ReadResults(get_results_cache())
-    seen = check_needed_artifacts(fetchers, found, results, read=not head, parallel=parallel)
+    client = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
+    fetchers, results = build_fetchers(decisions.base_url, assets, client), ReadResults(get_results_cache())
+    sightings = check_needed_artifacts(fetchers, found, results, read=not head, parallel=parallel)
     items = [
         {
             **{name: value for name, value in to_json_value(each).items() if name != "file"},
             **to_json_value(each.file),
-            **to_json_value(seen[each.file]),
-            "unbootable": _explain_unbootable(each, seen[each.file]),
+            **to_json_value(sightings[each.file]),
+            "unbootable": _explain_unbootable(each, sightings[each.file]),
         }
         for each in found
     ]
-    write_outputs(outputs, json=partial(format_document, items=items), text=partial(_format_text, found, seen))
-    if any(_explain_unbootable(each, seen[each.file]) is not None for each in found):
+    write_outputs(outputs, json=partial(format_document, items=items), text=partial(_format_text, found, sightings))
+    if any(_explain_unbootable(each, sightings[each.file]) is not None for each in found):
         context.exit(Exit.PARTIAL)
-    context.exit(Exit.FINE if all(each.is_there for each in seen.values()) else Exit.SOURCE)
+    context.exit(Exit.FINE if all(each.is_there for each in sightings.values()) else Exit.SOURCE)
 
 
 def check_needed_artifacts(
@@ -599,15 +601,17 @@ def check_needed_artifacts(
 
     The function adds new results to ``results``, even if the command ends early.
     """
-    seen: dict[BootFile, Sighting] = {}
+    sightings: dict[BootFile, Sighting] = {}
     with show_progress("artifacts", len(artifacts)) as advance:
 
-        def note(file: BootFile, sighting: Sighting) -> None:
-            seen[file] = sighting
+        def add_sighting(file: BootFile, sighting: Sighting) -> None:
+            sightings[file] = sighting
             advance(1)
 
-        check_artifacts(fetchers, [each.file for each in artifacts], results, note, read=read, parallel=parallel)
-    return seen
+        check_artifacts(
+            fetchers, [each.file for each in artifacts], results, add_sighting, read=read, parallel=parallel
+        )
+    return sightings
 
 
 def _explain_unbootable(each: NeededArtifact, sighting: Sighting) -> str | None:

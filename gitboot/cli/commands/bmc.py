@@ -122,10 +122,10 @@ def get(
     found = _inspect(servers, selector, state, credentials)
     write_outputs(
         outputs,
-        text=partial(_format_text, found, state, in_full=bool(servers)),
+        text=partial(_format_text, found, state, is_detailed=bool(servers)),
         json=partial(_format_json, found),
     )
-    if any(one.observed is None for one in found):
+    if any(each.observed is None for each in found):
         sys.exit(Exit.PARTIAL)
 
 
@@ -171,12 +171,12 @@ def diff(
     which signatures the firmware trusts, and does not read ISO files.
     """
     found = [
-        one for one in _inspect(servers, selector, state, credentials, assets) if not one.is_settled or one.warnings
+        each for each in _inspect(servers, selector, state, credentials, assets) if not each.is_settled or each.warnings
     ]
     write_outputs(outputs, text=partial(_format_diff, found, state), json=partial(_format_json, found))
-    if any(one.observed is None for one in found):
+    if any(each.observed is None for each in found):
         sys.exit(Exit.PARTIAL)
-    if detailed_exitcode and not all(one.is_settled for one in found):
+    if detailed_exitcode and not all(each.is_settled for each in found):
         sys.exit(Exit.CHANGES)
 
 
@@ -207,12 +207,12 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
         )
     with open_offline(state, current_time()) as instance:
         with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
-        all_of_them = with_bmc | instance.knowledge.overrides.keys()
+        all_uuids = with_bmc | instance.knowledge.overrides.keys()
         names = sorted(select_servers(instance, servers, selector)) if selector is not None else servers
-        uuids = [uuid for name in names for uuid in find_machines(instance, name)] or sorted(all_of_them)
-        is_named = instance.commit.ledger is not None
+        uuids = [uuid for name in names for uuid in find_machines(instance, name)] or sorted(all_uuids)
+        is_ledger_named = instance.commit.ledger is not None
     echo_wrapped(request_change(state, RETRY, {"uuids": uuids}))
-    _warn_without_hostname(is_named)
+    _warn_without_ledger(is_ledger_named)
 
 
 @command.command(
@@ -237,17 +237,17 @@ def access_files(state: Path, credentials: Path | None) -> None:
     with open_offline(state, current_time()) as instance:
         machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
         known = instance.knowledge.known_pairs
-    names: dict[str, list[Machine]] = {}
+    machines_by_name: dict[str, list[Machine]] = {}
     for machine in machines:
         if machine.bmc is not None:
-            names.setdefault(machine.bmc.credentials, []).append(machine)
-    for name, its in sorted(names.items()):
-        new = [each.name for each in its if each.bmc is not None and credential_use(each.bmc) not in known]
-        click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(its), 'BMC')}")
+            machines_by_name.setdefault(machine.bmc.credentials, []).append(machine)
+    for name, group in sorted(machines_by_name.items()):
+        new = [each.name for each in group if each.bmc is not None and credential_use(each.bmc) not in known]
+        click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(group), 'BMC')}")
         if new:
             click.echo(f"# Check the addresses of these new BMCs first: {format_names(new)}")
         trust = read_trust(credentials, name) if credentials is not None else None
-        click.echo(render_access_file((each.bmc for each in its if each.bmc is not None), trust))
+        click.echo(render_access_file((each.bmc for each in group if each.bmc is not None), trust))
 
 
 @command.command(
@@ -318,25 +318,27 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
                 "--certificate: expected a SHA-256 of 64 hexadecimal digits, as in the output of `gitboot bmc get`"
             ) from None
     at = current_time()
-    asked: list[tuple[str, dict[str, object]]] = []
+    requests: list[tuple[str, dict[str, object]]] = []
     with open_offline(state, at) as instance:
         if fingerprint is not None:
             pinned = [uuid for uuid in find_machines(instance, server) if uuid in instance.knowledge.pins]
-            asked = [(CERTIFICATE, {"uuid": uuid, "certificate": fingerprint}) for uuid in pinned]
+            requests = [(CERTIFICATE, {"uuid": uuid, "certificate": fingerprint}) for uuid in pinned]
         elif word is not None:
-            meant = (_build_resolution(instance, uuid, server, word, at) for uuid in find_machines(instance, server))
-            asked = [each for each in meant if each is not None]
-        is_named = instance.commit.ledger is not None
-    if not asked:
+            resolutions = (
+                _build_resolution(instance, uuid, server, word, at) for uuid in find_machines(instance, server)
+            )
+            requests = [each for each in resolutions if each is not None]
+        is_ledger_named = instance.commit.ledger is not None
+    if not requests:
         raise UsageError(f"gitboot has not read the BMC of {server} yet; run `gitboot bmc apply {quote_words(server)}`")
-    for kind, details in asked:
+    for kind, details in requests:
         echo_wrapped(request_change(state, kind, details | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
-        _warn_without_hostname(is_named)
+        _warn_without_ledger(is_ledger_named)
 
 
-def _warn_without_hostname(is_named: bool) -> None:
-    if not is_named:
+def _warn_without_ledger(is_ledger_named: bool) -> None:
+    if not is_ledger_named:
         click.echo(
             "gitboot sets no boot overrides until the Fleet names a ledger; `gitboot status` shows the line to add",
             err=True,
@@ -344,19 +346,19 @@ def _warn_without_hostname(is_named: bool) -> None:
 
 
 def _build_resolution(
-    look: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
+    instance: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """Return the type and content of a request for a machine, or None if gitboot has not read its BMC yet."""
-    knowledge, planned = look.knowledge, None
-    commit = remove_withheld_boots(look.commit, knowledge.facts.withheld)
+    knowledge, plan = instance.knowledge, None
+    commit = remove_withheld_boots(instance.commit, knowledge.facts.withheld)
     machine, pinned = commit.machines.get(uuid), knowledge.pins.get(uuid)
     if machine is not None:  # the plan of the instance, as `list_subjects` makes it
         decision = commit.decisions.servers[server]
         stop, absent = decide_halt(knowledge, commit, knowledge.facts.orders), knowledge.find_missing_files(decision)
         decision = drop_ended_windows(decision, knowledge.find_later_clock(at))
-        planned = make_plan(decision, at, knowledge.record(uuid), stop=stop, absent=absent)
-    override = planned.override if planned is not None else None
-    key = override.reason if override is not None else planned.key if planned is not None else None
+        plan = make_plan(decision, at, knowledge.record(uuid), stop=stop, absent=absent)
+    override = plan.override if plan is not None else None
+    key = override.reason if override is not None else plan.key if plan is not None else None
     match word:
         case "same":
             if pinned is None:
@@ -366,8 +368,8 @@ def _build_resolution(
             return BACK, {"uuid": uuid}
         case "replace":
             return REPLACE, {"uuid": uuid, "key": key}
-    place = list(machine.bmc.normalized_address) if machine is not None and machine.bmc is not None else None
-    return RESOLVE, {"uuid": uuid, "consumed": word == "consumed", "key": key, "bmc": place}
+    address = list(machine.bmc.normalized_address) if machine is not None and machine.bmc is not None else None
+    return RESOLVE, {"uuid": uuid, "consumed": word == "consumed", "key": key, "bmc": address}
 
 
 def _inspect(
@@ -395,30 +397,32 @@ def _inspect(
 
     raise_limits()  # only servers with a BMC, because gitboot connects to each BMC
     at = current_time()
-    with open_offline(state, at) as instance, open_connections(credentials) as kept:
+    with open_offline(state, at) as instance, open_connections(credentials) as connections:
         names = select_names(servers, instance, selector)
         found = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
-        asked = [subject for subject in found if names is None or subject.server in names]
-        if without := sorted(frozenset(servers) - {subject.server for subject in asked}):
-            raise UsageError(f"no BMC is configured for {format_names(without)}; add `spec.bmc` to the Server document")
-        with show_progress("BMCs", len(asked)) as advance:
-            return inspect_bmcs(asked, kept, at, on_read=advance, find_fault=find_fault)
+        selected = [subject for subject in found if names is None or subject.server in names]
+        if without_bmc := sorted(frozenset(servers) - {subject.server for subject in selected}):
+            raise UsageError(
+                f"no BMC is configured for {format_names(without_bmc)}; add `spec.bmc` to the Server document"
+            )
+        with show_progress("BMCs", len(selected)) as advance:
+            return inspect_bmcs(selected, connections, at, on_read=advance, find_fault=find_fault)
 
 
 def _format_json(inspections: list[Inspection]) -> str:
-    return format_document(items=[one.facts() for one in inspections])
+    return format_document(items=[each.facts() for each in inspections])
 
 
-def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -> str:
+def _format_text(inspections: list[Inspection], state: Path, *, is_detailed: bool) -> str:
     rows = []
     counts: Counter[str] = Counter()
-    for one in inspections:
-        subject = one.subject
-        colour = "red" if one.needs_operator else None if one.is_settled else "yellow"
+    for inspection in inspections:
+        subject = inspection.subject
+        colour = "red" if inspection.needs_operator else None if inspection.is_settled else "yellow"
         person, unread, pending, fine, unplanned = _STATE_ORDER
         settled = fine if subject.plan is not None else unplanned
-        standing = unread if one.observed is None else settled if one.is_settled else pending
-        counts[person if one.needs_operator else standing] += 1
+        state_name = unread if inspection.observed is None else settled if inspection.is_settled else pending
+        counts[person if inspection.needs_operator else state_name] += 1
         # The override that may still be set at the BMC. If there is none, the latest override.
         last = max(subject.records, key=lambda each: (each.state.is_open, each.at), default=None)
         rows.append(
@@ -426,19 +430,28 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
                 subject.server,
                 str(subject.plan.phase) if subject.plan else "no plan",
                 format_override(subject.wanted.override if subject.wanted else None),
-                format_override(one.observed.override) if one.observed else style(one.next_action, fg="red"),
+                format_override(inspection.observed.override)
+                if inspection.observed
+                else style(inspection.next_action, fg="red"),
                 f"{last.state} {last.reason.partition('/after/')[0]}" if last is not None else "-",
                 _EVIDENCE_TEXTS.get(subject.evidence, subject.evidence),
-                style("see below" if one.needs_operator else one.next_action if one.observed else "-", fg=colour),
+                style(
+                    "see below"
+                    if inspection.needs_operator
+                    else inspection.next_action
+                    if inspection.observed
+                    else "-",
+                    fg=colour,
+                ),
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "CURRENT", "RECORD", "EVIDENCE", "NEXT STEP")
     lines = [format_table(header, rows, optional=5, shrinkable=(4,)), *_explain_inspections(inspections, state), ""]
-    for one in inspections if in_full else ():
-        if one.observed is not None:
-            secure = {None: "not shown", True: "on", False: "off"}[one.observed.secure_boot]
-            order = ", ".join(one.observed.boot_order) or "not shown"
-            lines.append(wrap_text(f"{one.subject.server}: Secure Boot: {secure}; boot order: {order}"))
+    for inspection in inspections if is_detailed else ():
+        if inspection.observed is not None:
+            secure = {None: "not shown", True: "on", False: "off"}[inspection.observed.secure_boot]
+            order = ", ".join(inspection.observed.boot_order) or "not shown"
+            lines.append(wrap_text(f"{inspection.subject.server}: Secure Boot: {secure}; boot order: {order}"))
     summary = ", ".join(
         f"{number} {what if number == 1 else _PLURALS.get(what, what)}"
         for what in _STATE_ORDER
@@ -448,13 +461,13 @@ def _format_text(inspections: list[Inspection], state: Path, *, in_full: bool) -
 
 
 def _explain_inspections(inspections: list[Inspection], state: Path) -> Iterator[str]:
-    alike: dict[tuple[str, str | None], list[str]] = {}
-    for one in inspections:
-        if one.needs_operator or not one.is_settled:
-            alike.setdefault((one.why, one.hint), []).append(one.subject.server)
-    if alike:
+    names_by_reason: dict[tuple[str, str | None], list[str]] = {}
+    for inspection in inspections:
+        if inspection.needs_operator or not inspection.is_settled:
+            names_by_reason.setdefault((inspection.why, inspection.hint), []).append(inspection.subject.server)
+    if names_by_reason:
         yield ""
-    for (why, hint), names in alike.items():
+    for (why, hint), names in names_by_reason.items():
         yield wrap_text(f"{format_names(names, _MAX_NAMES)}: {why}")
         if hint is not None:
             yield f"    {fill_state(hint, str(state))}"
@@ -463,22 +476,26 @@ def _explain_inspections(inspections: list[Inspection], state: Path) -> Iterator
 def _format_diff(inspections: list[Inspection], state: Path) -> str:
     # Show inspections together if they have the same text and no request.
     groups: dict[object, list[Inspection]] = {}
-    for number, one in enumerate(inspections):
-        is_alone = one.request or one.warnings or one.subject.server in (one.hint or "")
-        groups.setdefault(number if is_alone else (one.next_action, one.why, one.hint), []).append(one)
+    for number, inspection in enumerate(inspections):
+        is_alone = inspection.request or inspection.warnings or inspection.subject.server in (inspection.hint or "")
+        groups.setdefault(number if is_alone else (inspection.next_action, inspection.why, inspection.hint), []).append(
+            inspection
+        )
     lines: list[str] = []
-    for alike in groups.values():
-        one = alike[0]
-        who = format_names([each.subject.server for each in alike], 3)
-        lines.append(f"{style(who, bold=True)}: {one.next_action}: {printable(one.why)}")
-        if one.request:
-            address, method = one.subject.bmc.address, " ".join(one.request[:-1])
-            lines.append(f"  {method} {address}{one.request[-1]}" if method else f"  {address}: {one.request[-1]}")
-            if one.pending_reset is not None:
-                lines.append(f"  then {printable(one.pending_reset)}")
-        lines += [style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
-        if one.hint is not None:
-            lines.append(f"  {fill_state(one.hint, str(state))}")
+    for group in groups.values():
+        inspection = group[0]
+        who = format_names([each.subject.server for each in group], 3)
+        lines.append(f"{style(who, bold=True)}: {inspection.next_action}: {printable(inspection.why)}")
+        if inspection.request:
+            address, method = inspection.subject.bmc.address, " ".join(inspection.request[:-1])
+            lines.append(
+                f"  {method} {address}{inspection.request[-1]}" if method else f"  {address}: {inspection.request[-1]}"
+            )
+            if inspection.pending_reset is not None:
+                lines.append(f"  then {printable(inspection.pending_reset)}")
+        lines += [style(f"  warning: {printable(each)}", fg="yellow") for each in inspection.warnings]
+        if inspection.hint is not None:
+            lines.append(f"  {fill_state(inspection.hint, str(state))}")
     return "\n".join(lines or ["all BMCs match their plans"])
 
 
@@ -529,24 +546,24 @@ def power_get(
     """
     at = current_time()
     subjects = _select_subjects(servers, selector, state)
-    with open_connections(credentials) as kept, show_progress("BMCs", len(subjects)) as read:
-        found = sorted(inspect_bmcs(subjects, kept, at, on_read=read), key=lambda one: one.subject.server)
+    with open_connections(credentials) as connections, show_progress("BMCs", len(subjects)) as read:
+        found = sorted(inspect_bmcs(subjects, connections, at, on_read=read), key=lambda each: each.subject.server)
     items = [
         {
-            "server": one.subject.server,
-            "uuid": one.subject.uuid,
-            "bmc": one.subject.bmc.address,
-            "responded": one.observed is not None,
-            "power": one.observed.power if one.observed is not None else None,
-            "inPost": one.observed.in_post if one.observed is not None else None,
-            "runsOs": one.observed.runs_os if one.observed is not None else None,
-            "resetTypes": sorted(one.observed.reset_types) if one.observed is not None else [],
-            "why": one.why if one.observed is None else None,
+            "server": each.subject.server,
+            "uuid": each.subject.uuid,
+            "bmc": each.subject.bmc.address,
+            "responded": each.observed is not None,
+            "power": each.observed.power if each.observed is not None else None,
+            "inPost": each.observed.in_post if each.observed is not None else None,
+            "runsOs": each.observed.runs_os if each.observed is not None else None,
+            "resetTypes": sorted(each.observed.reset_types) if each.observed is not None else [],
+            "why": each.why if each.observed is None else None,
         }
-        for one in found
+        for each in found
     ]
     write_outputs(outputs, text=partial(_format_power, found), json=partial(format_document, items=items))
-    if any(one.observed is None for one in found):
+    if any(each.observed is None for each in found):
         sys.exit(Exit.PARTIAL)
 
 
@@ -652,13 +669,13 @@ def _change_power(
     action = PowerAction(what)
     subjects = _select_subjects(servers, selector, state)
     with open_connections(credentials) as bmc_connections:
-        switching = partial(switch_power, action=action, connections=bmc_connections, force=force)
+        switch = partial(switch_power, action=action, connections=bmc_connections, force=force)
         with show_progress("BMCs", len(subjects)) as read:
-            results = switching(subjects, send=False, on_done=read)
-        targets = [one.subject for one in results if one.would_send]
+            results = switch(subjects, send=False, on_done=read)
+        targets = [result.subject for result in results if result.would_send]
         if targets and not dry_run:
             if len(subjects) > 1 or selector is not None:
-                click.echo(_format_subjects(results), err=True)
+                click.echo(_format_results(results), err=True)
                 installs = sum(each.plan is not None and each.plan.writes_disk for each in targets)
                 installing = f" ({installs} of them would run an install boot)" if installs and what != "off" else ""
                 click.echo(f"{what} for {format_count(len(targets), 'server')}{installing}: {reason}", err=True)
@@ -667,58 +684,58 @@ def _change_power(
                 state, POWER, {"action": what, "servers": [each.server for each in targets], "reason": reason}
             )
             with show_progress("BMCs", len(targets)) as read:
-                sent = {one.subject.uuid: one for one in switching(targets, send=True, on_done=read)}
+                sent = {result.subject.uuid: result for result in switch(targets, send=True, on_done=read)}
             recorded = ("server", "resetType", "sent", "why")
-            items = [{name: one.facts()[name] for name in recorded} for one in sent.values()]
+            items = [{name: result.facts()[name] for name in recorded} for result in sent.values()]
             request_change(state, POWERED, {"action": what, "items": items, "reason": reason})
-            results = [sent.get(one.subject.uuid, one) for one in results]
-    as_json = partial(format_document, items=[one.facts() for one in results])
-    write_outputs(outputs, text=partial(_format_subjects, results), json=as_json)
-    if any(one.is_failed for one in results):
+            results = [sent.get(result.subject.uuid, result) for result in results]
+    as_json = partial(format_document, items=[result.facts() for result in results])
+    write_outputs(outputs, text=partial(_format_results, results), json=as_json)
+    if any(result.is_failed for result in results):
         sys.exit(Exit.PARTIAL)
 
 
 def _select_subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
     at = current_time()
     with open_offline(state, at) as instance:
-        found_there = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
-        described = (each for each in found_there if each.decision is not None)
+        all_subjects = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
+        described = (each for each in all_subjects if each.decision is not None)
         if not servers and selector is None:
             return list(described)
-        meant = select_servers(instance, servers, selector)
-        found = [each for each in described if each.server in meant]
-    if without := sorted(meant.keys() - {each.server for each in found}):
-        raise UsageError(f"no BMC is configured for {format_names(without)}; add `spec.bmc` to the Server document")
+        selected = select_servers(instance, servers, selector)
+        found = [each for each in described if each.server in selected]
+    if without_bmc := sorted(selected.keys() - {each.server for each in found}):
+        raise UsageError(f"no BMC is configured for {format_names(without_bmc)}; add `spec.bmc` to the Server document")
     return found
 
 
 def _format_power(results: list[Inspection]) -> str:
     rows = []
     counts: Counter[str] = Counter()
-    for one in results:
-        seen = one.observed
-        if seen is None:
-            rows.append((one.subject.server, style(one.next_action, fg="red"), one.why))
+    for inspection in results:
+        observed = inspection.observed
+        if observed is None:
+            rows.append((inspection.subject.server, style(inspection.next_action, fg="red"), inspection.why))
         else:
-            at = "in POST" if seen.in_post else "operating system is running" if seen.runs_os else "-"
-            rows.append((one.subject.server, seen.power or "not shown", at))
-        counts[seen.power or "not shown" if seen is not None else "not read"] += 1
+            state = "in POST" if observed.in_post else "operating system is running" if observed.runs_os else "-"
+            rows.append((inspection.subject.server, observed.power or "not shown", state))
+        counts[observed.power or "not shown" if observed is not None else "not read"] += 1
     numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
     table = format_table(("SERVER", "POWER", "STATE"), rows, shrinkable=(2,))
     return f"{table}\n\n{format_count(len(results), 'BMC')}: {numbers}"
 
 
-def _format_subjects(subjects: list[PowerResult]) -> str:
+def _format_results(results: list[PowerResult]) -> str:
     rows = []
-    for one in subjects:
-        plan, seen = one.subject.plan, one.observed
+    for result in results:
+        plan, observed = result.subject.plan, result.observed
         boots = "no plan" if plan is None else f"{plan.phase}, writes disks" if plan.writes_disk else str(plan.phase)
         rows.append(
             (
-                one.subject.server,
-                seen.power or "not shown" if seen is not None else "not read",
+                result.subject.server,
+                observed.power or "not shown" if observed is not None else "not read",
                 boots,
-                f"{'sent ' if one.sent else ''}{one.text}",
+                f"{'sent ' if result.sent else ''}{result.text}",
             )
         )
     return format_table(("SERVER", "POWER", "PLAN", "REQUEST"), rows, shrinkable=(3,))

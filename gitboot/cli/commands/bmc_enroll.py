@@ -29,7 +29,7 @@ from gitboot.bmc.scan import (
     FoundServer,
     Probe,
     choose_name,
-    compare,
+    compare_servers,
     connect_pinned,
     list_addresses,
     read_certificates,
@@ -54,7 +54,7 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
-from gitboot.controller.instance.state_directory import LEDGER, check_acts, has_ledger, lock, make_private
+from gitboot.controller.instance.state_directory import LEDGER, check_active, has_ledger, lock, make_private
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.records.ledger_trust import Beginning
 from gitboot.errors import OperatorError, TryAgain, UsageError
@@ -158,28 +158,28 @@ def scan_network(
         from gitboot.cli.evaluated_fleet import load_fleet
 
         machines = list(list_machines(load_fleet(path, rev)).values())
-    asked = list_addresses([" ".join(words) for _, words in read_places(places)], ports)
-    answers = scan_places(asked, credentials, name, verify=not no_verify, parallel=parallel)
-    found = [each for answer in answers for each in answer.servers]
-    failed = [each for each in answers if each.error is not None]
-    compared = compare(found, machines, asked, [each.address for each in failed])
+    addresses = list_addresses([" ".join(words) for _, words in read_places(places)], ports)
+    probes = scan_places(addresses, credentials, name, verify=not no_verify, parallel=parallel)
+    found = [each for probe in probes for each in probe.servers]
+    failed = [each for each in probes if each.error is not None]
+    comparison = compare_servers(found, machines, addresses, [each.address for each in failed])
     render = partial(render_document, credentials=name, verify=not no_verify)
-    documents = _build_documents(found, compared, {}, {each.name for each in machines}, render)
+    documents = _build_documents(found, comparison, {}, {each.name for each in machines}, render)
     written = {each: str(out / file) for each, (file, _) in documents.items()} if out is not None else {}
     for each, file in written.items():
         write_output_file(Path(file), [documents[each][1].encode()], make_folders=True)
     items = [
-        {**to_json_value(each), "server": compared.servers.get(each), "document": written.get(each)} for each in found
+        {**to_json_value(each), "server": comparison.servers.get(each), "document": written.get(each)} for each in found
     ]
     unread = [{"address": each.address, "why": each.error} for each in failed]
     write_outputs(
         outputs,
-        text=partial(_format_scan, answers, compared, written, len(asked)),
-        json=partial(format_document, items=items, unread=unread, differences=compared.differences),
+        text=partial(_format_scan, probes, comparison, written, len(addresses)),
+        json=partial(format_document, items=items, unread=unread, differences=comparison.differences),
     )
     if failed:
         sys.exit(Exit.PARTIAL)
-    if compared.differences and detailed_exitcode:
+    if comparison.differences and detailed_exitcode:
         sys.exit(Exit.CHANGES)
 
 
@@ -212,25 +212,25 @@ def scan_places(
     credentials = require_credentials(credentials)
     CredentialDirectory(credentials).read(name)  # raises one error here instead of an error for each address
     order = {address: number for number, address in enumerate(places)}
-    with open_connections(credentials) as kept:
+    with open_connections(credentials) as connections:
 
         def connect(address: str) -> BmcConnection:
             access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
-            driver = kept.connect(
+            driver = connections.connect(
                 SystemUuid(address), address, access, is_in_ledger=True
             )  # the operator named the address on the command line
             assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
             return driver
 
         with show_progress("addresses", len(places)) as advance:
-            answers = list(scan(places, connect, parallel=parallel, on_result=lambda: advance(1)))
-    return sorted((each for each in answers if each.servers or each.error), key=lambda each: order[each.address])
+            probes = list(scan(places, connect, parallel=parallel, on_result=lambda: advance(1)))
+    return sorted((each for each in probes if each.servers or each.error), key=lambda each: order[each.address])
 
 
 def _format_scan(
-    answers: Sequence[Probe], comparison: Comparison, written: Mapping[FoundServer, str], place_count: int
+    probes: Sequence[Probe], comparison: Comparison, written: Mapping[FoundServer, str], place_count: int
 ) -> str:
-    found = [each for answer in answers for each in answer.servers]
+    found = [each for probe in probes for each in probe.servers]
     rows = [
         (
             each.address.removeprefix("https://"),
@@ -246,13 +246,13 @@ def _format_scan(
     for difference in comparison.differences:
         who = f"{difference.server} at {difference.address}" if difference.server else difference.address
         lines.append(wrap_text(f"{difference.kind}: {who}: {difference.message}"))
-    lines += [wrap_text(f"could not read {each.address}: {each.error}") for each in answers if each.error is not None]
+    lines += [wrap_text(f"could not read {each.address}: {each.error}") for each in probes if each.error is not None]
     lines += [f"wrote {path}" for path in written.values()]
-    lacking = [each for each in found if each not in comparison.servers and each.missing_identity is not None]
-    lines += [wrap_text(f"no document for {each.address}: {each.missing_identity}") for each in lacking]
+    incomplete = [each for each in found if each not in comparison.servers and each.missing_identity is not None]
+    lines += [wrap_text(f"no document for {each.address}: {each.missing_identity}") for each in incomplete]
     if lines and lines[-1]:
         lines.append("")
-    unread = sum(each.error is not None for each in answers)
+    unread = sum(each.error is not None for each in probes)
     ends = [format_count(len(found), "machine"), format_count(len(comparison.differences), "difference")]
     if unread:
         ends.append(f"{unread} not read")
@@ -356,63 +356,63 @@ def enroll(
 
     report, fleet = _Report(outputs), load_fleet(path, None)
     credentials = require_credentials(credentials)
-    entrusted = CredentialDirectory(credentials).read(name)
+    trusted = CredentialDirectory(credentials).read(name)
     if not (path / _find_fleet_file(fleet)).is_file():
         raise UsageError(f"gitboot cannot write documents into {path}: use a directory or a Git work tree")
     if policy is not None and policy not in fleet.policies:
         hint = did_you_mean(policy, fleet.policies, f"the policies of the fleet are in {path / 'policies'}")
         raise UsageError(f"there is no BootPolicy {policy!r}; {hint}")
     machines = list(list_machines(fleet).values())
-    lines = _expand(_read_lines(places), ports)
+    lines = _expand_lines(_read_lines(places), ports)
     for scheme, is_allowed, option in (("http", allow_http, "--allow-http"), ("ipmi", allow_ipmi, "--allow-ipmi")):
         if not is_allowed and (first := next((each for each in lines if each.startswith(f"{scheme}:")), None)):
-            raise UsageError(f"{first}: {_WEAK[scheme]}. Use https://, or add {option}")
+            raise UsageError(f"{first}: {_WEAKNESSES[scheme]}. Use https://, or add {option}")
     contacts = read_certificates(list(lines), parallel=parallel)
     expected = _read_fingerprints(fingerprints) if fingerprints is not None else None
-    refused = dict(filter(None, (_refuse(each, entrusted.trust, name, expected) for each in contacts)))
-    asked = [each for each in contacts if each.error is None and each.address not in refused]
+    refused = dict(filter(None, (_find_refusal(each, trusted.trust, name, expected) for each in contacts)))
+    usable = [each for each in contacts if each.error is None and each.address not in refused]
     report.facts["contacts"] = [
         {
             "address": each.address,
             "certificate": each.certificate,
-            "isKnown": _is_known(each, entrusted.trust, name),
+            "isKnown": _is_known(each, trusted.trust, name),
             "refused": refused.get(each.address),
             "error": each.error,
         }
         for each in contacts
     ]
-    report.say(_format_contacts(contacts, entrusted.trust, name, refused))
-    if not asked:
-        report.say("there is no BMC to enrol, so gitboot sent no credentials")
+    report.print_text(_format_contacts(contacts, trusted.trust, name, refused))
+    if not usable:
+        report.print_text("there is no BMC to enrol, so gitboot sent no credentials")
         report.end(Exit.PARTIAL)
     if dry_run:
         report.end(Exit.PARTIAL if refused else Exit.FINE)
-    if expected is None or any(each.certificate is None for each in asked):
-        report.ask(
+    if expected is None or any(each.certificate is None for each in usable):
+        report.confirm(
             f"gitboot has sent no credentials yet. Send the user name and the password of {name} to these BMCs?",
             yes=yes,
         )
 
-    with show_progress("BMCs", len(asked)) as advance:
-        probes = _read_bmcs(asked, entrusted.credentials, parallel, lambda: advance(1))
-    found = [_complete(each, lines[each.address]) for probe in probes for each in probe.servers]
-    compared = compare(found, machines, list(lines), [each.address for each in probes if each.error is not None])
+    with show_progress("BMCs", len(usable)) as advance:
+        probes = _read_bmcs(usable, trusted.credentials, parallel, lambda: advance(1))
+    found = [_add_macs(each, lines[each.address]) for probe in probes for each in probe.servers]
+    comparison = compare_servers(found, machines, list(lines), [each.address for each in probes if each.error])
     render = partial(render_document, credentials=name, policy=policy)
-    documents = _build_documents(found, compared, lines, {each.name for each in machines}, render)
-    good = {each.address for each in found if each in compared.servers or each in documents}
+    documents = _build_documents(found, comparison, lines, {each.name for each in machines}, render)
+    good = {each.address for each in found if each in comparison.servers or each in documents}
     enrolled = [
         Enrolment(bmc=_build_access(each.address, name), ip=each.ip, certificate=each.certificate)
-        for each in asked
+        for each in usable
         if each.address in good and each.ip is not None
     ]
     own = [each.bmc for each in machines if each.bmc is not None and each.bmc.credentials == name]
     access, text = extend_access_file(credentials, name, enrolled, own)
     report.facts |= {
-        "items": [_build_item(each, compared, documents.get(each), path) for each in found],
+        "items": [_build_item(each, comparison, documents.get(each), path) for each in found],
         "unread": [{"address": each.address, "why": each.error or _SILENT} for each in probes if not _is_read(each)],
-        "differences": _list_differences(compared),
+        "differences": _list_differences(comparison),
     }
-    report.say(_format_found(found, compared, documents, probes))
+    report.print_text(_format_found(found, comparison, documents, probes))
     steps = [(path / file, "a new document") for file, _ in documents.values()]
     steps += [(access, f"lets in {format_count(len(enrolled), 'BMC')}")] if text is not None else []
     ledger = _plan_ledger(state, path, fleet) if state is not None and good else None
@@ -424,10 +424,10 @@ def enroll(
         and all(map(_is_read, probes))
     )
     if not steps:
-        report.say("there is nothing to add, so gitboot wrote nothing")
+        report.print_text("there is nothing to add, so gitboot wrote nothing")
         report.end(Exit.FINE if is_complete else Exit.PARTIAL)
-    report.say("\n".join(["gitboot would write:", *(f"    {file}: {change}" for file, change in steps)]))
-    report.ask("Write this?", yes=yes)
+    report.print_text("\n".join(["gitboot would write:", *(f"    {file}: {change}" for file, change in steps)]))
+    report.confirm("Write this?", yes=yes)
     with _remove_on_error() as created:
         for file, content in documents.values():
             if not create_output_file(path / file, content.encode(), make_folders=True):
@@ -440,7 +440,7 @@ def enroll(
             if state is not None and ledger is not None:
                 _write_ledger(state, path, fleet, ledger)
     report.facts["written"] = [str(file) for file, _ in steps]
-    report.say(
+    report.print_text(
         _NEXT.format(path=quote_words(path), state=quote_words(state or "STATE"), credentials=quote_words(credentials))
     )
     report.end(Exit.FINE if is_complete else Exit.PARTIAL)
@@ -491,12 +491,12 @@ class _Report:
         self._texts: list[str] = []
         self.facts: dict[str, Any] = {"contacts": [], "items": [], "unread": [], "differences": (), "written": []}
 
-    def say(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         self._texts.append(text)
         click.echo(text, err=self._is_text_on_stderr)
 
-    def ask(self, question: str, *, yes: bool) -> None:
-        self.say(question)
+    def confirm(self, question: str, *, yes: bool) -> None:
+        self.print_text(question)
         confirm_or_abort(yes=yes, err=self._is_text_on_stderr)
 
     def end(self, exit_code: Exit) -> NoReturn:
@@ -512,9 +512,9 @@ def _read_lines(places: Sequence[str]) -> list[_Line]:
     found = []
     for source, words in read_places(places):
         try:
-            named = len(words) > 1 and not _is_mac(words[1])
-            macs = tuple(parse_mac(each) for each in words[1 + named :])
-            found.append(_Line(place=words[0], name=parse_name(words[1]) if named else None, macs=macs))
+            has_name = len(words) > 1 and not _is_mac(words[1])
+            macs = tuple(parse_mac(each) for each in words[1 + has_name :])
+            found.append(_Line(place=words[0], name=parse_name(words[1]) if has_name else None, macs=macs))
         except Malformed as error:
             raise UsageError(f"{source}: {error.message}; {error.hint}") from None
     return found
@@ -527,7 +527,7 @@ def _is_mac(text: str) -> bool:
         return False
 
 
-def _expand(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Line]:
+def _expand_lines(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Line]:
     """Return the line for each BMC, by the address of the BMC."""
     found: dict[str, _Line] = {}
     for line in lines:
@@ -537,12 +537,12 @@ def _expand(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Line]:
         found |= dict.fromkeys(addresses, line)
     list_addresses(list(found), ports, schemes=_SCHEMES)  # raises if there are too many
     names = [line.name for line in found.values() if line.name is not None]
-    if twice := sorted({each for each in names if names.count(each) > 1}):
-        raise UsageError(f"two BMCs have the name {twice[0]}; give each server its own name")
+    if duplicates := sorted({each for each in names if names.count(each) > 1}):
+        raise UsageError(f"two BMCs have the name {duplicates[0]}; give each server its own name")
     return found
 
 
-_WEAK: Final = {
+_WEAKNESSES: Final = {
     "http": "HTTP has no certificate, and does not encrypt the password",
     "ipmi": "IPMI has no certificate, and any client can get a hash of the password",
 }
@@ -568,7 +568,7 @@ def _build_access(address: str, credentials: str) -> BmcAccess:
     return BmcAccess(address=address, system=None, credentials=credentials, verify=True, ca=None)
 
 
-def _refuse(
+def _find_refusal(
     contact: FirstContact, trust: Trust, name: str, expected: Mapping[str, str] | None
 ) -> tuple[str, str] | None:
     """Return the address of a BMC and the reason if gitboot must not send credentials to the BMC, otherwise None."""
@@ -606,15 +606,16 @@ def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, 
         elif each.certificate is not None:
             lines.append(f"{each.address} {each.certificate}{'' if _is_known(each, trust, name) else '  # new'}")
         elif each.error is None:
-            lines.append(f"# {each.address}: {_WEAK[each.address.partition(':')[0]]}")
-    silent = [each for each in contacts if each.error is not None]
-    lines += [f"# {each.address}: no TLS service: {printable(each.error or '')}" for each in silent[:_MAX_SILENT]]
-    if len(silent) > _MAX_SILENT:
-        lines.append(f"# {len(silent) - _MAX_SILENT:,} more addresses without a TLS service")
+            lines.append(f"# {each.address}: {_WEAKNESSES[each.address.partition(':')[0]]}")
+    unreachable = [each for each in contacts if each.error is not None]
+    shown = unreachable[:_MAX_UNREACHABLE]
+    lines += [f"# {each.address}: no TLS service: {printable(each.error or '')}" for each in shown]
+    if len(unreachable) > len(shown):
+        lines.append(f"# {len(unreachable) - len(shown):,} more addresses without a TLS service")
     return "\n".join(lines)
 
 
-_MAX_SILENT: Final = 10
+_MAX_UNREACHABLE: Final = 10
 
 
 def _read_bmcs(
@@ -651,16 +652,16 @@ def _is_read(probe: Probe) -> bool:
 _SILENT: Final = "no Redfish service responds"
 
 
-def _list_differences(compared: Comparison) -> tuple[Discrepancy, ...]:
+def _list_differences(comparison: Comparison) -> tuple[Discrepancy, ...]:
     kinds = (DiscrepancyKind.UNKNOWN, DiscrepancyKind.MISSING)
-    return tuple(each for each in compared.differences if each.kind not in kinds)
+    return tuple(each for each in comparison.differences if each.kind not in kinds)
 
 
 def _build_item(
-    found: FoundServer, compared: Comparison, document: tuple[str, str] | None, path: Path
+    found: FoundServer, comparison: Comparison, document: tuple[str, str] | None, path: Path
 ) -> dict[str, object]:
     """Return a machine as in `gitboot bmc scan -o json`. For a new server, include the name that the server gets."""
-    server = PurePath(document[0]).stem if document is not None else compared.servers.get(found)
+    server = PurePath(document[0]).stem if document is not None else comparison.servers.get(found)
     return {
         **to_json_value(found),
         "server": server,
@@ -668,7 +669,7 @@ def _build_item(
     }
 
 
-def _complete(found: FoundServer, line: _Line) -> FoundServer:
+def _add_macs(found: FoundServer, line: _Line) -> FoundServer:
     """Add the MAC addresses that the operator specified, if the BMC does not report MAC addresses."""
     if found.nics or not found.is_only_system:
         return found
@@ -677,7 +678,7 @@ def _complete(found: FoundServer, line: _Line) -> FoundServer:
 
 def _build_documents(
     found: Sequence[FoundServer],
-    compared: Comparison,
+    comparison: Comparison,
     lines: Mapping[str, _Line],
     used_names: Collection[str],
     render: Callable[[FoundServer, str], str],
@@ -686,7 +687,7 @@ def _build_documents(
     documents: dict[FoundServer, tuple[str, str]] = {}
     names = {*used_names, *(line.name for line in lines.values() if line.name is not None)}
     for each in found:
-        if each in compared.servers or each.missing_identity is not None:
+        if each in comparison.servers or each.missing_identity is not None:
             continue
         chosen = lines[each.address].name if each.address in lines and each.is_only_system else None
         if chosen is not None and chosen in used_names:
@@ -699,14 +700,14 @@ def _build_documents(
 
 def _format_found(
     found: Sequence[FoundServer],
-    compared: Comparison,
+    comparison: Comparison,
     documents: Mapping[FoundServer, tuple[str, str]],
     probes: Sequence[Probe],
 ) -> str:
     rows = [
         (
             each.address,
-            compared.servers.get(each) or (documents[each][0] if each in documents else "-"),
+            comparison.servers.get(each) or (documents[each][0] if each in documents else "-"),
             f"{each.maker} {each.model}".strip() or "-",
             each.identity.uuid or "-",
         )
@@ -716,12 +717,12 @@ def _format_found(
     lines += [
         wrap_text(f"{each.address}: {each.missing_identity}. {_HINT}")
         for each in found
-        if each not in compared.servers and each.missing_identity is not None
+        if each not in comparison.servers and each.missing_identity is not None
     ]
     lines += [wrap_text(f"{each.address}: {each.error or _SILENT}") for each in probes if not _is_read(each)]
     lines += [
         wrap_text(f"{each.kind}: {each.server} at {each.address}: {each.message}")
-        for each in _list_differences(compared)
+        for each in _list_differences(comparison)
     ]
     return "\n".join(lines)
 
@@ -745,7 +746,7 @@ def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan
     named = spec.provisioning.ledger or next((each.ledger for each in spec.sites if each.ledger is not None), None)
     identity = None
     if has_ledger(state):
-        check_acts(state)
+        check_active(state)
         with open_ledger(state / LEDGER) as store:
             identity = store.progress[0]
     if named is not None:

@@ -106,7 +106,7 @@ def command(
     verified: Path | None,
     at: datetime | None,
     outputs: tuple[OutputOption, ...],
-    **given: Any,
+    **review_options: Any,
 ) -> None:
     """Show what commits change, and the guards' verdict.
 
@@ -120,11 +120,11 @@ def command(
     from gitboot.cli.evaluated_fleet import compare_range
     from gitboot.cli.instance_client import fetch_accepted_commit
 
-    trust, asked = (
-        parse_trust_settings(**{name: given[name] for name in TRUST_PARAMETERS}),
-        _format_flags({name: given.pop(name) for name in TRUST_PARAMETERS}),
+    trust, trust_flags = (
+        parse_trust_settings(**{name: review_options[name] for name in TRUST_PARAMETERS}),
+        _format_flags({name: review_options.pop(name) for name in TRUST_PARAMETERS}),
     )
-    limits: dict[str, int | None] = given
+    limits: dict[str, int | None] = review_options
     signature_results = _read_signature_results(verified) if verified is not None else None
     if trust.verify is Verify.TAG:
         raise UsageError("--verify tag is for gitboot run, which follows a tag; compare with --verify head or range")
@@ -132,7 +132,7 @@ def command(
         raise UsageError("there is no base to compare with: pass BASE..HEAD, or --accepted")
     since_commit = fetch_accepted_commit(accepted) if accepted is not None else None
     found = compare_range(path, range, merge=merge, at=at or current_second(), accepted=since_commit, trust=trust)
-    where = [str(path)] if path != Path() else []
+    path_arguments = [str(path)] if path != Path() else []
     options = [
         *(["--merge"] * merge),
         *(["--each-merge"] * each_merge),
@@ -140,7 +140,7 @@ def command(
         *(["--at", format_instant(at)] if at is not None else []),
         *(["--verified", str(verified)] if verified is not None else []),
         *_format_flags(limits),
-        *asked,
+        *trust_flags,
     ]
     result = review_commits(
         found.base,
@@ -148,9 +148,11 @@ def command(
         limits=build_limits(limits),
         messages=found.messages,
         line=found.commits if each_merge or accepted is not None else (),
-        command=quote_words("gitboot", "diff", *([range] if range or where else []), *where, *options),
-        need=trust.reinstalls_need,
-        counted_before=found.base_acknowledgements,
+        command=quote_words(
+            "gitboot", "diff", *([range] if range or path_arguments else []), *path_arguments, *options
+        ),
+        reinstalls_need=trust.reinstalls_need,
+        used_ack_ids=found.base_acknowledgements,
         known_changes=found.changes() if found.changes is not None else None,
         writer=found.writer,
         signature_results=signature_results,
@@ -317,7 +319,7 @@ class _CommentThread:
     user: str  # URL of the account to which the token belongs
     # A URL that returns the account of the token if `user` does not return it; "": the account may stay unknown.
     graphql: str | None = None
-    edits_by: str  # HTTP method
+    edit_method: str  # HTTP method
     # Names of nested fields: the newest commit in a pull request, and the ID of an account in the account and in a
     # comment.
     commit: tuple[str, ...]
@@ -336,24 +338,26 @@ class _CommentThread:
         # The token of a GitHub job belongs to an app, and an app may not GET /user. GraphQL returns the bot account of
         # the app.
         found = self._send_request("GET", self.user)
-        own = found.json
-        if self.graphql is None and (found.status != HTTPStatus.OK or own is None):
+        account_facts = found.json
+        if self.graphql is None and (found.status != HTTPStatus.OK or account_facts is None):
             raise ForgeRefused(f"GET {self.user}: {found.status} {found.detail}")
         if self.graphql and found.status != HTTPStatus.OK:
             found = self._send_request("POST", self.graphql, {"query": "{viewer{login}}"})
-            own = _read_field(found.json, "data", "viewer")
-        account = _read_field(own, *self.account)
-        written = (each for each in self._list_comments() if account and _read_field(each, *self.author) == account)
+            account_facts = _read_field(found.json, "data", "viewer")
+        account = _read_field(account_facts, *self.account)
+        account_comments = (
+            each for each in self._list_comments() if account and _read_field(each, *self.author) == account
+        )
         # GitLab records changes to a merge request as comments by their author.
-        ours = [each for each in written if not each.get("system")]
-        marked = [each for each in ours if str(each.get("body")).partition("\n")[0].rstrip() == marker]
+        own_comments = [each for each in account_comments if not each.get("system")]
+        marked = [each for each in own_comments if str(each.get("body")).partition("\n")[0].rstrip() == marker]
         if marked:
             newest = max(int(each["id"]) for each in marked)
-            edited = self._send_request(self.edits_by, f"{self.comment}/{newest}", {"body": body})
+            edited = self._send_request(self.edit_method, f"{self.comment}/{newest}", {"body": body})
             if 200 <= edited.status < 300:
                 return "updated the comment"
             if edited.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
-                raise ForgeRefused(f"{self.edits_by} of a comment: {edited.status} {edited.detail}")
+                raise ForgeRefused(f"{self.edit_method} of a comment: {edited.status} {edited.detail}")
         self._request_json("POST", self.comments, {"body": body})
         return "added a comment"
 
@@ -395,7 +399,7 @@ def _open_github_thread(client: HttpClient, variables: Mapping[str, str]) -> _Co
         comment=f"{api}/repos/{repository}/issues/comments",
         user=f"{api}/user",
         graphql=variables.get("GITHUB_GRAPHQL_URL", ""),
-        edits_by="PATCH",
+        edit_method="PATCH",
         commit=("head", "sha"),
         account=("login",),
         author=("user", "login"),  # the author is null for a deleted account
@@ -415,7 +419,7 @@ def _open_gitlab_thread(client: HttpClient, variables: Mapping[str, str]) -> _Co
         comments=f"{request}/notes",
         comment=f"{request}/notes",
         user=f"{variables['CI_API_V4_URL']}/user",
-        edits_by="PUT",
+        edit_method="PUT",
         commit=("sha",),
         account=("id",),
         author=("author", "id"),
@@ -557,8 +561,8 @@ def _format_groups(review: Review) -> Iterator[str]:
 
 def _format_group(group: Group) -> list[str]:
     title, risks = _wrap_lines(phrases.format_title(group), ""), ", ".join(group.risks)
-    on_one_line = len(title) + len(risks) + 2 <= terminal_width()
-    lines = [style(title, bold=True) + (f": {risks}" if on_one_line else f"\n  {risks}")]
+    fits_one_line = len(title) + len(risks) + 2 <= terminal_width()
+    lines = [style(title, bold=True) + (f": {risks}" if fits_one_line else f"\n  {risks}")]
     lines.append(_wrap_lines(f"servers: {format_names(group.names, 10)}"))
     lines += map(_format_cause, group.causes)
     lines += (_wrap_lines(f"takes effect {phrases.format_effect(effect)}") for effect in group.effects)
@@ -572,7 +576,7 @@ def _format_group(group: Group) -> list[str]:
     if group.rendered is None:
         lines.append("  no diff: too many lines")
     elif group.rendered:
-        lines.append(_wrap_lines(f"{phrases.describe_rendered(group)}:"))
+        lines.append(_wrap_lines(f"{phrases.describe_diff(group)}:"))
         lines += _format_rendered_diffs(group.rendered)
     return lines
 

@@ -133,55 +133,55 @@ class MachineTls(NamedTuple):
 
 def _run_checks(
     state: Path | None, output: Path | None, credentials: Path | None, tls: MachineTls
-) -> Iterator[Examined]:
+) -> Iterator[CheckResult]:
     from gitboot.cli.instance_client import open_offline
-    from gitboot.controller.instance.state_directory import check_acts, has_ledger, read_own_lease
+    from gitboot.controller.instance.state_directory import check_active, has_ledger, read_own_lease
     from gitboot.git.repository import LIBGIT2_VERSION, list_features
     from gitboot.status.conditions import fill_placeholders
     from gitboot.system_clock import read_clock_state
 
-    yield from of_git(list_features(), LIBGIT2_VERSION)
-    yield from of_the_clock(read_clock_state())
+    yield from check_git(list_features(), LIBGIT2_VERSION)
+    yield from check_clock(read_clock_state())
     if state is not None:
-        yield from of_state(state)
+        yield from check_state(state)
     if state is None or not state.is_dir() or not has_ledger(state):
-        yield from of_certificate(tls)
+        yield from check_certificate(tls)
         return
     try:
-        check_acts(state)
+        check_active(state)
     except HeldByAnother as error:
-        yield fine("ledger", str(error))  # an instance on another host uses the ledger
+        yield success("ledger", str(error))  # an instance on another host uses the ledger
         return
     if (lease := read_own_lease(state)) is not None:
-        yield fine(
+        yield success(
             "lease",
             f"the instance on this host is active, and renews its lease {lease.number} (valid until {lease.until})",
         )
-    with open_offline(state, current_time()) as look:
+    with open_offline(state, current_time()) as instance:
         places = {"STATE": str(state)}
-        if (tree := output or look.knowledge.facts.output) is not None:
+        if (tree := output or instance.knowledge.facts.output) is not None:
             places["OUTPUT"] = str(tree)
-        for each in _check_instance(look, state, output, credentials, tls):
+        for each in _check_instance(instance, state, output, credentials, tls):
             yield structs.replace(each, hint=each.hint and fill_placeholders(each.hint, places))
 
 
 def _check_instance(
-    look: OfflineInstance, state: Path, output: Path | None, credentials: Path | None, tls: MachineTls
-) -> Iterator[Examined]:
+    instance: OfflineInstance, state: Path, output: Path | None, credentials: Path | None, tls: MachineTls
+) -> Iterator[CheckResult]:
     from gitboot.controller.instance.state_directory import find_running_process
 
-    yield from of_the_ledger(look, find_running_process(state))
-    yield from of_who_sets(look)
+    yield from check_ledger(instance, find_running_process(state))
+    yield from check_named_ledger(instance)
     if output is not None:
-        yield from of_output(output, state, servers=len(look.commit.decisions.servers))
-    yield from of_credentials(credentials, look)
-    yield from of_certificate(tls, look.commit.decisions)
-    yield from of_mirrors(look.commit.decisions, tls)
-    yield from of_secure_boot(look.commit.decisions, tls.authority)
-    yield from of_proxy(look.commit.decisions)
+        yield from check_output(output, state, servers=len(instance.commit.decisions.servers))
+    yield from check_credentials(credentials, instance)
+    yield from check_certificate(tls, instance.commit.decisions)
+    yield from check_mirrors(instance.commit.decisions, tls)
+    yield from check_secure_boot(instance.commit.decisions, tls.authority)
+    yield from check_proxy_urls(instance.commit.decisions)
 
 
-def _format_text(results: Examined) -> str:
+def _format_text(results: CheckResult) -> str:
     from gitboot.cli.terminal import wrap_text
 
     indent = " " * len(f"{results.health:<8} {results.subject:<12} ")
@@ -190,20 +190,20 @@ def _format_text(results: Examined) -> str:
     return f"{health} {results.subject:<12} {message}" + (f"\n    {results.hint}" if results.hint else "")
 
 
-_ACCEPTED: Final = "STATE/repository.git --rev refs/gitboot/accepted"  # the fleet that the instance has accepted
-_LOADERS: Final = f"gitboot artifacts loaders --out OUTPUT/boot --path {_ACCEPTED}"
-_FEW: Final = 0.1  # gitboot warns if less than this fraction of a file system is free
-_FILES: Final = 6  # approximate number of files for each server in the output tree
+_ACCEPTED_FLEET: Final = "STATE/repository.git --rev refs/gitboot/accepted"  # the fleet that the instance has accepted
+_LOADERS: Final = f"gitboot artifacts loaders --out OUTPUT/boot --path {_ACCEPTED_FLEET}"
+_MIN_FREE_SHARE: Final = 0.1  # gitboot warns if less than this fraction of a file system is free
+_FILES_PER_SERVER: Final = 6  # approximate number of files for each server in the output tree
 _TIMEOUT_S: Final = 5.0
 
 
 class Health(StrEnum):
     FINE = "ok"
-    DOUBTFUL = "warning"  # this works now, but may fail later or on other machines
-    WRONG = "failed"
+    WARNING = "warning"  # this works now, but may fail later or on other machines
+    FAILED = "failed"
 
 
-class Examined(Struct, frozen=True, kw_only=True):
+class CheckResult(Struct, frozen=True, kw_only=True):
     """A result of a check."""
 
     subject: str
@@ -212,76 +212,76 @@ class Examined(Struct, frozen=True, kw_only=True):
     hint: str | None = None  # a command to run, or a line to add to a configuration file
 
 
-Examination = Iterator[Examined]
+CheckResults = Iterator[CheckResult]
 _CLOCK: Final = {
     ClockState.SYNCHRONISED: (Health.FINE, "a time service synchronizes the clock", None),
     ClockState.UNKNOWN: (
-        Health.DOUBTFUL,
+        Health.WARNING,
         "the kernel does not report whether a time service synchronizes the clock",
         "chronyc tracking  # or: timedatectl",
     ),
     ClockState.UNSYNCHRONISED: (
-        Health.WRONG,
+        Health.FAILED,
         "no time service has set the clock since this machine booted, so gitboot does not change BMCs",
         "timedatectl set-ntp true",
     ),
-    ClockState.UNKEPT: (
-        Health.DOUBTFUL,
+    ClockState.NEVER_SET: (
+        Health.WARNING,
         "no time service synchronizes the clock; if one did so before, gitboot has stopped changing BMCs",
         "timedatectl set-ntp true",
     ),
 }
 
 
-def of_git(features: Mapping[str, bool], version: str) -> Examination:
+def check_git(features: Mapping[str, bool], version: str) -> CheckResults:
     """Check whether the Git library has the required features."""
-    lacking = sorted(name for name, has in features.items() if not has)
-    if lacking:
-        yield _wrong(
+    missing = sorted(name for name, has in features.items() if not has)
+    if missing:
+        yield _failure(
             "git",
-            f"libgit2 {version} was built without {', '.join(lacking)}",
+            f"libgit2 {version} was built without {', '.join(missing)}",
             "install gitboot from its wheel or package, which contains a libgit2 with these features",
         )
     else:
-        yield fine("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
+        yield success("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
 
 
-def of_the_clock(keeping: ClockState) -> Examination:
+def check_clock(clock_state: ClockState) -> CheckResults:
     """Check whether a time service synchronizes the clock."""
-    health, message, hint = _CLOCK[keeping]
-    yield Examined(subject="clock", health=health, message=message, hint=hint)
+    health, message, hint = _CLOCK[clock_state]
+    yield CheckResult(subject="clock", health=health, message=message, hint=hint)
 
 
-def of_state(state: Path) -> Examination:
+def check_state(state: Path) -> CheckResults:
     """Check whether the state directory is suitable for a ledger."""
     if not state.is_dir():
-        yield _wrong(
+        yield _failure(
             "state",
             f"the directory {state} does not exist",
             f"install -d -m 0700 {quote_words(state)}  # for gitboot's user",
         )
         return
-    yield from _check_kind(
+    yield from _run_check(
         "state", f"{state} is on a local file system", lambda warn: check_state_directory(state, (), warn)
     )
-    yield from _of_room(state, files=0)
+    yield from _check_free_space(state, files=0)
 
 
-def of_the_ledger(look: OfflineInstance, process: int | None) -> Examination:
+def check_ledger(instance: OfflineInstance, process: int | None) -> CheckResults:
     """Check whether the ledger is verified."""
-    facts = look.knowledge.facts
+    facts = instance.knowledge.facts
     runs = f"process {process} uses the ledger" if process is not None else "no gitboot process uses the ledger"
     if facts.doubt is not None:
         hint = "gitboot status --state STATE  # see the remedy of the condition RecordsVerified"
-        yield _wrong("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
+        yield _failure("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
     else:
-        machines = format_count(len(look.knowledge.machines), "machine")
-        yield fine("ledger", f"the ledger {facts.identity} has {machines}; {runs}")
+        machines = format_count(len(instance.knowledge.machines), "machine")
+        yield success("ledger", f"the ledger {facts.identity} has {machines}; {runs}")
 
 
-def of_who_sets(look: OfflineInstance) -> Examination:
+def check_named_ledger(instance: OfflineInstance) -> CheckResults:
     """Check whether the Fleet allows this instance to publish and to change BMCs."""
-    commit, identity = look.commit, look.knowledge.facts.identity
+    commit, identity = instance.commit, instance.knowledge.facts.identity
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
     if not commit.is_for(identity):
         hint = (
@@ -289,59 +289,59 @@ def of_who_sets(look: OfflineInstance) -> Examination:
             "LedgerNamed"
         )
         message = f"the Fleet names a different ledger from {identity}, so this instance is a standby"
-        yield _wrong("ledger", message, hint)
+        yield _failure("ledger", message, hint)
     elif commit.ledger is None and bmcs:
-        yield _wrong(
+        yield _failure(
             "ledger",
             f"the Fleet names no ledger, so gitboot sets no boot overrides for {format_count(bmcs, 'server')}",
             find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}),
         )
 
 
-def of_output(output: Path, state: Path, *, servers: int) -> Examination:
+def check_output(output: Path, state: Path, *, servers: int) -> CheckResults:
     """Check the output directory: its file system, the published tree, and free space for the fleet."""
     if not output.is_dir():
-        yield _doubtful(
+        yield _warning(
             "output",
             f"the directory {output} does not exist; the first reconcile creates it",
             f"install -d {quote_words(output)}",
         )
         return
-    yield from _check_kind("output", None, lambda warn: check_output_directory(output, (), warn, state=state))
+    yield from _run_check("output", None, lambda warn: check_output_directory(output, (), warn, state=state))
     try:
         stamp = parse_head((output / MANIFEST).read_bytes()).stamp
-        yield fine(
+        yield success(
             "output",
             f"{output} contains the boot files of commit {stamp.commit[:12]}, published with the ledger {stamp.ledger}",
         )
     except FileNotFoundError:
-        yield _doubtful("output", f"{output} has no published files yet", f"gitboot run … --out {quote_words(output)}")
+        yield _warning("output", f"{output} has no published files yet", f"gitboot run … --out {quote_words(output)}")
     except (OSError, ValueError) as error:
-        yield _wrong(
+        yield _failure(
             "output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {quote_words(output / MANIFEST)}"
         )
     if is_readable_by_others(output):
-        yield _doubtful(
+        yield _warning(
             "output",
             f"every user of this host can read {output}, including installation tokens",
             find_remedy("OutputPrivate", "ReadableByAll"),
         )
-    yield from _of_room(output, files=_FILES * servers)
+    yield from _check_free_space(output, files=_FILES_PER_SERVER * servers)
 
 
-def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examination:
+def check_credentials(credentials: Path | None, instance: OfflineInstance) -> CheckResults:
     """Check that the credentials for each BMC exist, and that gitboot may send these credentials to the BMC."""
-    bmcs = {each.name: each.bmc for each in look.commit.machines.values() if each.bmc is not None}
+    bmcs = {each.name: each.bmc for each in instance.commit.machines.values() if each.bmc is not None}
     if not bmcs:
-        yield fine("credentials", "no server has a BMC")
+        yield success("credentials", "no server has a BMC")
         return
     found = CredentialDirectory(credentials)
     for name in sorted({bmc.credentials for bmc in bmcs.values()}):
         servers = sorted(server for server, bmc in bmcs.items() if bmc.credentials == name)
         try:
-            entrusted = found.read(name)
+            trusted = found.read(name)
         except UsageError as error:
-            yield _wrong(
+            yield _failure(
                 "credentials",
                 f"{error}: {_format_servers(servers)}",
                 f"create {credentials or 'DIR'}/{name}/username and …/password with mode 0600",
@@ -349,62 +349,62 @@ def of_credentials(credentials: Path | None, look: OfflineInstance) -> Examinati
             continue
         refused = []
         for server in servers:
-            is_known = credential_use(bmcs[server]) in look.knowledge.known_pairs
+            is_known = credential_use(bmcs[server]) in instance.knowledge.known_pairs
             try:
-                entrusted.trust.build_address_filter(bmcs[server], is_in_ledger=is_known)
+                trusted.trust.build_address_filter(bmcs[server], is_in_ledger=is_known)
             except BmcNotTrusted:
                 refused.append(server)
         if refused:
-            yield _wrong(
+            yield _failure(
                 "networks",
                 f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of "
                 f"{_format_servers(refused)}",
                 "gitboot bmc access-files --state STATE  # prints a suitable access.toml",
             )
         else:
-            yield fine("credentials", f"{name}, for {format_count(len(servers), 'BMC')}")
+            yield success("credentials", f"{name}, for {format_count(len(servers), 'BMC')}")
 
 
-def of_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Examination:
+def check_certificate(tls: MachineTls, decisions: Decisions | None = None) -> CheckResults:
     """Check whether firmware accepts the machines' TLS certificate for the https URLs of the fleet."""
     if tls.address is None:
         return
-    from gitboot.endpoint.tls import Suites, find_firmware_problem
+    from gitboot.endpoint.tls import CipherSuites, find_firmware_problem
 
     _, certificate, key = tls.address
-    suites = Suites.FIRMWARE if tls.firmware_ciphers else Suites.MACHINES
+    suites = CipherSuites.FIRMWARE if tls.firmware_ciphers else CipherSuites.MACHINES
     check = partial(find_firmware_problem, certificate, key, suites, authority=tls.authority)
     try:
         problem = check()
         if problem is not None:
-            yield _wrong("certificate", f"machines reject {certificate}: {problem}", _CERTIFICATE_HINTS.get(problem))
+            yield _failure("certificate", f"machines reject {certificate}: {problem}", _CERTIFICATE_HINTS.get(problem))
             return
         if decisions is None:
-            yield fine("certificate", f"machines can use {certificate} if it is valid for the host of the base URL")
+            yield success("certificate", f"machines can use {certificate} if it is valid for the host of the base URL")
             return
         hosts = sorted({host for url in _list_https_urls(decisions) if (host := urlsplit(url).hostname) is not None})
         problems = {host: check(host=host) for host in hosts}
     except UsageError as error:
-        yield _wrong("certificate", str(error), None)
+        yield _failure("certificate", str(error), None)
         return
     usable = [host for host, problem in problems.items() if problem is None]
     if usable:
-        yield fine("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
+        yield success("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
     elif hosts:  # only a warning, because other web servers may serve some of the hosts
         kind = "IP" if _is_address(hosts[0]) else "DNS"
-        yield _wrong(
+        yield _failure(
             "certificate",
             f"{certificate} is not valid for {format_names(hosts, 3)} (from the base URL)",
             f"get a certificate with subjectAltName={kind}:{hosts[0]}",
         )
     else:
-        yield _doubtful(
+        yield _warning(
             "certificate",
             f"no base URL of the fleet begins with https, so machines do not use {certificate}",
             "baseURL: https://HOST:PORT  # in the Fleet",
         )
     if usable and tls.authority is None:
-        yield _doubtful(
+        yield _warning(
             "certificate",
             "gitboot did not check the certificate chain against the authority that machines trust",
             "gitboot doctor … --machines-ca CA.pem",
@@ -433,7 +433,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def of_firmware_suites(url: str) -> Examination:
+def check_cipher_suites(url: str) -> CheckResults:
     """Check whether firmware can boot from an https URL."""
     from gitboot.endpoint.tls import has_firmware_suites
 
@@ -443,14 +443,14 @@ def of_firmware_suites(url: str) -> Examination:
     except OSError:
         return  # the check of the first script has already reported the error
     if not found:
-        yield _doubtful(
+        yield _warning(
             "certificate",
             f"{url} offers no cipher suite that common UEFI firmware supports, so HTTPS boot fails on many machines",
             "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate; see docs/how-to/https-for-machines.md",
         )
 
 
-def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
+def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
     """Check that each mirror serves the boot loaders and the first script whose URLs DHCP sends to machines."""
     fetcher = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=tls.authority)
     first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
@@ -462,7 +462,7 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
     loaders = sorted({offer.path for offer in offers})
     # DHCP sends these offers as URLs to UEFI HTTP boot, which fetches the loaders itself.
     loads_by_http = bool(decisions.outputs & _DHCP_OUTPUTS) and any(offer.client.http for offer in offers)
-    by_firmware = {
+    firmware_urls = {
         file.url
         for boot in (
             *(decisions.unknown or {}).values(),
@@ -475,14 +475,14 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
         try:
             fetcher.head(url)
         except GitbootError as error:
-            yield _wrong(
+            yield _failure(
                 "DHCP", f"machines get the URL {mirror.base_url} from DHCP, but {error}", f"curl -I {quote_words(url)}"
             )
             continue
-        yield fine("DHCP", f"{url} can be fetched")
-        is_needed = loads_by_http or any(each.startswith(f"{mirror.base_url}/") for each in by_firmware)
+        yield success("DHCP", f"{url} can be fetched")
+        is_needed = loads_by_http or any(each.startswith(f"{mirror.base_url}/") for each in firmware_urls)
         if is_needed and url.startswith("https:") and tls.firmware_ciphers:
-            yield from of_firmware_suites(mirror.base_url)
+            yield from check_cipher_suites(mirror.base_url)
         missing, faults = [], 0
         for path in loaders:
             try:
@@ -490,22 +490,22 @@ def of_mirrors(decisions: Decisions, tls: MachineTls) -> Examination:
             except ArtifactMissing:
                 missing.append(path)
             except GitbootError as error:
-                yield _wrong("loaders", f"{url} cannot be read: {error}", f"curl -I {quote_words(url)}")
+                yield _failure("loaders", f"{url} cannot be read: {error}", f"curl -I {quote_words(url)}")
                 faults += 1
         if missing:
-            yield _wrong(
+            yield _failure(
                 "loaders",
                 f"boot loaders that DHCP uses are missing from {mirror.base_url}/assets/: {format_names(missing, 3)}",
                 _LOADERS,
             )
         elif not faults:
-            yield fine("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+            yield success("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
 
 
 _DHCP_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY})
 
 
-def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Examination:
+def check_secure_boot(decisions: Decisions, authority: Path | None = None) -> CheckResults:
     """Check that programs for servers with Secure Boot have signatures, and that the signed GRUB supports HTTP.
 
     gitboot does not verify the signatures, because only the firmware contains the trusted keys. ``authority`` is a
@@ -527,13 +527,13 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
     fetcher, signed, faults = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=authority), 0, 0
     fetch = f"curl {f'--cacert {quote_words(authority)} ' if authority is not None else ''}-fsSo program.efi "
     for url, servers in sorted(servers_by_url.items()):
-        of_servers = _format_servers(servers)
+        servers_text = _format_servers(servers)
         try:
             fault = _find_fault(fetcher, url)
         except GitbootError as error:
-            yield _doubtful(
+            yield _warning(
                 "Secure Boot",
-                f"{url} cannot be read: {error}; required by {of_servers} with Secure Boot",
+                f"{url} cannot be read: {error}; required by {servers_text} with Secure Boot",
                 f"curl -I {quote_words(url)}",
             )
             faults += 1
@@ -542,22 +542,24 @@ def of_secure_boot(decisions: Decisions, authority: Path | None = None) -> Exami
         faults += fault is not None
         if fault == _NO_HTTP:
             hint = f"{_LOADERS} --system DIR --system /  # DIR: the unpacked grub-efi-amd64-signed of Debian 13"
-            yield _doubtful(
-                "Secure Boot", f"the GRUB at {url} has no HTTP module, so it cannot boot {of_servers}", hint
+            yield _warning(
+                "Secure Boot", f"the GRUB at {url} has no HTTP module, so it cannot boot {servers_text}", hint
             )
         elif fault is not None:
-            yield _doubtful(
+            yield _warning(
                 "Secure Boot",
-                f"{url} {fault}, so the firmware of {of_servers} rejects it",
+                f"{url} {fault}, so the firmware of {servers_text} rejects it",
                 f"{fetch}{quote_words(url)} && sbverify --list program.efi",
             )
     if signed and not faults:
-        yield fine("Secure Boot", f"signatures found in {format_count(signed, 'program')} for servers with Secure Boot")
+        yield success(
+            "Secure Boot", f"signatures found in {format_count(signed, 'program')} for servers with Secure Boot"
+        )
     for base_url, servers in sorted(base_urls.items()):
-        yield from _of_signed_grub_script(fetcher, base_url, servers)
+        yield from _check_signed_grub_script(fetcher, base_url, servers)
 
 
-def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]) -> Examination:
+def _check_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]) -> CheckResults:
     """Check the script that the signed GRUB loads from the root of the web server if the machine loaded GRUB over HTTP.
 
     The output tree contains the script, so the script is at the root if the base URL has no path. Otherwise machines
@@ -575,13 +577,13 @@ def _of_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]
                 f"{url} is missing; add the file if {_format_servers(servers)} {loads} shim over HTTP instead of TFTP"
             )
             hint = f"curl -fsSO {quote_words(f'{base_url}/{path}')}  # then put the file at {url}"
-            yield Examined(subject="Secure Boot", health=Health.FINE, message=message, hint=hint)
+            yield CheckResult(subject="Secure Boot", health=Health.FINE, message=message, hint=hint)
             return
         message = (
             f"{url} cannot be read: {error}; GRUB needs this file if machines load shim over HTTP "
             f"({_format_servers(servers)})"
         )
-        yield _doubtful("Secure Boot", message, f"curl -I {quote_words(url)}")
+        yield _warning("Secure Boot", message, f"curl -I {quote_words(url)}")
 
 
 def _format_servers(names: Collection[str]) -> str:
@@ -608,24 +610,24 @@ def _find_fault(fetcher: WebFetcher, url: str) -> str | None:
         program = b""
         for chunk in content.chunks:
             program += chunk
-            if len(program) >= (_LONGEST_GRUB if is_grub else HEAD):
+            if len(program) >= (_MAX_GRUB_BYTES if is_grub else HEAD):
                 break
     fault = find_program_fault(program[:HEAD])
     return _NO_HTTP if fault is None and is_grub and not has_http(program) else fault
 
 
-_LONGEST_GRUB: Final = 16 * 2**20  # bytes
+_MAX_GRUB_BYTES: Final = 16 * 2**20  # bytes
 
 
-def of_proxy(decisions: Decisions) -> Examination:
+def check_proxy_urls(decisions: Decisions) -> CheckResults:
     """If the Fleet has an output for a proxyDHCP server, check that the server can send each URL."""
     if Output.DHCP_PROXY not in decisions.outputs:
         return
     omitted = list_omitted_proxy_urls(decisions)
     if not omitted:
-        yield fine("DHCP", "the URLs are short enough for a proxyDHCP server")
+        yield success("DHCP", "the URLs are short enough for a proxyDHCP server")
     for url in omitted:
-        yield _wrong(
+        yield _failure(
             "DHCP",
             f"a proxyDHCP server can send only {LONGEST_PROXY_URL} characters, so its configuration does not contain "
             f"{url}",
@@ -633,52 +635,52 @@ def of_proxy(decisions: Decisions) -> Examination:
         )
 
 
-def _of_room(place: Path, *, files: int) -> Examination:
+def _check_free_space(place: Path, *, files: int) -> CheckResults:
     """Check whether a file system has enough free space, and enough inodes for ``files`` new files."""
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     if found.f_files and files > found.f_favail:
-        yield _wrong(
+        yield _failure(
             "disk",
             f"{place} has room for {found.f_favail:,} files, but the output tree of the fleet needs about {files:,}",
             "use a file system with more inodes, for example one created with mkfs.ext4 -N",
         )
-    elif found.f_bavail < found.f_blocks * _FEW:
-        yield _doubtful(
+    elif found.f_bavail < found.f_blocks * _MIN_FREE_SHARE:
+        yield _warning(
             "disk", f"{place} has {free / 2**30:,.1f} GiB free, which is less than 10 %", f"df -h {quote_words(place)}"
         )
-    elif found.f_files and found.f_favail < found.f_files * _FEW:
-        yield _doubtful(
+    elif found.f_files and found.f_favail < found.f_files * _MIN_FREE_SHARE:
+        yield _warning(
             "disk",
             f"{place} has {found.f_favail:,} inodes free, which is less than 10 %",
             f"df -i {quote_words(place)}",
         )
     else:
-        yield fine("disk", f"{place} has {free / 2**30:,.1f} GiB free")
+        yield success("disk", f"{place} has {free / 2**30:,.1f} GiB free")
 
 
-def _check_kind(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> Examination:
+def _run_check(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> CheckResults:
     """Run a check. Yield its error or its warnings, or ``message`` if the check finds no fault."""
     warnings: list[str] = []
     try:
         check(warnings.append)
     except UsageError as error:
-        yield _wrong(subject, str(error), None)
+        yield _failure(subject, str(error), None)
         return
     if warnings:
-        yield from (_doubtful(subject, each, None) for each in warnings)
+        yield from (_warning(subject, each, None) for each in warnings)
     elif message is not None:
-        yield fine(subject, message)
+        yield success(subject, message)
 
 
-def fine(subject: str, message: str) -> Examined:
+def success(subject: str, message: str) -> CheckResult:
     """Build the result of a check that found no problem."""
-    return Examined(subject=subject, health=Health.FINE, message=message)
+    return CheckResult(subject=subject, health=Health.FINE, message=message)
 
 
-def _doubtful(subject: str, message: str, hint: str | None) -> Examined:
-    return Examined(subject=subject, health=Health.DOUBTFUL, message=message, hint=hint)
+def _warning(subject: str, message: str, hint: str | None) -> CheckResult:
+    return CheckResult(subject=subject, health=Health.WARNING, message=message, hint=hint)
 
 
-def _wrong(subject: str, message: str, hint: str | None) -> Examined:
-    return Examined(subject=subject, health=Health.WRONG, message=message, hint=hint)
+def _failure(subject: str, message: str, hint: str | None) -> CheckResult:
+    return CheckResult(subject=subject, health=Health.FAILED, message=message, hint=hint)

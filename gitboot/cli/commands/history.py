@@ -110,8 +110,8 @@ def command(
     if state is not None and not is_path_named(context := click.get_current_context()):
         commit = "the accepted commit" if rev is None else f"revision {rev}"
         path, rev = state / CLONE, ACCEPTED if rev is None else rev
-        if how := describe_state_variable(context):
-            place = f"the instance with the state directory {state}{how}"
+        if hint := describe_state_variable(context):
+            place = f"the instance with the state directory {state}{hint}"
             click.echo(wrap_text(f"the history ends at {commit} of {place}"), err=True)
     history = open_history(path, rev)
     if "/" in subject:
@@ -142,9 +142,9 @@ def _show_document(
     if not any(isinstance(each, DocumentChange) for each in entries):
         names = [str(each) for each in _list_documents(history) if each.kind == document.kind]
         hint = did_you_mean(document, names, "check the kind and the name")
-        raise UsageError(f"no commit in the history of {_name_revision(rev)} contains {document}; {hint}")
-    listed = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
-    write_outputs(outputs, json=listed, text=partial(_format_text, entries, "may hide the document"))
+        raise UsageError(f"no commit in the history of {_describe_revision(rev)} contains {document}; {hint}")
+    as_json = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
+    write_outputs(outputs, json=as_json, text=partial(_format_text, entries, "may hide the document"))
 
 
 def _build_document_item(entry: DocumentChange | InvalidCommit) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _list_documents(history: History) -> Iterator[Id]:
         yield from load(snapshot).origins
 
 
-def _name_revision(rev: str | None) -> str:
+def _describe_revision(rev: str | None) -> str:
     return "the accepted commit" if rev == ACCEPTED else rev or "HEAD"
 
 
@@ -183,24 +183,26 @@ def _show_server(
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
 
     entries: list[ChangingCommit | InvalidCommit] = []
-    with limit_evaluation() as begun:
-        for entry in DecisionHistory(history.steps, get_results_cache(), HistoryEvaluator(history, begun)).list_changes(
-            server
-        ):
+    with limit_evaluation() as set_limits:
+        for entry in DecisionHistory(
+            history.steps, get_results_cache(), HistoryEvaluator(history, set_limits)
+        ).list_changes(server):
             entries.append(entry)
             if sum(isinstance(each, ChangingCommit) for each in entries) == number:
                 break
     if not entries:
         servers = [each.name for each in _list_documents(history) if each.kind == "Server"]
         hint = did_you_mean(server, servers, "`gitboot plan` lists the servers")
-        raise UsageError(f"no commit in the history of {_name_revision(rev)} contains a server {server!r}; {hint}")
+        raise UsageError(f"no commit in the history of {_describe_revision(rev)} contains a server {server!r}; {hint}")
     effects = [each for each in entries if isinstance(each, ChangingCommit)]
     installations = None
     if records is not None or state is not None:
         names = {server, *(each.effect.server for each in effects)}
         installations = _list_installations(names, next((each.uuid for each in effects), None), records, state)
-    listed = partial(format_document, server=server, items=list(map(_build_item, entries)), installations=installations)
-    write_outputs(outputs, json=listed, text=partial(_format_server, entries, installations))
+    as_json = partial(
+        format_document, server=server, items=list(map(_build_item, entries)), installations=installations
+    )
+    write_outputs(outputs, json=as_json, text=partial(_format_server, entries, installations))
 
 
 class Installation(Struct, frozen=True, kw_only=True):
@@ -249,9 +251,9 @@ def _list_installations(
         )
         # The event of an installation is a little later than the time in its record.
         since = last.at or _BEGINNING
-        alike = [each for each in events if (each.image, each.evidence) == (last.image, last.evidence)]
-        of_record = [each for each in alike if each.at is not None and since <= each.at][-1:]
-        events = [*(each for each in events if each not in of_record), last]
+        candidates = [each for each in events if (each.image, each.evidence) == (last.image, last.evidence)]
+        duplicates = [each for each in candidates if each.at is not None and since <= each.at][-1:]
+        events = [*(each for each in events if each not in duplicates), last]
     return tuple(sorted(events, key=lambda each: each.at or _BEGINNING, reverse=True))
 
 
@@ -293,10 +295,10 @@ def _format_text(
 
     lines: list[str] = []
     for _, group in groupby(entries, key=lambda each: isinstance(each, InvalidCommit)):
-        alike = list(group)
-        if skipped := [each for each in alike if isinstance(each, InvalidCommit)]:
+        members = list(group)
+        if skipped := [each for each in members if isinstance(each, InvalidCommit)]:
             lines.append(_format_skipped(skipped, effect))
-        for entry in alike:
+        for entry in members:
             if not isinstance(entry, InvalidCommit):
                 commit = entry.commit
                 author, revision = commit.author.partition(" <")[0], commit.revision[:9]
@@ -338,13 +340,13 @@ def _format_document_rows(change: DocumentChange) -> Iterator[tuple[str, str, st
 def _format_sides(change: Change) -> tuple[str, str]:
     old, new = change.old, change.new
     if isinstance(old, list) and isinstance(new, list):
-        gone = " ".join(f"-{_to_item(each)}" for each in old if each not in new)
-        come = " ".join(f"+{_to_item(each)}" for each in new if each not in old)
-        return (gone, come) if gone or come else ("in another order", _format_value(new))
+        removed = " ".join(f"-{_shorten_item(each)}" for each in old if each not in new)
+        added = " ".join(f"+{_shorten_item(each)}" for each in new if each not in old)
+        return (removed, added) if removed or added else ("in another order", _format_value(new))
     return _format_value(old), f"-> {_format_value(new)}"
 
 
-def _to_item(value: Any) -> Any:
+def _shorten_item(value: Any) -> Any:
     return value.get("url", value) if isinstance(value, dict) else value
 
 

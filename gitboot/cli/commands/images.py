@@ -65,7 +65,7 @@ from gitboot.review.images import (
     RolloutProgress,
     StepOutcome,
     StreamUse,
-    advance,
+    decide_next_step,
     find_applied_rollout,
     report_images,
 )
@@ -113,16 +113,16 @@ def command(
     """
     fleet = plan_fleet(path, rev, at or current_second(), records, state)
     known_records = fleet.records if fleet.knows_records else None
-    found = report_images(fleet.repository, fleet.drop_ended_windows(), known_records, fleet.at)
+    report = report_images(fleet.repository, fleet.drop_ended_windows(), known_records, fleet.at)
     write_outputs(
         outputs,
-        json=partial(format_document, **to_json_value(found), revision=fleet.decisions.revision),
-        text=partial("\n\n".join, list(_format_tables(found))),
+        json=partial(format_document, **to_json_value(report), revision=fleet.decisions.revision),
+        text=partial("\n\n".join, list(_format_tables(report))),
     )
     print_unknown_instance(records, state)
 
 
-def _format_tables(found: ImageReport) -> Iterator[str]:
+def _format_tables(report: ImageReport) -> Iterator[str]:
     rows: list[tuple[str, ...]] = [
         (
             each.name,
@@ -132,29 +132,29 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
             str(each.maintenances),
             ", ".join(each.streams) or "-",
         )
-        for each in found.items
+        for each in report.items
     ]
     yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), rows, optional=1)
-    if found.foreign:
+    if report.foreign:
         yield format_table(
-            ("VERSION FROM ANOTHER TOOL", "INSTALLED"), [(each, str(n)) for each, n in found.foreign.items()]
+            ("VERSION FROM ANOTHER TOOL", "INSTALLED"), [(each, str(n)) for each, n in report.foreign.items()]
         )
-    if any(provenance is not None for each in found.items for provenance in each.files.values()):
-        rows = [(each.name, _count_origins(each.files.values()), ", ".join(each.hosts)) for each in found.items]
+    if any(provenance is not None for each in report.items for provenance in each.files.values()):
+        rows = [(each.name, _count_origins(each.files.values()), ", ".join(each.hosts)) for each in report.items]
         yield format_table(("IMAGE", "CLAIMED PROVENANCE", "FILES FROM"), rows)
-    if found.streams:
-        yield format_table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_format_stream, found.streams))
+    if report.streams:
+        yield format_table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_format_stream, report.streams))
     rows = [
         (each.name, _format_follow(each.follow) if each.follow is not None else "-", each.require_provenance)
-        for each in found.streams
+        for each in report.streams
         if each.follow is not None or each.require_provenance is RequiredProvenance.SIGNED
     ]
     if rows:
         yield format_table(("STREAM", "FOLLOWS", "REQUIRED PROVENANCE"), rows)
-    rows = [(str(each.document), each.image, each.stream) for each in found.uncovered]
+    rows = [(str(each.document), each.image, each.stream) for each in report.uncovered]
     if rows:
         yield format_table(("BOOTS WITHOUT A STREAM", "IMAGE", "STREAM THAT REQUIRES SIGNED IMAGES"), rows)
-    rows = [(stream.name, *row) for stream in found.streams for row in _format_next_servers(stream.joining)]
+    rows = [(stream.name, *row) for stream in report.streams for row in _format_next_servers(stream.joining)]
     if rows:
         yield format_table(("ROLLOUT", "PERCENT", "ADDED", "SERVERS"), rows)
     rows = [
@@ -168,12 +168,12 @@ def _format_tables(found: ImageReport) -> Iterator[str]:
             else "-",
             format_names(each.servers, _MAX_NAMES) or "none",
         )
-        for each in found.behind
+        for each in report.behind
     ]
     if rows:
-        reasons = [wrap_text(each.reason, "    ") for each in found.behind]
+        reasons = [wrap_text(each.reason, "    ") for each in report.behind]
         yield format_table(("PIN OR HOLD", "IMAGE", "DEADLINE", "SERVERS"), rows, below=reasons)
-    rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in found.too_old]
+    rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in report.too_old]
     if rows:
         yield format_table(("SERVER", "IMAGE", "VERSION", "MINIMUM VERSION", "STREAM"), rows)
 
@@ -341,12 +341,12 @@ def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
             yield wrap_text(f"{'.'.join(map(str, file.at))}: {format_origin(file)}", "    ", continuation="        ")
         if each.branch is not None:
             if each.new:
-                made = f"committed on the branch {each.branch}"
+                commit_text = f"committed on the branch {each.branch}"
             elif each.commit is not None:
-                made = f"already on the branch {each.branch}"
+                commit_text = f"already on the branch {each.branch}"
             else:
-                made = f"gitboot would commit on the branch {each.branch}"
-            yield wrap_text(made, "    ")
+                commit_text = f"gitboot would commit on the branch {each.branch}"
+            yield wrap_text(commit_text, "    ")
         for superseded in each.supersedes:
             yield wrap_text(f"this proposal supersedes the branch {superseded}", "    ")
         if each.commit is None and each.document:
@@ -491,44 +491,44 @@ def advance_stream(
         check_branch(branch)
     if rev is not None and no_commit:
         raise UsageError("--no-commit changes the file in the work tree: remove --rev")
-    evaluator, done = FleetEvaluator(current_time()), None
-    with limit_evaluation() as begun:
+    evaluator, proposal = FleetEvaluator(current_time()), None
+    with limit_evaluation() as set_limits:
         instance: InstanceReader
         if records is not None:
             instance = open_instance(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
         elif state is not None:
-            instance = StateReader(state, current_time(), begun)
+            instance = StateReader(state, current_time(), set_limits)
         else:
             raise UsageError("add --records or --state: only records show which servers are installed")
 
         def decide(snapshot: Snapshot) -> FleetDecisions:
-            return evaluator.evaluate(snapshot, begun).head.decided
+            return evaluator.evaluate(snapshot, set_limits).head.decided
 
         snapshot = open_snapshot(path, WORKTREE if no_commit else rev or "HEAD")
         decided = decide(snapshot)
 
         def find_applied_commit(commit: Revision) -> AppliedRollout:
-            there = decide(open_snapshot(path, commit))
-            return find_applied_rollout(stream, there.repository, there.decisions)
+            applied = decide(open_snapshot(path, commit))
+            return find_applied_rollout(stream, applied.repository, applied.decisions)
 
-        here = _find_rollout(stream, decided.repository, accept_fetched=accept_fetched)
-        if here is None:
+        rollout = _find_rollout(stream, decided.repository, accept_fetched=accept_fetched)
+        if rollout is None:
             found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
         else:
             proof = read_proof(instance, find_applied_commit)
-            found = advance(
-                stream, here, *proof, steps=steps, after=after, at=current_time(), accept_fetched=accept_fetched
+            found = decide_next_step(
+                stream, rollout, *proof, steps=steps, after=after, at=current_time(), accept_fetched=accept_fetched
             )
         if found.next is not None:
             file, content, changed = _build_change(found, snapshot, decided.repository)
             decide(changed)  # this raises `InvalidRepository` if the changed fleet is invalid
-            where = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(found.next))))
-            name = None if no_commit else branch or f"gitboot/rollout-{where}"
-            done = _Proposal(made="Nothing", file=file, message=_format_message(found), branch=name)
-    if done is not None:
-        done = _commit_change(path, snapshot.revision, done, content, dry_run=dry_run)
-    listed = partial(format_document, **to_json_value(found), proposal=to_json_value(done))
-    write_outputs(outputs, json=listed, text=partial(_format_rollout, found, done))
+            suffix = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(found.next))))
+            name = None if no_commit else branch or f"gitboot/rollout-{suffix}"
+            proposal = _Proposal(made="Nothing", file=file, message=_format_message(found), branch=name)
+    if proposal is not None:
+        proposal = _commit_change(path, snapshot.revision, proposal, content, dry_run=dry_run)
+    as_json = partial(format_document, **to_json_value(found), proposal=to_json_value(proposal))
+    write_outputs(outputs, json=as_json, text=partial(_format_rollout, found, proposal))
     sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
 
 

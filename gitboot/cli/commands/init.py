@@ -75,45 +75,47 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     DIR must be empty or new. It may be an empty Git repository. With --subpath, only that folder must be empty or new.
     gitboot does not overwrite files.
     """
-    known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
+    source, folder = wanted or find_installed_requirement(), parse_subpath(subpath) if subpath is not None else ""
     fleet = directory / folder
     with convert_os_errors(fleet):
         if fleet.exists() and any(path.name != ".git" for path in fleet.iterdir()):
             raise UsageError(f"{fleet} is not empty: choose an empty directory, or one that does not exist yet")
-    left = [
+    existing = [
         name
-        for name, text in _build_files(known or THIS_VERSION, folder)
+        for name, text in _build_files(source or THIS_VERSION, folder)
         if not create_output_file(directory / name, text.encode(), make_folders=True)
     ]
-    hashes = "" if "#sha256=" in (known or "") else _HASH_MISSING
+    hashes = "" if "#sha256=" in (source or "") else _HASH_MISSING
     echo_wrapped(_NEXT.format(directory=fleet, quoted=quote_words(fleet), hashes=hashes))
-    for name in left:
-        echo_wrapped(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_find_subpath(folder))), err=True)
-    if known is None:
-        echo_wrapped(_UNKNOWN, err=True)
+    for name in existing:
+        echo_wrapped(
+            _EXISTS.format(name=name, hint=_HINTS.get(name, "").format(**_build_placeholders(folder))), err=True
+        )
+    if source is None:
+        echo_wrapped(_UNKNOWN_SOURCE, err=True)
 
 
 def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
     from gitboot.review.formats.json import build_schemas
 
-    below = f"{subpath}/" if subpath else ""
+    prefix = f"{subpath}/" if subpath else ""
     for path in sorted(SEED.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":
             name = path.relative_to(SEED).as_posix()
             yield (
-                place_ci_file(name, subpath) if name in CI else f"{below}{name}",
+                place_ci_file(name, subpath) if name in CI else f"{prefix}{name}",
                 build_seed_file(name, gitboot, subpath),
             )
     for name, text in build_schemas().items():
-        yield f"{below}{SCHEMAS}/{name}", text
-    yield f"{below}{PACKAGES}", packages(gitboot, subpath)
+        yield f"{prefix}{SCHEMAS}/{name}", text
+    yield f"{prefix}{PACKAGES}", build_requirements_file(gitboot, subpath)
     if subpath:
         yield _GITLAB, f"include: [{{local: {place_ci_file(_GITLAB, subpath)}}}]\n"
 
 
 def place_ci_file(name: str, subpath: str) -> str:
     """Return the path of a CI file. With a subpath, the file name is unique in the repository."""
-    slug = _find_subpath(subpath)["slug"]
+    slug = _build_placeholders(subpath)["slug"]
     if name == _GITLAB and subpath:
         return f".gitlab/gitboot{slug}.yml"
     return name.replace(".yml", f"{slug}.yml") if name.startswith((".github/", ".gitea/")) else name
@@ -121,7 +123,7 @@ def place_ci_file(name: str, subpath: str) -> str:
 
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     """Return the content of a file in the new fleet. The CI jobs of the fleet install the requirement ``gitboot``."""
-    place = _find_subpath(subpath)
+    place = _build_placeholders(subpath)
     text = _PROPOSE.sub(lambda place: indent(_PROPOSE_IMAGES.read_text(), place[1]), (SEED / name).read_text())
     if name in CI and subpath:  # the fleet in the subpath has its own instance
         text = _VARIABLES.sub(rf"\g<0>_{place['slug'].strip('-').replace('-', '_').upper()}", text)
@@ -136,7 +138,7 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
     return text
 
 
-def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
+def build_requirements_file(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     """Return the requirements file, with hashes, for the CI jobs that use a token.
 
     A requirement that ends in ``#sha256=DIGEST`` gets this hash. Any other requirement gets the hash MISSING, so the
@@ -153,7 +155,7 @@ def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     return "\n".join((_PACKAGES + ("" if digest else hint) + line, *needed, ""))
 
 
-def _find_subpath(subpath: str) -> dict[str, str]:
+def _build_placeholders(subpath: str) -> dict[str, str]:
     slug = re.sub("[^A-Za-z0-9]+", "-", subpath).strip("-")
     return {"slug": f"-{slug}" if subpath else "", "subpath": subpath}
 
@@ -187,12 +189,12 @@ Then commit, and see README.md. The variable GITBOOT in the CI files names the g
 _HASH_MISSING: Final = f"""
 The CI jobs that write comments fail until you run the command in {PACKAGES}, which adds a hash.\
 """
-_LEFT: Final = "{name} already exists and was not changed{hint}"
+_EXISTS: Final = "{name} already exists and was not changed{hint}"
 _HINTS: Final = {
     _GITLAB: ": add `include: [{{local: .gitlab/gitboot{slug}.yml}}]` to this file",
     ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to this file",
 }
-_UNKNOWN: Final = f"""
+_UNKNOWN_SOURCE: Final = f"""
 Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index \
 does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
 """
@@ -200,7 +202,7 @@ does not have that version, change GITBOOT in these files, or use `gitboot init 
 _FROM_INDEX: Final = ("pip", "uv")
 
 
-def requirement() -> str | None:
+def find_installed_requirement() -> str | None:
     """Return the requirement from which gitboot was installed (PEP 610).
 
     Return None if the source exists only on this host.
@@ -216,12 +218,12 @@ def find_requirement(found: Distribution) -> str | None:
     text = found.read_text("direct_url.json")
     if text is None:
         return f"gitboot=={__version__}" if (found.read_text("INSTALLER") or "").strip() in _FROM_INDEX else None
-    noted: dict[str, Any] = json.loads(text)
-    url = noted["url"]
-    if "vcs_info" in noted:
-        return f"gitboot @ git+{url}@{noted['vcs_info']['commit_id']}"
+    direct_url: dict[str, Any] = json.loads(text)
+    url = direct_url["url"]
+    if "vcs_info" in direct_url:
+        return f"gitboot @ git+{url}@{direct_url['vcs_info']['commit_id']}"
     if urlsplit(url).scheme == "file":
-        pushed = find_pushed_url(Path(unquote(urlsplit(url).path))) if "dir_info" in noted else None
+        pushed = find_pushed_url(Path(unquote(urlsplit(url).path))) if "dir_info" in direct_url else None
         return pushed and f"gitboot @ git+{pushed}"
-    digest = noted.get("archive_info", {}).get("hashes", {}).get("sha256")
+    digest = direct_url.get("archive_info", {}).get("hashes", {}).get("sha256")
     return f"gitboot @ {url}" + (f"#sha256={digest}" if digest else "")

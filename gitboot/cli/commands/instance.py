@@ -35,7 +35,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import echo_wrapped, format_table, wrap_on_terminal, wrap_text
 from gitboot.controller.instance.state_directory import (
     LEDGER,
-    check_acts,
+    check_active,
     find_running_process,
     has_ledger,
     no_instance_error,
@@ -103,8 +103,8 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     age_s = max((current_time() - written).total_seconds(), 0) if written is not None else None
     status = add_age(status, age_s, written)
     status["conditions"] = add_stop_condition(status["conditions"], StopReader(*list_endpoint_folders(state)).current)
-    listed = partial(json.dumps, status, indent=2, sort_keys=True)
-    write_outputs(outputs, text=partial(_format_text, status, state), json=listed)
+    as_json = partial(json.dumps, status, indent=2, sort_keys=True)
+    write_outputs(outputs, text=partial(_format_text, status, state), json=as_json)
     sys.exit(find_status_code(status))
 
 
@@ -113,14 +113,14 @@ def find_status_code(status: Mapping[str, Any]) -> Exit:
 
     The condition Active may be false for a waiting standby, because waiting is not a fault.
     """
-    false = {each["type"]: each["reason"] for each in status["conditions"] if not each["status"]}
-    if false.pop("Active", None) is not None:
-        false.pop("LedgerNamed", None)  # the Fleet document names the ledger of the active instance
-    if "AcceptingCommits" in false:
+    false_reasons = {each["type"]: each["reason"] for each in status["conditions"] if not each["status"]}
+    if false_reasons.pop("Active", None) is not None:
+        false_reasons.pop("LedgerNamed", None)  # the Fleet document names the ledger of the active instance
+    if "AcceptingCommits" in false_reasons:
         return Exit.SUSPENDED
-    if "CommitAccepted" in false:
-        return Exit.HELD if false["CommitAccepted"] == "GuardTripped" else Exit.INVALID
-    return Exit.PARTIAL if false else Exit.FINE
+    if "CommitAccepted" in false_reasons:
+        return Exit.HELD if false_reasons["CommitAccepted"] == "GuardTripped" else Exit.INVALID
+    return Exit.PARTIAL if false_reasons else Exit.FINE
 
 
 def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
@@ -130,24 +130,24 @@ def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
     """
     from gitboot.publish.manifest import STATUS
 
-    acts = all(each["status"] for each in status["conditions"] if each["type"] == "Active")
+    is_active = all(each["status"] for each in status["conditions"] if each["type"] == "Active")
     with suppress(OSError, ValueError, TypeError, KeyError):
         found = json.loads((output / STATUS).read_bytes())
-        if acts and found["ledger"] == status["ledger"] and found["clock"] > status["clock"]:
+        if is_active and found["ledger"] == status["ledger"] and found["clock"] > status["clock"]:
             return {**status, **found}
     return status
 
 
 def _format_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
-    runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
+    process_text = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
     age = [_format_fact("written", f"{format_age(age_seconds)} ago")] if age_seconds is not None else []
     # The status of the active instance shows the rest.
     if any(each["type"] == "Active" and not each["status"] for each in status["conditions"]):
         return "\n".join(
             [
-                _format_fact("gitboot", f"{runs}{', standby' if process else ''}"),
+                _format_fact("gitboot", f"{process_text}{', standby' if process else ''}"),
                 *age,
                 "",
                 *_format_conditions(status["conditions"], state),
@@ -167,7 +167,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     }
     phases = numbers.pop("phases", "")
     lines = [
-        _format_fact("gitboot", runs),
+        _format_fact("gitboot", process_text),
         *age,
         *([_format_fact("lease", f"{lease['number']}, until {lease['until']}")] if lease else []),
         *(_format_fact(name, status[name]) for name in ("ledger", "site", "branch") if status.get(name)),
@@ -393,15 +393,15 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     To write a document for a machine, use `gitboot new server --seen`.
     """
     from gitboot.endpoint.api import format_unknown_machines
-    from gitboot.fetchlog.unknown_machines import forget_unknown, read_unknown
+    from gitboot.fetchlog.unknown_machines import delete_unknown_machines, load_unknown_machines
 
     if not has_ledger(state):
         raise no_instance_error(state)
     if forget:
-        forget_unknown(state)
-    found = read_unknown(state)
-    listed = partial(json.dumps, format_unknown_machines(found), indent=2, sort_keys=True)
-    write_outputs(outputs, json=listed, text=partial(_format_unknown_machines, found))
+        delete_unknown_machines(state)
+    found = load_unknown_machines(state)
+    as_json = partial(json.dumps, format_unknown_machines(found), indent=2, sort_keys=True)
+    write_outputs(outputs, json=as_json, text=partial(_format_unknown_machines, found))
 
 
 def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
@@ -411,14 +411,16 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     rows: list[list[str]] = []
     for each in unknown_machines.machines:
         mac = each.macs[0].replace("-", ":") if each.macs else "-"
-        who = f"{mac} +{len(each.macs) - 1}" if len(each.macs) > 1 else mac
+        macs_text = f"{mac} +{len(each.macs) - 1}" if len(each.macs) > 1 else mac
         words = (each.uuid or "-", each.serial or "-", each.client)
-        rows.append([who, *words, f"{each.last:%Y-%m-%d %H:%M}", str(each.times), each.server or "-"])
+        rows.append([macs_text, *words, f"{each.last:%Y-%m-%d %H:%M}", str(each.times), each.server or "-"])
     # Unknown machines are rarely similar to a document.
     if not any(each.server for each in unknown_machines.machines):
         header, rows = header[:-1], [row[:-1] for row in rows]
-    found_in = [wrap_text(str(each.inventory), "    ") if each.inventory else "" for each in unknown_machines.machines]
-    text = format_table(header, rows, shrinkable=(2,), below=found_in) if rows else ""
+    inventories = [
+        wrap_text(str(each.inventory), "    ") if each.inventory else "" for each in unknown_machines.machines
+    ]
+    text = format_table(header, rows, shrinkable=(2,), below=inventories) if rows else ""
     if rows:
         text += "\n\nWrite a document for a machine:\n    gitboot new server NAME --seen MAC --state STATE"
     if unknown_machines.unkept:
@@ -474,7 +476,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     if process is None:
         raise UsageError(f"no instance runs with the state directory {state}: start `gitboot run` first")
     with suppress(LedgerError):  # continue, because an unavailable database must not block commits
-        check_acts(state)
+        check_active(state)
     triggered, until = current_time(), time.monotonic() + timeout_s
     try:
         os.kill(process, signal.SIGHUP)
@@ -606,7 +608,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     if bool(guards) is all_guards:
         raise UsageError("specify the guards with --all-guards, or with --guard GUARD for each guard (not both)")
     read_status(state)  # this raises an error if no instance has ever run here
-    check_acts(state)
+    check_active(state)
     held = find_held_change(read_held_change(state), digest)
     named = sorted(held.guards if all_guards else set(guards))
     check_approval(held, held.digest, named)
@@ -638,7 +640,7 @@ def allow_installs_command(state: Path) -> None:
     )
     from gitboot.controller.operator_requests import START, decide_halt, find_released_servers
     from gitboot.controller.records.install_boots import remove_withheld_boots
-    from gitboot.publish.tree_reader import remove_stop
+    from gitboot.publish.tree_reader import remove_stop_file
 
     found = list_endpoint_folders(state := resolve_active_state(state))
     try:
@@ -646,16 +648,16 @@ def allow_installs_command(state: Path) -> None:
         with open_offline(state, at) as instance:
             knowledge = instance.knowledge
             commit = remove_withheld_boots(instance.commit, knowledge.facts.withheld)
-            without = structs.replace(knowledge, facts=structs.replace(knowledge.facts, stoppage=None))
-            before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without))
+            without_stop = structs.replace(knowledge, facts=structs.replace(knowledge.facts, stoppage=None))
+            before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without_stop))
             names = find_released_servers(commit, knowledge, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # this removes the stop of the endpoints on this host
         unchanged = f"the endpoints on this host serve boots again, but the ledger still contains the stop: {error}"
-        for each in (*apply_to_folders(found, remove_stop), unchanged):
+        for each in (*apply_to_folders(found, remove_stop_file), unchanged):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None
     # Remove the stop files first. Otherwise the instance would adopt the stop again.
-    missed = list(apply_to_folders(found, remove_stop))
+    missed = list(apply_to_folders(found, remove_stop_file))
     echo_wrapped(request_change(state, START, {}))
     if names:
         click.echo(f"{format_count(len(names), 'server')} may boot from the network now: {format_names(names)}")
@@ -714,12 +716,12 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
         resolve_active_state,
     )
     from gitboot.controller.operator_requests import STOP
-    from gitboot.publish.tree_reader import write_stop
+    from gitboot.publish.tree_reader import write_stop_file
     from gitboot.resolve.provisioning_record import StopOrder
 
     at, stoppage = current_time(), StopOrder(read_operator_name(), reason, everything)
     found = list_endpoint_folders(state := resolve_active_state(state))
-    missed = list(apply_to_folders(found, lambda folder: write_stop(folder, stoppage, at)))
+    missed = list(apply_to_folders(found, lambda folder: write_stop_file(folder, stoppage, at)))
     try:
         echo_wrapped(request_change(state, STOP, {"reason": reason, "everything": everything}))
     except OperatorError as error:  # the instance adopts the endpoints' stop when the ledger is available again

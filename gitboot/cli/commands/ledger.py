@@ -161,8 +161,8 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     """
     from gitboot.cli.instance_client import confirm_or_abort
 
-    where = PostgresAddress.parse(place, password) if "://" in place else Path(place)
-    if isinstance(where, Path) and password is not None:
+    location = PostgresAddress.parse(place, password) if "://" in place else Path(place)
+    if isinstance(location, Path) and password is not None:
         raise UsageError(
             "--ledger-password is only for a PostgreSQL database: remove it, or pass the URL of the database"
         )
@@ -171,14 +171,14 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     with ExitStack() as stack:
         stack.enter_context(make_private(state))
         stack.enter_context(lock(state))
-        found = plan_reclaim(state / LEDGER, where)
+        found = plan_reclaim(state / LEDGER, location)
         if found.moved_to is not None:
             changes = format_count(found.changes, "change")
             click.echo(f"gitboot moved the ledger from {found.name} to {found.moved_to} after {changes}.")
             click.echo("The old ledger does not contain later overrides and installations.")
             click.echo("If an instance still uses the new ledger, two instances would manage the same servers.")
             confirm_or_abort(yes=yes)
-        reclaim(state / LEDGER, where)
+        reclaim(state / LEDGER, location)
     if found.moved_to is None:
         click.echo(f"The ledger is already at {found.name}. This state directory uses it now.")
         return
@@ -225,7 +225,7 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
             old.take_lease(holder := Holder.load(path.parent))
             _require_fetches_read(old)
             if address is None:
-                stack.enter_context(_make_room(path, notes))
+                stack.enter_context(_guard_new_file(path, notes))
             new = stack.enter_context(closing(open_place(path, address)))
             _require_unused(new, notes)
             free_lease(new)
@@ -295,7 +295,7 @@ def _require_fetches_read(old: Database) -> None:
 
 
 @contextmanager
-def _make_room(path: Path, notes: CopyNotes) -> Iterator[None]:
+def _guard_new_file(path: Path, notes: CopyNotes) -> Iterator[None]:
     """Check that there is no file at ``path``, or only an unfinished copy.
 
     If the block fails, remove the incomplete file.
@@ -354,7 +354,7 @@ def _is_unfinished(copy_notes: CopyNotes, notes: CopyNotes) -> bool:
     )
 
 
-_DOUBT: Final = "RestoredLedger"
+_UNVERIFIED_REASON: Final = "RestoredLedger"
 
 
 class ReclaimPlan(NamedTuple):
@@ -372,7 +372,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
     """
     if isinstance(place, Path) and not place.is_file():
         raise UsageError(f"{place} is not a file")
-    with closing(_open_at(place)) as database:
+    with closing(_open_old_ledger(place)) as database:
         notes, name = CopyNotes.read(database), database.name
     mark = read_mark(mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
@@ -389,9 +389,9 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
     The caller must hold the lock on the state directory. The function marks the ledger as unverified before the ledger
     can be used. After a crash, the caller can call the function again.
     """
-    with closing(_open_at(place)) as database:
+    with closing(_open_old_ledger(place)) as database:
         if CopyNotes.read(database).moved_to is not None:
-            instance_tables.mark_unverified(Store(database, path), _DOUBT)
+            instance_tables.mark_unverified(Store(database, path), _UNVERIFIED_REASON)
             with database.reading():
                 database.begin()
                 database.execute("DELETE FROM facts WHERE name IN (?, ?)", (LEFT, COPY))
@@ -428,5 +428,5 @@ def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
             )
 
 
-def _open_at(place: PostgresAddress | Path) -> Database:
+def _open_old_ledger(place: PostgresAddress | Path) -> Database:
     return open_place(place, None) if isinstance(place, Path) else open_place(Path(), place)

@@ -149,8 +149,8 @@ def command(
         compare_mirror,
         read_expected_files,
     )
-    from gitboot.publish.mirror_repair import mirror_files
-    from gitboot.publish.signed_list_check import compare_with_list, list_facts
+    from gitboot.publish.mirror_repair import render_mirror_files
+    from gitboot.publish.signed_list_check import build_list_facts, compare_with_list
     from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
     from gitboot.render.paths import BOOT
 
@@ -160,7 +160,7 @@ def command(
                 "--write-program needs --from, the source of the copy, and --key, the key that the mirror trusts"
             )
         digits = "".join(f"{key.hex()}\n" for each in keys for key in _parse_public_keys(each))
-        for name, content in mirror_files(source, mirror, digits).items():
+        for name, content in render_mirror_files(source, mirror, digits).items():
             write_output_file(program_folder / name, [content], make_folders=True)
             click.echo(f"wrote {program_folder / name}")
         return
@@ -176,30 +176,34 @@ def command(
         _repair(context, mirror, tree, repaired, parallel, outputs)
         return
     public_keys = [key for each in keys for key in _parse_public_keys(each)]
-    opened: FolderMirror | WebMirror
+    reader: FolderMirror | WebMirror
     if "://" in mirror and not mirror.startswith("file://"):
-        opened = WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=secrets.token_hex(8))
+        reader = WebMirror(
+            mirror, ca_bundle, parallel=parallel, reads_machine_files=read_entries, nonce=secrets.token_hex(8)
+        )
     else:
-        opened = FolderMirror(_resolve_folder(mirror), tree)
+        reader = FolderMirror(_resolve_folder(mirror), tree)
     now = current_time()
     report: MirrorReport | None = None
-    with show_growing_progress("files") as (begun, done):
+    with show_growing_progress("files") as (set_total, advance):
         if tree is None:
-            report = compare_with_list(opened, public_keys, now, parallel=parallel, on_start=begun, on_progress=done)
+            report = compare_with_list(
+                reader, public_keys, now, parallel=parallel, on_start=set_total, on_progress=advance
+            )
             found, files, unread = report.findings, report.files, report.unread
         else:
-            look = partial(read_expected_files, tree, as_target=as_target)
-            by_tree = compare_mirror(look, opened, parallel=parallel, on_start=begun, on_progress=done)
-            found, files, unread = by_tree.findings, by_tree.files, by_tree.unread
+            read_files = partial(read_expected_files, tree, as_target=as_target)
+            comparison = compare_mirror(read_files, reader, parallel=parallel, on_start=set_total, on_progress=advance)
+            found, files, unread = comparison.findings, comparison.files, comparison.unread
             if (tree / BOOT / SIGNED / TIMESTAMP).exists():
-                found = (*opened.find_cached_list(), *found)
-    listed = {}
+                found = (*reader.find_cached_list(), *found)
+    json_facts = {}
     if report is not None:
-        about = list_facts(report.signed_list, now) if report.signed_list is not None else None
-        listed = {"list": about, "hidden": report.hidden_files, "turning": list(report.in_transition)}
+        list_details = build_list_facts(report.signed_list, now) if report.signed_list is not None else None
+        json_facts = {"list": list_details, "hidden": report.hidden_files, "turning": list(report.in_transition)}
     write_outputs(
         outputs,
-        json=partial(format_document, files=files, items=found, unchecked=unread, **listed),
+        json=partial(format_document, files=files, items=found, unchecked=unread, **json_facts),
         text=partial(_format_text, found, files, unread, report, now),
     )
     if found:
@@ -218,10 +222,10 @@ def _repair(
 
     if tree is None:
         raise UsageError("--repair needs --tree, the output tree with the right files")
-    with ExitStack() as stack, show_growing_progress("files") as (begun, done):
+    with ExitStack() as stack, show_growing_progress("files") as (set_total, advance):
         store = _open_store(mirror, tree, stack)
         report = repair(
-            store, tree, paths, partial(datetime.now, UTC), parallel=parallel, on_start=begun, on_progress=done
+            store, tree, paths, partial(datetime.now, UTC), parallel=parallel, on_start=set_total, on_progress=advance
         )
     rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
     rows += [(style("Left", fg="red"), f"/{path}") for path in report.extra_paths]
@@ -297,12 +301,12 @@ def _format_text(
 ) -> str:
     rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in comparison]
     counts = Counter(str(each.fault).lower() for each in comparison)
-    told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
-    listed = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
+    summary = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
+    table_lines = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
     skipped = f"not read: {format_count(len(unread), 'file')} that only machines fetch (read them with --read-entries)"
     omitted = [skipped] if unread else []
     return "\n".join(
-        (*listed, *_format_signature_details(report, now), *omitted, f"{format_count(files, 'file')}: {told}")
+        (*table_lines, *_format_signature_details(report, now), *omitted, f"{format_count(files, 'file')}: {summary}")
     )
 
 
@@ -375,12 +379,12 @@ def read_access_logs_command(
     spool.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
     with ExitStack() as stack:
-        asked = UnknownMachineRecorder(spool)
-        stack.callback(asked.write_file)
-        written = SpoolFile(spool)
-        stack.callback(written.close)
+        unknown_recorder = UnknownMachineRecorder(spool)
+        stack.callback(unknown_recorder.write_file)
+        spool_file = SpoolFile(spool)
+        stack.callback(spool_file.close)
         if logs == (_STDIN,):
-            _record_lines(sys.stdin.buffer, spool, written, outcomes, asked, None)
+            _record_lines(sys.stdin.buffer, spool, spool_file, outcomes, unknown_recorder, None)
         else:
             stop = stop_on_signal() if follow else None
             files = [
@@ -389,11 +393,11 @@ def read_access_logs_command(
             is_last = False
             while not is_last:
                 is_last = stop is None or stop.is_set  # read the lines that were written before the stop
-                for file, sent in files:
+                for file, sent_versions in files:
                     with closing(file.read_lines()) as lines:
-                        _record_lines(lines, spool, written, outcomes, asked, sent)
-                    sent.write()
-                asked.write_file()
+                        _record_lines(lines, spool, spool_file, outcomes, unknown_recorder, sent_versions)
+                    sent_versions.write()
+                unknown_recorder.write_file()
                 if stop is not None and not is_last:
                     stop.wait(_POLL_S)
     counts = {name: outcomes.pop(name, 0) for name in (_OBSERVED, _UNREADABLE, _UNKNOWN, _OUT_OF_ORDER)}
@@ -404,8 +408,8 @@ def read_access_logs_command(
     text += f", {counts[_UNKNOWN]} for nonexistent boot scripts" if counts[_UNKNOWN] else ""
     if ignored:
         text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
-    listed = partial(format_document, read=lines_read, ignored=ignored, **counts)
-    write_outputs(outputs, json=listed, text=partial(str, text))
+    as_json = partial(format_document, read=lines_read, ignored=ignored, **counts)
+    write_outputs(outputs, json=as_json, text=partial(str, text))
 
 
 _OBSERVED: Final = "observed"
@@ -417,10 +421,10 @@ _UNKNOWN: Final = "unknown"  # requests for boot scripts that do not exist, for 
 def _record_lines(
     lines: Iterable[bytes],
     spool: Path,
-    written: SpoolFile,
+    spool_file: SpoolFile,
     outcomes: Counter[str],
-    asked: UnknownMachineRecorder,
-    sent: SentVersions | None,
+    unknown_recorder: UnknownMachineRecorder,
+    sent_versions: SentVersions | None,
 ) -> None:
     for line in lines:
         found = parse_line(line)
@@ -428,13 +432,13 @@ def _record_lines(
             outcomes[found] += 1
             continue
         if isinstance(found, UnknownMachine):
-            asked.add(found)
+            unknown_recorder.add(found)
             outcomes[_UNKNOWN] += 1
             continue
         with convert_os_errors(spool):
-            written.append(encode_line(found))
+            spool_file.append(encode_line(found))
         outcomes[_UNREADABLE if found.is_open_intent else _OBSERVED] += 1
-        if sent is not None and sent.is_older(found):
+        if sent_versions is not None and sent_versions.is_older(found):
             outcomes[_OUT_OF_ORDER] += 1
             message = f"{found.path}: the mirror sent {found.client} an older version than it had sent before"
             facts = {"path": found.path, "client": found.client}

@@ -138,21 +138,21 @@ def server(
     from gitboot.cli.evaluated_fleet import load_fleet
 
     fleet = load_fleet(path, None)
-    new, about = NewServer(macs={}), "A new server."
+    new, comment = NewServer(macs={}), "A new server."
     try:
         if seen is not None:
             if state is None:
                 raise UsageError("--seen needs --state, the state directory of the instance that lists the machine")
-            new, about = _read_unknown_machine(seen, state)
+            new, comment = _read_unknown_machine(seen, state)
         if address is not None:
             if asked_as is None:
                 raise UsageError("--bmc needs --as NAME: the name of the credentials, as documents use it")
-            behind, about = _read_bmc(address, asked_as, credentials, verify=not no_verify)
-            if seen is not None and new.macs.keys().isdisjoint(behind.macs):
+            bmc_server, comment = _read_bmc(address, asked_as, credentials, verify=not no_verify)
+            if seen is not None and new.macs.keys().isdisjoint(bmc_server.macs):
                 raise UsageError(
                     f"the machine at {address} does not have the MAC address of --seen: check --bmc and --seen"
                 )
-            new = behind
+            new = bmc_server
         new = structs.replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})
         new = structs.replace(new, uuid=parse_lookup_uuid(uuid)) if uuid is not None else new
         chosen = parse_name(name)
@@ -162,16 +162,16 @@ def server(
         raise UsageError("there is no MAC address: add --seen, --bmc or --mac")
     own_uuids = {*byte_orders(new.uuid)} if new.uuid is not None else set()
     for other, each in fleet.servers.items():
-        macs_of_both = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
+        shared_macs = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
         serial = each.spec.serial if each.spec.serial == new.serial else None
         if other == chosen:
             raise UsageError(f"Server/{chosen} already exists: choose another name")
-        if found := sorted(filter(None, (*macs_of_both, *({*byte_orders(each.uuid)} & own_uuids), serial))):
+        if found := sorted(filter(None, (*shared_macs, *({*byte_orders(each.uuid)} & own_uuids), serial))):
             raise UsageError(f"Server/{other} already has {found[0]}: write only one document for each machine")
     example = next((each for other, each in fleet.servers.items() if other == like), None)
     if like is not None and example is None:
         raise UsageError(f"--like: there is no Server/{like} in the fleet")
-    text = render_server(chosen, new, example, about)
+    text = render_server(chosen, new, example, comment)
     target = path / "servers" / f"{chosen}.yaml"
     if not create_output_file(target, text.encode(), make_folders=True):
         raise UsageError(f"{target} already exists: move the file, or choose another name")
@@ -179,20 +179,20 @@ def server(
 
 
 def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
-    from gitboot.fetchlog.unknown_machines import read_unknown
+    from gitboot.fetchlog.unknown_machines import load_unknown_machines
 
     mac = parse_mac(name)
-    machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
+    machine = next((each for each in load_unknown_machines(state).machines if mac in each.macs), None)
     if machine is None:
         raise UsageError(
             f"no unknown machine with the MAC address {name} has requested a boot; to list the machines, run "
             f"`gitboot unknown-machines --state {quote_words(state)}`"
         )
     when = f"{machine.last:%Y-%m-%d %H:%M} UTC"
-    about = f"The machine with the address {machine.client} requested a boot at {when} and sent these facts."
+    comment = f"The machine with the address {machine.client} requested a boot at {when} and sent these facts."
     new = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
     if (inventory := machine.inventory) is None:
-        return new, about
+        return new, comment
     names = {each.mac: each.name for each in inventory.interfaces}
     new = structs.replace(
         new,
@@ -200,36 +200,36 @@ def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
         architecture=Architecture(inventory.architecture) if inventory.architecture is not None else None,
         firmware=Firmware(inventory.firmware) if inventory.firmware is not None else None,
     )
-    return new, f"{about} Its inventory: {inventory}."
+    return new, f"{comment} Its inventory: {inventory}."
 
 
 def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
     from gitboot.bmc.scan import list_addresses
     from gitboot.cli.commands.bmc_enroll import scan_places
 
-    answers = scan_places(list_addresses([address], [443]), credentials, credentials_name, verify=verify, parallel=1)
-    found = [each for answer in answers for each in answer.servers]
+    probes = scan_places(list_addresses([address], [443]), credentials, credentials_name, verify=verify, parallel=1)
+    found = [each for probe in probes for each in probe.servers]
     if len(found) != 1:
-        why = next((each.error for each in answers if each.error is not None), f"it shows {len(found)} machines")
+        why = next((each.error for each in probes if each.error is not None), f"it shows {len(found)} machines")
         raise UsageError(f"{address}: {why}")
-    [one] = found
-    if one.missing_identity is not None:
-        raise UsageError(f"{address}: {one.missing_identity}")
+    [machine] = found
+    if machine.missing_identity is not None:
+        raise UsageError(f"{address}: {machine.missing_identity}")
     bmc = {
-        "address": one.address,
-        **({} if one.is_only_system else {"system": one.system}),
+        "address": machine.address,
+        **({} if machine.is_only_system else {"system": machine.system}),
         "credentials": credentials_name,
         **({} if verify else {"tls": {"verify": False}}),
     }
     new = NewServer(
-        macs={nic.mac: nic.name or None for nic in one.nics},
-        uuid=one.identity.uuid,
-        serial=one.serial,
-        architecture=one.architecture,
-        firmware=one.firmware,
+        macs={nic.mac: nic.name or None for nic in machine.nics},
+        uuid=machine.identity.uuid,
+        serial=machine.serial,
+        architecture=machine.architecture,
+        firmware=machine.firmware,
         bmc=bmc,
     )
-    return new, f"{f'{one.maker} {one.model}'.strip() or 'A machine'}, found at {one.address}."
+    return new, f"{f'{machine.maker} {machine.model}'.strip() or 'A machine'}, found at {machine.address}."
 
 
 image_keys_option = click.option(
@@ -366,24 +366,24 @@ def image(
                 raise UsageError("add VERSION: gitboot cannot determine the version of single files")
             default = source if version in source else f"{source}-{version}"
             chosen = _check_name(fleet, path, name or build_document_name(default))
-            described = _describe_files(files, wanted, version, assets, reader)
+            release_files = _describe_files(files, wanted, version, assets, reader)
         elif is_image:
             reference = OciReference.parse(source)
             if version is not None:
                 raise UsageError("the tag of an image is its version: remove VERSION")
             default = f"{reference.repository.rpartition('/')[2]}-{reference.tag or reference.version[7:19]}"
             chosen = _check_name(fleet, path, name or build_document_name(default))
-            described = describe_oci_image(reference, registry, wanted[0] if len(wanted) == 1 else None)
+            release_files = describe_oci_image(reference, registry, wanted[0] if len(wanted) == 1 else None)
         else:
             found = find_source(source, fleet.image_sources)
             release = _find_release(reader, found, channel, version)
             chosen = _check_name(fleet, path, name or find_image_name(release.source, release.version))
-            described = reader.describe_release(found, release, wanted)
-        built = build_image(described, fetcher, keys, progress, name=chosen)
+            release_files = reader.describe_release(found, release, wanted)
+        built = build_image(release_files, fetcher, keys, progress, name=chosen)
     file = path / "images" / f"{chosen}.yaml"
     if not dry_run and not create_output_file(file, built.text.encode(), make_folders=True):
         raise UsageError(f"{file} already exists: move the file, or choose another name with --name")
-    listed = {
+    facts = {
         "name": built.name,
         "version": built.image.spec.version,
         "file": None if dry_run else str(file),
@@ -391,11 +391,11 @@ def image(
         "document": built.text,
     }
     text = partial(str, built.text) if dry_run else partial(_format_text, built, file, path)
-    write_outputs(outputs, json=partial(format_document, **listed), text=text)
+    write_outputs(outputs, json=partial(format_document, **facts), text=text)
 
 
-def _list_values(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return given if isinstance(given, tuple) else (given,) if given is not None else ()
+def _list_values(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return value if isinstance(value, tuple) else (value,) if value is not None else ()
 
 
 _WEB: Final = ("http://", "https://")

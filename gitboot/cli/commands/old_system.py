@@ -214,7 +214,7 @@ def _compare_server(
     *,
     contents: bool,
 ) -> BootComparison:
-    asker = ComparedMachine(
+    machine = ComparedMachine(
         name=decision.server,
         uuid=str(decision.uuid),
         macs=tuple(mac.replace("-", ":") for mac in server.boot_macs),
@@ -223,10 +223,10 @@ def _compare_server(
     )
     policy = decision.policy
     boot = policy.boot if policy is not None else None
-    build_result = partial(BootComparison, server=asker.name)
+    build_result = partial(BootComparison, server=machine.name)
     try:
         is_uki = boot is not None and boot.direct_uki is not None
-        answer = _fetch_old_boot(client, old, shape, asker, timeout_s, is_uki=is_uki)
+        answer = _fetch_old_boot(client, old, shape, machine, timeout_s, is_uki=is_uki)
         if answer is None:
             return build_result(verdict=Verdict.MISSING, message="the old system returned 404 for this server")
         if boot is None and answer.kernel is None:
@@ -249,20 +249,20 @@ def _compare_server(
     except HostUnreachable as error:
         return build_result(verdict=Verdict.UNKNOWN, message=str(error))
     return compare_boots(
-        asker.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url, macs=asker.macs
+        machine.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url, macs=machine.macs
     )
 
 
 def _fetch_old_boot(
-    client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float, *, is_uki: bool
+    client: HttpClient, old: str, shape: str, machine: ComparedMachine, timeout_s: float, *, is_uki: bool
 ) -> OldBoot | None:
     """Return what a machine boots in the old system.
 
     If the old system supports UEFI HTTP boot, first request the kind of boot that the fleet uses.
     """
-    ways = [partial(_fetch_old_script, client, old, shape, asker, timeout_s)]
+    ways = [partial(_fetch_old_script, client, old, shape, machine, timeout_s)]
     if shape in HTTP_BOOT_PATHS:
-        ways.insert(0 if is_uki else 1, partial(_fetch_http_boot, client, old, shape, asker, timeout_s))
+        ways.insert(0 if is_uki else 1, partial(_fetch_http_boot, client, old, shape, machine, timeout_s))
     failures = []
     for way in ways:
         try:
@@ -276,16 +276,16 @@ def _fetch_old_boot(
 
 
 def _fetch_old_script(
-    client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float
+    client: HttpClient, old: str, shape: str, machine: ComparedMachine, timeout_s: float
 ) -> OldBoot | None:
     urls = [
         each
         for paths in (SCRIPT_PATHS, OTHER_SCRIPT_PATHS)
-        for each in enumerate(asker.list_script_urls(old, shape, paths))
+        for each in enumerate(machine.list_script_urls(old, shape, paths))
     ]
     for number, script_url in urls:
-        mac = asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else ""
-        url, variables = script_url, asker.list_variables(mac)
+        mac = machine.macs[min(number, len(machine.macs) - 1)] if machine.macs else ""
+        url, variables = script_url, machine.list_variables(mac)
         for _ in range(_MAX_REDIRECTS):
             # Cobbler sends an empty response to an unknown machine.
             if not (script := _fetch_text(client, url, timeout_s) or "").strip():
@@ -300,12 +300,12 @@ def _fetch_old_script(
 
 
 def _fetch_http_boot(
-    client: HttpClient, old: str, shape: str, asker: ComparedMachine, timeout_s: float
+    client: HttpClient, old: str, shape: str, machine: ComparedMachine, timeout_s: float
 ) -> OldBoot | None:
     root = old.rstrip("/")
-    headers = {"X-Forwarded-For": ", ".join((*asker.addresses, *asker.macs))}
+    headers = {"X-Forwarded-For": ", ".join((*machine.addresses, *machine.macs))}
     answer = _fetch_text(client, f"{root}/{HTTP_BOOT_PATHS[shape]}", timeout_s, headers)
-    return parse_http_boot(answer, asker.uuid, f"{root}/ignition/{asker.uuid}") if answer else None
+    return parse_http_boot(answer, machine.uuid, f"{root}/ignition/{machine.uuid}") if answer else None
 
 
 def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
@@ -323,8 +323,8 @@ def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
 
 
 def _is_same_host(url: str, old: str) -> bool:
-    ours, theirs = urlsplit(old), urlsplit(url)
-    return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
+    old_parts, url_parts = urlsplit(old), urlsplit(url)
+    return (old_parts.scheme, old_parts.netloc) == (url_parts.scheme, url_parts.netloc)
 
 
 def _fetch_text(client: HttpClient, url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> str | None:
@@ -339,9 +339,9 @@ def _fetch_text(client: HttpClient, url: str, timeout_s: float, headers: Mapping
 # Output
 
 
-def _format_text(contrasts: list[BootComparison]) -> str:
+def _format_text(comparisons: list[BootComparison]) -> str:
     rows, lines = [], []
-    for each in contrasts:
+    for each in comparisons:
         if each.verdict is not Verdict.EQUAL:
             name = each.server if len(each.server) <= 40 else f"{each.server[:39]}…"
             what = each.message or ", ".join(what for what, _, _ in each.differences)
@@ -351,27 +351,27 @@ def _format_text(contrasts: list[BootComparison]) -> str:
                 lines += [wrap_text(f"old:     {old}", "  "), wrap_text(f"gitboot: {new}", "  ")]
     if rows:
         lines = [format_table(("SERVER", "RESULT", "DIFFERENCE"), rows), *lines, ""]
-    return "\n".join((*lines, _format_summary(contrasts)))
+    return "\n".join((*lines, _format_summary(comparisons)))
 
 
-def _format_summary(contrasts: list[BootComparison]) -> str:
-    counts = Counter(str(each.verdict) for each in contrasts)
+def _format_summary(comparisons: list[BootComparison]) -> str:
+    counts = Counter(str(each.verdict) for each in comparisons)
     numbers = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))
-    return f"{format_count(len(contrasts), 'server')}: {numbers}" if contrasts else "the fleet has no servers"
+    return f"{format_count(len(comparisons), 'server')}: {numbers}" if comparisons else "the fleet has no servers"
 
 
-def _format_markdown(contrasts: list[BootComparison]) -> str:
+def _format_markdown(comparisons: list[BootComparison]) -> str:
     from gitboot.review.formats.markdown import format_code
 
     lines = []
-    for each in contrasts:
+    for each in comparisons:
         if each.verdict is not Verdict.EQUAL:
             for what, old, new in each.differences or ((each.message, "-", "-"),):
                 server, *cells = (format_code(text, in_table=True) for text in (each.server, what, old, new))
                 lines.append(f"| {' | '.join((server, str(each.verdict), *cells))} |")
     if lines:
         lines = ["", "| server | result | difference | old | gitboot |", "|---|---|---|---|---|", *lines]
-    return "\n".join((_format_summary(contrasts), *lines))
+    return "\n".join((_format_summary(comparisons), *lines))
 
 
 REPORT: Final = "import-report.md"
@@ -398,7 +398,7 @@ The systems, and the data to pass as SOURCE:"""
 class OldSystem(Struct, frozen=True):
     """A supported old system: the function that reads its data, and a description of the data."""
 
-    read: Callable[[Texts], ImportedInventory]
+    read_inventory: Callable[[Texts], ImportedInventory]
     description: str
 
 
@@ -409,9 +409,9 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "foreman": OldSystem(asset_databases.read_foreman, "hosts, media, operatingsystems of the Foreman API as JSON"),
     "maas": OldSystem(asset_databases.read_maas, "output of maas PROFILE machines read and power-parameters"),
     "openchami": OldSystem(hpc_clusters.read_openchami, "BSS and SMD data, or boot-service nodes/bootconfigurations"),
-    "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
-    "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
-    "boot-operator": OldSystem(metal_operator.read, "metal-operator and boot-operator objects as YAML"),
+    "tinkerbell": OldSystem(kubernetes.read_inventory, "Hardware and Machine objects as YAML"),
+    "metal3": OldSystem(kubernetes.read_inventory, "BareMetalHost and HardwareData objects as YAML"),
+    "boot-operator": OldSystem(metal_operator.read_inventory, "metal-operator and boot-operator objects as YAML"),
     "ironic": OldSystem(boot_servers.read_ironic, "JSON of openstack baremetal node list --long and port list"),
     "netbox": OldSystem(asset_databases.read_netbox, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
     "xcat": OldSystem(hpc_clusters.read_xcat, "the output of lsdef -t node -z"),
@@ -462,14 +462,14 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     help="The baseURL of the Fleet. Default: http://boot.example.net, which you must change.",
 )
 def import_command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
-    from gitboot.importers.fleet_files import IGNORE, render_fleet, render_report, summarize
+    from gitboot.importers.fleet_files import IGNORE, render_fleet, render_report, summarize_import
     from gitboot.review.formats.json import build_schemas
 
     try:
         fleet_yaml = build_seed_file("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))
     except Malformed as error:
         raise UsageError(f"--base-url: {error.message}; {error.hint}") from None
-    inventory = SYSTEMS[system].read(dict(_read_texts(source)))
+    inventory = SYSTEMS[system].read_inventory(dict(_read_texts(source)))
     supplement = Supplement(
         uuids=parse_uuid_list(_read_text(uuids), str(uuids)) if uuids else {},
         sums=parse_digest_list(_read_text(sums), str(sums)) if sums else {},
@@ -487,9 +487,9 @@ def import_command(system: str, source: Path, out: Path, uuids: Path | None, sum
         )
         target.write(fleet.files)
         below = {f"{SCHEMAS}/{name}": text for name, text in build_schemas().items()}
-        target.end({**below, REPORT: render_report(system, fleet, target.left)})
-    left = f"; gitboot kept {format_count(len(target.left), 'file')} that you changed" if target.left else ""
-    click.echo(f"{out}: {summarize(fleet)}{left}; see {out / REPORT}", err=True)
+        target.end({**below, REPORT: render_report(system, fleet, target.skipped)})
+    skipped = f"; gitboot kept {format_count(len(target.skipped), 'file')} that you changed" if target.skipped else ""
+    click.echo(f"{out}: {summarize_import(fleet)}{skipped}; see {out / REPORT}", err=True)
 
 
 def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
@@ -518,11 +518,11 @@ class _ImportTarget:
 
     def __init__(self, out: Path) -> None:
         self._out = out
-        self.left: list[str] = []  # files that were not written
-        self._now: dict[str, str] = {}
-        self._before: Mapping[str, str] = {}
+        self.skipped: list[str] = []  # files that were not written
+        self._new_digests: dict[str, str] = {}
+        self._old_digests: Mapping[str, str] = {}
         if (written := read_output_file(out / _DIGESTS_FILE)) is not None:
-            self._before = _parse_digests(written, out)
+            self._old_digests = _parse_digests(written, out)
         elif out.exists() and any(path.name != ".git" for path in out.iterdir()):
             raise UsageError(f"{out} is not empty, and gitboot import did not create it: choose an empty directory")
 
@@ -533,27 +533,27 @@ class _ImportTarget:
 
     def write(self, files: Mapping[str, str]) -> None:
         for name, text in sorted(files.items()):
-            theirs = [each for each in (name, name.removeprefix("pending/")) if self._is_edited(each)]
-            self.left += theirs[:1]
-            if not theirs:
+            edited = [each for each in (name, name.removeprefix("pending/")) if self._is_edited(each)]
+            self.skipped += edited[:1]
+            if not edited:
                 self._write_file(name, text)
-            self._now[name] = _hash_text(text)
-        for name in sorted(self._before.keys() - files.keys()):
+            self._new_digests[name] = _hash_text(text)
+        for name in sorted(self._old_digests.keys() - files.keys()):
             if self._is_edited(name):
-                self.left.append(name)
-                self._now[name] = self._before[name]
+                self.skipped.append(name)
+                self._new_digests[name] = self._old_digests[name]
             else:
                 remove_output_file(self._out / name)
 
     def end(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
             self._write_file(name, text)
-        self._write_file(_DIGESTS_FILE, json.dumps(self._now, indent=2, sort_keys=True) + "\n")
+        self._write_file(_DIGESTS_FILE, json.dumps(self._new_digests, indent=2, sort_keys=True) + "\n")
 
     def _is_edited(self, name: str) -> bool:
         """Return whether the file exists and differs from what the last import wrote."""
         found = self._read(name)
-        return found is not None and _hash_text(found) != self._before.get(name)
+        return found is not None and _hash_text(found) != self._old_digests.get(name)
 
     def _read(self, name: str) -> str | None:
         content = read_output_file(self._out / name)

@@ -120,8 +120,8 @@ def command(
     if timeline is None and until is not None:
         raise UsageError("--until is the end of a timeline: add --timeline SERVER, or remove --until")
     try:
-        named = names if timeline is None else (timeline,)
-        fleet = plan_fleet(path, rev, at or current_second(), records, state, named)
+        servers = names if timeline is None else (timeline,)
+        fleet = plan_fleet(path, rev, at or current_second(), records, state, servers)
     except UsageError as error:
         if len(path.parts) != 1 or path.exists():
             raise
@@ -142,29 +142,29 @@ def _write_plans(
     outputs: tuple[OutputOption, ...],
     state: Path | None,
 ) -> None:
-    chosen = parse_selector(selector)
-    asked = sorted({fleet.find_decision(name).server for name in names}) or fleet.decisions.servers
+    label_selector = parse_selector(selector)
+    servers = sorted({fleet.find_decision(name).server for name in names}) or fleet.decisions.servers
     items: list[dict[str, Any]] = []
     plans = {}
-    for server in asked:
+    for server in servers:
         metadata = fleet.repository.servers[server].metadata
-        if chosen is not None and not chosen.matches(metadata.name, metadata.labels):
+        if label_selector is not None and not label_selector.matches(metadata.name, metadata.labels):
             continue
         decision, plan = fleet.plan_server(server)
         plans[decision.server] = plan
         files = render_server_files(fleet.decisions, decision, plan)
         boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
-        made = find_consumed_runs(decision, fleet.at, fleet.records.get(decision.uuid))
+        consumed_runs = find_consumed_runs(decision, fleet.at, fleet.records.get(decision.uuid))
         items.append(
             {
                 **build_summary(
                     decision, plan, boot_files, install_progress(fleet.records.get(decision.uuid), fleet.at)
                 ),
                 **({"preconditions": needs} if (needs := _list_preconditions(fleet, decision)) else {}),
-                "alreadyMade": {name: format_instant(run.at) for name, run in made.items()},
+                "alreadyMade": {name: format_instant(run.at) for name, run in consumed_runs.items()},
             }
         )
-    if not items and chosen is not None:
+    if not items and label_selector is not None:
         among = f" among {', '.join(names)}" if names else ""
         total = format_count(len(fleet.decisions.servers), "server")
         raise UsageError(f"no server{among} has the labels {selector}; the fleet has {total}")
@@ -188,8 +188,8 @@ def _write_plans(
             for item, line in zip(items, _format_installations(items), strict=True)
         ],
     )
-    listed = partial(format_document, revision=fleet.decisions.revision, items=items)
-    write_outputs(outputs, text=text if items else str, json=listed, yaml=partial(_format_yaml, listed))
+    as_json = partial(format_document, revision=fleet.decisions.revision, items=items)
+    write_outputs(outputs, text=text if items else str, json=as_json, yaml=partial(_format_yaml, as_json))
     if not items:
         click.echo("the fleet has no servers", err=True)
     print_finished_maintenances({item["server"]: item["alreadyMade"] for item in items})
@@ -234,8 +234,8 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
     text = partial(
         format_table, ("FROM", "PHASE", "BOOTS", "SOURCE", "REASON"), rows, below=_format_installations(items)
     )
-    listed = partial(format_document, server=server, items=items)
-    write_outputs(outputs, text=text, json=listed, yaml=partial(_format_yaml, listed))
+    as_json = partial(format_document, server=server, items=items)
+    write_outputs(outputs, text=text, json=as_json, yaml=partial(_format_yaml, as_json))
 
 
 def _list_preconditions(fleet: PlannedFleet, decision: Decision) -> list[dict[str, Any]]:
@@ -254,8 +254,8 @@ def _list_preconditions(fleet: PlannedFleet, decision: Decision) -> list[dict[st
 def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:
     for each in item.get("preconditions", ()):
         if each["waits"] is Cause.WAITING_FOR_APPROVAL:
-            where = f"the file {each['approvalFile']}" if "approvalFile" in each else each["approvalURL"]
-            yield wrap_text(f"Maintenance/{each['maintenance']} needs an approval in {where}:", "    ")
+            location = f"the file {each['approvalFile']}" if "approvalFile" in each else each["approvalURL"]
+            yield wrap_text(f"Maintenance/{each['maintenance']} needs an approval in {location}:", "    ")
             yield f"    {each['maintenance']} {each['digest']}"
         elif each["waits"] is Cause.WAITING_FOR_DRAIN:
             yield wrap_text(f"Maintenance/{each['maintenance']} needs {each['drainURL']} to drain the server", "    ")
@@ -333,16 +333,16 @@ def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list
 
     The scripts that machines load first come first.
     """
-    by_content: dict[tuple[str, str], list[str]] = {}
-    for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
-        turn = find_version(turns, at)[0]
-        if turn is not None and turn.content is not None and turn.role is Role.BOOT_SCRIPT:
+    paths_by_content: dict[tuple[str, str], list[str]] = {}
+    for path, versions in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
+        version = find_version(versions, at)[0]
+        if version is not None and version.content is not None and version.role is Role.BOOT_SCRIPT:
             how = "to every client"
-            if turn.writes is not None:
-                how = "once, to the machine" if turn.writes.once else "to the machine, at each boot"
-            by_content.setdefault((turn.content, how), []).append(path.removeprefix(BOOT))
+            if version.writes is not None:
+                how = "once, to the machine" if version.writes.once else "to the machine, at each boot"
+            paths_by_content.setdefault((version.content, how), []).append(path.removeprefix(BOOT))
     found = []
-    for (content, how), paths in by_content.items():
+    for (content, how), paths in paths_by_content.items():
         text = state.contents.get(content)
         text = text if text is not None else (tree / state.stored_paths[content]).read_text()
         found.append({"paths": paths, "served": how, "script": text})
@@ -396,7 +396,7 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
         )
         target.update_list(None, fleet.at)
     finally:
-        target.close(and_forget_lock=True)
+        target.close(remove_lock=True)
     click.echo(
         f"{out}: {published.new} files written, {len(published.withdrawn)} removed, {published.unchanged} unchanged",
         err=True,
@@ -483,9 +483,9 @@ def explain_command(
     With CODE, such as GB2011, gitboot explains what the problem means and how to fix it.
     """
     if schemas is not None or subject in _KINDS:
-        from gitboot.review.formats.json import build_schemas as texts_of_schemas
+        from gitboot.review.formats.json import build_schemas as build_schema_texts
 
-        texts = texts_of_schemas()
+        texts = build_schema_texts()
     if schemas is not None:
         for name, text in texts.items():
             write_output_file(schemas / name, [text.encode()], make_folders=True)
@@ -499,8 +499,8 @@ def explain_command(
             raise UsageError(f"there is no problem code {subject.upper()}; the first code is GB1001")
         text = wrap_on_terminal(f"{code.value}: {code.headline}\n\n{code.why}\n\n{code.fix}\n", sys.stdout)
         text = text.replace(code.value, style(code.value, bold=True), 1)
-        listed = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
-        write_outputs(outputs, json=listed, text=partial(str, text))
+        as_json = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
+        write_outputs(outputs, json=as_json, text=partial(str, text))
         return
     if subject in _KINDS:
         schema_text = texts["any.json" if subject == "Any" else f"{subject}.json"]
@@ -546,8 +546,8 @@ def _format_fields(kind: str, field: str | None) -> str:
         return format_table(("KIND", "DESCRIPTION"), [(name, str(each.__doc__)) for name, each in known_kinds.items()])
     fields = list(list_schema_fields(known_kinds[kind]))
     path = f"spec.{_strip_items(field).removeprefix('spec.')}" if field not in (None, "spec") else "spec"
-    below = [each for each in fields if f"{_strip_items(each.path)}.".startswith(f"{path}.")]
-    found = [each for each in below if each.path.count(".") <= path.count(".") + 1]
+    nested = [each for each in fields if f"{_strip_items(each.path)}.".startswith(f"{path}.")]
+    found = [each for each in nested if each.path.count(".") <= path.count(".") + 1]
     if not found:
         known = ", ".join(each.path.removeprefix("spec.") for each in fields if each.path.count(".") == 1)
         raise UsageError(f"{kind} has no field {field!r}; its fields are {known}")
@@ -556,7 +556,7 @@ def _format_fields(kind: str, field: str | None) -> str:
         required = ", required" if each.is_required else ""
         text = wrap_text(f"{each.path}  {each.type.replace('`', '')}{required}", continuation="      ")
         lines += [text.replace(each.path, style(each.path, bold=True), 1), wrap_text(each.description, "    ")]
-    parents = {_strip_items(each.path).rpartition(".")[0] for each in below}
+    parents = {_strip_items(each.path).rpartition(".")[0] for each in nested}
     deeper = [name for each in found if (name := _strip_items(each.path)) in parents and name != path]
     if deeper:
         names = [name.removeprefix("spec.") for name in deeper]
@@ -600,20 +600,20 @@ def _list_names(reasons: Iterable[Reason]) -> list[str]:
 
 
 def _format_text(explanation: Explanation, blame: Blame | None) -> str:
-    rows, written = [], []
+    rows, locations = [], []
     for each in explanation.reasons:
         value = each.value
         if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows the full value
             value = f"{value[: _WIDTH - 13]}…{value[-12:]}"
         rows.append((each.field, value, each.rule, each.why))
-        commit, by = _find_commit(each, blame), ""
+        commit, commit_text = _find_commit(each, blame), ""
         if commit is not None:
             revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
-            by = f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
-            by = "not committed yet" if revision == WORKTREE else by
-        place = wrap_text(f"{each.path}:{each.line}:{each.column}  {by}", "    ") if each.path else ""
-        written.append(style(place, fg=_COMMENT_COLOUR) if place else "")
-    text = format_table(("FIELD", "VALUE", "RULE", "REASON"), rows, below=written)
+            commit_text = f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
+            commit_text = "not committed yet" if revision == WORKTREE else commit_text
+        place = wrap_text(f"{each.path}:{each.line}:{each.column}  {commit_text}", "    ") if each.path else ""
+        locations.append(style(place, fg=_COMMENT_COLOUR) if place else "")
+    text = format_table(("FIELD", "VALUE", "RULE", "REASON"), rows, below=locations)
     rules = {each.rule for each in explanation.reasons}
     if lost := [(each.candidate, each.rule, each.why) for each in explanation.lost if each.rule in rules]:
         text = f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'REASON'), lost)}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.child_processes import encode, end_with_parent, python_command
+from gitboot.child_processes import build_python_command, encode, end_with_parent
 from gitboot.cli.main import find_exit_code
 from gitboot.cli.options import allowance_options, current_time
 from gitboot.cli.terminal import log_to_events, print_event
@@ -105,5 +105,5 @@ def format_prepare_command(settings: Settings) -> list[str]:
         "--parent": os.getpid(),
     }
     arguments = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    looks = ["--looks-not"] if settings.artifacts.check is CheckAssets.OFF else []
-    return python_command("gitboot", "prepare", *arguments, *looks)
+    check_flags = ["--looks-not"] if settings.artifacts.check is CheckAssets.OFF else []
+    return build_python_command("gitboot", "prepare", *arguments, *check_flags)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from gitboot.cli.completion import complete_recorded, complete_servers
+from gitboot.cli.completion import complete_record_arguments, complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import (
     confirm_or_abort,
@@ -39,7 +39,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import echo_wrapped
 from gitboot.controller.instance.assembly import OfflineInstance, simulate_begin
 from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
-from gitboot.controller.records.ledger_trust import Beginning, why_in_doubt
+from gitboot.controller.records.ledger_trust import Beginning, describe_unverified_ledger
 from gitboot.controller.records.provisioning import list_servers_to_install
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import read_new
@@ -98,12 +98,12 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
     with open_offline(state, current_time()) as instance:
         names = select_names(servers, instance, selector)
         items = [item for item in _build_items(instance) if names is None or item["server"] in names]
-        doubt = why_in_doubt(instance.knowledge.facts, instance.commit.decisions)
+        trust_problem = describe_unverified_ledger(instance.knowledge.facts, instance.commit.decisions)
         site = instance.commit.site
     write_outputs(
         outputs,
         json=partial(format_document, items=items, site=site),
-        text=partial(_format_text, items, doubt[1] if doubt is not None else None, site),
+        text=partial(_format_text, items, trust_problem[1] if trust_problem is not None else None, site),
     )
 
 
@@ -255,7 +255,7 @@ def confirm_clock(state: Path, reason: str) -> None:
         Exit.INTERRUPTED: "you pressed Ctrl-C, or answered no",
     },
 )
-@click.argument("servers", nargs=-1, shell_complete=complete_recorded)
+@click.argument("servers", nargs=-1, shell_complete=complete_record_arguments)
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))
 @click.option(
     "--image",
@@ -301,13 +301,13 @@ def set_record(
     if version is not None and not (version.isprintable() and version.strip() and len(version) <= _MAX_VERSION):
         raise UsageError(f"--version needs one line of text with at most {_MAX_VERSION} characters")
     with open_offline(state, at) as instance:
-        meant = select_servers(instance, servers, selector)
-        shown = [item for item in _build_items(instance) if item["server"] in meant]
+        selected = select_servers(instance, servers, selector)
+        shown = [item for item in _build_items(instance) if item["server"] in selected]
         if image is not None and image not in (images := instance.repository.images):
             hint = did_you_mean(image, images, "use --version to state the version instead")
             raise UsageError(f"the accepted commit has no BootImage {image!r}; {hint}")
     items, installed = [], []
-    for name, decision in meant.items():
+    for name, decision in selected.items():
         before = instance.knowledge.stored_record(decision.uuid) or Record()
         record = replace(
             make_adopted_record(decision) if what == "provisioned" else Record(),
@@ -392,8 +392,8 @@ def hand_over(server: str, state: Path) -> None:
     """
     at = current_time()
     with open_offline(state, at) as instance:
-        given = build_hand_over(server, instance, at)
-    click.echo(format_document(**given))
+        exported = build_hand_over(server, instance, at)
+    click.echo(format_document(**exported))
 
 
 @records_command.command(
@@ -416,11 +416,11 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     FILE contains the output of `gitboot records hand-over` from the old site. Both instances must have accepted the
     same commit. The server must be unknown at this site, so that it cannot have booted between the two commands.
     """
-    given = read_hand_over(file)
+    exported = read_hand_over(file)
     with open_offline(state, current_time()) as instance:
-        record, server = build_taken_record(given, instance), _find_current_name(given, instance)
-    item = {"uuid": given["uuid"], "server": server, **record_facts(record)}
-    facts = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
+        record, server = build_taken_record(exported, instance), _find_current_name(exported, instance)
+    item = {"uuid": exported["uuid"], "server": server, **record_facts(record)}
+    facts = {"items": [item], "reason": reason, "commit": exported["commit"], "unknown": True}
     echo_wrapped(request_change(state, RECORDS, facts))
 
 
@@ -463,21 +463,21 @@ def _describe_state(item: dict[str, Any]) -> str:
     return step
 
 
-def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = None) -> str:
+def _format_text(items: list[dict[str, Any]], trust_problem: str | None, site: str | None = None) -> str:
     from gitboot.cli.terminal import format_table, wrap_text
 
     header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
-    unsaid = [item["server"] for item in items if _describe_state(item) in _UNPROVEN_STATES]
-    below = [wrap_text(doubt)] if doubt else []
-    if unsaid and not doubt:
-        named = quote_words(*unsaid[:_MAX_NAMES])
+    unproven = [item["server"] for item in items if _describe_state(item) in _UNPROVEN_STATES]
+    below = [wrap_text(trust_problem)] if trust_problem else []
+    if unproven and not trust_problem:
+        named = quote_words(*unproven[:_MAX_NAMES])
         below = [
             "Check the disks of these servers, then record each server as provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
     counts = Counter(map(_describe_state, items))
-    again = sum(_describe_state(item) == "pending" and item["record"]["provision"] is not None for item in items)
-    more = {"pending": f" ({again} of them to be reinstalled)"} if again else {}
+    reinstalls = sum(_describe_state(item) == "pending" and item["record"]["provision"] is not None for item in items)
+    more = {"pending": f" ({reinstalls} of them to be reinstalled)"} if reinstalls else {}
     shown = ", ".join(f"{counts[what]} {what}{more.get(what, '')}" for what in _STATE_ORDER if counts[what])
     where = f" of the site {site}" if site is not None else ""
     total = f"{format_count(len(items), 'server')}{where}: {shown or 'none'}"
@@ -487,21 +487,21 @@ def _format_text(items: list[dict[str, Any]], doubt: str | None, site: str | Non
 
 
 def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
-    record, standing = item["record"] or {}, _describe_state(item)
+    record, state = item["record"] or {}, _describe_state(item)
     provisioned = "unknown"
     if item["step"] != "Unknown":
         provisioned = str(record["provision"]) if record["provision"] is not None else "pending"
     # The step of an unfinished installation, or the evidence for the end of a finished installation.
     evidence = record.get("evidence") or "-"
     since = record.get("consumedAt") or record.get("provisionedAt")
-    if standing == "unknown" and record:
+    if state == "unknown" and record:
         evidence = f"overwritten by {record['overwrittenBy']}"
-    elif standing in ("consumed", "failed", "served", "started", "pending"):
-        evidence = standing
-    if standing in ("failed", "served", "started"):
+    elif state in ("consumed", "failed", "served", "started", "pending"):
+        evidence = state
+    if state in ("failed", "served", "started"):
         last = record["attempts"][-1]
         since = (last["failed"] or last["started"] or last["boots"][-1])["at"]
-    elif standing == "pending":
+    elif state == "pending":
         since = None  # the time of the earlier installation
     return (
         item["server"],
@@ -518,32 +518,32 @@ def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
 HAND_OVER_KIND: Final = "HandOver"
 
 
-def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[str, Any]:
+def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dict[str, Any]:
     """Return the record of a server that the instance has released.
 
     Raises `UsageError` if the instance has not released the server yet.
     """
-    about = look.knowledge.facts
-    server, uuid = _find_machine(server, look)
-    if uuid in look.commit.machines:
-        is_named = about.orders is None or about.orders.ledger in (None, about.identity)
+    facts = instance.knowledge.facts
+    server, uuid = _find_machine(server, instance)
+    if uuid in instance.commit.machines:
+        is_named = facts.orders is None or facts.orders.ledger in (None, facts.identity)
         hint = "move the server in Git first" if is_named else "wait until the instance has accepted the newer commit"
         raise UsageError(
-            f"{server} still belongs to this instance in the accepted commit {look.commit.revision[:12]}: {hint}"
+            f"{server} still belongs to this instance in the accepted commit {instance.commit.revision[:12]}: {hint}"
         )
-    standing = [each for each in look.knowledge.list_overrides(uuid) if each.may_be_left_on_bmc]
-    if standing:
+    leftover = [each for each in instance.knowledge.list_overrides(uuid) if each.may_be_left_on_bmc]
+    if leftover:
         raise UsageError(
-            f"gitboot has not yet cleared the override for {standing[0].reason} at the BMC of {server}: try again later"
+            f"gitboot has not yet cleared the override for {leftover[0].reason} at the BMC of {server}: try again later"
         )
-    is_given_away = server in look.commit.decisions.servers  # another machine now has the name of the server
-    if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
-        raise UsageError(f"{about.output} still has the boot files of {server}: wait for the next reconcile")
-    has_spool = about.spool is not None and Path(about.spool).is_dir()
-    new = read_new(Path(about.spool or ""), look.knowledge.spool_offsets).observations if has_spool else []
-    if look.knowledge.pending.get(uuid) or any(each.server == server for each in new):
+    is_reassigned = server in instance.commit.decisions.servers  # another machine now has the name of the server
+    if facts.output is not None and not is_reassigned and (Path(facts.output) / state_path(server)).exists():
+        raise UsageError(f"{facts.output} still has the boot files of {server}: wait for the next reconcile")
+    has_spool = facts.spool is not None and Path(facts.spool).is_dir()
+    new = read_new(Path(facts.spool or ""), instance.knowledge.spool_offsets).observations if has_spool else []
+    if instance.knowledge.pending.get(uuid) or any(each.server == server for each in new):
         raise UsageError(f"the instance has not read the last fetches of {server} yet: wait for the next reconcile")
-    if (record := look.knowledge.stored_record(uuid)) is None:
+    if (record := instance.knowledge.stored_record(uuid)) is None:
         raise UsageError(
             f"the ledger has no record of {server}: to record what is installed, run `gitboot records set` at its new "
             "site"
@@ -559,19 +559,19 @@ def build_hand_over(server: str, look: OfflineInstance, at: datetime) -> dict[st
         "kind": HAND_OVER_KIND,
         "server": server,
         "uuid": uuid,
-        "commit": look.commit.revision,
-        "ledger": about.identity,
-        "site": about.site or None,
+        "commit": instance.commit.revision,
+        "ledger": facts.identity,
+        "site": facts.site or None,
         "at": format_instant(at),
         # Mark the boot as consumed, because the new site must not serve a boot again that was served here.
         "record": record_facts(replace(record, grace_until=None)),
     }
 
 
-def _find_machine(server: str, look: OfflineInstance) -> tuple[str, SystemUuid]:
+def _find_machine(server: str, instance: OfflineInstance) -> tuple[str, SystemUuid]:
     """Return the machine with this name or UUID. Machines in the accepted commit take precedence."""
-    machines = look.knowledge.machines
-    if (decision := look.commit.decisions.servers.get(server)) is not None:
+    machines = instance.knowledge.machines
+    if (decision := instance.commit.decisions.servers.get(server)) is not None:
         return server, decision.uuid
     with suppress(Malformed):
         if (by_uuid := machines.get(parse_uuid(server))) is not None:
@@ -608,12 +608,12 @@ def read_hand_over(file: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def _find_current_name(hand_over: dict[str, Any], look: OfflineInstance) -> str:
+def _find_current_name(hand_over: dict[str, Any], instance: OfflineInstance) -> str:
     """Return the name that the accepted commit gives to the machine.
 
     The commit that moved the machine to another site may have renamed it.
     """
-    machine = look.commit.machines.get(hand_over["uuid"])
+    machine = instance.commit.machines.get(hand_over["uuid"])
     return str(hand_over["server"]) if machine is None else machine.name
 
 
@@ -636,7 +636,7 @@ def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Reco
             f"{look.commit.revision[:12]}, so another site may have installed the server in between. Hand the server "
             "over again when both instances have accepted the same commit"
         )
-    standing = any(each.may_be_left_on_bmc for each in look.knowledge.list_overrides(decision.uuid))
-    if standing or look.knowledge.stored_record(decision.uuid) is not None:
+    has_override = any(each.may_be_left_on_bmc for each in look.knowledge.list_overrides(decision.uuid))
+    if has_override or look.knowledge.stored_record(decision.uuid) is not None:
         raise UsageError(f"this instance already has a record of {server}: check it with gitboot records show")
     return parse_record(hand_over["record"])

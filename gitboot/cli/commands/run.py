@@ -405,7 +405,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
 @click.option("--allow-takeover", is_flag=True, help="Accept a commit after which an instance is no longer active.")
 @click.option("--once", is_flag=True, help="Reconcile once, and then exit.")
 @click.option("--dry-run", is_flag=True, help="Print the changes that one reconcile would make. Make no changes.")
-def command(**given: Any) -> None:
+def command(**options: Any) -> None:
     """Follow a repository, serve boots and set overrides.
 
     REPOSITORY is the path or the URL of a Git repository. gitboot follows its newest valid commit until you stop it. It
@@ -420,11 +420,11 @@ def command(**given: Any) -> None:
     """
     log_to_events()
     reject_old_variables()
-    once, dry_run = given.pop("once"), given.pop("dry_run")
-    access = take_access_settings(given)
+    once, dry_run = options.pop("once"), options.pop("dry_run")
+    access = take_access_settings(options)
     check_access_settings(access)
     raise_limits()  # each BMC needs a connection
-    settings = _build_settings(**given)
+    settings = _build_settings(**options)
     if access.machines_tls is not None and settings.listen is None:
         raise UsageError("--machines-tls needs --listen; use --listen 127.0.0.1:8080 if machines use only HTTPS")
     # The web server must not serve secrets, or files on which decisions about installations depend.
@@ -464,60 +464,60 @@ def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str,
 
 
 def _build_settings(
-    *, repository: str, subpath: str | None, reference: str | None, listen: str | None, poll_s: float, **given: Any
+    *, repository: str, subpath: str | None, reference: str | None, listen: str | None, poll_s: float, **options: Any
 ) -> Settings:
-    url, password = given.pop("ledger"), given.pop("ledger_password")
+    url, password = options.pop("ledger"), options.pop("ledger_password")
     if url is None and password is not None:
         raise UsageError("--ledger-password needs --ledger, the URL of the database")
-    limits = {name: given.pop(name) for name in (*LIMIT_HELP, "max_bmc_changes")}
-    allowed = {name: given.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
-    trust = parse_trust_settings(**{name: given.pop(name) for name in TRUST_PARAMETERS})
+    limits = {name: options.pop(name) for name in (*LIMIT_HELP, "max_bmc_changes")}
+    allowed = {name: options.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
+    trust = parse_trust_settings(**{name: options.pop(name) for name in TRUST_PARAMETERS})
     git = GitSettings(
         repository=repository,
         reference=reference,
         subpath=parse_subpath(subpath) if subpath is not None else "",
-        credentials=given.pop("git_credentials"),
-        ssh=given.pop("git_ssh"),
-        ca_bundle=given.pop("ca_bundle"),
-        timeout_s=given.pop("git_timeout_s"),
-        fetch_mebibytes=given.pop("fetch_memory"),
-        disk_mebibytes=given.pop("fetch_disk"),
+        credentials=options.pop("git_credentials"),
+        ssh=options.pop("git_ssh"),
+        ca_bundle=options.pop("ca_bundle"),
+        timeout_s=options.pop("git_timeout_s"),
+        fetch_mebibytes=options.pop("fetch_memory"),
+        disk_mebibytes=options.pop("fetch_disk"),
     )
-    project, token = given.pop("forge") or ("", Path())
+    project, token = options.pop("forge") or ("", Path())
     forge = ForgeSettings(
         project=project,
         token=token,
-        name=given.pop("forge_name") or "/".join(filter(None, ("gitboot", git.subpath))),
-        link=given.pop("forge_link"),
-        api=given.pop("forge_api"),
-        allow_token_over_http=given.pop("allow_token_over_http"),
+        name=options.pop("forge_name") or "/".join(filter(None, ("gitboot", git.subpath))),
+        link=options.pop("forge_link"),
+        api=options.pop("forge_api"),
+        allow_token_over_http=options.pop("allow_token_over_http"),
     )
     return Settings(
         artifacts=ArtifactSettings(
-            check=CheckAssets(given.pop("check_assets")),
-            every_s=given.pop("check_assets_every_s"),
-            image_keys=given.pop("image_keys"),
+            check=CheckAssets(options.pop("check_assets")),
+            every_s=options.pop("check_assets_every_s"),
+            image_keys=options.pop("image_keys"),
         ),
         forge=forge if project else None,
         git=git,
         trust=trust,
         bmc=BmcSettings(
-            credentials=given.pop("credentials"),
-            parallel=given.pop("bmc_parallel"),
-            per_site=given.pop("bmc_per_site"),
-            failures=given.pop("bmc_failures"),
+            credentials=options.pop("credentials"),
+            parallel=options.pop("bmc_parallel"),
+            per_site=options.pop("bmc_per_site"),
+            failures=options.pop("bmc_failures"),
         ),
         allowance=EvaluationLimits(
-            seconds=given.pop("commit_seconds"),
-            mebibytes=given.pop("commit_memory"),
-            workers=given.pop("commit_workers"),
+            seconds=options.pop("commit_seconds"),
+            mebibytes=options.pop("commit_memory"),
+            workers=options.pop("commit_workers"),
         ),
         limits=build_limits(limits, **allowed),
         ledger=PostgresAddress.parse(url, password) if url is not None else None,
         listen=listen,
         poll_s=poll_s,
-        targets=tuple(map(parse_target, given.pop("targets"))),
-        **given,
+        targets=tuple(map(parse_target, options.pop("targets"))),
+        **options,
     )
 
 
@@ -550,20 +550,20 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
     with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.controller.loop import WakeSignal, watch_folders
 
-    bell = WakeSignal()
-    with _open_loop(settings, bell, patience_s=_FINAL_NOTIFY_S) as (instance, loop):
+    wake_signal = WakeSignal()
+    with _open_loop(settings, wake_signal, patience_s=_FINAL_NOTIFY_S) as (instance, loop):
         reap_orphans(loop.wait)
         call_on_signal(loop.stop, timeout_s=_MAX_SHUTDOWN_S)
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
         signal.signal(signal.SIGUSR1, lambda *_: loop.wake())
         ledger = instance.reconciler.status.ledger
         with (
-            watch_folders(settings.spool, wake=bell.wake, recursive=False),
-            watch_folders(settings.bmc.credentials, wake=bell.wake),
-            serve_endpoints(settings, access, ledger or "", bell.wake) as endpoints,
+            watch_folders(settings.spool, wake=wake_signal.wake, recursive=False),
+            watch_folders(settings.bmc.credentials, wake=wake_signal.wake),
+            serve_endpoints(settings, access, ledger or "", wake_signal.wake) as endpoints,
         ):
-            loop.run(serving=endpoints)
-        if bell.is_stopped:
+            loop.run(endpoints=endpoints)
+        if wake_signal.is_stopped:
             lease = instance.store.database.lease
             why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
             print_new_event(
@@ -572,7 +572,7 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
         else:
             print_new_event("Stopped", "gitboot stopped; the published files remain")
     signal.setitimer(signal.ITIMER_REAL, 0)  # while it exits, the interpreter has no signal handler
-    return bell.is_stopped
+    return wake_signal.is_stopped
 
 
 @pause_garbage_collection()  # the process ends afterwards
@@ -587,7 +587,7 @@ def _reconcile_once(settings: Settings) -> Exit:
 
 @contextmanager
 def _open_loop(
-    settings: Settings, bell: WakeSignal, *, patience_s: float, wait: bool = False
+    settings: Settings, wake_signal: WakeSignal, *, patience_s: float, wait: bool = False
 ) -> Iterator[tuple[Instance, Loop]]:
     """Yield an instance and the loop that runs it.
 
@@ -600,25 +600,25 @@ def _open_loop(
         from gitboot.controller.forge import build_forge_reader, list_verdicts, send_verdicts
         from gitboot.controller.instance.assembly import run_instance
         from gitboot.controller.loop import Loop
-        from gitboot.controller.notifications import notifying
+        from gitboot.controller.notifications import send_notices
 
-    with send_verdicts(settings, bell.wake, patience_s=patience_s) as verdicts, ExitStack() as stack:
+    with send_verdicts(settings, wake_signal.wake, patience_s=patience_s) as verdicts, ExitStack() as stack:
 
-        def judge(status: Status, change: int) -> None:
+        def report_verdicts(status: Status, change: int) -> None:
             if verdicts is not None:
                 verdicts.note(list_verdicts(status, change))
 
         with pause_garbage_collection():  # values read from the ledger stay in memory
-            acting = run_instance(
+            instance_context = run_instance(
                 settings,
                 tell=print_event,
                 clock=current_time,
-                wake=bell.wake,
+                wake=wake_signal.wake,
                 wait=wait,
-                on_status=judge,
-                on_lease_lost=bell.stop,
+                on_status=report_verdicts,
+                on_lease_lost=wake_signal.stop,
             )
-            instance, source = stack.enter_context(acting)
+            instance, source = stack.enter_context(instance_context)
             gc.freeze()  # so that the collector does not examine these objects again
         yield (
             instance,
@@ -627,11 +627,13 @@ def _open_loop(
                 poll_s=settings.poll_s,
                 clock=current_time,
                 tell=print_event,
-                bell=bell,
-                keeping=read_clock_state,
+                wake_signal=wake_signal,
+                read_clock_state=read_clock_state,
                 forge=build_forge_reader(verdicts, source, instance.store) if verdicts is not None else None,
                 notices=stack.enter_context(
-                    notifying(settings, instance.store.progress[0], current_time, bell.wake, patience_s=patience_s)
+                    send_notices(
+                        settings, instance.store.progress[0], current_time, wake_signal.wake, patience_s=patience_s
+                    )
                 ),
             ),
         )
@@ -642,23 +644,23 @@ def _dry_run_once(settings: Settings) -> Exit:
     from gitboot.controller.instance.assembly import open_dry_run
     from gitboot.controller.loop import Loop
 
-    would = {"Accepted": "WouldAccept", "Published": "WouldPublish", "BranchChosen": "WouldFollow"}
+    dry_run_types = {"Accepted": "WouldAccept", "Published": "WouldPublish", "BranchChosen": "WouldFollow"}
 
     def print_dry_event(event: Event) -> None:
-        if event.type in would:
-            event = structs.replace(event, type=would[event.type], message=f"dry run: {event.message}")
+        if event.type in dry_run_types:
+            event = structs.replace(event, type=dry_run_types[event.type], message=f"dry run: {event.message}")
         print_event(event)
 
-    with open_dry_run(settings, tell=print_dry_event, clock=current_time) as (instance, source, looked):
+    with open_dry_run(settings, tell=print_dry_event, clock=current_time) as (instance, source, preview):
         Loop(
             instance.reconciler,
             source,
             poll_s=settings.poll_s,
             clock=current_time,
             tell=print_dry_event,
-            keeping=read_clock_state,
+            read_clock_state=read_clock_state,
         ).run_once()
-        for what, paths in (("write", looked.result.written), ("remove", looked.result.withdrawn)):
+        for what, paths in (("write", preview.result.written), ("remove", preview.result.withdrawn)):
             for path in paths:
                 click.echo(f"would {what} {settings.output / path}")
         for each in instance.reconciler.state.schedule.bmcs.values():
@@ -676,10 +678,10 @@ def _find_reconcile_code(status: Status) -> Exit:
         return Exit.HELD
     if not status.condition("CommitAccepted"):
         return Exit.INVALID
-    if not all(condition.status for condition in status.conditions if condition.type not in _EVENTS_OF_START):
+    if not all(condition.status for condition in status.conditions if condition.type not in _IGNORED_CONDITIONS):
         return Exit.PARTIAL
     return Exit.FINE
 
 
 # These conditions do not mean that the reconcile is incomplete. Any client can make the condition ProxiesTrusted false.
-_EVENTS_OF_START: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
+_IGNORED_CONDITIONS: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")

@@ -174,22 +174,22 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
 
     keys = AgeKeys(secret_keys)
     keys.check()
-    closed: dict[str, str] = {}
+    failures: dict[str, str] = {}
     files = {name: data for name, data in load_fleet(path, rev).files.items() if name.endswith(AGE_SUFFIX)}
     for name, data in files.items():
         try:
             keys.decrypt(parse_encrypted(data))
         except DecryptionError as error:
-            closed[name] = str(error)
+            failures[name] = str(error)
     write_outputs(
         outputs,
-        json=partial(format_document, items=[{"path": name, "closed": closed.get(name)} for name in files]),
-        text=partial("".join, [f"{name}: {why}\n" for name, why in closed.items()]),
+        json=partial(format_document, items=[{"path": name, "closed": failures.get(name)} for name in files]),
+        text=partial("".join, [f"{name}: {why}\n" for name, why in failures.items()]),
     )
     click.echo(
-        f"{format_count(len(files), 'secret')} checked: {len(closed)} cannot be decrypted with these keys", err=True
+        f"{format_count(len(files), 'secret')} checked: {len(failures)} cannot be decrypted with these keys", err=True
     )
-    if closed:
+    if failures:
         sys.exit(Exit.INVALID)
 
 
@@ -233,10 +233,11 @@ def fetches(
     if confirm is not None:
         _confirm_fetches(servers, selector, state, confirm)
         return
-    with open_offline(state, current_time()) as look:
-        names = select_names(servers, look, selector)
+    with open_offline(state, current_time()) as instance:
+        names = select_names(servers, instance, selector)
         known = {
-            machine.name: look.knowledge.secret_fetches.get(uuid) for uuid, machine in look.commit.machines.items()
+            machine.name: instance.knowledge.secret_fetches.get(uuid)
+            for uuid, machine in instance.commit.machines.items()
         }
     items = [
         {"server": name, **facts}
@@ -262,14 +263,14 @@ def fetches(
 
 
 def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
-    with open_offline(state, current_time()) as look:
+    with open_offline(state, current_time()) as instance:
         known = {
-            name: (decision.uuid, look.knowledge.secret_fetches.get(decision.uuid))
-            for name, decision in select_servers(look, servers, selector).items()
+            name: (decision.uuid, instance.knowledge.secret_fetches.get(decision.uuid))
+            for name, decision in select_servers(instance, servers, selector).items()
         }
-    if lacking := [name for name, (_, each) in known.items() if each is None and name in servers]:
+    if missing := [name for name, (_, each) in known.items() if each is None and name in servers]:
         raise UsageError(
-            f"gitboot has recorded no fetch of a secret of {lacking[0]}; to list the servers, run "
+            f"gitboot has recorded no fetch of a secret of {missing[0]}; to list the servers, run "
             "`gitboot secret fetches`"
         )
     items = [

@@ -19,9 +19,9 @@ import click
 from msgspec import Struct, structs
 
 from gitboot.child_processes import (
+    build_python_command,
     end_with_parent,
     pause_garbage_collection,
-    python_command,
     raise_limits,
     reap_orphans,
 )
@@ -194,7 +194,7 @@ def build_clients(
     )
 
 
-def credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: Path | None) -> CredentialFiles:
+def build_credential_files(access: AccessSettings, keys: AgeKeys | None, push_secret: Path | None) -> CredentialFiles:
     """Return the credential files that an endpoint reads for each request."""
     from gitboot.endpoint.access_control import CredentialFiles, Tokens
     from gitboot.endpoint.api import PushSecret
@@ -212,12 +212,12 @@ def build_certificates(access: AccessSettings) -> tuple[Certificate | None, Cert
     """Return the certificates for the operators' socket and for the machines' TLS socket. None means no TLS."""
     if access.operators_tls is None and access.machines_tls is None:
         return None, None
-    from gitboot.endpoint.tls import Certificate, Suites
+    from gitboot.endpoint.tls import Certificate, CipherSuites
 
     operators = Certificate(*access.operators_tls) if access.operators_tls is not None else None
     if access.machines_tls is None:
         return operators, None
-    suites = Suites.FIRMWARE if access.firmware_ciphers else Suites.MACHINES
+    suites = CipherSuites.FIRMWARE if access.firmware_ciphers else CipherSuites.MACHINES
     return operators, Certificate(*access.machines_tls[1:], suites, operators)
 
 
@@ -331,7 +331,7 @@ def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
 
 
 @contextmanager
-def open_recording(
+def open_recorder(
     spool: Path | None, shared: PostgresAddress | None
 ) -> Iterator[SpoolRecorder | SharedRecorder | None]:
     """Open a recorder for fetches for the duration of the block. Yield None if there is no spool."""
@@ -343,12 +343,12 @@ def open_recording(
         yield None
         return
     spool_writer = Spool(spool)
-    recording = SpoolRecorder(spool_writer, DEADLINE_S)
+    recorder = SpoolRecorder(spool_writer, DEADLINE_S)
     try:
         with forward_spool(spool, shared) as fetches:
-            yield SharedRecorder(recording, fetches, DEADLINE_S) if fetches is not None else recording
+            yield SharedRecorder(recorder, fetches, DEADLINE_S) if fetches is not None else recorder
     finally:
-        recording.flush()
+        recorder.flush()
         spool_writer.close()
 
 
@@ -477,7 +477,7 @@ def command(
     ledger_id: str | None,
     ledger: str | None,
     ledger_password: Path | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Serve the published boot files from this host.
 
@@ -500,7 +500,7 @@ def command(
             check_fetch_log_folder(
                 spool, accepted_filesystems, partial(print_new_event, "StateMayBeLost", is_warning=True)
             )
-    access = take_access_settings(given)
+    access = take_access_settings(options)
     shared = parse_shared_ledger(ledger, ledger_password, spool)
     if fd is None:
         check_access_settings(access)
@@ -521,14 +521,14 @@ def command(
             *(status, ledger_id, keys, shared),
             access=access,
             push_secret=push_secret,
-            life=life_fd,
+            heartbeat_fd=life_fd,
         )
         return
     from gitboot.endpoint.server import build_url, open_listening_socket
     from gitboot.publish.manifest import MANIFEST
 
-    listening = open_listening_socket(listen)
-    url = build_url(listen, listening)
+    listener = open_listening_socket(listen)
+    url = build_url(listen, listener)
     operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
     print_new_event("Listening", url, url=url)
     if not (output / MANIFEST).exists():
@@ -543,13 +543,13 @@ def command(
             "without --spool, gitboot records no fetches, withholds one-time boots and ignores reports",
             is_warning=True,
         )
-    if (why := check_shared_ledger(shared)) is not None:  # NotReady reports later changes
-        print_new_event(why[0], f"{why[1]}: the endpoint withholds one-time boots", is_warning=True)
+    if (failure := check_shared_ledger(shared)) is not None:  # NotReady reports later changes
+        print_new_event(failure[0], f"{failure[1]}: the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
         clients = build_clients(access, operators, machines_tls)
         _serve_until_stopped(
-            *(output, (listening, operators, machines_tls), clients, spool, assets, stop),
+            *(output, (listener, operators, machines_tls), clients, spool, assets, stop),
             keys=keys,
             shared_ledger=shared,
             access=access,
@@ -559,7 +559,7 @@ def command(
 
         command = format_worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
         command += format_ledger_arguments(shared)
-        with Workers(command, listening, workers, operators=operators, machines_tls=machines_tls):
+        with Workers(command, listener, workers, operators=operators, machines_tls=machines_tls):
             while not stop.wait(3600):
                 pass
     print_new_event("Stopped", "the endpoint stopped")
@@ -594,7 +594,9 @@ def format_worker_command(
         if path is not None:
             arguments += [name, str(path.absolute())]
     arguments += format_access_arguments(access)
-    return python_command("gitboot", "serve", *arguments, *(["--ledger-id", ledger] if ledger is not None else []))
+    return build_python_command(
+        "gitboot", "serve", *arguments, *(["--ledger-id", ledger] if ledger is not None else [])
+    )
 
 
 @contextmanager
@@ -613,10 +615,10 @@ def serve_endpoints(
     from gitboot.controller.instance.state_directory import LEDGER, STATUS
     from gitboot.endpoint.server import Workers, build_url, open_listening_socket
 
-    files = credential_files(access, load_secret_keys(settings.secret_keys), settings.push_secret)
+    files = build_credential_files(access, load_secret_keys(settings.secret_keys), settings.push_secret)
     certificates = [each for each in build_certificates(access) if each is not None]
-    listening = open_listening_socket(settings.listen)
-    url = build_url(settings.listen, listening)
+    listener = open_listening_socket(settings.listen)
+    url = build_url(settings.listen, listener)
     operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
     command = format_worker_command(
         *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys),
@@ -624,7 +626,7 @@ def serve_endpoints(
         push_secret=settings.push_secret,
     )
     command += format_ledger_arguments(read_address(settings.state / LEDGER))
-    with Workers(command, listening, settings.workers, wake, operators=operators, machines_tls=machines_tls) as workers:
+    with Workers(command, listener, settings.workers, wake, operators=operators, machines_tls=machines_tls) as workers:
         print_new_event("Listening", url, url=url)
 
         def read_endpoints() -> Endpoints:
@@ -652,7 +654,7 @@ def _serve_until_stopped(
     *,
     access: AccessSettings,
     push_secret: Path | None = None,
-    life: int | None = None,
+    heartbeat_fd: int | None = None,
 ) -> None:
     from gitboot.endpoint.access_control import OperatorDenial
     from gitboot.endpoint.app import Endpoint
@@ -661,26 +663,26 @@ def _serve_until_stopped(
     from gitboot.endpoint.served_files import REFRESH_S, CheckedClock, PublishedTree
     from gitboot.endpoint.server import EndpointServer
     from gitboot.endpoint.tls import TlsSocket, classify_failure
-    from gitboot.fetchlog.log_entries import build_unnamed_proxy_message
+    from gitboot.fetchlog.log_entries import build_untrusted_proxy_message
     from gitboot.fetchlog.spool import endpoint_folder
     from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
-    from gitboot.publish.tree_reader import StopReader, stop_folders
+    from gitboot.publish.tree_reader import StopReader, list_stop_folders
 
     raise_limits()
-    if life is not None:
-        os.set_blocking(life, False)
+    if heartbeat_fd is not None:
+        os.set_blocking(heartbeat_fd, False)
     with ExitStack() as stack:
-        recording = stack.enter_context(open_recording(spool, shared_ledger))
-        compared = CheckedClock(
-            current_time, keeping=read_clock_state, folder=endpoint_folder(spool) if spool is not None else None
+        recorder = stack.enter_context(open_recorder(spool, shared_ledger))
+        checked_clock = CheckedClock(
+            current_time, clock_state=read_clock_state, folder=endpoint_folder(spool) if spool is not None else None
         )
-        words = StopReader(*stop_folders(output, spool))
+        stop_orders = StopReader(*list_stop_folders(output, spool))
         tree = PublishedTree(
-            output, current_time, status=status, ledger=ledger, checked_clock=compared, stop_orders=words
+            output, current_time, status=status, ledger=ledger, checked_clock=checked_clock, stop_orders=stop_orders
         )
         clients = structs.replace(clients, unknown_recorder=UnknownMachineRecorder(spool))
-        endpoint = Endpoint(output, tree, current_time, recording, clients, assets, keys)
-        files = credential_files(access, keys, push_secret)
+        endpoint = Endpoint(output, tree, current_time, recorder, clients, assets, keys)
+        files = build_credential_files(access, keys, push_secret)
         _print_changed_files(files, clients)
 
         def count_operator(_: OSError) -> None:
@@ -701,27 +703,27 @@ def _serve_until_stopped(
                 plain.append(each)
         server = stack.enter_context(EndpointServer(endpoint, *plain, tls_sockets=encrypted))
         gc.freeze()  # so that the collector does not examine the existing objects again
-        reporting = stack.enter_context(open_denial_reports(spool, endpoint.denials))
-        ready, closed, proxied, looks = ReadinessEvents(), 0, False, count()
+        report_denials = stack.enter_context(open_denial_reports(spool, endpoint.denials))
+        ready, reported_closed, is_proxy_reported, checks = ReadinessEvents(), 0, False, count()
         while not stop.wait(REFRESH_S):
             tree.refresh()
-            compared.save()
+            checked_clock.save()
             _print_changed_files(files, clients)
-            if recording is not None:
-                recording.check()
-            if (event := ready.update(find_unready_reason(tree, recording), current_time())) is not None:
+            if recorder is not None:
+                recorder.check()
+            if (event := ready.update(find_unready_reason(tree, recorder), current_time())) is not None:
                 print_event(event)
-            reporting(current_time())
-            if next(looks) % _DRAIN_CHECKS == 0:
+            report_denials(current_time())
+            if next(checks) % _DRAIN_CHECKS == 0:
                 clients.unknown_recorder.write_file()
-            if (found := endpoint.denials.build_report(current_time()).proxies) and not proxied:
-                print_new_event("ProxyNotTrusted", build_unnamed_proxy_message(found), is_warning=True)
-            proxied = proxied or bool(found)
-            if endpoint.limits.closed_count and not closed:
+            if (found := endpoint.denials.build_report(current_time()).proxies) and not is_proxy_reported:
+                print_new_event("ProxyNotTrusted", build_untrusted_proxy_message(found), is_warning=True)
+            is_proxy_reported = is_proxy_reported or bool(found)
+            if endpoint.limits.closed_count and not reported_closed:
                 print_new_event("TooManyIdleConnections", _TOO_MANY_IDLE, is_warning=True)
-            closed = endpoint.limits.closed_count
-            if life is not None:
-                server.write_heartbeat(life)
+            reported_closed = endpoint.limits.closed_count
+            if heartbeat_fd is not None:
+                server.write_heartbeat(heartbeat_fd)
 
 
 def _print_changed_files(files: CredentialFiles, clients: ClientRules) -> None:

@@ -206,7 +206,7 @@ def format_json(problems: Sequence[Problem], prefix: str) -> str:
     return format_document(items=[structs.replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
 
 
-def _relative_to_current_directory(
+def _use_relative_paths(
     write: Callable[[Sequence[Problem]], str],
 ) -> Callable[[Sequence[Problem], str], str]:
     """Return a formatter that makes paths relative to the current directory, as code hosts and CI systems require."""
@@ -222,9 +222,9 @@ def _relative_to_current_directory(
 FORMATS: Final[Mapping[str, Callable[[Sequence[Problem], str], str]]] = {
     "text": format_problems,
     "json": format_json,
-    "github": _relative_to_current_directory(format_github),
-    "sarif": _relative_to_current_directory(format_sarif),
-    "junit": _relative_to_current_directory(format_junit),
+    "github": _use_relative_paths(format_github),
+    "sarif": _use_relative_paths(format_sarif),
+    "junit": _use_relative_paths(format_junit),
 }
 
 
@@ -275,9 +275,9 @@ def command(
     except InvalidRepository as error:
         problems = error.problems
         if registries and any(problem.code == Code.OCI_TAG for problem in problems):
-            from gitboot.artifacts.oci import with_digests
+            from gitboot.artifacts.oci import add_digest_hints
 
-            problems = with_digests(
+            problems = add_digest_hints(
                 problems,
                 open_registries(
                     registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http

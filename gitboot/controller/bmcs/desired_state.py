@@ -33,43 +33,43 @@ SITE = "Site"  # the only value of maxUnavailablePer that is not a label key
 class PowerPlan(Struct, frozen=True, kw_only=True):
     """The reset that a plan requires for one machine, and the maintenance limit that applies to the reset."""
 
-    switching: WantedPowerChange
+    power_change: WantedPowerChange
     is_due: bool  # whether the reset is due now; if false, gitboot only waits until the machine is back
     is_boot_planned: bool = True  # whether the plan contains the boot that follows the reset
     maintenance: str | None = None  # None: a policy requires the reset, without a limit
     group: str | None = None  # the group of servers that share the limit; None: all servers, or servers without a group
     limit: str = ""
     run_at: datetime | None = None  # when gitboot observed the boot of the maintenance run
-    begun: tuple[PowerPlan, ...] = ()  # the resets of other runs and maintenances for which gitboot still waits
+    begun_plans: tuple[PowerPlan, ...] = ()  # the resets of other runs and maintenances for which gitboot still waits
 
-    def find_switching(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
+    def find_power_change(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
         """Return the power change to include in a BMC task, or None.
 
         If ``now`` is true, the machine is in the power wave.
         """
         current = self.find_current(switches)
-        return structs.replace(current.switching, may_start_now=now) if current is not None else None
+        return structs.replace(current.power_change, may_start_now=now) if current is not None else None
 
     def find_current(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
-        """Return the plan whose reset is due or has begun, or None: this plan, or one of ``begun``."""
-        return self if self.is_due or self._is_open(switches) else next(iter(self.begun), None)
+        """Return the plan whose reset is due or has begun, or None: this plan, or one of ``begun_plans``."""
+        return self if self.is_due or self._is_open(switches) else next(iter(self.begun_plans), None)
 
     def is_new(self, switches: Iterable[PowerRecord]) -> bool:
         """Return whether the power change is due and the ledger does not show that gitboot has requested it."""
-        own = next((each for each in switches if each.reason == self.switching.reason), None)
-        return self.is_due and (own is None or own.state is PowerRecordState.REFUSED)
+        record = next((each for each in switches if each.reason == self.power_change.reason), None)
+        return self.is_due and (record is None or record.state is PowerRecordState.REFUSED)
 
     def as_wait_only(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
         """Return a plan that only waits until the machine is back, or None if gitboot has not begun a reset."""
         if not self._is_open(switches):
-            return structs.replace(self.begun[0], begun=self.begun[1:]) if self.begun else None
-        return structs.replace(self, is_due=False, switching=structs.replace(self.switching, may_reset=False))
+            return structs.replace(self.begun_plans[0], begun_plans=self.begun_plans[1:]) if self.begun_plans else None
+        return structs.replace(self, is_due=False, power_change=structs.replace(self.power_change, may_reset=False))
 
     def _is_open(self, switches: Iterable[PowerRecord]) -> bool:
-        return any(each.reason == self.switching.reason and each.state.is_open for each in switches)
+        return any(each.reason == self.power_change.reason and each.state.is_open for each in switches)
 
     @property
-    def turn_text(self) -> str:
+    def wave_text(self) -> str:
         if self.maintenance is None:
             return "at once"
         servers = f"servers of Maintenance/{self.maintenance}{f' in {self.group}' if self.group is not None else ''}"
@@ -78,12 +78,12 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
 
 def find_power_plan(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:
     """Return the power plan of a server, or None if gitboot will neither reset the machine nor wait for it."""
-    power = _plan_power(state.decision, state.plan, state.record, switches, stop=state.stop, about=state.about)
-    begun = tuple(_list_begun_power(state, switches))
+    power = _plan_power(state.decision, state.plan, state.record, switches, stop=state.stop, details=state.details)
+    begun_plans = tuple(_list_begun_power(state, switches))
     if power is None:
-        return structs.replace(begun[0], begun=begun[1:]) if begun else None
+        return structs.replace(begun_plans[0], begun_plans=begun_plans[1:]) if begun_plans else None
     return structs.replace(
-        power, begun=tuple(each for each in begun if each.switching.reason != power.switching.reason)
+        power, begun_plans=tuple(each for each in begun_plans if each.power_change.reason != power.power_change.reason)
     )
 
 
@@ -94,7 +94,7 @@ def _plan_power(
     switches: Mapping[str, PowerRecord],
     *,
     stop: StopScope,
-    about: ServerDetails,
+    details: ServerDetails,
 ) -> PowerPlan | None:
     """Return the power change that a server's plan requires, or None if the plan requires no power change.
 
@@ -117,7 +117,7 @@ def _plan_power(
         ):
             return None
         return PowerPlan(
-            switching=WantedPowerChange(
+            power_change=WantedPowerChange(
                 reason=plan.key, operation=PowerOperation.ON, override_reason=override, valid_until=plan.next_transition
             ),
             is_due=True,
@@ -127,21 +127,21 @@ def _plan_power(
         return None
     # A maintenance without an image boots from the local disk, for which no override is needed.
     is_due = plan.cause is Cause.MAINTENANCE_DISK if maintenance.boot is None else plan.phase is Phase.MAINTENANCE
-    power = _build_maintenance_power(maintenance, record, switches, about)
+    power = _build_maintenance_power(maintenance, record, switches, details)
     ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
     return structs.replace(
         power,
         is_due=is_due and (is_reached or maintenance.override is OverrideMode.NONE),
-        switching=structs.replace(power.switching, override_reason=override, valid_until=min(ends, default=None)),
+        power_change=structs.replace(power.power_change, override_reason=override, valid_until=min(ends, default=None)),
     )
 
 
 def _build_maintenance_power(
-    maintenance: MaintenanceDecision, record: Record, switches: Mapping[str, PowerRecord], about: ServerDetails
+    maintenance: MaintenanceDecision, record: Record, switches: Mapping[str, PowerRecord], details: ServerDetails
 ) -> PowerPlan:
-    made = record.runs.get(maintenance.name)
+    last_run = record.runs.get(maintenance.name)
     return PowerPlan(
-        switching=WantedPowerChange(
+        power_change=WantedPowerChange(
             reason=_find_switch_reason(maintenance, switches),
             operation=PowerOperation(maintenance.power.value),
             valid_until=maintenance.end,
@@ -149,9 +149,9 @@ def _build_maintenance_power(
         ),
         is_due=False,
         maintenance=maintenance.name,
-        group=find_group(maintenance, about),
+        group=find_group(maintenance, details),
         limit=maintenance.max_unavailable,
-        run_at=made.at if made is not None and made.run >= maintenance.run else None,
+        run_at=last_run.at if last_run is not None and last_run.run >= maintenance.run else None,
     )
 
 
@@ -168,20 +168,22 @@ def _list_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -
             continue
         begun = [record for record in switches.values() if is_switch_of(record, each) and record.state.is_open]
         if begun:  # perhaps for an earlier run, or in an earlier window
-            power = _build_maintenance_power(each, state.record, switches, state.about)
+            power = _build_maintenance_power(each, state.record, switches, state.details)
             reason = max(begun, key=lambda record: record.since).reason
             yield structs.replace(
-                power, switching=structs.replace(power.switching, reason=reason, may_reset=False), is_boot_planned=False
+                power,
+                power_change=structs.replace(power.power_change, reason=reason, may_reset=False),
+                is_boot_planned=False,
             )
 
 
-def find_group(maintenance: MaintenanceDecision, about: ServerDetails) -> str | None:
+def find_group(maintenance: MaintenanceDecision, details: ServerDetails) -> str | None:
     """Return the group of servers that share the limit of a maintenance, or None if all servers share the limit.
 
     The result is also None if the server does not have the label that defines the groups.
     """
-    per = maintenance.max_unavailable_per
-    return about.site if per == SITE else about.labels.get(per) if per is not None else None
+    label = maintenance.max_unavailable_per
+    return details.site if label == SITE else details.labels.get(label) if label is not None else None
 
 
 def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str, PowerRecord]) -> str:
@@ -294,18 +296,22 @@ def find_desired_state(
     power = find_power_plan(state, knowledge.switches.get(uuid, {}))
     is_new = power is not None and power.is_new(switches)
     if wanted is not None:
-        own = next((each for each in records if each.reason == wanted.reason), None)
-        is_new = is_new or wanted.should_set(own)
+        record = next((each for each in records if each.reason == wanted.reason), None)
+        is_new = is_new or wanted.should_set(record)
         wanted = structs.replace(add_server_state(wanted, state, knowledge), may_set=may_set)
-        if not may_set and (own is None or own.state.is_unused):
+        if not may_set and (record is None or record.state.is_unused):
             wanted = None
     if not may_set and power is not None:
         power = power.as_wait_only(switches)
-    awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
-    runs = (
+    needs_progress = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
+    awaits_power_off = (
         state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF
     )  # the plan waits until the machine is off
-    if wanted is None and power is None and not (any(each.may_be_left_on_bmc for each in records) or awaits or runs):
+    if (
+        wanted is None
+        and power is None
+        and not (any(each.may_be_left_on_bmc for each in records) or needs_progress or awaits_power_off)
+    ):
         return DesiredState(is_new=is_new)
     return DesiredState(
         BmcTask(
@@ -316,7 +322,7 @@ def find_desired_state(
             records=records,
             site=commit.sites.get(machine.name),
             serial=machine.serial,
-            with_clock=awaits,
+            with_clock=needs_progress,
             keep_media=tuple(filter(None, build_media_urls(state.plan, keys))),
             power_records=switches,
         ),
@@ -328,11 +334,11 @@ def find_desired_state(
 def add_server_state(wanted: WantedOverride, state: ServerState, knowledge: Knowledge) -> WantedOverride:
     """Return the wanted override with its planned end and with the conditions under which gitboot may set it."""
     # The ledger was initialized with `fresh`, and contains no evidence about this server.
-    is_bare = state.record is not None and state.record == Record(offered=state.record.offered)
+    has_no_evidence = state.record is not None and state.record == Record(offered=state.record.offered)
     return structs.replace(
         wanted,
         planned_end=_find_override_end(wanted, state),
-        is_first_install=is_bare and knowledge.facts.initialised == Beginning.FRESH,
+        is_first_install=has_no_evidence and knowledge.facts.initialised == Beginning.FRESH,
         only_while_off=_waits_for_off(state),
     )
 
@@ -362,12 +368,12 @@ def _waits_for_off(state: ServerState) -> bool:
 def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
     """Return the task that clears a leftover override at a machine's former BMC, or None if no task is needed."""
     records = knowledge.list_overrides(uuid)
-    standing = [each for each in records if each.may_be_left_on_bmc]
-    if not standing:
+    leftover_records = [each for each in records if each.may_be_left_on_bmc]
+    if not leftover_records:
         return None
     machine, last = commit.machines.get(uuid), knowledge.machines.get(uuid)
-    known = (*(each.bmc for each in standing), last.bmc if last is not None else None)
-    bmc = next((each for each in known if each is not None), None)
+    bmcs = (*(each.bmc for each in leftover_records), last.bmc if last is not None else None)
+    bmc = next((each for each in bmcs if each is not None), None)
     if bmc is None or (
         machine is not None and machine.bmc is not None and machine.bmc.normalized_address == bmc.normalized_address
     ):

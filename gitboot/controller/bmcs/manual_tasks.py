@@ -32,13 +32,13 @@ from gitboot.bmc.override_state import (
 from gitboot.bmc.override_steps import choose_firmware_uri, explain_dhcp_loader, next_step
 from gitboot.bmc.power_steps import (
     PowerAction,
-    PowerChangeRefused,
+    PowerChangeRefusal,
     PowerChangeStep,
     PowerStep,
     RequestReset,
     ResetType,
     choose_reset_type,
-    find_moving_marks,
+    find_changing_marks,
     next_power_step,
 )
 from gitboot.bmc.worker_pool import ConnectionCache, Task, TaskRunner
@@ -180,9 +180,9 @@ class Inspection(Struct, frozen=True, kw_only=True):
             case RequestReset(record=record) if power is not None:
                 uri = choose_firmware_uri(self.subject.wanted, self.observed) if self.observed is not None else None
                 before = f"; before that, gitboot sets the firmware's HTTP boot URI to {uri}" if uri is not None else ""
-                return f"{record.type} for {record.reason}, {power.turn_text}{before}"
+                return f"{record.type} for {record.reason}, {power.wave_text}{before}"
             case Wait(why=why) if power is not None:
-                return f"{power.switching.operation} for {power.switching.reason} waits: {why}"
+                return f"{power.power_change.operation} for {power.power_change.reason} waits: {why}"
             case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
         return None
@@ -202,8 +202,10 @@ class Inspection(Struct, frozen=True, kw_only=True):
             "responded": self.observed is not None,
             "phase": subject.plan.phase if subject.plan else None,
             "cause": subject.plan.cause if subject.plan else None,
-            "wanted": _facts(subject.wanted.override, reason=subject.wanted.reason) if subject.wanted else None,
-            "seen": _facts(
+            "wanted": _build_override_facts(subject.wanted.override, reason=subject.wanted.reason)
+            if subject.wanted
+            else None,
+            "seen": _build_override_facts(
                 self.observed.override,
                 power=self.observed.power,
                 inPost=self.observed.in_post,
@@ -214,7 +216,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
             if self.observed
             else None,
             "recorded": [
-                _facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
+                _build_override_facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
                 for each in subject.records
             ],
             "evidence": record.evidence if record else None,
@@ -249,10 +251,11 @@ class Inspection(Struct, frozen=True, kw_only=True):
                     return f"another instance set the override for {record.reason}, so this instance does not set it"
                 return f"the override for {record.reason} is {record.state.lower()}"
             case SetOverride(record=record):
-                wanted, seen = self.subject.wanted, self.observed
-                why = explain_dhcp_loader(wanted.override, seen) if wanted is not None and seen is not None else None
-                otherwise = f"; {why}, so the DHCP server must name the boot loader" if why is not None else ""
-                return f"required for {record.reason}{otherwise}"
+                wanted, seen, dhcp_reason = self.subject.wanted, self.observed, None
+                if wanted is not None and seen is not None:
+                    dhcp_reason = explain_dhcp_loader(wanted.override, seen)
+                suffix = f"; {dhcp_reason}, so the DHCP server must name the boot loader" if dhcp_reason else ""
+                return f"required for {record.reason}{suffix}"
             case NoChange() if self.pending_reset is not None:
                 return self.pending_reset
         return str(self.subject.plan.cause) if self.subject.plan else "no plan"
@@ -260,7 +263,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     @property
     def hint(self) -> str | None:
         """The command that an operator can run to resolve a problem, or None. STATE in the command is a placeholder."""
-        name, doubt = self.subject.server, self.subject.unverified_condition
+        name, unverified = self.subject.server, self.subject.unverified_condition
         match self.failure:
             case BmcUnreachable() | BmcBusy():
                 # The service root needs no password: DSP0266, "Authentication requirements".
@@ -274,8 +277,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
         for step in (self.step, self.switch):
             if isinstance(step, AskOperator):
                 return find_remedy(f"Bmc/{name}", step.condition)
-        if doubt is not None:
-            return find_remedy(*doubt, {"SERVERS": name})
+        if unverified is not None:
+            return find_remedy(*unverified, {"SERVERS": name})
         if Wait(why=_NO_LEDGER_NAMED) in (self.step, self.switch):
             return find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": self.subject.unnamed_ledger or ""})
         return None
@@ -294,24 +297,24 @@ def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: dat
     commit = remove_withheld_boots(commit, knowledge.facts.withheld)
     shared = SharedIdentityValues().update(knowledge.pins, knowledge.machines).values
     stop = decide_halt(knowledge, commit, knowledge.facts.orders)
-    mistrusted = find_unverified_reason(knowledge.facts, commit.decisions)
+    unverified_reason = find_unverified_reason(knowledge.facts, commit.decisions)
     for decision in commit.decisions.servers.values():
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
         if machine.bmc is None:
             continue
-        about, absent = describe_server(commit, decision.server), knowledge.find_missing_files(decision)
-        server_state = plan_server(decision, record, at, about, stop, knowledge.find_later_clock(at), keys, absent)
-        planned = server_state.plan
-        wanted = build_wanted_override(planned, keys)
+        details, absent = describe_server(commit, decision.server), knowledge.find_missing_files(decision)
+        server_state = plan_server(decision, record, at, details, stop, knowledge.find_later_clock(at), keys, absent)
+        plan = server_state.plan
+        wanted = build_wanted_override(plan, keys)
         yield Subject(
             server=decision.server,
             uuid=decision.uuid,
             bmc=machine.bmc,
             decision=decision,
-            plan=planned,
+            plan=plan,
             record=record,
             wanted=add_server_state(wanted, server_state, knowledge) if wanted is not None else None,
-            keep_media=tuple(filter(None, build_media_urls(planned, keys))),
+            keep_media=tuple(filter(None, build_media_urls(plan, keys))),
             records=knowledge.list_overrides(decision.uuid),
             site=commit.sites.get(decision.server),
             serial=machine.serial,
@@ -321,13 +324,13 @@ def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: dat
             is_unobservable=record is None and knowledge.stored_record(decision.uuid) is not None,
             power=find_power_plan(server_state, knowledge.switches.get(decision.uuid, {})),
             power_records=knowledge.list_switches(decision.uuid),
-            unverified_reason=mistrusted,
+            unverified_reason=unverified_reason,
             unnamed_ledger=knowledge.facts.identity if commit.ledger is None else None,
         )
     for uuid in sorted(knowledge.overrides):
-        overrides, described = knowledge.list_overrides(uuid), commit.machines.get(uuid)
+        overrides, current_machine = knowledge.list_overrides(uuid), commit.machines.get(uuid)
         bmc = next((each.bmc for each in overrides if each.may_be_left_on_bmc and each.bmc is not None), None)
-        if bmc is None or (described is not None and described.bmc is not None):
+        if bmc is None or (current_machine is not None and current_machine.bmc is not None):
             continue
         yield Subject(
             server=knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid),
@@ -369,7 +372,7 @@ def inspect_bmcs(
             build_failed_inspection,
             on_read,
         ),
-        key=lambda one: (not one.needs_operator, one.observed is not None, one.is_settled, one.subject.server),
+        key=lambda each: (not each.needs_operator, each.observed is not None, each.is_settled, each.subject.server),
     )
 
 
@@ -386,26 +389,26 @@ def _run_at_each_bmc(
     the result for a BMC that failed.
     """
 
-    def do(subject: Subject) -> tuple[Value, ResponseSample]:
+    def process_subject(subject: Subject) -> tuple[Value, ResponseSample]:
         try:
             bmc = connections.connect(
                 subject.uuid, subject.server, subject.bmc, is_in_ledger=subject.bmc_is_in_ledger, pinned=subject.pinned
             )
         except UsageError as error:
             return build_failure(subject, error), NO_SAMPLE
-        with bmc.policy.measure_requests() as sign:
+        with bmc.policy.measure_requests() as take_sample:
             try:
                 value = work(subject, bmc)
             except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
                 value = build_failure(subject, error)
-            return value, sign()
+            return value, take_sample()
 
     found: list[Value] = []
-    with closing(TaskRunner[SystemUuid, Value]()) as crew:
-        crew.add(Task(each.uuid, each.site, partial(do, each)) for each in subjects)
-        while ended := crew.wait_for_results():
-            found += ended.values()
-            on_done(len(ended))
+    with closing(TaskRunner[SystemUuid, Value]()) as runner:
+        runner.add(Task(each.uuid, each.site, partial(process_subject, each)) for each in subjects)
+        while results := runner.wait_for_results():
+            found += results.values()
+            on_done(len(results))
     return found
 
 
@@ -445,7 +448,7 @@ def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, find_fault: Fin
     is_new = is_new or (isinstance(step, ConfirmRecord) and step.record.state is OverrideState.SET_BY_ANOTHER)
     if subject.unnamed_ledger is not None and is_new:
         step = Wait(why=_NO_LEDGER_NAMED)
-    wanted = subject.power.find_switching(subject.power_records, now=True) if subject.power is not None else None
+    wanted = subject.power.find_power_change(subject.power_records, now=True) if subject.power is not None else None
     switch: PowerChangeStep | None = None
     if wanted is not None:
         switch = next_power_step(
@@ -455,7 +458,7 @@ def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, find_fault: Fin
             overrides=subject.records,
             now=at,
             identity_result=identified,
-            moving_marks=find_moving_marks(observed, subject.records, subject.power_records),
+            changing_marks=find_changing_marks(observed, subject.records, subject.power_records),
         )
         if isinstance(switch, RequestReset) and subject.unnamed_ledger is not None:
             switch = Wait(why=_NO_LEDGER_NAMED)
@@ -479,7 +482,7 @@ def format_override(override: Override | None) -> str:
     )
 
 
-def _facts(override: Override, **more: Any) -> dict[str, Any]:
+def _build_override_facts(override: Override, **more: Any) -> dict[str, Any]:
     return {
         "enabled": override.enabled,
         "target": override.target,
@@ -505,7 +508,7 @@ class PowerResult(Struct, frozen=True, kw_only=True):
 
     @property
     def is_failed(self) -> bool:
-        return isinstance(self.step, PowerChangeRefused)
+        return isinstance(self.step, PowerChangeRefusal)
 
     @property
     def text(self) -> str:
@@ -551,21 +554,22 @@ def switch_power(
             subject.identify(seen, find_pin_at(subject.pinned, subject.bmc.normalized_address)),
             force=force,
         )
-        powered = PowerResult(subject=subject, observed=seen, step=step)
+        result = PowerResult(subject=subject, observed=seen, step=step)
         if not send or not isinstance(step, ResetType):
-            return powered
+            return result
         try:
             bmc.reset(step, seen)
         except (BmcBusy, BmcRejected) as error:
-            return structs.replace(powered, step=PowerChangeRefused(why=str(error)))
+            return structs.replace(result, step=PowerChangeRefusal(why=str(error)))
         except BmcUnreachable as error:
             why = f"{error}. The BMC may have executed {step}. Check the machine before you try again"
-            return structs.replace(powered, step=PowerChangeRefused(why=why), sent=None)
-        return structs.replace(powered, sent=True)
+            return structs.replace(result, step=PowerChangeRefusal(why=why), sent=None)
+        return structs.replace(result, sent=True)
 
     def build_failed_result(subject: Subject, error: Failure) -> PowerResult:
-        return PowerResult(subject=subject, observed=None, step=PowerChangeRefused(why=str(error)))
+        return PowerResult(subject=subject, observed=None, step=PowerChangeRefusal(why=str(error)))
 
     return sorted(
-        _run_at_each_bmc(subjects, connections, work, build_failed_result, on_done), key=lambda one: one.subject.server
+        _run_at_each_bmc(subjects, connections, work, build_failed_result, on_done),
+        key=lambda each: each.subject.server,
     )

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from msgspec import Struct, field, structs
 
-from gitboot.bmc.override_session import BmcTask, Outcome
+from gitboot.bmc.override_session import BmcTask, TaskOutcome
 from gitboot.bmc.override_state import OverrideState
 from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordState
 from gitboot.controller.bmcs.desired_state import PowerPlan, find_group, is_switch_of
@@ -32,22 +32,24 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
             if schedule.in_wave or schedule.stopped_maintenances
             else schedule
         )
-    going, members, uuids = set[SystemUuid](), list[Member](), {}
+    in_wave, members, uuids = set[SystemUuid](), list[Member](), {}
     for uuid, power in sorted(schedule.power.items()):
         task, seen = schedule.tasks[uuid], schedule.bmcs.get(uuid)
         switches = knowledge.switches.get(uuid, {})
-        if power.maintenance is None and _is_ready(task, power, seen, switches.get(power.switching.reason), at):
-            going.add(uuid)
+        if power.maintenance is None and _is_ready(task, power, seen, switches.get(power.power_change.reason), at):
+            in_wave.add(uuid)
         uuids[task.server] = uuid
-        plans = {each.maintenance: each for each in (*power.begun, power)}  # one for each maintenance
+        plans = {each.maintenance: each for each in (*power.begun_plans, power)}  # one for each maintenance
         members += [
-            _build_member(name, each, task, seen, switches.get(each.switching.reason), at, patience)
+            _build_member(name, each, task, seen, switches.get(each.power_change.reason), at, patience)
             for name, each in plans.items()
             if name is not None
         ]
     found = choose_wave(members, at, patience)
     return structs.replace(
-        schedule, in_wave=frozenset(going | {uuids[name] for name in found.servers}), stopped_maintenances=found.stopped
+        schedule,
+        in_wave=frozenset(in_wave | {uuids[name] for name in found.servers}),
+        stopped_maintenances=found.stopped,
     )
 
 
@@ -73,11 +75,11 @@ def _build_member(
         and (power.is_boot_planned or _may_still_be_down(record, bmc_state, at, patience))
     ):
         since.append(record.since)
-    is_unread = bmc_state is None or bmc_state.outcome is None or bmc_state.may_be_switching
+    is_unknown = bmc_state is None or bmc_state.outcome is None or bmc_state.may_be_switching
     is_down = (
         bmc_state is not None
         and (bmc_state.power == "Off" or bmc_state.in_post)
-        and power.switching.operation is not PowerOperation.ON
+        and power.power_change.operation is not PowerOperation.ON
     )
     return Member(
         name=task.server,
@@ -86,7 +88,7 @@ def _build_member(
         limit=power.limit,
         ready=_is_ready(task, power, bmc_state, record, at),
         away_since=min(since, default=None),
-        down=is_unread or is_down,
+        down=is_unknown or is_down,
     )
 
 
@@ -103,21 +105,21 @@ def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: da
             groups[power.maintenance, power.group].append(uuid)
     if not groups or not schedule.may_set or schedule.failures >= schedule.most_failures:
         return frozenset()
-    out = _find_drained_machines(schedule, plans, knowledge, at)
+    drained_machines = _find_drained_machines(schedule, plans, knowledge, at)
     found = set[SystemUuid]()
     for group, uuids in groups.items():
-        members, ready = {*uuids, *out[group]}, []
+        members, ready = {*uuids, *drained_machines[group]}, []
         busy = len(members) - len(uuids)
         for uuid in uuids:
             state, seen = plans.servers.get(schedule.tasks[uuid].server), schedule.bmcs.get(uuid)
             is_up = (
                 seen is not None
-                and seen.outcome in (Outcome.UNCHANGED, Outcome.APPLIED)
+                and seen.outcome in (TaskOutcome.UNCHANGED, TaskOutcome.APPLIED)
                 and seen.power == "On"
                 and not seen.in_post
             )
             is_waiting = state is not None and state.plan is not None and state.plan.cause is Cause.WAITING_FOR_DRAIN
-            is_out = uuid in out[group]
+            is_out = uuid in drained_machines[group]
             busy += is_out or not is_up
             if not is_waiting or not is_up:
                 continue
@@ -140,7 +142,7 @@ def _find_drained_machines(
         record, switches, seen = knowledge.stored_record(uuid), knowledge.list_switches(uuid), schedule.bmcs.get(uuid)
         for each in state.decision.maintenances:
             if record is not None and _is_drained(each, record, switches, seen, at):
-                found[each.name, find_group(each, state.about)].add(uuid)
+                found[each.name, find_group(each, state.details)].add(uuid)
     return found
 
 
@@ -184,7 +186,7 @@ def _is_ready(
     if (
         bmc_state is None
         or not power.is_due
-        or bmc_state.outcome not in (Outcome.UNCHANGED, Outcome.APPLIED)
+        or bmc_state.outcome not in (TaskOutcome.UNCHANGED, TaskOutcome.APPLIED)
         or bmc_state.may_be_switching
     ):
         return False
@@ -192,9 +194,9 @@ def _is_ready(
         return False
     if (bmc_state.was_not_switched and at < bmc_state.due) or bmc_state.in_post:
         return False
-    if bmc_state.power != ("Off" if power.switching.operation is PowerOperation.ON else "On"):
+    if bmc_state.power != ("Off" if power.power_change.operation is PowerOperation.ON else "On"):
         return False
-    override = power.switching.override_reason
+    override = power.power_change.override_reason
     return override is None or any(
         each.reason == override and each.state is OverrideState.CONFIRMED for each in task.records
     )
@@ -262,13 +264,15 @@ def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) ->
         groups[each.maintenance, each.group].append(each)
         if each.away_since is not None and at - each.away_since >= patience:
             stopped[each.maintenance].append(each.name)
-    go: set[str] = set()
+    chosen: set[str] = set()
     for (maintenance, _), group in groups.items():
         if maintenance not in stopped:
             busy = sum(each.down or each.away_since is not None for each in group)
             spare = _compute_limit(group[0].limit, len(group)) - busy
-            go.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])
-    return PowerWave(servers=frozenset(go), stopped={name: tuple(sorted(who)) for name, who in sorted(stopped.items())})
+            chosen.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])
+    return PowerWave(
+        servers=frozenset(chosen), stopped={name: tuple(sorted(names)) for name, names in sorted(stopped.items())}
+    )
 
 
 def _compute_limit(limit: str, size: int) -> int:

@@ -12,7 +12,7 @@ from msgspec import Struct, field, structs
 
 from gitboot.bmc.credentials import credential_use
 from gitboot.bmc.identity import SharedIdentityValues, UnprovenIdentity
-from gitboot.bmc.override_session import BmcTask, Outcome, TaskResult
+from gitboot.bmc.override_session import BmcTask, TaskOutcome, TaskResult
 from gitboot.bmc.override_state import OperatorCondition, Override, OverrideState, WantedOverride
 from gitboot.bmc.override_steps import explain_dhcp_loader
 from gitboot.bmc.power_steps import PowerRecordState
@@ -31,7 +31,7 @@ ONCE_READ_EVERY: Final = timedelta(seconds=30)  # interval for a BMC with a one-
 READ_EVERY: Final = timedelta(minutes=5)  # interval for a BMC with a permanent override
 FIRST_RETRY: Final = timedelta(seconds=5)
 LONGEST_RETRY: Final = timedelta(minutes=10)
-WITHDRAW_EVERY: Final = timedelta(seconds=10)  # interval while a BMC responds that it cannot clear the override now
+CLEAR_EVERY: Final = timedelta(seconds=10)  # interval while a BMC responds that it cannot clear the override now
 OVERDUE: Final = timedelta(minutes=5)
 _PAUSE: Final = timedelta(minutes=1)  # pause after too many consecutive failures
 
@@ -43,7 +43,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
     due: datetime
     wanted: WantedOverride | None = None  # the override that the last task wanted
     bmc: BmcAccess | None = None  # the BMC that the last task contacted
-    outcome: Outcome | None = None
+    outcome: TaskOutcome | None = None
     message: str = ""
     operator_condition: OperatorCondition | None = None  # the decision that an operator has to make
     answered: bool = True
@@ -61,11 +61,13 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_fine(self) -> bool:
-        return self.outcome in (None, Outcome.UNCHANGED, Outcome.APPLIED)
+        return self.outcome in (None, TaskOutcome.UNCHANGED, TaskOutcome.APPLIED)
 
     def reason(self, at: datetime) -> str:
         late = self.late_since is not None and at - self.late_since >= OVERDUE
-        return "Overdue" if late and self.outcome is Outcome.WAITING else str(self.operator_condition or self.outcome)
+        return (
+            "Overdue" if late and self.outcome is TaskOutcome.WAITING else str(self.operator_condition or self.outcome)
+        )
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
@@ -90,14 +92,14 @@ class Schedule(Struct, frozen=True, kw_only=True):
     agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
     still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits until the last task ends
     failing: frozenset[SystemUuid] = frozenset()
-    uri_not_taken: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejected the URI in the plan
+    uri_rejected: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejected the URI in the plan
     outcomes: Mapping[str, int] = field(default_factory=dict)  # outcome of the last task -> number of BMCs
     failures: int = 0  # consecutive failures over all BMCs
     last_failure: str = ""
     paused_until: datetime | None = None
     has_results: bool = False  # whether any task has ended
     # Values of identities that several BMCs share.
-    sharing: SharedIdentityValues = field(default_factory=SharedIdentityValues)
+    shared_identities: SharedIdentityValues = field(default_factory=SharedIdentityValues)
 
     @property
     def next_due(self) -> datetime | None:
@@ -123,7 +125,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
                 {uuid: each.due if each is not None else None for uuid, each in changed.items()}
             ),
             failing=(self.failing - changed.keys()) | {uuid for uuid, each in found.items() if not each.is_fine},
-            uri_not_taken=(self.uri_not_taken - changed.keys())
+            uri_rejected=(self.uri_rejected - changed.keys())
             | {uuid for uuid, each in found.items() if each.dhcp_reason is not None},
             outcomes={outcome: count for outcome, count in outcomes.items() if count},
         )
@@ -161,27 +163,31 @@ def plan_tasks(
     tasks = {**schedule.tasks}
     for uuid in uuids:
         tasks.pop(uuid, None)
-    left = {uuid: task for uuid in uuids if (task := build_leftover_task(uuid, commit, knowledge)) is not None}
-    tasks |= left
-    left_behind = (schedule.leftovers - uuids) | left.keys()
-    taken = {tasks[uuid].bmc.normalized_address for uuid in left_behind}
-    if left:  # machines whose old BMC must be cleared first
+    leftover_tasks = {
+        uuid: task for uuid in uuids if (task := build_leftover_task(uuid, commit, knowledge)) is not None
+    }
+    tasks |= leftover_tasks
+    leftovers = (schedule.leftovers - uuids) | leftover_tasks.keys()
+    old_addresses = {tasks[uuid].bmc.normalized_address for uuid in leftovers}
+    if leftover_tasks:  # machines whose old BMC must be cleared first
         uuids |= {
-            uuid for uuid, task in tasks.items() if uuid not in left_behind and task.bmc.normalized_address in taken
+            uuid
+            for uuid, task in tasks.items()
+            if uuid not in leftovers and task.bmc.normalized_address in old_addresses
         }
-    blocked, unnamed = set(), set()
+    blocked, without_ledger = set(), set()
     power = {uuid: each for uuid, each in schedule.power.items() if uuid not in uuids}
-    for uuid in uuids - left_behind:
+    for uuid in uuids - leftovers:
         tasks.pop(uuid, None)
         machine = commit.machines.get(uuid)
         state = servers.get(machine.name) if machine is not None else None
         waits = (state.decision.base_url if state is not None else None) in outdated_base_urls
         desired = find_desired_state(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits and is_named)
         if desired.is_new and not is_named:
-            unnamed.add(uuid)
-        if waits or (desired.task is not None and desired.task.bmc.normalized_address in taken):
+            without_ledger.add(uuid)
+        if waits or (desired.task is not None and desired.task.bmc.normalized_address in old_addresses):
             blocked.add(uuid)
-        if desired.task is not None and desired.task.bmc.normalized_address not in taken:
+        if desired.task is not None and desired.task.bmc.normalized_address not in old_addresses:
             tasks[uuid] = desired.task
             if desired.power is not None:
                 power[uuid] = desired.power
@@ -189,9 +195,9 @@ def plan_tasks(
         schedule,
         may_set=may_set,
         is_ledger_named=is_named,
-        without_named_ledger=(schedule.without_named_ledger - uuids) | unnamed,
+        without_named_ledger=(schedule.without_named_ledger - uuids) | without_ledger,
         tasks=tasks,
-        leftovers=frozenset(left_behind),
+        leftovers=frozenset(leftovers),
         blocked=frozenset(blocked),
         power=power,
     )
@@ -205,12 +211,15 @@ def select_due_tasks(
     schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
     """Return the due tasks and the updated schedule. An event or a changed plan can make a task due early."""
-    sharing = schedule.sharing.update(knowledge.pins, knowledge.machines)
-    if sharing is not schedule.sharing:
-        is_same, schedule = sharing.values == schedule.sharing.values, structs.replace(schedule, sharing=sharing)
+    shared_identities = schedule.shared_identities.update(knowledge.pins, knowledge.machines)
+    if shared_identities is not schedule.shared_identities:
+        is_same, schedule = (
+            shared_identities.values == schedule.shared_identities.values,
+            structs.replace(schedule, shared_identities=shared_identities),
+        )
         if not is_same:  # also retry machines that waited because of a shared identity
             schedule = reschedule_now(schedule, schedule.failing, at)
-    candidates = {*changed, *schedule.still_running, *schedule.in_wave, *schedule.agenda.due_keys(at)}
+    candidates = {*changed, *schedule.still_running, *schedule.in_wave, *schedule.agenda.find_due_keys(at)}
     due = []
     for uuid in candidates & schedule.tasks.keys():
         task, before = schedule.tasks[uuid], schedule.bmcs.get(uuid)
@@ -228,17 +237,17 @@ def select_due_tasks(
     tasks = []
     for task in due:
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
-        has_new_intent = not _open_intents(uuid, knowledge) <= before.open_intents
+        has_new_intent = not _find_open_intents(uuid, knowledge) <= before.open_intents
         # Whether there are fetches that this task will confirm or rule out.
-        unread = any(each.marks is None for each in knowledge.pending.get(uuid, ()))
+        has_pending = any(each.marks is None for each in knowledge.pending.get(uuid, ()))
         tasks.append(
             structs.replace(
                 task,
-                read_only=unread or has_new_intent,
+                read_only=has_pending or has_new_intent,
                 pinned=knowledge.pins.get(uuid),
                 bmc_is_in_ledger=credential_use(task.bmc) in knowledge.known_pairs,
-                shared_values=schedule.sharing.values,
-                wanted_power=power.find_switching(task.power_records, now=uuid in schedule.in_wave)
+                shared_values=schedule.shared_identities.values,
+                wanted_power=power.find_power_change(task.power_records, now=uuid in schedule.in_wave)
                 if power is not None
                 else None,
             )
@@ -249,8 +258,8 @@ def select_due_tasks(
 def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
     """Return whether a new fetch, a new intent or the power wave makes a BMC task due."""
     is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
-    has_turn = uuid in schedule.in_wave and not before.may_be_switching
-    return is_fetched or has_turn or not _open_intents(uuid, knowledge) <= before.open_intents
+    is_in_wave = uuid in schedule.in_wave and not before.may_be_switching
+    return is_fetched or is_in_wave or not _find_open_intents(uuid, knowledge) <= before.open_intents
 
 
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
@@ -263,8 +272,8 @@ def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tupl
     if schedule.failures < schedule.most_failures:
         return tuple(tasks), schedule
     until = schedule.paused_until
-    probing = until is None or at >= until
-    admitted, put_off = [], {}
+    may_probe = until is None or at >= until
+    admitted, postponed = [], {}
     for task in tasks:
         task = (
             structs.replace(task, wanted_power=structs.replace(task.wanted_power, may_start_now=False))
@@ -273,13 +282,13 @@ def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tupl
         )
         if task.read_only or any(each.may_be_left_on_bmc for each in task.records):
             admitted.append(task)
-        elif probing:
-            probing, until = False, at + _PAUSE
+        elif may_probe:
+            may_probe, until = False, at + _PAUSE
             admitted.append(task)
         else:
             before = schedule.bmcs[task.uuid]
-            put_off[task.uuid] = structs.replace(before, due=max(before.due, until or at))
-    return tuple(admitted), structs.replace(schedule.with_bmcs(put_off), paused_until=until)
+            postponed[task.uuid] = structs.replace(before, due=max(before.due, until or at))
+    return tuple(admitted), structs.replace(schedule.with_bmcs(postponed), paused_until=until)
 
 
 def record_submission(
@@ -303,12 +312,12 @@ def record_submission(
             due=at + (ONCE_READ_EVERY if _is_urgent(task, schedule.power.get(task.uuid)) else READ_EVERY),
             may_be_switching=task.wanted_power is not None and task.wanted_power.may_start_now,
             pending_ids=frozenset(each.id for each in knowledge.pending.get(task.uuid, ())),
-            open_intents=_open_intents(task.uuid, knowledge),
+            open_intents=_find_open_intents(task.uuid, knowledge),
         )
     return structs.replace(schedule.with_bmcs(changed), still_running=schedule.still_running | refused)
 
 
-def _open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
+def _find_open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
     """Return a machine's intents without an outcome. A new intent causes a BMC task."""
     record = knowledge.stored_record(uuid)
     serves = record.unknown_serves if record is not None else ()
@@ -358,16 +367,16 @@ def record_results(
         schedule = _count_failures(schedule, result, at)
         if (before := schedule.bmcs.get(result.uuid)) is None:
             continue
-        now = _reschedule(before, result, knowledge, at, schedule.jitter)
-        changed[result.uuid] = structs.replace(now, due=at) if result.uuid in judged else now
+        new_state = _reschedule(before, result, knowledge, at, schedule.jitter)
+        changed[result.uuid] = structs.replace(new_state, due=at) if result.uuid in judged else new_state
     if schedule.failures < schedule.most_failures and schedule.paused_until is not None:
         # A BMC responded, so the tasks that were postponed are due now.
-        freed = {
+        resumed = {
             uuid: structs.replace(each, due=at)
             for uuid, each in schedule.bmcs.items()
             if each.due == schedule.paused_until
         }
-        changed = {**freed, **changed}
+        changed = {**resumed, **changed}
         schedule = structs.replace(schedule, paused_until=None)
     return schedule.with_bmcs(changed)
 
@@ -392,7 +401,7 @@ def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Sch
 
 
 def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: datetime, jitter: float) -> BmcState:
-    now = structs.replace(
+    new_state = structs.replace(
         before,
         outcome=result.outcome,
         message=result.message,
@@ -404,30 +413,32 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
     )
     wanted = before.wanted
     if (seen := result.observed) is not None:
-        now = structs.replace(
-            now,
+        new_state = structs.replace(
+            new_state,
             power=seen.power,
             in_post=seen.in_post,
             shows_progress=seen.marks.boot_progress is not None,
             dhcp_reason=explain_dhcp_loader(wanted.override, seen) if wanted is not None else None,
         )
-    if now.is_fine:
-        return structs.replace(now, failures=0, late_since=None)
-    now = structs.replace(now, late_since=before.late_since or at)
-    if result.outcome is Outcome.STALLED:  # retry late: after many rejected logins, a BMC locks the account
-        now = structs.replace(now, due=at + LONGEST_RETRY)
+    if new_state.is_fine:
+        return structs.replace(new_state, failures=0, late_since=None)
+    new_state = structs.replace(new_state, late_since=before.late_since or at)
+    if result.outcome is TaskOutcome.STALLED:  # retry late: after many rejected logins, a BMC locks the account
+        new_state = structs.replace(new_state, due=at + LONGEST_RETRY)
     elif result.is_reachable and any(
         each.state.is_open and (wanted is None or each.reason != wanted.reason)
         for each in knowledge.list_overrides(result.uuid)
     ):
-        now = structs.replace(now, due=at + WITHDRAW_EVERY)
+        new_state = structs.replace(new_state, due=at + CLEAR_EVERY)
     else:
         spread = crc32(f"{result.uuid} {at}".encode()) / 2**32
         wait = min(FIRST_RETRY * 2**before.failures, LONGEST_RETRY) * (1 - jitter * spread)
-        now = structs.replace(now, due=at + wait, failures=min(before.failures + 1, 10))
+        new_state = structs.replace(new_state, due=at + wait, failures=min(before.failures + 1, 10))
     if result.retry_after_s is not None:
-        now = structs.replace(now, due=max(now.due, at + min(timedelta(seconds=result.retry_after_s), LONGEST_RETRY)))
-    return now
+        new_state = structs.replace(
+            new_state, due=max(new_state.due, at + min(timedelta(seconds=result.retry_after_s), LONGEST_RETRY))
+        )
+    return new_state
 
 
 def build_override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
@@ -448,15 +459,15 @@ def build_override_events(result: TaskResult, commit: str, at: datetime, *, firs
             "server": result.server,
             "reason": record.reason,
             "plan": record.plan_digest,
-            "before": _describe(result.first_override),
-            "after": _describe(result.observed.override if result.observed else None),
+            "before": _format_override(result.first_override),
+            "after": _format_override(result.observed.override if result.observed else None),
             "commit": commit,
         }
         ejected = bool(record.media) and not record.has_media and not record.state.is_open
-        what = f"{_describe(record.override)} for {record.reason}"
+        what = f"{_format_override(record.override)} for {record.reason}"
         if ejected or record.state is OverrideState.INSERTED:
-            type, became = ("MediumEjected", "is ejected") if ejected else ("MediumInserted", "is inserted")
-            yield Event(at=at, type=type, message=f"{result.server}: the medium of {what} {became}", facts=facts)
+            type, state_text = ("MediumEjected", "is ejected") if ejected else ("MediumInserted", "is inserted")
+            yield Event(at=at, type=type, message=f"{result.server}: the medium of {what} {state_text}", facts=facts)
             continue
         yield Event(
             at=at,
@@ -516,7 +527,7 @@ def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
     """Return whether the BMC's state may change soon: a one-time override is set, or the machine is not back yet."""
     wanted = task.wanted
     if power is not None:
-        before = next((each for each in task.power_records if each.reason == power.switching.reason), None)
+        before = next((each for each in task.power_records if each.reason == power.power_change.reason), None)
         if before is None or before.state is PowerRecordState.REFUSED:
             if power.is_due:
                 return True  # a machine that is down delays the other machines
@@ -531,7 +542,7 @@ def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
     )
 
 
-def _describe(override: Override | None) -> str | None:
+def _format_override(override: Override | None) -> str | None:
     if override is None:
         return None
     uri = "".join(f" {each}" for each in (override.http_boot_uri, override.medium, override.data_medium) if each)

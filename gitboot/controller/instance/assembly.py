@@ -34,7 +34,7 @@ from gitboot.controller.instance.git_source import (
 )
 from gitboot.controller.instance.settings import CheckAssets, Clock, Settings, Tell
 from gitboot.controller.instance.state_directory import (
-    check_acts,
+    check_active,
     check_spool_rights,
     make_private,
     read_key_lines,
@@ -49,9 +49,9 @@ from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import (
     Components,
     Inbox,
-    NotedWithdrawals,
     SharedFetchLog,
     UnknownMachineFile,
+    UnrecordedClearings,
     ignore,
 )
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
@@ -85,7 +85,7 @@ from gitboot.publish.durable_files import OPEN_MODES
 from gitboot.publish.manifest import HISTORY, STATUS, UNKNOWN
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview
 from gitboot.publish.targets.follower import Followers
-from gitboot.publish.tree_reader import StopReader, read_tree_records, stop_folders
+from gitboot.publish.tree_reader import StopReader, list_stop_folders, read_tree_records
 from gitboot.render.page import render_history
 from gitboot.render.paths import ON_PAGE, PAGE_INDEX
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
@@ -126,15 +126,15 @@ class Dependencies(Struct, frozen=True, kw_only=True):
     hooks: HookClient | None = None  # None: gitboot requests no URLs before maintenances
     checkpoint: Checkpoint | None = None  # None: no checkpoint is read or written
     resumes: bool = False  # whether to continue from the checkpoint
-    shared: RecordedFetches | None = None  # the fetch log in a shared ledger
-    read: Knowledge | None = None  # the ledger's content except its facts, if it was already read
+    shared_fetches: RecordedFetches | None = None  # the fetch log in a shared ledger
+    knowledge: Knowledge | None = None  # the ledger's content except its facts, if it was already read
     # Receivers of events
     tell: Tell = ignore
     wake: Callable[[], None] = ignore  # called from a BMC task's thread when the task has ended
     report: Callable[[Status, datetime], None] = ignore
-    stalled: Callable[[Condition], None] = ignore
+    report_stalled: Callable[[Condition], None] = ignore
     uptime: Callable[[], Uptime] = read_uptime
-    laps: StageTimes = field(default_factory=StageTimes)
+    stage_times: StageTimes = field(default_factory=StageTimes)
     listener: WorkListener = field(default_factory=WorkListener)
 
 
@@ -168,17 +168,17 @@ def build_bmc_pool(settings: Settings, dependencies: Dependencies, write: WriteR
 def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
     """Build an instance from its dependencies. At the end of the block, wait for the BMC tasks."""
     store, held = dependencies.store, dependencies.store.database.lease
-    shared = dependencies.shared
+    shared_fetches = dependencies.shared_fetches
     inbox = Inbox(
         store,
         settings.spool,
         settings.find_separate_mark(),
-        StopReader(*stop_folders(settings.output, settings.spool)),
+        StopReader(*list_stop_folders(settings.output, settings.spool)),
         dependencies.uptime,
         dependencies.artifacts,
-        SharedFetchLog(shared, held.lease) if shared is not None and held is not None else None,
+        SharedFetchLog(shared_fetches, held.lease) if shared_fetches is not None and held is not None else None,
         settings.state / state.SPOOL,
-        withdrawals=NotedWithdrawals(
+        clearings=UnrecordedClearings(
             None if dependencies.dry_run else settings.state / state.WITHDRAWALS,
             instance_tables.read_facts(store).identity,
         ),
@@ -186,16 +186,16 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
         hooks=dependencies.hooks,
     )
     bmcs = (dependencies.make_bmcs or build_bmc_pool)(settings, dependencies, inbox.record)
-    standing = _build_start_state(settings, dependencies)
+    initial_state = _build_start_state(settings, dependencies)
     components = Components(
-        accepting=CommitAcceptor(
+        acceptor=CommitAcceptor(
             dependencies.source,
             dependencies.evaluation,
             limits=settings.limits,
             is_covered=partial(is_covered, settings.bmc.credentials),
             published_commit=dependencies.published,
             authority=dependencies.trust,
-            checkpoint_commit=standing.plans.commit,
+            checkpoint_commit=initial_state.plans.commit,
         ),
         inbox=inbox,
         store=store,
@@ -204,13 +204,13 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
         checkpoint=dependencies.checkpoint,
         tell=dependencies.tell,
         report=dependencies.report,
-        report_stalled=dependencies.stalled,
-        laps=dependencies.laps,
+        report_stalled=dependencies.report_stalled,
+        stage_times=dependencies.stage_times,
         listener=dependencies.listener,
         clock=dependencies.clock,
     )
     with closing(bmcs):
-        yield Instance(reconciler=Reconciler(standing, components), inbox=inbox, store=store)
+        yield Instance(reconciler=Reconciler(initial_state, components), inbox=inbox, store=store)
 
 
 def _build_start_state(settings: Settings, dependencies: Dependencies) -> InstanceState:
@@ -223,7 +223,7 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
         spool=settings.spool,
         site=settings.site,
     )
-    knowledge = read_knowledge(store) if dependencies.read is None else dependencies.read
+    knowledge = read_knowledge(store) if dependencies.knowledge is None else dependencies.knowledge
     knowledge = structs.replace(knowledge, facts=instance_tables.read_facts(store))
     if dependencies.owner == knowledge.facts.identity and find_newer_records(
         records, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()
@@ -233,20 +233,20 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
         knowledge = structs.replace(knowledge, facts=instance_tables.read_facts(store))
     if not knowledge.is_trusted:
         knowledge = structs.replace(knowledge, published_records=records)
-    standing = InstanceState(
+    initial_state = InstanceState(
         knowledge=knowledge,
         keys=dependencies.keys,
         attempt=Attempt(orders=knowledge.facts.orders, withheld=knowledge.facts.withheld),
         schedule=Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter),
         longest_step=timedelta(minutes=settings.step_minutes),
-        opened=store.progress[1],
-        was_left=knowledge.facts.gap,
+        change_at_start=store.progress[1],
+        was_unused=knowledge.facts.gap,
         is_output_open=dependencies.is_output_open,
         is_upgraded=knowledge.facts.left_output is None and knowledge.facts.accepted is not None,
     )
     if dependencies.checkpoint is not None and dependencies.resumes:
-        return dependencies.checkpoint.resume(standing)
-    return standing
+        return dependencies.checkpoint.resume(initial_state)
+    return initial_state
 
 
 # For a running instance
@@ -256,27 +256,27 @@ class _StatusReporter:
     def __init__(
         self, settings: Settings, tell: Tell, clock: Clock, on_status: Callable[[Status, int], None] | None
     ) -> None:
-        self._settings, self._tell, self._clock, self._judged = settings, tell, clock, on_status
-        self.left = state.StatusFile(settings.state, clock)
+        self._settings, self._tell, self._clock, self._on_status = settings, tell, clock, on_status
+        self.status_file = state.StatusFile(settings.state, clock)
         self._unknown = UnknownMachineFile(settings.state, settings.spool, settings.output, clock)
-        self._spooled = settings.spool_mark
+        self._spool_mark = settings.spool_mark
         project = find_project(settings)
         self._links = project.links() if project is not None else None  # templates of links to the project at the forge
         self._history: dict[Revision, FileChanges] = {}  # the latest commits in the page's history
         self._history_of: str | None = None  # the newest commit in the published history
-        self.laps = StageTimes()
-        self.listener = WorkListener(self._tell_progress, progress=self.laps.note_progress)
+        self.stage_times = StageTimes()
+        self.listener = WorkListener(self._tell_progress, progress=self.stage_times.note_progress)
 
     def warn(self, message: str) -> None:
         self._tell(Event(at=self._clock(), type="CacheUnusable", message=message, warning=True))
 
-    def _tell_progress(self, underway: WorkProgress | None) -> None:
-        self.left.note_progress(underway)
-        if underway is not None:
-            facts = {name: value for name, value in underway.facts().items() if name != "message"}
-            self._tell(Event(at=self._clock(), type="Progress", message=underway.message, facts=facts))
+    def _tell_progress(self, progress: WorkProgress | None) -> None:
+        self.status_file.note_progress(progress)
+        if progress is not None:
+            facts = {name: value for name, value in progress.facts().items() if name != "message"}
+            self._tell(Event(at=self._clock(), type="Progress", message=progress.message, facts=facts))
 
-    def leave_status(self, store: Store, source: Source, tree: OutputDirectory, status: Status, at: datetime) -> None:
+    def publish_status(self, store: Store, source: Source, tree: OutputDirectory, status: Status, at: datetime) -> None:
         """Write the status for `gitboot status` and for endpoints.
 
         Endpoints compare their clocks with the time in the status. The status also contains the ledger's change number.
@@ -291,11 +291,11 @@ class _StatusReporter:
             "links": self._links,
             "branch": source.reference,
         }
-        tree.write_status(encode_canonical(self.left.write(facts)) + b"\n", at)
+        tree.write_status(encode_canonical(self.status_file.write(facts)) + b"\n", at)
         self._publish_history(source, tree, status.applied, at)
-        if self._spooled is not None and read_mark(self._spooled) != (identity, changes):
+        if self._spool_mark is not None and read_mark(self._spool_mark) != (identity, changes):
             with suppress(OSError):  # without a current mark, gitboot only trusts the ledger less
-                write_mark(self._spooled, identity, changes)
+                write_mark(self._spool_mark, identity, changes)
         if (seen := self._unknown.update(status.applied, at)) is not None:
             content, events = seen
             tree.write_status(content, at, UNKNOWN)
@@ -303,9 +303,9 @@ class _StatusReporter:
                 write_events(store, events)
             for event in events:
                 self._tell(event)
-        if self._judged is not None:
+        if self._on_status is not None:
             _, change = store.mark or ("", 0)
-            self._judged(status, change)
+            self._on_status(status, change)
 
     def _publish_history(self, source: Source, tree: OutputDirectory, applied: str | None, at: datetime) -> None:
         """Write the history for the published page: the latest commits and the files that these commits changed.
@@ -313,12 +313,12 @@ class _StatusReporter:
         This method writes the history only if the page is published and the applied commit has changed.
         """
         output = self._settings.output
-        is_there = (output / ON_PAGE[HISTORY][1]).exists()
+        has_history = (output / ON_PAGE[HISTORY][1]).exists()
         if applied is None or not (output / PAGE_INDEX).exists():
-            if is_there:  # the page is not published any more
+            if has_history:  # the page is not published any more
                 tree.write_status(render_history(()) + b"\n", at, HISTORY)
             return
-        if is_there and applied == self._history_of:
+        if has_history and applied == self._history_of:
             return
         with suppress(CorruptClone):  # the next reconcile repairs the clone
             changes = source.file_changes(Revision(applied), self._history)
@@ -336,7 +336,7 @@ def run_instance(
     wake: Callable[[], None] = ignore,
     wait: bool = False,
     on_status: Callable[[Status, int], None] | None = None,
-    evaluation_of: Callable[[Path], EvaluatorClient] | None = None,
+    build_evaluation: Callable[[Path], EvaluatorClient] | None = None,
     uptime: Callable[[], Uptime] = read_uptime,
     on_lease_lost: Callable[[], None] = ignore,
 ) -> Iterator[tuple[Instance, Source]]:
@@ -345,7 +345,7 @@ def run_instance(
     - ``wake``: called from another thread when a BMC task or the evaluation of a commit ends
     - ``wait``: whether a reconcile waits until the evaluation of a commit ends
     - ``on_status``: called with each status and the ledger's change number
-    - ``evaluation_of``: builds an evaluation client, for tests. None: use an evaluator process and a fetch process
+    - ``build_evaluation``: builds an evaluation client, for tests. None: use an evaluator process and a fetch process
     - ``on_lease_lost``: called from a thread if another instance may have taken the lease of a shared ledger
     """
     check_repository(settings)
@@ -358,9 +358,9 @@ def run_instance(
         state.remove_former_caches(settings.state)
         reports = _StatusReporter(settings, tell, clock, on_status)
         cache = stack.enter_context(state.open_cache(settings.state, reports.warn))
-        store, read = stack.enter_context(open_or_replace_ledger(find_ledger(settings), tell, clock))
+        store, knowledge = stack.enter_context(open_or_replace_ledger(find_ledger(settings), tell, clock))
         store.database.take_lease(Holder.load(settings.state, settings.lease_s))
-        shared, fence, ending_fence = stack.enter_context(_hold_lease(store, tell, clock(), on_lease_lost))
+        shared_fetches, fence, ending_fence = stack.enter_context(_hold_lease(store, tell, clock(), on_lease_lost))
         modes = choose_output_modes(store, settings.output, settings.output_group)
         tree = stack.enter_context(
             OutputDirectory.open(
@@ -372,26 +372,26 @@ def run_instance(
             )
         )
         owner = tree.stamp.ledger if tree.stamp is not None else None
-        _doubt_older_ledger(store, settings, owner)
+        _mark_older_ledger(store, settings, owner)
         branch = BranchInLedger(store, tell, clock)
-        if evaluation_of is None:
+        if build_evaluation is None:
             evaluation = EvaluatorClient(
                 settings.state,
                 limits=settings.allowance,
                 waits_for_answer=wait,
-                start_timer=partial(reports.laps.start_stage, Stage.EVALUATE),
+                start_timer=partial(reports.stage_times.start_stage, Stage.EVALUATE),
                 report_progress=reports.listener.make_reporter(Work.READ),
                 site=settings.site,
                 cache=cache,
             )
             source = stack.enter_context(open_source(settings, settings.state, branch))
         else:
-            evaluation = evaluation_of(settings.state)
+            evaluation = build_evaluation(settings.state)
             source = build_source(settings, settings.state, record=branch)
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
-        patrol = DamageSearch(settings.output, wake)
-        stack.callback(patrol.close)
+        damage_search = DamageSearch(settings.output, wake)
+        stack.callback(damage_search.close)
         dependencies = Dependencies(
             store=store,
             source=source,
@@ -420,16 +420,16 @@ def run_instance(
                     )
                 )
             ),
-            checkpoint=Checkpoint(cache, tree, patrol, reports.warn, settings.site),
+            checkpoint=Checkpoint(cache, tree, damage_search, reports.warn, settings.site),
             resumes=not wait,
-            shared=shared,
-            read=read,
+            shared_fetches=shared_fetches,
+            knowledge=knowledge,
             tell=tell,
             wake=wake,
-            report=partial(reports.leave_status, store, source, tree),
-            stalled=reports.left.add_condition,
+            report=partial(reports.publish_status, store, source, tree),
+            report_stalled=reports.status_file.add_condition,
             uptime=uptime,
-            laps=reports.laps,
+            stage_times=reports.stage_times,
             listener=reports.listener,
         )
         yield stack.enter_context(build_instance(settings, dependencies)), source
@@ -449,15 +449,15 @@ def open_dry_run(
                 copy / state.LEDGER,
                 in_use=state.find_running_process(settings.state) is not None,
             )
-        store, read = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
+        store, knowledge = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
         # Read the keys if the file exists, but never create keys here.
         has_keys = (settings.state / state.TOKEN_KEYS).exists()
         keys = load_token_keys(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
             instance_tables.mark_accepted_lapsed(tx)  # the new clone may not contain the accepted commit
-        about = instance_tables.read_facts(store)
+        facts = instance_tables.read_facts(store)
         cache = stack.enter_context(state.open_cache(settings.state, ignore, writes=False))
-        looked = PublicationPreview(settings.output, ledger=about.identity, heir_of=about.heir_of)
+        preview = PublicationPreview(settings.output, ledger=facts.identity, heir_of=facts.heir_of)
         source = stack.enter_context(open_source(settings, copy, BranchInLedger(store, tell, clock)))
         evaluation = EvaluatorClient(copy, limits=settings.allowance, waits_for_answer=True, site=settings.site)
         stack.callback(evaluation.close)
@@ -465,14 +465,14 @@ def open_dry_run(
             store=store,
             source=source,
             evaluation=evaluation,
-            target=looked,
+            target=preview,
             clock=clock,
             dry_run=True,
             observes=settings.spool_folder is not None,
             keys=keys,
             trust=build_authority(settings.trust, source, copy / KEYS),
             artifacts=stack.enter_context(watch_artifacts(settings, store, cache, ignore)),
-            read=read,
+            knowledge=knowledge,
             tell=tell,
         )
         spool, empty = settings.spool_folder, None
@@ -482,7 +482,7 @@ def open_dry_run(
             empty = copy / "spool"
             empty.mkdir()
             shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
-        yield stack.enter_context(build_instance(structs.replace(settings, spool=empty), dependencies)), source, looked
+        yield stack.enter_context(build_instance(structs.replace(settings, spool=empty), dependencies)), source, preview
 
 
 @contextmanager
@@ -512,10 +512,10 @@ def _hold_lease(
         tell(event)
         write_events(store, [event])
     with (
-        closing(RecordedFetches(address)) as shared,
+        closing(RecordedFetches(address)) as shared_fetches,
         LeaseKeeper(held, LeaseConnection(address), on_lease_lost) as keeper,
     ):
-        yield shared, keeper.check, keeper.check_ending
+        yield shared_fetches, keeper.check, keeper.check_ending
 
 
 def find_ledger(settings: Settings) -> Path:
@@ -538,22 +538,22 @@ def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tup
     A shared ledger is never replaced. This instance reads a shared ledger later, when it holds the lease.
     """
     if read_address(path) is not None:
-        store, read = Store.open(path), None
+        store, knowledge = Store.open(path), None
     else:
         try:
-            store, read = _read_whole_ledger(path)
+            store, knowledge = _read_whole_ledger(path)
         except DamagedLedger as error:
-            aside = set_aside(path)
-            message = f"{error}; gitboot renamed it to {aside.name}"
+            renamed = set_aside(path)
+            message = f"{error}; gitboot renamed it to {renamed.name}"
             tell(Event(at=clock(), type="LedgerDamaged", message=message, warning=True))
-            store, read = _read_whole_ledger(path)
+            store, knowledge = _read_whole_ledger(path)
             instance_tables.mark_unverified(store, "DamagedLedger")
     with store:
         if instance_tables.is_behind(store):
             instance_tables.mark_unverified(store, "RestoredLedger")
         if store.mark is None:
             store.write_mark(*store.progress)
-        yield store, read
+        yield store, knowledge
 
 
 def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
@@ -586,31 +586,34 @@ def watch_artifacts(
     vendors = WebFetcher(uses_proxies=True)  # for signatures, which machines do not fetch
 
     def build_fetchers(bases: tuple[str, ...]) -> tuple[Fetcher, Callable[[str], bool]]:
-        by_prefix, here = list_fetchers(bases)
+        by_prefix, local_prefixes = list_fetchers(bases)
         is_read = settings.artifacts.check is CheckAssets.READ
-        return PrefixFetcher(by_prefix), lambda url: is_read or url.startswith(tuple(here))
+        return PrefixFetcher(by_prefix), lambda url: is_read or url.startswith(tuple(local_prefixes))
 
     def build_signature_fetcher(bases: tuple[str, ...]) -> Fetcher:
         return PrefixFetcher({**list_fetchers(bases)[0], "http://": vendors, "https://": vendors})
 
     def list_fetchers(bases: tuple[str, ...]) -> tuple[dict[str, Fetcher], set[str]]:
         """Return a fetcher for each URL prefix, and the prefixes whose files are in a folder on this host."""
-        own, *sites = (f"{base}/o/" for base in bases)
+        own_prefix, *site_prefixes = (f"{base}/o/" for base in bases)
         tree = settings.output / "boot" / "o"
-        here = {own}
+        local_prefixes = {own_prefix}
         by_prefix: dict[str, Fetcher] = {
             "http://": web,
             "https://": web,
             # Check each site's copy of the output tree. If it is unreachable, check the local tree, from which it is
             # copied.
-            **{prefix: FallbackFetcher(web, FolderFetcher(tree, prefix), unless=HostUnreachable) for prefix in sites},
-            own: FallbackFetcher(FolderFetcher(tree, own), web, unless=ArtifactMissing),
+            **{
+                prefix: FallbackFetcher(web, FolderFetcher(tree, prefix), fallback_on=HostUnreachable)
+                for prefix in site_prefixes
+            },
+            own_prefix: FallbackFetcher(FolderFetcher(tree, own_prefix), web, fallback_on=ArtifactMissing),
         }
         if settings.assets is not None:
-            served = f"{bases[0]}/assets/"
-            by_prefix[served] = FolderFetcher(settings.assets, served)
-            here.add(served)
-        return by_prefix, here
+            assets_prefix = f"{bases[0]}/assets/"
+            by_prefix[assets_prefix] = FolderFetcher(settings.assets, assets_prefix)
+            local_prefixes.add(assets_prefix)
+        return by_prefix, local_prefixes
 
     with (
         closing(BootFileVerifier(settings.artifacts.image_keys, build_signature_fetcher)) as verifier,
@@ -633,13 +636,13 @@ def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]
 
     Earlier versions stored the results in a file, which is deleted once the ledger contains results.
     """
-    former = settings.state / state.FORMER_SIGHTINGS
+    old_file = settings.state / state.FORMER_SIGHTINGS
     if before := instance_tables.read_sightings(store, describe_place(settings.state)):
         with suppress(OSError):
-            former.unlink()
+            old_file.unlink()
         return before
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return instance_tables.parse_sightings(json.loads(former.read_bytes())["items"])
+        return instance_tables.parse_sightings(json.loads(old_file.read_bytes())["items"])
     return {}
 
 
@@ -648,11 +651,11 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
 
     If the keys were lost, create a new key. gitboot then ignores reports with older tokens.
     """
-    about, at = instance_tables.read_facts(store), clock()
+    facts, at = instance_tables.read_facts(store), clock()
     is_shared = store.database.lease is not None
     if is_shared and (lines := instance_tables.read_token_keys(store)):
         write_key_lines(directory, lines)
-    if about.keyed and not (directory / state.TOKEN_KEYS).exists():
+    if facts.keyed and not (directory / state.TOKEN_KEYS).exists():
         tell(
             Event(
                 at=at,
@@ -662,14 +665,14 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
                 warning=True,
             )
         )
-    keys = token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
+    keys = token_keys(directory, at, was_keyless=facts.accepted is not None and not facts.keyed)
     if is_shared and instance_tables.read_token_keys(store) != (lines := read_key_lines(directory)):
         with store.writing() as tx:
             instance_tables.write_token_keys(tx, lines)
     return keys
 
 
-def _doubt_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
+def _mark_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
     """Mark the ledger as unverified if its output tree is gone or a mark outside STATE has a later change number."""
     identity, changes = store.progress
     marks = [read_mark(settings.spool_mark) if settings.spool_mark is not None else None]
@@ -722,7 +725,7 @@ def open_offline(
 
     if not state.has_ledger(directory):
         raise state.no_instance_error(directory)
-    check_acts(directory)
+    check_active(directory)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))
         copy_ledger(
@@ -739,9 +742,9 @@ def open_offline(
         whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
         # Read the keys if the file exists, but never create keys here.
         has_keys = (directory / state.TOKEN_KEYS).exists()
-        keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
+        keys = token_keys(directory, at, was_keyless=False) if has_keys else NO_KEYS
         before = _read_offline_knowledge(store)
-        commit = whole.at_site(before.facts.site or None)
+        commit = whole.select_site(before.facts.site or None)
         learnt = apply_batch(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
         yield OfflineInstance(
@@ -770,17 +773,17 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
     write_updates(store, [apply_batch(_read_offline_knowledge(store), batch, at).update])
 
 
-def simulate_begin(look: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
+def simulate_begin(instance: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
     """Return the `Knowledge` that would result if an operator requested to begin with records.
 
     This function does not store the result. Raises `UsageError`.
     """
     learnt = apply_batch(
-        look.knowledge,
+        instance.knowledge,
         Batch(
             requests=(instance_tables.Request(0, at, "", BEGIN, facts),),
-            commit=look.commit,
-            changed=tuple(look.commit.decisions.servers),
+            commit=instance.commit,
+            changed=tuple(instance.commit.decisions.servers),
         ),
         at,
     )

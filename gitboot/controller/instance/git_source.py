@@ -61,12 +61,12 @@ class BranchInLedger:
         self._store, self._tell, self._clock = store, tell, clock
 
     def read(self) -> FollowedBranch | None:
-        about = instance_tables.read_facts(self._store)
-        return FollowedBranch(about.branch, about.is_default_branch) if about.branch is not None else None
+        facts = instance_tables.read_facts(self._store)
+        return FollowedBranch(facts.branch, facts.is_default_branch) if facts.branch is not None else None
 
     def accepted(self) -> str | None:
-        about = instance_tables.read_facts(self._store)
-        return about.accepted or about.lapsed
+        facts = instance_tables.read_facts(self._store)
+        return facts.accepted or facts.lapsed
 
     def write(self, branch: FollowedBranch) -> None:
         event = Event(

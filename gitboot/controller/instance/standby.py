@@ -27,13 +27,13 @@ from gitboot.controller.instance.assembly import find_ledger
 from gitboot.controller.instance.git_source import build_source, check_repository
 from gitboot.controller.instance.settings import CheckAssets, Settings
 from gitboot.controller.instance.state_directory import is_published_under, make_private, token_keys, write_key_lines
-from gitboot.controller.instance_state import InstanceState, plans_by
+from gitboot.controller.instance_state import InstanceState, plans_commit
 from gitboot.controller.operator_requests import decide_halt
 from gitboot.controller.publication import DatedPath, publish_plans
 from gitboot.controller.records.install_boots import list_offers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import choose_output_modes, read_knowledge, record_instance_facts
-from gitboot.disk_cache import DiskCache, this_program
+from gitboot.disk_cache import DiskCache, compute_program_digest
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, NotYetDone, SourceError
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
@@ -58,16 +58,16 @@ from gitboot.status.instance_status import Status
 if TYPE_CHECKING:
     from gitboot.ledger.postgresql import LeaseConnection
 
-LOOK_S: Final = 2.0  # interval between checks of the lease
+CHECK_S: Final = 2.0  # interval between checks of the lease
 _PREPARE_S: Final = 3600.0  # interval between preparations of the tree
 _FIRST_PAUSE_S: Final = 60.0  # pause after a failed preparation; doubled after each further failure
 
 
-_STANDING_BY: Final = "StandbyStarted"
+_STANDBY_STARTED: Final = "StandbyStarted"
 _PREPARED: Final = "the output tree of this standby has the state of"
 
 
-class Ending(Protocol):
+class EndRequest(Protocol):
     """A request to end the process."""
 
     def wait(self, timeout_s: float) -> bool:
@@ -86,14 +86,14 @@ class Standby:
         settings: Settings,
         tell: Callable[[Event], None],
         clock: Callable[[], datetime],
-        preparing: Sequence[str] = (),  # command that prepares the tree; (): do not prepare it
+        prepare_command: Sequence[str] = (),  # command that prepares the tree; (): do not prepare it
     ) -> None:
-        self._settings, self._tell, self._clock, self._preparing = settings, tell, clock, preparing
+        self._settings, self._tell, self._clock, self._prepare_command = settings, tell, clock, prepare_command
         check_repository(settings)  # before any file is created
         with make_private(settings.state):
             self.address = read_address(find_ledger(settings))
         if self.address is not None:
-            this_program()  # read the program now, because an upgrade may replace it on the disk
+            compute_program_digest()  # read the program now, because an upgrade may replace it on the disk
         self.is_patient = False  # whether to keep waiting if the ledger is unreachable
         # The branch to fetch: the value of --rev, or the active instance's branch.
         self._reference = settings.git.reference
@@ -102,7 +102,7 @@ class Standby:
         self._has_failed, self._last_message = False, ""
         self._windows = WindowWatch(partial(end_windows, settings.output, WindowEnds()))
 
-    def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
+    def wait(self, ending: Callable[[], AbstractContextManager[EndRequest]]) -> bool:
         """Wait until no other instance holds the lease. Return False if the process is asked to end first.
 
         The caller then tries to take the lease. Other standbys may try at the same time. During the wait, gitboot
@@ -124,41 +124,43 @@ class Standby:
                     lambda: (self._reference, self._accepted),
                 )
             )
-            preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state, self._tell)))
-            looking, since = stack.enter_context(closing(LeaseConnection(self.address))), self._clock()
+            preparation = stack.enter_context(
+                closing(_Preparation(self._prepare_command, self._settings.state, self._tell))
+            )
+            connection, since = stack.enter_context(closing(LeaseConnection(self.address))), self._clock()
             if self._has_failed:
-                end.wait(LOOK_S)
+                end.wait(CHECK_S)
                 self._has_failed = False
             while not end.wait(0):
-                if (waits := self._find_wait_reason(looking)) is None:
+                if (waits := self._find_wait_reason(connection)) is None:
                     return True
-                if waits[0] == _STANDING_BY and is_large():
+                if waits[0] == _STANDBY_STARTED and is_large():
                     preparation.start_if_due()
                 self._report(*waits, since, preparation.tree_message)
-                wait_s = min(LOOK_S, self._settings.lease_s / 5)
+                wait_s = min(CHECK_S, self._settings.lease_s / 5)
                 if not preparation.is_running:
                     wait_s = min(wait_s, self._end_windows())
                 end.wait(wait_s)
             return False
 
-    def _find_wait_reason(self, looking: LeaseConnection) -> tuple[str, str] | None:
+    def _find_wait_reason(self, connection: LeaseConnection) -> tuple[str, str] | None:
         """Return the reason for waiting and a message, or None if the lease is free."""
         try:
-            other = looking.find_other_holder(Holder.load(self._settings.state))
+            other = connection.find_other_holder(Holder.load(self._settings.state))
         except LedgerError as error:
             if not self.is_patient:
                 self._end_windows()  # the service manager restarts gitboot until the ledger responds
                 raise
-            return _reason(error), str(error)
+            return _classify_error(error), str(error)
         self.is_patient = True
         if other is not None:
-            self._note_progress(looking.read_progress())
-            self._reference = self._settings.git.reference or looking.read_fact("branch") or self._reference
-            if (accepted := looking.read_fact("accepted")) not in (None, self._accepted):
+            self._note_progress(connection.read_progress())
+            self._reference = self._settings.git.reference or connection.read_fact("branch") or self._reference
+            if (accepted := connection.read_fact("accepted")) not in (None, self._accepted):
                 self._accepted = accepted
                 self._wake_event.set()
         return (
-            (_STANDING_BY, f"the instance {other} is active with the ledger {looking.name}")
+            (_STANDBY_STARTED, f"the instance {other} is active with the ledger {connection.name}")
             if other is not None
             else None
         )
@@ -188,27 +190,27 @@ class Standby:
         The next `wait` begins with a pause.
         """
         self._has_failed = True
-        self._report(_reason(error), str(error), self._clock())
+        self._report(_classify_error(error), str(error), self._clock())
 
-    def _report(self, reason: str, message: str, since: datetime, of_tree: str = "") -> None:
+    def _report(self, reason: str, message: str, since: datetime, tree_message: str = "") -> None:
         """Report a new message as an event, and write a status that includes the state of the tree."""
         at = self._clock()
         if message != self._last_message:
-            self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDING_BY))
+            self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDBY_STARTED))
             self._last_message = message
-        acting = Condition(
+        condition = Condition(
             type="Active",
             status=False,
             reason=reason,
-            message="; ".join(filter(None, (message, of_tree))),
+            message="; ".join(filter(None, (message, tree_message))),
             last_transition_time=since,
         )
         state.StatusFile(self._settings.state, self._clock).write(
-            {**Status(conditions=(acting,)).facts(), "at": format_instant(at)}
+            {**Status(conditions=(condition,)).facts(), "at": format_instant(at)}
         )
 
 
-def _reason(error: LedgerError) -> str:
+def _classify_error(error: LedgerError) -> str:
     return type(error).__name__ if isinstance(error, (LedgerLeft, LedgerUnfinished)) else "LedgerFailed"
 
 
@@ -250,7 +252,7 @@ class _Preparation:
         self._pause_s = _FIRST_PAUSE_S if status == 0 else min(2 * self._pause_s, _PREPARE_S)
         output, _ = process.communicate()
         try:
-            event: Event = _event(output)
+            event: Event = _decode_event(output)
         except msgspec.DecodeError:  # the process was killed, or it wrote an error to standard error
             return
         if status == 0:
@@ -262,7 +264,7 @@ class _Preparation:
         self._last = event
 
 
-_event: Final = build_decoder(Event)
+_decode_event: Final = build_decoder(Event)
 
 
 @contextmanager
@@ -297,7 +299,7 @@ def _follow_active(
             wake_event.clear()
             reference, accepted = read_followed()
             if reference is None:
-                wake_event.wait(LOOK_S)
+                wake_event.wait(CHECK_S)
                 continue
             with suppress(GitbootError):
                 if source is None or source.reference != reference:
@@ -370,22 +372,22 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         stack.callback(shutil.rmtree, copy, ignore_errors=True)
         copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=True)
         store = stack.enter_context(Store.open(copy / state.LEDGER))
-        about = instance_tables.read_facts(store)
-        if about.accepted is None or not about.published or instance_tables.is_behind(store):
+        facts = instance_tables.read_facts(store)
+        if facts.accepted is None or not facts.published or instance_tables.is_behind(store):
             raise NotYetDone("the active instance has not published with this ledger yet")
-        accepted = Revision(about.accepted)
+        accepted = Revision(facts.accepted)
         if not (lines := read_shared_token_keys(settings.state / state.LEDGER)):
             raise NotYetDone("the ledger has no token keys yet")
         write_key_lines(copy, lines)
-        at = max(clock(), about.heartbeat.at) if about.heartbeat is not None else clock()
+        at = max(clock(), facts.heartbeat.at) if facts.heartbeat is not None else clock()
         directory = stack.enter_context(
             OutputDirectory.open(
                 settings.output,
-                ledger=about.identity,
+                ledger=facts.identity,
                 modes=choose_output_modes(store, settings.output, settings.output_group),
             )
         )
-        tree = _StandbyTree(directory, store, _find_unused_date(store, at, about))
+        tree = _StandbyTree(directory, store, _find_unused_date(store, at, facts))
         cache = stack.enter_context(
             state.open_cache(settings.state, lambda _: None)
         )  # the standby itself reports problems with the cache
@@ -402,21 +404,23 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         knowledge = structs.replace(
             read_knowledge(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
         )
-        standing = checkpoint.resume(InstanceState(knowledge=knowledge, keys=token_keys(copy, at, follows_none=False)))
-        standing = _publish_without_halted(
-            standing, _evaluate_accepted(settings, accepted, standing.plans.commit, cache), tree, at
+        instance_state = checkpoint.resume(
+            InstanceState(knowledge=knowledge, keys=token_keys(copy, at, was_keyless=False))
         )
-        checkpoint.store(standing, len(standing.plans.servers), at)
-    return PreparedTree(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
+        instance_state = _publish_without_halted(
+            instance_state, _evaluate_accepted(settings, accepted, instance_state.plans.commit, cache), tree, at
+        )
+        checkpoint.store(instance_state, len(instance_state.plans.servers), at)
+    return PreparedTree(commit=accepted, servers=len(instance_state.plans.servers), halted=len(tree.halted), at=at)
 
 
-def _find_unused_date(store: Store, at: datetime, about: instance_tables.Facts) -> datetime:
+def _find_unused_date(store: Store, at: datetime, facts: instance_tables.Facts) -> datetime:
     """Return a modification time that no boot script on any host has now or will have later.
 
     gitboot identifies a served boot by the file's modification time, which access logs contain. The active instance
     never uses a time before its last heartbeat.
     """
-    second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
+    second = int((facts.heartbeat.at if facts.heartbeat is not None else at).timestamp()) - 1
     while server_tables.has_version_modified_at(store, second):
         second -= 1
     return datetime.fromtimestamp(second, UTC)
@@ -444,7 +448,7 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
     if len(commit.decisions.servers) < MIN_SERVERS:
         raise NotYetDone(f"preparing the output tree saves no time with fewer than {MIN_SERVERS} servers")
     learnt = apply_batch(before.knowledge, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
-    if learnt.recorded_commit is None or not learnt.is_trusted or not plans_by(learnt, commit):
+    if learnt.recorded_commit is None or not learnt.is_trusted or not plans_commit(learnt, commit):
         raise NotYetDone("the ledger is unverified, or the Fleet names another ledger, so gitboot makes no plans")
     knowledge = structs.replace(
         learnt, records=before.knowledge.records
@@ -478,7 +482,7 @@ class _StandbyTree:
     """
 
     def __init__(self, tree: OutputDirectory, store: Store, file_date: datetime) -> None:
-        self._tree, self._store, self._dated = tree, store, file_date
+        self._tree, self._store, self._file_date = tree, store, file_date
         self.halted = set[str]()
 
     # Methods for publishing
@@ -494,10 +498,10 @@ class _StandbyTree:
         parts: FileUpdates,
     ) -> PublicationResult:
         """Publish like `OutputDirectory.publish`, but use a modification time that no boot script has."""
-        return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._dated, parts=parts)
+        return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._file_date, parts=parts)
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - see `publish`
-        return self._tree.predict_mtime(path, file, self._dated)
+        return self._tree.predict_mtime(path, file, self._file_date)
 
     def has_files(self, files: Files) -> bool:
         return self._tree.has_files(files)
@@ -511,15 +515,15 @@ class _StandbyTree:
         found = set()
         for name, server in states.items():
             offers = [(each, server_tables.find_offer(self._store, each.plan)) for each in list_offers(server)]
-            has_noted = all(
+            has_offers = all(
                 known is not None and structs.replace(each, number=known.number) == known for each, known in offers
             )
             # A path with a token needs no modification time in the ledger, because the token identifies the boot.
-            has_dated = all(
+            has_dates = all(
                 find_token(each.path) is not None and server_tables.find_token(self._store, each.path) == each.plan
                 for each in dates[name]
             )
-            if server.installs_at is not None or not (has_noted and has_dated):
+            if server.installs_at is not None or not (has_offers and has_dates):
                 found.add(name)
         self.halted |= found
         return found
@@ -531,8 +535,8 @@ class _StandbyTree:
 
     def inventory(self) -> Inventory:
         """Return the inventory of the tree. Halted servers have states that never match a state in a checkpoint."""
-        held = self._tree.inventory()
-        return structs.replace(held, states={**held.states, **dict.fromkeys(self.halted, "")})
+        inventory = self._tree.inventory()
+        return structs.replace(inventory, states={**inventory.states, **dict.fromkeys(self.halted, "")})
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
         return self._tree.resume(before)

@@ -99,13 +99,13 @@ def _ignore_wake_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    deaf = [each for each in (signal.SIGHUP, signal.SIGUSR1) if signal.getsignal(each) is signal.SIG_DFL]
-    for each in deaf:
+    ignored = [each for each in (signal.SIGHUP, signal.SIGUSR1) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in ignored:
         signal.signal(each, _ignore_signal)
     try:
         yield
     finally:
-        for each in deaf:
+        for each in ignored:
             if signal.getsignal(each) is _ignore_signal:
                 signal.signal(each, signal.SIG_DFL)
 
@@ -136,10 +136,10 @@ class StatusFile:
             self._facts = _merge_changes(self._facts, facts, at)
             return self._write(None, at)
 
-    def note_progress(self, underway: WorkProgress | None) -> None:
+    def note_progress(self, progress: WorkProgress | None) -> None:
         """Write the last status again, with the progress of a long operation."""
         with self._lock:
-            self._write(underway, self._clock())
+            self._write(progress, self._clock())
 
     def add_condition(self, condition: Condition) -> None:
         """Write the last status again with an additional condition, which disappears with the next status."""
@@ -149,11 +149,11 @@ class StatusFile:
             self._facts = {**self._facts, "conditions": found}
             self._write(None, self._clock())
 
-    def _write(self, underway: WorkProgress | None, at: datetime) -> dict[str, Any]:
+    def _write(self, progress: WorkProgress | None, at: datetime) -> dict[str, Any]:
         facts = {
             **self._facts,
             "clock": format_instant(at),
-            "progress": underway.facts() if underway is not None else None,
+            "progress": progress.facts() if progress is not None else None,
         }
         with suppress(OSError):
             files.write_atomically(self._directory / STATUS, encode_indented(facts) + b"\n")
@@ -165,10 +165,10 @@ def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: dateti
 
     gitboot does not compute these changes again after a restart.
     """
-    then, accepted = before.get("accepted", {}), now["accepted"]
-    has_new_changes = accepted["changed"] or then.get("commit") != accepted["commit"]
-    changed = accepted["changed"] if has_new_changes else then.get("changed", [])
-    earlier = then.get("lately", [])
+    last, accepted = before.get("accepted", {}), now["accepted"]
+    has_new_changes = accepted["changed"] or last.get("commit") != accepted["commit"]
+    changed = accepted["changed"] if has_new_changes else last.get("changed", [])
+    earlier = last.get("lately", [])
     known = {each["commit"] for each in earlier}
     by_commit: dict[str, list[dict[str, str]]] = {each["commit"]: [] for each in changed}
     for each in accepted["acknowledged"]:
@@ -206,7 +206,7 @@ def read_own_lease(directory: Path) -> LeaseState | None:
     return lease if lease is not None and lease.is_current and lease.holder == Holder.load(directory).id else None
 
 
-def find_acting_directory(directory: Path) -> Path:
+def find_active_directory(directory: Path) -> Path:
     """Return the active instance's state directory if that instance is on this host, otherwise ``directory``.
 
     Raises `HeldByAnother` if the active instance is on another host and publishes to a disk that both hosts share. That
@@ -219,12 +219,16 @@ def find_acting_directory(directory: Path) -> Path:
         if lease is None or not lease.is_current or lease.holder == Holder.load(directory).id:
             return directory
         host, _, state = lease.place.partition(":")
-        if host == socket.gethostname() and has_ledger(there := Path(state)) and Holder.load(there).id == lease.holder:
-            return there
+        if (
+            host == socket.gethostname()
+            and has_ledger(other_directory := Path(state))
+            and Holder.load(other_directory).id == lease.holder
+        ):
+            return other_directory
         output, _ = read_places(directory / LEDGER)
         if output is None or not is_published_under(output, lease):
             return directory
-    check_acts(directory)
+    check_active(directory)
     return directory
 
 
@@ -235,7 +239,7 @@ def is_published_under(output: Path, lease: LeaseState) -> bool:
     return False
 
 
-def check_acts(directory: Path) -> None:
+def check_active(directory: Path) -> None:
     """Raise `HeldByAnother` if the active instance is on another host.
 
     The instance on this host need not be running.
@@ -281,7 +285,7 @@ def make_private(directory: Path) -> Iterator[None]:
         os.umask(before)
 
 
-def mode_in(directory: Path) -> int:
+def choose_file_mode(directory: Path) -> int:
     """Return the mode for a file that only this user may write. If the directory is shared with its group, the group
     may read it.
     """
@@ -322,10 +326,10 @@ _NAMES: Final = (
 
 
 def _is_shared(status: os.stat_result) -> bool:
-    return bool(status.st_mode & stat.S_ISGID) and _is_ours(status.st_gid)
+    return bool(status.st_mode & stat.S_ISGID) and _is_own_group(status.st_gid)
 
 
-def _is_ours(group: int) -> bool:
+def _is_own_group(group: int) -> bool:
     return group in (os.getegid(), *os.getgroups())
 
 
@@ -340,7 +344,7 @@ def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
             path.chmod(mode & ~mask)
         return
     others = mode & stat.S_IWOTH
-    if others or (mode & stat.S_IWGRP and not _is_ours(status.st_gid)):
+    if others or (mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
         who = "every user" if others else f"group {status.st_gid}, to which this process does not belong,"
         raise UsageError(f"{who} can write to {path}: run chmod {'o' if others else 'g'}-w {quote_words(path)}")
 
@@ -367,18 +371,18 @@ class _KeyLine(NamedTuple):
         return f"{format_instant(self.since)} {self.key.hex() if self.key is not None else _NONE}\n"
 
 
-def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKeys:
+def token_keys(directory: Path, at: datetime, *, was_keyless: bool) -> TokenKeys:
     """Read the token keys of an instance. If there is no key file, create a file with a new key.
 
-    The last line of the file contains the current key. ``follows_none`` means that tokens were published without a key
+    The last line of the file contains the current key. ``was_keyless`` means that tokens were published without a key
     until ``at``. Raises `UsageError` if the file is damaged.
     """
     path = directory / TOKEN_KEYS
     try:
         if (lines := _read_key_lines(path)) is None:
             key = _KeyLine(at, secrets.token_bytes(_BYTES))
-            lines = [_KeyLine(at, None), key] if follows_none else [key]
-            write_atomically(path, "".join(map(str, lines)).encode(), mode=mode_in(directory))
+            lines = [_KeyLine(at, None), key] if was_keyless else [key]
+            write_atomically(path, "".join(map(str, lines)).encode(), mode=choose_file_mode(directory))
     except OSError as error:
         raise UsageError(f"{path}: the token keys cannot be read or created: {error.strerror}") from error
     return TokenKeys(
@@ -396,7 +400,7 @@ def write_key_lines(directory: Path, lines: Sequence[str]) -> None:
     """Write these lines to the token key file, unless it already consists of these lines."""
     path, content = directory / TOKEN_KEYS, "".join(f"{line}\n" for line in lines).encode()
     if not path.exists() or path.read_bytes() != content:
-        write_atomically(path, content, mode=mode_in(directory))
+        write_atomically(path, content, mode=choose_file_mode(directory))
 
 
 def _read_key_lines(path: Path) -> list[_KeyLine] | None:

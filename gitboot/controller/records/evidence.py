@@ -29,9 +29,9 @@ from gitboot.controller.records.provisioning import (
 )
 from gitboot.errors import UsageError
 from gitboot.evaluator.protocol import Commit
-from gitboot.fetchlog.log_entries import Observation, Outcome, client_network, drop_settled_intents
+from gitboot.fetchlog.log_entries import Observation, Outcome, client_network, drop_concluded_intents
 from gitboot.fetchlog.one_time_boots import (
-    MOST_ADDRESSES,
+    MAX_ADDRESSES,
     InstallationFetches,
     SecretFetches,
     describe_secret,
@@ -74,14 +74,14 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
     """
     spec = commit.fleet.provisioning
     monitors, clients = (list(map(ip_network, networks)) for networks in (spec.monitors, spec.clients))
-    here = [
+    fetches = [
         _accept_named_client(each, clients) for each in new_fetches if not _is_from_monitor(each.observation, monitors)
     ]
-    intended = [fetch for fetch in here if fetch.observation.is_open_intent]
+    intended = [fetch for fetch in fetches if fetch.observation.is_open_intent]
     for fetch in intended:  # an intent counts as a fetch of the secret, because the secret may have been sent
         count_fetch(update, fetch.offer, fetch.observation)
     ids = {fetch.observation.intent for fetch in intended}
-    for fetch in drop_settled_intents(here, lambda each: each.observation):
+    for fetch in drop_concluded_intents(fetches, lambda each: each.observation):
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
         # An intent to serve an Always boot that writes to disks makes the content of the disks unknown.
@@ -174,7 +174,7 @@ def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observatio
             offer,
             StepEvidence(observation.at, observation.path, observation.client),
             "Fetched",
-            starts=observation.is_start,
+            starts=observation.is_from_system,
         )
     elif kind is fleet.Evidence.FETCHED:
         complete_installation(update, offer, "Fetched")
@@ -266,7 +266,7 @@ def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence)
         each
         for each in record.unknown_serves
         if each.intent in bmc_evidence.open_intents
-        and any(_rules_out_fetch(its, each.seen.at, bmc_evidence.observed) for its in overrides)
+        and any(_rules_out_fetch(override, each.seen.at, bmc_evidence.observed) for override in overrides)
     ]
     if not ruled_out:
         return
@@ -313,15 +313,15 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := build_offer(state.decision, plan, state.record)) is None:
         return
-    own = next((each for each in update.overrides.list_records(uuid) if each.reason == offer.key), None)
-    if own is not None and own.state is OverrideState.SET_BY_ANOTHER:
+    record = next((each for each in update.overrides.list_records(uuid) if each.reason == offer.key), None)
+    if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
         record_set_by_another(update, offer)
-    if own is None or own.state not in (OverrideState.CONSUMED, OverrideState.LOST):
+    if record is None or record.state not in (OverrideState.CONSUMED, OverrideState.LOST):
         return
     if (
-        own.state is OverrideState.CONSUMED
+        record.state is OverrideState.CONSUMED
         and not boot_identifies_machine(plan.boot)
-        and not own.override.gets_loader_from_dhcp
+        and not record.override.gets_loader_from_dhcp
     ):
         record_boot_consumed(update, structs.replace(offer, number=number))
     elif plan.phase is Phase.NETWORK:
@@ -365,7 +365,7 @@ def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime
     return record.state is OverrideState.CONSUMED or (
         record.state is OverrideState.LOST
         and not record.may_be_cleared_unrecorded(at)
-        and observed.marks.reset_since(record.marks) is Reset.SEEN
+        and observed.marks.find_reset_since(record.marks) is Reset.SEEN
     )
 
 
@@ -380,7 +380,7 @@ def _rules_out_fetch(record: OverrideRecord, fetched_at: datetime, observed: Bmc
         _is_open_one_time_override(record)
         and record.at <= fetched_at
         and is_shown(record.override, observed)
-        and add_known_clock(observed, record).reset_since(record.marks) is Reset.RULED_OUT
+        and add_known_clock(observed, record).find_reset_since(record.marks) is Reset.RULED_OUT
     )
 
 
@@ -399,7 +399,7 @@ def _is_in_networks(client: str, networks: Networks) -> bool:
 def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> bool:
     """Count an outdated report or a fetch of a secret. Return whether the request came from a new address.
 
-    All addresses beyond the first `MOST_ADDRESSES` count as one address. Each new address that fetches a secret causes
+    All addresses beyond the first `MAX_ADDRESSES` count as one address. Each new address that fetches a secret causes
     an event. Fetches for an earlier installation are counted with the newest installation, because the paths may lead
     to the same secrets.
     """
@@ -414,7 +414,7 @@ def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation)
         number, client = len(fetches.addresses) + 1, observation.client
         others = f"{number - 1} other {'address has' if number == 2 else 'addresses have'} fetched it"
         which = f"; {others}" if number > 1 else ""
-        if number > MOST_ADDRESSES:
+        if number > MAX_ADDRESSES:
             which += ". Fetches by further addresses are only counted"
         update.add_event(
             "SecretFetched",

@@ -125,7 +125,7 @@ def find_report_offer(decision: Decision, record: Record | None) -> Offer | None
         base=key,
         attempt=due[0] if due is not None else last.number if last is not None else 1,
         boots=policy.boot.boots,
-        shows_start=policy.boot.shows_its_start,
+        shows_start=policy.boot.proves_start,
         policy=policy.policy,
         image=policy.boot.image,
         provision=decision.provision,
@@ -144,14 +144,16 @@ def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Of
     """
     policy = decision.policy
     boot = policy.boot if policy is not None and plan.cause in WAITING_CAUSES else plan.boot
-    ran = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
-    key = plan.key or (f"maintenance/{ran.name}/{ran.run}" if ran is not None and plan.is_evidence else None)
+    maintenance = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
+    key = plan.key or (
+        f"maintenance/{maintenance.name}/{maintenance.run}" if maintenance is not None and plan.is_evidence else None
+    )
     if key is None or boot is None:
         return None
-    base, attempt, of_attempt, shows_start = None, 1, 1, boot.shows_its_start
+    base, attempt, boot_number, shows_start = None, 1, 1, boot.proves_start
     if policy is not None and policy.boot is not None and record is not None and plan.phase is not Phase.MAINTENANCE:
-        base, shows_start = provision_key(policy, record), policy.boot.shows_its_start
-        attempt, of_attempt = parse_attempt_and_boot(base, key)
+        base, shows_start = provision_key(policy, record), policy.boot.proves_start
+        attempt, boot_number = parse_attempt_and_boot(base, key)
     return Offer(
         plan=plan.digest,
         server=decision.server,
@@ -164,14 +166,14 @@ def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Of
         provision=decision.provision,
         on_image_change=policy is not None and policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE,
         maintenance=plan.maintenance,
-        run=ran.run if ran is not None else None,
+        run=maintenance.run if maintenance is not None else None,
         once=plan.key is not None,
-        start=ran.start if ran is not None else None,
-        end=ran.end if ran is not None else None,
+        start=maintenance.start if maintenance is not None else None,
+        end=maintenance.end if maintenance is not None else None,
         writes_disk=boot.writes_disk,
         base=base,
         attempt=attempt,
-        boot=of_attempt,
+        boot=boot_number,
         boots=boot.boots,
         shows_start=shows_start,
     )
@@ -202,11 +204,15 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
     ):
         return record, ""
     run = Run(offer.run, seen.at, offer.end, seen)
-    before = record.provisioned_at is not None and (
+    precedes_install = record.provisioned_at is not None and (
         is_outdated(offer, record) or (offer.number == record.answered and seen.at < record.provisioned_at)
     )
-    now = record_run(record, offer.maintenance, run, once=offer.once, overwrites=offer.writes_disk and not before)
-    return (now if now != record else record), f"booted run {offer.run} of Maintenance/{offer.maintenance}"
+    new_record = record_run(
+        record, offer.maintenance, run, once=offer.once, overwrites=offer.writes_disk and not precedes_install
+    )
+    return (
+        new_record if new_record != record else record
+    ), f"booted run {offer.run} of Maintenance/{offer.maintenance}"
 
 
 def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
@@ -214,14 +220,14 @@ def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[R
 
     An up-to-date record is returned unchanged. Only a fetch for the last run of the maintenance counts.
     """
-    made = record.runs.get(offer.maintenance or "")
-    if made is None or made.run != offer.run or made.started is not None:
+    run = record.runs.get(offer.maintenance or "")
+    if run is None or run.run != offer.run or run.started is not None:
         return record, ""
-    runs = {**record.runs, offer.maintenance or "": made._replace(started=seen)}
+    runs = {**record.runs, offer.maintenance or "": run._replace(started=seen)}
     return replace(record, runs=runs), f"started run {offer.run} of Maintenance/{offer.maintenance}: {seen}"
 
 
-def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) -> tuple[Record, str]:
+def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, evidence: str) -> tuple[Record, str]:
     """Return the record of a server after it was provisioned, and a description of the change.
 
     An up-to-date record is returned unchanged.
@@ -229,7 +235,7 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
     if _is_over(offer, record):
         return record, ""
     last = last_attempt(record, offer.base or offer.key)
-    now = replace(
+    new_record = replace(
         record,
         provision=max(offer.provision, record.provision or 0),
         image=offer.image,
@@ -237,8 +243,8 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
         pool=offer.policy,
         decision=offer.decision,
         evidence=evidence,
-        provisioned_at=made_at,
-        grace_until=made_at + FETCH_GRACE
+        provisioned_at=provisioned_at,
+        grace_until=provisioned_at + FETCH_GRACE
         if evidence == "Fetched" and not (last is not None and last.is_running)
         else None,
         answered=max(offer.number, record.answered),
@@ -247,14 +253,14 @@ def apply_provisioned(offer: Offer, record: Record, made_at: datetime, evidence:
         overwritten_by=None,
         unknown_serves=tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)),
     )
-    limits = ", according to its fetches" if evidence == "Fetched" else ""
-    return now, f"installed provision {offer.provision} with BootImage/{offer.image}{limits}"
+    suffix = ", according to its fetches" if evidence == "Fetched" else ""
+    return new_record, f"installed provision {offer.provision} with BootImage/{offer.image}{suffix}"
 
 
 # Maximum number of intents without an outcome per server, because clients can send any number of requests.
-_MOST_OPEN: Final = 32
+_MAX_OPEN: Final = 32
 _OTHER_INTENTS: Final = "more"  # stands for all additional intents, whose outcomes are ignored
-_MOST_EARLY: Final = 32  # withheld intents per server that were not read from the log yet; most never appear
+_MAX_EARLY: Final = 32  # withheld intents per server that were not read from the log yet; most never appear
 
 
 def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
@@ -266,16 +272,16 @@ def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvide
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and known.is_withheld:
         return _apply_withheld_intent(offer, record, intent, seen)
-    if known is not None or is_outdated(offer, record) or _is_made(offer, record):
+    if known is not None or is_outdated(offer, record) or _is_consumed(offer, record):
         return record
     count = sum(not each.is_withheld for each in record.unknown_serves)
-    if count >= _MOST_OPEN:
+    if count >= _MAX_OPEN:
         return record
     return replace(
         record,
         unknown_serves=(
             *record.unknown_serves,
-            UnknownServe(intent if count < _MOST_OPEN - 1 else _OTHER_INTENTS, offer.key, seen),
+            UnknownServe(intent if count < _MAX_OPEN - 1 else _OTHER_INTENTS, offer.key, seen),
         ),
     )
 
@@ -292,7 +298,7 @@ def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence
         return record
     if not is_early:
         return _apply_withheld_intent(offer, record, intent, seen)
-    early = [each for each in record.unknown_serves if each.is_withheld and each.intent][1 - _MOST_EARLY :]
+    early = [each for each in record.unknown_serves if each.is_withheld and each.intent][1 - _MAX_EARLY :]
     others = (each for each in record.unknown_serves if not each.is_withheld or not each.intent)
     return replace(record, unknown_serves=(*others, *early, UnknownServe(intent, offer.key, seen, is_withheld=True)))
 
@@ -382,9 +388,9 @@ def apply_foreign_fetch(record: Record, seen: StepEvidence) -> Record:
     if last.is_running and last.started is not None and not _is_same_request(last.started, seen):
         return record
     boots = last.boots[:-1] if _is_same_request(last.boots[-1], seen) else last.boots
-    kept = None if last.started is not None and _is_same_request(last.started, seen) else last.started
+    started = None if last.started is not None and _is_same_request(last.started, seen) else last.started
     now = (
-        [structs.replace(last, boots=boots, started=kept, started_boot=last.started_boot if kept else 0)]
+        [structs.replace(last, boots=boots, started=started, started_boot=last.started_boot if started else 0)]
         if boots
         else []
     )
@@ -414,7 +420,7 @@ def _boot_position(attempt: InstallAttempt) -> tuple[int, int]:
     return attempt.number, len(attempt.boots)
 
 
-def _is_made(offer: Offer, record: Record) -> bool:
+def _is_consumed(offer: Offer, record: Record) -> bool:
     if offer.maintenance is not None and offer.run is not None:
         return is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start)
     last = find_last_attempt(offer, record)
@@ -480,12 +486,15 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
     if withheld is None:
         return accepted
     servers = accepted.decisions.servers
-    here = {uuid: boots for uuid, boots in withheld.servers.items() if uuid in accepted.machines}
+    local_boots = {uuid: boots for uuid, boots in withheld.servers.items() if uuid in accepted.machines}
     changed = {
-        (name := accepted.machines[uuid].name): replace(servers[name], withheld=boots) for uuid, boots in here.items()
+        (name := accepted.machines[uuid].name): replace(servers[name], withheld=boots)
+        for uuid, boots in local_boots.items()
     }
     return replace(
-        accepted, decisions=structs.replace(accepted.decisions, servers=merge_changes(servers, changed)), withheld=here
+        accepted,
+        decisions=structs.replace(accepted.decisions, servers=merge_changes(servers, changed)),
+        withheld=local_boots,
     )
 
 
@@ -499,10 +508,10 @@ def list_already_installed(
     """
     if not knowledge.is_trusted or knowledge.facts.gap:
         return ()
-    here = commit.decisions.servers  # the commit has no decisions for servers at other sites
+    decisions = commit.decisions.servers  # the commit has no decisions for servers at other sites
     return tuple(
         each.uuid
-        for each in map(here.get, names)
+        for each in map(decisions.get, names)
         if each is not None and _needs_no_install(_find_decision(base, each.uuid), each, knowledge)
     )
 

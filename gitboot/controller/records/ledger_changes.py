@@ -42,7 +42,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     written_records: tuple[
         tuple[SystemUuid, OverrideRecord | PowerRecord], ...
     ] = ()  # records that BMC tasks have already written to the ledger
-    withdrawals: tuple[UnrecordedClearing, ...] = ()  # records by BMC tasks that are not in the ledger yet
+    clearings: tuple[UnrecordedClearing, ...] = ()  # records by BMC tasks that are not in the ledger yet
     requests: tuple[Request, ...] = ()
     held: Held | None = None  # the commit that operators can approve
     stoppage: StopOrder | None = None  # a stop that an operator ordered in the files that endpoints read
@@ -83,8 +83,8 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
             update.switches.set_record(uuid, record, stored=True)
         else:
             update.overrides.set_record(uuid, record, stored=True)
-    for each in batch.withdrawals:
-        _apply_withdrawal(update, each)
+    for each in batch.clearings:
+        _apply_clearing(update, each)
     if batch.clock_state is not None:
         # Prune once a day, counting from the last heartbeat, so that a clock that jumps ahead does not make entries
         # old.
@@ -100,7 +100,7 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
         )
     if batch.stoppage is not None:
         operator_requests.apply_stoppage(update, batch.stoppage)
-    operator_requests.carry_out(update, batch.requests, batch.commit, batch.held)
+    operator_requests.carry_out_requests(update, batch.requests, batch.commit, batch.held)
     if batch.is_caught_up and update.facts.gap:
         update.facts = structs.replace(update.facts, gap=False)
     update.events += batch.events
@@ -109,10 +109,10 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
         update.facts = structs.replace(update.facts, orders=attempt.orders, withheld=attempt.withheld)
     if attempt.searched is not None:
         update.facts = structs.replace(update.facts, searched=attempt.searched)
-    update.used_acknowledgements |= attempt.met
-    update.known_pairs |= steps.let_in
+    update.used_acknowledgements |= attempt.used_ack_ids
+    update.known_pairs |= steps.approved_bmcs
     if accepted is not None and accepted.revision != update.facts.accepted:
-        update.used_approvals = tuple(verdict.digest for _, verdict in steps.hops)
+        update.used_approvals = tuple(verdict.digest for _, verdict in steps.accepted_steps)
         update.facts = structs.replace(
             update.facts,
             accepted=accepted.revision,
@@ -145,17 +145,17 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
     )
 
 
-def _apply_withdrawal(update: KnowledgeUpdate, withdrawal: UnrecordedClearing) -> None:
+def _apply_clearing(update: KnowledgeUpdate, clearing: UnrecordedClearing) -> None:
     """Record the clearing of an override, as noted in the file beside the ledger.
 
     The clearing is ignored if the override was set or ended after the clearing.
     """
-    uuid, record, is_left = withdrawal
+    uuid, record, is_from_earlier_process = clearing
     known = next((each for each in update.overrides.list_records(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
         return
     update.overrides.set_record(uuid, record)
-    if not is_left:
+    if not is_from_earlier_process:
         return  # the task's result yields the event
     machine = update.before.machines.get(uuid)
     name = machine.name if machine is not None else uuid
@@ -183,9 +183,9 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
     kind = commit.fleet.provisioning.evidence
     for uuid, pinned in batch.pins:
         update.set_pin(uuid, pinned)
-    for reading in batch.bmc_evidence:
-        if evidence.apply_bmc_evidence(update, reading, kind):
-            update.judged_machines.add(reading.uuid)
+    for task_evidence in batch.bmc_evidence:
+        if evidence.apply_bmc_evidence(update, task_evidence, kind):
+            update.judged_machines.add(task_evidence.uuid)
     if batch.machines_without_task:
         evidence.accept_fetches_without_task(update, batch.machines_without_task, commit)
     if batch.fetches:
@@ -198,14 +198,14 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
     if update.before.switches or update.switches.new:
         extend_switches(update, commit, batch.changed)
     if batch.changed and update.known_pairs:  # forget unused BMCs, which need a new approval if they come back
-        standing = (
+        leftover_bmcs = (
             each.bmc
             for uuid in update.before.overrides.keys() | update.overrides.new.keys()
             for each in update.overrides.list_records(uuid)
             if each.may_be_left_on_bmc
         )
         described = (machine.bmc for machine in commit.machines.values())
-        update.known_pairs &= {credential_use(bmc) for bmc in (*described, *standing) if bmc is not None}
+        update.known_pairs &= {credential_use(bmc) for bmc in (*described, *leftover_bmcs) if bmc is not None}
     update.spool_offsets = batch.spool_offsets
     update.unobservable = _find_unobservable(update, commit, batch.changed)
 
@@ -269,15 +269,15 @@ def _find_unobservable(update: KnowledgeUpdate, commit: Commit, changed: Collect
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, update.facts.observes
     # Whether overrides count as evidence. For some boots, there is no other evidence.
-    sets = commit.ledger is not None or (observes and kind is not Evidence.PROGRESS)
+    sets_overrides = commit.ledger is not None or (observes and kind is not Evidence.PROGRESS)
     uuids = {machine.uuid for machine in commit.select_machines(changed)} | update.new_records.keys()
-    if not sets:
+    if not sets_overrides:
         uuids |= update.overrides.new.keys()
-    if sets is not update.sets_bmcs:  # for example, the Fleet now names a ledger
-        uuids, update.sets_bmcs = {*commit.machines, *update.unobservable}, sets
+    if sets_overrides is not update.sets_bmcs:  # for example, the Fleet now names a ledger
+        uuids, update.sets_bmcs = {*commit.machines, *update.unobservable}, sets_overrides
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]
-        is_set = sets or any(each.state.is_open for each in update.overrides.list_records(uuid))
+        is_set = sets_overrides or any(each.state.is_open for each in update.overrides.list_records(uuid))
         record, decision = update.record(uuid), servers[machine.name]
         if provisioning.is_unobservable(
             decision, machine, record, kind, observes_fetches=observes, sets_overrides=is_set

@@ -17,7 +17,7 @@ from gitboot.bmc.identity import PinnedIdentity
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.errors import UsageError
-from gitboot.fetchlog.log_entries import Observation, select_consuming
+from gitboot.fetchlog.log_entries import Observation, select_consuming_fetches
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.revision import apply_changes
@@ -99,8 +99,8 @@ class Knowledge(Struct, frozen=True, kw_only=True):
 
         Plans for this time do not reopen windows that have ended.
         """
-        beat = self.facts.heartbeat
-        return beat.at if beat is not None and at < beat.at else None
+        heartbeat = self.facts.heartbeat
+        return heartbeat.at if heartbeat is not None and at < heartbeat.at else None
 
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
         """Return the missing files that prevent gitboot from offering the boots in a decision."""
@@ -249,9 +249,9 @@ class KnowledgeUpdate:
         records = {} if self.discards_records else known.records
         new = {uuid: record for uuid, (_, record) in self.new_records.items()}
         judged = [uuid for uuid, waiting in self.new_pending.items() if not waiting]
-        standing = known.accepted_machines
+        accepted_machines = known.accepted_machines
         if self.machines or self.removed_machines:
-            standing = (standing | self.machines.keys()) - self.removed_machines
+            accepted_machines = (accepted_machines | self.machines.keys()) - self.removed_machines
         fetched = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
         approvals = dict(known.approvals)
         for each in self.approved:
@@ -264,7 +264,7 @@ class KnowledgeUpdate:
             unobservable=self.unobservable,
             sets_bmcs=self.sets_bmcs,
             machines=apply_changes(known.machines, {**self.departed, **self.machines}),
-            accepted_machines=standing,
+            accepted_machines=accepted_machines,
             lost_identities=self.lost_identities,
             overrides=self.overrides.merge(),
             switches=self.switches.merge(),
@@ -344,26 +344,26 @@ def record_instance_facts(
 
     Raises `UsageError` if the ledger was used for another site, because that site's servers would count as removed.
     """
-    about = instance_tables.read_facts(store)
-    if about.site is not None and about.site != (site or ""):
-        acted = f"--site {about.site}" if about.site else "all sites, without --site"
+    facts = instance_tables.read_facts(store)
+    if facts.site is not None and facts.site != (site or ""):
+        acted = f"--site {facts.site}" if facts.site else "all sites, without --site"
         asked = f"--site {site}" if site is not None else "all sites"
         raise UsageError(
-            f"the ledger {about.identity} has acted for {acted}, but this start is for {asked}. gitboot would withdraw "
+            f"the ledger {facts.identity} has acted for {acted}, but this start is for {asked}. gitboot would withdraw "
             f"its published files and overrides. Start gitboot for {acted} again, or use another --state and --out and "
             "initialise the new ledger: gitboot records begin with the ops/records of a published tree"
         )
     now = structs.replace(
-        about,
+        facts,
         observes=observes,
-        foreign=owner if owner not in (about.identity, about.heir_of) else None,
+        foreign=owner if owner not in (facts.identity, facts.heir_of) else None,
         output=str(output.absolute()),
         site=site or "",
         spool=str(spool.absolute()) if spool is not None else None,
     )
-    if now != about:
+    if now != facts:
         with store.writing() as tx:
-            instance_tables.write_changed_facts(tx, about, now)
+            instance_tables.write_changed_facts(tx, facts, now)
 
 
 def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
@@ -374,24 +374,24 @@ def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeMo
 
     Raises `UsageError` if gitboot is not allowed to assign files to the group.
     """
-    about, number = instance_tables.read_facts(store), find_group_id(group) if group is not None else None
-    is_new = (about.accepted, about.lapsed, about.initialised, about.output) == (None, None, None, None)
+    facts, number = instance_tables.read_facts(store), find_group_id(group) if group is not None else None
+    is_new = (facts.accepted, facts.lapsed, facts.initialised, facts.output) == (None, None, None, None)
     takes_over = (output / MANIFEST).exists() and is_readable_by_others(output)
-    if not about.closes_output and number is None and (takes_over or not is_new):
+    if not facts.closes_output and number is None and (takes_over or not is_new):
         return OPEN_MODES
-    if not about.closes_output:
+    if not facts.closes_output:
         with store.writing() as tx:
             instance_tables.write_facts(tx, closes_output=True)
     return build_restricted_modes(number)
 
 
 def read_knowledge(store: Store) -> Knowledge:
-    about = instance_tables.read_facts(store)
+    facts = instance_tables.read_facts(store)
     pending: dict[SystemUuid, tuple[Pending, ...]] = {}
     for each in server_tables.read_pending(store):
         pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
     return Knowledge(
-        facts=about,
+        facts=facts,
         records=server_tables.read_records(store),
         machines=server_tables.read_machines(store),
         accepted_machines=server_tables.read_current_machines(store),
@@ -405,16 +405,16 @@ def read_knowledge(store: Store) -> Knowledge:
         secret_fetches=server_tables.read_secret_fetches(store),
         approvals=instance_tables.read_approvals(store),
         used_acknowledgements=instance_tables.read_acknowledgements(store),
-        unsearched_commits=instance_tables.read_accepted_commits(store) if about.searched is None else (),
+        unsearched_commits=instance_tables.read_accepted_commits(store) if facts.searched is None else (),
         spool_offsets=server_tables.read_spool_positions(store),
     )
 
 
 def write_updates(store: Store, updates: Iterable[KnowledgeUpdate]) -> None:
     """Store updates in one transaction. Raises `LedgerError`."""
-    if something := [each for each in updates if not each.is_empty]:
+    if changed := [each for each in updates if not each.is_empty]:
         with store.writing() as tx:
-            for each in something:
+            for each in changed:
                 _write_update(tx, each)
                 if each.sightings is not None and each.has_new_sightings:
                     lease = store.database.lease
@@ -497,9 +497,9 @@ def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> t
     """
     return tuple(
         each
-        for each in select_consuming(observations)
+        for each in select_consuming_fetches(observations)
         if each.offer is not None
-        and not each.is_start
+        and not each.is_from_system
         and each.digest is not None
         and server_tables.find_offer(store, each.digest) is None
     )

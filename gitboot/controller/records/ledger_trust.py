@@ -30,11 +30,11 @@ from gitboot.resolve.server_decision import Decisions
 from gitboot.system_clock import ClockState, Uptime
 from gitboot.text import format_count, format_names
 
-_BEAT_EVERY: Final = timedelta(minutes=10)
-_MOST_BEHIND: Final = timedelta(minutes=2)
+_HEARTBEAT_EVERY: Final = timedelta(minutes=10)
+_MAX_BEHIND: Final = timedelta(minutes=2)
 _LONGEST_GAP: Final = timedelta(hours=1)
 _INTERVALS: Final = 5  # number of intervals between heartbeats that the ledger stores
-_DOUBTS: Final = {
+_UNVERIFIED_TEXTS: Final = {
     "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
     "from it. gitboot does not install servers until you confirm the records with gitboot records begin",
     "ForeignLedger": "the files in OUTPUT were published with another ledger, so this instance may lack records. "
@@ -45,10 +45,10 @@ _DOUBTS: Final = {
 }
 
 
-def describe_clock_lag(about: Facts, at: datetime) -> str | None:
+def describe_clock_lag(facts: Facts, at: datetime) -> str | None:
     """Return why the clock may be wrong, or None if the clock is not behind the ledger's last heartbeat."""
-    beat = about.heartbeat
-    if beat is None or beat.at - at <= _MOST_BEHIND:
+    beat = facts.heartbeat
+    if beat is None or beat.at - at <= _MAX_BEHIND:
         return None
     return (
         f"the clock may be wrong: it shows {format_instant(at)}, but the last ledger entry is from "
@@ -57,13 +57,13 @@ def describe_clock_lag(about: Facts, at: datetime) -> str | None:
     )
 
 
-def describe_unkept_clock(about: Facts, clock_state: ClockState) -> str | None:
+def describe_unsynced_clock(facts: Facts, clock_state: ClockState) -> str | None:
     """Return a message if no time service synchronizes the clock, otherwise None.
 
     The result is also None if an operator has accepted the clock as it is.
     """
-    is_lost = clock_state is ClockState.UNKEPT and about.clock == "kept"
-    if about.clock == "accepted" or (clock_state is not ClockState.UNSYNCHRONISED and not is_lost):
+    is_lost = clock_state is ClockState.NEVER_SET and facts.clock == "kept"
+    if facts.clock == "accepted" or (clock_state is not ClockState.UNSYNCHRONISED and not is_lost):
         return None
     return (
         "the kernel reports that no time service, such as NTP, controls the clock. Check the output of "
@@ -88,25 +88,25 @@ def record_heartbeat(
     set back.
     """
     _handle_clock_set_back(update, uptime)
-    about = update.facts
-    if clock_state is ClockState.SYNCHRONISED and about.clock != "kept":
-        about = structs.replace(about, clock="kept")
-    last = about.heartbeat
+    facts = update.facts
+    if clock_state is ClockState.SYNCHRONISED and facts.clock != "kept":
+        facts = structs.replace(facts, clock="kept")
+    last = facts.heartbeat
     if last is None:
-        about = structs.replace(about, heartbeat=Heartbeat(update.at, up=uptime))
-    elif (since := update.at - last.at) >= _BEAT_EVERY:
+        facts = structs.replace(facts, heartbeat=Heartbeat(update.at, up=uptime))
+    elif (since := update.at - last.at) >= _HEARTBEAT_EVERY:
         usual_s = median(each.total_seconds() for each in last.intervals) if last.intervals else 0
-        about = structs.replace(
-            about,
+        facts = structs.replace(
+            facts,
             heartbeat=Heartbeat(update.at, (*last.intervals, since)[-_INTERVALS:], uptime),
-            gap=about.gap
+            gap=facts.gap
             or (not is_externally_confirmed and since > max(_LONGEST_GAP, 3 * timedelta(seconds=usual_s))),
         )
     elif update.at < last.at and update.before.is_trusted:
-        _end_grace_periods(update, update.at, is_far=-since > _MOST_BEHIND)
-    update.facts = about
-    if is_externally_confirmed and about.gap:
-        update.facts = structs.replace(about, gap=False)
+        _end_grace_periods(update, update.at, is_far=-since > _MAX_BEHIND)
+    update.facts = facts
+    if is_externally_confirmed and facts.gap:
+        update.facts = structs.replace(facts, gap=False)
     if has_transition:
         refresh_heartbeat(update, uptime)
 
@@ -120,10 +120,10 @@ def refresh_heartbeat(update: KnowledgeUpdate, uptime: Uptime | None = None) -> 
 
 def accept_clock(update: KnowledgeUpdate) -> None:
     """Accept the clock as it is, as requested by an operator."""
-    about = update.facts
+    facts = update.facts
     update.facts = structs.replace(
-        about,
-        heartbeat=Heartbeat(update.at, about.heartbeat.intervals if about.heartbeat is not None else ()),
+        facts,
+        heartbeat=Heartbeat(update.at, facts.heartbeat.intervals if facts.heartbeat is not None else ()),
         clock="accepted",
     )
 
@@ -149,10 +149,10 @@ def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool
     gitboot keeps waiting for the evidence of consumed overrides, which may still arrive.
     """
     at, known = update.at, update.before
-    over = at - FETCH_GRACE
+    before_grace = at - FETCH_GRACE
 
     def move_before_grace(seen: StepEvidence) -> StepEvidence:
-        return seen._replace(at=over) if seen.at > since else seen
+        return seen._replace(at=before_grace) if seen.at > since else seen
 
     for uuid, record in known.records.items():
         fetched, consumed = record.provisioned_at, record.consumed_at
@@ -170,7 +170,9 @@ def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool
                     structs.replace(each, boots=tuple(map(move_before_grace, each.boots))) for each in record.attempts
                 ),
                 consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
-                runs={name: made._replace(at=over) if made.at > since else made for name, made in record.runs.items()},
+                runs={
+                    name: run._replace(at=before_grace) if run.at > since else run for name, run in record.runs.items()
+                },
                 unknown_serves=tuple(
                     each._replace(seen=move_before_grace(each.seen)) for each in record.unknown_serves
                 ),
@@ -195,25 +197,25 @@ _BEGINNING_TEXTS = {
 }
 
 
-def find_unverified_reason(about: Facts, decisions: Decisions) -> str | None:
+def find_unverified_reason(facts: Facts, decisions: Decisions) -> str | None:
     """Return why the ledger is unverified, as a reason in CamelCase, or None if the ledger is verified."""
-    if about.doubt is not None:
-        return about.doubt
-    if about.foreign is not None:
+    if facts.doubt is not None:
+        return facts.doubt
+    if facts.foreign is not None:
         return "ForeignLedger"
-    if about.initialised is not None:
+    if facts.initialised is not None:
         return None
-    wanting = any(decision.provision > 0 for decision in decisions.servers.values())
-    return "NewLedger" if wanting else None  # if no server is to be installed, nothing needs verification
+    has_installs = any(decision.provision > 0 for decision in decisions.servers.values())
+    return "NewLedger" if has_installs else None  # if no server is to be installed, nothing needs verification
 
 
-def why_in_doubt(about: Facts, decisions: Decisions) -> tuple[str, str] | None:
+def describe_unverified_ledger(facts: Facts, decisions: Decisions) -> tuple[str, str] | None:
     """Return the reason why the ledger is unverified and a message, or None if the ledger is verified."""
-    if (doubt := find_unverified_reason(about, decisions)) is None:
+    if (reason := find_unverified_reason(facts, decisions)) is None:
         return None
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
-    return doubt, _DOUBTS.get(
-        doubt,
+    return reason, _UNVERIFIED_TEXTS.get(
+        reason,
         "the ledger is new, so gitboot does not know which servers are already installed. Git requires the "
         f"installation of {format_count(provisioned, 'server')}. gitboot does not install servers until you run "
         "gitboot records begin to state which servers are installed",
@@ -231,10 +233,10 @@ def initialise_ledger(
     A verified ledger stays unchanged. ``records`` are the records in an exported file. Raises `UsageError` if the
     choice is not possible for this ledger.
     """
-    about, servers = update.facts, commit.decisions.servers.values()
+    facts, servers = update.facts, commit.decisions.servers.values()
     names = {each.uuid: each.server for each in servers}
-    if (doubt := find_unverified_reason(about, commit.decisions)) is None:
-        if about.initialised is None and beginning is Beginning.ADOPT:  # the first commit adopts servers by itself
+    if (doubt := find_unverified_reason(facts, commit.decisions)) is None:
+        if facts.initialised is None and beginning is Beginning.ADOPT:  # the first commit adopts servers by itself
             return f"the ledger begins with {_BEGINNING_TEXTS[beginning]}: no server has a provision number above 0"
         return "the ledger is verified already. Use gitboot records set for single servers"
     _check_beginning(update, beginning, records, doubt, names)
@@ -252,8 +254,8 @@ def initialise_ledger(
         # Include machines that are not in the fleet now, because they may come back.
         for uuid, record in records.items():
             # Decision numbers in the file belong to another ledger.
-            own = replace(record, offered=number, answered=0, taken_back=0)
-            update.write_record(uuid, names.get(uuid, uuid), own)
+            new_record = replace(record, offered=number, answered=0, taken_back=0)
+            update.write_record(uuid, names.get(uuid, uuid), new_record)
         for each in servers:  # servers that the file does not contain stay unknown
             update.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
     update.facts = structs.replace(
@@ -262,7 +264,7 @@ def initialise_ledger(
         begun=update.at,
         doubt=None,
         foreign=None,
-        heir_of=about.foreign or about.heir_of,
+        heir_of=facts.foreign or facts.heir_of,
     )
     return f"{doubt}: the ledger begins with {_BEGINNING_TEXTS[beginning]}"
 
@@ -271,27 +273,27 @@ def _check_beginning(
     update: KnowledgeUpdate,
     beginning: Beginning,
     records: Mapping[SystemUuid, Record],
-    doubt: str,
+    reason: str,
     names: Mapping[SystemUuid, str],
 ) -> None:
     known = update.before
-    if beginning is Beginning.FRESH and doubt != "NewLedger":
+    if beginning is Beginning.FRESH and reason != "NewLedger":
         raise UsageError(
-            f"fresh is only for a new ledger ({doubt}): gitboot would install every server. Use adopt or a file of "
+            f"fresh is only for a new ledger ({reason}): gitboot would install every server. Use adopt or a file of "
             "exported records"
         )
-    if beginning is Beginning.AS_RECORDED and (known.facts.initialised is None or doubt == "DamagedLedger"):
-        raise UsageError(f"this ledger has no usable records ({doubt}). Use adopt or a file of exported records")
-    lacking: list[SystemUuid] = []
+    if beginning is Beginning.AS_RECORDED and (known.facts.initialised is None or reason == "DamagedLedger"):
+        raise UsageError(f"this ledger has no usable records ({reason}). Use adopt or a file of exported records")
+    missing: list[SystemUuid] = []
     if beginning is Beginning.RECORDS:
         consumed = {uuid: (each.consumed_key,) for uuid, each in records.items()}
-        lacking = find_newer_records(known.published_records, records, lambda uuid: consumed.get(uuid, ()))
+        missing = find_newer_records(known.published_records, records, lambda uuid: consumed.get(uuid, ()))
     if beginning is Beginning.AS_RECORDED:
-        lacking = find_newer_records(
+        missing = find_newer_records(
             known.published_records, known.records, lambda uuid: known.overrides.get(uuid, {}).keys()
         )
-    if lacking:
+    if missing:
         raise UsageError(
-            f"the published tree has newer records of {format_count(len(lacking), 'server')}: "
-            f"{format_names([names.get(uuid, uuid) for uuid in lacking])}. Use the folder ops/records of that tree"
+            f"the published tree has newer records of {format_count(len(missing), 'server')}: "
+            f"{format_names([names.get(uuid, uuid) for uuid in missing])}. Use the folder ops/records of that tree"
         )

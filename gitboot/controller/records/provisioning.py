@@ -69,7 +69,7 @@ from gitboot.review.reinstalls import (
 )
 from gitboot.text import format_names, quote_words
 
-_MOST_AHEAD: Final = timedelta(seconds=30)  # how far an endpoint's clock may be ahead
+_MAX_AHEAD: Final = timedelta(seconds=30)  # how far an endpoint's clock may be ahead
 
 
 def record_new_servers(
@@ -95,23 +95,27 @@ def record_new_servers(
     if find_unverified_reason(update.facts, decisions) is not None:
         update.recorded_commit = None
         return
-    seen, standing, dropped = update.before.machines, update.before.accepted_machines, update.dropped
-    here = commit.select_machines(
+    known_machines, accepted, dropped = update.before.machines, update.before.accepted_machines, update.dropped
+    machines = commit.select_machines(
         {*changed, *(commit.machines[uuid].name for uuid in dropped if uuid in commit.machines)}
     )
     # Include known boards too, because a commit may declare later that such a board replaces another one.
-    unmet = [each for each in here if each.uuid not in standing or each.uuid in dropped or each.replaces is not None]
-    new = [each for each in unmet if each.uuid not in update.machines and update.record(each.uuid) is None]
+    unrecorded = [
+        each for each in machines if each.uuid not in accepted or each.uuid in dropped or each.replaces is not None
+    ]
+    new = [each for each in unrecorded if each.uuid not in update.machines and update.record(each.uuid) is None]
     if new:
         _write_first_records(update, commit, new, introduced)
-    update.machines |= {each.uuid: each for each in here if seen.get(each.uuid) != each or each.uuid not in standing}
+    update.machines |= {
+        each.uuid: each for each in machines if known_machines.get(each.uuid) != each or each.uuid not in accepted
+    }
     if removed is not None:
-        update.removed_machines |= standing.intersection(removed)
+        update.removed_machines |= accepted.intersection(removed)
     else:
-        update.removed_machines |= {uuid for uuid in standing if uuid not in commit.machines}
-    _adopt_by_first_policy(update, decisions, here)
+        update.removed_machines |= {uuid for uuid in accepted if uuid not in commit.machines}
+    _adopt_by_first_policy(update, decisions, machines)
     if decisions.evidence is Evidence.DECLARED:
-        _record_declared(update, (decisions.servers[each.name] for each in here))
+        _record_declared(update, (decisions.servers[each.name] for each in machines))
     if decisions.evidence is Evidence.FETCHED:
         written = (commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines)
         _complete_installations(update, decisions, commit.select_machines({*changed, *installing, *written}))
@@ -177,7 +181,7 @@ def _write_first_records(
             records=records,
             seen_machines=seen,
             first_provision=introduced.get(each.uuid),
-            shared_mark=f"the {other[0]} {other[1]} of {other[2].name} ({other[2].uuid})"
+            shared_identity=f"the {other[0]} {other[1]} of {other[2].name} ({other[2].uuid})"
             if other is not None
             else None,
         )
@@ -231,7 +235,7 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
             or (record is not None and record.provision is not None and record.provision >= declared)
         ):
             continue
-        now = replace(
+        new_record = replace(
             make_adopted_record(each),
             provision=declared,
             evidence="Declared",
@@ -242,14 +246,14 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
             answered=update.facts.sequence,
             unknown_serves=_select_maintenance_serves(record),
         )
-        update.write_record(each.uuid, each.server, now)
+        update.write_record(each.uuid, each.server, new_record)
         update.add_event(
             "Provisioned",
             f"{each.server}: provisioned, as Git declares for provision {declared}",
             server=each.server,
             uuid=each.uuid,
             evidence="Declared",
-            image=now.image,
+            image=new_record.image,
         )
 
 
@@ -283,13 +287,13 @@ def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str
 # Boots and evidence
 
 
-def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime, evidence: str) -> None:
-    """Record that a server was provisioned at ``made_at``. A second call has no effect."""
+def record_provisioned(update: KnowledgeUpdate, offer: Offer, provisioned_at: datetime, evidence: str) -> None:
+    """Record that a server was provisioned at ``provisioned_at``. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
-    now, what = apply_provisioned(offer, record, _adjust_to_local_clock(made_at, update.at), evidence)
-    if now is record or offer.number > update.facts.rolled_back.get(offer.uuid, -1):
-        _write_with_event(update, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence)
+    new_record, what = apply_provisioned(offer, record, _adjust_to_local_clock(provisioned_at, update.at), evidence)
+    if new_record is record or offer.number > update.facts.rolled_back.get(offer.uuid, -1):
+        _write_with_event(update, offer, new_record, ("Provisioned", f"{what} ({evidence})"), evidence)
         return
     # The accepted commit had removed this boot, and gitboot had no fetch of the boot when it accepted the commit. A
     # mirror served the boot, or the evidence arrived late. gitboot never installs a server with unknown disks, so an
@@ -297,8 +301,8 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, made_at: datetime,
     by = f"BootImage/{offer.image}"
     if record.overwritten_by == by:
         return
-    now = replace(record, overwritten_by=by, answered=max(offer.number, record.answered))
-    update.write_record(offer.uuid, offer.server, now)
+    new_record = replace(record, overwritten_by=by, answered=max(offer.number, record.answered))
+    update.write_record(offer.uuid, offer.server, new_record)
     update.add_event(
         "WithdrawnBootInstalled",
         f"{offer.server}: booted {by} although the accepted commit took this boot back, so the content of its disks is "
@@ -318,18 +322,20 @@ def record_maintenance_boot(
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = seen._replace(at=_adjust_to_local_clock(seen.at, update.at))
-    now, what = apply_run_boot(offer, record, seen)
-    _write_with_event(update, offer, now, ("MaintenanceBooted", f"{what} ({evidence})"), evidence)
+    new_record, what = apply_run_boot(offer, record, seen)
+    _write_with_event(update, offer, new_record, ("MaintenanceBooted", f"{what} ({evidence})"), evidence)
     if starts:
-        begun, what = apply_run_start(offer, now, seen)
-        _write_with_event(update, offer, begun, ("MaintenanceStarted", what), evidence)
+        started_record, what = apply_run_start(offer, new_record, seen)
+        _write_with_event(update, offer, started_record, ("MaintenanceStarted", what), evidence)
 
 
-def _write_with_event(update: KnowledgeUpdate, offer: Offer, now: Record, said: tuple[str, str], evidence: str) -> None:
-    if now == update.record(offer.uuid):
+def _write_with_event(
+    update: KnowledgeUpdate, offer: Offer, new_record: Record, event: tuple[str, str], evidence: str
+) -> None:
+    if new_record == update.record(offer.uuid):
         return
-    update.write_record(offer.uuid, offer.server, now)
-    type, what = said
+    update.write_record(offer.uuid, offer.server, new_record)
+    type, what = event
     update.add_event(
         type,
         f"{offer.server}: {what}",
@@ -347,7 +353,7 @@ def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
     An endpoint whose clock is ahead would otherwise extend the grace period. If the time of a request is far in the
     future, the request is from before the clock was corrected, so the grace period has ended.
     """
-    return min(seen_at, at) if seen_at - at <= _MOST_AHEAD else at - FETCH_GRACE
+    return min(seen_at, at) if seen_at - at <= _MAX_AHEAD else at - FETCH_GRACE
 
 
 def record_step(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
@@ -356,10 +362,10 @@ def record_step(update: KnowledgeUpdate, offer: Offer, observation: Observation)
         return
     seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
     if observation.is_failure:
-        now = apply_failure(offer, record, Failure(seen.at, seen.client, observation.log or ""))
+        new_record = apply_failure(offer, record, Failure(seen.at, seen.client, observation.log or ""))
     else:
-        now = (apply_start if observation.is_start else apply_boot_served)(offer, record, seen)
-    _write_step(update, offer, now, seen)
+        new_record = (apply_start if observation.is_from_system else apply_boot_served)(offer, record, seen)
+    _write_step(update, offer, new_record, seen)
 
 
 def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
@@ -380,10 +386,10 @@ def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observatio
         return
     seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
     if observation.outcome is Outcome.WITHHELD:
-        now = apply_withheld(offer, record, intent, seen, is_early=is_early)
+        new_record = apply_withheld(offer, record, intent, seen, is_early=is_early)
     else:
-        now = apply_open_intent(offer, record, intent, seen)
-    update.write_record(offer.uuid, offer.server, now)
+        new_record = apply_open_intent(offer, record, intent, seen)
+    update.write_record(offer.uuid, offer.server, new_record)
 
 
 def record_served(update: KnowledgeUpdate, offer: Offer) -> None:
@@ -405,10 +411,10 @@ def record_boot_consumed(update: KnowledgeUpdate, offer: Offer) -> None:
     complete_installation(update, offer, "Consumed")
 
 
-def _write_step(update: KnowledgeUpdate, offer: Offer, now: Record, seen: StepEvidence) -> None:
-    if now is not update.record(offer.uuid):
-        update.write_record(offer.uuid, offer.server, now)
-        attempt = now.attempts[-1]
+def _write_step(update: KnowledgeUpdate, offer: Offer, new_record: Record, seen: StepEvidence) -> None:
+    if new_record is not update.record(offer.uuid):
+        update.write_record(offer.uuid, offer.server, new_record)
+        attempt = new_record.attempts[-1]
         step, which = attempt.step, f"attempt {attempt.number} at {attempt.key}"
         if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
             which = f"boot {len(attempt.boots)} of {which}"
@@ -435,8 +441,8 @@ def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Obs
     """
     if (record := update.record(offer.uuid)) is not None:
         seen = StepEvidence(observation.at, observation.path, observation.client)
-        if (now := apply_foreign_fetch(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
-            update.write_record(offer.uuid, offer.server, replace(now, taken_back=update.count_decision()))
+        if (new_record := apply_foreign_fetch(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
+            update.write_record(offer.uuid, offer.server, replace(new_record, taken_back=update.count_decision()))
 
 
 def record_override_consumed(update: KnowledgeUpdate, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
@@ -475,11 +481,11 @@ def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str
     for uuid, server, record in records:
         known = update.record(uuid)  # known even before the first commit is read
         later = {  # a record that an operator sets does not undo a later run
-            name: made
-            for name, made in (known.runs.items() if known is not None else ())
-            if name not in record.runs or made.run >= record.runs[name].run
+            name: run
+            for name, run in (known.runs.items() if known is not None else ())
+            if name not in record.runs or run.run >= record.runs[name].run
         }
-        perhaps = (
+        unknown_serves = (
             *(each for each in record.unknown_serves if not is_maintenance_key(each.key)),
             *_select_maintenance_serves(known if known is not None else record),
         )
@@ -492,7 +498,7 @@ def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str
                 offered=number,
                 answered=0,
                 taken_back=0,
-                unknown_serves=perhaps,
+                unknown_serves=unknown_serves,
             ),
         )
 
@@ -525,7 +531,7 @@ def find_new_or_reinstalled(knowledge: Knowledge, decisions: Iterable[Decision])
     """Yield the servers in an instance's first commit that are new to the ledger or would be installed again."""
     for each in decisions:
         record, policy = knowledge.records.get(each.uuid), each.policy
-        is_again = (
+        is_reinstalled = (
             record is not None
             and record.provision is not None
             and policy is not None
@@ -534,7 +540,7 @@ def find_new_or_reinstalled(knowledge: Knowledge, decisions: Iterable[Decision])
             and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
             and not is_provisioned(policy, record)
         )
-        if is_again or each.uuid not in knowledge.accepted_machines:
+        if is_reinstalled or each.uuid not in knowledge.accepted_machines:
             yield each
 
 
@@ -550,15 +556,15 @@ def find_inheritances(
     ``introduced`` contains the provision numbers of the machines that were added since the accepted commit. The result
     is sorted.
     """
-    here = [each for each in gains if each.server in commit.decisions.servers]  # without servers at other sites
-    marks = {each.mark for each in here}
+    local_gains = [each for each in gains if each.server in commit.decisions.servers]  # without servers at other sites
+    marks = {each.identity for each in local_gains}
     owners: dict[tuple[str, str], list[LostIdentity]] = {}
     for each in lost_identities if marks else ():
         if each.key in marks:
             owners.setdefault(each.key, []).append(each)
     found = set()
-    for gain in here:
-        for owner in owners.get(gain.mark, ()):
+    for gain in local_gains:
+        for owner in owners.get(gain.identity, ()):
             if owner.uuid not in (gain.uuid, gain.replaces) and (
                 owner.netboots or _may_be_installed(owner.uuid, knowledge, introduced)
             ):
@@ -601,7 +607,7 @@ def compare_identities_without_base(
         described = DescribedServer(
             decisions.servers[name], machine, decisions.networks[name], commit.labels.get(name, {}), decisions.outputs
         )
-        gains += (each for each in find_gained_identities(None, described, ()) if each.mark in marks)
+        gains += (each for each in find_gained_identities(None, described, ()) if each.identity in marks)
     return tuple(gains), frozenset(lost)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_session import TaskOutcome
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.bmcs.power_waves import update_power_waves
 from gitboot.controller.bmcs.schedule import (
@@ -16,34 +16,34 @@ from gitboot.controller.bmcs.schedule import (
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import list_questions
-from gitboot.controller.reconcile_inputs import Pass
+from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.records import ledger_changes, ledger_snapshot
-from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unkept_clock
+from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unsynced_clock
 from gitboot.controller.stages.update_ledger import apply_changes, build_batch, select_ready, take_inputs
 from gitboot.errors import LedgerError
 from gitboot.model.scalars import SystemUuid
 
 
-def ask(state: InstanceState, this: Pass) -> InstanceState:
+def ask(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Start the BMC tasks that are due. The files are already published, so machines can fetch them after a reset."""
     if (commit := state.commit) is None:
         return state
-    components, at, suspension = this.components, this.at, state.knowledge.facts.suspension
-    overrides, unlearned = components.inbox.overrides_with_pending(state.knowledge.overrides)
+    components, at, suspension = context.components, context.at, state.knowledge.facts.suspension
+    overrides, pending_machines = components.inbox.merge_pending_overrides(state.knowledge.overrides)
     knowledge = structs.replace(state.knowledge, overrides=overrides)
     may_set = (
         state.may_act
-        and state.publication.holds_plans_of(commit)
+        and state.publication.has_plans_for(commit)
         and (suspension is None or at >= suspension.until)
         and describe_clock_lag(knowledge.facts, at) is None
-        and describe_unkept_clock(knowledge.facts, state.keeping) is None
+        and describe_unsynced_clock(knowledge.facts, state.clock_state) is None
     )
     schedule, machines = plan_tasks(
-        *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | unlearned),
+        *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | pending_machines),
         may_set=may_set,
         keys=state.keys,
         outdated_base_urls=frozenset(
-            each.base_url for each in components.target.followers.following if each.behind_since is not None
+            each.base_url for each in components.target.followers.target_status if each.behind_since is not None
         ),
     )
     components.bmcs.drop_pending(machines - schedule.tasks.keys())
@@ -51,36 +51,36 @@ def ask(state: InstanceState, this: Pass) -> InstanceState:
     schedule = update_power_waves(schedule, knowledge, at, state.longest_step)
     if components.inbox.hooks is not None:
         components.inbox.hooks.want(list_questions(state.plans, schedule, at) if state.may_act else ())
-    made, schedule = select_due_tasks(schedule, knowledge, machines, at)
+    due_tasks, schedule = select_due_tasks(schedule, knowledge, machines, at)
     state = structs.replace(
         state,
-        schedule=record_submission(schedule, made, components.bmcs.submit(made), knowledge, at),
+        schedule=record_submission(schedule, due_tasks, components.bmcs.submit(due_tasks), knowledge, at),
         unplanned=frozenset(),
     )
-    return _wait(state, this) if this.wait else state
+    return _wait(state, context) if context.wait else state
 
 
-def _wait(state: InstanceState, this: Pass) -> InstanceState:
+def _wait(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Wait for the BMC tasks, and keep their results for the next reconcile."""
-    components = this.components
+    components = context.components
     components.collect_results(wait_all=True)
     if components.inbox.hooks is not None:
         components.inbox.hooks.wait()
     try:
         with components.inbox.hold():
-            state, taken = take_inputs(state, components.store, components.inbox, this.at)
-            ready = select_ready(taken, state.attempt, state.knowledge)
+            state, intake = take_inputs(state, components.store, components.inbox, context.at)
+            ready = select_ready(intake, state.attempt, state.knowledge)
             batch = structs.replace(
-                build_batch(state, state.attempt, ready, (), this),
-                written_records=ready.written,
-                withdrawals=ready.noted,
+                build_batch(state, state.attempt, ready, (), context),
+                written_records=ready.written_records,
+                clearings=ready.clearings,
                 requests=ready.requests,
             )
-            learnt = ledger_changes.apply_batch(state.knowledge, batch, this.at)
-            ledger_snapshot.write_updates(components.store, (learnt.update,))
-            return apply_changes(state, (learnt,), ready, this)
+            result = ledger_changes.apply_batch(state.knowledge, batch, context.at)
+            ledger_snapshot.write_updates(components.store, (result.update,))
+            return apply_changes(state, (result,), ready, context)
     except LedgerError as error:
-        return structs.replace(state, unwritable=str(error))
+        return structs.replace(state, ledger_error=str(error))
 
 
 def _find_changed_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[SystemUuid]:
@@ -88,7 +88,7 @@ def _find_changed_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[Sy
         uuid: (each, each.bmc)
         for uuid in schedule.failing
         # A BMC that rejects gitboot needs an operator, for example to provide new credentials.
-        if (each := schedule.bmcs[uuid]).outcome is Outcome.STALLED and not each.answered and each.bmc is not None
+        if (each := schedule.bmcs[uuid]).outcome is TaskOutcome.STALLED and not each.answered and each.bmc is not None
     }
     by_name = {bmc.credentials: bmc for _, bmc in rejected.values()}
     now = {name: bmcs.fingerprint(bmc) for name, bmc in by_name.items()}

@@ -11,7 +11,7 @@ from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans, find_changed_servers, replan
 from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.operator_requests import decide_halt
-from gitboot.controller.reconcile_inputs import Pass
+from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.errors import LedgerError
 from gitboot.evaluator.protocol import Commit
@@ -23,16 +23,16 @@ QUICK_START: Final = timedelta(
 )  # if the first plans are published within this time, the published server states are not read
 
 
-def plan(state: InstanceState, this: Pass) -> InstanceState:
+def plan(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Update the plans that are out of date, and start to check the artifacts that the boots need.
 
     With `Pass.wait`, wait for the checks and then plan again with their results.
     """
     if (commit := state.commit) is None:
         # If no commit is accepted yet, keep the plans of the previous process.
-        return state if state.attempt.accepted is None else _without_plans(state, this)
-    state = _plan_until_now(state, commit, this)
-    if (artifacts := this.components.inbox.artifacts) is None:
+        return state if state.attempt.accepted is None else _without_plans(state, context)
+    state = _plan_until_now(state, commit, context)
+    if (artifacts := context.components.inbox.artifacts) is None:
         return state
     artifacts.want(
         frozenset(
@@ -43,27 +43,29 @@ def plan(state: InstanceState, this: Pass) -> InstanceState:
         ),
         (commit.decisions.base_url, *commit.decisions.sites.values()),
     )
-    if not this.wait:
+    if not context.wait:
         return state
     artifacts.wait()
-    learnt = ledger_changes.apply_batch(
-        state.knowledge, ledger_changes.Batch(sightings=artifacts.get_sightings()), this.at
+    result = ledger_changes.apply_batch(
+        state.knowledge, ledger_changes.Batch(sightings=artifacts.get_sightings()), context.at
     )
     try:
-        with this.components.inbox.hold():
-            ledger_snapshot.write_updates(this.components.store, (learnt.update,))
+        with context.components.inbox.hold():
+            ledger_snapshot.write_updates(context.components.store, (result.update,))
     except LedgerError as error:
-        return structs.replace(state, unwritable=str(error))
-    for event in learnt.update.events:
-        this.components.tell(event)
+        return structs.replace(state, ledger_error=str(error))
+    for event in result.update.events:
+        context.components.tell(event)
     # The machines in `unplanned` were planned above.
-    again = _plan_until_now(structs.replace(state, knowledge=learnt.knowledge, unplanned=frozenset()), commit, this)
-    return structs.replace(again, unplanned=state.unplanned | again.unplanned)
+    new_state = _plan_until_now(
+        structs.replace(state, knowledge=result.knowledge, unplanned=frozenset()), commit, context
+    )
+    return structs.replace(new_state, unplanned=state.unplanned | new_state.unplanned)
 
 
-def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
+def _without_plans(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Return the state without plans, because another instance is active for the accepted commit."""
-    this.components.bmcs.drop_pending(frozenset(state.schedule.tasks))
+    context.components.bmcs.drop_pending(frozenset(state.schedule.tasks))
     return structs.replace(
         state,
         plans=Plans(),
@@ -73,58 +75,62 @@ def _without_plans(state: InstanceState, this: Pass) -> InstanceState:
     )
 
 
-def _plan_until_now(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
+def _plan_until_now(state: InstanceState, commit: Commit, context: ReconcileContext) -> InstanceState:
     """Update the plans that are out of date, and set the time of this reconcile to the time of the new plans.
 
     The first planning of a large fleet takes minutes. During this time, gitboot replaces the files of windows that have
     ended in the tree of an earlier process. Afterwards, gitboot updates the plans to the time of these replacements,
     because the plans would otherwise reopen the windows.
     """
-    components = this.components
+    components = context.components
     due = state.next_window_end if state.waits_since is not None else None
     if state.waits_since is None and not state.publication.complete:
-        due = this.at + QUICK_START
-    told = components.listener.make_reporter(Work.PLAN)
-    publication, next_end, ended_at = state.publication, due, this.at
+        due = context.at + QUICK_START
+    report_progress = components.listener.make_reporter(Work.PLAN)
+    publication, next_end, ended_at = state.publication, due, context.at
 
     def report(done: int, total: int) -> None:
         nonlocal publication, next_end, ended_at
-        told(done, total)
-        if next_end is None or (now := this.time()) < next_end:
+        report_progress(done, total)
+        if next_end is None or (now := context.time()) < next_end:
             return
         servers, events = components.windows.end_windows(now)
         publication, next_end = publication.with_changed_files(servers, events), components.windows.next_end
         if servers:
             ended_at = now
 
-    state = _plan(state, commit, this, report)
+    state = _plan(state, commit, context, report)
     if next_end != due:
         state = structs.replace(state, publication=publication, next_window_end=next_end)
-    if ended_at <= this.at:
+    if ended_at <= context.at:
         return state
-    this.at = ended_at
-    again = _plan(
-        structs.replace(state, unplanned=frozenset()), commit, this, told
+    context.at = ended_at
+    new_state = _plan(
+        structs.replace(state, unplanned=frozenset()), commit, context, report_progress
     )  # these machines were planned above
-    return structs.replace(again, unplanned=state.unplanned | again.unplanned)
+    return structs.replace(new_state, unplanned=state.unplanned | new_state.unplanned)
 
 
-def _plan(state: InstanceState, commit: Commit, this: Pass, told: ReportProgress) -> InstanceState:
+def _plan(
+    state: InstanceState, commit: Commit, context: ReconcileContext, report_progress: ReportProgress
+) -> InstanceState:
     """Make new plans for the servers whose decision or record changed, or whose plan ends now.
 
     If the ledger cannot be written, gitboot also obeys a stop in the files that endpoints read.
     """
     changed = commit.select_server_names(state.unplanned) | find_changed_servers(state.plans.commit, commit)
     stop = decide_halt(state.knowledge, commit, state.attempt.orders)
-    has_asked = state.telling is None or state.telling.has_asked
+    has_asked = state.forge_report is None or state.forge_report.has_asked
     if stop is StopScope.NONE and state.knowledge.facts.gap and not has_asked:
         # The ledger was unused for a long time. Until the forge has responded, it may be an older copy.
         stop = StopScope.WRITING
-    beside = this.components.inbox.stoppage if state.unwritable is not None else None
-    if beside is not None and stop is not StopScope.ALL:
-        stop = StopScope.ALL if beside.everything else StopScope.WRITING
-    plans, different = replan(state.plans, commit, state.knowledge, changed, this.at, stop, state.keys, told)
-    this.different |= different
+    endpoint_stop = context.components.inbox.stoppage if state.ledger_error is not None else None
+    if endpoint_stop is not None and stop is not StopScope.ALL:
+        stop = StopScope.ALL if endpoint_stop.everything else StopScope.WRITING
+    plans, different = replan(
+        state.plans, commit, state.knowledge, changed, context.at, stop, state.keys, report_progress
+    )
+    context.different |= different
     return structs.replace(
         state,
         plans=plans,

@@ -10,7 +10,7 @@ from msgspec import structs
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.publication import TARGET_WAIT_S, LedgerOfferRecorder, publish_plans
-from gitboot.controller.reconcile_inputs import Pass
+from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.stages.plan import QUICK_START
 from gitboot.errors import LedgerError
 from gitboot.evaluator.protocol import Commit
@@ -22,32 +22,32 @@ from gitboot.resolve.server_plan import Cause
 from gitboot.status.conditions import Event
 
 
-def publish(state: InstanceState, this: Pass) -> InstanceState:
+def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Publish the plans.
 
     If no plans exist yet, only replace the files of windows that have ended in the tree of an earlier process.
     """
     if (commit := state.commit) is not None:
-        state = _note_left_output(_publish_plans(state, commit, this), commit, this)
-        transition = this.before.plans.transitions.next_due
-        if transition is not None and transition <= this.at:
-            this.components.target.followers.publish_transition(transition)
-        if this.wait:
-            this.components.target.followers.wait(TARGET_WAIT_S)
+        state = _record_left_output(_publish_plans(state, commit, context), commit, context)
+        transition = context.before.plans.transitions.next_due
+        if transition is not None and transition <= context.at:
+            context.components.target.followers.publish_transition(transition)
+        if context.wait:
+            context.components.target.followers.wait(TARGET_WAIT_S)
         attempt = state.attempt
         if (
-            attempt.stands != attempt.evaluated
-            and state.unwritable is None
-            and state.publication.holds_plans_of(commit)
+            attempt.published != attempt.evaluated
+            and state.ledger_error is None
+            and state.publication.has_plans_for(commit)
         ):
-            state = structs.replace(state, attempt=structs.replace(attempt, stands=attempt.evaluated))
+            state = structs.replace(state, attempt=structs.replace(attempt, published=attempt.evaluated))
     if commit is not None and state.publication.complete:
         return structs.replace(state, waits_since=None, next_window_end=None)
-    return _end_windows(state, this)
+    return _end_windows(state, context)
 
 
-def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
-    components, knowledge, at = this.components, state.knowledge, this.at
+def _publish_plans(state: InstanceState, commit: Commit, context: ReconcileContext) -> InstanceState:
+    components, knowledge, at = context.components, state.knowledge, context.at
     inbox, publication = components.inbox, state.publication
     if publication.complete and not components.target.is_unchanged:
         message = (
@@ -57,52 +57,52 @@ def _publish_plans(state: InstanceState, commit: Commit, this: Pass) -> Instance
             publication, complete=False, events=(Event(at=at, type="TreeReplaced", message=message, warning=True),)
         )
     if components.checkpoint is not None:
-        publication = components.checkpoint.without_damaged(publication)
-    forgotten = inbox.count_deletions_after(knowledge.spool_offsets)
+        publication = components.checkpoint.mark_damaged(publication)
+    deletion_count = inbox.count_deletions_after(knowledge.spool_offsets)
     terms = build_serving_terms(
-        commit.fleet.provisioning, inbox.giver, endpoint=commit.fleet.endpoint, loss_count=forgotten
+        commit.fleet.provisioning, inbox.fetch_log_id, endpoint=commit.fleet.endpoint, loss_count=deletion_count
     )
     if (
-        this.different
-        or not (publication.holds_plans_of(commit) and publication.terms == terms)
+        context.different
+        or not (publication.has_plans_for(commit) and publication.terms == terms)
         or publication.plans.sightings is not state.plans.sightings
     ):
         publication = publish_plans(
             publication,
             state.plans,
             commit,
-            this.different,
+            context.different,
             knowledge,
             components.target,
-            LedgerOfferRecorder(components.store, knowledge.facts, at, state.unwritable),
+            LedgerOfferRecorder(components.store, knowledge.facts, at, state.ledger_error),
             at,
             terms=terms,
             keys=state.keys,
         )
-    if publication.holds_plans_of(commit) and state.unwritable is None:
-        inbox.forget_spool(knowledge.spool_offsets, forgotten)
+    if publication.has_plans_for(commit) and state.ledger_error is None:
+        inbox.forget_spool(knowledge.spool_offsets, deletion_count)
     return structs.replace(
         state,
-        publication=structs.replace(publication, unwritable=None),
-        unwritable=publication.unwritable or state.unwritable,
+        publication=structs.replace(publication, ledger_error=None),
+        ledger_error=publication.ledger_error or state.ledger_error,
     )
 
 
-def _note_left_output(state: InstanceState, commit: Commit, this: Pass) -> InstanceState:
+def _record_left_output(state: InstanceState, commit: Commit, context: ReconcileContext) -> InstanceState:
     """Record in the ledger which one-time boots an upgrade removed from OUTPUT, once a publication is complete."""
     facts = state.knowledge.facts
-    if state.unwritable is not None or not state.publication.complete:
+    if state.ledger_error is not None or not state.publication.complete:
         return state
-    left = _find_left_in_output(facts, state.plans, commit, is_upgraded=state.is_upgraded)
-    if left == facts.left_output:
+    left_machines = _find_left_in_output(facts, state.plans, commit, is_upgraded=state.is_upgraded)
+    if left_machines == facts.left_output:
         return state
     try:
-        with this.components.store.writing() as tx:
-            instance_tables.write_facts(tx, left_output=left)
+        with context.components.store.writing() as tx:
+            instance_tables.write_facts(tx, left_output=left_machines)
     except LedgerError as error:
-        return structs.replace(state, unwritable=str(error))
+        return structs.replace(state, ledger_error=str(error))
     return structs.replace(
-        state, knowledge=structs.replace(state.knowledge, facts=structs.replace(facts, left_output=left))
+        state, knowledge=structs.replace(state.knowledge, facts=structs.replace(facts, left_output=left_machines))
     )
 
 
@@ -133,16 +133,16 @@ def _find_left_in_output(
     return frozenset(found)
 
 
-def _end_windows(state: InstanceState, this: Pass) -> InstanceState:
+def _end_windows(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Replace the files of windows that have ended in the tree of an earlier process.
 
     Before that, wait up to `QUICK_START` for the first publication, because reading all server states takes time.
     """
-    since: datetime = state.waits_since or this.at
-    if not this.wait and since <= this.at < since + QUICK_START:
+    since: datetime = state.waits_since or context.at
+    if not context.wait and since <= context.at < since + QUICK_START:
         return structs.replace(state, waits_since=since, next_window_end=since + QUICK_START)
-    windows = this.components.windows
-    servers, events = windows.end_windows(this.at)
+    windows = context.components.windows
+    servers, events = windows.end_windows(context.at)
     return structs.replace(
         state,
         publication=state.publication.with_changed_files(servers, events),

@@ -9,9 +9,9 @@ from msgspec import structs
 
 from gitboot.controller.bmcs.schedule import find_machines_without_task
 from gitboot.controller.commit_acceptance import Attempt
-from gitboot.controller.condition_rules import announcements, conditions
+from gitboot.controller.condition_rules import build_condition_events, conditions
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.reconcile_inputs import Pass
+from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.records.ledger_snapshot import write_events
 from gitboot.controller.stages.update_ledger import find_new_clearances
 from gitboot.errors import LedgerError
@@ -21,57 +21,57 @@ LEDGER_RETRY: Final = timedelta(seconds=5)
 _MOST_UNWRITTEN: Final = 1000  # maximum number of events in memory that are not in the ledger yet
 
 
-def report(state: InstanceState, this: Pass) -> InstanceState:
+def report(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Derive the conditions, report the status and the events, and compute when the next reconcile is due."""
-    components, at = this.components, this.at
-    refused, proxies = components.inbox.read_reports(at)
+    components, at = context.components, context.at
+    denials, proxies = components.inbox.read_reports(at)
     state = structs.replace(
         state,
-        refused=refused,
+        denials=denials,
         unnamed_proxies=proxies,
-        following=components.target.followers.following,
-        unread=components.inbox.unread,
+        target_status=components.target.followers.target_status,
+        fetch_log_error=components.inbox.fetch_log_error,
         hook_failures=components.inbox.hooks.get_failures() if components.inbox.hooks is not None else (),
         signed_list=components.target.renew_list(at),
     )
     found = conditions(state, at)
-    events = (*state.publication.events, *announcements(state.conditions, found, state, at))
+    events = (*state.publication.events, *build_condition_events(state.conditions, found, state, at))
     unwritten = components.unwritten
     unwritten += events
-    if state.unwritable is None:
+    if state.ledger_error is None:
         try:
             write_events(components.store, unwritten)
             unwritten.clear()
         except LedgerError as error:  # the events are reported even if they cannot be stored
-            state = structs.replace(state, unwritable=str(error))
+            state = structs.replace(state, ledger_error=str(error))
             found = conditions(state, at)
     del unwritten[:-_MOST_UNWRITTEN]
-    if state.unwritable is not None:
-        events = (*events, Event(at=at, type="LedgerFailed", message=state.unwritable, warning=True))
+    if state.ledger_error is not None:
+        events = (*events, Event(at=at, type="LedgerFailed", message=state.ledger_error, warning=True))
     for event in merge_events_by_server(events):
         components.tell(event)
     state = structs.replace(state, conditions=found, publication=structs.replace(state.publication, events=()))
-    components.report(structs.replace(state.status(), stages=components.laps.facts()), at)
+    components.report(structs.replace(state.status(), stages=components.stage_times.facts()), at)
     if components.checkpoint is not None:
-        components.checkpoint.store(state, len(this.different), at)
-    this.due = _next_due(state, this)
+        components.checkpoint.store(state, len(context.different), at)
+    context.due = _next_due(state, context)
     return state
 
 
-def _next_due(state: InstanceState, this: Pass) -> datetime | None:
-    at, attempt, before = this.at, state.attempt, this.before.attempt
+def _next_due(state: InstanceState, context: ReconcileContext) -> datetime | None:
+    at, attempt, before = context.at, state.attempt, context.before.attempt
     # A commit can be judged by the records once all fetches of the earlier files have been processed.
     may_judge = attempt.awaits_records and _progress(attempt) != _progress(before)
-    if may_judge or (this.is_approval_left and attempt.attempted is not None):
+    if may_judge or (context.is_approval_left and attempt.attempted is not None):
         return at
-    if state.unwritable is not None:
+    if state.ledger_error is not None:
         return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
-    if state.commit is not None and find_new_clearances(state, this.components.inbox.hooks, (), at):
+    if state.commit is not None and find_new_clearances(state, context.components.inbox.hooks, (), at):
         return at  # a drain begins
-    again = at if state.commit is not None and find_machines_without_task(state.schedule, state.knowledge) else None
-    return min((due for due in (state.next_due(at), again) if due is not None), default=None)
+    retry_at = at if state.commit is not None and find_machines_without_task(state.schedule, state.knowledge) else None
+    return min((due for due in (state.next_due(at), retry_at) if due is not None), default=None)
 
 
 def _progress(attempt: Attempt) -> tuple[object, ...]:
     """Return the values that determine whether gitboot can judge a held commit based on the records."""
-    return attempt.evaluated, attempt.stands, attempt.read, attempt.is_log_unread
+    return attempt.evaluated, attempt.published, attempt.log_read, attempt.is_log_unread

@@ -17,10 +17,10 @@ from gitboot.controller.bmcs.schedule import (
 )
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
-from gitboot.controller.instance_state import InstanceState, plans_by
+from gitboot.controller.instance_state import InstanceState, plans_commit
 from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Question, find_clearances
 from gitboot.controller.operator_requests import APPROVE, BEGIN
-from gitboot.controller.reconcile_inputs import Inbox, Intake, Pass
+from gitboot.controller.reconcile_inputs import Inbox, Intake, ReconcileContext
 from gitboot.controller.records import ledger_changes
 from gitboot.controller.records.evidence import BmcEvidence
 from gitboot.controller.records.ledger_snapshot import (
@@ -37,12 +37,12 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.status.conditions import Event, merge_events_by_server
 
 
-def take_in(state: InstanceState, this: Pass) -> InstanceState:
+def take_in(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Take the inputs from the inbox.
 
     If a write to the ledger may be lost, first read the ledger again. Raises `LedgerError`.
     """
-    store = this.components.store
+    store = context.components.store
     if (start := state.before_resume) is not None:
         # The ledger is writable again, so the instance continues as after a start. It publishes all files again,
         # because the modification times of published files may be missing from the ledger.
@@ -59,7 +59,7 @@ def take_in(state: InstanceState, this: Pass) -> InstanceState:
         state = structs.replace(
             state, knowledge=structs.replace(read_knowledge(store), published_records=state.knowledge.published_records)
         )
-    state, this.taken = take_inputs(state, store, this.components.inbox, this.at)
+    state, context.intake = take_inputs(state, store, context.components.inbox, context.at)
     return state
 
 
@@ -70,31 +70,33 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     the forge has a later change number, or if an endpoint served a boot that the ledger never offered. If the boot was
     served before an operator initialized the ledger, only the record of the server that was booted becomes unverified.
     """
-    taken = inbox.take(state.knowledge.spool_offsets, at)
-    if taken.spooled:
-        taken = structs.replace(taken, given=find_unoffered_boots(store, taken.spooled))
+    intake = inbox.take(state.knowledge.spool_offsets, at)
+    if intake.observations:
+        intake = structs.replace(intake, unoffered_boots=find_unoffered_boots(store, intake.observations))
     if not state.knowledge.is_trusted:
-        return state, taken
-    forge_changes = state.telling.known_changes if state.telling is not None else None
-    is_behind = state.opened is not None and forge_changes is not None and forge_changes > state.opened
+        return state, intake
+    forge_changes = state.forge_report.known_changes if state.forge_report is not None else None
+    is_behind = (
+        state.change_at_start is not None and forge_changes is not None and forge_changes > state.change_at_start
+    )
     begun = state.knowledge.facts.begun
-    if not is_behind and not any(begun is None or begun <= each.at for each in taken.given):
-        return state, taken
+    if not is_behind and not any(begun is None or begun <= each.at for each in intake.unoffered_boots):
+        return state, intake
     instance_tables.mark_unverified(store, "RestoredLedger", forge_changes or 0 if is_behind else 0)
     return structs.replace(
         state,
         knowledge=structs.replace(read_knowledge(store), published_records=state.knowledge.records),
-        opened=None,
+        change_at_start=None,
         unplanned=state.unplanned | state.knowledge.accepted_machines,
-    ), taken
+    ), intake
 
 
-def learn(state: InstanceState, this: Pass) -> InstanceState:
+def learn(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Compute the changes to the ledger, without writing them."""
-    knowledge = this.requested.knowledge
-    this.ready = select_ready(this.taken, this.attempt, knowledge)
-    this.learnt = ledger_changes.apply_batch(
-        knowledge, build_batch(state, this.attempt, this.ready, this.events, this), this.at
+    knowledge = context.request_changes.knowledge
+    context.ready = select_ready(context.intake, context.attempt, knowledge)
+    context.input_changes = ledger_changes.apply_batch(
+        knowledge, build_batch(state, context.attempt, context.ready, context.events, context), context.at
     )
     return state
 
@@ -105,27 +107,27 @@ def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Inta
     BMC results and fetches wait until this instance plans from the accepted commit. Fetches also wait while the ledger
     is unverified.
     """
-    without_fetches = structs.replace(intake, spooled=(), spool=knowledge.spool_offsets)
-    if attempt.accepted is None or not plans_by(knowledge, attempt.accepted):
+    without_fetches = structs.replace(intake, observations=(), spool_offsets=knowledge.spool_offsets)
+    if attempt.accepted is None or not plans_commit(knowledge, attempt.accepted):
         return structs.replace(without_fetches, results=())
     return intake if find_unverified_reason(knowledge.facts, attempt.accepted.decisions) is None else without_fetches
 
 
 def build_batch(
-    state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], this: Pass
+    state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], context: ReconcileContext
 ) -> ledger_changes.Batch:
     """Build the batch for `ledger_changes.apply_batch` from an attempt and the ready inputs."""
-    accepted, knowledge, at, components = attempt.accepted, state.knowledge, this.at, this.components
+    accepted, knowledge, at, components = attempt.accepted, state.knowledge, context.at, context.components
     if accepted is None:
         return ledger_changes.Batch(events=events)
     batch = ledger_changes.Batch(
-        clock_state=state.keeping,
-        uptime=ready.up,
+        clock_state=state.clock_state,
+        uptime=ready.uptime,
         attempt=attempt,
         is_caught_up=knowledge.facts.gap
         and state.fetched is not None
         and not state.fetched.failed
-        and components.accepting.is_newest(attempt),
+        and components.acceptor.is_newest(attempt),
         events=(
             *events,
             *(
@@ -139,21 +141,21 @@ def build_batch(
         ),
         sightings=ready.sightings,
     )
-    if not plans_by(knowledge, accepted):
+    if not plans_commit(knowledge, accepted):
         return batch
-    settled = state.plans.commit if knowledge.recorded_commit is not None else None
+    planned_commit = state.plans.commit if knowledge.recorded_commit is not None else None
     unplanned = accepted.select_server_names(state.unplanned)
     return structs.replace(
         batch,
         commit=accepted,
         requests=tuple(each for each in ready.requests if each.action == BEGIN),
-        changed=find_changed_servers(settled, attempt.offered or accepted) | unplanned,
-        removed_machines=find_departed_machines(settled, accepted) if knowledge.recorded_commit else None,
+        changed=find_changed_servers(planned_commit, attempt.offered or accepted) | unplanned,
+        removed_machines=find_departed_machines(planned_commit, accepted) if knowledge.recorded_commit else None,
         installing=state.plans.begun.keys() | unplanned,
-        fetches=match_fetches(components.store, ready.spooled, state.keys),
-        spool_offsets=ready.spool,
-        unoffered_boots=ready.given,
-        bmc_evidence=tuple(_list_readings(ready, state)),
+        fetches=match_fetches(components.store, ready.observations, state.keys),
+        spool_offsets=ready.spool_offsets,
+        unoffered_boots=ready.unoffered_boots,
+        bmc_evidence=tuple(_list_bmc_evidence(ready, state)),
         pins=tuple((each.uuid, each.pinned) for each in ready.results if each.pinned is not None),
         machines_without_task=find_machines_without_task(state.schedule, knowledge)
         if knowledge.pending
@@ -172,7 +174,7 @@ def find_new_clearances(
     return tuple(find_clearances(plans, schedule, knowledge, answers, at, may_drain=hooks.may_drain))
 
 
-def _list_readings(ready: Intake, state: InstanceState) -> Iterator[BmcEvidence]:
+def _list_bmc_evidence(ready: Intake, state: InstanceState) -> Iterator[BmcEvidence]:
     for each in ready.results:
         if each.observed is not None:
             server, bmc = state.plans.servers.get(each.server), state.schedule.bmcs.get(each.uuid)
@@ -187,33 +189,33 @@ def _list_readings(ready: Intake, state: InstanceState) -> Iterator[BmcEvidence]
             )
 
 
-def write_ledger(state: InstanceState, this: Pass) -> InstanceState:
+def write_ledger(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Write the changes to the ledger, then adopt the accepted commit. Raises `LedgerError`."""
-    attempt = structs.replace(this.attempt, is_log_unread=this.components.inbox.unread is not None)
-    changes = this.requested, this.learnt
-    write_updates(this.components.store, [each.update for each in changes])
-    if attempt.stands == state.attempt.stands and not attempt.is_log_unread:
+    attempt = structs.replace(context.attempt, is_log_unread=context.components.inbox.fetch_log_error is not None)
+    changes = context.request_changes, context.input_changes
+    write_updates(context.components.store, [each.update for each in changes])
+    if attempt.published == state.attempt.published and not attempt.is_log_unread:
         # All fetches from before the publication are processed now.
-        attempt = structs.replace(attempt, read=attempt.stands)
-    attempt = this.components.accepting.adopt(attempt)
-    return apply_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, this.ready, this)
+        attempt = structs.replace(attempt, log_read=attempt.published)
+    attempt = context.components.acceptor.adopt(attempt)
+    return apply_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, context.ready, context)
 
 
 def apply_changes(
-    state: InstanceState, changes: tuple[ledger_changes.BatchResult, ...], ready: Intake, this: Pass
+    state: InstanceState, changes: tuple[ledger_changes.BatchResult, ...], ready: Intake, context: ReconcileContext
 ) -> InstanceState:
     """Return the state after these ledger changes, and report their events.
 
     ``ready`` are the inputs that caused the changes.
     """
-    this.components.inbox.forget(ready)
+    context.components.inbox.forget(ready)
     for event in merge_events_by_server(event for each in changes for event in each.update.events):
-        this.components.tell(event)
+        context.components.tell(event)
     knowledge, schedule = changes[-1].knowledge, state.schedule
     if ready.results:
-        schedule = record_results(schedule, ready.results, changes[-1].update.judged_machines, knowledge, this.at)
-    if hurried := frozenset[SystemUuid]().union(*(each.update.due_now for each in changes)):
-        schedule = reschedule_now(schedule, hurried, this.at)
+        schedule = record_results(schedule, ready.results, changes[-1].update.judged_machines, knowledge, context.at)
+    if due_machines := frozenset[SystemUuid]().union(*(each.update.due_now for each in changes)):
+        schedule = reschedule_now(schedule, due_machines, context.at)
     return structs.replace(
         state,
         knowledge=knowledge,
@@ -222,43 +224,49 @@ def apply_changes(
     )
 
 
-def accept(state: InstanceState, this: Pass) -> InstanceState:
+def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Carry out operator requests, then accept, hold or reject the newest commit.
 
     The stage `learn` carries out requests to begin with records. After a start, an approval is carried out only after
     the newest commit has been judged again.
     """
-    taken, attempt, telling = this.taken, state.attempt, state.telling
-    waiting = {BEGIN} if attempt.attempted is not None and not attempt.is_preliminary else {BEGIN, APPROVE}
-    this.is_approval_left = any(each.action == APPROVE for each in taken.requests if each.action in waiting)
+    intake, attempt, forge_report = context.intake, state.attempt, state.forge_report
+    waiting_actions = {BEGIN} if attempt.attempted is not None and not attempt.is_preliminary else {BEGIN, APPROVE}
+    context.is_approval_left = any(each.action == APPROVE for each in intake.requests if each.action in waiting_actions)
     # Whether the forge knew the change number that the ledger had when it was opened. This proves nothing if the ledger
     # was unused for a long time.
-    is_vouched_for = telling is not None and state.opened is not None and telling.known_changes == state.opened
-    this.requested = ledger_changes.apply_batch(
+    is_known_to_forge = (
+        forge_report is not None
+        and state.change_at_start is not None
+        and forge_report.known_changes == state.change_at_start
+    )
+    context.request_changes = ledger_changes.apply_batch(
         state.knowledge,
         ledger_changes.Batch(
-            clock_state=state.keeping,
-            uptime=taken.up,
-            is_externally_confirmed=taken.witnessed or (is_vouched_for and not state.was_left),
-            has_transition=state.plans.is_due(this.at) or attempt.attempted is None,
-            written_records=taken.written,
-            withdrawals=taken.noted,
-            requests=tuple(each for each in taken.requests if each.action not in waiting),
-            stoppage=taken.stoppage,
-            events=tuple(_report_unproven_status(state, this)),
+            clock_state=state.clock_state,
+            uptime=intake.uptime,
+            is_externally_confirmed=intake.is_externally_confirmed or (is_known_to_forge and not state.was_unused),
+            has_transition=state.plans.is_due(context.at) or attempt.attempted is None,
+            written_records=intake.written_records,
+            clearings=intake.clearings,
+            requests=tuple(each for each in intake.requests if each.action not in waiting_actions),
+            stoppage=intake.stoppage,
+            events=tuple(_report_unproven_status(state, context)),
             held=attempt.held,
         ),
-        this.at,
+        context.at,
     )
-    this.attempt, this.events = this.components.accepting.accept(attempt, this.requested.knowledge, this.at)
+    context.attempt, context.events = context.components.acceptor.accept(
+        attempt, context.request_changes.knowledge, context.at
+    )
     return state
 
 
-def resume(state: InstanceState, this: Pass) -> InstanceState:
+def resume(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Restore the last accepted commit if the ledger has not been writable since the start."""
     if state.attempt.accepted is not None or not state.knowledge.is_trusted:
         return state
-    attempt = this.components.accepting.resume(state.attempt, state.knowledge, this.at)
+    attempt = context.components.acceptor.resume(state.attempt, state.knowledge, context.at)
     if attempt.accepted is None:
         return state  # the commit is still being evaluated, or is not in the clone
     # The records of the commit's servers were updated before the start, so `recorded_commit` must not be None.
@@ -267,23 +275,25 @@ def resume(state: InstanceState, this: Pass) -> InstanceState:
     )
 
 
-def _report_unproven_status(state: InstanceState, this: Pass) -> Iterator[Event]:
+def _report_unproven_status(state: InstanceState, context: ReconcileContext) -> Iterator[Event]:
     """Report once that a commit status without a proof contains a later change number than the ledger.
 
     Such a status has no effect, because anyone who may write commit statuses could have written it.
     """
-    before, opened = (
-        this.before.telling.claimed_changes if this.before.telling is not None else None,
-        this.before.opened,
+    before, change_at_start = (
+        context.before.forge_report.claimed_changes if context.before.forge_report is not None else None,
+        context.before.change_at_start,
     )
-    claimed = state.telling.claimed_changes if state.telling is not None else None
-    if claimed is not None and claimed != before and opened is not None and claimed > opened:
+    claimed = state.forge_report.claimed_changes if state.forge_report is not None else None
+    if claimed is not None and claimed != before and change_at_start is not None and claimed > change_at_start:
         message = (
             f"a commit status at the forge refers to change {claimed} of this ledger, but its newest change is "
-            f"{opened}. "
+            f"{change_at_start}. "
             "gitboot ignores the status, because it is not signed with the ledger's key: an earlier version of "
             "gitboot, or "
             "anyone who can write statuses, may have written it. If you restored the ledger from a backup, run "
             "gitboot records begin"
         )
-        yield Event(at=this.at, type="CommitStatusUnverified", message=message, facts={"change": claimed}, warning=True)
+        yield Event(
+            at=context.at, type="CommitStatusUnverified", message=message, facts={"change": claimed}, warning=True
+        )

@@ -62,9 +62,9 @@ def read_netbox(files: Texts) -> ImportedInventory:
     interfaces = [row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row]
     addresses = [row for row in rows if "assigned_object_id" in row and "address" in row]
     devices = [row for row in rows if "device_type" in row]
-    of_device, of_interface = group_rows(interfaces, "device", "id"), group_rows(addresses, "assigned_object_id")
+    by_device, by_interface = group_rows(interfaces, "device", "id"), group_rows(addresses, "assigned_object_id")
     machines = (
-        _read_device(device, of_device.get(str(device.get("id")), []), of_interface)
+        _read_device(device, by_device.get(str(device.get("id")), []), by_interface)
         for device in devices
         if as_text(device.get("name"))
     )
@@ -85,16 +85,16 @@ def _read_device(
     device: _Row, interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
     reader, lags = NicReader(), {str(get_nested(each, "lag", "id")) for each in interfaces}
-    of_lags = {
+    lag_addresses = {
         str(each.get("id")): _list_netbox_addresses(each, addresses)
         for each in interfaces
         if get_nested(each, "type", "value") in ("lag", "bridge") or str(each.get("id")) in lags
     }
     for each in sorted(interfaces, key=lambda each: str(each.get("name"))):
         name = as_text(each.get("name"))
-        if each.get("mgmt_only") or str(each.get("id")) in of_lags:
+        if each.get("mgmt_only") or str(each.get("id")) in lag_addresses:
             continue
-        found = (*_list_netbox_addresses(each, addresses), *of_lags.get(str(get_nested(each, "lag", "id")), ()))
+        found = (*_list_netbox_addresses(each, addresses), *lag_addresses.get(str(get_nested(each, "lag", "id")), ()))
         # NetBox 4.2 returns a list of objects, one of which is the primary one.
         macs = [as_text(row.get("mac_address")) for row in (each, *as_mappings(each.get("mac_addresses")))]
         for text in dict.fromkeys(filter(None, macs)):
@@ -105,7 +105,7 @@ def _read_device(
         if (slug := as_text(get_nested(device, key, "slug")) or as_text(get_nested(device, key, "name")))
     }
     custom = as_mapping(device.get("custom_fields"))
-    uuid, of_uuid = read_uuid(as_text(custom.get("uuid")) or as_text(custom.get("system_uuid")))
+    uuid, uuid_remarks = read_uuid(as_text(custom.get("uuid")) or as_text(custom.get("system_uuid")))
     return ImportedMachine(
         name=str(device["name"]),
         serial=as_text(device.get("serial")),
@@ -115,7 +115,7 @@ def _read_device(
         remarks=(
             remark_kept(f"device {device['name']} without its boot, which the source does not contain"),
             *reader.remarks,
-            *of_uuid,
+            *uuid_remarks,
             *remark_if(
                 not reader.nics and not reader.remarks,
                 remark_missing(
@@ -127,8 +127,8 @@ def _read_device(
 
 
 def _list_netbox_addresses(interface: _Row, addresses: Mapping[str, list[dict[str, Any]]]) -> tuple[str, ...]:
-    own = (as_text(row["address"]) for row in addresses.get(str(interface.get("id")), []))
-    return tuple(sorted(filter(None, (parse_address(each) for each in own if each))))
+    texts = (as_text(row["address"]) for row in addresses.get(str(interface.get("id")), []))
+    return tuple(sorted(filter(None, (parse_address(each) for each in texts if each))))
 
 
 # MAAS
@@ -167,9 +167,9 @@ def read_maas(files: Texts) -> ImportedInventory:
 def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
     name = as_text(row.get("hostname")) or str(row["system_id"])
     hardware = as_mapping(row.get("hardware_info"))
-    uuid, of_uuid = read_uuid(as_text(row.get("hardware_uuid")))
-    nics, of_nics = _read_maas_nics(row)
-    bmc, of_bmc = _read_maas_bmc(name, as_text(row.get("power_type")), power)
+    uuid, uuid_remarks = read_uuid(as_text(row.get("hardware_uuid")))
+    nics, nic_remarks = _read_maas_nics(row)
+    bmc, bmc_remarks = _read_maas_bmc(name, as_text(row.get("power_type")), power)
     serial = as_text(hardware.get("system_serial"))
     system = "/".join(filter(None, (as_text(row.get("osystem")), as_text(row.get("distro_series")))))
     status = as_text(row.get("status_name"))
@@ -188,9 +188,9 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
         },
         remarks=(
             remark_kept(f"machine {name} ({row['system_id']}){f' in status {status}' if status else ''}"),
-            *of_uuid,
-            *of_nics,
-            *of_bmc,
+            *uuid_remarks,
+            *nic_remarks,
+            *bmc_remarks,
             remark_lost(
                 f"the boot was not imported, because MAAS deploys {system} with curtin from its own images: "
                 "write a BootImage for the installer"
@@ -209,33 +209,33 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
 def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
     """Return the physical interfaces. The members of a bond or bridge get the addresses of the bond or bridge."""
     interfaces, remarks = as_mappings(row.get("interface_set")), list[ImportRemark]()
-    boots_by = parse_mac_or_none(get_nested(row, "boot_interface", "mac_address"))
+    boot_mac = parse_mac_or_none(get_nested(row, "boot_interface", "mac_address"))
     names: dict[str, ImportedNic] = {}
     for each in (*interfaces, *as_mappings([row.get("boot_interface")])):
         if str(each.get("type", "physical")) == "physical":
             name = as_text(each.get("name"))
-            mac, about = read_mac(as_text(each.get("mac_address")), f"interface {name}:")
-            remarks += about
+            mac, mac_remarks = read_mac(as_text(each.get("mac_address")), f"interface {name}:")
+            remarks += mac_remarks
             if mac and mac not in {nic.mac for nic in names.values()}:
-                nic = ImportedNic(mac=mac, name=name, addresses=_list_maas_addresses(each), boot=mac == boots_by)
+                nic = ImportedNic(mac=mac, name=name, addresses=_list_maas_addresses(each), boot=mac == boot_mac)
                 names[name or mac] = nic
     for each in interfaces:
-        kind, own = str(each.get("type", "physical")), _list_maas_addresses(each)
-        if kind == "physical" or not own:
+        kind, addresses = str(each.get("type", "physical")), _list_maas_addresses(each)
+        if kind == "physical" or not addresses:
             continue
-        of_same_mac = (key for key, nic in names.items() if nic.mac == parse_mac_or_none(each.get("mac_address")))
+        same_mac = (key for key, nic in names.items() if nic.mac == parse_mac_or_none(each.get("mac_address")))
         parents = (str(parent) for parent in as_list(each.get("parents")) if str(parent) in names)
-        targets = list(dict.fromkeys((*parents, *of_same_mac))) if kind in ("bond", "bridge") else []
+        targets = list(dict.fromkeys((*parents, *same_mac))) if kind in ("bond", "bridge") else []
         if not targets:
             remarks.append(
                 remark_lost(
-                    f"the {kind} {as_text(each.get('name'))} with {', '.join(own)} was left out: configure "
+                    f"the {kind} {as_text(each.get('name'))} with {', '.join(addresses)} was left out: configure "
                     f"the {kind} in the user data"
                 )
             )
             continue
         for target in targets:
-            names[target] = structs.replace(names[target], addresses=(*names[target].addresses, *own))
+            names[target] = structs.replace(names[target], addresses=(*names[target].addresses, *addresses))
         remarks.append(
             remark_guessed(
                 f"the import wrote the addresses of the {kind} {as_text(each.get('name'))} to {', '.join(targets)}"
@@ -262,9 +262,9 @@ def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBm
     if kind in (None, "manual"):
         return None, (remark_lost("the BMC was not imported, because the power type is manual"),)
     if kind not in ("ipmi", "redfish"):
-        about = f" at {address.rpartition('@')[2]}" if address else ""
+        location = f" at {address.rpartition('@')[2]}" if address else ""
         return None, (
-            remark_lost(f"the BMC{about} was left out, because its power type is {kind}: add the BMC by hand"),
+            remark_lost(f"the BMC{location} was left out, because its power type is {kind}: add the BMC by hand"),
         )
     if address is None:
         return None, (
@@ -321,11 +321,11 @@ def _read_foreman_host(
     name: str, host: _Row, facts: _Row, boot: ImportedBoot | None, reasons: Iterable[ImportRemark]
 ) -> ImportedMachine:
     nics, bmc, remarks = _read_foreman_interfaces(name, host)
-    uuid, of_uuid = read_uuid(next((facts[key] for key in _UUID_FACTS if as_text(facts.get(key))), None))
+    uuid, uuid_remarks = read_uuid(next((facts[key] for key in _UUID_FACTS if as_text(facts.get(key))), None))
     loader = as_text(host.get("pxe_loader")) or ""
     parameters = [row for key in ("parameters", "all_parameters") for row in as_mappings(host.get(key))]
     values = {str(row.get("name")): as_text(row.get("value")) for row in parameters}
-    arguments, of_arguments = translate_arguments((values.get("kernelcmd") or "").split())
+    arguments, argument_remarks = translate_arguments((values.get("kernelcmd") or "").split())
     return ImportedMachine(
         name=name,
         uuid=uuid,
@@ -345,8 +345,8 @@ def _read_foreman_host(
         remarks=(
             remark_kept(f"host {name}"),
             *remarks,
-            *of_uuid,
-            *of_arguments,
+            *uuid_remarks,
+            *argument_remarks,
             *reasons,
             *remark_if(
                 as_text(host.get("compute_resource_name")),
@@ -362,30 +362,30 @@ def _read_foreman_interfaces(
     bmc, reader = None, NicReader()
     remarks = reader.remarks
     rows = as_mappings(host.get("interfaces")) or [{**host, "identifier": None, "type": "interface"}]
-    of_bonds: dict[str, tuple[str, ...]] = {}
+    bond_addresses: dict[str, tuple[str, ...]] = {}
     has_boot = any(row.get("provision") for row in rows)
     for row in sorted(rows, key=lambda row: str(row.get("type")) not in ("bond", "bridge")):
         kind, shown = str(row.get("type") or "interface"), as_text(row.get("identifier")) or as_text(row.get("mac"))
         found = tuple(filter(None, (parse_address(row.get("ip")), parse_address(row.get("ip6")))))
         if kind == "bmc":
-            bmc, of_bmc = _read_foreman_bmc(name, row)
-            remarks += of_bmc
+            bmc, bmc_remarks = _read_foreman_bmc(name, row)
+            remarks += bmc_remarks
             continue
         if kind in ("bond", "bridge"):
             devices = row.get("attached_devices")
             for device in devices.split(",") if isinstance(devices, str) else as_list(devices):
-                of_bonds[str(device).strip()] = found
+                bond_addresses[str(device).strip()] = found
             remarks.append(remark_lost(f"interface {shown} was left out, because it is of type {kind}"))
             continue
         if row.get("virtual"):
-            about = f" with {', '.join(found)}" if found else ""
-            remarks.append(remark_lost(f"interface {shown}{about} was left out, because it is virtual"))
+            address_list = f" with {', '.join(found)}" if found else ""
+            remarks.append(remark_lost(f"interface {shown}{address_list} was left out, because it is virtual"))
             continue
         reader.add(
             as_text(row.get("mac")),
             f"interface {shown}:",
             name=as_text(row.get("identifier")),
-            addresses=(*found, *of_bonds.get(as_text(row.get("identifier")) or "", ())),
+            addresses=(*found, *bond_addresses.get(as_text(row.get("identifier")) or "", ())),
             boot=not has_boot or bool(row.get("provision")),
         )
     if not as_mappings(host.get("interfaces")):

@@ -128,7 +128,7 @@ def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Te
     boots = tuple(_read_matchbox_boot(profile, templates) for profile in profiles)
     names = {boot.name for boot in boots}
     return ImportedInventory(
-        machines=tuple(_read_matchbox_machine(own, defaults) for _, own in sorted(by_identity.items())),
+        machines=tuple(_read_matchbox_machine(each, defaults) for _, each in sorted(by_identity.items())),
         boots=boots,
         remarks=(
             *(
@@ -180,46 +180,46 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
     groups = sorted(groups, key=lambda group: (bool(_format_other_selectors(group)), _get_name(group)))
     exact = [group for group in groups if not _format_other_selectors(group)]
     exact.sort(key=lambda group: -len(group["selector"]))  # matchbox sorts groups in the same order
-    first = next(iter((*exact, *defaults[:1], *groups)))
-    own = exact[0] if exact else groups[0]
-    selector = own["selector"]
-    mac, of_mac = read_mac(selector.get("mac"))
-    uuid, of_uuid = read_uuid(selector.get("uuid"))
+    boot_group = next(iter((*exact, *defaults[:1], *groups)))
+    group = exact[0] if exact else groups[0]
+    selector = group["selector"]
+    mac, mac_remarks = read_mac(selector.get("mac"))
+    uuid, uuid_remarks = read_uuid(selector.get("uuid"))
     remarks = [
         remark_lost(
             f"group {_get_name(group)}, which boots profile {group.get('profile')} if "
             f"{_format_other_selectors(group)}, was left out, because a provisioned server boots its disk"
         )
         for group in groups
-        if group is not first and group is not own
+        if group is not boot_group and group is not group
     ]
-    if first is not own:
+    if boot_group is not group:
         remarks += [
-            remark_guessed(f"the import took the boot from group {_get_name(first)}, which has no selector"),
+            remark_guessed(f"the import took the boot from group {_get_name(boot_group)}, which has no selector"),
             remark_lost(
-                f"group {_get_name(own)}, which boots profile {own.get('profile')} if "
-                f"{_format_other_selectors(own)}, was left out, because a provisioned server boots its disk"
+                f"group {_get_name(group)}, which boots profile {group.get('profile')} if "
+                f"{_format_other_selectors(group)}, was left out, because a provisioned server boots its disk"
             ),
         ]
-    variables, labels, more = _read_metadata(as_mapping(get_nested(own, "metadata")))
+    variables, labels, metadata_remarks = _read_metadata(as_mapping(get_nested(group, "metadata")))
     return ImportedMachine(
-        name=_get_name(own),
+        name=_get_name(group),
         uuid=uuid,
         serial=as_text(selector.get("serial")),
         nics=(ImportedNic(mac=mac),) if mac else (),
         labels=labels,
         vars=variables,
-        boot=as_text(first.get("profile")),
+        boot=as_text(boot_group.get("profile")),
         remarks=(
-            remark_kept(f"group {_get_name(own)}"),
+            remark_kept(f"group {_get_name(group)}"),
             *remarks,
             *remark_if(
-                first is own and _format_other_selectors(own),
-                remark_lost(f"other selectors of group {_get_name(own)} were left out: {_format_other_selectors(own)}"),
+                boot_group is group and _format_other_selectors(group),
+                remark_lost(f"left out other selectors of group {_get_name(group)}: {_format_other_selectors(group)}"),
             ),
-            *of_mac,
-            *of_uuid,
-            *more,
+            *mac_remarks,
+            *uuid_remarks,
+            *metadata_remarks,
         ),
     )
 
@@ -261,21 +261,21 @@ def _read_matchbox_boot(profile: Mapping[str, Any], templates: Texts) -> Importe
     # The assets of matchbox become assets of the fleet.
     boot, remarks = as_mapping(get_nested(profile, "boot")), list[ImportRemark]()
     found = [str(argument) for argument in as_list(boot.get("args"))]
-    leads = [argument for argument in found if "/ignition?" in argument]
-    data, about = _read_user_data(profile, templates)
-    remarks += about
+    data_arguments = [argument for argument in found if "/ignition?" in argument]
+    data, data_remarks = _read_user_data(profile, templates)
+    remarks += data_remarks
     first_boot = ("ignition.config.url=", "coreos.config.url=", "flatcar.config.url=")
-    if data is not None and leads and not all(each.startswith(first_boot) for each in leads):
+    if data is not None and data_arguments and not all(each.startswith(first_boot) for each in data_arguments):
         data = None  # gitboot would also serve this data to the live system, which runs the installer
         remarks = [
             remark_lost("the user data was left out, because coreos-installer fetches it for the installed system")
         ]
     if data is not None:
         # remove the old URL of the user data, because gitboot adds its own URL
-        found = [argument for argument in found if argument not in leads]
-    elif leads:
+        found = [argument for argument in found if argument not in data_arguments]
+    elif data_arguments:
         remarks.append(remark_guessed("the arguments still contain the old system's user data URL"))
-    arguments, more = translate_arguments(found)
+    arguments, argument_remarks = translate_arguments(found)
     return ImportedBoot(
         name=_get_name(profile),
         kernel=_translate_asset_url(boot.get("kernel")),
@@ -284,7 +284,7 @@ def _read_matchbox_boot(profile: Mapping[str, Any], templates: Texts) -> Importe
         data=data,
         remarks=(
             *remarks,
-            *more,
+            *argument_remarks,
             *(
                 remark_lost(f"{key} {profile[key]} was left out, because gitboot does not serve such files")
                 for key in ("cloud_id", "generic_id")
@@ -343,9 +343,9 @@ def read_ironic(files: Texts) -> ImportedInventory:
     ports = [row for row in rows if "address" in row]
     nodes = [row for row in rows if row.keys() & {"driver", "provisioning_state", "provision_state"}]
     boots = {boot.name: boot for boot in map(_read_ironic_boot, nodes) if boot is not None}
-    of_node = group_rows(ports, "node_uuid")
+    by_node = group_rows(ports, "node_uuid")
     machines = sorted(
-        (_read_ironic_machine(node, of_node.get(str(node.get("uuid")), [])) for node in nodes),
+        (_read_ironic_machine(node, by_node.get(str(node.get("uuid")), [])) for node in nodes),
         key=lambda machine: machine.name,
     )
     known = {str(node.get("uuid")) for node in nodes}
@@ -425,7 +425,7 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
         address = address if "://" in address else f"redfish://{address}"
     elif host:
         address = f"ipmi://{host}{f':{number}' if number else ''}"
-    bmc, more = parse_bmc(
+    bmc, bmc_remarks = parse_bmc(
         address,
         f"{build_document_name(name)}-bmc",
         system=as_text(driver.get("redfish_system_id")),
@@ -433,7 +433,7 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
     )
     image = as_text(_parse_mapping(node.get("instance_info")).get("image_source")) or ""
     capabilities, has_boot = _parse_capabilities(node), _read_ironic_boot(node) is not None
-    uuid, of_uuid = read_uuid(as_text(get_nested(_parse_mapping(node.get("extra")), "system_uuid")))
+    uuid, uuid_remarks = read_uuid(as_text(get_nested(_parse_mapping(node.get("extra")), "system_uuid")))
     return ImportedMachine(
         name=name,
         uuid=uuid,
@@ -449,7 +449,7 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
         remarks=(
             remark_kept(f"node {name} ({node.get('uuid')})"),
             *reader.remarks,
-            *of_uuid,
+            *uuid_remarks,
             *remark_if(
                 not has_boot and not image,
                 remark_lost("the boot was not imported, because the instance has neither a kernel nor an image"),
@@ -473,7 +473,7 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
                 image,
                 remark_lost(f"the image {image.rpartition('@')[2]} was left out, because Ironic's agent writes it"),
             ),
-            *more,
+            *bmc_remarks,
         ),
     )
 
@@ -494,13 +494,13 @@ def read_cobbler(files: Texts) -> ImportedInventory:
     )
     interfaces = _read_objects(files, "network_interfaces")
     boots = {id(profile): _read_cobbler_boot(str(profile["name"]), profiles, distros) for profile in profiles.values()}
-    of_profile = {key: boots[id(profile)] for key, profile in profiles.items()}
+    by_profile = {key: boots[id(profile)] for key, profile in profiles.items()}
     by_name = {str(system["name"]): system for system in systems.values()}
     machines = (
-        _read_cobbler_machine(system, of_profile, images, _list_interfaces(system, interfaces))
+        _read_cobbler_machine(system, by_profile, images, _list_interfaces(system, interfaces))
         for _, system in sorted(by_name.items())
     )
-    of_systems = {key for system in by_name.values() for key in (as_text(system.get("uid")), str(system["name"]))}
+    system_ids = {key for system in by_name.values() for key in (as_text(system.get("uid")), str(system["name"]))}
     return ImportedInventory(
         machines=tuple(machines),
         boots=tuple(sorted(boots.values(), key=lambda boot: boot.name)),
@@ -510,7 +510,7 @@ def read_cobbler(files: Texts) -> ImportedInventory:
                 f"because its system {as_text(each.get('system_uid'))} is not in the source"
             )
             for each in interfaces
-            if as_text(each.get("system_uid")) not in of_systems
+            if as_text(each.get("system_uid")) not in system_ids
         ),
     )
 
@@ -532,9 +532,9 @@ def _index_objects(items: Iterable[Mapping[str, Any]]) -> _Objects:
 
 def _list_interfaces(system: Mapping[str, Any], items: list[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """Return the interfaces of a system by name. Cobbler 4 stores interfaces as separate items."""
-    own = {str(name): as_mapping(each) for name, each in as_mapping(system.get("interfaces")).items()}
+    found = {str(name): as_mapping(each) for name, each in as_mapping(system.get("interfaces")).items()}
     uids = {as_text(system.get("uid")), str(system["name"])} - {None}
-    return own | {str(each["name"]): each for each in items if as_text(each.get("system_uid")) in uids}
+    return found | {str(each["name"]): each for each in items if as_text(each.get("system_uid")) in uids}
 
 
 def _list_ancestors(name: str, profiles: _Objects) -> Iterator[Mapping[str, Any]]:
@@ -610,7 +610,8 @@ def _read_cobbler_boot(name: str, profiles: _Objects, distros: _Objects) -> Impo
         ),
         None,
     )
-    arguments, more = translate_arguments([*options, *_list_added_arguments(distro, installs=autoinstall != "")])
+    added = _list_added_arguments(distro, installs=autoinstall != "")
+    arguments, argument_remarks = translate_arguments([*options, *added])
     template = autoinstall or "from Cobbler's settings"
     kernel, initrd = (_find_file_url(distro, kind) for kind in ("kernel", "initrd"))
     return ImportedBoot(
@@ -641,7 +642,7 @@ def _read_cobbler_boot(name: str, profiles: _Objects, distros: _Objects) -> Impo
                     "the import expects the files below /assets/, in the same layout as below /cobbler/ in Cobbler"
                 ),
             ),
-            *more,
+            *argument_remarks,
         ),
     )
 
@@ -663,7 +664,7 @@ def _read_cobbler_machine(
     interfaces: Mapping[str, Mapping[str, Any]],
 ) -> ImportedMachine:
     name, profile, image = str(system["name"]), as_text(system.get("profile")), as_text(system.get("image"))
-    nics, ignored = _read_nics(interfaces)
+    nics, nic_remarks = _read_nics(interfaces)
     boot = boots.get(profile or "")
     options = _parse_options(system.get("kernel_options"))
     own_options = {name: value for name, value in options.items() if not name.startswith("!")}
@@ -671,14 +672,14 @@ def _read_cobbler_machine(
     # option more than once.
     inherited = {argument_name(each) for each in boot.arguments} if boot else set()
     replaced = [name for name in own_options if argument_name(name) in inherited & _REPEATED_NAMES]
-    arguments, secret = translate_arguments(
+    arguments, argument_remarks = translate_arguments(
         [
             *_format_options(own_options),
             *_list_host_name_arguments(as_text(system.get("hostname")), boot),
             *_list_console_arguments(system, boot),
         ]
     )
-    bmc, more = _read_bmc(system)
+    bmc, bmc_remarks = _read_bmc(system)
     if profile or not image:
         why = f"the profile {profile} is not in the source: export the profile, or select another boot"
     else:
@@ -695,15 +696,15 @@ def _read_cobbler_machine(
         removed_arguments=tuple(sorted({*_list_removed_options(options), *replaced})),
         remarks=(
             remark_kept(f"system {name}"),
-            *ignored,
+            *nic_remarks,
             *remark_if(boot is None, remark_missing(why)),
             *(
                 remark_lost(f"the field {key} of the system was left out: write its value into the documents")
                 for key in ("autoinstall", "autoinstall_meta")
                 if system.get(key) not in (None, "", {}, _INHERIT)
             ),
-            *secret,
-            *more,
+            *argument_remarks,
+            *bmc_remarks,
         ),
     )
 
@@ -764,12 +765,12 @@ def _get_kind(interface: Mapping[str, Any]) -> str:
 
 def _list_addresses(interface: Mapping[str, Any]) -> Iterator[str]:
     # Cobbler 4 stores the fields of each address family in an object, except in items that were migrated from 3.3.
-    four, six = as_mapping(interface.get("ipv4")), as_mapping(interface.get("ipv6"))
+    ipv4, ipv6 = as_mapping(interface.get("ipv4")), as_mapping(interface.get("ipv6"))
     yield from list_address(
-        four.get("address") or interface.get("ip_address"), four.get("netmask") or interface.get("netmask")
+        ipv4.get("address") or interface.get("ip_address"), ipv4.get("netmask") or interface.get("netmask")
     )
-    prefix = as_text(six.get("prefix")) or as_text(interface.get("ipv6_prefix"))
-    for found in list_address(six.get("address") or interface.get("ipv6_address")):
+    prefix = as_text(ipv6.get("prefix")) or as_text(interface.get("ipv6_prefix"))
+    for found in list_address(ipv6.get("address") or interface.get("ipv6_address")):
         yield f"{found}/{prefix.lstrip('/')}" if prefix and "/" not in found else found
 
 

@@ -69,23 +69,25 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
     """
     nics: dict[str, dict[MacAddress, ImportedNic]] = {}
     remarks: dict[str, list[ImportRemark]] = {}
-    of_source: list[ImportRemark] = []
+    source_remarks: list[ImportRemark] = []
     for row in rows:
         if isinstance(row, ImportRemark):
-            of_source.append(row)
+            source_remarks.append(row)
             continue
         macs, guessed = _guess_mac(row)
-        own_id = macs[0] if macs else row.identifier or next(iter(row.addresses), "unnamed")
-        name = row.name or f"host-{build_document_name(own_id.replace(':', '-'))}"
-        own = nics.setdefault(name, {})
+        host_id = macs[0] if macs else row.identifier or next(iter(row.addresses), "unnamed")
+        name = row.name or f"host-{build_document_name(host_id.replace(':', '-'))}"
+        host_nics = nics.setdefault(name, {})
         for mac in macs:
-            before = own[mac].addresses if mac in own else ()
-            own[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *row.addresses})))
+            before = host_nics[mac].addresses if mac in host_nics else ()
+            host_nics[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *row.addresses})))
         reasons = [*row.remarks, *guessed]
         if not macs and not any(each.kind is RemarkKind.REJECTED for each in reasons):
-            by_other = f"the MAC address is unknown, because the reservation identifies the machine by {row.identifier}"
+            unknown_mac = (
+                f"the MAC address is unknown, because the reservation identifies the machine by {row.identifier}"
+            )
             reasons.append(
-                remark_missing(by_other if row.identifier else "the reservation does not have a MAC address")
+                remark_missing(unknown_mac if row.identifier else "the reservation does not have a MAC address")
             )
         if not macs:
             reasons += (
@@ -96,12 +98,12 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
         machines=tuple(
             ImportedMachine(
                 name=name,
-                nics=tuple(nic for _, nic in sorted(own.items())),
+                nics=tuple(nic for _, nic in sorted(host_nics.items())),
                 remarks=(remark_kept("the reservation, which does not name a boot"), *remarks[name]),
             )
-            for name, own in sorted(nics.items())
+            for name, host_nics in sorted(nics.items())
         ),
-        remarks=tuple(dict.fromkeys(of_source)),
+        remarks=tuple(dict.fromkeys(source_remarks)),
     )
 
 
@@ -179,10 +181,10 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
         if lower.startswith("id:"):
             identifiers += [] if part[3:] == "*" else [f"client id {part[3:]}"]
         elif hardware := _HARDWARE.fullmatch(part):
-            mac, about = read_mac(hardware[1])
+            mac, mac_remarks = read_mac(hardware[1])
             macs += [mac] if mac else []
             identifiers += [] if mac else [part]
-            remarks += about
+            remarks += mac_remarks
         elif address := parse_address(part.strip("[]")):
             addresses.append(address)
         elif part.startswith("["):
@@ -227,8 +229,8 @@ def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
         elif piece == ";":
             if words and words[0].lower() == "include":
                 yield from _remark_include(" ".join(words[1:]), files)
-            elif words and (own := next((each for each in reversed(hosts) if each is not None), None)):
-                own[1].append(words)
+            elif words and (open_host := next((each for each in reversed(hosts) if each is not None), None)):
+                open_host[1].append(words)
             words = []
         else:
             words.append(piece)
@@ -241,9 +243,9 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
     for words in statements:
         key, rest = words[0].lower(), words[1:]
         if key == "hardware" and len(rest) == 2:
-            mac, about = read_mac(rest[1])
+            mac, mac_remarks = read_mac(rest[1])
             macs += [mac] if mac and rest[0].lower() == "ethernet" else []
-            remarks += about
+            remarks += mac_remarks
             remarks += remark_if(
                 rest[0].lower() != "ethernet" and mac,
                 remark_lost(f"hardware {' '.join(rest)} was left out, because it is not Ethernet"),
@@ -257,8 +259,8 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
                     remark_lost(f"the address {each} was left out, because it is a DNS name: add the IP address"),
                 )
         elif words[:2] == ["option", "dhcp-client-identifier"] or key in ("uid", "host-identifier"):
-            shown = " ".join(words[2:] if key == "option" else rest)
-            identifiers.append(f"client id {shown}" if key != "host-identifier" else shown)
+            client_id = " ".join(words[2:] if key == "option" else rest)
+            identifiers.append(f"client id {client_id}" if key != "host-identifier" else client_id)
         elif key in ("filename", "next-server"):
             remarks.append(
                 remark_lost(
@@ -292,7 +294,7 @@ def _parse_kea(path: str, text: str, files: Texts) -> Iterator[_Row]:
     config, includes = _load_kea(path, text)
     for each in includes:
         yield from _remark_include(each, files, "<?include")
-    for key, row in _walk(config):
+    for key, row in _walk_values(config):
         if key == "reservations":
             yield from (_read_kea_host(each) for each in as_list(row) if isinstance(each, dict))
         elif key in ("hosts-database", "hosts-databases", "config-databases") and row:
@@ -329,24 +331,24 @@ def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
     raise UsageError(f"{path} is not a Kea configuration, because it is not JSON ({place})") from None
 
 
-def _walk(value: Any) -> Iterator[tuple[str | None, Any]]:
+def _walk_values(value: Any) -> Iterator[tuple[str | None, Any]]:
     """Yield each nested value with its key. Values inside reservations are omitted."""
     items = value.items() if isinstance(value, dict) else ((None, each) for each in as_list(value))
     for key, each in items:
         yield key, each
         if key != "reservations":
-            yield from _walk(each)
+            yield from _walk_values(each)
 
 
 def _read_kea_host(row: dict[str, Any]) -> _Host:
     mac, remarks = read_mac(as_text(row.get("hw-address")))
     found = (row.get("ip-address"), *as_list(row.get("ip-addresses")))
-    used = next((key for key in ("client-id", "duid", "circuit-id", "flex-id") if as_text(row.get(key))), None)
+    id_key = next((key for key in ("client-id", "duid", "circuit-id", "flex-id") if as_text(row.get(key))), None)
     return _Host(
         name=as_text(row.get("hostname")),
         macs=(mac,) if mac else (),
         addresses=tuple(filter(None, (parse_address(each) for each in found if each))),
-        identifier=f"{'client id' if used == 'client-id' else used} {row[used]}" if used is not None else None,
+        identifier=f"{'client id' if id_key == 'client-id' else id_key} {row[id_key]}" if id_key is not None else None,
         remarks=(
             *remarks,
             *(

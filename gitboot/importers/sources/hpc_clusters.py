@@ -74,12 +74,12 @@ def _parse_stanzas(text: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
-    nics, of_nics = _read_macs(name, node)
+    nics, nic_remarks = _read_macs(name, node)
     host = node.get("bmc")
-    by_ipmi = host is not None and node.get("mgt") == "ipmi"
-    bmc, more = parse_bmc(f"ipmi://{host}" if by_ipmi else None, f"{build_document_name(name)}-bmc")
-    arguments, secret = remove_secrets(node.get("addkcmdline", "").split())
-    uuid, of_uuid = read_uuid(node.get("uuid"))
+    uses_ipmi = host is not None and node.get("mgt") == "ipmi"
+    bmc, bmc_remarks = parse_bmc(f"ipmi://{host}" if uses_ipmi else None, f"{build_document_name(name)}-bmc")
+    arguments, argument_remarks = remove_secrets(node.get("addkcmdline", "").split())
+    uuid, uuid_remarks = read_uuid(node.get("uuid"))
     return ImportedMachine(
         name=name,
         serial=node.get("serial") or None,
@@ -89,11 +89,11 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
         nics=nics,
         remarks=(
             remark_kept(f"node {name}"),
-            *of_nics,
-            *of_uuid,
-            *more,
+            *nic_remarks,
+            *uuid_remarks,
+            *bmc_remarks,
             *remark_if(
-                host and not by_ipmi,
+                host and not uses_ipmi,
                 remark_lost(f"the BMC {host} ({node.get('mgt', 'unknown')}) was left out: add the BMC by hand"),
             ),
             *(
@@ -101,7 +101,7 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
                 for key in ("provmethod", "osimage", "netboot", "os")
                 if node.get(key)
             ),
-            *secret,
+            *argument_remarks,
             *remark_if(
                 arguments,
                 remark_lost(f"addkcmdline {' '.join(arguments)} was left out: write the arguments as kernelArguments"),
@@ -155,13 +155,13 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
             name=as_text(get_nested(device, "device")),
             addresses=list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask")),
         )
-    found = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
+    settings = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
     images = {
-        label: next(filter(None, (as_text(each.get(key)) for each in found)), None)
+        label: next(filter(None, (as_text(each.get(key)) for each in settings)), None)
         for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
     }
-    address = next(filter(None, (as_text(get_nested(each, "ipmi", "ipaddr")) for each in found)), None)
-    bmc, more = parse_bmc(f"ipmi://{address}" if address else None, f"{build_document_name(name)}-bmc")
+    address = next(filter(None, (as_text(get_nested(each, "ipmi", "ipaddr")) for each in settings)), None)
+    bmc, bmc_remarks = parse_bmc(f"ipmi://{address}" if address else None, f"{build_document_name(name)}-bmc")
     return ImportedMachine(
         name=name,
         nics=tuple(reader.nics),
@@ -178,7 +178,7 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
                 for label, value in images.items()
                 if value
             ),
-            *more,
+            *bmc_remarks,
         ),
     )
 
@@ -309,26 +309,26 @@ def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
                 architecture={"X86": "x86_64", "ARM": "aarch64"}.get(str(row.get("Arch"))),
             )
         elif (name := as_text(spec.get("xname"))) and row.get("kind") != "BMC":
-            own = [(each.get("mac"), (each.get("ip"),)) for each in as_mappings(spec.get("interfaces"))]
+            node_interfaces = [(each.get("mac"), (each.get("ip"),)) for each in as_mappings(spec.get("interfaces"))]
             node = _Node(
                 name=name,
                 hostname=as_text(spec.get("hostname")),
                 nid=_as_int(spec.get("nid")),
-                interfaces=_add_boot_mac(own, spec.get("bootMac")),
+                interfaces=_add_boot_mac(node_interfaces, spec.get("bootMac")),
                 role=as_text(spec.get("role")),
                 subrole=as_text(spec.get("subRole")),
                 groups=_as_texts(spec.get("groups")),
             )
         # the row comes from a local nodes.yaml
         elif (name := as_text(row.get("xname"))) and as_text(row.get("type")) in (None, "Node"):
-            own = [
+            node_interfaces = [
                 (each.get("mac_address"), (each.get("ip_address"),))
                 for each in as_mappings(row.get("ethernet_interfaces"))
             ]
             node = _Node(
                 name=name,
                 nid=_as_int(row.get("nid")),
-                interfaces=_add_boot_mac(own, row.get("boot_mac")),
+                interfaces=_add_boot_mac(node_interfaces, row.get("boot_mac")),
                 role=as_text(row.get("role")),
                 subrole=as_text(row.get("subrole")),
             )
@@ -371,10 +371,10 @@ def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]
     return list(found.values())
 
 
-def _score(config: _Config, node: _Node) -> int:
+def _score_config(config: _Config, node: _Node) -> int:
     """Return how well parameters match a node, like boot-service (pkg/controllers/bootscript/controller.go)."""
-    own = {node.name, node.hostname}
-    score = sum(50 for host in config.hosts if host in own or host == "*")
+    names = {node.name, node.hostname}
+    score = sum(50 for host in config.hosts if host in names or host == "*")
     score += 100 * len(config.macs & node.macs)
     score += sum(75 for nid in config.nids if nid == node.nid)
     score += sum(25 for group in (*config.groups, *config.hosts) if group in node.groups)
@@ -382,10 +382,10 @@ def _score(config: _Config, node: _Node) -> int:
 
 
 def _choose_config(node: _Node, configs: list[_Config]) -> _Config | None:
-    scored = [(_score(each, node), each) for each in configs]
-    fitting = [(score, each) for score, each in scored if score]
+    scored = [(_score_config(each, node), each) for each in configs]
+    matching = [(score, each) for score, each in scored if score]
     # min returns the first of several equal items
-    return min(fitting, key=lambda each: (-each[0], -each[1].priority, each[1].name), default=(0, None))[1]
+    return min(matching, key=lambda each: (-each[0], -each[1].priority, each[1].name), default=(0, None))[1]
 
 
 def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]) -> Iterator[ImportRemark]:
@@ -412,8 +412,8 @@ def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) 
     for row in rows:
         owner = as_text(row.get("ComponentID"))
         if "MACAddress" in row and owner not in names:
-            because = f"{owner} is not a node in the source" if owner else "it does not belong to a component"
-            yield remark_lost(f"EthernetInterface {row['MACAddress']} was left out, because {because}")
+            reason = f"{owner} is not a node in the source" if owner else "it does not belong to a component"
+            yield remark_lost(f"EthernetInterface {row['MACAddress']} was left out, because {reason}")
         elif (xname := as_text(row.get("xname"))) and xname not in names:
             yield remark_lost(f"{xname} was left out, because it is not a node, but of type {as_text(row.get('type'))}")
 
@@ -450,14 +450,14 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
     config = _choose_config(node, configs)
     nics, remarks = dict[MacAddress, ImportedNic](), list[ImportRemark]()
     for text, addresses in node.interfaces:
-        mac, about = read_mac(as_text(text))
-        remarks += about
+        mac, mac_remarks = read_mac(as_text(text))
+        remarks += mac_remarks
         if mac and mac not in nics:
             nics[mac] = ImportedNic(
                 mac=mac, addresses=tuple(sorted(each for address in addresses for each in list_address(address)))
             )
     host = bmcs.get(node.name.rpartition("n")[0])
-    bmc, more = parse_bmc(f"redfish://{host}" if host else None, f"{build_document_name(node.name)}-bmc")
+    bmc, bmc_remarks = parse_bmc(f"redfish://{host}" if host else None, f"{build_document_name(node.name)}-bmc")
     kernel = config.row.get("kernel") if config else None
     source = f"BootConfiguration {config.name}" if config and config.name else f"boot parameters of {node.name}"
     return ImportedMachine(
@@ -471,7 +471,7 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
         remarks=(
             remark_kept(source if config else f"node {node.name}"),
             *remarks,
-            *more,
+            *bmc_remarks,
             *remark_if(
                 config is not None and config.is_default,
                 remark_guessed(

@@ -59,7 +59,7 @@ class Objects(Struct, frozen=True):
 
         The namespace may be missing in the file, because a person may have written it.
         """
-        found = [each for own, each in self.get_kind(kind).items() if is_same_key(own, key)]
+        found = [each for known_key, each in self.get_kind(kind).items() if is_same_key(known_key, key)]
         return self.get_kind(kind).get(key or ("", ""), found[0] if len(found) == 1 else None)
 
     def get_spec(self, kind: str, name: object, namespace: str = "") -> Object:
@@ -110,7 +110,7 @@ def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterato
 _MAX_NAMES: Final = 5  # the maximum number of objects of a kind that a remark lists
 
 
-def read(files: Texts) -> ImportedInventory:
+def read_inventory(files: Texts) -> ImportedInventory:
     """Read Tinkerbell's Hardware and Metal3's BareMetalHosts, with the objects to which they refer."""
     objects = load_objects(files)
     machines, boots = list[ImportedMachine](), list[ImportedBoot]()
@@ -137,16 +137,16 @@ def read(files: Texts) -> ImportedInventory:
     )
 
 
-_Read = tuple[ImportedMachine, ImportedBoot | None]
+_MachineAndBoot = tuple[ImportedMachine, ImportedBoot | None]
 
 
 # Tinkerbell
 
 
-def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
-    spec = as_mapping(get_nested(each, "spec"))
-    if (as_text(each.get("apiVersion")) or "").rpartition("/")[2] == "v1alpha2" or spec.get("networkInterfaces"):
-        return _read_hardware_v1alpha2(name, each, spec)
+def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAndBoot:
+    spec = as_mapping(get_nested(hardware, "spec"))
+    if (as_text(hardware.get("apiVersion")) or "").rpartition("/")[2] == "v1alpha2" or spec.get("networkInterfaces"):
+        return _read_hardware_v1alpha2(name, hardware, spec)
     interfaces = as_mappings(spec.get("interfaces"))
     hosts, reader = [as_mapping(interface.get("dhcp")) for interface in interfaces], NicReader()
     for interface, dhcp in zip(interfaces, hosts, strict=True):
@@ -157,10 +157,10 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
             boot=str(get_nested(interface, "netboot", "allowPXE")) != "false",
         )
     uefi = next((str(dhcp["uefi"]) for dhcp in hosts if "uefi" in dhcp), "")
-    machine = objects.get_spec("Machine", get_nested(spec, "bmcRef", "name"), _get_namespace(each))
-    bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(machine.get("connection")), "authSecretRef")
+    machine = objects.get_spec("Machine", get_nested(spec, "bmcRef", "name"), _get_namespace(hardware))
+    bmc, bmc_remarks = _read_tinkerbell_bmc(as_mapping(machine.get("connection")), "authSecretRef")
     netboots = (as_mapping(interface.get("netboot")) for interface in interfaces)
-    boot, of_boot = _read_netboot(name, [(netboot, as_mapping(netboot.get("osie"))) for netboot in netboots])
+    boot, boot_remarks = _read_netboot(name, [(netboot, as_mapping(netboot.get("osie"))) for netboot in netboots])
     data = [key for key in ("userData", "vendorData") if spec.get(key)]
     data += ["metadata.instance.userdata"] if get_nested(spec, "metadata", "instance", "userdata") else []
     architecture = next(filter(None, (parse_architecture(dhcp.get("arch")) for dhcp in hosts)), None)
@@ -171,10 +171,10 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
             firmware=parse_firmware({"true": "uefi", "false": "bios"}.get(uefi)),
             nics=tuple(reader.nics),
             bmc=bmc,
-            labels=read_labels(each),
+            labels=read_labels(hardware),
             remarks=(
                 *reader.remarks,
-                *of_bmc,
+                *bmc_remarks,
                 *remark_if(
                     get_nested(spec, "bmcRef", "name") and not machine,
                     remark_lost(
@@ -182,7 +182,7 @@ def _read_hardware(name: str, each: Object, objects: Objects) -> _Read:
                         f"{get_nested(spec, 'bmcRef', 'name')} is not in the source"
                     ),
                 ),
-                *of_boot,
+                *boot_remarks,
                 *(remark_lost(_USER_DATA.format(key)) for key in data),
             ),
         ),
@@ -208,7 +208,7 @@ def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
     )
 
 
-def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
+def _read_hardware_v1alpha2(name: str, hardware: Object, spec: Object) -> _MachineAndBoot:
     """Read v1alpha2 Hardware, which lists its interfaces by MAC address and contains the BMC itself."""
     reader, interfaces = NicReader(), sorted(as_mapping(spec.get("networkInterfaces")).items())
     for text, interface in interfaces:
@@ -220,12 +220,12 @@ def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
             for address in list_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
         )
         reader.add(text, addresses=found, boot=str(get_nested(interface, "netboot", "disabled")) != "true")
-    bmc, of_bmc = _read_tinkerbell_bmc(as_mapping(get_nested(spec, "bmc", "connection")), "credentialsRef")
+    bmc, bmc_remarks = _read_tinkerbell_bmc(as_mapping(get_nested(spec, "bmc", "connection")), "credentialsRef")
     instance = as_mapping(spec.get("instance"))
     osie = as_mapping(instance.get("osie"))
     netboots = [as_mapping(get_nested(interface, "netboot")) for _, interface in interfaces] or [{}]
-    boot, of_boot = _read_netboot(name, [(netboot, osie) for netboot in netboots])
-    disabled = get_nested(each, "metadata", "annotations", "tinkerbell.org/disabled")
+    boot, boot_remarks = _read_netboot(name, [(netboot, osie) for netboot in netboots])
+    disabled = get_nested(hardware, "metadata", "annotations", "tinkerbell.org/disabled")
     return _build_hardware(
         ImportedMachine(
             name=name,
@@ -234,11 +234,11 @@ def _read_hardware_v1alpha2(name: str, each: Object, spec: Object) -> _Read:
             secure_boot=parse_secure_boot(get_nested(spec, "bmc", "bootMode")),
             nics=tuple(reader.nics),
             bmc=bmc,
-            labels=read_labels(each),
+            labels=read_labels(hardware),
             remarks=(
                 *reader.remarks,
-                *of_bmc,
-                *of_boot,
+                *bmc_remarks,
+                *boot_remarks,
                 *remark_if(disabled, remark_lost(f"the machine is disabled: {disabled}")),
                 *(
                     remark_lost(_USER_DATA.format(key))
@@ -330,24 +330,24 @@ def _parse_pxelinux(config: str) -> tuple[str | None, tuple[str, ...], list[str]
 # Metal3
 
 
-def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
-    spec, seen = as_mapping(get_nested(each, "spec")), as_mapping(get_nested(each, "status", "hardware"))
-    data_name, namespace = get_nested(each, "metadata", "name"), _get_namespace(each)
-    seen = seen or as_mapping(objects.get_spec("HardwareData", data_name, namespace).get("hardware"))
-    boots_by, remarks = read_mac(as_text(spec.get("bootMACAddress")), "the boot")
+def _read_bare_metal_host(name: str, host: Object, objects: Objects) -> _MachineAndBoot:
+    spec, hardware = as_mapping(get_nested(host, "spec")), as_mapping(get_nested(host, "status", "hardware"))
+    data_name, namespace = get_nested(host, "metadata", "name"), _get_namespace(host)
+    hardware = hardware or as_mapping(objects.get_spec("HardwareData", data_name, namespace).get("hardware"))
+    boot_mac, remarks = read_mac(as_text(spec.get("bootMACAddress")), "the boot")
     nics: dict[str, ImportedNic] = {}
-    for nic in (*as_mappings(seen.get("nics")), *as_mappings(spec.get("networkInterfaces"))):
+    for nic in (*as_mappings(hardware.get("nics")), *as_mappings(spec.get("networkInterfaces"))):
         nic_name = as_text(nic.get("name"))
-        mac, about = read_mac(as_text(nic.get("mac")) or as_text(nic.get("macAddress")), f"interface {nic_name}:")
-        remarks += about
+        mac, mac_remarks = read_mac(as_text(nic.get("mac")) or as_text(nic.get("macAddress")), f"interface {nic_name}:")
+        remarks += mac_remarks
         if mac:  # a second row with the same MAC address contains the IPv6 address
-            known = nics.get(mac, ImportedNic(mac=mac, name=nic_name, boot=boots_by in (None, mac)))
+            known = nics.get(mac, ImportedNic(mac=mac, name=nic_name, boot=boot_mac in (None, mac)))
             nics[mac] = structs.replace(
                 known, addresses=tuple(dict.fromkeys((*known.addresses, *list_address(nic.get("ip")))))
             )
-    if boots_by is not None and boots_by not in nics:
-        nics[boots_by] = ImportedNic(mac=boots_by)
-    bmc, of_bmc = parse_bmc(
+    if boot_mac is not None and boot_mac not in nics:
+        nics[boot_mac] = ImportedNic(mac=boot_mac)
+    bmc, bmc_remarks = parse_bmc(
         as_text(get_nested(spec, "bmc", "address")),
         as_text(get_nested(spec, "bmc", "credentialsName")),
         verify=str(get_nested(spec, "bmc", "disableCertificateVerification")) != "true",
@@ -355,17 +355,17 @@ def _read_bare_metal_host(name: str, each: Object, objects: Objects) -> _Read:
     data = [key for key in ("userData", "networkData", "metaData") if spec.get(key)]
     machine = ImportedMachine(
         name=name,
-        serial=as_text(get_nested(seen, "systemVendor", "serialNumber")),
-        architecture=parse_architecture(spec.get("architecture") or get_nested(seen, "cpu", "arch")),
+        serial=as_text(get_nested(hardware, "systemVendor", "serialNumber")),
+        architecture=parse_architecture(spec.get("architecture") or get_nested(hardware, "cpu", "arch")),
         firmware=parse_firmware(spec.get("bootMode")),
         secure_boot=parse_secure_boot(spec.get("bootMode")),
         nics=tuple(nic for _, nic in sorted(nics.items())),
         bmc=bmc,
-        labels=read_labels(each),
+        labels=read_labels(host),
         remarks=(
             remark_kept(f"BareMetalHost {name}"),
             *remarks,
-            *of_bmc,
+            *bmc_remarks,
             *remark_if(
                 not nics and not remarks,
                 remark_missing(
@@ -405,16 +405,16 @@ def as_tuple(value: str | None) -> tuple[str, ...]:
     return (value,) if value else ()
 
 
-def read_labels(each: Object) -> Mapping[str, str]:
+def read_labels(item: Object) -> Mapping[str, str]:
     """Return the labels in an object's metadata, as text."""
-    return {str(key): str(value) for key, value in as_mapping(get_nested(each, "metadata", "labels")).items()}
+    return {str(key): str(value) for key, value in as_mapping(get_nested(item, "metadata", "labels")).items()}
 
 
-def _get_namespace(each: Object) -> str:
-    return as_text(get_nested(each, "metadata", "namespace")) or ""
+def _get_namespace(item: Object) -> str:
+    return as_text(get_nested(item, "metadata", "namespace")) or ""
 
 
-_READERS: Final[Mapping[str, Callable[[str, Object, Objects], _Read]]] = {
+_READERS: Final[Mapping[str, Callable[[str, Object, Objects], _MachineAndBoot]]] = {
     "Hardware": _read_hardware,
     "BareMetalHost": _read_bare_metal_host,
 }

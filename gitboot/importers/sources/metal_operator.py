@@ -65,10 +65,10 @@ class _BootConfig(Struct, frozen=True, kw_only=True):
     uuid: SystemUuid | None
 
     def __str__(self) -> str:
-        return f"{self.kind} {_spell(self.key)}"
+        return f"{self.kind} {_format(self.key)}"
 
 
-def read(files: Texts) -> ImportedInventory:
+def read_inventory(files: Texts) -> ImportedInventory:
     """Read servers with their BMCs, boot configurations, claims and maintenances, but no Secrets."""
     objects = load_objects(files)
     configs = _list_boot_configs(objects)
@@ -76,11 +76,11 @@ def read(files: Texts) -> ImportedInventory:
     servers = {key[1]: each for key, each in objects.list_kind("Server")}
     machines = [_read_server(name, each, configs, objects) for name, each in sorted(servers.items())]
     known = {machine.uuid for machine in machines if machine.uuid}
-    alone = [
+    unlisted = [
         each for each in configs if each.uuid not in known and _find_server_name(each.owner, objects) not in servers
     ]
     return ImportedInventory(
-        machines=(*machines, *_read_unlisted_machines(alone, objects)),
+        machines=(*machines, *_read_unlisted_machines(unlisted, objects)),
         boots=tuple(sorted(boots, key=lambda boot: boot.name)),
         remarks=(
             *_list_remarks_on_source(objects, servers),
@@ -89,7 +89,7 @@ def read(files: Texts) -> ImportedInventory:
     )
 
 
-def _spell(key: Key) -> str:
+def _format(key: Key) -> str:
     return "/".join(filter(None, key))
 
 
@@ -123,9 +123,9 @@ def _list_boot_configs(objects: Objects) -> list[_BootConfig]:
     return configs
 
 
-def _find_owner(namespace: str, each: Object) -> Key | None:
+def _find_owner(namespace: str, item: Object) -> Key | None:
     """Return the key of the ServerBootConfiguration that owns an object. Both are in the same namespace."""
-    for owner in as_mappings(get_nested(each, "metadata", "ownerReferences")):
+    for owner in as_mappings(get_nested(item, "metadata", "ownerReferences")):
         is_group = (as_text(owner.get("apiVersion")) or "").startswith("metal.ironcore.dev/")
         if is_group and owner.get("kind") == "ServerBootConfiguration" and (name := as_text(owner.get("name"))):
             return namespace, name
@@ -178,13 +178,13 @@ def _complete_url(value: object) -> str | None:
 # Servers
 
 
-def _read_server(name: str, each: Object, configs: Sequence[_BootConfig], objects: Objects) -> ImportedMachine:
-    spec, status = as_mapping(get_nested(each, "spec")), as_mapping(get_nested(each, "status"))
-    uuid, of_uuid = read_uuid(as_text(spec.get("systemUUID")) or as_text(spec.get("uuid")))
+def _read_server(name: str, server: Object, configs: Sequence[_BootConfig], objects: Objects) -> ImportedMachine:
+    spec, status = as_mapping(get_nested(server, "spec")), as_mapping(get_nested(server, "status"))
+    uuid, uuid_remarks = read_uuid(as_text(spec.get("systemUUID")) or as_text(spec.get("uuid")))
     controller = objects.get_spec("BMC", as_text(get_nested(spec, "bmcRef", "name"))) or as_mapping(spec.get("bmc"))
-    bmc, of_bmc = _read_bmc(controller, objects, as_text(spec.get("systemURI")))
-    nics, of_nics = _read_nics(status)
-    boot, of_boot = _choose_boot(name, uuid, spec, configs, objects)
+    bmc, bmc_remarks = _read_bmc(controller, objects, as_text(spec.get("systemURI")))
+    nics, nic_remarks = _read_nics(status)
+    boot, boot_remarks = _choose_boot(name, uuid, spec, configs, objects)
     state = as_text(status.get("state"))
     return ImportedMachine(
         name=name,
@@ -193,14 +193,14 @@ def _read_server(name: str, each: Object, configs: Sequence[_BootConfig], object
         architecture=_read_architecture(spec, status),
         nics=nics,
         bmc=bmc,
-        labels=read_labels(each),
+        labels=read_labels(server),
         boot=boot,
         remarks=(
             remark_kept(f"Server {name}{f' in state {state}' if state else ''}"),
-            *of_uuid,
-            *of_bmc,
-            *of_nics,
-            *of_boot,
+            *uuid_remarks,
+            *bmc_remarks,
+            *nic_remarks,
+            *boot_remarks,
             *_list_claims_and_maintenances(name, spec, objects),
         ),
     )
@@ -217,9 +217,9 @@ def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRema
     nics, remarks = dict[str, ImportedNic](), list[ImportRemark]()
     for nic in as_mappings(status.get("networkInterfaces")):
         name = as_text(nic.get("name"))
-        mac, more = read_mac(as_text(nic.get("macAddress")), f"interface {name}:")
-        remarks += more
-        found = [each for one in (nic.get("ip"), *as_list(nic.get("ips"))) for each in list_address(one)]
+        mac, mac_remarks = read_mac(as_text(nic.get("macAddress")), f"interface {name}:")
+        remarks += mac_remarks
+        found = [each for value in (nic.get("ip"), *as_list(nic.get("ips"))) for each in list_address(value)]
         if mac:
             before = nics[mac].addresses if mac in nics else ()
             nics[mac] = ImportedNic(mac=mac, name=name, addresses=tuple(dict.fromkeys((*before, *found))))
@@ -232,7 +232,7 @@ def _choose_boot(
     workload = _read_ref(spec.get("bootConfigurationRef"))
     maintenance = _read_ref(spec.get("maintenanceBootConfigurationRef"))
     maintenance = None if is_same_key(maintenance, workload) else maintenance
-    own = [
+    candidates = [
         each
         for each in configs
         if (uuid is not None and each.uuid == uuid)
@@ -242,40 +242,44 @@ def _choose_boot(
             or _find_server_name(each.owner, objects) == name
         )
     ]
-    boot, remarks, chosen = None, list[ImportRemark](), [each for each in own if is_same_key(each.owner, workload)]
+    boot, remarks, chosen = (
+        None,
+        list[ImportRemark](),
+        [each for each in candidates if is_same_key(each.owner, workload)],
+    )
     if not chosen:
         # boot-operator names a configuration after its owner. Without references, only the UUID of the machine matters.
-        is_alone = workload is None and maintenance is None
-        chosen = [each for each in own if each.owner is None and (is_alone or is_same_key(each.key, workload))]
+        has_no_ref = workload is None and maintenance is None
+        chosen = [each for each in candidates if each.owner is None and (has_no_ref or is_same_key(each.key, workload))]
         remarks += [
             remark_guessed(f"the import chose the boot {each}, which has the UUID of the server and no owner")
             for each in chosen
         ]
     reason = _explain_workload(name, workload, objects)
-    strangers = [each for each in chosen if uuid is not None and each.uuid not in (uuid, None)]
+    mismatched = [each for each in chosen if uuid is not None and each.uuid not in (uuid, None)]
     if reason is not None:
         remarks.append(reason)
-    elif strangers:
+    elif mismatched:
         remarks.append(
             remark_missing(
-                f"the boot was not imported, because the systemUUID of {strangers[0]} is not the UUID of the Server"
+                f"the boot was not imported, because the systemUUID of {mismatched[0]} is not the UUID of the Server"
             )
         )
     else:
-        boot, more = _pick_config(chosen)
-        remarks += more
+        boot, config_remarks = _pick_config(chosen)
+        remarks += config_remarks
         if workload and not chosen:
             remarks.append(_explain_missing_config("the boot", workload, objects))
-    for each in own:
+    for each in candidates:
         if is_same_key(each.owner, maintenance):
             profile = f" with the profile {each.boot}" if each.boot else ""
             remarks.append(
                 remark_lost(f"{each} is the boot of a maintenance{profile}: write a Maintenance with a window")
             )
         elif each not in chosen:
-            why = f"owner {_spell(each.owner)}" if each.owner else "no owner"
+            why = f"owner {_format(each.owner)}" if each.owner else "no owner"
             remarks.append(remark_lost(f"{each} with {why} was left out, because the Server does not refer to it"))
-    if maintenance and not any(is_same_key(each.owner, maintenance) for each in own):
+    if maintenance and not any(is_same_key(each.owner, maintenance) for each in candidates):
         remarks.append(_explain_missing_config("the boot of the server's maintenance", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
         remarks.append(
@@ -296,7 +300,7 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
     """Return a remark if a server's ServerBootConfiguration is missing from the source or is for another server."""
     if workload is None or not objects.list_kind("ServerBootConfiguration"):
         return None
-    config = f"ServerBootConfiguration {_spell(workload)}"
+    config = f"ServerBootConfiguration {_format(workload)}"
     if objects.find("ServerBootConfiguration", workload) is None:
         return remark_missing(f"the boot was not imported, because {config} is not in the source")
     server = _find_server_name(workload, objects)
@@ -306,21 +310,21 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
 
 def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> ImportRemark:
     image = as_text(objects.get_spec("ServerBootConfiguration", owner[1], owner[0]).get("image"))
-    about = f"; `gitboot artifacts resolve` prints the files of its image {image}" if image else ""
+    image_hint = f"; `gitboot artifacts resolve` prints the files of its image {image}" if image else ""
     return remark_missing(
-        f"{subject} was not imported, because ServerBootConfiguration {_spell(owner)} has no "
-        f"{' or '.join(_BOOT_KINDS)} in the source{about}"
+        f"{subject} was not imported, because ServerBootConfiguration {_format(owner)} has no "
+        f"{' or '.join(_BOOT_KINDS)} in the source{image_hint}"
     )
 
 
 def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[ImportRemark]]:
     """Return the boot in the configurations of one owner. An owner may have one configuration of each kind."""
     for kind in _BOOT_KINDS:
-        same = [str(each) for each in configs if each.kind == kind]
-        if len(same) > 1:
+        duplicates = [str(each) for each in configs if each.kind == kind]
+        if len(duplicates) > 1:
             return None, [
                 remark_missing(
-                    f"the boot was not imported, because {' and '.join(same)} have the same owner, "
+                    f"the boot was not imported, because {' and '.join(duplicates)} have the same owner, "
                     "and it is not clear which one boots"
                 )
             ]
@@ -340,33 +344,33 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
 
 
 def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> Iterator[ImportRemark]:
-    claimed = _read_ref(spec.get("serverClaimRef"))
+    claim_ref = _read_ref(spec.get("serverClaimRef"))
     for key, each in objects.list_kind("ServerClaim"):
-        if is_same_key(key, claimed) or get_nested(each, "spec", "serverRef", "name") == name:
+        if is_same_key(key, claim_ref) or get_nested(each, "spec", "serverRef", "name") == name:
             yield remark_lost(
-                f"ServerClaim {_spell(key)} with image {as_text(get_nested(each, 'spec', 'image'))} was not imported, "
+                f"ServerClaim {_format(key)} with image {as_text(get_nested(each, 'spec', 'image'))} was not imported, "
                 "because gitboot does not support claims"
             )
     for key, each in objects.list_kind("ServerMaintenance"):
         if get_nested(each, "spec", "serverRef", "name") == name:
             yield _describe_maintenance(key, each)
-    referred = _read_ref(spec.get("serverMaintenanceRef"))
-    if referred and objects.find("ServerMaintenance", referred) is None:
+    maintenance_ref = _read_ref(spec.get("serverMaintenanceRef"))
+    if maintenance_ref and objects.find("ServerMaintenance", maintenance_ref) is None:
         yield remark_lost(
-            f"ServerMaintenance {_spell(referred)} is not in the source: write a Maintenance with a window"
+            f"ServerMaintenance {_format(maintenance_ref)} is not in the source: write a Maintenance with a window"
         )
 
 
-def _describe_maintenance(key: Key, each: Object) -> ImportRemark:
-    spec = as_mapping(get_nested(each, "spec"))
+def _describe_maintenance(key: Key, maintenance: Object) -> ImportRemark:
+    spec = as_mapping(get_nested(maintenance, "spec"))
     values = {
         **{field: spec.get(field) for field in ("policy", "priority", "serverPower")},
-        "state": get_nested(each, "status", "state"),
+        "state": get_nested(maintenance, "status", "state"),
         "image": get_nested(spec, "serverBootConfigurationTemplate", "spec", "image"),
     }
     facts = [f"{field} {text}" for field, value in values.items() if (text := as_text(value))]
-    about = f" ({', '.join(facts)})" if facts else ""
-    return remark_lost(f"ServerMaintenance {_spell(key)}{about} was left out: write a Maintenance with a window")
+    details = f" ({', '.join(facts)})" if facts else ""
+    return remark_lost(f"ServerMaintenance {_format(key)}{details} was left out: write a Maintenance with a window")
 
 
 # BMCs
@@ -409,31 +413,33 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
     """Yield the machines that no Server describes. Boot configurations with the same UUID belong to one machine."""
 
     def identify(config: _BootConfig) -> str:
-        return config.uuid or _spell(config.owner or config.key)
+        return config.uuid or _format(config.owner or config.key)
 
     for _, group in groupby(sorted(configs, key=lambda each: (identify(each), each.key, each.kind)), identify):
-        same = list(group)
-        first = next((each for each in same if each.kind == _BOOT_KINDS[0]), same[0])
-        owners = {each.owner or each.key for each in same}
-        boot, remarks = _pick_config(same) if len(owners) == 1 else (None, [_remark_several(same)])
-        uuid, of_uuid = read_uuid(as_text(first.spec.get("systemUUID")))
-        nics, more = _read_network_identifiers(same)
+        machine_configs = list(group)
+        first = next((each for each in machine_configs if each.kind == _BOOT_KINDS[0]), machine_configs[0])
+        owners = {each.owner or each.key for each in machine_configs}
+        boot, remarks = (
+            _pick_config(machine_configs) if len(owners) == 1 else (None, [_remark_several_configs(machine_configs)])
+        )
+        uuid, uuid_remarks = read_uuid(as_text(first.spec.get("systemUUID")))
+        nics, nic_remarks = _read_network_identifiers(machine_configs)
         yield ImportedMachine(
             name=_find_server_name(first.owner, objects) or first.key[1],
             uuid=uuid,
             nics=nics,
             boot=boot,
             remarks=(
-                *(remark_kept(str(each)) for each in same),
+                *(remark_kept(str(each)) for each in machine_configs),
                 remark_missing("the Server is not in the source: export it"),
                 *remarks,
-                *of_uuid,
-                *more,
+                *uuid_remarks,
+                *nic_remarks,
             ),
         )
 
 
-def _remark_several(configs: Sequence[_BootConfig]) -> ImportRemark:
+def _remark_several_configs(configs: Sequence[_BootConfig]) -> ImportRemark:
     names = " and ".join(map(str, configs))
     return remark_missing(
         f"the boot was not imported, because {names} belong to the same machine, and only its Server shows which of "
@@ -469,20 +475,21 @@ def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Ite
             server = as_text(get_nested(each, "spec", "serverRef", "name"))
             if server is not None and server not in servers:
                 yield remark_lost(
-                    f"{kind} {_spell(key)} was left out, because its Server {server} is not in the source"
+                    f"{kind} {_format(key)} was left out, because its Server {server} is not in the source"
                 )
             elif server is None and not any(
-                is_same_key(_read_ref(get_nested(one, "spec", "serverClaimRef")), key) for one in servers.values()
+                is_same_key(_read_ref(get_nested(server_object, "spec", "serverClaimRef")), key)
+                for server_object in servers.values()
             ):
-                yield remark_lost(f"{kind} {_spell(key)} was left out, because it does not belong to a Server")
+                yield remark_lost(f"{kind} {_format(key)} was left out, because it does not belong to a Server")
     used = {as_text(get_nested(each, "spec", "bmcRef", "name")) for each in servers.values()}
     endpoints = set()
     for key, each in objects.list_kind("BMC"):
         endpoints.add(as_text(get_nested(each, "spec", "endpointRef", "name")))
         if key[1] not in used:
-            yield remark_lost(f"BMC {_spell(key)} was left out, because no Server in the source refers to it")
+            yield remark_lost(f"BMC {_format(key)} was left out, because no Server in the source refers to it")
     for key, each in objects.list_kind("Endpoint"):
         if key[1] not in endpoints:
-            _, rejected = read_mac(as_text(get_nested(each, "spec", "macAddress")), f"Endpoint {_spell(key)}:")
-            unused = f"Endpoint {_spell(key)} was left out, because no BMC in the source refers to it"
+            _, rejected = read_mac(as_text(get_nested(each, "spec", "macAddress")), f"Endpoint {_format(key)}:")
+            unused = f"Endpoint {_format(key)} was left out, because no BMC in the source refers to it"
             yield from (*rejected, remark_lost(unused))

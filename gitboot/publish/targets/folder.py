@@ -74,14 +74,14 @@ class TargetFolder:
                 raise FileConflict(path)
             self._write({path: TargetFile(content, 0)})
 
-    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+    def place(self, paths: Collection[str], read: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
         files = {path: read(path) for path in paths}
-        left = frozenset(path for path in fresh if self._is_something_else(path, files[path].content))
-        self._write({path: file for path, file in files.items() if path not in left})
+        conflicts = frozenset(path for path in new_paths if self._has_other_content(path, files[path].content))
+        self._write({path: file for path, file in files.items() if path not in conflicts})
         self._disk.release_folders()
-        return left
+        return conflicts
 
-    def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
+    def find_differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         contents = {path: self._disk.read(path, each.size) for path, each in expected.items()}
         self._disk.release_folders()
         return sorted(
@@ -101,8 +101,8 @@ class TargetFolder:
     def names(self, folder: str) -> list[str]:
         found: list[str] = []
         try:
-            for above, _, names in os.walk(self.root / folder, onerror=_raise_unless_absent):
-                found += (os.path.relpath(os.path.join(above, name), self.root) for name in names)
+            for parent, _, names in os.walk(self.root / folder, onerror=_raise_unless_absent):
+                found += (os.path.relpath(os.path.join(parent, name), self.root) for name in names)
         except OSError as error:
             raise to_publish_error(self.root, error) from error
         return sorted(found)
@@ -115,7 +115,7 @@ class TargetFolder:
             self._disk.place(path)
         self._disk.sync()
 
-    def _is_something_else(self, path: str, content: bytes) -> bool:
+    def _has_other_content(self, path: str, content: bytes) -> bool:
         if self._disk.lstat(path) is None:
             return False
         try:
@@ -139,7 +139,7 @@ class TargetFolder:
             os.close(fd)
 
 
-def folder_opener(root: Path) -> Callable[[], TargetFolder]:
+def build_folder_opener(root: Path) -> Callable[[], TargetFolder]:
     """Return a function that opens the folder.
 
     The returned function reopens the folder if the path now refers to another folder or disk.
@@ -161,19 +161,19 @@ def _raise_unless_absent(error: OSError) -> None:
         raise error
 
 
-MOST: Final = 1000  # servers in one step; a step takes about 15 connections for any number of servers
+MAX_SERVERS: Final = 1000  # servers in one step; a step takes about 15 connections for any number of servers
 _CONNECT_S: Final = 10
 _SILENCE_S: Final = 60  # a copy fails if no byte from the other host arrives for this long
 _COPY_S: Final = 3600  # the time limit of one copy
 _LONGEST_DETAIL: Final = 300
 _SHARDS: Final = "ops/shards/"  # the name of each file is the digest of its content
-_KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that stay even if they are empty
+_KEPT_FOLDERS: Final = {".", "boot", "ops", "ops/shards"}  # folders that stay even if they are empty
 # rsync(1), EXIT VALUES
 _PROTOCOL: Final = 5  # "Error starting client-server protocol": a daemon's refusal
 _FILE_IO: Final = 11
 # "Partial transfer due to vanished source files": normal if files are deleted, because they have no source
 _VANISHED: Final = 24
-_STOPS: Final = re.compile(
+_PERMANENT_ERRORS: Final = re.compile(
     r"permission denied|no space left|quota exceeded|read-only|no such file|host key|identification|"
     r"auth failed|unknown module|unknown option|operation not permitted|not a directory",
     re.IGNORECASE,
@@ -215,21 +215,21 @@ class RsyncStore:
             raise FileConflict(path)
         self.place([path], lambda _: TargetFile(content, 0), ())
 
-    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+    def place(self, paths: Collection[str], read: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
         with self._lock_folder():
             for path in paths:
                 _write(self._sent / path, read(path))
-        left = frozenset(self._find_different(fresh, "--existing"))
-        if sent := [path for path in paths if path not in left]:
+        conflicts = frozenset(self._find_different(new_paths, "--existing"))
+        if sent := [path for path in paths if path not in conflicts]:
             self._run(sent, "--checksum", "--times", "--omit-dir-times", "--chmod=D755,F644", f"{self._sent}/", None)
         with self._lock_folder():
             for path in sent:
                 if path.startswith("ops/"):
-                    (at := self._read / path).parent.mkdir(parents=True, exist_ok=True)
-                    (self._sent / path).replace(at)
-        return left
+                    (received_file := self._read / path).parent.mkdir(parents=True, exist_ok=True)
+                    (self._sent / path).replace(received_file)
+        return conflicts
 
-    def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
+    def find_differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         """Return the sorted paths whose checksums on the other host differ from those of the sent files."""
         wrong = self._find_different(expected)
         shutil.rmtree(self._sent, ignore_errors=True)
@@ -238,7 +238,7 @@ class RsyncStore:
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files. If a folder that directly contained one of them is then empty, remove the folder too."""
         gone = list(paths)
-        for each in (gone, sorted({str(PurePosixPath(path).parent) for path in gone} - _KEPT)):
+        for each in (gone, sorted({str(PurePosixPath(path).parent) for path in gone} - _KEPT_FOLDERS)):
             if each:
                 with self._lock_folder():
                     self._empty.mkdir(parents=True, exist_ok=True)
@@ -258,8 +258,8 @@ class RsyncStore:
         """Return the sorted paths of the files whose content on the other host differs from the sent files."""
         if not paths:
             return []
-        comparing = ("--dry-run", "--checksum", "--out-format=%i %n")
-        return _parse_items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
+        comparison_options = ("--dry-run", "--checksum", "--out-format=%i %n")
+        return _parse_items(self._run(paths, *options, *comparison_options, f"{self._sent}/", None).output)
 
     def _pull(self, paths: Collection[str]) -> None:
         """Copy files from the other host to the folder ``read``, and remove files that are absent on the other host."""
@@ -283,8 +283,10 @@ class RsyncStore:
         """Run rsync for these paths, with the folder on the other host in place of each argument that is None."""
         address = self._address
         command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
-        command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]
-        command += [each if each is not None else self._place() for each in arguments]
+        command += (
+            ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._format_ssh_command()]
+        )
+        command += [each if each is not None else self._format_location() for each in arguments]
         environment = {name: os.environ[name] for name in ("HOME", "PATH", "USER", "LOGNAME") if name in os.environ}
         environment["LC_ALL"] = "C"
         if self._password is not None:
@@ -293,7 +295,7 @@ class RsyncStore:
             # If rsync still runs after the end of this process, it must keep the lock, because it could overwrite files
             # that the next process sends.
             try:
-                done = run_with_input(
+                result = run_with_input(
                     command,
                     input_data=b"".join(os.fsencode(path) + b"\0" for path in paths),
                     environment=environment,
@@ -304,26 +306,28 @@ class RsyncStore:
                 raise PublishError(f"{address.name}: rsync is missing on this host (install it)") from None
             except TimeoutError as error:
                 raise HostUnreachable(f"{address.name}: {error}") from None
-        if done.status not in ok_statuses:
-            raise self._build_failure(done)
-        return done
+        if result.status not in ok_statuses:
+            raise self._build_failure(result)
+        return result
 
     def _build_failure(self, process: ProcessResult) -> PublishError | HostUnreachable:
         lines = [line for line in process.errors.splitlines() if line.strip()]
-        said = [line for line in lines if not line.startswith(("rsync error:", "rsync: connection unexpectedly", "@"))]
-        causes = [line for line in said if _STOPS.search(line)]
-        words = " ".join("; ".join(causes or said or lines or [f"rsync ended with {process.status}"]).split())
-        if "change_dir" in words and "No such file" in words:
-            words += " (create the folder)"
-        words = words if len(words) <= _LONGEST_DETAIL else f"{words[:_LONGEST_DETAIL]}…"
-        needs_a_person = process.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words)
-        return (PublishError if needs_a_person else HostUnreachable)(f"{self._address.name}: {words}")
+        messages = [
+            line for line in lines if not line.startswith(("rsync error:", "rsync: connection unexpectedly", "@"))
+        ]
+        causes = [line for line in messages if _PERMANENT_ERRORS.search(line)]
+        detail = " ".join("; ".join(causes or messages or lines or [f"rsync ended with {process.status}"]).split())
+        if "change_dir" in detail and "No such file" in detail:
+            detail += " (create the folder)"
+        detail = detail if len(detail) <= _LONGEST_DETAIL else f"{detail[:_LONGEST_DETAIL]}…"
+        needs_a_person = process.status in (_PROTOCOL, _FILE_IO) or _PERMANENT_ERRORS.search(detail)
+        return (PublishError if needs_a_person else HostUnreachable)(f"{self._address.name}: {detail}")
 
-    def _place(self) -> str:
+    def _format_location(self) -> str:
         address = self._address if self._password is None else structs.replace(self._address, user=self._password[0])
-        return f"{address.name}/" if address.is_daemon else f"{address.place}:{address.path}/"
+        return f"{address.name}/" if address.is_daemon else f"{address.destination}:{address.path}/"
 
-    def _shell(self) -> str:
+    def _format_ssh_command(self) -> str:
         """Return the ssh command, quoted as rsync(1) expects it for --rsh. ssh accepts only known host keys."""
         address = self._address
         options = ["ssh", "-F", "none", "-T", "-x", "-i", str(address.ssh_key)]
@@ -354,7 +358,9 @@ class RsyncStore:
             os.close(lock)
 
 
-def rsync_opener(address: RsyncAddress, folder: Path, read_credentials: ReadCredentials) -> Callable[[], RsyncStore]:
+def build_rsync_opener(
+    address: RsyncAddress, folder: Path, read_credentials: ReadCredentials
+) -> Callable[[], RsyncStore]:
     """Return a function that opens the store with the current password."""
 
     def open_store() -> RsyncStore:

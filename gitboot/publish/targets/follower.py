@@ -19,9 +19,9 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LockedByAnother, OperatorError, TryAgain, UsageError
 from gitboot.publish.targets.sync_steps import (
     FollowedTree,
-    Holding,
     Overtaken,
     Shard,
+    TargetContent,
     TargetHead,
     TargetStep,
     TreeSummary,
@@ -40,16 +40,16 @@ class TargetStore(Protocol):
     """A target that a follower updates. Methods may raise TryAgain or OperatorError."""
 
     @property
-    def most(self) -> int:
+    def max_servers(self) -> int:
         """Return the maximum number of servers in one step."""
 
-    def load(self) -> Holding:
+    def load(self) -> TargetContent:
         """Return the target's content, even after an interrupted change."""
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         """Return the shard with this number, or an empty shard if the head does not list it."""
 
-    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
+    def apply(self, step: TargetStep, before: TargetContent, tree: FollowedTree) -> None:
         """Write a step to the target.
 
         After a failure, the follower calls `load` to read the actual content of the target, and plans the next step
@@ -68,28 +68,28 @@ class Follower:
         target: TargetStore,
         tree: FollowedTree,
         *,
-        following: TargetStatus,
+        target_status: TargetStatus,
         clock: Callable[[], datetime],
         wake: Callable[[], None],
         first_retry_s: float = _FIRST_RETRY_S,
     ) -> None:
         self._target, self._tree, self._clock, self._wake = target, tree, clock, wake
         self._first_retry_s = first_retry_s
-        self._following = following
+        self._target_status = target_status
         self._changed = threading.Condition()
         self._published_count = 0  # the number of publications
         # The time since which the target may serve a maintenance window that ended while no instance ran. None: there
         # is no such window.
         self._possibly_overdue_since: datetime | None = None
-        self._ending = False
+        self._is_ending = False
         self._retries_now = False  # whether the next attempt starts now, even after a failure
         self._is_taken_over = False  # whether another process took over the target
-        self._holding: Holding | None = None  # None: the follower must read the content from the target
-        self._thread = BackgroundThread(self._run, name=f"target {following.name}", on_death=self._note_death)
+        self._target_content: TargetContent | None = None  # None: the follower must read the content from the target
+        self._thread = BackgroundThread(self._run, name=f"target {target_status.name}", on_death=self._report_death)
 
     @property
-    def following(self) -> TargetStatus:
-        return self._following
+    def target_status(self) -> TargetStatus:
+        return self._target_status
 
     def start(self) -> None:
         self._thread.start()
@@ -100,8 +100,8 @@ class Follower:
             if self._published_count == 0:
                 self._possibly_overdue_since = self._clock()
             self._published_count += 1
-            if self._following.behind_since is None:
-                self._following = structs.replace(self._following, behind_since=self._clock())
+            if self._target_status.behind_since is None:
+                self._target_status = structs.replace(self._target_status, behind_since=self._clock())
             self._changed.notify_all()
 
     def publish_transition(self, at: datetime) -> None:
@@ -110,8 +110,8 @@ class Follower:
         The next attempt starts now, even if earlier attempts failed.
         """
         with self._changed:
-            if self._following.overdue_since is None:
-                self._following = structs.replace(self._following, overdue_since=at)
+            if self._target_status.overdue_since is None:
+                self._target_status = structs.replace(self._target_status, overdue_since=at)
         self.publish()
         self.retry_now()
 
@@ -127,27 +127,27 @@ class Follower:
     def wait(self, timeout_s: float) -> bool:
         """Wait until the target is up to date, or until the timeout. Return whether the target is up to date."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._following.behind_since is None, timeout_s)
+            return self._changed.wait_for(lambda: self._target_status.behind_since is None, timeout_s)
 
     def end(self) -> None:
         """Stop the follower after its current request. If the request hangs, the request ends when the process ends."""
         with self._changed:
-            self._ending = True
+            self._is_ending = True
             self._changed.notify_all()
         self._thread.join(timeout_s=1)
 
     def _run(self) -> None:
         failures = 0
         with self._changed:
-            self._changed.wait_for(lambda: self._ending or self._published_count > 0)
-        while not self._ending:
+            self._changed.wait_for(lambda: self._is_ending or self._published_count > 0)
+        while not self._is_ending:
             published, self._retries_now = self._published_count, False
             wait_s, failures = self._try_once(published, failures)
             with self._changed:
                 # After a failure, new publications do not shorten the wait.
                 self._changed.wait_for(
                     lambda: (
-                        self._ending
+                        self._is_ending
                         or (self._retries_now and not self._is_taken_over)
                         or (failures == 0 and self._published_count != published)  # noqa: B023 - called in this iteration
                     ),
@@ -155,9 +155,9 @@ class Follower:
                 )
                 failures = 0 if self._retries_now else failures
 
-    def _note_death(self, message: str) -> None:
-        self._holding = None
-        self._update_status(failure=("ThreadDied", f"{self._following.name}: {message}"))
+    def _report_death(self, message: str) -> None:
+        self._target_content = None
+        self._update_status(failure=("ThreadDied", f"{self._target_status.name}: {message}"))
 
     def _try_once(self, published_count: int, failures: int) -> tuple[float, int]:
         """Try to update the target.
@@ -165,52 +165,58 @@ class Follower:
         Return the number of seconds until the next attempt, and the number of consecutive failures.
         """
         try:
-            glance = self._bring_up()
+            summary = self._update_target()
         except Overtaken:
             return _SOON_S, 0
         except (TryAgain, OperatorError) as error:
-            self._holding = None
+            self._target_content = None
             self._update_status(failure=(type(error).__name__, str(error)))
             if isinstance(error, LockedByAnother):  # another attempt would take the target back from the other process
                 self._is_taken_over = True
                 return threading.TIMEOUT_MAX, failures + 1
             return min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S), failures + 1
-        self._update_status(commit=glance.commit if glance is not None else None, published_count=published_count)
+        self._update_status(commit=summary.commit if summary is not None else None, published_count=published_count)
         return _PERIOD_S, 0
 
-    def _bring_up(self) -> TreeSummary | None:
-        glance = self._tree.read_summary()
-        while glance is not None and not self._ending:
-            if self._holding is None:
-                self._holding = self._target.load()
-                if not self._holding.servers:  # a target without servers cannot serve an ended window
+    def _update_target(self) -> TreeSummary | None:
+        summary = self._tree.read_summary()
+        while summary is not None and not self._is_ending:
+            if self._target_content is None:
+                self._target_content = self._target.load()
+                if not self._target_content.servers:  # a target without servers cannot serve an ended window
                     with self._changed:
                         self._possibly_overdue_since = None
-                        self._following = structs.replace(self._following, overdue_since=None)
-            held = self._holding
-            step = plan_next_step(self._tree, glance, held, partial(self._target.shard, held.head), self._target.most)
+                        self._target_status = structs.replace(self._target_status, overdue_since=None)
+            target_content = self._target_content
+            step = plan_next_step(
+                self._tree,
+                summary,
+                target_content,
+                partial(self._target.shard, target_content.head),
+                self._target.max_servers,
+            )
             if step is None:
                 break
-            self._holding = None  # if `apply` fails, the next attempt reads the target again
-            self._target.apply(step, held, self._tree)
-            self._holding = apply_step(held, step)
-            glance = self._tree.read_summary()
-        return glance
+            self._target_content = None  # if `apply` fails, the next attempt reads the target again
+            self._target.apply(step, target_content, self._tree)
+            self._target_content = apply_step(target_content, step)
+            summary = self._tree.read_summary()
+        return summary
 
     def _update_status(
         self, *, failure: tuple[str, str] | None = None, commit: str | None = None, published_count: int | None = None
     ) -> None:
         with self._changed:
-            before = self._following
+            before = self._target_status
             now = structs.replace(before, failure=failure, commit=commit or before.commit)
             if failure is not None:
                 now = structs.replace(now, overdue_since=before.overdue_since or self._possibly_overdue_since)
-            if self._holding is not None:
-                now = structs.replace(now, withheld=len(self._holding.withheld))
-            if published_count is not None and published_count == self._published_count and not self._ending:
+            if self._target_content is not None:
+                now = structs.replace(now, withheld=len(self._target_content.withheld))
+            if published_count is not None and published_count == self._published_count and not self._is_ending:
                 now = structs.replace(now, behind_since=None, overdue_since=None)
                 self._possibly_overdue_since = None
-            self._following = now
+            self._target_status = now
             self._changed.notify_all()
         if now != before:
             self._wake()
@@ -223,8 +229,8 @@ class Followers:
         self._followers = tuple(followers)
 
     @property
-    def following(self) -> tuple[TargetStatus, ...]:
-        return tuple(each.following for each in self._followers)
+    def target_status(self) -> tuple[TargetStatus, ...]:
+        return tuple(each.target_status for each in self._followers)
 
     def publish(self) -> None:
         for each in self._followers:
@@ -263,7 +269,12 @@ _SETTINGS: Final = {  # by the kind of target
     "s3": {"ca-bundle", "credentials", "endpoint", "region", "serves", "style"},
     "ssh": {"known-hosts", "serves", "ssh-key"},
 }
-_PATHS: Final = ("ca-bundle", "credentials", "known-hosts", "ssh-key")  # the settings whose values are files or folders
+_PATH_SETTINGS: Final = (
+    "ca-bundle",
+    "credentials",
+    "known-hosts",
+    "ssh-key",
+)  # the settings whose values are files or folders
 
 
 # a function that reads the credentials in a folder: a user and a password, or a key's ID and secret
@@ -278,7 +289,7 @@ class _Address(Struct, frozen=True, kw_only=True):
     ssh_key: Path | None = None
     known_hosts: Path | None = None
     ca_bundle: Path | None = None
-    serves: str | None = None  # the base URL under which machines fetch from the target; None: unknown
+    base_url: str | None = None  # the base URL under which machines fetch from the target; None: unknown
 
 
 class BranchAddress(_Address, frozen=True, kw_only=True):
@@ -333,7 +344,7 @@ class RsyncAddress(_Address, frozen=True, kw_only=True):
     is_daemon: bool = False  # True for rsync:// URLs, False for ssh:// URLs
 
     @property
-    def place(self) -> str:
+    def destination(self) -> str:
         """The user and the host in the URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.user}@{host}" if self.user else host
@@ -341,7 +352,7 @@ class RsyncAddress(_Address, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         port = f":{self.port}" if self.port is not None else ""
-        return f"{'rsync' if self.is_daemon else 'ssh'}://{self.place}{port}{self.path}"
+        return f"{'rsync' if self.is_daemon else 'ssh'}://{self.destination}{port}{self.path}"
 
 
 TargetAddress = BranchAddress | BucketAddress | FolderAddress | RsyncAddress
@@ -356,45 +367,47 @@ def parse_target(text: str) -> TargetAddress:
     try:
         parts = urlsplit(text)
         _ = parts.port
-        given = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        settings = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     except ValueError as error:
         raise UsageError(f"--target: {error}") from None
     is_folder = parts.scheme == "file" or (not parts.scheme and not parts.netloc and text.startswith("/"))
     kind = _GIT if parts.scheme.startswith(_GIT) else "file" if is_folder else parts.scheme
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    shown = parts.path if is_folder and not parts.netloc else shown
+    url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    url = parts.path if is_folder and not parts.netloc else url
     if kind not in _SETTINGS:
         raise UsageError(
-            f"--target {shown}: expected a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
+            f"--target {url}: expected a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
             "git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX"
         )
     if parts.password is not None or (parts.username is not None and parts.scheme not in ("git+ssh", "ssh")):
         raise UsageError(
-            f"--target {shown}: remove the credentials from the URL; pass a directory with ?credentials=DIR instead"
+            f"--target {url}: remove the credentials from the URL; pass a directory with ?credentials=DIR instead"
         )
-    if unknown := sorted(given.keys() - _SETTINGS[kind]):
+    if unknown := sorted(settings.keys() - _SETTINGS[kind]):
         known = ", ".join(sorted(_SETTINGS[kind]))
-        raise UsageError(f"--target {shown}: there is no setting {unknown[0]!r}; the settings are {known}")
-    paths = {name.replace("-", "_"): Path(given[name]) for name in _PATHS if name in given}
-    serves = given["serves"].rstrip("/") if "serves" in given else None
+        raise UsageError(f"--target {url}: there is no setting {unknown[0]!r}; the settings are {known}")
+    paths = {name.replace("-", "_"): Path(settings[name]) for name in _PATH_SETTINGS if name in settings}
+    base_url = settings["serves"].rstrip("/") if "serves" in settings else None
     if kind == _GIT:
         address, _, branch = text.partition("#")
         branch = unquote(branch).removeprefix("refs/heads/")
         if not branch or branch.startswith("refs/"):
-            raise UsageError(f"--target {shown}: add a branch that gitboot may overwrite: {shown}#BRANCH")
-        return BranchAddress(url=address.partition("?")[0].removeprefix(_GIT), branch=branch, serves=serves, **paths)
+            raise UsageError(f"--target {url}: add a branch that gitboot may overwrite: {url}#BRANCH")
+        return BranchAddress(
+            url=address.partition("?")[0].removeprefix(_GIT), branch=branch, base_url=base_url, **paths
+        )
     if is_folder:
         if parts.netloc or parts.fragment or not parts.path.startswith("/"):
-            raise UsageError(f"--target {shown}: expected the absolute path of a folder")
+            raise UsageError(f"--target {url}: expected the absolute path of a folder")
         path = unquote(parts.path) if parts.scheme else parts.path
-        return FolderAddress(folder=Path(path), serves=serves)
+        return FolderAddress(folder=Path(path), base_url=base_url)
     if parts.scheme in ("rsync", "ssh"):
-        return _parse_rsync_address(shown, parts, paths, serves)
-    return _parse_bucket_address(shown, parts, given, paths, serves)
+        return _parse_rsync_address(url, parts, paths, base_url)
+    return _parse_bucket_address(url, parts, settings, paths, base_url)
 
 
 def _parse_rsync_address(
-    display_url: str, parts: SplitResult, paths: Mapping[str, Path], serves: str | None
+    display_url: str, parts: SplitResult, paths: Mapping[str, Path], base_url: str | None
 ) -> RsyncAddress:
     is_daemon = parts.scheme == "rsync"
     host, path, user = parts.hostname or "", unquote(parts.path).rstrip("/"), parts.username
@@ -413,11 +426,13 @@ def _parse_rsync_address(
         raise UsageError(
             f"--target {display_url}: add the private key and the known-hosts file: ?ssh-key=…&known-hosts=…"
         )
-    return RsyncAddress(host=host, path=path, user=user, port=parts.port, is_daemon=is_daemon, serves=serves, **paths)
+    return RsyncAddress(
+        host=host, path=path, user=user, port=parts.port, is_daemon=is_daemon, base_url=base_url, **paths
+    )
 
 
 def _parse_bucket_address(
-    display_url: str, parts: SplitResult, settings: Mapping[str, str], paths: Mapping[str, Path], serves: str | None
+    display_url: str, parts: SplitResult, settings: Mapping[str, str], paths: Mapping[str, Path], base_url: str | None
 ) -> BucketAddress:
     endpoint, style = settings.get("endpoint"), settings.get("style")
     prefix = unquote(parts.path).strip("/")
@@ -433,6 +448,6 @@ def _parse_bucket_address(
         endpoint=endpoint,
         region=settings.get("region", "us-east-1"),
         path_style=style == "path" or (style is None and endpoint is not None),
-        serves=serves,
+        base_url=base_url,
         **paths,
     )

@@ -18,11 +18,11 @@ from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
     FollowedTree,
-    Holding,
     Shard,
+    TargetContent,
     TargetHead,
     TargetStep,
-    build_holding,
+    build_target_content,
     parse_head,
     parse_units,
     parse_unlisted,
@@ -35,7 +35,7 @@ from gitboot.text import format_count
 class BranchTarget:
     """A branch to which only this instance pushes. The parent of each commit is also a commit by gitboot."""
 
-    most = sys.maxsize  # the maximum number of servers in one step; each step is one commit
+    max_servers = sys.maxsize  # the maximum number of servers in one step; each step is one commit
 
     def __init__(
         self,
@@ -45,21 +45,21 @@ class BranchTarget:
         ledger: str,
         heir_of: Callable[[], str | None],
         follows_default: bool,
-        author_of: Callable[[Revision], Authorship | None],
+        find_author: Callable[[Revision], Authorship | None],
         clock: Callable[[], datetime],
     ) -> None:
         self._name, self._branch, self._ledger, self._heir_of = name, branch, ledger, heir_of
-        self._follows_default, self._author_of, self._clock = follows_default, author_of, clock
+        self._follows_default, self._find_author, self._clock = follows_default, find_author, clock
         self._tip: str | None = None
         self._uncommitted: dict[str, bytes] = {}  # shards by number, from steps that did not change a served file
 
-    def load(self) -> Holding:
+    def load(self) -> TargetContent:
         if self._follows_default and self._branch.is_default():
             raise UsageError(f"{self._name} is the branch that this instance follows; choose another branch")
         self._uncommitted = {}
         self._tip = self._branch.fetch()
         if self._tip is None:
-            return build_holding(
+            return build_target_content(
                 TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=""), (), (), gitboot=""
             )
         try:
@@ -78,7 +78,7 @@ class BranchTarget:
         except ValueError as error:
             raise self._build_damage_error(UNLISTED) from error
         shards = (self.shard(head, number) for number in head.shards)
-        return build_holding(structs.replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
+        return build_target_content(structs.replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         if (digest := head.shards.get(number)) is None:
@@ -88,7 +88,7 @@ class BranchTarget:
             raise self._build_damage_error(_shard_path(number))
         return parse_units(data)
 
-    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
+    def apply(self, step: TargetStep, before: TargetContent, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
         """Commit a step and push it.
 
         If a step does not change any served files, the method delays its commit until a step changes a served file.
@@ -97,13 +97,13 @@ class BranchTarget:
         if not step.placed and not step.removed:
             return
         changes: dict[str, Callable[[], bytes] | None] = dict.fromkeys(step.removed)
-        changes |= {path: partial(_content, tree, path, digest) for path, digest in step.placed.items()}
+        changes |= {path: partial(_read_content, tree, path, digest) for path, digest in step.placed.items()}
         for number, data in self._uncommitted.items():
             changes[_shard_path(number)] = partial(bytes, data) if data else None
         changes |= {HEAD: partial(render_head, step.head), UNLISTED: partial(render_unlisted, step.unlisted)}
         at = self._clock()
-        own = Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
-        author = self._author_of(Revision(step.head.commit)) or own
+        gitboot_author = Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
+        author = self._find_author(Revision(step.head.commit)) or gitboot_author
         written, removed = format_count(len(step.placed), "file"), format_count(len(step.removed), "file")
         message = (
             f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
@@ -120,7 +120,7 @@ class BranchTarget:
         return PublishError(f"{self._name}: {path} is damaged (delete the branch; gitboot creates it again)")
 
 
-def _content(tree: FollowedTree, path: str, digest: str) -> bytes:
+def _read_content(tree: FollowedTree, path: str, digest: str) -> bytes:
     return tree.read_file(path, digest).content
 
 

@@ -131,17 +131,17 @@ class Bucket:
                 use_multipart=False,
             )
 
-    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+    def place(self, paths: Collection[str], read: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
         """Write objects in parallel.
 
-        If a path in ``fresh`` already has other content, keep that content, and include the path in the result. The
+        If a path in ``new_paths`` already has other content, keep that content, and include the path in the result. The
         modification time of an object is the time at which the store received it.
         """
-        left: set[str] = set()
+        conflicts: set[str] = set()
 
         def place(path: str) -> None:
             content = read(path).content
-            if path not in fresh:
+            if path not in new_paths:
                 self.replace(path, content)
                 return
             try:
@@ -149,12 +149,12 @@ class Bucket:
             except FileConflict:
                 found = self.get(path, len(content))
                 if found is None or found.content != content:
-                    left.add(path)
+                    conflicts.add(path)
 
         run_in_parallel(place, paths)
-        return frozenset(left)
+        return frozenset(conflicts)
 
-    def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
+    def find_differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         """Read each object, and return the sorted paths of those whose content differs."""
         wrong: list[str] = []
 
@@ -224,27 +224,27 @@ class Bucket:
 
     def _build_error(self, text: str) -> PublishError | HostUnreachable:
         """Convert the text of an obstore error to an exception whose message starts with the cause."""
-        said, _, source = text.partition(_SOURCE)
-        code, status, request = (_find_first(pattern, said) for pattern in (_CODE, _STATUS, _REQUEST))
-        where = f", at {request}" if request else ""
+        message, _, source = text.partition(_SOURCE)
+        code, status, request = (_find_first(pattern, message) for pattern in (_CODE, _STATUS, _REQUEST))
+        location = f", at {request}" if request else ""
         if code == _SKEWED:
-            return PublishError(f"{self._name}: {_describe_clock_fault(said)}")
+            return PublishError(f"{self._name}: {_describe_clock_fault(message)}")
         if status[:3] in ("401", "403") or code in _TOKEN_CODES:
             return PublishError(
                 f"{self._name}: the store rejects the credentials, or the credentials lack a permission: "
-                f"{code or status}{where}"
+                f"{code or status}{location}"
             )
         if status.startswith("404"):
-            return PublishError(f"{self._name}: the bucket does not exist{where}")
+            return PublishError(f"{self._name}: the bucket does not exist{location}")
         if status:
             cause = f"the store answers {status} {code}".rstrip()
         elif not (cause := _find_cause(source)):
-            words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
+            words = " ".join(message.partition("<?xml")[0].partition("\n")[0].split())
             cause = words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
-        return HostUnreachable(f"{self._name}: {cause}{where}")
+        return HostUnreachable(f"{self._name}: {cause}{location}")
 
 
-def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
+def build_bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
     """Return a function that opens the bucket with the current credentials."""
     opened: list[tuple[tuple[str, str] | None, Bucket]] = []
 
@@ -287,13 +287,15 @@ def _find_cause(source: str) -> str:
 
 
 def _describe_certificate_times(match: re.Match[str]) -> str:
-    here, there = (format_instant(datetime.fromtimestamp(int(match[each]), UTC)) for each in ("here", "there"))
-    fault = (
-        f"the certificate of the store expired at {there}"
-        if match["which"] == "Expired"
-        else f"the certificate of the store is not valid before {there}"
+    clock_time, certificate_time = (
+        format_instant(datetime.fromtimestamp(int(match[each]), UTC)) for each in ("here", "there")
     )
-    return f"{fault}, and the clock of this host shows {here} (renew the certificate, or correct the clock)"
+    fault = (
+        f"the certificate of the store expired at {certificate_time}"
+        if match["which"] == "Expired"
+        else f"the certificate of the store is not valid before {certificate_time}"
+    )
+    return f"{fault}, and the clock of this host shows {clock_time} (renew the certificate, or correct the clock)"
 
 
 # Patterns for the debug text of errors from rustls, Rust's standard library and reqwest.

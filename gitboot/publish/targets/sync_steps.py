@@ -63,14 +63,14 @@ def build_server_files(digest: str, state: PublishedServer) -> ServerFiles:
     `gitboot.render.boot_files` has already omitted one-time boots that copies may not serve.
     """
     boots = [
-        turn.writes
-        for turns in state.paths.values()
-        for turn in turns[:1]
-        if turn.content is not None
-        and turn.role in (Role.BOOT_SCRIPT, Role.OFFER)
-        and turn.writes is not None
-        and turn.writes.once
-        and not turn.writes.in_copies
+        version.writes
+        for versions in state.paths.values()
+        for version in versions[:1]
+        if version.content is not None
+        and version.role in (Role.BOOT_SCRIPT, Role.OFFER)
+        and version.writes is not None
+        and version.writes.once
+        and not version.writes.in_copies
     ]
     return ServerFiles(
         digest,
@@ -90,7 +90,7 @@ class TargetHead(Struct, frozen=True, kw_only=True):
     format: Literal[1] = 1
 
 
-class Holding(Struct, frozen=True, kw_only=True):
+class TargetContent(Struct, frozen=True, kw_only=True):
     """The facts about a target's content that gitboot needs to plan the next step."""
 
     head: TargetHead
@@ -105,24 +105,26 @@ def find_shard_number(server: str) -> str:
     return sha256(server.encode()).hexdigest()[:2]
 
 
-def build_holding(head: TargetHead, shards: Iterable[Shard], unlisted_paths: Iterable[str], *, gitboot: str) -> Holding:
+def build_target_content(
+    head: TargetHead, shards: Iterable[Shard], unlisted_paths: Iterable[str], *, gitboot: str
+) -> TargetContent:
     """Summarize the content of a target from its records.
 
     The files of a server are unverified if another version of gitboot wrote them, or if an interrupted step may have
     changed them.
     """
     units = {server: unit for shard in shards for server, unit in shard.items()}
-    doubted = frozenset(unlisted_paths)
-    return Holding(
+    unverified_paths = frozenset(unlisted_paths)
+    return TargetContent(
         head=head,
         states={
             server: unit.state
             for server, unit in units.items()
-            if head.gitboot == gitboot and doubted.isdisjoint(unit.files.keys())
+            if head.gitboot == gitboot and unverified_paths.isdisjoint(unit.files.keys())
         },
         servers=frozenset(units),
         withheld=frozenset(server for server, unit in units.items() if unit.withheld),
-        unlisted=doubted,
+        unlisted=unverified_paths,
     )
 
 
@@ -200,13 +202,13 @@ class FileStore(Protocol):
         Raises `FileConflict` if the file has another version.
         """
 
-    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+    def place(self, paths: Collection[str], read: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
         """Write files.
 
-        If a path in ``fresh`` already has other content, keep that content, and include the path in the result.
+        If a path in ``new_paths`` already has other content, keep that content, and include the path in the result.
         """
 
-    def differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
+    def find_differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
         """Return the sorted paths whose content differs from the content that `place` has just written."""
 
     def remove(self, paths: Iterable[str]) -> None:
@@ -340,18 +342,22 @@ class TargetStep(Struct, frozen=True, kw_only=True):
     manifest: str  # the digest of the manifest of the output tree
     placed: Mapping[str, str]  # sha256 by path, sorted
     # placed paths at which the target has no file of gitboot yet, or only a file of another server
-    fresh: frozenset[str]
+    new_paths: frozenset[str]
     removed: tuple[str, ...]  # sorted
     shards: Mapping[str, bytes]  # the changed shards by number; empty: the shard is removed
     units: Mapping[str, ServerFiles | None]  # the changed servers; None: the server is gone
-    doubtful: frozenset[str]  # paths that are unverified until the head is written
+    unverified: frozenset[str]  # paths that are unverified until the head is written
     unlisted: frozenset[str]  # paths that stay on the target after the step although no shard lists them
 
 
 def plan_next_step(
-    tree: FollowedTree, glance: TreeSummary, holding: Holding, read_shard: Callable[[str], Shard], most: int
+    tree: FollowedTree,
+    summary: TreeSummary,
+    target_content: TargetContent,
+    read_shard: Callable[[str], Shard],
+    max_servers: int,
 ) -> TargetStep | None:
-    """Return the step that updates up to ``most`` servers of a target, or None if the target is up to date.
+    """Return the step that updates up to ``max_servers`` servers of a target, or None if the target is up to date.
 
     Servers are updated in this order:
 
@@ -365,99 +371,108 @@ def plan_next_step(
     Unused content stays on the target as long as it stays in the tree. A path that moves to another server stays until
     that server is updated.
     """
-    going = holding.servers - glance.states.keys()
+    removed_servers = target_content.servers - summary.states.keys()
 
     def order(server: str) -> tuple[bool, bool, bool, bool, str, str]:
         # Sort servers by shard, because each step writes complete shards.
         return (
             server == LIST,
-            server in going,
+            server in removed_servers,
             server == SHARED,
-            server not in holding.servers,
+            server not in target_content.servers,
             find_shard_number(server),
             server,
         )
 
-    changed = sorted(find_outdated_servers(glance, holding), key=order)
-    if not changed and holding.head.commit == glance.commit and all(map(tree.has_file, holding.unlisted)):
+    changed = sorted(find_outdated_servers(summary, target_content), key=order)
+    if (
+        not changed
+        and target_content.head.commit == summary.commit
+        and all(map(tree.has_file, target_content.unlisted))
+    ):
         return None
     shards: dict[str, dict[str, ServerFiles]] = {}
     units: dict[str, ServerFiles | None] = {}
-    was: dict[str, str] = {}
-    wanted: dict[str, str] = {}
-    for server in changed[:most]:
+    previous_files: dict[str, str] = {}
+    new_files: dict[str, str] = {}
+    for server in changed[:max_servers]:
         if (number := find_shard_number(server)) not in shards:
             shards[number] = {**read_shard(number)}
         if (before := shards[number].pop(server, None)) is not None:
-            was |= before.files
+            previous_files |= before.files
         units[server] = None
-        if (state := glance.states.get(server)) is not None:
+        if (state := summary.states.get(server)) is not None:
             found = tree.read_server_files(server, state)
             units[server] = found
             shards[number][server] = found
-            wanted |= found.files
-    gone = (was.keys() | holding.unlisted) - wanted.keys()
-    stand = {path for path in gone if tree.has_file(path)}
-    given_up = {path for path in stand if not is_content(path)}
+            new_files |= found.files
+    obsolete_paths = (previous_files.keys() | target_content.unlisted) - new_files.keys()
+    existing_paths = {path for path in obsolete_paths if tree.has_file(path)}
+    dropped_paths = {path for path in existing_paths if not is_content(path)}
     # If another server on the target has the path now, the path moved to that server.
-    others = (read_shard(number) for number in holding.head.shards if given_up and number not in shards)
-    taken_over = {
+    other_shards = (
+        read_shard(number) for number in target_content.head.shards if dropped_paths and number not in shards
+    )
+    moved_paths = {
         path
-        for shard in (*shards.values(), *others)
+        for shard in (*shards.values(), *other_shards)
         for unit in shard.values()
-        for path in unit.files.keys() & given_up
+        for path in unit.files.keys() & dropped_paths
     }
-    stay = stand - taken_over
-    waiting = going.intersection(changed[most:])
-    of_others = {
+    kept_paths = existing_paths - moved_paths
+    waiting_servers = removed_servers.intersection(changed[max_servers:])
+    waiting_paths = {
         path
-        for number in sorted({find_shard_number(server) for server in waiting})
+        for number in sorted({find_shard_number(server) for server in waiting_servers})
         for server, unit in (shards[number] if number in shards else read_shard(number)).items()
-        if server in waiting
+        if server in waiting_servers
         for path in unit.files
     }
     placed = {
-        path: wanted[path] for path in sorted(wanted) if was.get(path) != wanted[path] or path in holding.unlisted
+        path: new_files[path]
+        for path in sorted(new_files)
+        if previous_files.get(path) != new_files[path] or path in target_content.unlisted
     }
     rendered = {number: render_units(shard) if shard else b"" for number, shard in shards.items()}
-    digests = {number: digest for number, digest in holding.head.shards.items() if number not in rendered}
+    digests = {number: digest for number, digest in target_content.head.shards.items() if number not in rendered}
     digests |= {number: compute_digest(data) for number, data in rendered.items() if data}
     return TargetStep(
-        manifest=glance.manifest,
+        manifest=summary.manifest,
         head=structs.replace(
-            holding.head,
-            commit=glance.commit,
+            target_content.head,
+            commit=summary.commit,
             # The version changes when no files of another version are left.
-            gitboot=__version__ if len(changed) <= most else holding.head.gitboot,
+            gitboot=__version__ if len(changed) <= max_servers else target_content.head.gitboot,
             shards=dict(sorted(digests.items())),
         ),
         placed=placed,
-        fresh=frozenset(placed.keys() - was.keys() - holding.unlisted - of_others),
-        removed=tuple(sorted(gone - stand)),
+        new_paths=frozenset(placed.keys() - previous_files.keys() - target_content.unlisted - waiting_paths),
+        removed=tuple(sorted(obsolete_paths - existing_paths)),
         shards=rendered,
         units=units,
-        doubtful=holding.unlisted | placed.keys() | gone,
-        unlisted=frozenset(stay),
+        unverified=target_content.unlisted | placed.keys() | obsolete_paths,
+        unlisted=frozenset(kept_paths),
     )
 
 
-def find_outdated_servers(glance: TreeSummary, holding: Holding) -> set[str]:
+def find_outdated_servers(summary: TreeSummary, target_content: TargetContent) -> set[str]:
     """Return the servers whose files on a target differ from the tree, including removed servers."""
-    differing = {server for server, state in glance.states.items() if holding.states.get(server) != state}
-    return differing | (holding.servers - glance.states.keys())
+    outdated = {server for server, state in summary.states.items() if target_content.states.get(server) != state}
+    return outdated | (target_content.servers - summary.states.keys())
 
 
-def apply_step(holding: Holding, step: TargetStep) -> Holding:
+def apply_step(target_content: TargetContent, step: TargetStep) -> TargetContent:
     """Return the target's content after a step."""
-    there = {server: unit for server, unit in step.units.items() if unit is not None}
-    return Holding(
+    present_units = {server: unit for server, unit in step.units.items() if unit is not None}
+    return TargetContent(
         head=step.head,
         states={
-            **{server: state for server, state in holding.states.items() if server not in step.units},
-            **{server: unit.state for server, unit in there.items()},
+            **{server: state for server, state in target_content.states.items() if server not in step.units},
+            **{server: unit.state for server, unit in present_units.items()},
         },
-        servers=(holding.servers - step.units.keys()) | there.keys(),
-        withheld=(holding.withheld - step.units.keys()) | {server for server, unit in there.items() if unit.withheld},
+        servers=(target_content.servers - step.units.keys()) | present_units.keys(),
+        withheld=(target_content.withheld - step.units.keys())
+        | {server for server, unit in present_units.items() if unit.withheld},
         unlisted=step.unlisted,
     )
 
@@ -477,27 +492,27 @@ class StoreTarget:
         ledger: str,
         heir_of: Callable[[], str | None],
         writer: str,
-        most: int = _MAX_SERVERS,
+        max_servers: int = _MAX_SERVERS,
     ) -> None:
-        self.most = most
+        self.max_servers = max_servers
         self._name, self._open = name, open_store
         self._ledger, self._heir_of, self._writer = ledger, heir_of, writer
         self._last_head: StoredFile | None = None  # the head that this process wrote or read last
         self._last_unlisted: StoredFile | None = None  # the `UNLISTED` file that `observe` read
 
-    def load(self) -> Holding:
+    def load(self) -> TargetContent:
         """Return the content of the target, and claim the target for this process.
 
         Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
         head = self._claim(store)
-        found = self._read_holding(store, head, store.get(UNLISTED))
+        found = self._read_target_content(store, head, store.get(UNLISTED))
         kept = {_shard_path(digest) for digest in head.shards.values()}
         store.remove(path for path in store.names(_SHARDS) if path not in kept)
         return found
 
-    def observe(self, hint: str) -> Holding | None:
+    def observe(self, hint: str) -> TargetContent | None:
         """Return the content of the target without writing, or None if no process has claimed the target.
 
         If the target belongs to another ledger, raises `ForeignTree` with ``hint`` in the message. Raises `Overtaken`
@@ -505,12 +520,12 @@ class StoreTarget:
         """
         store = self._open()
         self._last_head = store.get(HEAD)
-        head = self._own_head(self._last_head.content, hint) if self._last_head is not None else None
+        head = self._parse_own_head(self._last_head.content, hint) if self._last_head is not None else None
         self._last_unlisted = store.get(UNLISTED)
         if head is None:
             return None
         try:
-            return self._read_holding(store, head, self._last_unlisted)
+            return self._read_target_content(store, head, self._last_unlisted)
         except PublishError:
             if self.is_as_observed():
                 raise
@@ -530,14 +545,14 @@ class StoreTarget:
             return {}
         return self._parse_verified_shard(digest, self._open().get(_shard_path(digest)))
 
-    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
+    def apply(self, step: TargetStep, before: TargetContent, tree: FollowedTree) -> None:
         """Write a step. If the method is interrupted, each file is complete, and `load` returns a consistent state."""
         store = self._open()
         found = store.get(HEAD)
         if found is None or self._last_head is None or found.content != self._last_head.content:
             raise self._build_conflict_error(found)
-        if step.doubtful != before.unlisted:
-            store.replace(UNLISTED, render_unlisted(step.doubtful))
+        if step.unverified != before.unlisted:
+            store.replace(UNLISTED, render_unlisted(step.unverified))
         sizes: dict[str, int] = {}
 
         def read(path: str) -> TargetFile:
@@ -547,21 +562,25 @@ class StoreTarget:
 
         for stage in Stage:
             paths = [path for path in step.placed if publication_stage(path) is stage]
-            in_the_way = store.place(paths, read, step.fresh.intersection(paths))
-            had = (self.shard(before.head, number) for number in before.head.shards) if in_the_way else ()
-            theirs = in_the_way - {path for shard in had for unit in shard.values() for path in unit.files}
-            if theirs:
+            conflicts = store.place(paths, read, step.new_paths.intersection(paths))
+            previous_shards = (self.shard(before.head, number) for number in before.head.shards) if conflicts else ()
+            foreign_paths = conflicts - {
+                path for shard in previous_shards for unit in shard.values() for path in unit.files
+            }
+            if foreign_paths:
                 raise PublishError(
-                    f"{self._name}: gitboot did not write the file at {min(theirs)} (move the file away)"
+                    f"{self._name}: gitboot did not write the file at {min(foreign_paths)} (move the file away)"
                 )
-            store.place(sorted(in_the_way), read, ())
-        if wrong := store.differing({path: ListedFile(digest, sizes[path]) for path, digest in step.placed.items()}):
+            store.place(sorted(conflicts), read, ())
+        if wrong := store.find_differing(
+            {path: ListedFile(digest, sizes[path]) for path, digest in step.placed.items()}
+        ):
             raise HostUnreachable(f"{self._name}: the content of {wrong[0]} changed after gitboot wrote it")
         store.remove(step.removed)
         shards = {_shard_path(compute_digest(data)): data for data in step.shards.values() if data}
         store.place(sorted(shards), lambda path: TargetFile(shards[path], 0), ())
         self._write_head(store, step.head)
-        if step.unlisted != step.doubtful:
+        if step.unlisted != step.unverified:
             store.replace(UNLISTED, render_unlisted(step.unlisted))
         kept = set(step.head.shards.values())
         store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
@@ -580,7 +599,7 @@ class StoreTarget:
                 self._last_head = None
                 raise HostUnreachable(f"{self._name}: another process has just started to write to this target")
             return head
-        head = self._own_head(
+        head = self._parse_own_head(
             found.content, "choose another target, or take over this target with gitboot records begin"
         )
         if self._last_head is not None and head.writer != self._writer:
@@ -590,17 +609,17 @@ class StoreTarget:
 
     def _write_head(self, store: FileStore, head: TargetHead) -> TargetHead:
         """Replace the head, and read it back, because the response to a successful write may have been lost."""
-        data, seen = render_head(head), self._last_head
-        if seen is None or seen.content != data:
+        data, last_head = render_head(head), self._last_head
+        if last_head is None or last_head.content != data:
             with suppress(FileConflict):
-                store.replace(HEAD, data, seen.version if seen is not None else None)
+                store.replace(HEAD, data, last_head.version if last_head is not None else None)
             found = store.get(HEAD)
             if found is None or found.content != data:
                 raise self._build_conflict_error(found)
             self._last_head = found
         return head
 
-    def _own_head(self, content: bytes, hint: str) -> TargetHead:
+    def _parse_own_head(self, content: bytes, hint: str) -> TargetHead:
         """Parse a head, and check that it belongs to this ledger or its predecessor. Raises `ForeignTree`."""
         head = self._parse_head(content)
         if head.ledger not in (self._ledger, self._heir_of()):
@@ -624,25 +643,27 @@ class StoreTarget:
             f"is {self._writer}). Stop one of the processes, then restart this process"
         )
 
-    def _read_holding(self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None) -> Holding:
+    def _read_target_content(
+        self, store: FileStore, head: TargetHead, unlisted_file: StoredFile | None
+    ) -> TargetContent:
         digests = {_shard_path(digest): digest for digest in head.shards.values()}
         shards: list[Shard] = []
-        size, counting = 0, threading.Lock()
+        size, size_lock = 0, threading.Lock()
 
-        def take(path: str, found: StoredFile | None) -> None:
+        def take_shard(path: str, found: StoredFile | None) -> None:
             nonlocal size
-            with counting:
+            with size_lock:
                 size += len(found.content) if found is not None else 0
             if size > _MAX_SHARDS_BYTES:
                 raise self._build_damage_error(HEAD)
             shards.append(self._parse_verified_shard(digests[path], found))
 
-        store.get_each(sorted(digests), take)
+        store.get_each(sorted(digests), take_shard)
         try:
             unlisted = parse_unlisted(unlisted_file.content) if unlisted_file is not None else frozenset()
         except ValueError as error:
             raise self._build_damage_error(UNLISTED) from error
-        return build_holding(head, shards, unlisted, gitboot=__version__)
+        return build_target_content(head, shards, unlisted, gitboot=__version__)
 
     def _parse_verified_shard(self, digest: str, stored_file: StoredFile | None) -> Shard:
         if stored_file is None or compute_digest(stored_file.content) != digest:

@@ -381,7 +381,7 @@ def as_json(review: Review) -> str:
         verdict=review.outcome.value,
         digest=verdict.digest if verdict else None,
         compared_with_nothing=changes is not None and changes.first,
-        counts=_count_facts(changes) if changes else None,
+        counts=_build_counts(changes) if changes else None,
         areas=tuple(_copy_fields(AreaFacts, each, area=str(each)) for each in changes.areas) if changes else (),
         limits=to_json_value(verdict.limits) if verdict else None,
         trips=tuple(
@@ -424,7 +424,7 @@ def as_json(review: Review) -> str:
             ProvenanceRiskFacts(stream=each.stream, reason=each.reason, **_place_facts(each.place))
             for each in phrases.list_provenance_risks(review.provenance)
         ),
-        groups=tuple(map(_group_facts, review.groups)),
+        groups=tuple(map(_build_group, review.groups)),
         servers=_server_facts(review.groups),
         documents=tuple(
             _copy_fields(
@@ -438,7 +438,7 @@ def as_json(review: Review) -> str:
         bmcs=changes.moved_bmcs if changes else (),
         credentials=tuple(
             CredentialFacts(
-                server=each.server, old=phrases.format_access(each.old), new=phrases.format_access(each.new)
+                server=each.server, old=phrases.format_bmc_access(each.old), new=phrases.format_bmc_access(each.new)
             )
             for each in changes.bmcs
         )
@@ -467,15 +467,15 @@ def _copy_all(kind: type[Described], values: Iterable[object]) -> tuple[Describe
     return tuple(_copy_fields(kind, each) for each in values)
 
 
-def _count_facts(changes: Changes) -> CountFacts:
+def _build_counts(changes: Changes) -> CountFacts:
     return CountFacts(
-        changed=len(changes.with_fate(ChangeKind.EDITED)),
+        changed=len(changes.filter_by_fate(ChangeKind.EDITED)),
         renamed=sum(change.renamed for change in changes.servers),
-        added=len(changes.with_fate(ChangeKind.ADDED)),
-        removed=len(changes.with_fate(ChangeKind.REMOVED)),
+        added=len(changes.filter_by_fate(ChangeKind.ADDED)),
+        removed=len(changes.filter_by_fate(ChangeKind.REMOVED)),
         unchanged=changes.unchanged,
         images=len(changes.images),
-        overrides=len(changes.with_risk(Risk.OVERRIDE_ONLY)),
+        overrides=len(changes.filter_by_risk(Risk.OVERRIDE_ONLY)),
     )
 
 
@@ -495,7 +495,7 @@ def _file_claim_facts(claim: FileClaim) -> FileClaimFacts:
     )
 
 
-def _group_facts(group: Group) -> GroupFacts:
+def _build_group(group: Group) -> GroupFacts:
     causes = (
         _copy_fields(
             CauseFacts,
@@ -551,13 +551,13 @@ def _server_facts(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
 @cache
 def build_schemas() -> Mapping[str, str]:
     """Return a mapping from file names to the JSON schemas for all kinds and for `gitboot diff -o json`."""
-    made = {f"{kind.__name__}.json": build_schema(kind) for kind in KINDS}
-    made["any.json"] = build_any_document_schema()
+    schemas = {f"{kind.__name__}.json": build_schema(kind) for kind in KINDS}
+    schemas["any.json"] = build_any_document_schema()
     definitions: dict[str, Any] = {}
     found = _add_titles("DiffFacts", build_structure_schema(DiffFacts, definitions))
     titled = {name: _add_titles(name, each) for name, each in definitions.items()}
-    made["diff.schema.json"] = {"$schema": _DIALECT, **found, "$defs": titled}
-    return {name: json.dumps(made[name], indent=2, sort_keys=True) + "\n" for name in sorted(made)}
+    schemas["diff.schema.json"] = {"$schema": _DIALECT, **found, "$defs": titled}
+    return {name: json.dumps(schemas[name], indent=2, sort_keys=True) + "\n" for name in sorted(schemas)}
 
 
 def _add_titles(name: str, structure: dict[str, Any]) -> dict[str, Any]:
@@ -575,9 +575,9 @@ def main(arguments: list[str]) -> int:
     """Write the schemas to ``DIR``. With ``--check DIR``, print the names of the schema files that differ instead."""
     directory = Path(arguments[-1])
     if "--check" in arguments:
-        there = {path.name: path.read_text() for path in directory.glob("*.json")}
-        differ = [name for name, text in build_schemas().items() if there.get(name) != text]
-        extra = sorted(there.keys() - build_schemas().keys())
+        existing = {path.name: path.read_text() for path in directory.glob("*.json")}
+        differ = [name for name, text in build_schemas().items() if existing.get(name) != text]
+        extra = sorted(existing.keys() - build_schemas().keys())
         for name in differ + extra:
             hint = f"python -m gitboot.review.formats.json {directory}"
             sys.stdout.write(f"{directory / name} is out of date: run {hint}\n")

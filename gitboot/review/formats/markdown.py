@@ -75,9 +75,9 @@ def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> 
         (*_render_effects(review), *_render_documents(review), *_render_problems(review), *_render_next_steps(review))
     )
     room = LIMIT - len(begin.encode()) - len(end.encode()) - len(review.command.encode()) - 400
-    lines, left = _render_groups(review, room)
-    if left:
-        number = format_count(left, "group")
+    lines, omitted = _render_groups(review, room)
+    if omitted:
+        number = format_count(omitted, "group")
         notice = f"\n**{number} of changes not shown.** To see all, run {format_code(review.command)}"
         begin = "\n".join((*head, notice, *summary))
     return "\n".join(part for part in (begin, "\n".join(lines), end) if part) + "\n"
@@ -164,8 +164,8 @@ def _render_dangers(review: Review) -> Iterator[str]:
             yield "\n### Look at this first\n"
         yield f"- **{danger.risk}**: {danger.number}{format_names(list(map(format_code, danger.names)))}"
         yield from (f"  - {format_code(reason)}" for reason in danger.reasons[:5])
-        if left := format_rest(len(danger.reasons) - 5, "reason"):
-            yield f"  - {left}"
+        if rest := format_rest(len(danger.reasons) - 5, "reason"):
+            yield f"  - {rest}"
 
 
 def _render_provenance(review: Review) -> Iterator[str]:
@@ -202,18 +202,18 @@ def _render_groups(review: Review, room: int) -> tuple[list[str], int]:
     if not blocks:
         return [], 0
     heading = "\n### Cause and effect\n"
-    shown, short_ones = [heading], 0
+    shown, shortened = [heading], 0
     room -= len(heading.encode()) + 200
     for number, (full, short) in enumerate(blocks):
         block = next((each for each in (full, short) if len(each.encode()) < room), None)
         if block is None:
-            left = len(blocks) - number
-            shown.append(f"\n{format_rest(left, 'group')}: see the command below")
-            return shown, left + short_ones
-        short_ones += block is not full
+            omitted = len(blocks) - number
+            shown.append(f"\n{format_rest(omitted, 'group')}: see the command below")
+            return shown, omitted + shortened
+        shortened += block is not full
         room -= len(block.encode()) + 1
         shown.append(block)
-    return shown, short_ones
+    return shown, shortened
 
 
 def _render_group(group: Group) -> tuple[str, str]:
@@ -228,7 +228,7 @@ def _render_group(group: Group) -> tuple[str, str]:
     if group.rendered is None:
         lines.append("- no diff: too many lines")
     elif group.rendered:
-        lines.append(f"\n{format_code(phrases.describe_rendered(group))}:\n\n{_render_diffs(group.rendered)}")
+        lines.append(f"\n{format_code(phrases.describe_diff(group))}:\n\n{_render_diffs(group.rendered)}")
     risks = ", ".join(group.risks)
     return _fold(f"{phrases.format_title(group)}: {risks}", "\n".join(lines))
 
@@ -254,8 +254,8 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
     for number, (boot, lines) in enumerate(boots):
         shown = _fit_diff([printable(line.expandtabs(4)) for line in lines[:_DIFF]], room // (len(boots) - number))
         room -= sum(map(_measure, shown))
-        if left := format_rest(len(lines) - len(shown), "line"):
-            shown.append(f"… {left}")
+        if rest := format_rest(len(lines) - len(shown), "line"):
+            shown.append(f"… {rest}")
         fence = _make_fence("\n".join(shown), 3)
         parts.append("\n".join([format_code(boot), f"{fence}diff", *shown, fence]))
     return "\n\n".join(parts)
@@ -304,15 +304,15 @@ def _show_changed_words(text: str, counterpart: str, room: int) -> str:
     words. "…" stands for the omitted words.
     """
     words = _WORD.findall(text)
-    near = _find_changed_words(words, _WORD.findall(counterpart))
-    changed = [index for index, other in near.items() if words[index] != other]
-    beside = [each for index in near for each in (index - 1, index + 1)]
+    counterparts = _find_changed_words(words, _WORD.findall(counterpart))
+    changed = [index for index, other in counterparts.items() if words[index] != other]
+    neighbors = [each for index in counterparts for each in (index - 1, index + 1)]
     shown: dict[int, str] = {}
     longest_word = room // 3
-    for indexes in ((0, *changed), (*near, *beside, *range(len(words)))):
+    for indexes in ((0, *changed), (*counterparts, *neighbors, *range(len(words)))):
         for index in indexes:
             if 0 <= index < len(words) and index not in shown:
-                word = _cut_word(words[index], near.get(index, words[index]), longest_word)
+                word = _cut_word(words[index], counterparts.get(index, words[index]), longest_word)
                 if len(word) <= room:
                     shown[index] = word
                     room -= len(word)
@@ -320,8 +320,8 @@ def _show_changed_words(text: str, counterpart: str, room: int) -> str:
             break
     parts = [shown.get(index, " …") for index in range(len(words))]
     cut = "".join(part for part, before in zip(parts, ("", *parts), strict=False) if part != " …" or part != before)
-    left = sum(index not in shown for index in changed)
-    return f"{cut} ({format_count(left, 'more changed word')})" if left else cut
+    omitted = sum(index not in shown for index in changed)
+    return f"{cut} ({format_count(omitted, 'more changed word')})" if omitted else cut
 
 
 _WORD: Final = re.compile(r"\s*\S+|\s+$")
@@ -343,8 +343,8 @@ def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[
         if kind != "equal":
             found |= {first + index: "" for index in range(start, end)}
             if start == end:
-                beside = (index for index in (first + start - 1, first + start) if 0 <= index < len(words))
-                found |= {index: words[index] for index in beside if index not in found}
+                neighbors = (index for index in (first + start - 1, first + start) if 0 <= index < len(words))
+                found |= {index: words[index] for index in neighbors if index not in found}
             if end - start == other_end - other_start:
                 found |= zip(range(first + start, first + end), other_middle[other_start:other_end], strict=True)
     return found
@@ -377,8 +377,8 @@ def _cut(text: str, limit: int = _LONGEST) -> str:
 
 
 def _cut_changed(text: str, limit: int) -> str:
-    left = len(text) - limit + 1
-    return text if len(text) <= limit else f"{_cut(text, limit)} ({format_count(left, 'more character')})"
+    omitted = len(text) - limit + 1
+    return text if len(text) <= limit else f"{_cut(text, limit)} ({format_count(omitted, 'more character')})"
 
 
 # After the groups
@@ -493,7 +493,7 @@ _RISK_BY_GUARD = {
 
 def as_problems(review: Review) -> tuple[Problem, ...]:
     """Return the problems in HEAD, and one more problem for each exceeded limit, dangerous group and ignored line."""
-    unheeded = (
+    ignored = (
         _make_annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
         for each in review.ignored_lines
     )
@@ -507,34 +507,34 @@ def as_problems(review: Review) -> tuple[Problem, ...]:
         for image in review.provenance.images
         if any(each.claimed is not None and each.verified_by is None for each in image.files)
     )
-    return (*_trip_problems(review), *_danger_problems(review), *claims, *unheeded, *review.head.problems)
+    return (*_list_trip_problems(review), *_list_danger_problems(review), *claims, *ignored, *review.head.problems)
 
 
-def _trip_problems(review: Review) -> Iterator[Problem]:
+def _list_trip_problems(review: Review) -> Iterator[Problem]:
     if review.verdict is None:
         return
-    (line, *_), by_line, first = (*review.ack_lines, ""), review.by_line, None
+    (line, *_), ack_guards, first = (*review.ack_lines, ""), review.ack_guards, None
     shared = {Guard.MAX_UNKNOWN_CHANGES: review.unknown, Guard.MAX_ACCESS_CHANGES: review.shared}
     for trip in review.verdict.trips:
         risk = _RISK_BY_GUARD.get(trip.guard)
-        causing = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]
+        causes = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]
         if (other := shared.get(trip.guard)) is not None:
-            causing = list(other.causes)
+            causes = list(other.causes)
         places = [claim.place for claim in review.claims] if trip.guard is Guard.MAX_REINSTALLS else []
-        places += _list_places(causing)
+        places += _list_places(causes)
         message = f"{trip.guard}: {phrases.format_trip(trip)}"
         if trip.acknowledged:
             yield _make_annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
         else:
-            hint = f"check the change, then acknowledge it: {line if trip.guard in by_line else review.approval}"
+            hint = f"check the change, then acknowledge it: {line if trip.guard in ack_guards else review.approval}"
             # show a line only once, because each line has a long digest
-            if first is not None and (trip.guard in by_line) == (first in by_line):
+            if first is not None and (trip.guard in ack_guards) == (first in ack_guards):
                 hint = f"check the change. The line for {first} also acknowledges this limit"
             first = first or trip.guard
             yield structs.replace(_make_annotation(review, places, Code.HELD, message, hint), severity=Severity.ERROR)
 
 
-def _danger_problems(review: Review) -> Iterator[Problem]:
+def _list_danger_problems(review: Review) -> Iterator[Problem]:
     for group in review.groups:
         if risks := [risk for risk in group.risks if risk in DANGEROUS]:
             message = f"{phrases.format_title(group)} ({format_names(group.names, 3)}): {', '.join(risks)}"

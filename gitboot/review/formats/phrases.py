@@ -37,13 +37,13 @@ ARROW: Final = "\N{RIGHTWARDS ARROW}"
 _LONGEST: Final = 160  # the maximum number of characters in each value
 
 
-def format_share(number: int, of: int) -> str:
+def format_share(number: int, total: int) -> str:
     """Format a count with its percentage. If the count is above 0, the percentage is never shown as 0 %."""
-    return f"{number:,} ({_format_percent(number, of)})" if number and of else f"{number:,}"
+    return f"{number:,} ({_format_percent(number, total)})" if number and total else f"{number:,}"
 
 
-def _format_percent(number: int, of: int) -> str:
-    percent = number * 100 / of
+def _format_percent(number: int, total: int) -> str:
+    percent = number * 100 / total
     return f"{'<1' if percent < 1 else f'{percent:.0f}'} %"
 
 
@@ -66,7 +66,7 @@ def format_change(field: FieldChange) -> str:
     return f"{field.dotted_path}: {format_value(field.old)} {ARROW} {format_value(field.new)}"
 
 
-def describe_rendered(group: Group) -> str:
+def describe_diff(group: Group) -> str:
     """Describe which server a rendered diff belongs to, and which values differ for the other servers in the group."""
     if len(group.servers) == 1:
         return f"diff for {group.names[0]}"
@@ -91,15 +91,15 @@ def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
     reinstalls = [format_reinstall(each) for each in group.reinstalls if each.why is not ReinstallReason.RECORD]
     for what, found in (("may be reinstalled", reinstalls), ("state becomes unknown", list_unknown_reasons(group))):
         yield from ((what, each) for each in found[:_MAX_REASONS])
-        if left := format_rest(len(found) - _MAX_REASONS, "reason"):
-            yield what, left
+        if rest := format_rest(len(found) - _MAX_REASONS, "reason"):
+            yield what, rest
 
 
 # the maximum number of reasons for each consequence; each server in a group may have its own reason
 _MAX_REASONS: Final = 10
 
 
-def format_access(bmc: BmcAccess | None) -> str | None:
+def format_bmc_access(bmc: BmcAccess | None) -> str | None:
     """Describe a BMC's address, its credentials, and how gitboot checks its certificate."""
     if bmc is None:
         return None
@@ -115,7 +115,7 @@ def format_access(bmc: BmcAccess | None) -> str | None:
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
     """Return a line for each server whose BMC credentials would be sent to a new recipient."""
-    recipients = ((each.server, format_access(each.old), format_access(each.new)) for each in changes)
+    recipients = ((each.server, format_bmc_access(each.old), format_bmc_access(each.new)) for each in changes)
     return [
         f"{server}: {f'{old} {ARROW} ' if old is not None else ''}{new}"
         for server, old, new in recipients
@@ -176,8 +176,8 @@ def describe_resets(change: ServerChange) -> Iterator[str]:
 
 def list_unknown_reasons(group: Group) -> list[str]:
     """List the reasons why gitboot cannot determine whether the servers in a group are provisioned."""
-    by_record = (format_reinstall(each) for each in group.reinstalls if each.why is ReinstallReason.RECORD)
-    return [*by_record, *map(format_unknown_reason, group.unknown)]
+    record_reasons = (format_reinstall(each) for each in group.reinstalls if each.why is ReinstallReason.RECORD)
+    return [*record_reasons, *map(format_unknown_reason, group.unknown)]
 
 
 def format_unknown_reason(reason: UnknownReason) -> str:
@@ -186,7 +186,7 @@ def format_unknown_reason(reason: UnknownReason) -> str:
 
 
 _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
-    UnknownCause.CAME: (
+    UnknownCause.NEW_SERVER: (
         "the server is new with provision {0}, so it may be installed already. Set provision to 1 to install the "
         "server, or record its state with gitboot records set"
     ),
@@ -272,18 +272,18 @@ _TRIP_TEXTS: Final[Mapping[Guard, str]] = {
 def format_counts(changes: Changes) -> str:
     """Summarize the numbers of changed servers, images and overrides on one line."""
     renamed = sum(each.renamed for each in changes.servers)
-    edited = changes.with_fate(ChangeKind.EDITED)
+    edited = changes.filter_by_fate(ChangeKind.EDITED)
     harmless = sum(Risk.HARMLESS in each.risks for each in edited)
     notes = [f"{number:,} {what}" for number, what in ((harmless, "harmless"), (renamed, "renamed")) if number]
     parts = [
         f"{format_count(len(edited), 'server')} changed" + (f" ({', '.join(notes)})" if notes else ""),
-        f"{len(changes.with_fate(ChangeKind.ADDED)):,} added",
-        f"{len(changes.with_fate(ChangeKind.REMOVED)):,} removed",
+        f"{len(changes.filter_by_fate(ChangeKind.ADDED)):,} added",
+        f"{len(changes.filter_by_fate(ChangeKind.REMOVED)):,} removed",
         f"{changes.unchanged:,} unchanged",
     ]
     fates = Counter(image.fate for image in changes.images)
     parts += (f"{format_count(fates[fate], 'image')} {fate}" for fate in ChangeKind if fate in fates)
-    if overrides := len(changes.with_risk(Risk.OVERRIDE_ONLY)):
+    if overrides := len(changes.filter_by_risk(Risk.OVERRIDE_ONLY)):
         parts.append(f"override only: {format_count(overrides, 'server')}")
     if changes.access:
         parts.insert(0, "access changes for every machine")
@@ -293,7 +293,7 @@ def format_counts(changes: Changes) -> str:
 def format_access_change(change: AccessChange) -> str:
     """Describe the old and the new value of a setting that controls which clients may fetch files."""
 
-    def clients(setting: list[str] | bool | str) -> str:
+    def format_setting(setting: list[str] | bool | str) -> str:
         if isinstance(setting, bool):
             return str(setting).lower()
         if setting:
@@ -303,7 +303,7 @@ def format_access_change(change: AccessChange) -> str:
     effect = "more clients can fetch files" if change.widens else "fewer clients can fetch files"
     if change.widens and change.field == ONE_TIME_BOOTS:
         effect += _RISK_OF_COPIES
-    return f"{change.field}: {clients(change.old)} {ARROW} {clients(change.new)} ({effect})"
+    return f"{change.field}: {format_setting(change.old)} {ARROW} {format_setting(change.new)} ({effect})"
 
 
 # For the meaning of a log entry, see `gitboot.fetchlog.log_entries`.
@@ -342,7 +342,7 @@ def format_file_claim(claim: FileClaim) -> str:
     if claim.before != claimed:
         shown += f"; before: {format_origin(claim.before)}"
     if (signer := claim.verified_by) is not None:
-        is_same_key = claimed is not None and _fold_key(claimed.key or "") == _fold_key(signer.key)
+        is_same_key = claimed is not None and _normalize_key(claimed.key or "") == _normalize_key(signer.key)
         return f"verified: signed by {signer}" + ("" if is_same_key else f"; {shown}")
     if claim.result is not None and (claim.result.fault is not None or is_signed):
         fault = f"the file is {claim.result.fault}" if claim.result.fault is not None else "the file has no signature"
@@ -350,7 +350,7 @@ def format_file_claim(claim: FileClaim) -> str:
     return shown
 
 
-def _fold_key(key: str) -> str:
+def _normalize_key(key: str) -> str:
     """Return a normalized fingerprint, so that fingerprints can be compared.
 
     People may write fingerprints with spaces between groups of digits, and in upper or lower case.
@@ -523,8 +523,8 @@ def build_area_table(areas: Iterable[Area], limits: Limits) -> Iterator[tuple[st
 HARMLESS_NOTE: Final = "Guards ignore harmless changes, because these changes do not offer a new boot to any server."
 
 
-def _format_measure(number: int, size: int, percent: int, small: int) -> str:
+def _format_measure(number: int, size: int, percent: int, max_small_group: int) -> str:
     if size < MIN_SIZE_FOR_PERCENT:
-        mark = "!" if number > small else ""
-        return f"{number}{mark} (max {small})" if number else "0"
+        mark = "!" if number > max_small_group else ""
+        return f"{number}{mark} (max {max_small_group})" if number else "0"
     return format_share(number, size) + ("!" if number * 100 > percent * size else "")

@@ -17,7 +17,7 @@ from sushy.exceptions import SushyError
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import ReportedIdentity
-from gitboot.bmc.override_state import BmcObservation, Marks, Override
+from gitboot.bmc.override_state import BmcObservation, Override, ResetMarks
 from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import ERROR_TYPES, BmcConnection
@@ -636,7 +636,7 @@ def test_the_clock_of_a_manager_is_read_with_its_offset(
     manager: dict[str, Any], bmc_time: str | None, ahead: int | None
 ) -> None:
     resource = Resource(url="http://bmc/m", body=manager | {"LastResetTime": "2026-11-01T00:00:00Z"})
-    marks = add_clock(Marks(), resource, STARTED)
+    marks = add_clock(ResetMarks(), resource, STARTED)
     assert (marks.bmc_time, marks.bmc_ahead_s) == (bmc_time, ahead)
     assert marks.manager_reset_time == ("2026-11-01T00:00:00Z" if bmc_time else None)
 
@@ -659,7 +659,7 @@ def test_if_another_instance_may_be_active_the_bmc_is_read_and_nothing_is_change
         if lost:
             raise lost[0]
 
-    bmc = rack.connect(reach=ConnectionPolicy(fence=fence))
+    bmc = rack.connect(policy=ConnectionPolicy(fence=fence))
     seen = bmc.observe()
     lost.append(LeaseLost("another acts"))
     with pytest.raises(LeaseLost):

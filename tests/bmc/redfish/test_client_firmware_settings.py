@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gitboot.bmc.override_session import Outcome
+from gitboot.bmc.override_session import TaskOutcome
 from gitboot.bmc.override_state import BmcObservation, Override, WantedOverride
 from gitboot.bmc.override_steps import explain_dhcp_loader
 from gitboot.bmc.power_steps import PowerOperation, PowerRecordState, WantedPowerChange
@@ -62,7 +62,7 @@ def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
     message = (
         f"gitboot requested ForceRestart for power/check/1; after the next reset, the firmware boots from {LOADER}"
     )
-    assert (done.outcome, done.message, done.firmware_uri) == (Outcome.APPLIED, message, LOADER)
+    assert (done.outcome, done.message, done.firmware_uri) == (TaskOutcome.APPLIED, message, LOADER)
     (attributes,) = written(rack)
     assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()
     assert (
@@ -179,7 +179,7 @@ def test_after_a_crash_at_any_step_the_uri_is_written_once_and_the_machine_is_re
     before = rack.machine.resets
     rack.bring_about(BY_LOADER)
     rack.server.fault(Drop(applied=applied), on=method, times=1)
-    assert rack.bring_about(BY_LOADER, wanted_power=RESTART).outcome is Outcome.WAITING
+    assert rack.bring_about(BY_LOADER, wanted_power=RESTART).outcome is TaskOutcome.WAITING
     assert rack.switches["web01"]["power/check/1"].state is PowerRecordState.RECORDED
     for _ in range(4):
         rack.wait(120)

@@ -90,7 +90,7 @@ def test_a_lease_that_is_lost_during_a_redirect_stops_the_write(rack: Rack) -> N
         if len(sent) == 2:
             raise LeaseLost("another acts")
 
-    bmc = rack.connect(reach=ConnectionPolicy(fence=fence))
+    bmc = rack.connect(policy=ConnectionPolicy(fence=fence))
     rack.server.fault(Redirect(location=rack.machine.path, status=307), on="PATCH")
     with pytest.raises(LeaseLost):
         bmc.set_override(ONCE.override, bmc.observe())

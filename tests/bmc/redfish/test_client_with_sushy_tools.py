@@ -12,7 +12,7 @@ import pytest
 from werkzeug.serving import make_server
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_session import BmcTask, Outcome, OverrideSession, TaskResult
+from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskOutcome, TaskResult
 from gitboot.bmc.override_state import (
     NO_MARKS,
     MediaShare,
@@ -107,14 +107,14 @@ def test_an_override_that_gitboot_did_not_set_is_left_to_the_operator(emulator: 
 
 def test_a_continuous_override_is_set_and_read_back(emulator: str) -> None:
     first, later = _bring_about(emulator, CONTINUOUS, OverrideEnabled.CONTINUOUS)
-    assert (first.outcome, first.message) == (Outcome.APPLIED, "the BMC shows Continuous Pxe")
-    assert (later.outcome, later.message) == (Outcome.UNCHANGED, "the BMC shows Continuous Pxe")
+    assert (first.outcome, first.message) == (TaskOutcome.APPLIED, "the BMC shows Continuous Pxe")
+    assert (later.outcome, later.message) == (TaskOutcome.UNCHANGED, "the BMC shows Continuous Pxe")
 
 
 def test_a_bmc_that_turns_once_into_continuous_is_quoted_to_the_operator(emulator: str) -> None:
     """The BMC accepts Once and keeps Continuous."""
     first, later = _bring_about(emulator, ONCE, OverrideEnabled.ONCE)
-    assert first.outcome is Outcome.WAITING
+    assert first.outcome is TaskOutcome.WAITING
     assert first.message == "gitboot set Once Pxe a moment ago, but the BMC shows Continuous Pxe"
     assert later.condition is OperatorCondition.NEEDS_OPERATOR
     assert "the BMC does not implement Once: gitboot set Once Pxe for provision/Once" in later.message

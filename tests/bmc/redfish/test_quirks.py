@@ -198,7 +198,7 @@ def _set_and_booted(bmc: BmcConnection, machine: Machine, wanted: Override) -> s
     if (failed := _set(bmc, wanted)) is not None:
         return failed
     machine.run_through()
-    proof = bmc.observe().marks.reset_since(before.marks)
+    proof = bmc.observe().marks.find_reset_since(before.marks)
     boots = f"boots {machine.boots[-1].target} {machine.boots[-1].uri}"
     return f"wrong: {boots}, unseen" if proof is Reset.RULED_OUT else f"{boots}, a reset is {proof.value}"
 

@@ -15,12 +15,12 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc import worker_pool
-from gitboot.bmc.override_session import Outcome, TaskResult
+from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.bmc.override_state import BmcObservation, Override, OverrideState, WantedOverride
 from gitboot.bmc.power_steps import PowerOperation, ResetType, WantedPowerChange
 from gitboot.bmc.redfish import transport
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.transport import ConnectionPolicy, if_match_values, read_etags
+from gitboot.bmc.redfish.transport import ConnectionPolicy, list_if_match_values, read_etags
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import BmcChanged, BmcUnreachable
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -42,7 +42,7 @@ def read(fleet: BmcPool, rack: Rack, **changed: Any) -> TaskResult:
     return fleet.take_results(wait_all=True)[job.uuid]
 
 
-def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[Outcome]:
+def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[TaskOutcome]:
     return [read(fleet, rack, **changed).outcome for _ in range(times)]
 
 
@@ -63,7 +63,7 @@ def open_sessions(rack: Rack) -> int:
 
 def test_a_bmc_that_is_read_repeatedly_gets_one_session_until_the_end(rack: Rack) -> None:
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 4)) == {TaskOutcome.UNCHANGED}
         assert (take_requests(rack), open_sessions(rack)) == ([SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM], 1)
     (ended,) = take_requests(rack)
     assert ended[0] == "DELETE" and ended[1].startswith(f"{SESSIONS}/")
@@ -90,9 +90,9 @@ def test_a_session_that_the_bmc_ended_is_opened_again(rack: Rack, fleet: BmcPool
         read(fleet, rack)
     rack.server.service.sessions.end()
     take_requests(rack)
-    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack) == [SYSTEM, SYSTEM]  # refused; and by the password
-    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack) == [LOGIN, SYSTEM]
 
 
@@ -100,7 +100,7 @@ def test_a_bmc_whose_sessions_are_all_taken_is_still_read(rack: Rack) -> None:
     taken = [rack.server.service.sessions.log_in({"UserName": USER, "Password": PASSWORD}) for _ in range(8)]
     assert {each.status for each in taken} == {201}
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 3)) == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 3)) == {TaskOutcome.UNCHANGED}
     assert open_sessions(rack) == 8
 
 
@@ -118,7 +118,7 @@ def test_a_session_that_could_not_be_opened_is_tried_again_later(
 def test_after_a_token_that_the_bmc_does_not_accept_no_other_is_requested(rack: Rack, fleet: BmcPool) -> None:
     useless = {"X-Auth-Token": "t", "Location": f"{SESSIONS}/1"}
     rack.server.fault(Status(status=201, headers=useless), on="POST")
-    assert (set(outcomes(fleet, rack, 4)), take_requests(rack).count(LOGIN)) == ({Outcome.UNCHANGED}, 1)
+    assert (set(outcomes(fleet, rack, 4)), take_requests(rack).count(LOGIN)) == ({TaskOutcome.UNCHANGED}, 1)
 
 
 def test_a_session_is_ended_at_the_bmc_even_if_its_location_names_another_host(rack: Rack) -> None:
@@ -137,7 +137,7 @@ def test_a_wrong_password_is_tried_once_for_each_task(rack: Rack) -> None:
     with rack.fleet() as fleet:
         results = [read(fleet, rack) for _ in range(4)]
         assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
-    assert {result.outcome for result in results} == {Outcome.STALLED}
+    assert {result.outcome for result in results} == {TaskOutcome.STALLED}
     assert {result.message for result in results} == {
         f"GET {rack.server.url}{rack.machine.path}: 401: "
         'the BMC rejects the user name or password of the credentials "rack"'
@@ -150,10 +150,10 @@ def test_a_password_that_the_bmc_accepts_later_is_sent_after_any_result_of_a_log
 ) -> None:
     write_credentials(rack.folder, password="another")
     rack.server.fault(fault, on="POST", times=9)
-    assert read(fleet, rack).outcome is Outcome.STALLED
+    assert read(fleet, rack).outcome is TaskOutcome.STALLED
     rack.server.service.sessions._credentials = {USER: "another"}
     read(fleet, rack)
-    assert outcomes(fleet, rack, 2) == [Outcome.UNCHANGED] * 2
+    assert outcomes(fleet, rack, 2) == [TaskOutcome.UNCHANGED] * 2
 
 
 def test_a_bmc_that_wrongly_offers_basic_authentication_is_read_from_the_second_task_on(
@@ -163,10 +163,10 @@ def test_a_bmc_that_wrongly_offers_basic_authentication_is_read_from_the_second_
     monkeypatch.setattr(
         rack.server.service.sessions, "permits", lambda headers: "X-Auth-Token" in headers and permits(headers)
     )
-    assert outcomes(fleet, rack, 3) == [Outcome.STALLED, *[Outcome.UNCHANGED] * 2]
+    assert outcomes(fleet, rack, 3) == [TaskOutcome.STALLED, *[TaskOutcome.UNCHANGED] * 2]
     assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
     rack.server.service.sessions.end()
-    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
@@ -181,7 +181,7 @@ def test_if_basic_authentication_is_off_a_session_is_opened_at_once(
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
         assert (set(outcomes(fleet, rack, 2)), take_requests(rack)) == (
-            {Outcome.UNCHANGED},
+            {TaskOutcome.UNCHANGED},
             [SYSTEM, LOGIN, SYSTEM, SYSTEM],
         )
     assert [method for method, _ in take_requests(rack)] == ["DELETE"]
@@ -194,7 +194,10 @@ def test_a_bmc_without_a_challenge_is_tried_with_one_session(
 ) -> None:
     monkeypatch.setattr(server, "CHALLENGE", {})
     write_credentials(rack.folder, password="wrong")
-    assert (set(outcomes(fleet, rack, 3)), take_requests(rack)) == ({Outcome.STALLED}, [SYSTEM, LOGIN, SYSTEM, SYSTEM])
+    assert (set(outcomes(fleet, rack, 3)), take_requests(rack)) == (
+        {TaskOutcome.STALLED},
+        [SYSTEM, LOGIN, SYSTEM, SYSTEM],
+    )
 
 
 def test_a_changed_password_ends_the_session_of_the_previous_one(rack: Rack) -> None:
@@ -203,7 +206,7 @@ def test_a_changed_password_ends_the_session_of_the_previous_one(rack: Rack) -> 
         rack.server.service.sessions._credentials = {USER: "another"}
         write_credentials(rack.folder, password="another")
         take_requests(rack)
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
+        assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
         assert [method for method, _ in take_requests(rack)] == ["DELETE", "GET"]
     assert rack.server.connections == 2
 
@@ -216,7 +219,7 @@ def test_an_idle_session_is_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) 
         fleet.take_results()
         until(lambda: open_sessions(rack) == 0)
         monkeypatch.undo()
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
+        assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
     until(lambda: not rack.server.is_busy)
 
 
@@ -238,7 +241,7 @@ def test_finding_p5_a_bmc_with_basic_authentication_off_is_read_if_no_system_is_
     rack.server.service.takes_basic = False
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 3, system=None)) == {TaskOutcome.UNCHANGED}
         assert take_requests(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, SYSTEM, SYSTEM, SYSTEM]
     assert [method for method, _ in take_requests(rack)] == ["DELETE"]
 
@@ -247,7 +250,7 @@ def test_a_response_of_the_service_root_alone_opens_no_session(rack: Rack, fleet
     """A wrong password counts once for each job, and twice for the first one at a BMC without a challenge."""
     rack.server.service.takes_basic = False
     write_credentials(rack.folder, password="wrong")
-    assert set(outcomes(fleet, rack, 3, system=None)) == {Outcome.STALLED}
+    assert set(outcomes(fleet, rack, 3, system=None)) == {TaskOutcome.STALLED}
     assert take_requests(rack) == [ROOT, COLLECTION, LOGIN, *[ROOT, COLLECTION] * 2]
 
 
@@ -259,7 +262,7 @@ def test_finding_p5_a_login_that_is_redirected_within_the_bmc_is_followed(
     rack.server.service.takes_basic, rack.server.service.redirects_logins = takes_basic, status
     redirected = ("POST", f"{SESSIONS}/")
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 3)) == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 3)) == {TaskOutcome.UNCHANGED}
         again = [] if takes_basic else [SYSTEM]
         assert take_requests(rack) == [SYSTEM, LOGIN, redirected, *again, SYSTEM, SYSTEM]
     assert [method for method, _ in take_requests(rack)] == ["DELETE"]
@@ -281,7 +284,7 @@ def test_finding_p5_the_password_is_still_used_if_a_login_is_redirected_elsewher
 ) -> None:
     host = rack.server.url.partition("//")[2]
     rack.server.fault(Redirect(location=location.format(host=host), status=status), on="POST", times=9)
-    assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
+    assert set(outcomes(fleet, rack, 4)) == {TaskOutcome.UNCHANGED}
     assert take_requests(rack).count(LOGIN) == (
         4 if location == SESSIONS else 1
     )  # at most three redirects, once an hour
@@ -296,7 +299,7 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_redirecte
     rack.server.fault(Redirect(location=location, status=status), on="POST", times=9)
     with rack.fleet() as fleet:
         results = [read(fleet, rack, system=None) for _ in range(2)]
-    assert {result.outcome for result in results} == {Outcome.STALLED}
+    assert {result.outcome for result in results} == {TaskOutcome.STALLED}
     for result in results:  # the second task opens no session, and has the same message
         assert result.message == (
             f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC rejects the user name or password of the "
@@ -312,7 +315,7 @@ def test_no_password_is_sent_from_https_to_http(make_rack: MakeRack, tmp_path: P
     plain, rack = make_rack(), make_rack(tls=authority.server_context())
     rack.server.fault(Redirect(location=f"{plain.server.url}{SESSIONS}", status=status), on="POST", times=9)
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 3, ca=authority.pem)) == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 3, ca=authority.pem)) == {TaskOutcome.UNCHANGED}
     assert plain.server.connections == 0
 
 
@@ -335,7 +338,7 @@ NO_SESSION: list[tuple[str, Fault]] = [
 def test_the_password_is_still_used_after_any_result_of_a_login(rack: Rack, fault: Fault) -> None:
     rack.server.fault(fault, on="POST", times=9)
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 4)) == {Outcome.UNCHANGED}
+        assert set(outcomes(fleet, rack, 4)) == {TaskOutcome.UNCHANGED}
         assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM]
     has_session = isinstance(fault, Body)  # its headers are those of a session that was opened
     assert [method for method, _ in take_requests(rack)] == ["DELETE"] * has_session
@@ -353,7 +356,7 @@ def test_a_slow_login_delays_one_task_and_the_password_is_still_used(rack: Rack)
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b'"no"', b"[]", b'{"error": "no"}', b'{"error": null}'])
 def test_a_401_with_any_body_opens_a_session(rack: Rack, fleet: BmcPool, body: bytes) -> None:
     rack.server.fault(Status(status=401, body=body))
-    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack)[1] == LOGIN
 
 
@@ -366,10 +369,10 @@ def test_without_basic_authentication_a_bmc_with_all_sessions_taken_is_busy_and_
         assert sessions.log_in({"UserName": USER, "Password": PASSWORD}).status == 201
     for _ in range(2):
         result = read(fleet, rack)
-        assert (result.outcome, result.retry_after_s) == (Outcome.WAITING, 30)
+        assert (result.outcome, result.retry_after_s) == (TaskOutcome.WAITING, 30)
         assert result.message.startswith(f"POST {rack.server.url}{SESSIONS}: 503 ")
     sessions.end()
-    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
 
 
 def test_without_basic_authentication_an_ended_session_is_opened_again_at_once(rack: Rack, fleet: BmcPool) -> None:
@@ -378,7 +381,7 @@ def test_without_basic_authentication_an_ended_session_is_opened_again_at_once(r
     for _ in range(3):
         rack.server.service.sessions.end()
         take_requests(rack)
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
+        assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
         assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
@@ -387,17 +390,17 @@ def test_basic_authentication_may_be_turned_off_and_on_between_tasks(
     rack: Rack, fleet: BmcPool, has_session: bool
 ) -> None:
     for _ in range(2 if has_session else 1):
-        assert read(fleet, rack).outcome is Outcome.UNCHANGED
+        assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
     rack.server.service.takes_basic = False
     rack.server.service.sessions.end()
     if not has_session:
         rack.server.fault(Status(status=503), on="POST")  # the login that a second job begins with
-    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
     rack.server.service.takes_basic = True
     rack.server.service.sessions.end()
-    assert set(outcomes(fleet, rack, 2)) == {Outcome.UNCHANGED}
+    assert set(outcomes(fleet, rack, 2)) == {TaskOutcome.UNCHANGED}
     take_requests(rack)
-    assert read(fleet, rack).outcome is Outcome.UNCHANGED
+    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack) == [SYSTEM]
 
 
@@ -408,7 +411,7 @@ def test_without_basic_authentication_after_a_rejected_token_no_other_is_request
     with rack.fleet() as fleet:
         results = [read(fleet, rack) for _ in range(3)]
         assert take_requests(rack).count(LOGIN) == 1
-    assert {result.outcome for result in results} == {Outcome.STALLED}
+    assert {result.outcome for result in results} == {TaskOutcome.STALLED}
     assert all("the BMC refuses the token of its new session" in result.message for result in results)
 
 
@@ -511,11 +514,11 @@ def with_many_drives(rack: Rack) -> None:
 
 def test_a_task_ends_at_its_deadline_even_if_each_request_gets_a_response(rack: Rack) -> None:
     with_many_drives(rack)
-    reach = ConnectionPolicy(total_s=0.5)
-    with rack.connect(reach=reach) as bmc:
+    policy = ConnectionPolicy(total_s=0.5)
+    with rack.connect(policy=policy) as bmc:
         seen = bmc.observe()
         with (
-            reach.measure_requests(),
+            policy.measure_requests(),
             pytest.raises(BmcUnreachable, match=r"the BMC took more than 0\.5 s in total to respond"),
         ):
             bmc.media.with_slots(seen)
@@ -531,7 +534,7 @@ def test_a_task_that_reaches_its_deadline_waits_for_the_next_one(rack: Rack, mon
         monkeypatch.setattr(ConnectionPolicy, "remaining_s", limited_to(rack, 50))
         assert fleet.submit([job])
         result = fleet.take_results(wait_all=True)[job.uuid]
-    assert (result.outcome, result.is_reachable) == (Outcome.WAITING, False)
+    assert (result.outcome, result.is_reachable) == (TaskOutcome.WAITING, False)
     assert "the BMC took more than 300 s in total to respond" in result.message
 
 
@@ -539,11 +542,11 @@ def limited_to(rack: Rack, requests: int) -> Callable[[ConnectionPolicy], float]
     """Return a `remaining_s` with which the time of a task ends after so many requests."""
     left_s = ConnectionPolicy.remaining_s
 
-    def left(reach: ConnectionPolicy) -> float:
+    def left(policy: ConnectionPolicy) -> float:
         if len(rack.server.service.requests) >= requests:
-            assert reach.deadline_s is not None, "a job has a deadline"
-            reach.deadline_s = 0.0
-        return left_s(reach)
+            assert policy.deadline_s is not None, "a job has a deadline"
+            policy.deadline_s = 0.0
+        return left_s(policy)
 
     return left
 
@@ -589,9 +592,9 @@ def test_finding_p6_an_override_is_set_with_any_form_of_etag_that_a_bmc_sends_an
 ) -> None:
     rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
     result = rack.bring_about()
-    assert (result.outcome, rack.records["web01"][ONCE.reason].state) == (Outcome.APPLIED, OverrideState.CONFIRMED)
+    assert (result.outcome, rack.records["web01"][ONCE.reason].state) == (TaskOutcome.APPLIED, OverrideState.CONFIRMED)
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
-    assert rack.bring_about(None).outcome is Outcome.APPLIED
+    assert rack.bring_about(None).outcome is TaskOutcome.APPLIED
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
 
 
@@ -612,7 +615,7 @@ def test_finding_p6_the_message_lists_the_forms_of_etag_that_a_bmc_rejected(make
     rack = make_rack(profile=replace(GENERIC, etag_header='""{}""', if_match="", if_match_required=True))
     result = rack.bring_about()
     etag = json.loads(json.dumps(rack.machine.system()))["@odata.etag"]
-    assert result.outcome is Outcome.WAITING
+    assert result.outcome is TaskOutcome.WAITING
     assert result.message == (
         f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the resource has not "
         f'changed, but the BMC rejects every form of its ETag (refused: If-Match "{etag}", If-Match {etag}, '
@@ -650,13 +653,13 @@ def test_an_accepted_etag_costs_one_request_and_a_misread_etag_one_more_read(mak
 def test_a_rejected_etag_is_detected_by_its_status(make_rack: MakeRack, status: int, body: bytes) -> None:
     rack = make_rack(profile=GENERIC)
     rack.server.fault(Status(status=status, body=body), on="PATCH")
-    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.bring_about().outcome is TaskOutcome.APPLIED
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
 
 
 def test_a_bmc_without_etags_that_requires_if_match_gets_an_asterisk(make_rack: MakeRack) -> None:
     rack = make_rack(profile=with_form(GENERIC, "", "", '"{}"'))
-    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.bring_about().outcome is TaskOutcome.APPLIED
     assert if_matches(rack) == [None, "*"]
 
 
@@ -671,7 +674,7 @@ def test_a_medium_is_inserted_and_ejected_with_any_form_of_etag(
         plan_digest="d" * 64,
         override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=iso),
     )
-    assert rack.bring_about(disc).outcome is Outcome.APPLIED
+    assert rack.bring_about(disc).outcome is TaskOutcome.APPLIED
     assert rack.machine.drives[1].image == iso
     rack.bring_about(None)
     assert rack.machine.drives[1].ejected == [iso]
@@ -714,8 +717,8 @@ def test_etags_are_read_if_a_header_can_contain_them(header: object, body: objec
 
 
 def test_forms_of_etag_are_tried_from_the_received_one_to_no_precondition() -> None:
-    assert list(if_match_values(('""a""', 'W/"b"'))) == ['""a""', 'W/"b"', '"a"', '"b"', "a", "b", "*", None]
-    assert list(if_match_values(())) == [None, "*"]
+    assert list(list_if_match_values(('""a""', 'W/"b"'))) == ['""a""', 'W/"b"', '"a"', '"b"', "a", "b", "*", None]
+    assert list(list_if_match_values(())) == [None, "*"]
 
 
 @pytest.mark.parametrize("etag", ['"ä"', '"a\\nb"', "7", "null"])
@@ -723,5 +726,5 @@ def test_an_etag_that_no_header_can_contain_is_not_an_error(make_rack: MakeRack,
     rack = make_rack(profile=replace(GENERIC, etag_header="", etag_body=""))
     shown = json.dumps(rack.machine.system() | {"@odata.etag": "X"}).replace('"X"', json.dumps(etag))
     rack.server.fault(Body(body=shown.encode()))
-    assert rack.bring_about().outcome is Outcome.APPLIED
+    assert rack.bring_about().outcome is TaskOutcome.APPLIED
     assert set(SET_AT_BMC.items()) <= set(rack.machine.override.items())

@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.identity import AnotherMachine, IdentityChanged, SameMachine, UnprovenIdentity
 from gitboot.bmc.override_state import BmcObservation, NoChange
 from gitboot.bmc.override_steps import NO_OVERRIDE
-from gitboot.bmc.power_steps import PowerAction, PowerChangeRefused, ResetType, choose_reset_type
+from gitboot.bmc.power_steps import PowerAction, PowerChangeRefusal, ResetType, choose_reset_type
 from gitboot.cli.main import Exit
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.cases import for_each
@@ -522,19 +522,19 @@ def observed(**more: Any) -> BmcObservation:
         ("reset", True, observed(reset_types=ALL), ResetType.FORCE_RESTART),
         ("reset", True, observed(reset_types=frozenset({"PowerCycle"})), ResetType.POWER_CYCLE),
         ("reset", False, observed(power=None), ResetType.GRACEFUL_RESTART),
-        ("reset", False, observed(power="Off"), PowerChangeRefused(why="the machine is off: use gitboot bmc power on")),
-        ("reset", True, observed(in_post=True), PowerChangeRefused(why="the machine is in POST: try again later")),
+        ("reset", False, observed(power="Off"), PowerChangeRefusal(why="the machine is off: use gitboot bmc power on")),
+        ("reset", True, observed(in_post=True), PowerChangeRefusal(why="the machine is in POST: try again later")),
         (
             "reset",
             False,
             observed(reset_types=frozenset({"On", "ForceRestart"})),
-            PowerChangeRefused(why="the BMC allows only ForceRestart, On; add --force to bypass the operating system"),
+            PowerChangeRefusal(why="the BMC allows only ForceRestart, On; add --force to bypass the operating system"),
         ),
         (
             "off",
             True,
             observed(reset_types=frozenset({"On"})),
-            PowerChangeRefused(why="the BMC allows only On"),
+            PowerChangeRefusal(why="the BMC allows only On"),
         ),
     ],
 )
@@ -549,7 +549,7 @@ def test_the_reset_type_is_one_that_the_bmc_allows(
 def test_another_machine_is_not_reset_or_switched_on(action: PowerAction, force: bool) -> None:
     for identified in (AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")):
         step = choose_reset_type(action, observed(power="Off"), identified, force=force)
-        assert isinstance(step, PowerChangeRefused) and step.why == f"AnotherMachine: {identified.message}"
+        assert isinstance(step, PowerChangeRefusal) and step.why == f"AnotherMachine: {identified.message}"
     unknown = UnprovenIdentity(message="it shows nothing")
     assert isinstance(choose_reset_type(PowerAction.ON, observed(power="Off"), unknown, force=force), ResetType)
 

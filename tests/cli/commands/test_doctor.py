@@ -16,9 +16,17 @@ from typing import Any, BinaryIO, NamedTuple
 import pytest
 
 from gitboot.cli.commands import doctor
-from gitboot.cli.commands.doctor import Health, fine, of_git, of_output, of_proxy, of_state, of_the_clock
+from gitboot.cli.commands.doctor import (
+    Health,
+    check_clock,
+    check_git,
+    check_output,
+    check_proxy_urls,
+    check_state,
+    success,
+)
 from gitboot.cli.main import Exit
-from gitboot.endpoint.tls import Suites
+from gitboot.endpoint.tls import CipherSuites
 from gitboot.system_clock import ClockState
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.disks_and_terminals import small_disk
@@ -91,11 +99,11 @@ def test_a_url_that_does_not_fit_in_the_answer_of_a_proxy_is_named() -> None:
     base_url = f"http://boot.test/{'a' * 100}"
     for outputs in ("ipxe, dhcp-proxy", "ipxe, dhcp-kea"):
         decisions = decided(fleet(f"baseURL: '{base_url}', outputs: [{outputs}]"), *seed)
-        named = [(each.health, each.message.rpartition("/")[2]) for each in of_proxy(decisions)]
+        named = [(each.health, each.message.rpartition("/")[2]) for each in check_proxy_urls(decisions)]
         files = ("ipxe-aarch64.efi", "snponly-x86_64.efi", "undionly.kpxe")
         assert named == [("failed", file) for file in files if "proxy" in outputs]
     short = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, dhcp-proxy]"), *seed)
-    assert [each.health for each in of_proxy(short)] == ["ok"]
+    assert [each.health for each in check_proxy_urls(short)] == ["ok"]
 
 
 def test_credentials_that_may_not_be_sent_to_a_bmc_of_a_document_are_named(rack: Rack, tmp_path: Path) -> None:
@@ -136,16 +144,16 @@ def test_an_unknown_setting_of_run_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_unsynchronised_clock_and_a_library_without_ssh_are_failures(tmp_path: Path) -> None:
-    assert [each.health for each in of_the_clock(ClockState.UNSYNCHRONISED)] == [Health.WRONG]
-    assert [each.health for each in of_the_clock(ClockState.UNKNOWN)] == [Health.DOUBTFUL]
-    assert [each.health for each in of_the_clock(ClockState.UNKEPT)] == [Health.DOUBTFUL]
-    (lacks,) = of_git({"https": True, "ssh": False}, "1.9")
-    assert (lacks.health, lacks.message) == (Health.WRONG, "libgit2 1.9 was built without ssh")
-    (absent,) = of_state(tmp_path / "none")
+    assert [each.health for each in check_clock(ClockState.UNSYNCHRONISED)] == [Health.FAILED]
+    assert [each.health for each in check_clock(ClockState.UNKNOWN)] == [Health.WARNING]
+    assert [each.health for each in check_clock(ClockState.NEVER_SET)] == [Health.WARNING]
+    (lacks,) = check_git({"https": True, "ssh": False}, "1.9")
+    assert (lacks.health, lacks.message) == (Health.FAILED, "libgit2 1.9 was built without ssh")
+    (absent,) = check_state(tmp_path / "none")
     assert absent.hint == f"install -d -m 0700 {tmp_path}/none  # for gitboot's user"
     (tmp_path / "ops").mkdir()
     (tmp_path / "ops" / "manifest.json").write_bytes(os.urandom(64))
-    found = [each.message for each in of_output(tmp_path, tmp_path, servers=10**15) if each.health is Health.WRONG]
+    found = [each.message for each in check_output(tmp_path, tmp_path, servers=10**15) if each.health is Health.FAILED]
     unreadable, small = found
     assert "cannot be read" in unreadable
     assert small.endswith("but the output tree of the fleet needs about 6,000,000,000,000,000")
@@ -161,9 +169,9 @@ def test_a_disk_that_is_almost_full_is_reported_with_its_free_space_or_inodes(
                 (disk / str(number)).touch()
         else:
             (disk / "file").write_bytes(bytes(3_900_000))
-        (found,) = (each for each in of_output(disk, tmp_path, servers=0) if each.subject == "disk")
+        (found,) = (each for each in check_output(disk, tmp_path, servers=0) if each.subject == "disk")
     amount = "2 inodes" if unit == "inodes" else "0.0 GiB"
-    assert (found.health, found.message) == (Health.DOUBTFUL, f"{disk} has {amount} free, which is less than 10 %")
+    assert (found.health, found.message) == (Health.WARNING, f"{disk} has {amount} free, which is less than 10 %")
 
 
 def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
@@ -186,7 +194,7 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
 def test_finding_r13_a_check_is_printed_once_and_fits_the_terminal(
     rack: Rack, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    result = fine("DHCP", "a mirror of several sites can be fetched " * 3)
+    result = success("DHCP", "a mirror of several sites can be fetched " * 3)
     monkeypatch.setattr(doctor, "_run_checks", lambda *_: iter([result, result, result]))
     monkeypatch.setenv("COLUMNS", str(columns))
     printed = rack.said("doctor").splitlines()
@@ -383,7 +391,7 @@ def serving(issued: Issued) -> tuple[object, ...]:
 
 def test_a_certificate_that_firmware_can_use_is_reported(https: Https, authority: Authority) -> None:
     issued = authority.issue(rsa_bits=2048)
-    https.context.set_ciphers(Suites.FIRMWARE)
+    https.context.set_ciphers(CipherSuites.FIRMWARE)
     code, items = run_doctor(*https.options, *serving(issued))
     (certificate,) = items["certificate"]
     assert certificate["message"] == f"machines can use {issued.certificate} for 127.0.0.1"
@@ -392,7 +400,7 @@ def test_a_certificate_that_firmware_can_use_is_reported(https: Https, authority
 
 
 def test_a_server_without_suites_of_firmware_is_no_warning_without_uefi_http_boot(https: Https) -> None:
-    https.context.set_ciphers(Suites.MACHINES)
+    https.context.set_ciphers(CipherSuites.MACHINES)
     assert find_certificates(*https.options) == []
 
 
@@ -402,7 +410,7 @@ def test_a_server_without_suites_of_firmware_is_a_warning_with_uefi_http_boot(
     http_boot = profile("web", "flatcar-1", "httpBoot: loader", method="UefiHttp")
     pool = (image("flatcar-1", "", "kernel, initrd, loader"), http_boot, POOL[-1])
     with serve_https(tmp_path, authority, pool) as https:
-        https.context.set_ciphers(Suites.MACHINES)
+        https.context.set_ciphers(CipherSuites.MACHINES)
         [(health, message)] = find_certificates(*https.options)
     assert (health, "offers no cipher suite that common UEFI firmware supports" in message) == ("warning", True)
 
@@ -412,9 +420,9 @@ def test_a_server_without_suites_of_firmware_is_a_warning_if_dhcp_sends_its_load
     tmp_path: Path, authority: Authority, dhcp: str
 ) -> None:
     with serve_https(tmp_path, authority, more=f", outputs: [ipxe, {dhcp}]") as https:
-        https.context.set_ciphers(Suites.MACHINES)
+        https.context.set_ciphers(CipherSuites.MACHINES)
         [(health, message)] = find_certificates(*https.options)
-        https.context.set_ciphers(Suites.FIRMWARE)
+        https.context.set_ciphers(CipherSuites.FIRMWARE)
         assert find_certificates(*https.options) == []
     assert (health, "offers no cipher suite that common UEFI firmware supports" in message) == ("warning", True)
 
@@ -461,7 +469,7 @@ def test_a_certificate_that_firmware_cannot_use_fails_the_check(
             issued = authority.issue("IP:192.0.2.7", rsa_bits=2048)
         case _:
             issued = authority.issue("DNS:127.0.0.1", rsa_bits=2048)
-    https.context.set_ciphers(Suites.FIRMWARE)
+    https.context.set_ciphers(CipherSuites.FIRMWARE)
     [(health, message)] = find_certificates(*https.options, *serving(issued))
     assert (health, why in message) == ("failed", True), message
 
@@ -470,7 +478,7 @@ def test_a_chain_with_its_intermediate_is_accepted(https: Https, authority: Auth
     intermediate = authority.build_intermediate(tmp_path)
     issued = intermediate.issue(rsa_bits=2048)
     issued.certificate.write_text(issued.certificate.read_text() + intermediate.pem)
-    https.context.set_ciphers(Suites.FIRMWARE)
+    https.context.set_ciphers(CipherSuites.FIRMWARE)
     assert [health for health, _ in find_certificates(*https.options, *serving(issued))] == ["ok"]
 
 

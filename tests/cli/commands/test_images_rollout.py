@@ -11,14 +11,14 @@ import pytest
 
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.policy_selection import joining_percentage
+from gitboot.resolve.policy_selection import compute_rollout_percentage
 from tests.helpers.fleets import configured, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.helpers.instance_with_bmcs import Done, typed
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 
 def joins(name: str) -> int:
-    return joining_percentage("stable", SystemUuid(uuid_of(name)))
+    return compute_rollout_percentage("stable", SystemUuid(uuid_of(name)))
 
 
 NAMES = sorted((f"web{number:02}" for number in range(6)), key=joins)

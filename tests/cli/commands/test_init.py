@@ -22,9 +22,9 @@ from gitboot.cli.commands.init import (
     PACKAGES,
     THIS_VERSION,
     build_seed_file,
+    find_installed_requirement,
     find_requirement,
     place_ci_file,
-    requirement,
 )
 from gitboot.cli.main import cli
 from gitboot.errors import UsageError
@@ -128,7 +128,7 @@ def test_the_new_fleet_has_the_schemas_of_this_version(written: Path) -> None:
 
 @pytest.mark.parametrize("path", CI)
 def test_the_new_fleet_has_the_ci_of_this_version(written: Path, path: str) -> None:
-    assert (written / path).read_text() == build_seed_file(path, requirement() or THIS_VERSION)
+    assert (written / path).read_text() == build_seed_file(path, find_installed_requirement() or THIS_VERSION)
     assert "@GITBOOT@" not in (written / path).read_text()
 
 

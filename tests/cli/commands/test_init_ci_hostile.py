@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gitboot.cli.commands.init import CI, PACKAGES, build_seed_file, packages
+from gitboot.cli.commands.init import CI, PACKAGES, build_requirements_file, build_seed_file
 from gitboot.review.formats.markdown import format_marker
 from tests.helpers.forges import (
     BOT,
@@ -236,7 +236,7 @@ def test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash(
     job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     fleet.work.git("switch", "--quiet", "main")
-    (fleet.work.path / PACKAGES).write_text(packages())
+    (fleet.work.path / PACKAGES).write_text(build_requirements_file())
     fleet.work.commit(message="No hash")
     fleet.work.git("branch", "--quiet", "--force", "change")
     fleet.work.git("switch", "--quiet", "change")
@@ -265,7 +265,7 @@ def test_finding_s17_the_command_in_the_packages_file_adds_the_hash_that_pip_req
     index, repository = tmp_path / "index", tmp_path / "repository"
     wheel(index, "first = True")
     (repository / ".gitboot").mkdir(parents=True)
-    text = packages()
+    text = build_requirements_file()
     (command,) = re.findall(r"^#   (.+)$", text, re.MULTILINE)
     alone = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(("#", "gitboot")))
     (repository / PACKAGES).write_text(alone)
@@ -297,10 +297,10 @@ def test_finding_s17_the_command_in_the_packages_file_adds_the_hash_that_pip_req
 
 def test_finding_s17_a_hash_recorded_by_pip_is_in_the_packages_file() -> None:
     digest = "1" * 64
-    text = packages(f"gitboot @ https://example.net/gitboot-0.2.0-py3-none-any.whl#sha256={digest}")
+    text = build_requirements_file(f"gitboot @ https://example.net/gitboot-0.2.0-py3-none-any.whl#sha256={digest}")
     assert f"\ngitboot @ https://example.net/gitboot-0.2.0-py3-none-any.whl --hash=sha256:{digest}\n" in text
     assert "MISSING" not in text and text.count("\n    --hash=sha256:") > 100
-    assert "git+" in packages("gitboot @ git+https://example.net/gitboot.git@c0ffee").split("MISSING")[0]
+    assert "git+" in build_requirements_file("gitboot @ git+https://example.net/gitboot.git@c0ffee").split("MISSING")[0]
 
 
 # A rollout's branch, by a job that was led astray

@@ -13,7 +13,7 @@ from gitboot.fetchlog.unknown_machines import (
     UnknownMachines,
     build_from_inventory,
     parse_unknown_machine,
-    render_unknown,
+    render_unknown_machines,
 )
 from gitboot.files import write_atomically
 from tests.fetchlog.test_unknown_machines import SENT
@@ -42,7 +42,7 @@ def path(tmp_path: Path) -> Path:
     other = parse_unknown_machine("v1/boot/52:54:00:99:99:98/boot.ipxe", {}, "10.0.0.8", AT)
     assert seen is not None and other is not None
     sent = build_from_inventory({**SENT, "interfaces": INTERFACES, "serial": "4J8VM73"}, "v1/inventory", "10.0.0.9", AT)
-    write_atomically(tmp_path / UNKNOWN, render_unknown(UnknownMachines([seen, other, sent])))
+    write_atomically(tmp_path / UNKNOWN, render_unknown_machines(UnknownMachines([seen, other, sent])))
     return tmp_path / "fleet"
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 from msgspec import structs
 
-from gitboot.bmc.override_session import Outcome, TaskResult
+from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.bmc.override_state import OverrideRecord, OverrideState
 from gitboot.controller.bmcs.schedule import build_override_events
 from gitboot.model.scalars import SystemUuid
@@ -1146,7 +1146,7 @@ def test_each_state_of_an_override_has_a_text(site: Site) -> None:
         result = TaskResult(
             server="web01",
             uuid=site.bench.decisions.servers["web01"].uuid,
-            outcome=Outcome.APPLIED,
+            outcome=TaskOutcome.APPLIED,
             message="",
             written_records=wrote,
         )

@@ -28,7 +28,7 @@ from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import NotYetDone
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.tree_reader import LOCK, OWN, PENDING
+from gitboot.publish.tree_reader import LOCK, PENDING, PRIVATE_FOLDER
 from gitboot.render.endpoint_files import TERMS
 from tests.helpers.fleets import mac_of, policy
 from tests.helpers.fleets import server as described
@@ -93,7 +93,7 @@ def tree(host: Host) -> dict[str, bytes]:
     """Return the content of the tree without the identity and the progress of its publisher."""
     root = host.folder / "output"
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
-    others = (OWN, STATUS, MANIFEST, TERMS, "ops/manifest")
+    others = (PRIVATE_FOLDER, STATUS, MANIFEST, TERMS, "ops/manifest")
     return {
         name: path.read_bytes()
         for name, path in sorted(files.items())

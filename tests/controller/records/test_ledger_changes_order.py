@@ -501,7 +501,7 @@ def in_full(plans: Plans) -> tuple[object, ...]:
 
     return (
         [
-            (name, state.decision, state.record, state.about, state.stop, state.plan, state.later, files(state))
+            (name, state.decision, state.record, state.details, state.stop, state.plan, state.later, files(state))
             for name, state in plans.servers.items()
         ],
         (plans.commit, plans.stop, plans.left, plans.transitions.instants, plans.transitions.next_due),

@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import pytest
 
 from gitboot.controller.forge import Forge, Project, VerdictSender, build_forge_reader, list_verdicts
-from gitboot.controller.instance_state import Fetched
+from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.records.ledger_changes import RETENTION, Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import Knowledge
 from gitboot.endpoint.served_files import PublishedTree
@@ -251,7 +251,7 @@ def test_e32_an_instance_writes_its_time_at_each_reconcile_and_endpoints_compare
         trees = [PublishedTree(tmp_path / "output", lambda off=off: now[0] + off) for off in offs]  # type: ignore[misc]
         for _ in range(3):
             now[0] += timedelta(minutes=1)
-            parts.reconciler.reconcile(now[0], fetched=Fetched())  # there is no new change
+            parts.reconciler.reconcile(now[0], fetched=LastFetch())  # there is no new change
             for tree in trees:
                 tree.refresh()
             assert [tree.clock.offset for tree in trees] == [*offs[:2], None]
@@ -280,7 +280,7 @@ def test_an_operator_accepts_the_present_clock(bench: Bench) -> None:
         ("the same, seen from a container", 0x2001, 12345, 500, False, ClockState.SYNCHRONISED),
         ("a machine that has just booted, and whose service waits for a response", 0x40, 0, 16_000_000, True, None),
         ("a service that has lost its servers", 0x40, 12345, 500, False, None),
-        ("a virtual machine without any service, a sandbox", 0x40, 0, 16_000_000, False, ClockState.UNKEPT),
+        ("a virtual machine without any service, a sandbox", 0x40, 0, 16_000_000, False, ClockState.NEVER_SET),
     ],
 )
 def test_the_clock_state_follows_from_the_status_of_the_kernel(
@@ -294,19 +294,19 @@ def test_the_clock_state_follows_from_the_status_of_the_kernel(
 def test_no_override_is_set_while_the_clock_is_unsynchronised_and_normal_operation_needs_no_request(
     bench: Bench,
 ) -> None:
-    def trusted(keeping: ClockState) -> bool:
-        bench.instance.reconciler.reconcile(bench.now, keeping=keeping)
+    def trusted(clock_state: ClockState) -> bool:
+        bench.instance.reconciler.reconcile(bench.now, clock_state=clock_state)
         assert bench.schedule.may_set is (bench.condition("ClockTrusted") or (None,))[0]
         return bool(bench.schedule.may_set)
 
     bench.decide(*fleet_of())
     assert trusted(ClockState.UNKNOWN)
-    assert trusted(ClockState.UNKEPT)  # containers, sandboxes
+    assert trusted(ClockState.NEVER_SET)  # containers, sandboxes
     assert not trusted(ClockState.UNSYNCHRONISED)
     assert trusted(ClockState.SYNCHRONISED)
-    assert not trusted(ClockState.UNKEPT)  # the host was restarted, and its service, which is not seen here, waits
+    assert not trusted(ClockState.NEVER_SET)  # the host was restarted, and its service, which is not seen here, waits
     bench.request("clock", reason="no time service any more")
-    assert trusted(ClockState.UNKEPT)
+    assert trusted(ClockState.NEVER_SET)
     assert trusted(ClockState.UNSYNCHRONISED)
     assert trusted(ClockState.SYNCHRONISED)
     assert not trusted(ClockState.UNSYNCHRONISED)  # the acknowledgement is of another day
@@ -331,7 +331,7 @@ def repository(tmp_path: Path) -> Repository:
 
 def reconcile_at(parts: Parts, at: datetime) -> None:
     parts.source.fetch()
-    parts.reconciler.reconcile(at, fetched=Fetched())
+    parts.reconciler.reconcile(at, fetched=LastFetch())
 
 
 def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -> tuple[bool, str]:
@@ -389,7 +389,7 @@ def test_a_gap_is_longer_than_an_hour_and_longer_than_usual(
     bench.decide(*fleet_of())
     for _ in range(5):
         bench.reconcile()
-        bench.instance.reconciler.reconcile(bench.now, fetched=Fetched())
+        bench.instance.reconciler.reconcile(bench.now, fetched=LastFetch())
         bench.now += every
     bench.now += then - every
     bench.instance.reconciler.reconcile(bench.now)
@@ -457,7 +457,7 @@ class Witnessed:
     def __init__(self, parts: Parts, host: ForgeHost, token: Path) -> None:
         self.parts = parts
         forge = Forge(Project.parse(host.project), token, name="gitboot")
-        self.verdicts = VerdictSender(forge, lambda: None, asks=True, first_retry_s=0.05)
+        self.verdicts = VerdictSender(forge, lambda: None, reads_first=True, first_retry_s=0.05)
         self.witness = build_forge_reader(self.verdicts, parts.source, parts.ledger)
 
     def turn(self, at: datetime, *, fetched: bool = True, asks: bool = True) -> None:
@@ -466,7 +466,7 @@ class Witnessed:
             parts.source.fetch()
         if asks:
             self.witness.read_known_changes(has_fetched=fetched)
-        parts.reconciler.reconcile(at, fetched=Fetched(), telling=self.witness.telling)
+        parts.reconciler.reconcile(at, fetched=LastFetch(), forge_report=self.witness.forge_report)
         self.verdicts.note(list_verdicts(parts.reconciler.status, parts.ledger.progress[1]))
 
     @property

@@ -26,7 +26,7 @@ from gitboot.errors import GitbootError
 from gitboot.fetchlog.spool import endpoint_folder
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.tree_reader import StopReader, stop_folders
+from gitboot.publish.tree_reader import StopReader, list_stop_folders
 from gitboot.review.guards import Limits
 from gitboot.system_clock import Uptime
 from tests.helpers import fleets
@@ -451,7 +451,10 @@ class RunningSite:
         spool = MortalSpool(folder)
         compared = CheckedClock(lambda: self.clock, folder=endpoint_folder(folder), uptime=up)
         tree = PublishedTree(
-            output, lambda: self.clock, checked_clock=compared, stop_orders=StopReader(*stop_folders(output, folder))
+            output,
+            lambda: self.clock,
+            checked_clock=compared,
+            stop_orders=StopReader(*list_stop_folders(output, folder)),
         )
         recording, forwarding = SpoolRecorder(spool, _DEADLINE_S), self._forwarding(folder)
         recorder: Recorder = recording

@@ -26,7 +26,7 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
-from gitboot.publish.tree_reader import remove_stop, stop_folders, write_stop
+from gitboot.publish.tree_reader import list_stop_folders, remove_stop_file, write_stop_file
 from gitboot.resolve.provisioning_record import Record, StopOrder, record_facts
 from gitboot.review.guards import Guard, format_ack_line
 from gitboot.system_clock import Uptime
@@ -288,7 +288,7 @@ class Site(RunningSite):
     def stop(self, *, everything: bool) -> None:
         """Stop installs: for endpoints at once, and for the instance, if there is one."""
         for folder in self._looked_into:
-            write_stop(folder, StopOrder("ada", "smoke", everything), self.clock)
+            write_stop_file(folder, StopOrder("ada", "smoke", everything), self.clock)
             self.stopped = self.stop_asked = True
         self.counts["stopped without an instance"] += self.instance is None
         if self._request(STOP, {"reason": "smoke", "everything": everything}):
@@ -297,14 +297,14 @@ class Site(RunningSite):
 
     def start(self) -> None:
         for folder in self._looked_into:
-            remove_stop(folder)
+            remove_stop_file(folder)
         self.stopped = self.stop_asked = False
         if self._request(START, {}):
             self.reconcile()
 
     @property
     def _looked_into(self) -> list[Path]:
-        return [each for each in stop_folders(self.place / "output", self.spool) if each.is_dir()]
+        return [each for each in list_stop_folders(self.place / "output", self.spool) if each.is_dir()]
 
     def adopt(self) -> None:
         """Adopt an unverified ledger: all servers are installed as Git wants it."""
@@ -721,7 +721,7 @@ class SharedSite(Site):
         standing = self.instance.reconciler.state
         record = standing.knowledge.stored_record(SystemUuid(uuid_of("web01")))
         is_behind = any(each is None or each.is_behind for each in (self.serving, self.beside))
-        if record is None or is_behind or standing.unwritable is not None or standing.unread is not None:
+        if record is None or is_behind or standing.ledger_error is not None or standing.fetch_log_error is not None:
             return
         if any(not each.is_withheld for each in record.unknown_serves):
             self.book.wrong(

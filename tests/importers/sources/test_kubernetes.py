@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gitboot.importers.sources.kubernetes import read
+from gitboot.importers.sources.kubernetes import read_inventory
 from tests.importers.test_fleet_files import INITRD, KERNEL, MAC
 
 V1 = """\
@@ -51,7 +51,7 @@ OSIE = f'{{kernelURL: "{KERNEL}", initrdURL: "{INITRD}", kernelParams: [a=1]}}'
     ],
 )
 def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(text: str) -> None:
-    inventory = read({"h.yaml": text})
+    inventory = read_inventory({"h.yaml": text})
     (machine,), (boot,) = inventory.machines, inventory.boots
     assert (machine.boot, boot.kernel, boot.initrds, boot.arguments) == (boot.name, KERNEL, (INITRD,), ("a=1",))
 
@@ -96,7 +96,7 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
     ],
 )
 def test_finding_i2_what_has_no_boot_has_its_reason(text: str, reason: str) -> None:
-    inventory = read({"h.yaml": text})
+    inventory = read_inventory({"h.yaml": text})
     remarks = [*inventory.remarks, *(each for machine in inventory.machines for each in machine.remarks)]
     assert inventory.boots == ()
     assert any(reason in each.text for each in remarks), remarks
@@ -107,11 +107,11 @@ def test_finding_i2_hosts_of_two_namespaces_stay_two_machines() -> None:
         f"---\nkind: BareMetalHost\nmetadata: {{name: web01, namespace: {space}}}\nspec: {{bootMACAddress: '{mac}'}}\n"
         for space, mac in (("a", "52:54:00:00:00:0a"), ("b", "52:54:00:00:00:0b"))
     )
-    assert [machine.name for machine in read({"h.yaml": text}).machines] == ["a-web01", "b-web01"]
+    assert [machine.name for machine in read_inventory({"h.yaml": text}).machines] == ["a-web01", "b-web01"]
 
 
 def test_finding_i2_interfaces_of_a_spec_are_interfaces() -> None:
     nics = f"[{{name: eno1, macAddress: '{MAC}'}}]"
     text = f"kind: BareMetalHost\nmetadata: {{name: a}}\nspec: {{networkInterfaces: {nics}}}\n"
-    (machine,) = read({"h.yaml": text}).machines
+    (machine,) = read_inventory({"h.yaml": text}).machines
     assert [(nic.name, nic.mac) for nic in machine.nics] == [("eno1", MAC.replace(":", "-"))]

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gitboot.importers.inventory import ImportedInventory, ImportedMachine
-from gitboot.importers.sources.metal_operator import read
+from gitboot.importers.sources.metal_operator import read_inventory
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import typed
 from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID, lay, make_known_options
@@ -88,7 +88,7 @@ def test_finding_i1_the_workload_is_the_policy_and_never_a_maintenance_or_an_orp
     given = vector["given"]
     expected = POLICIES.get(vector["id"], owner_of(given, vector["expect"].get("selected")))
     for configs in permutations(given["configs"]):
-        machine = machine_of(read({"o.yaml": build({**given, "configs": list(configs)})}))
+        machine = machine_of(read_inventory({"o.yaml": build({**given, "configs": list(configs)})}))
         assert owner_of(given, machine.boot) == expected
         assert machine.boot or any("the boot" in each.text for each in machine.remarks)
         for each in configs:  # each configuration that is not the policy is in the report
@@ -110,14 +110,14 @@ def test_finding_i1_a_server_with_both_kinds_keeps_both_boots_apart() -> None:
         "serverBootConfigurations": [{"namespace": "default", "name": "workload-sbc", "server": "server-1"}],
         "configs": [{**same, "kind": kind} for kind in ("HTTPBootConfig", "IPXEBootConfig")],
     }
-    inventory = read({"o.yaml": build(given)})
+    inventory = read_inventory({"o.yaml": build(given)})
     assert {each.name: (each.kernel, each.uki) for each in inventory.boots} == {
         "workload-sbc": (KERNEL, None),
         "workload-sbc-http": (None, f"{KERNEL}.efi"),
     }
     assert machine_of(inventory).boot == "workload-sbc"
     given["configs"] = given["configs"][:1]
-    assert machine_of(read({"o.yaml": build(given)})).boot == "workload-sbc"
+    assert machine_of(read_inventory({"o.yaml": build(given)})).boot == "workload-sbc"
 
 
 def test_finding_i1_objects_without_namespaces_and_owners_are_found_by_name() -> None:
@@ -132,7 +132,7 @@ spec: {{systemUUID: {UUID}, kernelURL: "{KERNEL}", initrdURL: "{INITRD}"}}
 """
     owner = ", ownerReferences: [{apiVersion: metal.ironcore.dev/v1alpha1, kind: ServerBootConfiguration, name: web}]"
     for more, boot in (("", "web"), (owner, "web"), ("-2", None)):
-        assert machine_of(read({"o.yaml": text % more}), "web01").boot == boot
+        assert machine_of(read_inventory({"o.yaml": text % more}), "web01").boot == boot
 
 
 OBJECTS: Final = f"""\
@@ -170,7 +170,7 @@ spec: {{}}
 
 
 def test_finding_i1_addresses_arrive_and_each_object_is_named() -> None:
-    inventory = read({"o.yaml": OBJECTS})
+    inventory = read_inventory({"o.yaml": OBJECTS})
     machine = machine_of(inventory, "web01")
     assert (machine.uuid, machine.architecture) == (UUID, "x86_64")
     assert [(nic.name, set(nic.addresses)) for nic in machine.nics] == [
@@ -195,7 +195,7 @@ def test_finding_i1_of_two_configurations_without_a_server_neither_becomes_the_p
         f"spec: {{systemUUID: {UUID}, systemIPs: [10.0.0.13], kernelURL: '{KERNEL}', initrdURL: '{INITRD}'}}\n"
         for name in ("a-maintenance", "web")
     )
-    (machine,) = read({"o.yaml": text}).machines
+    (machine,) = read_inventory({"o.yaml": text}).machines
     assert machine.boot is None
     assert any("only its Server shows which of them is for the workload" in each.text for each in machine.remarks)
 

@@ -20,7 +20,7 @@ from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list_reader import read_list
 from gitboot.publish.targets import folder as folder_module
-from gitboot.publish.targets.folder import TargetFolder, folder_opener
+from gitboot.publish.targets.folder import TargetFolder, build_folder_opener
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
@@ -43,7 +43,7 @@ ENTRIES = [ENTRY.format(number) for number in range(3)]
 
 
 class Site:
-    most = 2  # servers in one step
+    max_servers = 2  # servers in one step
 
     def __init__(self, root: Path, folder: Path, *, ledger: str = "ours") -> None:
         self.root, self.folder, self.ledger = root, folder, ledger
@@ -63,7 +63,12 @@ class Site:
         self.close()
         self.store = store = self.open_store()
         self.target = StoreTarget(
-            self.name, lambda: store, ledger=self.ledger, heir_of=lambda: None, writer=writer, most=self.most
+            self.name,
+            lambda: store,
+            ledger=self.ledger,
+            heir_of=lambda: None,
+            writer=writer,
+            max_servers=self.max_servers,
         )
         return self.target
 
@@ -257,7 +262,7 @@ def test_a_target_that_names_a_file_for_operators_is_an_error(path: str) -> None
 
 
 def test_a_missing_folder_is_not_created_and_a_disk_that_is_mounted_there_is_filled(site: Site) -> None:
-    open_folder = folder_opener(site.folder)
+    open_folder = build_folder_opener(site.folder)
     first = open_folder()
     assert open_folder() is first
     away = site.folder.rename(site.folder.with_name("away"))

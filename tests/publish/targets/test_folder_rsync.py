@@ -119,7 +119,7 @@ def test_a_host_that_ssh_reaches_has_the_files_for_machines(
     tmp_path: Path, hosts: dict[str, str], folder: Path
 ) -> None:
     site = OtherHost(tmp_path / "out", folder, hosts["ssh"], tmp_path / "own")
-    site.most = 99  # each connection of ssh takes its time
+    site.max_servers = 99  # each connection of ssh takes its time
     site.begin()
     site.publish(1)
     assert site.follow() == 1

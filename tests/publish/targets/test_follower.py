@@ -29,14 +29,14 @@ from gitboot.publish.targets.follower import (
 )
 from gitboot.publish.targets.sync_steps import (
     FollowedTree,
-    Holding,
     Overtaken,
     ServerFiles,
     Shard,
+    TargetContent,
     TargetHead,
     TargetStep,
-    build_holding,
     build_server_files,
+    build_target_content,
     find_shard_number,
     plan_next_step,
 )
@@ -73,12 +73,12 @@ DAY = timedelta(days=1)
         ),
         (
             "s3://boots?endpoint=https://s3.example.net&style=virtual&serves=https://cdn.example.net/",
-            BucketAddress(bucket="boots", endpoint="https://s3.example.net", serves="https://cdn.example.net"),
+            BucketAddress(bucket="boots", endpoint="https://s3.example.net", base_url="https://cdn.example.net"),
         ),
         ("/srv/mirror", FolderAddress(folder=Path("/srv/mirror"))),
         (
             "/srv/100%25?serves=http://boot.test/",
-            FolderAddress(folder=Path("/srv/100%25"), serves="http://boot.test"),
+            FolderAddress(folder=Path("/srv/100%25"), base_url="http://boot.test"),
         ),
         ("file:///srv/a%20mirror", FolderAddress(folder=Path("/srv/a mirror"))),
         ("git+file:///srv/boots.git#boot", BranchAddress(url="file:///srv/boots.git", branch="boot")),
@@ -224,12 +224,14 @@ def publish(root: Path, files: dict[str, File], at: datetime = AT, commit: str =
         directory.publish(servers, shared, complete=True, commit=commit, at=at)
 
 
-def step_of(root: Path, units: Shard, most: int, *, head: TargetHead | None = None) -> TargetStep:
+def step_of(root: Path, units: Shard, max_servers: int, *, head: TargetHead | None = None) -> TargetStep:
     """Return the first step of a target that holds these units."""
     glance = (tree := FollowedTree(root)).read_summary()
     head = head or TargetHead(ledger="ours", commit="", gitboot=__version__, writer="")
     assert glance is not None
-    step = plan_next_step(tree, glance, build_holding(head, [units], (), gitboot=__version__), lambda _: {}, most)
+    step = plan_next_step(
+        tree, glance, build_target_content(head, [units], (), gitboot=__version__), lambda _: {}, max_servers
+    )
     assert step is not None
     return step
 
@@ -267,8 +269,10 @@ def test_files_of_another_version_are_written_again(tmp_path: Path) -> None:
     assert glance is not None
     units = {server: ServerFiles(digest, {}) for server, digest in glance.states.items()}
     head = TargetHead(ledger="ours", commit=glance.commit, gitboot="0.0.1", writer="")
-    assert plan_next_step(tree, glance, build_holding(head, [units], (), gitboot="0.0.1"), lambda _: {}, 99) is None
-    made_by = [step_of(tmp_path, units, most, head=head).head.gitboot for most in (1, 99)]
+    assert (
+        plan_next_step(tree, glance, build_target_content(head, [units], (), gitboot="0.0.1"), lambda _: {}, 99) is None
+    )
+    made_by = [step_of(tmp_path, units, max_servers, head=head).head.gitboot for max_servers in (1, 99)]
     assert made_by == ["0.0.1", __version__], "some servers are left, and then none"
 
 
@@ -297,7 +301,7 @@ def test_a_target_stays_empty_without_a_publication(tmp_path: Path) -> None:
 class Shelf:
     """A target in memory that stores files, or fails as configured."""
 
-    most: int = 1
+    max_servers: int = 1
     fails: Exception | None = None
     known: tuple[str, ...] = ()  # servers of an older commit that it has
     gate: threading.Event = field(default_factory=threading.Event)
@@ -307,15 +311,17 @@ class Shelf:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def load(self) -> Holding:
+    def load(self) -> TargetContent:
         self.loads += 1
         head = TargetHead(ledger="ours", commit="", gitboot=__version__, writer="")
-        return build_holding(head, [{server: ServerFiles("old", {}) for server in self.known}], (), gitboot=__version__)
+        return build_target_content(
+            head, [{server: ServerFiles("old", {}) for server in self.known}], (), gitboot=__version__
+        )
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         return {}
 
-    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
+    def apply(self, step: TargetStep, before: TargetContent, tree: FollowedTree) -> None:
         self.gate.wait(60)
         if self.fails is not None:
             raise self.fails
@@ -332,7 +338,7 @@ def follower(root: Path, shelf: Shelf, wake: Callable[[], None] = lambda: None, 
     return Follower(
         shelf,
         FollowedTree(root),
-        following=TargetStatus(name="shelf", behind_since=AT),
+        target_status=TargetStatus(name="shelf", behind_since=AT),
         clock=lambda: AT,
         wake=wake,
         first_retry_s=retry_s,
@@ -344,15 +350,15 @@ def test_a_target_is_updated_at_the_start_and_with_each_publication(out: Path) -
     with Followers([one := follower(out, shelf, woken.set)]).running() as followers:
         followers.publish()
         followers.wait(60)
-        assert one.following == TargetStatus(name="shelf", commit="c0ffee")
+        assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
         assert woken.wait(60)
         servers = len(shelf.steps)
         assert servers == 4  # three, and one without a server
         publish(out, fleet(1, (0, 1)), AT + DAY, commit="beef")
         followers.publish()
-        assert one.following.behind_since == AT
+        assert one.target_status.behind_since == AT
         followers.wait(60)
-        assert one.following == TargetStatus(name="shelf", commit="beef")
+        assert one.target_status == TargetStatus(name="shelf", commit="beef")
     assert shelf.loads == 1
 
 
@@ -363,11 +369,11 @@ def test_a_target_that_is_down_delays_nothing_and_is_tried_again_until_it_is_up(
         followers.publish()
         assert eventually(lambda: shelf.loads > 3)
         failure = ("HostUnreachable", "shelf: no route")
-        assert followers.following[0] == TargetStatus(name="shelf", behind_since=AT, failure=failure)
-        assert eventually(lambda: followers.following[1] == TargetStatus(name="shelf", commit="c0ffee"))
+        assert followers.target_status[0] == TargetStatus(name="shelf", behind_since=AT, failure=failure)
+        assert eventually(lambda: followers.target_status[1] == TargetStatus(name="shelf", commit="c0ffee"))
         shelf.fails = None
         followers.wait(60)
-        assert followers.following[0] == TargetStatus(name="shelf", commit="c0ffee")
+        assert followers.target_status[0] == TargetStatus(name="shelf", commit="c0ffee")
 
 
 def test_a_target_that_hangs_delays_neither_publications_nor_the_end(out: Path) -> None:
@@ -377,13 +383,13 @@ def test_a_target_that_hangs_delays_neither_publications_nor_the_end(out: Path) 
         followers.publish()
         assert eventually(lambda: shelf.loads == 1)
         followers.publish()
-        assert one.following.behind_since == AT
+        assert one.target_status.behind_since == AT
     shelf.gate.set()
 
 
 def test_e38_a_restored_older_tree_is_not_copied_to_a_target_before_it_is_published_again(out: Path) -> None:
     """The output at the start of an instance may be a backup, and would move a target backwards."""
-    shelf = Shelf(most=99)
+    shelf = Shelf(max_servers=99)
     with Followers([one := follower(out, shelf)]).running() as followers:
         assert not one.wait(0.2)
         assert shelf.loads == 0
@@ -398,7 +404,7 @@ def test_e38_a_renewed_list_of_a_restored_older_tree_is_not_copied_to_a_target(t
     with OutputDirectory.open(tmp_path / "out", ledger="ours") as directory:
         directory.publish(*split(fleet(1)), complete=True, commit="c0ffee", at=AT)
         before = directory.inventory()
-    shelf, servers = Shelf(most=99), split(fleet(2))
+    shelf, servers = Shelf(max_servers=99), split(fleet(2))
     with (
         Followers([one := follower(tmp_path / "out", shelf)]).running() as followers,
         OutputDirectory.open(tmp_path / "out", ledger="ours") as directory,
@@ -419,18 +425,18 @@ def test_finding_m8_a_failed_target_is_tried_at_once_on_request_and_at_a_transit
     shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=("server-52-54-00-00-00-01",))
     with Followers([one := follower(out, shelf, retry_s=3600)]).running() as followers:
         followers.publish()
-        assert eventually(lambda: shelf.loads == 1 and one.following.failure is not None)
+        assert eventually(lambda: shelf.loads == 1 and one.target_status.failure is not None)
         followers.retry_now()
         assert eventually(lambda: shelf.loads == 2)
         followers.publish_transition(AT)
         assert eventually(lambda: shelf.loads == 3)
         followers.publish_transition(AT + DAY)
-        assert one.following.overdue_since == AT, "the first transition that it does not hold"
+        assert one.target_status.overdue_since == AT, "the first transition that it does not hold"
         assert eventually(lambda: shelf.loads == 4)
         shelf.fails = None
         followers.retry_now()
         followers.wait(60)
-        assert one.following == TargetStatus(name="shelf", commit="c0ffee")
+        assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
 
 
 @for_each(("known", "overdue"), [(("server-52-54-00-00-00-01",), AT), ((), None)])
@@ -440,19 +446,19 @@ def test_finding_m8_a_target_from_before_the_start_may_have_a_window_that_has_en
     shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=known)
     with Followers([one := follower(out, shelf, retry_s=3600)]).running() as followers:
         followers.publish()
-        assert eventually(lambda: one.following.failure is not None)
-        assert one.following.overdue_since == overdue
+        assert eventually(lambda: one.target_status.failure is not None)
+        assert one.target_status.overdue_since == overdue
         shelf.fails = None
         followers.retry_now()
         followers.wait(60)
-        assert one.following == TargetStatus(name="shelf", commit="c0ffee")
+        assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
 
 
 def test_a_target_that_another_process_has_taken_over_is_left_alone_even_on_request(out: Path) -> None:
     shelf = Shelf(fails=LockedByAnother("shelf: another process"))
     with Followers([one := follower(out, shelf)]).running() as followers:
         followers.publish()
-        assert eventually(lambda: one.following.failure is not None)
+        assert eventually(lambda: one.target_status.failure is not None)
         for hurry in (followers.publish, followers.retry_now, lambda: followers.publish_transition(AT)):
             hurry()
         assert not one.wait(0.2)
@@ -460,7 +466,7 @@ def test_a_target_that_another_process_has_taken_over_is_left_alone_even_on_requ
 
 
 def test_a_publication_during_a_step_is_in_the_next_step(out: Path) -> None:
-    shelf = Shelf(most=99)
+    shelf = Shelf(max_servers=99)
     shelf.gate.clear()
     with Followers([one := follower(out, shelf)]).running() as followers:
         followers.publish()
@@ -469,5 +475,5 @@ def test_a_publication_during_a_step_is_in_the_next_step(out: Path) -> None:
         followers.publish()
         shelf.gate.set()
         followers.wait(60)
-        assert one.following == TargetStatus(name="shelf", commit="beef")
+        assert one.target_status == TargetStatus(name="shelf", commit="beef")
     assert ENTRY.format(0) in shelf.steps[-1].placed

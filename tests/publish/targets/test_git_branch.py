@@ -57,7 +57,7 @@ class Site(FollowedSite):
             ledger=self.ledger,
             heir_of=lambda: self.heir_of,
             follows_default=self.follows_default,
-            author_of=lambda revision: ADA if revision == COMMIT else None,
+            find_author=lambda revision: ADA if revision == COMMIT else None,
             clock=lambda: AT,
         )
 

@@ -135,9 +135,14 @@ class Site(FollowedSite):
             bucket=self.bucket, prefix="site", endpoint=self.url, path_style=True, credentials=Path("keys")
         )
         keys = KEY["aws_access_key_id"], KEY["aws_secret_access_key"]
-        self.open_bucket = bucket_module.bucket_opener(address, lambda _: keys)
+        self.open_bucket = bucket_module.build_bucket_opener(address, lambda _: keys)
         self.target = StoreTarget(
-            address.name, self.open_bucket, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer, most=2
+            address.name,
+            self.open_bucket,
+            ledger=self.ledger,
+            heir_of=lambda: self.heir_of,
+            writer=writer,
+            max_servers=2,
         )
 
 
@@ -466,7 +471,7 @@ def test_a_bucket_is_compared_with_the_part_of_the_tree_that_a_target_has(
 
     def found(*, as_target: bool) -> dict[str, str]:
         look = partial(read_expected_files, root, as_target=as_target)
-        mirror = WebMirror(f"{store.url}/{bucket}/site/boot", None, parallel=2, reads_entries=not as_target)
+        mirror = WebMirror(f"{store.url}/{bucket}/site/boot", None, parallel=2, reads_machine_files=not as_target)
         found = compare_mirror(look, mirror, parallel=2, on_start=lambda _: None, on_progress=lambda _: None)
         assert found.files > len(found.findings)
         return {f"/{each.path}": each.fault for each in found.findings}

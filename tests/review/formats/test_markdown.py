@@ -344,7 +344,7 @@ def test_a_limit_is_reported_at_its_cause_with_the_line_to_copy() -> None:
     reinstalls, updates = found["maxReinstalls"], found["maxUpdatePercent"]
     assert (reinstalls.path, reinstalls.line, reinstalls.severity) == ("servers/fra1-db01.yaml", 4, Severity.ERROR)
     assert (updates.path, updates.line, updates.column) == ("servers/fra1-db01.yaml", 4, 143)
-    assert reinstalls.hint.endswith(format_ack_line(review.verdict.digest, *review.verdict.holding))
+    assert reinstalls.hint.endswith(format_ack_line(review.verdict.digest, *review.verdict.holding_guards))
     assert updates.hint == "check the change. The line for maxReinstalls also acknowledges this limit"
 
 

@@ -150,7 +150,7 @@ def test_each_number_that_a_guard_counts_has_a_clause() -> None:
         takeover=True,
         areas=(area, structs.replace(area, label=("site", "a"), size=9)),
     )
-    verdict = judge(extent, nothing, rewound=True, bmcs=1)
+    verdict = judge(extent, nothing, is_rewind=True, bmcs=1)
     after = judge(structs.replace(extent, after=20), nothing)  # with servers that may boot a claimed image
     trips = (*verdict.trips, *after.trips)
     assert {trip.guard for trip in trips} == {*Guard}
@@ -206,4 +206,4 @@ def test_the_values_that_differ_between_servers_are_a_list(own: tuple[str, ...],
     group = Group(
         causes=(), servers=servers, risks=(), effects=(), reinstalls=(), unknown=(), fields=(), rendered=(), own=own
     )
-    assert phrases.describe_rendered(group) == expected
+    assert phrases.describe_diff(group) == expected
