@@ -27,7 +27,7 @@ from benchmarks.instance import Instance
 from benchmarks.place import Place
 from benchmarks.repository import Repository
 from benchmarks.row import Figure
-from tests.helpers.fleets import give_credentials
+from tests.helpers.fleets import store_credentials
 from tests.helpers.http_peers import Authority
 
 LATENCY_S: Final = 0.3
@@ -63,7 +63,7 @@ def _bmcs(folder: Path, count: int) -> Iterator[int]:
     authority = Authority(folder)
     issued = authority.issue()
     trust = 'networks = ["127.0.0.1"]\nrepository-authorities = true\n'
-    give_credentials(folder / "credentials", password="secret", trust=trust)
+    store_credentials(folder / "credentials", password="secret", trust=trust)
     files = ("--certificate", str(issued.certificate), "--key", str(issued.key))
     command = [sys.executable, "-m", "benchmarks.bmc_double", str(count), "--latency", str(LATENCY_S), *files]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

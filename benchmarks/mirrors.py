@@ -40,8 +40,8 @@ from gitboot.publish.mirror_repair import PROGRAM
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import RENEWED_BELOW, read_list_keys
 from gitboot.publish.tree_reader import read_manifest
-from tests.helpers.fleets import give_credentials
-from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, free_port, listening
+from tests.helpers.fleets import store_credentials
+from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, free_port, run_daemon
 from tests.helpers.mirrors import KEY, Store, nginx
 
 _SIZES: Final = (1000, 10_000)
@@ -110,7 +110,7 @@ class CountedStore(Store):
 @contextmanager
 def _bucket(folder: Path) -> Iterator[Copy]:
     logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
-    give_credentials(folder, "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    store_credentials(folder, "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     store = CountedStore()
     with store:
         store.make("boots")
@@ -212,7 +212,7 @@ def rsync_daemon(folder: Path, served: Path, *, read_only: bool) -> Iterator[Rel
         f"[tree]\npath = {served}\nread only = {'yes' if read_only else 'no'}\n"
     )
     command = ["rsync", "--daemon", "--no-detach", f"--config={folder}/rsyncd.conf"]
-    with listening(command, port, {"PATH": os.environ["PATH"]}), Relay(f"rsync://127.0.0.1:{port}") as relay:
+    with run_daemon(command, port, {"PATH": os.environ["PATH"]}), Relay(f"rsync://127.0.0.1:{port}") as relay:
         yield relay
 
 

@@ -15,7 +15,7 @@ from benchmarks.endpoint import boot_script, free_port, is_served, some_servers
 from benchmarks.instance import Instance
 from benchmarks.place import Place
 from benchmarks.row import CannotRun, Figure
-from tests.helpers.postgresql import postgresql, programs
+from tests.helpers.postgresql import find_programs, postgresql
 
 LEASE_S: Final = 15.0  # until a standby may take over from an instance that has died
 _PREPARED_S: Final = 6.0  # without work: the standby has finished its preparations
@@ -69,7 +69,7 @@ def measure_empty(place: Place) -> Figure:
 @contextmanager
 def _one_ledger(place: Place) -> Iterator[tuple[Path, NewInstance]]:
     """Yield a folder, and a function that makes an instance in it; all instances share a ledger in PostgreSQL."""
-    if programs() is None:
+    if find_programs() is None:
         raise CannotRun("PostgreSQL is missing: scripts/install-packages benchmarks/packages.txt")
     with ExitStack() as stack:
         ledger = stack.enter_context(postgresql()).address()

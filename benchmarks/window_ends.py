@@ -29,22 +29,22 @@ from gitboot.publish.mirror_repair import join_program
 from tests.helpers import http_peers
 from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import (
-    configured,
     fleet,
-    give_credentials,
     image,
-    mac_of,
     maintenance,
+    make_mac,
     policy,
     profile,
     server,
+    store_credentials,
+    write_configuration,
 )
-from tests.helpers.git_repositories import SshServer, free_port, listening
+from tests.helpers.git_repositories import SshServer, free_port, run_daemon
 from tests.helpers.git_repositories import program as program_of
 from tests.helpers.mirrors import CACHES, KEY, caddy, nginx, s3_server
 from tests.helpers.running_instance import Repository, eventually, git, running
 
-ENTRY: Final = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+ENTRY: Final = f"v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
 WINDOW, ALONE = "memtest-7", "live-1"  # the images of the maintenance and of the policy
 TIMER_S: Final = 30  # gitboot/publish/mirror_repair.py: OnUnitInactiveSec
 
@@ -82,11 +82,11 @@ def measure(folder: Path, asks: bool, lives: bool, opens_s: int, watch_s: int) -
         repository = Repository.create(folder / "git")
         repository.push(_documents(port if asks else None))
         make_list_keys(folder / "keys", None, datetime.now(UTC))
-        settings = configured(max_reinstalls=9, list_keys=str(folder / "keys"))
+        settings = write_configuration(max_reinstalls=9, list_keys=str(folder / "keys"))
         with running(repository.bare, folder, *settings, *site.targets) as instance:
             if asks:
                 serve = [sys.executable, "-m", "gitboot", "serve", "--out", str(site.output)]
-                stack.enter_context(listening([*serve, "--listen", f"127.0.0.1:{port}"], port, os.environ))
+                stack.enter_context(run_daemon([*serve, "--listen", f"127.0.0.1:{port}"], port, os.environ))
             fetches = site.fetches(f"http://127.0.0.1:{port}/" if asks else None)
             ends = _round(datetime.now(UTC) + timedelta(seconds=opens_s))
             repository.push({"window.yaml": maintenance("repair", f"- {ends.isoformat()[:19]}")})
@@ -137,7 +137,7 @@ class Copies:
         self._store = stack.enter_context(s3_server())
         self._store.make("boots")
         self._store.let_anyone_read("boots")
-        give_credentials(folder / "s3", "s", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+        store_credentials(folder / "s3", "s", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
         self._branch = folder / "boots.git"
         pygit2.init_repository(str(self._branch), bare=True).free()
         for name in ("folder", "ssh", "rsync", "program"):
@@ -158,7 +158,7 @@ class Copies:
             f"[rsync]\npath = {self._folder}/rsync\nread only = no\n[output]\npath = {self.output}/boot\n"
         )
         command = [program_of("rsync", "rsync"), "--daemon", "--no-detach", f"--config={self._folder}/rsyncd.conf"]
-        self._stack.enter_context(listening(command, port, os.environ))
+        self._stack.enter_context(run_daemon(command, port, os.environ))
         return f"rsync://127.0.0.1:{port}"
 
     def _ssh(self) -> str:

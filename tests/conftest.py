@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of a shell; children would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     cases.lives = config.getoption("lives")
-    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=cases.examples(100))
+    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=cases.count_examples(100))
     settings.register_profile("gitboot", how)
     settings.load_profile("gitboot")
     forked_commands.make_ledgers_at_once()

@@ -20,7 +20,7 @@ from gitboot.controller.instance import standby
 from gitboot.controller.loop import WakeCause, WakeSignal
 from gitboot.publish.targets.follower import Follower
 from gitboot.status.instance_status import TargetStatus
-from tests.helpers.cases import present
+from tests.helpers.cases import require_value
 from tests.helpers.running_instance import eventually
 
 GITBOOT = Path(background_threads.__file__).parent
@@ -187,6 +187,6 @@ def test_items_are_returned_in_their_order() -> None:
 
 def test_the_pauses_that_are_shorter_in_the_commands_of_tests_are_some_seconds_long() -> None:
     """`forked_commands.shorten_pauses` changes these values in the processes of commands, and not in this one."""
-    follower = present(Follower.__init__.__kwdefaults__)["first_retry_s"]
-    thread = present(BackgroundThread.__init__.__kwdefaults__)["first_pause_s"]
+    follower = require_value(Follower.__init__.__kwdefaults__)["first_retry_s"]
+    thread = require_value(BackgroundThread.__init__.__kwdefaults__)["first_pause_s"]
     assert (follower, thread, background_threads.FIRST_RETRY_S, standby.CHECK_S) == (5.0, 5.0, 5.0, 2.0)

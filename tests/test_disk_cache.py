@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gitboot import disk_cache
 from gitboot.disk_cache import DiskCache
-from tests.helpers.cases import examples
+from tests.helpers.cases import count_examples
 from tests.helpers.disks_and_terminals import fill, small_disk
 
 ROOT = Path(__file__).parent.parent
@@ -374,7 +374,7 @@ DAMAGES = st.one_of(
 )
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=count_examples(150), deadline=None)
 @given(st.lists(st.tuples(DAMAGES, st.booleans()), min_size=1, max_size=6))
 def test_no_damage_gives_a_wrong_value_or_an_error(damages: list[tuple[Written | int, bool]]) -> None:
     with TemporaryDirectory() as folder:

@@ -50,11 +50,11 @@ from gitboot.resolve.provisioning_record import Record
 from tests.controller.records.test_ledger_trust import documents, reconcile_at
 from tests.helpers.cases import for_each
 from tests.helpers.disks_and_terminals import FailingDisk, failing_disk
-from tests.helpers.fleets import SEED, at, uuid_of
-from tests.helpers.forked_commands import captured
-from tests.helpers.git_repositories import Work
-from tests.helpers.instance_in_process import in_process
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.fleets import SEED, at, make_uuid
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.git_repositories import WorkTree
+from tests.helpers.instance_in_process import run_in_process
+from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.running_instance import Repository
 from tests.publish.test_publisher_kill import assert_complete, publish
 
@@ -62,8 +62,8 @@ FLEET = {"fleet.yaml": "---\n".join(SEED)}
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    made = Work(tmp_path / "checkout")
+def work(tmp_path: Path) -> WorkTree:
+    made = WorkTree(tmp_path / "checkout")
     made.commit(FLEET)
     return made
 
@@ -101,7 +101,7 @@ COMMANDS = cycle([VALIDATE, EXPLAIN, EXPLAIN, VALIDATE])
     [(*each, next(COMMANDS)) for each in product(PLANTED, (False, True), (True, False))],
 )
 def test_finding_s1_an_output_file_is_not_written_through_a_symlink_of_the_branch(
-    work: Work,
+    work: WorkTree,
     outside: Path,
     planted: str,
     is_absolute: bool,
@@ -116,7 +116,7 @@ def test_finding_s1_an_output_file_is_not_written_through_a_symlink_of_the_branc
         (work.path / ".git").rename(work.path.parent / "git")
     before = files_of(outside)
     monkeypatch.chdir(work.path)
-    done = captured(*(each.format(work.path / file if is_absolute else file) for each in command))
+    done = run_forked(*(each.format(work.path / file if is_absolute else file) for each in command))
     assert files_of(outside) == before
     assert (done.returncode, "is a symlink" in done.stderr, "Traceback" in done.stderr) == (Exit.USAGE, True, False)
 
@@ -141,19 +141,19 @@ KEY = "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"  # of age
 
 
 @pytest.mark.parametrize("what", OUTPUTS)
-def test_finding_s1_no_command_writes_through_a_symlink_of_the_branch(work: Work, outside: Path, what: str) -> None:
+def test_finding_s1_no_command_writes_through_a_symlink_of_the_branch(work: WorkTree, outside: Path, what: str) -> None:
     link, command = OUTPUTS[what]
     (work.path / link).parent.mkdir(parents=True, exist_ok=True)
     (work.path / link).symlink_to(outside / "empty")
     work.commit()
-    done = captured(*command(work.path))
+    done = run_forked(*command(work.path))
     assert files_of(outside) == {"zz.pth": "theirs"}
     assert (done.returncode != Exit.FINE, "Traceback" in done.stderr) == (True, False)
 
 
 @pytest.mark.parametrize("name", ["../site-packages/zz.pth", "{outside}/zz.pth", "servers/zz.pth"])
 def test_finding_s1_an_import_deletes_nothing_outside_its_folder(
-    work: Work, outside: Path, tmp_path: Path, name: str
+    work: WorkTree, outside: Path, tmp_path: Path, name: str
 ) -> None:
     """A commit can change which files the last import wrote, and those that the source no longer has are deleted."""
     digest = sha256(b"theirs").hexdigest()
@@ -162,13 +162,13 @@ def test_finding_s1_an_import_deletes_nothing_outside_its_folder(
     work.commit({".gitboot/import.json": f'{{"{named}": "{digest}"}}\n'})
     source = tmp_path / "dnsmasq.conf"
     source.write_text("dhcp-host=52:54:00:00:00:01,web01,10.0.0.1\n")
-    done = captured("import", "dnsmasq", source, "--out", work.path)
+    done = run_forked("import", "dnsmasq", source, "--out", work.path)
     assert files_of(outside) == {"zz.pth": "theirs"}
     assert (done.returncode, "Traceback" in done.stderr) == (Exit.USAGE, False)
 
 
 def test_finding_s1_no_module_of_the_branch_is_imported(
-    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: WorkTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ran := tmp_path / "ran").mkdir()
     modules = ("click", "sitecustomize", "usercustomize", "json")
@@ -211,7 +211,7 @@ def test_a_descriptor_that_the_caller_opened_can_be_written_to(
 ) -> None:
     done = shell(script)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out").read_text() == captured("explain", "Server", "-o", "json").stdout
+    assert (tmp_path / "out").read_text() == run_forked("explain", "Server", "-o", "json").stdout
 
 
 def test_a_descriptor_that_the_caller_did_not_open_is_rejected(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
 
 
 NOON = at("20T12:00")
-WEB01 = SystemUuid(uuid_of("web01"))
+WEB01 = SystemUuid(make_uuid("web01"))
 INTENT = OverrideRecord(
     reason="provision/1",
     plan_digest="d" * 64,
@@ -626,7 +626,7 @@ def test_e37_a_tree_on_a_failing_disk_is_not_reported_as_published(disk: Failing
 def test_e37_an_instance_continues_from_what_its_disk_has(disk: FailingDisk, tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push(documents())
-    with in_process(disk.path, repository.bare, initial="adopt") as parts:
+    with run_in_process(disk.path, repository.bare, initial="adopt") as parts:
         reconcile_at(parts, NOON)
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
         disk.fail()
@@ -654,7 +654,7 @@ def test_private_files_are_rejected_inside_the_output_tree(tmp_path: Path, optio
     (tmp_path / "beside").symlink_to(output)
     places = {"--state": tmp_path / "state", "--out": output, option: tmp_path / "beside" / below}
     options = [str(each) for pair in places.items() for each in pair]
-    done = typed("run", tmp_path / "fleet.git", *options, "--once")
+    done = run_command("run", tmp_path / "fleet.git", *options, "--once")
     assert done.code == Exit.USAGE
     where = "is" if not below else "is in"
     assert done.err == (
@@ -668,7 +668,7 @@ def test_secrets_of_operators_are_rejected_inside_the_output_tree(tmp_path: Path
     (output := tmp_path / "output").mkdir()
     (tokens := output / "tokens").write_text("a token that nobody guesses\n")
     places = ("--state", tmp_path / "state", "--out", output, "--operators-tokens", tokens)
-    done = typed("run", tmp_path / "fleet.git", *places, "--once")
+    done = run_command("run", tmp_path / "fleet.git", *places, "--once")
     assert done.code == Exit.USAGE and done.err.startswith(f"gitboot: --operators-tokens {tokens} is in --out {output}")
 
 
@@ -676,7 +676,7 @@ def test_a_repository_is_rejected_as_the_output_directory(tmp_path: Path) -> Non
     (repository := Repository.create(tmp_path / "git")).push(documents())
     for fleet, what in ((repository.work, "work tree"), (repository.bare, "repository")):
         before = sorted(each.name for each in fleet.iterdir())
-        done = typed("run", fleet, "--state", tmp_path / "state", "--out", fleet, "--once")
+        done = run_command("run", fleet, "--state", tmp_path / "state", "--out", fleet, "--once")
         assert done.code == Exit.USAGE
         assert done.err == f"gitboot: --out {fleet} is a Git {what}; choose a separate directory for published files\n"
         assert sorted(each.name for each in fleet.iterdir()) == before

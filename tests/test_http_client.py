@@ -23,7 +23,7 @@ from gitboot.cli.instance_client import fetch_accepted_commit, open_instance
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
 from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_credentials
 from tests.helpers.http_peers import Authority, StrangeAnswer, StrangeClient, strange_server
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 
 SHORT_S = 0.4  # a deadline: anything that takes longer on any machine ends with the same words
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -262,7 +262,7 @@ def test_finding_s16_tokens_are_sent_only_by_https_or_to_this_machine(url: str, 
 def test_finding_s16_a_command_sends_no_token_to_an_http_url(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("very-secret\n")
     options = ("--steps", "1,100", "--api-token", tmp_path / "token", "--no-commit", "--path", tmp_path)
-    done = typed("rollout", "advance", "images", "--records", "http://boot.invalid/", *options)
+    done = run_command("rollout", "advance", "images", "--records", "http://boot.invalid/", *options)
     assert (done.code, "unencrypted" in done.err, "very-secret" in done.err) == (64, True, False)
 
 

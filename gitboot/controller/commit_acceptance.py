@@ -507,7 +507,7 @@ class CommitAcceptor:
         if not self._has_searched:
             tips |= {*map(Revision, knowledge.unsearched_commits), self._source.accepted(), self._published}
         if tips - {None, since}:
-            found = self._source.acknowledging_content(
+            found = self._source.find_acknowledging_content(
                 [Revision(since)] if since is not None else [], sorted(filter(None, tips))
             )
             attempt = structs.replace(

@@ -151,7 +151,7 @@ class LedgerOfferRecorder:
             if self._ledger_error is not None:
                 raise LedgerError(self._ledger_error)
             with self._store.writing() as tx:
-                server_tables.offer_evidence(tx, numbered, self._at)
+                server_tables.write_offers(tx, numbered, self._at)
                 server_tables.write_versions(tx, versions, number)
         return ()
 
@@ -700,7 +700,7 @@ def _build_branch_target(
             make_remote,
             target_address.ref,
             settings.state / "targets" / f"{compute_digest(target_address.name.encode())[:16]}.git",
-            fetching=source.fetching,
+            fetcher=source.fetcher,
         ),
         ledger=instance_tables.read_facts(store).identity,
         heir_of=lambda: instance_tables.read_facts(store).heir_of,

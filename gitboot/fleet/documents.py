@@ -229,7 +229,7 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
         try:
             resources.append((document.index, read_resource(document.value)))
         except InvalidDocument as invalid:
-            shown = _problems(data, path, document.index, invalid.faults, MAX_KEPT - len(problems))
+            shown = _build_problems(data, path, document.index, invalid.faults, MAX_KEPT - len(problems))
             problems += shown
             more += len(invalid.faults) - len(shown)
             if (key := _find_id(document.value)) is not None:
@@ -248,7 +248,7 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     )
 
 
-def _problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_most: int) -> list[Problem]:
+def _build_problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_most: int) -> list[Problem]:
     if at_most <= 0:
         return []
     placed = [(locate(data, index, (*each.path, *each.error.at), key=each.is_key), each) for each in faults]

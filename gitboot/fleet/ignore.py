@@ -37,9 +37,9 @@ class Ignore:
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._automaton = _Automaton(patterns)
         self._states_after = lru_cache(maxsize=_FOLDERS)(self._enter)
-        self.is_ignored: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._find_if_ignored)
+        self.is_ignored: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._match_path)
 
-    def _find_if_ignored(self, path: str) -> bool:
+    def _match_path(self, path: str) -> bool:
         # A path that ends with "/" is a folder.
         folder, slash, name = path.removesuffix("/").rpartition("/")
         states = self._states_after(folder) if slash else self._automaton.start
@@ -84,7 +84,7 @@ class _States:
             (self.at_path if pattern.is_path else self.at_name).append(self._next)
             for token in pattern.tokens:
                 self._add(token)
-            state = self._state()
+            state = self._add_state()
             self.ends.append(state)
             self.file_ends += [state] * (not pattern.folders_only)
             self.negations += [state] * pattern.is_negated
@@ -92,17 +92,17 @@ class _States:
     def _add(self, token: Token) -> None:
         match token:
             case OneByte(members):
-                self.single_bytes.setdefault(members, []).append(self._state())
+                self.single_bytes.setdefault(members, []).append(self._add_state())
             case Star(crosses):
-                state = self._state()
+                state = self._add_state()
                 self.stars.append(state)
                 self.crossing += [state] * crosses
             case AnyFolders():
-                self.entries.append(self._state())
+                self.entries.append(self._add_state())
                 self._add(Star(crosses=True))
                 self._add(OneByte(1 << SLASH))
 
-    def _state(self) -> int:
+    def _add_state(self) -> int:
         self._next += 1
         return self._next - 1
 
@@ -113,8 +113,8 @@ class _Automaton:
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         states = _States(patterns)
         self._takes = [0] * 256
-        for members, taking in states.single_bytes.items():
-            bits = _to_bits(taking)
+        for members, accepting in states.single_bytes.items():
+            bits = _to_bits(accepting)
             for byte in range(256):
                 if members >> byte & 1:
                     self._takes[byte] |= bits

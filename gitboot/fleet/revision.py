@@ -143,25 +143,25 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
     """Return ``before`` with the changed values and without the removed keys. Do not check whether anything differs."""
     if not changed and not removed:
         return before
-    base, over, without = before, dict(changed), set[K]()
+    base, over, removed_keys = before, dict(changed), set[K]()
     if isinstance(before, Overlay):
-        base, over, without = before.base, {**before.over, **changed}, before.removed_keys - changed.keys()
+        base, over, removed_keys = before.base, {**before.over, **changed}, before.removed_keys - changed.keys()
     for key in removed:
         over.pop(key, None)
         if key in base:
-            without.add(key)
+            removed_keys.add(key)
     if not base:
         return over if (order := sorted(over)) == list(over) else {key: over[key] for key in order}
-    come = tuple(sorted(key for key in over if key not in base))
+    added_keys = tuple(sorted(key for key in over if key not in base))
     # Each change copies the upper layer, and sometimes also the base. The total cost is lowest if the size of the upper
     # layer is at most about the square root of the size of the base. A base that is not a dict may compute its values
     # on access.
-    if len(over) + len(without) <= (2 * isqrt(len(base)) if isinstance(base, dict) else len(base)):
-        return Overlay(base, over, without, come)
+    if len(over) + len(removed_keys) <= (2 * isqrt(len(base)) if isinstance(base, dict) else len(base)):
+        return Overlay(base, over, removed_keys, added_keys)
     flat = {**base, **over}
-    for key in without:
+    for key in removed_keys:
         del flat[key]
-    return dict(sorted(flat.items())) if come else flat
+    return dict(sorted(flat.items())) if added_keys else flat
 
 
 def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
@@ -186,9 +186,9 @@ class Overlay(Mapping[K, V]):
 
     __slots__ = ("added_keys", "base", "over", "removed_keys")
 
-    def __init__(self, base: Mapping[K, V], over: dict[K, V], without: set[K], come: tuple[K, ...]) -> None:
-        self.base, self.over, self.removed_keys = base, over, without
-        self.added_keys = come  # the sorted keys that the base does not contain
+    def __init__(self, base: Mapping[K, V], over: dict[K, V], removed_keys: set[K], added_keys: tuple[K, ...]) -> None:
+        self.base, self.over, self.removed_keys = base, over, removed_keys
+        self.added_keys = added_keys  # the sorted keys that the base does not contain
 
     def __getitem__(self, key: K) -> V:
         if key in self.over:

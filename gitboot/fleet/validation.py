@@ -366,15 +366,15 @@ def _examine(
     problems = select_first([*listing.problems, *draft.problems, *found], draft.more + more)
     if not problems:
         return draft.build_repository()
-    whole = draft.find_complete()
-    lacking = {key.kind for key in draft.list_known() - whole} | draft.unread.kinds
+    complete = draft.find_complete()
+    incomplete_kinds = {key.kind for key in draft.list_known() - complete} | draft.unread.kinds
     if not draft.list_kind(Fleet):
-        lacking.add("Fleet")
+        incomplete_kinds.add("Fleet")
     return InvalidRevision(
         problems=tuple(problems),
         well_formed=draft.build_repository(),
-        complete=draft.build_repository(whole),
-        incomplete_kinds=frozenset(lacking),
+        complete=draft.build_repository(complete),
+        incomplete_kinds=frozenset(incomplete_kinds),
     )
 
 
@@ -416,8 +416,8 @@ _OWN_DUPLICATE_HINTS: Final = {
 
 
 def _describe_duplicate(identity: Identity, holder: str, other: Identity, place: str) -> str:
-    spelt = f", as {other.value}" if other.value != identity.value else ""
-    return f"{identity.kind} {identity.value} is already used by {holder} at {place}{spelt}"
+    spelling = f", as {other.value}" if other.value != identity.value else ""
+    return f"{identity.kind} {identity.value} is already used by {holder} at {place}{spelling}"
 
 
 def _find_ambiguous_bmcs(draft: Draft) -> Iterator[Remark]:
@@ -493,8 +493,8 @@ class _Names:
         if (kind, name) not in self._near and self._comparisons_left > 0:
             self._comparisons_left -= len(self._names[kind])
             self._near[kind, name] = find_similar(name, self._names[kind])
-        meant = self._near.get((kind, name))
-        return f"did you mean {meant}?" if meant else otherwise
+        similar = self._near.get((kind, name))
+        return f"did you mean {similar}?" if similar else otherwise
 
 
 # the maximum number of comparisons, each of which takes microseconds, to limit the time for many wrong names
@@ -560,10 +560,10 @@ class Draft:
 
     def find_complete(self) -> frozenset[Id]:
         """Return the resources that occur only once and whose direct and indirect references all exist."""
-        kept = self.resources.keys() - self._twice
-        while lacking := {key for key in kept if not self._is_complete(key, kept)}:
-            kept -= lacking
-        return frozenset(kept)
+        complete = self.resources.keys() - self._twice
+        while incomplete := {key for key in complete if not self._is_complete(key, complete)}:
+            complete -= incomplete
+        return frozenset(complete)
 
     def _is_complete(self, key: Id, candidates: set[Id]) -> bool:
         if key.kind == "Fleet":
@@ -687,12 +687,12 @@ _STEPS: Final = {
 def list_references(resource: Resource) -> Iterator[tuple[str, str, Path]]:
     """Yield (kind, name, path of the field) for each reference. The kind is "file" if the field refers to a file."""
     for kind, steps in _STEPS[type(resource)]:
-        for name, at in _values_at(resource.spec, steps, ("spec",)):
+        for name, at in _find_values(resource.spec, steps, ("spec",)):
             if kind != "ImageSource" or name not in BUILT_IN_SOURCES:
                 yield kind, name, at
 
 
-def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iterator[tuple[Any, Path]]:
+def _find_values(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iterator[tuple[Any, Path]]:
     """Yield each value that is reached from ``value`` by following ``steps``, with the value's path in the document."""
     if not steps:
         yield value, at
@@ -700,9 +700,9 @@ def _values_at(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> Iter
     (name, alias), *_ = steps
     if name == "*":
         for step, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _values_at(each, steps[1:], (*at, step))
+            yield from _find_values(each, steps[1:], (*at, step))
     elif (found := getattr(value, name, None)) is not None:
-        yield from _values_at(found, steps[1:], (*at, alias))
+        yield from _find_values(found, steps[1:], (*at, alias))
 
 
 def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:

@@ -124,7 +124,7 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     value on the path that exists. Callers should finish all lookups in one document before they begin with the next
     document, so that gitboot reads each document only once.
     """
-    layout = _layout(data, index)
+    layout = _read_layout(data, index)
     at, key_at = layout.root, layout.root.start
     for number, step in enumerate(path, 1):
         found = _find_item(at, step)
@@ -136,12 +136,12 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     return layout.lines.place(at.start)
 
 
-def value_lines(data: bytes, index: int) -> dict[Path, int]:
+def list_value_lines(data: bytes, index: int) -> dict[Path, int]:
     """Return the line number of each value in a document, by path.
 
     If a value is absent, return the line number of the key.
     """
-    layout = _layout(data, index)
+    layout = _read_layout(data, index)
     return {path: layout.lines.place(spot.start).line for path, spot in _list_spots((), layout.root)}
 
 
@@ -155,7 +155,7 @@ def _list_spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
             yield from _list_spots((*path, number), below)
 
 
-def document_text(data: bytes, index: int) -> bytes:
+def get_document_text(data: bytes, index: int) -> bytes:
     """Return the bytes of the document with this index.
 
     The bytes begin at the `---` line of the document, and end before the next `---` line.
@@ -174,7 +174,7 @@ def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
 
     Raises `KeyError` if there is no scalar at the path.
     """
-    *_, (_, at) = _follow(_layout(data, index).root, path)
+    *_, (_, at) = _follow(_read_layout(data, index).root, path)
     if at.end is None:
         raise KeyError(path)
     start, end = at.start, at.end
@@ -187,7 +187,7 @@ def insert_field(data: bytes, index: int, after: Path, name: str, value: str | M
     The value of the new field is a plain scalar or a mapping of plain scalars. All other bytes stay the same. Raises
     KeyError if the path does not lead to a scalar in a mapping, or if the mapping has the field already.
     """
-    *_, (above_at, above), (key_at, at) = _follow(_layout(data, index).root, after)
+    *_, (above_at, above), (key_at, at) = _follow(_read_layout(data, index).root, after)
     if not isinstance(above.items, dict) or name in above.items or at.end is None:
         raise KeyError(name)
     end = at.end
@@ -237,7 +237,7 @@ def _edit_document(data: bytes, index: int, edit: Callable[[str], str]) -> bytes
 
 # the cache has one entry for the document with a problem, and one for a document that the problem names
 @lru_cache(maxsize=2)
-def _layout(data: bytes, index: int) -> _Layout:
+def _read_layout(data: bytes, index: int) -> _Layout:
     try:
         span = _list_spans(data)[index]
     except IndexError:
@@ -255,8 +255,8 @@ def _split_documents(data: bytes) -> Iterator[_Span]:
     """Yield all documents of a file in order, including empty documents."""
     start = lines = 0
     while start < len(data):
-        following = _NEXT_DOCUMENT.search(data, start)
-        end = following.start() + 1 if following else len(data)
+        next_document = _NEXT_DOCUMENT.search(data, start)
+        end = next_document.start() + 1 if next_document else len(data)
         yield _Span(start, end, lines)
         lines += data.count(b"\n", start, end)
         start = end
@@ -316,7 +316,7 @@ class _Reader:
         return self._root is None and not self.problems
 
     def read(self, index: int) -> Document | None:
-        value = self._attempt(self._whole) if self._root else None
+        value = self._attempt(self._read_document) if self._root else None
         return None if self.problems or not isinstance(value, dict) else Document(value=value, index=index)
 
     def layout(self) -> _Layout:
@@ -334,45 +334,47 @@ class _Reader:
     def place(self, mark: Any) -> Place:
         return self.lines.place(mark.index)
 
-    def place_of_byte(self, offset: int) -> Place:
+    def locate_byte(self, offset: int) -> Place:
         text = self.source[:offset].decode("utf-8-sig", "ignore")
         return Place(self._lines_before + text.count("\n") + 1, len(text) - text.rfind("\n"))
 
-    def note(self, place: Place, code: Code, message: str, hint: str) -> None:
+    def add_problem(self, place: Place, code: Code, message: str, hint: str) -> None:
         if len(self.problems) == MAX_KEPT:
             self.more += 1
             return
         line, column = place
         self.problems.append(Problem(path=self._path, line=line, column=column, code=code, message=message, hint=hint))
 
-    def refuse(self, event: Any, code: Code, message: str, hint: str) -> None:
-        self.note(self.place(event.start_mark), code, message, hint)
+    def reject(self, event: Any, code: Code, message: str, hint: str) -> None:
+        self.add_problem(self.place(event.start_mark), code, message, hint)
 
-    def note_bytes(self, error: ReaderError) -> None:
-        place = self.place_of_byte(error.position)
+    def report_invalid_bytes(self, error: ReaderError) -> None:
+        place = self.locate_byte(error.position)
         if error.reason == "control characters are not allowed":
-            self.note(
+            self.add_problem(
                 place,
                 Code.CONTROL_CHARACTER,
                 f"the control character U+{error.character:04X} is not allowed in YAML",
                 "remove the character",
             )
         else:
-            self.note(place, Code.NOT_UTF8, "the file contains bytes that are not UTF-8", "save the file as UTF-8")
+            self.add_problem(
+                place, Code.NOT_UTF8, "the file contains bytes that are not UTF-8", "save the file as UTF-8"
+            )
 
-    def note_syntax(self, error: MarkedYAMLError) -> None:
+    def report_syntax_error(self, error: MarkedYAMLError) -> None:
         if marker := _CONFLICT.search(self.source):
             message = f"the file contains a Git conflict marker: {marker[0][:7].decode()}"
-            self.note(
-                self.place_of_byte(marker.start()),
+            self.add_problem(
+                self.locate_byte(marker.start()),
                 Code.NOT_YAML,
                 message,
                 "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= or >>>>>>>",
             )
             return
         problem, context = error.problem or "", error.context or ""
-        began: Any = error.context_mark
-        mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
+        context_start: Any = error.context_mark
+        mark: Any = context_start if problem in _LATE_ERRORS else error.problem_mark
         character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
         if character == "\t" or "tab character" in problem:
             code, message, hint = Code.NOT_YAML, "YAML does not allow a tab here", "indent with spaces"
@@ -383,9 +385,9 @@ class _Reader:
         else:
             code, hint = Code.NOT_YAML, _HINTS.get(problem, Code.NOT_YAML.hint)
             message = "not YAML: " + problem.replace("found character", f"found {character!r}, a character")
-            if began and began.line != mark.line:
-                message += f" ({context} that begins on line {self.place(began).line})"
-        self.note(self.place(mark), code, message, hint)
+            if context_start and context_start.line != mark.line:
+                message += f" ({context} that begins on line {self.place(context_start).line})"
+        self.add_problem(self.place(mark), code, message, hint)
 
     def _attempt(self, step: Callable[[], _T]) -> _T | None:
         """Return the result of ``step``.
@@ -395,11 +397,11 @@ class _Reader:
         try:
             return step()
         except ReaderError as error:
-            self.note_bytes(error)
+            self.report_invalid_bytes(error)
         except MarkedYAMLError as error:
-            self.note_syntax(error)
+            self.report_syntax_error(error)
         except UnicodeDecodeError:  # PyYAML raises this error for %-escapes in a tag
-            self.note(self.start, Code.TAG, "a tag is not allowed, and this tag is not UTF-8", _NO_TAGS)
+            self.add_problem(self.start, Code.TAG, "a tag is not allowed, and this tag is not UTF-8", _NO_TAGS)
         except _UnreadableRest:
             pass
         return None
@@ -407,7 +409,7 @@ class _Reader:
     def _begin(self) -> Any:
         source = self.source
         if len(source) > MAX_DOCUMENT_BYTES:
-            self.note(
+            self.add_problem(
                 self.start,
                 Code.DOCUMENT_TOO_LARGE,
                 f"the document has {len(source):,} bytes; the limit is {MAX_DOCUMENT_BYTES:,}",
@@ -415,8 +417,8 @@ class _Reader:
             )
             raise _UnreadableRest
         if b"%" in source and (directive := _DIRECTIVE.search(source)):
-            self.note(
-                self.place_of_byte(directive.end()),
+            self.add_problem(
+                self.locate_byte(directive.end()),
                 Code.DIRECTIVE,
                 "a directive (a line that begins with '%') is not allowed",
                 "remove the line",
@@ -434,18 +436,18 @@ class _Reader:
             self._next()  # end of the document
         return None
 
-    def _whole(self) -> Value:
-        value = self._value(self._root, 1)
+    def _read_document(self) -> Value:
+        value = self._read_value(self._root, 1)
         self._next()  # end of the document
         if another := self._next_root():
-            self.refuse(
+            self.reject(
                 another,
                 Code.NOT_YAML,
                 "another document begins here, but its '---' is not on a separate line",
                 "end lines with LF or CRLF",
             )
         if not isinstance(value, dict):
-            self.refuse(
+            self.reject(
                 self._root,
                 Code.ROOT_NOT_MAPPING,
                 "the document is not a mapping with apiVersion, kind, metadata and spec",
@@ -453,13 +455,13 @@ class _Reader:
             )
         return value
 
-    def _value(self, event: Any, depth: int) -> Value:
+    def _read_value(self, event: Any, depth: int) -> Value:
         """Read the value that begins with ``event``.
 
         ``depth`` is the number of enclosing lists and mappings, plus 1.
         """
         if self._may_have_properties:
-            self._refuse_properties(event)
+            self._reject_properties(event)
         kind = type(event)  # this is faster than isinstance(), and events have no subclasses
         if kind is ScalarEvent:
             text: str = event.value
@@ -467,7 +469,7 @@ class _Reader:
                 return Quoted(text)
             return None if text in {"", "null", "~"} else text
         if kind is AliasEvent:
-            self.refuse(
+            self.reject(
                 event,
                 Code.ALIAS,
                 "an alias is not allowed",
@@ -475,67 +477,67 @@ class _Reader:
             )
             return None
         if depth > MAX_DEPTH:
-            self.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
+            self.reject(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
             raise _UnreadableRest
         if kind is MappingStartEvent:
-            return self._mapping(depth)
+            return self._read_mapping(depth)
         items: list[Value] = []
         while type(event := self._next()) is not SequenceEndEvent:
-            items.append(self._value(event, depth + 1))
+            items.append(self._read_value(event, depth + 1))
         return items
 
-    def _mapping(self, depth: int) -> dict[str, Value]:
-        read, wary = self._next, self._may_have_properties
+    def _read_mapping(self, depth: int) -> dict[str, Value]:
+        read, checks_properties = self._next, self._may_have_properties
         mapping: dict[str, Value] = {}
         firsts: dict[str, Any] = {}  # the first occurrence of each key
         while type(event := read()) is not MappingEndEvent:
             key = event.value if type(event) is ScalarEvent else ""
-            if wary or key in {"", "<<"} or key in firsts:
+            if checks_properties or key in {"", "<<"} or key in firsts:
                 self._check_key(event, firsts, depth)
             else:
                 firsts[key] = event.start_mark
-            mapping[key] = self._value(read(), depth + 1)
+            mapping[key] = self._read_value(read(), depth + 1)
         return mapping
 
     def _check_key(self, event: Any, firsts: dict[str, Any], depth: int) -> None:
         if type(event) is not ScalarEvent:
             if type(event) is not AliasEvent:
-                self.refuse(
+                self.reject(
                     event,
                     Code.INVALID_KEY,
                     "a key must not be a list or a mapping",
                     "use text as the key, or put a value that begins with '{{' in quotes",
                 )
-            self._value(event, depth + 1)
+            self._read_value(event, depth + 1)
             return
-        self._refuse_properties(event)
+        self._reject_properties(event)
         key = event.value
         if not key:
-            self.refuse(
+            self.reject(
                 event, Code.INVALID_KEY, "a key is empty", "add the key, or put text that contains ': ' in quotes"
             )
         elif key == "<<" and not event.style:
-            self.refuse(event, Code.MERGE_KEY, "a merge key ('<<') is not allowed", "repeat the keys")
+            self.reject(event, Code.MERGE_KEY, "a merge key ('<<') is not allowed", "repeat the keys")
         elif (first := firsts.setdefault(key, event.start_mark)) is not event.start_mark:
-            self.refuse(
+            self.reject(
                 event,
                 Code.DUPLICATE_KEY,
                 f"the key {key[:80]!r} is already on line {self.place(first).line}",
                 "remove one of the two keys",
             )
 
-    def _refuse_properties(self, event: Any) -> None:
+    def _reject_properties(self, event: Any) -> None:
         if type(event) is AliasEvent:
             return  # the event is an alias, whose `anchor` is the name of the target
         if event.anchor is not None:
-            self.refuse(
+            self.reject(
                 event,
                 Code.ANCHOR,
                 "an anchor is not allowed",
                 "remove the anchor, or put text that begins with '&' in quotes",
             )
         if event.tag is not None:
-            self.refuse(event, Code.TAG, "a tag is not allowed", _NO_TAGS)
+            self.reject(event, Code.TAG, "a tag is not allowed", _NO_TAGS)
 
 
 def _build_layout(read: Callable[[], Any], event: Any) -> Spot:
@@ -565,7 +567,7 @@ _NEST_LESS: Final = "reduce the nesting"
 _CONFLICT: Final = re.compile(rb"^(?:(?:<{7}|>{7}|\|{7}) .*|={7}\r?)$", re.MULTILINE)
 _NO_TAGS = "remove the tag, or put text that begins with '!' in quotes"
 # Problems for which libyaml reports a location after the actual fault.
-_SEEN_TOO_LATE = frozenset(
+_LATE_ERRORS = frozenset(
     {"could not find expected ':'", "found unexpected end of stream", "found unexpected document indicator"}
 )
 _HINTS = {

@@ -14,7 +14,7 @@ from gitboot.child_processes import (
     read_frame,
     write_frame,
 )
-from gitboot.git.fetch import ERRORS, FetchFailure, FetchOrder, InThisProcess, Report, parse_order
+from gitboot.git.fetch import ERRORS, FetchFailure, FetchOrder, InProcessFetcher, Report, parse_order
 from gitboot.git.repository import lacks_memory, report_steps_to, report_work
 
 
@@ -41,7 +41,7 @@ def main(parent: str) -> None:
 def run_order(order: FetchOrder) -> Report:
     report_work()
     try:
-        return InThisProcess().carry_out(order)
+        return InProcessFetcher().carry_out(order)
     except tuple(ERRORS.values()) as error:
         if lacks_memory(error):
             raise MemoryError from error

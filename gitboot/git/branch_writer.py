@@ -18,7 +18,7 @@ from pygit2.enums import FileMode
 from gitboot.errors import UsageError
 from gitboot.files import resolve_fleet_root, write_output_file
 from gitboot.fleet.revision import Revision
-from gitboot.git.fetch import Fetching, FetchOrder, FetchResult, InThisProcess, Work
+from gitboot.git.fetch import Fetcher, FetchOrder, FetchResult, InProcessFetcher, Work
 from gitboot.git.history import convert_date, read_file
 from gitboot.git.remote import Remote
 from gitboot.git.repository import (
@@ -52,10 +52,10 @@ class OwnedBranch:
     """
 
     def __init__(
-        self, get_remote: Callable[[], Remote], ref: str, path: Path, *, fetching: Fetching | None = None
+        self, get_remote: Callable[[], Remote], ref: str, path: Path, *, fetcher: Fetcher | None = None
     ) -> None:
         self._get_remote, self._ref, self._path = get_remote, ref, path
-        self._fetching = fetching or InThisProcess()
+        self._fetcher = fetcher or InProcessFetcher()
 
     def fetch(self) -> str | None:
         """Fetch the branch and return its newest commit, or None if the remote does not have the branch."""
@@ -110,7 +110,7 @@ class OwnedBranch:
 
     def _carry_out(self, work: Work, **more: Any) -> FetchResult:
         remote = structs.replace(self._get_remote(), reference=self._ref)  # use the current credentials
-        return self._fetching.carry_out(FetchOrder(work=work, remote=remote, folder=self._path, **more))
+        return self._fetcher.carry_out(FetchOrder(work=work, remote=remote, folder=self._path, **more))
 
     @contextmanager
     def _open(self) -> Iterator[pygit2.Repository]:
@@ -221,7 +221,7 @@ def _find_adding_commit(repository: pygit2.Repository, tip: CommitObject, place:
     Return None if ``tip`` lacks the file.
     """
     found = None
-    for commit in islice(CommitReader(repository).first_parents(tip.id), _MOST_LATER_COMMITS):
+    for commit in islice(CommitReader(repository).first_parents(tip.id), _MAX_LATER_COMMITS):
         tree = read_tree(repository, commit)
         if tree is None or place not in tree:
             return found
@@ -231,7 +231,7 @@ def _find_adding_commit(repository: pygit2.Repository, tip: CommitObject, place:
     return found
 
 
-_MOST_LATER_COMMITS: Final = 100
+_MAX_LATER_COMMITS: Final = 100
 
 
 def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:

@@ -18,8 +18,8 @@ from gitboot.git.fetch import (
     CLONE,
     EMPTY,
     NEW,
-    Fetching,
-    InThisProcess,
+    Fetcher,
+    InProcessFetcher,
     Upstream,
     build_latest_reference,
     build_tag_reference,
@@ -97,7 +97,7 @@ class Source:
         self,
         remote: Remote,
         state: Path,
-        fetching: Fetching | None = None,
+        fetcher: Fetcher | None = None,
         *,
         read_credentials: Callable[[], Password | SshKey | None] | None = None,
         record: BranchRecord | None = None,
@@ -110,7 +110,7 @@ class Source:
         self._latest = build_latest_reference(self._remote)
         self._head: Head | None = None  # the HEAD of the remote at the last fetch; None: this object has not read it
         self.has_fetched = False  # whether this object fetched `latest`
-        self.fetching = fetching or InThisProcess()
+        self.fetcher = fetcher or InProcessFetcher()
         self.clone = StoredRepository(state / CLONE, CorruptClone)
         _remove_leftovers(self.clone.path)
         for left in (state / NEW, *state.glob(f"{EMPTY}*")):
@@ -195,7 +195,7 @@ class Source:
             old, new = pygit2.Oid(hex=since), pygit2.Oid(hex=revision)
             return list_first_parent_merges(ours, old, new) or (Merge(revision, tuple(list_messages(ours, old, new))),)
 
-    def file_changes(self, revision: Revision, known: Mapping[Revision, FileChanges]) -> tuple[FileChanges, ...]:
+    def read_file_changes(self, revision: Revision, known: Mapping[Revision, FileChanges]) -> tuple[FileChanges, ...]:
         """Return the latest first-parent commits up to ``revision``, newest first, each with the files that it changed.
 
         ``known`` contains earlier results, which gitboot reuses.
@@ -203,7 +203,7 @@ class Source:
         with self.clone.open() as ours:
             return tuple(list_file_changes(ours, revision, read_fleet_folder_at(ours, revision), known))
 
-    def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
+    def find_acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
         """Return the content digests of commits with acknowledgements.
 
         These are the commits that are reachable from ``tips`` but not from ``hidden``. gitboot ignores commits that the
@@ -238,7 +238,7 @@ class Source:
         is_there = self.clone.path.exists()
         try:
             branch, remote = self._resolve_remote()
-            revision, head = self.fetching.fetch(remote, self._state, anew=not is_there)
+            revision, head = self.fetcher.fetch(remote, self._state, into_new_clone=not is_there)
         except (TryAgain, OperatorError):
             _remove_leftovers(self.clone.path, keep="accepted.lock")  # `keep` is a file that no fetch creates
             raise
@@ -257,7 +257,7 @@ class Source:
         that case, the new clone is complete except that it has no accepted commit.
         """
         _, remote = self._resolve_remote()
-        found = self.fetching.restore(remote, self._state, accepted)
+        found = self.fetcher.restore(remote, self._state, accepted)
         self._replace_clone()
         self.has_fetched = True
         if not found:
@@ -279,7 +279,7 @@ class Source:
         branch = branch or self._record.read()  # an earlier write may have succeeded although it raised an error
         if branch is not None:
             return branch, _set_reference(remote, branch)
-        head = self.fetching.read_head(remote, self._state)
+        head = self.fetcher.read_head(remote, self._state)
         if head.branch is None:
             raise BranchNotNamed(explain_detached_head(remote))
         branch = FollowedBranch(head.branch, is_default=True)

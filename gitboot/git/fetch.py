@@ -53,7 +53,7 @@ from gitboot.git.repository import (
     read_tag,
     store_fleet_folder,
 )
-from gitboot.git.snapshots import find_folder_in, tree_at
+from gitboot.git.snapshots import find_folder_in, find_tree
 from gitboot.jsonio import build_decoder
 
 _ALL: Final = "refs/gitboot/all/"
@@ -121,7 +121,7 @@ class Upstream:
             commit = CommitReader(ours).peel(tip).revision
         except pygit2.GitError as error:
             raise SourceError(f"{self._remote.url}: {name} is not a commit") from error
-        if folder and tree_at(ours, commit, folder) is None:
+        if folder and find_tree(ours, commit, folder) is None:
             raise SubpathMissing(f"{self._remote.url}: commit {commit[:12]} has no folder {folder}")
         tag = read_tag(ours, pygit2.Oid(hex=tip))
         # If a server presents an older tag under a newer name, the name in the tag object differs.
@@ -281,19 +281,19 @@ _FETCH_ERRORS: Final = (
 ERRORS: Final = {each.__name__: each for each in _FETCH_ERRORS}
 
 
-class Fetching(ABC):
+class Fetcher(ABC):
     """Carries out fetches and pushes in this process or in another process."""
 
     @abstractmethod
     def carry_out(self, order: FetchOrder) -> FetchResult:
         """Carry out a task, and return its result. Raises `SourceError`, `SourceRefused` or `UsageError`."""
 
-    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
+    def fetch(self, remote: Remote, state: Path, *, into_new_clone: bool) -> tuple[Revision, Head | None]:
         """Fetch the remote's reference into the clone in ``state``, or into a new clone there.
 
         Return the commit and the remote's HEAD. HEAD is None if the reference is a commit ID.
         """
-        found = self.carry_out(FetchOrder(work="anew" if anew else "fetch", remote=remote, folder=state))
+        found = self.carry_out(FetchOrder(work="anew" if into_new_clone else "fetch", remote=remote, folder=state))
         return Revision(found.revision), found.head
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
@@ -309,7 +309,7 @@ class Fetching(ABC):
         return head
 
 
-class InThisProcess(Fetching):
+class InProcessFetcher(Fetcher):
     """Carries out fetches and pushes in this process, without memory and time limits."""
 
     def carry_out(self, order: FetchOrder) -> FetchResult:
@@ -409,7 +409,7 @@ FETCH_TIMEOUT_S: Final = 3600.0  # the time limit for a fetch; this limit does n
 _START_TIMEOUT_S: Final = 60.0  # the time limit until a process has loaded its program from a slow disk
 
 
-class FetchProcess(Fetching):
+class FetchProcess(Fetcher):
     """Carries out fetches and pushes in a child process with limited memory and time.
 
     Raises `SourceTooLarge` if the process exceeds its memory limit. Raises `SourceError` if the process does not report
@@ -459,7 +459,7 @@ class FetchProcess(Fetching):
             if answer is None:
                 raise self._build_exit_error(url, child.wait())
         except TimeoutError:
-            raise SourceError(f"{url}: {deadline.complaint}") from None
+            raise SourceError(f"{url}: {deadline.error_message}") from None
         except BrokenPipeError:
             raise self._build_exit_error(url, child.wait()) from None
         finally:
@@ -515,7 +515,7 @@ class _StepDeadline:
         return min(self._step_ends_s, self._ends_s) - time.monotonic()
 
     @property
-    def complaint(self) -> str:
+    def error_message(self) -> str:
         if self._ends_s <= time.monotonic():
             return f"the fetch was not complete after {self._total_s:g} s"
         return self._step.timeout_message

@@ -34,12 +34,12 @@ from gitboot.git.snapshots import (
     WORKTREE,
     check_folder,
     find_folder_in,
+    find_tree,
     get_fleet_folder,
     load_commit,
     load_worktree,
     read_worktree_file,
     resolve_commit,
-    tree_at,
 )
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
@@ -79,7 +79,7 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
         steps = tuple(
             HistoryStep(commit=summarize_commit(commit), tree=None if tree is None else tree.hex())
             for commit in CommitReader(git).first_parents(start)
-            for tree in (tree_at(git, commit.revision, folder),)
+            for tree in (find_tree(git, commit.revision, folder),)
         )
         return History(StoredRepository(get_git_directory(git)), folder, steps, shallow=git.is_shallow)
 
@@ -103,8 +103,8 @@ def list_file_changes(
 
 
 def _find_changed_files(git: pygit2.Repository, commit: CommitObject, folder: str) -> FileChanges:
-    before = tree_at(git, Revision(str(commit.parents[0])), folder) if commit.parents else None
-    after = tree_at(git, commit.revision, folder)
+    before = find_tree(git, Revision(str(commit.parents[0])), folder) if commit.parents else None
+    after = find_tree(git, commit.revision, folder)
     paths: set[str] = set()
     if before != after:
         one, other = (git[pygit2.Oid(raw=each)] if each is not None else None for each in (after, before))
@@ -242,7 +242,7 @@ def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
     return {line.new_lineno: line.old_lineno for line in patch.hunks[0].lines if line.origin == " "}
 
 
-def commits_between(
+def list_commits_between(
     git: pygit2.Repository, excluded: Iterable[pygit2.Oid], *tips: pygit2.Oid
 ) -> Iterator[CommitObject]:
     """Yield the commits that are reachable from ``tips`` but not from ``excluded``.
@@ -353,7 +353,7 @@ def list_messages(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid
 ) -> Iterator[Message]:
     """Yield the messages of the commits that ``new`` or ``others`` can reach but ``old`` cannot, newest first."""
-    yield from map(read_message, commits_between(repository, [old], new, *others))
+    yield from map(read_message, list_commits_between(repository, [old], new, *others))
 
 
 def read_message(commit: CommitObject) -> Message:
@@ -375,7 +375,7 @@ def list_acknowledging_content(
 
     Commits that are also reachable from ``excluded`` are omitted.
     """
-    found = commits_between(repository, excluded, *tips)
+    found = list_commits_between(repository, excluded, *tips)
     return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))
 
 
@@ -426,7 +426,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
             _resolve_commit(repository, base, path),
             _resolve_commit(repository, "HEAD" if head == WORKTREE else head, path),
         )
-        if not root.is_dir() and all(tree_at(repository, Revision(str(each)), folder) is None for each in (old, new)):
+        if not root.is_dir() and all(find_tree(repository, Revision(str(each)), folder) is None for each in (old, new)):
             raise UsageError(f"{path} is not a directory, and neither commit has the folder {folder}")
         if head != WORKTREE:  # BASE may contain a symlink that HEAD replaces with a folder
             check_folder(repository, Revision(str(new)), folder, path)

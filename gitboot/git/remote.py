@@ -456,21 +456,21 @@ _HIGHEST: Final = Version((1 << 63, 0, 0), False, ())
 
 
 def _parse_term(match: re.Match[str]) -> VersionInterval:
-    operator, *written = match.group(1, 2, 3, 4)
-    parts = [int(part) for part in written if part and part.isdigit()]
+    operator, *written_parts = match.group(1, 2, 3, 4)
+    parts = [int(part) for part in written_parts if part and part.isdigit()]
     low = _build_version([*parts, 0, 0, 0], match["prerelease"])
     if len(parts) == 3 and operator not in ("^", "~"):
         # this value is the next higher one, because no version lies between the two values
-        beyond = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))
+        next_higher = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))
     else:
-        beyond = _find_next_version(parts, operator)
+        next_higher = _find_next_version(parts, operator)
     ranges = {
         "<": (_LOWEST, low),
-        "<=": (_LOWEST, beyond),
+        "<=": (_LOWEST, next_higher),
         ">=": (low, _HIGHEST),
-        ">": (beyond, _HIGHEST),
+        ">": (next_higher, _HIGHEST),
     }
-    start, stop = ranges.get(operator, (low, beyond))
+    start, stop = ranges.get(operator, (low, next_higher))
     return VersionInterval(start, stop, match["prerelease"] is not None)
 
 

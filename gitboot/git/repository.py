@@ -294,7 +294,7 @@ def parse_person(text: bytes) -> Person:
         name, rest = name[: found.start()], found[0]
     seconds = offset = 0
     if (time := _TIME.match(rest)) is not None:
-        seconds = int(time[1]) if len(time[1]) < _MOST_DIGITS else 0
+        seconds = int(time[1]) if len(time[1]) < _MAX_DIGITS else 0
         sign, hours, minutes = (time[2][:1], int(time[2][1:3]), int(time[2][3:5])) if time[2] else (b"+", 0, 0)
         if hours <= 14 and minutes <= 59:  # libgit2 reads impossible offsets as 0 (signature.c)
             offset = (hours * 60 + minutes) * (-1 if sign == b"-" else 1)
@@ -303,7 +303,7 @@ def parse_person(text: bytes) -> Person:
 
 _TIME: Final = re.compile(rb"[ \t]*(-?[0-9]+)(?:[ \t]+([+-][0-9]{4})(?![0-9]))?")
 _TIME_AT_END: Final = re.compile(rb"(?:^|[ \t])-?[0-9]+(?:[ \t]+[+-][0-9]{4})?[ \t]*$")
-_MOST_DIGITS: Final = 19  # the maximum number of digits, because longer numbers may exceed 63 bits
+_MAX_DIGITS: Final = 19  # the maximum number of digits, because longer numbers may exceed 63 bits
 # libgit2 removes these bytes at both ends of names (signature.c, is_crud)
 _TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"
 
@@ -528,11 +528,9 @@ class Transfer:
     def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
         """Create a transfer. ``work_s`` is the time limit for work on this machine before the transfer begins."""
         self._report, self._size = report, max(1, round(MIN_RATE * period_s))
-        complaint = (
-            f"the remote {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the --config file)"
-        )
-        self._step, self._counted = FetchStep(period_s, complaint), 0
-        report(FetchStep(work_s + period_s, complaint))
+        message = f"the remote {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the --config file)"
+        self._step, self._counted = FetchStep(period_s, message), 0
+        report(FetchStep(work_s + period_s, message))
 
     def count(self, size_bytes: int) -> None:
         if size_bytes - self._counted >= self._size:
@@ -550,8 +548,8 @@ class StepReporter:
 
     def begin_answer(self, within_s: float) -> None:
         self._work_reported_s = None
-        complaint = f"the response was not complete after {within_s:g} s (git-timeout in the --config file)"
-        self._report(FetchStep(within_s, complaint))
+        message = f"the response was not complete after {within_s:g} s (git-timeout in the --config file)"
+        self._report(FetchStep(within_s, message))
 
     def begin_download(self, period_s: float) -> Transfer:
         self._work_reported_s = None

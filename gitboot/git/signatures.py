@@ -37,18 +37,22 @@ class SignatureChecker:
         repository: StoredRepository,
         keys: SignatureKeys,
         verify: Verify | None = None,
-        tag_on: Callable[[Revision], bytes | None] = lambda _: None,
+        read_tag: Callable[[Revision], bytes | None] = lambda _: None,
     ) -> None:
         self._repository, self._keys, self._verify = repository, keys, verify
         # a function that returns the followed annotated tag if the tag points to this commit, or None
-        self._tag_on = tag_on
+        self._read_tag = read_tag
         self._verdicts: dict[str, Signer | UntrustedSignature] = {}
         self._fingerprint = ""
 
     def fingerprint(self, revision: Revision) -> str:
         """Return a text that changes whenever the result of checking this commit's signature may change."""
-        mark = self._get_key_fingerprint()
-        return mark if self._verify is not Verify.TAG else f"{mark} {pygit2.hash(self._tag_on(revision) or b'')}"
+        key_fingerprint = self._get_key_fingerprint()
+        return (
+            key_fingerprint
+            if self._verify is not Verify.TAG
+            else f"{key_fingerprint} {pygit2.hash(self._read_tag(revision) or b'')}"
+        )
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
         """Return the signature problem of each commit that has one.
@@ -116,7 +120,7 @@ class SignatureChecker:
 
         Return None if there is no tag.
         """
-        tag = self._tag_on(revision)
+        tag = self._read_tag(revision)
         if tag is None:
             return None
         return self._cache_verdict(
@@ -132,9 +136,9 @@ class SignatureChecker:
         return self._cache_verdict(revision, judge)
 
     def _cache_verdict(self, name: str, judge: Callable[[], Signer]) -> Signer | UntrustedSignature:
-        mark = self._get_key_fingerprint()
-        if mark != self._fingerprint or len(self._verdicts) > _MAX_VERDICTS:
-            self._verdicts, self._fingerprint = {}, mark
+        key_fingerprint = self._get_key_fingerprint()
+        if key_fingerprint != self._fingerprint or len(self._verdicts) > _MAX_VERDICTS:
+            self._verdicts, self._fingerprint = {}, key_fingerprint
         if name not in self._verdicts or name.startswith("tag "):  # the commit may have another tag now
             try:
                 self._verdicts[name] = judge()
@@ -377,12 +381,14 @@ class Keyring:
         Raises `UntrustedSignature` if no key in this keyring made the signature. With ``takes_text``, text signatures
         are allowed. A text signature is also valid for the same text with other line endings (RFC 4880, 5.2.1).
         """
-        of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
+        signed_file, stdin = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         packets = b"".join(split_openpgp_signatures(signature))
         with TemporaryDirectory(dir=self._home) as folder:
             detached = Path(folder, "signature")
             detached.write_bytes(packets)
-            return _parse_gpg_status(self._run_gpg("--verify", str(detached), of, stdin=given), takes_text=takes_text)
+            return _parse_gpg_status(
+                self._run_gpg("--verify", str(detached), signed_file, stdin=stdin), takes_text=takes_text
+            )
 
     def read_clear_text(self, message: bytes) -> tuple[bytes, Signer]:
         """Return the text and the signer of a clear-signed message.
@@ -401,8 +407,8 @@ class Keyring:
 
         Return None if the keyring does not contain the key.
         """
-        how = ("--armor", "--export-options", "export-minimal")
-        lines = self._run_gpg(*how, "--export", f"0x{fingerprint}").output.splitlines()
+        options = ("--armor", "--export-options", "export-minimal")
+        lines = self._run_gpg(*options, "--export", f"0x{fingerprint}").output.splitlines()
         return "\n".join(line for line in lines if not line.startswith("[GNUPG:]")) or None
 
     def _run_gpg(self, *arguments: str, stdin: bytes = b"") -> ProcessResult:

@@ -64,14 +64,14 @@ def load_commit(
     with repository.open() as git:
         base = None
         if previous is not None and previous.revision in git.odb:
-            base = tree_at(git, previous.revision, previous.folder)
+            base = find_tree(git, previous.revision, previous.folder)
         changed: set[str] = set()
         blobs: dict[str, BlobId] = {}
         irregular: dict[str, Irregular] = {}
-        for path, above in [*_way_to(git, revision, folder)][:-1]:  # each name in the path must be unambiguous
+        for path, above in [*_walk_path(git, revision, folder)][:-1]:  # each name in the path must be unambiguous
             if isinstance(above, pygit2.Tree):
                 _check_names(f"{path}/" if path else "", _read_tree(git.odb, above.id.raw, ""))
-        for path, mode, blob in _list_differences(git.odb, base, tree_at(git, revision, folder)):
+        for path, mode, blob in _list_differences(git.odb, base, find_tree(git, revision, folder)):
             changed.add(path)
             blobs.pop(path, None)
             irregular.pop(path, None)
@@ -112,12 +112,12 @@ _IRREGULAR: Final = {
 }
 
 
-def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
-    *_, (_, found) = _way_to(git, revision, folder)
+def find_tree(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
+    *_, (_, found) = _walk_path(git, revision, folder)
     return found.id.raw if isinstance(found, pygit2.Tree) else None
 
 
-def _way_to(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
+def _walk_path(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
     """Yield a commit's tree and each object on the way to ``folder``, with its path. A missing object is None."""
     found: pygit2.Object | None = read_tree(git, CommitReader(git).peel(revision))
     yield "", found
@@ -144,7 +144,7 @@ def _list_differences(
         visited += len(before) + len(after)
         if visited > MAX_FILES or len(prefix) > MAX_PATH:
             raise InvalidRepository(
-                [_problem(Code.UNBOUNDED, prefix, "the commit has too many files, or a path that is too long")]
+                [_build_problem(Code.UNBOUNDED, prefix, "the commit has too many files, or a path that is too long")]
             )
         old_folders = {}
         for mode, name, raw in before:
@@ -173,7 +173,7 @@ def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Ent
     try:
         return parse_tree(objects, tree) if tree else []
     except MalformedTree as error:
-        raise InvalidRepository([_problem(Code.MALFORMED, prefix, str(error))]) from error
+        raise InvalidRepository([_build_problem(Code.MALFORMED, prefix, str(error))]) from error
 
 
 def _check_names(prefix: str, entries: Collection[Entry]) -> None:
@@ -182,9 +182,9 @@ def _check_names(prefix: str, entries: Collection[Entry]) -> None:
     for name, number in sorted(Counter(name for _, name, _ in entries).items()):
         shown = prefix + name.decode(errors="replace")
         if number > 1:
-            problems.append(_problem(Code.MALFORMED, shown, f"the folder has {number} entries with this name"))
+            problems.append(_build_problem(Code.MALFORMED, shown, f"the folder has {number} entries with this name"))
         if _is_forbidden(name):
-            problems.append(_problem(Code.MALFORMED, shown, "Git does not allow this name"))
+            problems.append(_build_problem(Code.MALFORMED, shown, "Git does not allow this name"))
     if problems:
         raise InvalidRepository(problems[:MAX_NAMES])
 
@@ -206,7 +206,7 @@ def _decode_name(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:
         return _NOT_UTF8, prefix + name.decode(errors="replace")
 
 
-def _problem(code: Code, path: str, message: str) -> Problem:
+def _build_problem(code: Code, path: str, message: str) -> Problem:
     return code.build_problem(message, path[:MAX_PATH] or ".")
 
 
@@ -410,7 +410,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
         commit = resolve_commit(repository, "HEAD" if rev is None else rev, str(path))
         folder = get_fleet_folder(repository, root)
         check_folder(repository, commit, folder, path)
-        if not is_directory and tree_at(repository, commit, folder) is None:
+        if not is_directory and find_tree(repository, commit, folder) is None:
             raise UsageError(f"{path}: commit {commit[:12]} has no folder {folder}")
         return load_commit(StoredRepository(get_git_directory(repository)), commit, folder)
 
@@ -449,7 +449,7 @@ def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
 
 def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, path: str | os.PathLike[str]) -> None:
     """Raise `UsageError` if the fleet's folder or one of its parent folders is a symlink in a commit."""
-    way = _way_to(repository, commit, folder)
+    way = _walk_path(repository, commit, folder)
     for symlink in (path for path, found in way if found is not None and found.filemode == FileMode.LINK):
         raise UsageError(
             f"{path}: {symlink} is a symlink in commit {commit[:12]}, but gitboot does not follow symlinks in commits; "

@@ -125,7 +125,7 @@ class _Fact(NamedTuple):
     format: Callable[[Any], str | None] = str  # returns None if the ledger does not store the value
 
 
-def _flag(name: str, value: str = "yes") -> _Fact:
+def _build_flag(name: str, value: str = "yes") -> _Fact:
     return _Fact(name, bool, lambda is_true: value if is_true else None)
 
 
@@ -164,7 +164,7 @@ _KEYED: Final = "keyed"  # older versions of gitboot, without token keys, stored
 _FACTS: Final[Mapping[str, _Fact]] = {
     "accepted": _Fact("accepted"),
     "branch": _Fact("branch"),
-    "is_default_branch": _flag("isDefaultBranch"),
+    "is_default_branch": _build_flag("isDefaultBranch"),
     "searched": _Fact("searched"),
     "lapsed": _Fact("lapsed"),
     "sequence": _Fact("sequence", int),
@@ -177,11 +177,11 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "output": _Fact("output"),
     "spool": _Fact("spool"),
     "site": _Fact("site"),
-    "closes_output": _flag("closesOutput"),
-    "published": _flag("published", _KEYED),
+    "closes_output": _build_flag("closesOutput"),
+    "published": _build_flag("published", _KEYED),
     "keyed": _Fact("published", lambda text: text == _KEYED),
     "heartbeat": _Fact("heartbeat", _parse_heartbeat, _format_heartbeat),
-    "gap": _flag("gap"),
+    "gap": _build_flag("gap"),
     "clock": _Fact("clock"),
     "suspension": _Fact("suspension", partial(parse, Suspension), to_json),
     "stoppage": _Fact("stoppage", lambda text: StopOrder(**parse_object(text)), lambda each: to_json(each._asdict())),
@@ -362,7 +362,7 @@ def read_requests(store: Store) -> tuple[Request, ...]:
         )
 
 
-def carry_out(tx: Transaction, outcomes: Iterable[tuple[Request, str]], at: datetime) -> None:
+def write_outcomes(tx: Transaction, outcomes: Iterable[tuple[Request, str]], at: datetime) -> None:
     tx.executemany(
         "UPDATE requests SET outcome = ?, done_at = ? WHERE id = ?",
         [(outcome, format_instant(at), request.id) for request, outcome in outcomes],

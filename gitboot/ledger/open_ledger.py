@@ -12,7 +12,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Holder, LeaseState
 from gitboot.ledger.schema import Database
 from gitboot.ledger.sqlite import SqliteDatabase, back_up
-from gitboot.ledger.store import CopyNotes, Store, copy_tables, count_rows, mark_path, open_database, read_address
+from gitboot.ledger.store import CopyNotes, Store, copy_tables, count_rows, get_mark_path, open_database, read_address
 
 
 def open_ledger(path: Path) -> Store:
@@ -56,7 +56,7 @@ class LedgerSummary(NamedTuple):
 
 def summarize_ledger(path: Path) -> LedgerSummary:
     """Return the main facts about the ledger at ``path``. Raises `LedgerError` if the ledger cannot be read."""
-    with closing(open_database(path, reads_only=True, takes_any=True)) as database, database.reading():
+    with closing(open_database(path, reads_only=True, open_moved=True)) as database, database.reading():
         notes = CopyNotes.read(database)
         lease = None if database.is_local or notes.moved_to is not None else _read_lease(database)
         return LedgerSummary(database.name, notes.identity, notes.changes, count_rows(database), notes.moved_to, lease)
@@ -148,7 +148,7 @@ def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
 
 def _copy_mark(path: Path, to: Path) -> None:
     with suppress(FileNotFoundError):
-        shutil.copyfile(mark_path(path), mark_path(to))
+        shutil.copyfile(get_mark_path(path), get_mark_path(to))
 
 
 def set_aside(path: Path, label: str = "damaged") -> Path:

@@ -132,11 +132,11 @@ class PostgresDatabase(Database):
         # if several rows have the same key, keep the last one
         last = {row[: len(keys)]: row for row in map(replace_nul, rows)}
         for found in _split_rows(last.values()):
-            gone, new = _build_delete(table, keys), f"INSERT INTO {table} SELECT * FROM {_build_row_source(table)}"  # noqa: S608
+            delete, new = _build_delete(table, keys), f"INSERT INTO {table} SELECT * FROM {_build_row_source(table)}"  # noqa: S608
             if table not in self._column_names:
                 self._column_names[table] = [name for (name,) in self._get_connection().execute(_COLUMNS, (table,))]
             rows_of_table = _encode_rows(self._column_names[table], found)
-            self._get_connection_for(found).execute(f"{gone}; {new}", (_encode_rows(keys, found), rows_of_table))
+            self._get_connection_for(found).execute(f"{delete}; {new}", (_encode_rows(keys, found), rows_of_table))
 
     def _get_connection_for(self, rows: Sequence[object]) -> LimitedConnection:
         connection = self._get_connection()
@@ -154,19 +154,19 @@ class PostgresDatabase(Database):
             self._names[statement] = name  # a prepared statement survives a rollback
         return name
 
-    def begin(self, *, at_leisure: bool = False) -> None:
+    def begin(self, *, is_long: bool = False) -> None:
         connection = self._get_connection()
-        connection.limit_transaction(math.inf if at_leisure else TRANSACTION_S)
-        self._commit_s = LEISURE_S if at_leisure else LOCK_S
-        with connection.answering_within(ANSWER_S):
+        connection.limit_transaction(math.inf if is_long else TRANSACTION_S)
+        self._commit_s = LEISURE_S if is_long else LOCK_S
+        with connection.call_timeout(ANSWER_S):
             connection.execute("BEGIN")
-        with connection.answering_within(LOCK_S):
+        with connection.call_timeout(LOCK_S):
             connection.execute(_ONE_WRITER)
             if self.lease is not None:
                 self._renewed_s = _renew(connection, self.lease)
-            elif not self.takes_any:
+            elif not self.open_moved:
                 self.require_current()
-        if at_leisure:
+        if is_long:
             connection.limit_calls(LEISURE_S)
             connection.execute(
                 "SET LOCAL idle_in_transaction_session_timeout = '10min'; SET LOCAL statement_timeout = '10min'"
@@ -181,7 +181,7 @@ class PostgresDatabase(Database):
         """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
-        with self._connection.answering_within(self._commit_s):
+        with self._connection.call_timeout(self._commit_s):
             self._connection.execute("COMMIT")
         self._connection.end_transaction()
         if self.lease is not None:
@@ -192,7 +192,7 @@ class PostgresDatabase(Database):
             return
         self._connection.end_transaction()
         if self._connection.info.transaction_status != TransactionStatus.IDLE:
-            with self._connection.answering_within(ANSWER_S):
+            with self._connection.call_timeout(ANSWER_S):
                 self._connection.execute("ROLLBACK")
 
     def may_have_lost(self, error: BaseException) -> bool:
@@ -200,7 +200,7 @@ class PostgresDatabase(Database):
 
     def probe(self) -> None:
         connection = self._get_connection()
-        with connection.answering_within(ANSWER_S):
+        with connection.call_timeout(ANSWER_S):
             connection.execute("SELECT 1")
 
     def reopen(self) -> None:
@@ -211,7 +211,7 @@ class PostgresDatabase(Database):
     def close(self) -> None:
         if self.lease is not None and not self.lease.is_lost:
             # If the release fails, the lease expires later.
-            with suppress(psycopg.Error), self._connection.answering_within(ANSWER_S):
+            with suppress(psycopg.Error), self._connection.call_timeout(ANSWER_S):
                 self._connection.execute(
                     "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s",
                     self.lease.lease._asdict(),
@@ -418,7 +418,11 @@ def build_arguments(address: PostgresAddress) -> dict[str, Any]:
         parameters = conninfo_to_dict(address.url)
     except psycopg.ProgrammingError:
         raise UsageError(f"{address.name} is not a valid PostgreSQL URL") from None
-    safe = {} if address.is_here or "sslmode" in parameters else {"sslmode": "verify-full", "sslrootcert": "system"}
+    safe = (
+        {}
+        if address.is_on_this_host or "sslmode" in parameters
+        else {"sslmode": "verify-full", "sslrootcert": "system"}
+    )
     if address.password is not None:
         parameters["password"] = _read_password(address.password)
     return {
@@ -482,7 +486,7 @@ class LimitedConnection(psycopg.Connection[Row]):
     _until_s = math.inf  # deadline of the transaction, on the monotonic clock
 
     @contextmanager
-    def answering_within(self, seconds: float) -> Iterator[None]:
+    def call_timeout(self, seconds: float) -> Iterator[None]:
         before, self._call_s = self._call_s, seconds
         try:
             yield
@@ -509,9 +513,9 @@ class LimitedConnection(psycopg.Connection[Row]):
         """
         now_s = time.monotonic()
         until_s = min(now_s + self._call_s, self._until_s)
-        return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)
+        return super().wait(self._run_until(gen, until_s, until_s - now_s), *args, **kwargs)
 
-    def _until(self, gen: Generator[Any, Any, _T], until_s: float, seconds: float) -> Generator[Any, Any, _T]:
+    def _run_until(self, gen: Generator[Any, Any, _T], until_s: float, seconds: float) -> Generator[Any, Any, _T]:
         """Run a psycopg generator until the deadline. The generator is resumed several times a second."""
         try:
             waits_for = next(gen)

@@ -67,7 +67,7 @@ class SharedFetchLog:
         `FetchLogUnavailable` if the fetch may not have been recorded. If ``is_given_up`` returns True just before the
         fetch is sent to the database, the method records nothing.
         """
-        with self._querying() as run:
+        with self._begin_query() as run:
             if serving_identity is None or self._read_lease(run, "FOR SHARE") != serving_identity or is_given_up():
                 raise FetchLogUnavailable
             run(_RECORD, (None, None, *_to_row(observation)))
@@ -85,7 +85,7 @@ class SharedFetchLog:
         fetch log. Raises `BatchRejected` if the batch cannot be stored.
         """
         spool, file = batch.writer
-        with self._receiving() as run:
+        with self._begin_batch() as run:
             run("INSERT INTO writers VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", (spool, file))
             ((place,),) = run("SELECT place FROM writers WHERE spool = %s AND file = %s FOR UPDATE", (spool, file))
             if batch.begin != place or not batch.lines:
@@ -101,18 +101,18 @@ class SharedFetchLog:
         Raises `BatchRejected` if this fails.
         """
         query = "UPDATE writers SET place = %s WHERE spool = %s AND file = %s AND place > %s"
-        with self._receiving() as run:
+        with self._begin_batch() as run:
             run(query, (place, *writer, place))
 
     @contextmanager
-    def _receiving(self) -> Iterator[_Run]:
+    def _begin_batch(self) -> Iterator[_Run]:
         with self._transactions.begin(lambda error: BatchRejected(format_error(error))) as run:
             for place, holder in run(_LOCK_LEASE):
                 self._require_not_moved(place, holder)
             yield run
 
     def _read_fetches(self, server: str, offer: str | None) -> list[Observation]:
-        with self._querying() as run:
+        with self._begin_query() as run:
             self._read_lease(run)
             lines = run("SELECT line FROM fetches WHERE server = %s OR offer = %s ORDER BY id", (server, offer))
         found = (parse_line(line.encode()) for (line,) in lines)
@@ -133,7 +133,7 @@ class SharedFetchLog:
             raise build_moved_error(self.name, place)
 
     @contextmanager
-    def _querying(self) -> Iterator[_Run]:
+    def _begin_query(self) -> Iterator[_Run]:
         """Run queries in one transaction, and record in `failure` whether it succeeded."""
         self._queried_s = now_s()
         with self._transactions.begin(self._fail) as run:

@@ -245,7 +245,7 @@ class Database(ABC):
     is_local: ClassVar[bool]
 
     name: str  # name of the ledger for messages
-    takes_any = False  # whether a moved ledger or an unfinished copy may be used
+    open_moved = False  # whether a moved ledger or an unfinished copy may be used
     # the lease of a shared ledger; None: the ledger is a file, which only needs the lock on the state directory
     lease: HeldLease | None = None
 
@@ -277,10 +277,10 @@ class Database(ABC):
         """
 
     @abstractmethod
-    def begin(self, *, at_leisure: bool = False) -> None:
+    def begin(self, *, is_long: bool = False) -> None:
         """Begin a write transaction.
 
-        The method first waits until other writers have ended their transactions. With ``at_leisure``, there may be long
+        The method first waits until other writers have ended their transactions. With ``is_long``, there may be long
         pauses between statements. Raises `LedgerLeft` if the ledger was moved.
         """
 

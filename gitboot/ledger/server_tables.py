@@ -82,7 +82,7 @@ def _parse_or_none(kind: type[T], text: str | None) -> T | None:
     return parse(kind, text) if text is not None else None
 
 
-_texts: Final = build_json_decoder(list[str])
+_parse_texts: Final = build_json_decoder(list[str])
 
 
 def _format_time_or_none(at: datetime | None) -> str | None:
@@ -236,16 +236,16 @@ def find_offer(store: Store, plan: Digest) -> Offer | None:
         return parse_offer(plan, found[0][0]) if found else None
 
 
-def offer_evidence(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
+def write_offers(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
     """Store the offers of boots that gitboot is about to publish.
 
     The new offers replace earlier offers of the same plans. gitboot treats a restored backup as outdated if the backup
     lacks a new offer, because gitboot could not recognize a fetch of that boot.
     """
-    noted = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
-    if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
+    rows = [(each.plan, format_instant(at), format_offer(each)) for each in offers]
+    if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in rows):
         tx.mark()
-    tx.executemany("INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT (plan) DO UPDATE SET facts = excluded.facts", noted)
+    tx.executemany("INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT (plan) DO UPDATE SET facts = excluded.facts", rows)
 
 
 def find_version(store: Store, path: str, modified_at: int) -> tuple[Digest, int] | None:
@@ -285,15 +285,15 @@ def read_pending(store: Store) -> list[Pending]:
     Observations without a stored offer are omitted.
     """
     with store.reading():
-        waiting = []
+        pending = []
         for number, at, plan, text, offer in store.rows(
             "SELECT observations.id, observations.at, observations.plan, observations.facts, offers.facts"
             " FROM observations LEFT JOIN offers USING (plan) WHERE verdict IS NULL ORDER BY observations.id"
         ):
             observation, marks = parse_observation(at, plan, text)
             if offer is not None:
-                waiting.append(Pending(number, observation, parse_offer(Digest(plan), offer), marks))
-        return waiting
+                pending.append(Pending(number, observation, parse_offer(Digest(plan), offer), marks))
+        return pending
 
 
 def read_last_observation_number(store: Store) -> int:
@@ -305,8 +305,8 @@ def has_observation(store: Store, observation: Observation, plan: Digest) -> boo
     at = format_instant(observation.at)
     with store.reading():
         found = store.rows("SELECT facts FROM observations WHERE at = ? AND plan = ?", at, plan)
-        noted = (parse_observation(at, plan, facts)[0] for (facts,) in found)
-        return any(format_observation(each) == format_observation(observation) for each in noted)
+        stored = (parse_observation(at, plan, facts)[0] for (facts,) in found)
+        return any(format_observation(each) == format_observation(observation) for each in stored)
 
 
 def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
@@ -385,9 +385,9 @@ def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
 def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
     """Replace the stored lost identities. gitboot treats a restored backup without a new lost identity as outdated."""
     table, key = "lost_identities", ("kind", "value", "uuid")
-    gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
-    if gone:
-        tx.delete(table, key, [(str(each.kind), each.value, each.uuid) for each in gone])
+    removed, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
+    if removed:
+        tx.delete(table, key, [(str(each.kind), each.value, each.uuid) for each in removed])
     if new:
         tx.replace(table, key, [(str(each.kind), each.value, each.uuid, int(each.netboots)) for each in new])
         tx.mark()
@@ -400,7 +400,7 @@ def read_machines(store: Store) -> dict[SystemUuid, Machine]:
             uuid: Machine(
                 uuid=SystemUuid(uuid),
                 name=name,
-                macs=tuple(map(MacAddress, _texts(macs))),
+                macs=tuple(map(MacAddress, _parse_texts(macs))),
                 serial=serial,
                 bmc=_parse_or_none(BmcAccess, bmc),
             )
@@ -465,8 +465,8 @@ def read_records(store: Store) -> dict[SystemUuid, Record]:
     """Return the records of servers, by UUID. If a server has no record, its installation state is unknown."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
-        for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(_RUNS)} FROM runs"):  # noqa: S608 - constant
-            number, made_at, end, seen = made
+        for uuid, maintenance, *columns in store.rows(f"SELECT {', '.join(_RUNS)} FROM runs"):  # noqa: S608 - constant
+            number, made_at, end, seen = columns
             run = Run(number, parse_time(made_at), parse_time_or_none(end), **parse_run_evidence(parse_object(seen)))
             runs.setdefault(uuid, {})[maintenance] = run
         found = store.rows(f"SELECT uuid, {_RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
@@ -481,13 +481,13 @@ def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Reco
     tx.mark()
     tx.replace("records", ("uuid",), [(uuid, server, *_record_to_row(each)) for uuid, (server, each) in found.items()])
     tx.delete("runs", ("uuid",), [(uuid,) for uuid in found])
-    made = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
+    runs = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
     tx.insert(
         "runs",
         _RUNS,
         [
             (uuid, name, run.run, format_instant(run.at), _format_time_or_none(run.end), to_json(run_facts(run)))
-            for uuid, name, run in made
+            for uuid, name, run in runs
         ],
     )
 

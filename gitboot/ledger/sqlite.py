@@ -54,9 +54,9 @@ class SqliteDatabase(Database):
             marks = ", ".join("?" * len(first))
             self.execute_many(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", chain((first,), rest))  # noqa: S608
 
-    def begin(self, *, at_leisure: bool = False) -> None:  # noqa: ARG002 - SQLite has no time limits
+    def begin(self, *, is_long: bool = False) -> None:  # noqa: ARG002 - SQLite has no time limits
         self._connection.execute("BEGIN IMMEDIATE")
-        if not self.takes_any:
+        if not self.open_moved:
             self.require_current()
 
     def commit(self) -> None:

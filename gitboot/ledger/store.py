@@ -70,11 +70,11 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         return str(found[-1]).replace('"', "").replace("\\", "") if found else None
 
     @property
-    def is_here(self) -> bool:
+    def is_on_this_host(self) -> bool:
         parts = urlsplit(self.url)
         hosts = [host.rpartition(":")[0] or host for host in parts.netloc.rpartition("@")[2].split(",")]
         host_parameter = dict(parse_qsl(parts.query)).get("host")
-        return all(map(_is_here, [host_parameter] if host_parameter is not None else hosts))
+        return all(map(_is_local_host, [host_parameter] if host_parameter is not None else hosts))
 
     def facts(self) -> bytes:
         text = (
@@ -86,12 +86,12 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         return text.encode()
 
 
-def address_file(path: Path) -> Path:
+def get_address_file(path: Path) -> Path:
     return path.with_suffix(".toml")
 
 
 def has_address_file(path: Path) -> bool:
-    return address_file(path).exists()
+    return get_address_file(path).exists()
 
 
 def read_address(path: Path) -> PostgresAddress | None:
@@ -99,7 +99,7 @@ def read_address(path: Path) -> PostgresAddress | None:
 
     Raises `UsageError` if the address file is damaged.
     """
-    file = address_file(path)
+    file = get_address_file(path)
     try:
         settings = tomllib.loads(file.read_text())
     except FileNotFoundError:
@@ -115,10 +115,10 @@ def read_address(path: Path) -> PostgresAddress | None:
 
 
 def write_address(path: Path, address: PostgresAddress) -> None:
-    write_atomically(address_file(path), address.facts())
+    write_atomically(get_address_file(path), address.facts())
 
 
-def _is_here(host: str) -> bool:
+def _is_local_host(host: str) -> bool:
     name = host.strip("[]")
     if not name or name.startswith(("/", "@", "%2F", "%2f")) or name == "localhost":
         return True
@@ -156,7 +156,7 @@ class CopyNotes(NamedTuple):
             )
 
 
-def note_left(database: Database, place: str, copy: str) -> None:
+def record_move(database: Database, place: str, copy: str) -> None:
     """Record in the current transaction that the ledger was moved to ``place``."""
     database.replace("facts", ("name",), [(LEFT, json.dumps({"place": place, "copy": copy}))])
 
@@ -362,7 +362,7 @@ class Store:
 
     @property
     def mark(self) -> tuple[str, int] | None:
-        return read_mark(mark_path(self.path))
+        return read_mark(get_mark_path(self.path))
 
     @property
     def progress(self) -> tuple[str, int]:
@@ -387,20 +387,20 @@ class Store:
         Raises `LedgerError` if the mark cannot be written.
         """
         try:
-            write_mark(mark_path(self.path), identity, changes)
+            write_mark(get_mark_path(self.path), identity, changes)
         except OSError as error:
             self.is_suspect = True  # the ledger contains the change, but the caller gets an error
             raise LedgerError(
-                f"{mark_path(self.path)}: the mark file of the ledger cannot be written ({error.strerror})"
+                f"{get_mark_path(self.path)}: the mark file of the ledger cannot be written ({error.strerror})"
             ) from error
 
 
 def open_database(
-    path: Path, *, synchronous: bool = True, reads_only: bool = False, takes_any: bool = False
+    path: Path, *, synchronous: bool = True, reads_only: bool = False, open_moved: bool = False
 ) -> Database:
     """Open the database that stores the ledger at ``path``.
 
-    With ``takes_any``, the function also opens a ledger that was moved, or an unfinished copy. Raises `LedgerError` if
+    With ``open_moved``, the function also opens a ledger that was moved, or an unfinished copy. Raises `LedgerError` if
     the database cannot be opened.
     """
     database: Database
@@ -410,9 +410,9 @@ def open_database(
         database = PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
     else:
         database = ReadOnlySqlite(path) if reads_only else SqliteDatabase(path, synchronous=synchronous)
-    database.takes_any = takes_any
+    database.open_moved = open_moved
     try:
-        if not takes_any:
+        if not open_moved:
             with database.reading():
                 database.require_current()
     except BaseException:
@@ -436,7 +436,7 @@ def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str,
         )
 
 
-def mark_path(ledger: Path) -> Path:
+def get_mark_path(ledger: Path) -> Path:
     return ledger.with_suffix(".mark")
 
 
@@ -479,17 +479,17 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
     Return the number of rows by table. The function does not copy the notes about copies and moves in ``ours``, but
     stores ``notes`` in ``new`` instead.
     """
-    counted = {}
+    counts = {}
     with ours.reading(), new.reading():
         try:
-            new.begin(at_leisure=True)  # reading the old ledger may take a long time
+            new.begin(is_long=True)  # reading the old ledger may take a long time
             for table in TABLES:
                 new.execute(f"DELETE FROM {table}")  # noqa: S608 - constant
-                if found := _rows(ours, table):
+                if found := _read_rows(ours, table):
                     marks = ", ".join("?" * len(found[0]))
                     new.execute_many(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
-                counted[table] = len(found)
-                if _rows(new, table) != found:
+                counts[table] = len(found)
+                if _read_rows(new, table) != found:
                     raise LedgerError(
                         f"{new.name}: the table {table} differs from the one in {ours.name}; nothing was copied"
                     )
@@ -500,31 +500,31 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
         except BaseException:
             new.rollback()
             raise
-    return counted
+    return counts
 
 
 def count_rows(database: Database) -> dict[str, int]:
     return {
-        table: database.execute(f"SELECT count(*) FROM {_copied_part(table)}")[0][0]  # noqa: S608
-        if _is_there(database, table)
+        table: database.execute(f"SELECT count(*) FROM {_build_from_clause(table)}")[0][0]  # noqa: S608
+        if _has_table(database, table)
         else 0
         for table in TABLES
     }
 
 
-def _rows(database: Database, table: str) -> list[Row]:
+def _read_rows(database: Database, table: str) -> list[Row]:
     """Return all rows of a table, sorted in an order that does not depend on the database."""
-    if not _is_there(database, table):
+    if not _has_table(database, table):
         return []
-    return sorted(database.stream_rows(f"SELECT * FROM {_copied_part(table)}"), key=repr)  # noqa: S608
+    return sorted(database.stream_rows(f"SELECT * FROM {_build_from_clause(table)}"), key=repr)  # noqa: S608
 
 
-def _is_there(database: Database, table: str) -> bool:
+def _has_table(database: Database, table: str) -> bool:
     """Return whether a table exists. An older ledger lacks newer tables if gitboot opened it read-only."""
     query = "SELECT count(*) FROM sqlite_master WHERE name = ?" if database.is_local else "SELECT count(to_regclass(?))"
     return bool(database.execute(query, (table,))[0][0])
 
 
-def _copied_part(table: str) -> str:
+def _build_from_clause(table: str) -> str:
     """Return the part after FROM of an SQL query that selects a table's rows, except notes about copies and moves."""
     return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table

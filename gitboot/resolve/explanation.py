@@ -13,7 +13,7 @@ from msgspec import Struct, field, structs
 
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, find_differing_keys
-from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
+from gitboot.fleet.yaml import get_document_text, lines_above, list_value_lines, locate
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.boot_image import Artifacts, DigestOrigin, Provenance, RequiredProvenance
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method
@@ -448,7 +448,7 @@ class SourceTexts:
         self._data = b""
 
     def read_text(self, resource: Id) -> bytes:
-        return document_text(*self._read_file(resource))
+        return get_document_text(*self._read_file(resource))
 
     def find_line(self, resource: Id, path: Path) -> int:
         """Return the number of the line where a value starts. The first line of the document has the number 1."""
@@ -462,7 +462,7 @@ class SourceTexts:
     def locate_document(self, resource: Id) -> DocumentLocation:
         return DocumentLocation(
             self._repository.origins[resource].path,
-            {json_pointer(path): line for path, line in value_lines(*self._read_file(resource)).items()},
+            {json_pointer(path): line for path, line in list_value_lines(*self._read_file(resource)).items()},
         )
 
     def _read_file(self, resource: Id) -> tuple[bytes, int]:

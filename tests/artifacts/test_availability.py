@@ -22,13 +22,12 @@ from gitboot.render.paths import Role
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.controller.bmcs.test_schedule import MakeSite, make_site
-from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.helpers.cases import for_each, present
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, compute_digest
+from tests.helpers.cases import for_each, require_value
 from tests.helpers.fleets import (
     SEED,
     SHA,
     at,
-    configured,
     decided,
     decision,
     document,
@@ -38,10 +37,11 @@ from tests.helpers.fleets import (
     policy,
     profile,
     server,
+    write_configuration,
 )
 from tests.helpers.git_repositories import free_port
 from tests.helpers.instance_in_process import Bench, Unsynced
-from tests.helpers.instance_with_bmcs import Rack, boots, condition, until_condition
+from tests.helpers.instance_with_bmcs import Rack, boots, condition, wait_for_condition
 from tests.helpers.running_instance import eventually
 
 ALL = "kernel, initrd, rootfs, uki, iso, loader"
@@ -318,7 +318,7 @@ def test_unknown_machines_boot_their_disk_until_the_missing_artifact_appears(ben
     told.see(ABSENT, "memtest-7/kernel")
 
     def unknown() -> str:
-        return present(bench.target.shared)["boot/unknown.ipxe"].content.decode()
+        return require_value(bench.target.shared)["boot/unknown.ipxe"].content.decode()
 
     bench.reconcile()
     assert "memtest-7" not in unknown()
@@ -412,7 +412,7 @@ def find_boot_scripts(bench: Bench) -> dict[str, bool]:
     published, found = bench.rendered["web01"].published, {}
     for path, (version, *_) in published.paths.items():
         if version.role is Role.BOOT_SCRIPT:
-            text = published.contents[present(version.content)]
+            text = published.contents[require_value(version.content)]
             found[path] = "flatcar-1/kernel" in text
             assert (version.writes is not None, version.digest is not None) == (found[path], found[path]), path
     return found
@@ -465,7 +465,7 @@ def test_an_install_boot_of_each_start_is_not_guarded_where_a_script_boots_the_d
 ) -> None:
     bench.decide(*BY_GRUB[:-1], *documents)
     told.sightings = {SIGNATURE: ABSENT}
-    planned = present(bench.reconcile())
+    planned = require_value(bench.reconcile())
     assert (planned.key, planned.writes_disk, planned.is_withheld_from_ipxe) == (None, True, True), case
     published = bench.rendered["web01"].published.paths
     scripts = {path: turns[0].writes for path, turns in published.items() if turns[0].role is Role.BOOT_SCRIPT}
@@ -519,7 +519,7 @@ def test_a_boot_that_an_override_started_is_not_withheld(make_site: MakeSite) ->
     site = make_site()
     told = Told()
     site.restart(artifacts=told)
-    site.see_marks_move()
+    site.observe_resets()
     site.decide()
     site.bench.reconcile()
     site.bench.reconcile()
@@ -609,7 +609,9 @@ def looks(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., ThreadedArtif
         def looks(
             check: str = "head", assets: Path | None = None, wake: Callable[[], None] = lambda: None
         ) -> ThreadedArtifactWatch:
-            return present(stack.enter_context(watch_artifacts(settings(tmp_path, check, assets), ledger, cache, wake)))
+            return require_value(
+                stack.enter_context(watch_artifacts(settings(tmp_path, check, assets), ledger, cache, wake))
+            )
 
         yield looks
 
@@ -678,7 +680,10 @@ def test_a_missing_artifact_stays_missing_after_a_restart_until_it_is_checked(
 def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
-    right, wrong = web.put("/right", KERNEL_BYTES), replace(web.put("/wrong", OTHER), sha256=digest_of(KERNEL_BYTES))
+    right, wrong = (
+        web.put("/right", KERNEL_BYTES),
+        replace(web.put("/wrong", OTHER), sha256=compute_digest(KERNEL_BYTES)),
+    )
     for reads in (1, 1, 2):
         lookout = looks("read")
         look(lookout, {right, wrong}, (web.url,))
@@ -728,7 +733,7 @@ def test_a_mirrored_artifact_is_checked_in_the_tree_and_at_sites(
     web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
     # A site has its own artifacts; if its server does not respond, the local results count for it.
-    path = f"o/{digest_of(KERNEL_BYTES)}/kernel"
+    path = f"o/{compute_digest(KERNEL_BYTES)}/kernel"
     bases = ("http://boot.invalid", web.url, f"http://127.0.0.1:{free_port()}")
     own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
     lookout = looks()
@@ -777,14 +782,14 @@ def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, 
         *pool("b", "own-1", "web02"),
         *pool("c", "good", "web03"),
     )
-    options = ("--assets", assets, *configured(check_assets_every=0.2, max_installs=9, max_reinstalls=9))
+    options = ("--assets", assets, *write_configuration(check_assets_every=0.2, max_installs=9, max_reinstalls=9))
     with Rack(tmp_path, settings=f"baseURL: 'http://boot.test', {sites}", pool=documents) as rack:
         web01, web02, web03 = (rack.add(name, provision=1) for name in ("web01", "web02", "web03"))
         rack.push()
-        assert rack.once(*options, *rack.spooling, records="fresh").code == 8
+        assert rack.once(*options, *rack.spool_options, records="fresh").code == 8
         assert (web01.times_set, web02.times_set, web03.times_set) == (0, 0, 1)
         with rack.running(*options) as instance:
-            found = until_condition(instance, "ArtifactsPresent", status=False, reason="Missing")
+            found = wait_for_condition(instance, "ArtifactsPresent", status=False, reason="Missing")
             assert "BootImage/remote for 1 server" in found["message"]
             assert "BootImage/own-1 for 1 server" in found["message"]
             wanted = rack.bmc_get()
@@ -797,7 +802,7 @@ def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, 
             assert (boots(instance, web02), web02.times_set) == ("disk", 0)
             (assets / "own-1" / "kernel").write_bytes(OTHER)
             eventually(lambda: web02.stands)
-            until_condition(instance, "ArtifactsPresent", status=True, reason="Present")
+            wait_for_condition(instance, "ArtifactsPresent", status=True, reason="Present")
             assert condition(instance, "ArtifactsPresent")["remedy"] is None
             assert (web01.times_set, web02.times_set, web03.times_set) == (1, 1, 1)
         assert [event["type"] for event in instance.events].count("ArtifactFound") == 2
@@ -808,7 +813,7 @@ def test_e7_an_assets_directory_that_is_empty_sets_no_bmc(tmp_path: Path) -> Non
     with Rack(tmp_path) as rack:
         web01, parked = rack.add("web01", provision=1), rack.add("web02")
         rack.push()
-        assert rack.once("--assets", tmp_path / "assets", *rack.spooling, records="fresh").code == 8
+        assert rack.once("--assets", tmp_path / "assets", *rack.spool_options, records="fresh").code == 8
         assert (web01.times_set, parked.times_set) == (0, 0)
         assert "flatcar-1" not in (tmp_path / "output" / "boot" / web01.entry[1:]).read_text()
         assert "BootImage/flatcar-1 for 2 servers" in " ".join(rack.said("status").split())

@@ -27,12 +27,12 @@ from gitboot.resolve.server_decision import BootFile
 from tests.helpers.artifact_servers import (
     ArtifactServer,
     Registry,
-    Scripted,
+    ScriptedServer,
     artifact_server,
+    compute_digest,
     digest,
-    digest_of,
     registry,
-    serving,
+    run_scripted_server,
 )
 from tests.helpers.endpoints import Site
 from tests.helpers.git_repositories import free_port
@@ -61,7 +61,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
 
 
 def make_boot_file(url: str, content: bytes = KERNEL) -> BootFile:
-    return BootFile(url=url, sha256=digest_of(content), size=len(content))
+    return BootFile(url=url, sha256=compute_digest(content), size=len(content))
 
 
 def test_a_file_of_nginx_is_verified(published: tuple[str, Path]) -> None:
@@ -137,7 +137,7 @@ def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None
     assert looked.presence is Presence.FOUND
     read = check_artifact(WebFetcher(), file, looked, read=True)
     assert read.presence is Presence.WRONG
-    assert digest_of(KERNEL) in read.message
+    assert compute_digest(KERNEL) in read.message
     again = check_artifact(WebFetcher(), file, read, read=False)  # known by its ETag still
     assert again.presence is Presence.WRONG
     server.put("/a", b"other")
@@ -214,7 +214,7 @@ def test_a_server_without_ranges_is_read_from_the_beginning(server: ArtifactServ
 
 def test_a_redirect_is_followed_and_firmware_would_not(server: ArtifactServer) -> None:
     server.put("/a", KERNEL, "application/efi")
-    server.led["/old"] = "/a"
+    server.redirects["/old"] = "/a"
     seen = check_artifact(WebFetcher(), make_boot_file(f"{server.url}/old"), read=True)
     assert (seen.presence, seen.head.redirect_url) == (Presence.VERIFIED, f"{server.url}/a")
     assert "redirect" in (find_firmware_obstacle(seen.head) or "")
@@ -222,7 +222,7 @@ def test_a_redirect_is_followed_and_firmware_would_not(server: ArtifactServer) -
 
 @pytest.mark.parametrize("where", ["/old", "file:///etc/passwd", "ftp://127.0.0.1/a"])
 def test_a_redirect_that_leads_nowhere_is_not_followed(server: ArtifactServer, where: str) -> None:
-    server.led["/old"] = where
+    server.redirects["/old"] = where
     assert check_artifact(WebFetcher(), make_boot_file(f"{server.url}/old"), read=True).presence is Presence.UNKNOWN
 
 
@@ -349,8 +349,8 @@ def test_an_absent_blob_is_missing_and_a_denied_one_is_unknown(found: Registry) 
 
 
 def test_a_range_other_than_the_requested_one_is_rejected() -> None:
-    server = Scripted()
-    with serving(server):
+    server = ScriptedServer()
+    with run_scripted_server(server):
         path = f"/v2/os/linux/blobs/sha256:{digest(BLOB)}"
         server.answers[path] = 206, {"Content-Range": "bytes 5-9/10"}, b"nel"
         with pytest.raises(HostUnreachable, match="from byte 5"), fetcher(server.url).read(url(server.host), 3):
@@ -365,8 +365,8 @@ def test_a_range_other_than_the_requested_one_is_rejected() -> None:
 
 @pytest.mark.parametrize("status", [200, 206])
 def test_a_size_of_thousands_of_digits_counts_as_no_size(status: int) -> None:
-    server, number = Scripted(), "9" * 5000
-    with serving(server):
+    server, number = ScriptedServer(), "9" * 5000
+    with run_scripted_server(server):
         server.answers["/a"] = status, {"Content-Length": number, "Content-Range": f"bytes 0-2/{number}"}, b"abc"
         with WebFetcher().read(f"{server.url}/a") as content:
             assert (content.head.size, b"".join(content.chunks)) == (None, b"abc")
@@ -376,8 +376,8 @@ def test_a_size_of_thousands_of_digits_counts_as_no_size(status: int) -> None:
 
 
 def test_a_blob_that_ends_too_early_is_unknown() -> None:
-    server = Scripted()
-    with serving(server):
+    server = ScriptedServer()
+    with run_scripted_server(server):
         server.answers[f"/v2/os/linux/blobs/sha256:{digest(BLOB)}"] = (
             200,
             {"Content-Length": "9"},

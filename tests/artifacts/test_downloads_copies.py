@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from gitboot.cli.main import Exit, cli
 from gitboot.errors import UsageError
-from tests.helpers.artifact_servers import ArtifactServer, Registry, artifact_server, digest_of, registry
+from tests.helpers.artifact_servers import ArtifactServer, Registry, artifact_server, compute_digest, registry
 from tests.helpers.disks_and_terminals import small_disk
 from tests.helpers.fleets import SEED, document, fleet, image, server
 from tests.helpers.git_repositories import Minisign
@@ -43,8 +43,8 @@ def fleet_of(
     folder: Path, kernel: str, initrd: str, outputs: str = "ipxe, mirror", more: str = "", of_kernel: str = ""
 ) -> Path:
     artifacts = (
-        f"kernel: {{url: '{kernel}', sha256: {digest_of(KERNEL)}, size: {len(KERNEL)}{of_kernel}}}, "
-        f"initrds: [{{url: '{initrd}', sha256: {digest_of(INITRD)}}}]"
+        f"kernel: {{url: '{kernel}', sha256: {compute_digest(KERNEL)}, size: {len(KERNEL)}{of_kernel}}}, "
+        f"initrds: [{{url: '{initrd}', sha256: {compute_digest(INITRD)}}}]"
     )
     text = document("BootImage", "flatcar-1", f"version: '1', architectures: {{x86_64: {{{artifacts}}}}}")
     first = fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]{more}")
@@ -67,7 +67,7 @@ def lying(out: Path) -> dict[str, bytes]:
     return {str(file.relative_to(out)): file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
 
 
-ALL = {f"o/{digest_of(KERNEL)}/kernel": KERNEL, f"o/{digest_of(INITRD)}/initrd": INITRD}
+ALL = {f"o/{compute_digest(KERNEL)}/kernel": KERNEL, f"o/{compute_digest(INITRD)}/initrd": INITRD}
 
 
 def test_a_file_of_several_images_is_downloaded_once(web: ArtifactServer, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_file_of_several_images_is_downloaded_once(web: ArtifactServer, tmp_pa
 
 
 def test_a_file_of_a_registry_is_downloaded(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
-    kernel = f"oci://{found.host}/os/linux@sha256:{digest_of(KERNEL)}"
+    kernel = f"oci://{found.host}/os/linux@sha256:{compute_digest(KERNEL)}"
     path, out = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img"), tmp_path / "boot"
     assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
     assert mirror(path, out, "--registries", found.allowed) == (0, {"kernel": "fetched", "initrd": "there"}, [])
@@ -92,7 +92,7 @@ def test_an_interrupted_download_continues(web: ArtifactServer, tmp_path: Path) 
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     web.cut["/vmlinuz?v=1"] = 1_000_000
     assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
-    assert f"o/{digest_of(KERNEL)}/kernel" not in lying(out)
+    assert f"o/{compute_digest(KERNEL)}/kernel" not in lying(out)
     del web.cut["/vmlinuz?v=1"]
     assert mirror(path, out) == (0, {"kernel": "fetched", "initrd": "there"}, [])
     assert (web.ranges, lying(out)) == (["bytes=1000000-"], ALL)
@@ -100,13 +100,13 @@ def test_an_interrupted_download_continues(web: ArtifactServer, tmp_path: Path) 
 
 def test_a_partial_download_of_other_content_is_deleted(web: ArtifactServer, tmp_path: Path) -> None:
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
-    part = out / f"o/{digest_of(KERNEL)}/.kernel.part"
+    part = out / f"o/{compute_digest(KERNEL)}/.kernel.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * 100)
     assert mirror(path, out)[1]["kernel"] == "failed"
     assert not part.exists()
     assert mirror(path, out)[1]["kernel"] == "fetched"
-    (out / f"o/{digest_of(KERNEL)}/kernel").rename(part)  # whole, but for its name
+    (out / f"o/{compute_digest(KERNEL)}/kernel").rename(part)  # whole, but for its name
     web.asked.clear()
     assert mirror(path, out)[1]["kernel"] == "fetched"
     assert not web.asked
@@ -118,7 +118,7 @@ def test_a_file_with_a_wrong_digest_is_not_placed(web: ArtifactServer, tmp_path:
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     web.put("/vmlinuz?v=1", content)
     assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
-    assert list(lying(out)) == [f"o/{digest_of(INITRD)}/initrd"]
+    assert list(lying(out)) == [f"o/{compute_digest(INITRD)}/initrd"]
 
 
 def test_a_file_of_an_image_without_a_size_is_read_to_a_limit(
@@ -134,7 +134,7 @@ def test_a_file_of_an_image_without_a_size_is_read_to_a_limit(
         path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{server.url}/initrd.img"), tmp_path / "boot"
         assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
     assert server.taken < 64 << 20  # the limit, and buffers of this machine
-    assert list(lying(out)) == [f"o/{digest_of(KERNEL)}/kernel"]
+    assert list(lying(out)) == [f"o/{compute_digest(KERNEL)}/kernel"]
 
 
 def test_a_partial_download_is_deleted_if_the_disk_is_full(web: ArtifactServer, tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_a_partial_download_is_deleted_if_the_disk_is_full(web: ArtifactServer, 
         path = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img")
         # One at a time: while the kernel fills the disk, no other file can be written.
         assert mirror(path, disk, "--parallel", "1") == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
-        assert lying(disk) == {f"o/{digest_of(INITRD)}/initrd": INITRD}
+        assert lying(disk) == {f"o/{compute_digest(INITRD)}/initrd": INITRD}
 
 
 def test_two_processes_do_not_download_the_same_file(web: ArtifactServer, tmp_path: Path) -> None:
     path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
-    part = out / f"o/{digest_of(KERNEL)}/.kernel.part"
+    part = out / f"o/{compute_digest(KERNEL)}/.kernel.part"
     part.parent.mkdir(parents=True)
     with part.open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -182,7 +182,7 @@ def test_a_fleet_without_mirrored_artifacts_gets_a_message(web: ArtifactServer, 
 
 def test_sources_can_be_checked_before_a_merge(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
     sites = ", sites: [{name: fra, select: {matchLabels: {site: fra}}, baseURL: 'http://fra.test'}]"
-    kernel = f"oci://{found.host}/os/linux@sha256:{digest_of(KERNEL)}"
+    kernel = f"oci://{found.host}/os/linux@sha256:{compute_digest(KERNEL)}"
     path = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img", more=sites)
     (path / "web02.yaml").write_text(server("web02", "role: web, site: fra"))
     command = ["artifacts", "verify", str(path), "--sources", "--no-cache", "-o", "json"]

@@ -37,12 +37,12 @@ from tests.helpers.artifact_servers import (
     USER,
     Certificate,
     Registry,
-    Scripted,
+    ScriptedServer,
     TokenServer,
+    build_password_settings,
     digest,
     registry,
-    serving,
-    with_password,
+    run_scripted_server,
 )
 from tests.helpers.cases import for_each
 
@@ -66,10 +66,10 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
     tokens = TokenServer(certificate=tls)
     storage = folder / "storage"
     with ExitStack() as stack:
-        stack.enter_context(serving(tokens, tls))
+        stack.enter_context(run_scripted_server(tokens, tls))
         anonymous = stack.enter_context(registry(folder / "open", storage=storage))
         password = stack.enter_context(
-            registry(folder / "password", storage=storage, more=with_password(folder / "password"))
+            registry(folder / "password", storage=storage, more=build_password_settings(folder / "password"))
         )
         token = stack.enter_context(registry(folder / "token", storage=storage, more=tokens.settings(), tls=tls))
         for name in ("os/linux", "open/linux"):
@@ -94,13 +94,13 @@ def credentials(folder: Path, host: str, pair: str = BASIC.removeprefix("Basic "
 
 
 def asking(
-    found: Registry | Scripted, given: RegistryCredentials | None = None, tls: Certificate | None = None
+    found: Registry | ScriptedServer, given: RegistryCredentials | None = None, tls: Certificate | None = None
 ) -> Registries:
     named = found.allowed if isinstance(found, Registry) else found.url
     return Registries([AllowedRegistry.parse(named)], HttpClient(ca_bundle=tls.certificate if tls else None), given)
 
 
-def image(found: Registry | Scripted, name: str = "os/linux:1.0") -> OciReference:
+def image(found: Registry | ScriptedServer, name: str = "os/linux:1.0") -> OciReference:
     return OciReference.parse(f"oci://{found.host}/{name}")
 
 
@@ -208,9 +208,9 @@ def test_a_name_and_a_password_give_the_same_header_as_auth(tmp_path: Path) -> N
 @contextmanager
 def hostile(
     answers: Mapping[str, tuple[int, dict[str, str], bytes]], tls: Certificate | None = None
-) -> Iterator[Scripted]:
-    server = Scripted(answers=dict(answers))
-    with serving(server, tls):
+) -> Iterator[ScriptedServer]:
+    server = ScriptedServer(answers=dict(answers))
+    with run_scripted_server(server, tls):
         yield server
 
 
@@ -286,7 +286,7 @@ def test_wrong_answers_of_a_registry_are_rejected(
 
 
 @dataclass
-class Tagged(Scripted):
+class Tagged(ScriptedServer):
     """A registry with this many pages of two tags each."""
 
     pages: int = 0
@@ -300,7 +300,7 @@ class Tagged(Scripted):
 
 
 def test_the_tags_of_a_repository_are_listed_page_by_page() -> None:
-    with serving(few := Tagged(pages=3)), serving(many := Tagged(pages=51)):
+    with run_scripted_server(few := Tagged(pages=3)), run_scripted_server(many := Tagged(pages=51)):
         assert asking(few).list_tags(image(few)) == tuple(f"1.{number}" for number in range(6))
         assert [target for target, _ in few.asked] == [
             "/v2/os/linux/tags/list?n=1000",
@@ -335,7 +335,7 @@ def test_a_malformed_token_is_rejected(body: bytes) -> None:
 
 
 @dataclass
-class Expiring(Scripted):
+class Expiring(ScriptedServer):
     token: str = ""
     given: int = 0
 
@@ -350,7 +350,7 @@ class Expiring(Scripted):
 
 def test_an_expired_token_is_renewed() -> None:
     asked = Expiring()
-    with serving(asked):
+    with run_scripted_server(asked):
         found = asking(asked)
         for given in (1, 1, 2):
             if given == 2:

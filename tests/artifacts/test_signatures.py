@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import Exit, cli
-from tests.helpers.artifact_servers import ArtifactServer, Sigstore, artifact_server, digest_of, registry
+from tests.helpers.artifact_servers import ArtifactServer, Sigstore, artifact_server, compute_digest, registry
 from tests.helpers.fleets import document, fleet, policy, profile, server
-from tests.helpers.git_repositories import Minisign, Person, Work, by_gpg, clear_sign, gpg_people
+from tests.helpers.git_repositories import Minisign, Person, WorkTree, clear_sign, gpg_people, sign_with_gpg
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ class Vendor:
         file.write_bytes(content := self.web.files[f"/{name}"])
         match kind:
             case "openpgp":
-                signature = by_gpg(self.people[by], file)
+                signature = sign_with_gpg(self.people[by], file)
             case "minisign":
                 signature = self.minisign.sign(file)
             case _:
@@ -65,8 +65,8 @@ class Vendor:
         return f"{self.web.url}/{name}.{kind}"
 
     def image(self, kernel: str = "", more: str = "", url: str = "") -> str:
-        of_kernel = f"url: '{url or f'{self.web.url}/kernel'}', sha256: {digest_of(KERNEL)}{kernel}"
-        of_initrd = f"url: '{self.web.url}/initrd', sha256: {digest_of(INITRD)}"
+        of_kernel = f"url: '{url or f'{self.web.url}/kernel'}', sha256: {compute_digest(KERNEL)}{kernel}"
+        of_initrd = f"url: '{self.web.url}/initrd', sha256: {compute_digest(INITRD)}"
         return document(
             "BootImage",
             "linux-1",
@@ -103,7 +103,7 @@ def vendor(people: Mapping[str, Person], tmp_path: Path) -> Iterator[Vendor]:
 
 def sums(form: str = "{} *{}") -> bytes:
     return "".join(
-        form.format(digest_of(content), name) + "\n" for name, content in (("kernel", KERNEL), ("initrd", INITRD))
+        form.format(compute_digest(content), name) + "\n" for name, content in (("kernel", KERNEL), ("initrd", INITRD))
     ).encode()
 
 
@@ -140,7 +140,7 @@ def test_a_signed_list_of_digests_vouches_for_the_files_in_it(vendor: Vendor, ki
 def test_lists_are_read_as_programs_print_them_and_have_to_have_the_file(vendor: Vendor) -> None:
     for content, missing in [
         (sums("{}  {}"), []),
-        ("".join(f"SHA256 (x) = {digest_of(each)}\n" for each in (KERNEL, INITRD)).encode(), []),
+        ("".join(f"SHA256 (x) = {compute_digest(each)}\n" for each in (KERNEL, INITRD)).encode(), []),
         (sums().splitlines(keepends=True)[0], ["error x86_64.initrds.0"]),
         (sums("# {} *{}"), ["error x86_64.initrds.0", "error x86_64.kernel"]),
         (b"", ["error x86_64.initrds.0", "error x86_64.kernel"]),
@@ -199,7 +199,7 @@ def test_a_file_of_a_registry_or_of_a_folder_is_checked_too(vendor: Vendor) -> N
 
 def test_only_the_images_of_a_pull_request_are_checked(vendor: Vendor, tmp_path: Path) -> None:
     text = vendor.image()
-    work = Work(tmp_path / "work")
+    work = WorkTree(tmp_path / "work")
     base = work.commit({"fleet.yaml": "---\n".join((fleet(), text))})
     assert vendor.check(work.path, "--since", base, "--required") == (0, {})
     work.commit({"fleet.yaml": "---\n".join((fleet(), text.replace("version: 1,", "version: 2,")))})
@@ -242,11 +242,13 @@ def test_a_file_that_claims_no_signature_need_not_be_in_a_list(vendor: Vendor) -
 def test_a_clear_signed_index_of_simplestreams_is_a_list(vendor: Vendor) -> None:
     checksums = f", checksums: {{url: '{vendor.web.url}/download.sjson', clearSigned: true}}"
     path = vendor.write(vendor.image(more=checksums))
-    items = {name: {"path": name, "sha256": digest_of(file)} for name, file in (("kernel", KERNEL), ("initrd", INITRD))}
+    items = {
+        name: {"path": name, "sha256": compute_digest(file)} for name, file in (("kernel", KERNEL), ("initrd", INITRD))
+    }
     index = json.dumps({"format": "products:1.0", "products": {"p": {"versions": {"1": {"items": items}}}}}, indent=1)
     vendor.put("download.sjson", clear_sign(vendor.folder, f"{index}\n".encode(), vendor.people["vendor"]))
     assert vendor.check(path, "--required") == (0, {})
-    other = index.replace(digest_of(KERNEL), "0" * 64)
+    other = index.replace(compute_digest(KERNEL), "0" * 64)
     vendor.put("download.sjson", clear_sign(vendor.folder, f"{other}\n".encode(), vendor.people["vendor"]))
     assert "not in the list" in vendor.fault_of_kernel(path)
 
@@ -305,7 +307,10 @@ def test_a_list_in_a_signed_release_of_debian_vouches_for_the_files_in_it(
     vendor.put("SHA256SUMS", sums("{}  ./netboot/{}"))
 
     def release(by: str = "vendor", **changes: object) -> None:
-        found = {"digest": digest_of(vendor.web.files["/SHA256SUMS"]), "size": len(vendor.web.files["/SHA256SUMS"])}
+        found = {
+            "digest": compute_digest(vendor.web.files["/SHA256SUMS"]),
+            "size": len(vendor.web.files["/SHA256SUMS"]),
+        }
         vendor.put("InRelease", RELEASE.format(**{**found, **changes}).encode())
         if is_clear_signed:
             vendor.put("InRelease", clear_sign(vendor.folder, vendor.web.files["/InRelease"], vendor.people[by]))
@@ -316,7 +321,7 @@ def test_a_list_in_a_signed_release_of_debian_vouches_for_the_files_in_it(
     assert vendor.check(path, "--required") == (0, {})
     release("stranger")
     assert "which is not listed" in vendor.fault_of_kernel(path)
-    for changes in ({"digest": digest_of(b"other")}, {"size": 7}):
+    for changes in ({"digest": compute_digest(b"other")}, {"size": 7}):
         release(**changes)
         assert "SHA256SUMS is not in the list at" in vendor.fault_of_kernel(path)
     release()
@@ -343,14 +348,16 @@ def archive(kernel: bytes = KERNEL) -> bytes:
 def test_the_signature_of_an_archive_vouches_for_the_files_in_it(vendor: Vendor, by: str) -> None:
     content = archive()
     vendor.put("a.tar.gz", content)
-    vendor.put("SUMS", (digest_of(content) if by.endswith("256") else sha512(content).hexdigest()).encode() + b"  a\n")
+    vendor.put(
+        "SUMS", (compute_digest(content) if by.endswith("256") else sha512(content).hexdigest()).encode() + b"  a\n"
+    )
     signature = vendor.sign("a.tar.gz" if by == "signature" else "SUMS", "openpgp")
     of_file = f", signature: {{openpgp: '{signature}'}}" if by == "signature" else ""
     of_list = f", checksums: {{url: '{vendor.web.url}/SUMS', signature: {{openpgp: '{signature}'}}}}"
     path = vendor.write(
         vendor.image(of_file, of_list if by != "signature" else "", f"{vendor.web.url}/a.tar.gz#boot/vmlinuz")
         .replace("/initrd'", "/a.tar.gz#boot/initrd'")
-        .replace(f"sha256: {digest_of(INITRD)}", f"sha256: {digest_of(INITRD)}{of_file}")
+        .replace(f"sha256: {compute_digest(INITRD)}", f"sha256: {compute_digest(INITRD)}{of_file}")
     )
     vendor.web.asked.clear()
     assert vendor.check(path, "--required") == (0, {})
@@ -449,7 +456,7 @@ def test_a_stream_requires_signatures_of_its_images(vendor: Vendor, tmp_path: Pa
     )
     assert "BootImage/linux-2" in str(vendor.check(path))
 
-    work = Work(tmp_path / "work")
+    work = WorkTree(tmp_path / "work")
     base = work.commit({"fleet.yaml": "---\n".join((fleet(), images, stream("any")))})
     work.commit({"fleet.yaml": "---\n".join((fleet(), images, stream("signed")))})
     assert vendor.check(work.path, "--since", base)[0] == Exit.INVALID  # the image itself did not change

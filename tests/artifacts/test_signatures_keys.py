@@ -16,7 +16,7 @@ from gitboot.errors import UsageError
 from gitboot.git.signatures import UntrustedSignature
 from gitboot.jsonio import Digest
 from tests.helpers.artifact_servers import Sigstore
-from tests.helpers.git_repositories import Minisign, Person, by_gpg, clear_sign, gpg_people
+from tests.helpers.git_repositories import Minisign, Person, clear_sign, gpg_people, sign_with_gpg
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_file_that_a_listed_openpgp_key_has_signed_is_vouched_for(
 ) -> None:
     vendor = people["vendor"]
     found = keys(tmp_path, {"vendor.asc": vendor.public.read_bytes(), "notes.txt": b"", ".hidden.asc": b"none"})
-    for signature in (by_gpg(vendor, kernel), by_gpg(vendor, kernel, "--armor", "--detach-sign")):
+    for signature in (sign_with_gpg(vendor, kernel), sign_with_gpg(vendor, kernel, "--armor", "--detach-sign")):
         signer = found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
         assert signer.name == "vendor <vendor@example.net>"
         assert re.fullmatch("[0-9A-F]{40}", signer.key)
@@ -62,18 +62,21 @@ def test_other_openpgp_signatures_are_rejected(people: Mapping[str, Person], ker
     other = tmp_path / "other"
     other.write_bytes(b"another kernel")
     for signature, says in [
-        (by_gpg(people["stranger"], kernel), "not listed"),
-        (by_gpg(people["expired"], kernel), "expired"),
-        (by_gpg(people["revoked"], kernel), "revoked"),
-        (by_gpg(people["vendor"], other), "changed after it was signed"),
-        (by_gpg(people["vendor"], other, "--sign"), "other OpenPGP packets"),  # whole: it brings what it is of
+        (sign_with_gpg(people["stranger"], kernel), "not listed"),
+        (sign_with_gpg(people["expired"], kernel), "expired"),
+        (sign_with_gpg(people["revoked"], kernel), "revoked"),
+        (sign_with_gpg(people["vendor"], other), "changed after it was signed"),
+        (sign_with_gpg(people["vendor"], other, "--sign"), "other OpenPGP packets"),  # whole: it brings what it is of
         # gpg accepts a signature in a compressed packet, RFC 4880, 5.6, and so decompresses what a stranger sends.
-        (b"\xa3\x02" + zlib.compress(by_gpg(people["vendor"], kernel)), "other OpenPGP packets"),
-        (by_gpg(people["vendor"], kernel)[:-1], "other OpenPGP packets"),  # cut off
-        (by_gpg(people["vendor"], other, "--clearsign"), "changed after it was signed"),
+        (b"\xa3\x02" + zlib.compress(sign_with_gpg(people["vendor"], kernel)), "other OpenPGP packets"),
+        (sign_with_gpg(people["vendor"], kernel)[:-1], "other OpenPGP packets"),  # cut off
+        (sign_with_gpg(people["vendor"], other, "--clearsign"), "changed after it was signed"),
         (b"", "is empty"),
-        (by_gpg(people["vendor"], other) + by_gpg(people["stranger"], kernel), "changed after it was signed"),
-        (by_gpg(people["stranger"], kernel) * 9, "more than 8 OpenPGP signatures"),
+        (
+            sign_with_gpg(people["vendor"], other) + sign_with_gpg(people["stranger"], kernel),
+            "changed after it was signed",
+        ),
+        (sign_with_gpg(people["stranger"], kernel) * 9, "more than 8 OpenPGP signatures"),
     ]:
         with pytest.raises(UntrustedSignature, match=says):
             found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
@@ -82,9 +85,9 @@ def test_other_openpgp_signatures_are_rejected(people: Mapping[str, Person], ker
 def test_one_good_signature_of_several_is_enough(people: Mapping[str, Person], kernel: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"another kernel")
-    good, bad = by_gpg(people["vendor"], kernel), by_gpg(people["stranger"], other)
+    good, bad = sign_with_gpg(people["vendor"], kernel), sign_with_gpg(people["stranger"], other)
     found = keys(tmp_path, {"vendor.asc": people["vendor"].public.read_bytes()})
-    for signature in (good + bad, bad + good, by_gpg(people["vendor"], other) + good):
+    for signature in (good + bad, bad + good, sign_with_gpg(people["vendor"], other) + good):
         assert found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel)).name.startswith("vendor <")
     with pytest.raises(UntrustedSignature, match="changed after it was signed"):
         found.find_signer(SignatureKind.OPENPGP, good + bad, other, digest(other))
@@ -96,7 +99,7 @@ def test_only_the_allowed_keys_may_sign(people: Mapping[str, Person], kernel: Pa
     found = keys(tmp_path, {**files, "mini.pub": minisign.public.read_bytes()})
 
     def sign(only: tuple[str, ...] | None, *names: str) -> ImageSigner:
-        signature = b"".join(by_gpg(people[name], kernel) for name in names)
+        signature = b"".join(sign_with_gpg(people[name], kernel) for name in names)
         return found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel), only=only)
 
     vendor, stranger = sign(None, "vendor").key, sign(None, "stranger").key
@@ -198,7 +201,7 @@ def test_the_shipped_keys_count_beside_those_of_a_directory(
     for folder, name in ((own, "vendor"), (shipped, "stranger")):
         folder.mkdir()
         (folder / f"{name}.asc").write_bytes(people[name].public.read_bytes())
-    signatures = {name: by_gpg(people[name], kernel) for name in ("vendor", "stranger")}
+    signatures = {name: sign_with_gpg(people[name], kernel) for name in ("vendor", "stranger")}
     for number, (directory, trusted) in enumerate([(None, {"stranger"}), (own, {"vendor", "stranger"})]):
         scratch = tmp_path / str(number)
         scratch.mkdir()
@@ -224,7 +227,7 @@ def test_the_digest_of_a_key_changes_when_the_key_is_removed_or_changes(
     }
     found = keys(tmp_path / "before", files)
     signatures = {
-        SignatureKind.OPENPGP: by_gpg(people["vendor"], kernel),
+        SignatureKind.OPENPGP: sign_with_gpg(people["vendor"], kernel),
         SignatureKind.MINISIGN: minisign.sign(kernel),
         SignatureKind.SIGSTORE: sigstore.bundle(kernel.read_bytes(), "vendor@example.net"),
     }
@@ -240,7 +243,7 @@ def test_the_digest_of_a_key_changes_when_the_key_is_removed_or_changes(
 
     revoked = keys(tmp_path / "revoked", {"revoked.asc": people["revoked"].public.read_bytes()})
     valid = keys(tmp_path / "valid", {"before.asc": (people["revoked"].public.parent / "before.asc").read_bytes()})
-    key = valid.find_signer(SignatureKind.OPENPGP, by_gpg(people["revoked"], kernel), kernel, digest(kernel)).key
+    key = valid.find_signer(SignatureKind.OPENPGP, sign_with_gpg(people["revoked"], kernel), kernel, digest(kernel)).key
     assert None is not valid.compute_key_digest(key) != revoked.compute_key_digest(key) is not None
 
 

@@ -23,9 +23,8 @@ from gitboot.model.scalars import ArtifactUrl
 from gitboot.resolve.server_decision import BootFile, Decisions, FileProof
 from tests.artifacts.test_availability import ABSENT, DISK, OFFERED, SILENT, THERE, Told, summarize_plan
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server
-from tests.helpers.cases import present
+from tests.helpers.cases import require_value
 from tests.helpers.fleets import (
-    configured,
     decided,
     document,
     fleet,
@@ -34,10 +33,11 @@ from tests.helpers.fleets import (
     policy,
     profile,
     server,
+    write_configuration,
 )
-from tests.helpers.git_repositories import Person, by_gpg, gpg_people
+from tests.helpers.git_repositories import Person, gpg_people, sign_with_gpg
 from tests.helpers.instance_in_process import Bench, Unsynced
-from tests.helpers.instance_with_bmcs import Rack, boots, until_condition
+from tests.helpers.instance_with_bmcs import Rack, boots, wait_for_condition
 from tests.helpers.running_instance import eventually
 
 
@@ -150,7 +150,7 @@ def test_a_boot_is_withheld_until_a_key_has_verified_its_files(
         told.sightings = dict.fromkeys(told.wanted, seen)
     assert summarize_plan(bench.reconcile()) == (OFFERED if is_offered else DISK)
     if not is_offered:
-        status, reason, message = present(bench.condition("ArtifactsPresent"))
+        status, reason, message = require_value(bench.condition("ArtifactsPresent"))
         assert (status, reason) == (False, "Missing")
         assert "BootImage/flatcar-1 for 1 server (http://boot.test/assets/flatcar-1/" in message
     if seen is UNSIGNED:
@@ -172,7 +172,7 @@ def test_a_commit_that_only_adds_the_rule_withdraws_the_boot(bench: Bench, told:
 def test_without_artifact_checks_the_boot_stays_withheld(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
         assert summarize_plan(bench.decide(*documents(stream())).reconcile()) == DISK
-        _, _, message = present(bench.condition("ArtifactsPresent"))
+        _, _, message = require_value(bench.condition("ArtifactsPresent"))
         assert "gitboot does not check because of --check-assets off" in message
         assert summarize_plan(bench.decide(*documents(stream("any"))).reconcile()) == OFFERED
         assert bench.condition("ArtifactsPresent") is None
@@ -223,7 +223,7 @@ def signed(web: ArtifactServer, people: Mapping[str, Person], tmp_path: Path) ->
     file = web.file("/kernel", KERNEL)
     web.put("/kernel", KERNEL)
     (tmp_path / "kernel").write_bytes(KERNEL)
-    web.put("/kernel.sig", by_gpg(people["vendor"], tmp_path / "kernel"))
+    web.put("/kernel.sig", sign_with_gpg(people["vendor"], tmp_path / "kernel"))
     proof = FileProof(url=file.url, signature=Signature(openpgp=ArtifactUrl(f"{web.url}/kernel.sig")), checksums=None)
     return replace(file, proof=proof)
 
@@ -256,14 +256,14 @@ def test_a_file_is_verified_once_until_its_key_is_removed(
 def test_another_file_or_signature_is_not_verified(
     signed: BootFile, web: ArtifactServer, trusted: Path, people: Mapping[str, Person], tmp_path: Path
 ) -> None:
-    proof = present(signed.proof)
+    proof = require_value(signed.proof)
     good = web.files["/kernel.sig"]
     with closing(verifier(trusted)) as checked, closing(verifier(None)) as shipped:
         assert "which is not listed" in str(shipped.verify(signed, None, BASES))
         unsigned = replace(signed, proof=replace(proof, signature=None))
         assert "does not have one" in str(checked.verify(unsigned, None, BASES))
         for name, content, says in [
-            ("/kernel.sig", by_gpg(people["stranger"], tmp_path / "kernel"), "which is not listed"),
+            ("/kernel.sig", sign_with_gpg(people["stranger"], tmp_path / "kernel"), "which is not listed"),
             ("/kernel.sig", good[:-1], "incomplete"),
             ("/kernel", b"another", "which has the sha256"),
         ]:
@@ -306,7 +306,7 @@ def test_a_watch_verifies_a_file_and_keeps_the_result_after_a_restart(
         return watch_artifacts(settings, ledger, DiskCache(None, pytest.fail), lambda: None)
 
     with watch() as opened:
-        lookout = present(opened)
+        lookout = require_value(opened)
         lookout.want({signed, plain}, BASES)
         lookout.wait()
         seen = lookout.get_sightings()
@@ -320,10 +320,10 @@ def test_a_watch_verifies_a_file_and_keeps_the_result_after_a_restart(
     del web.files["/kernel.sig"]
     web.asked.clear()
     with watch() as opened:
-        lookout = present(opened)
+        lookout = require_value(opened)
         lookout.want({signed}, BASES)
         lookout.wait()
-        assert present(lookout.get_sightings()[signed].signer).name == "vendor <vendor@example.net>"
+        assert require_value(lookout.get_sightings()[signed].signer).name == "vendor <vendor@example.net>"
         assert web.asked["GET", "/kernel.sig"] == 0
         del web.files["/kernel"]
         eventually(lambda: lookout.get_sightings()[signed].presence is Presence.MISSING)
@@ -351,24 +351,24 @@ def test_a_running_instance_offers_an_image_after_its_vendor_signed_it(
         profile("linux", "stream: linux"),
         policy("linux", "{servers: [web01]}", boots="linux", often="Once"),
     )
-    options = ("--image-keys", trusted, *configured(check_assets_every=0.2, max_installs=9, max_reinstalls=9))
+    options = ("--image-keys", trusted, *write_configuration(check_assets_every=0.2, max_installs=9, max_reinstalls=9))
     with Rack(tmp_path, pool=pool) as rack:
         web01 = rack.add("web01", provision=1)
         rack.push()
-        assert rack.once(*options, *rack.spooling, records="fresh").code == 8
+        assert rack.once(*options, *rack.spool_options, records="fresh").code == 8
         assert web01.times_set == 0
         with rack.running(*options) as instance:
-            found = until_condition(instance, "ArtifactsPresent", status=False, reason="Missing")
+            found = wait_for_condition(instance, "ArtifactsPresent", status=False, reason="Missing")
             assert "BootImage/linux-1 for 1 server" in found["message"]
             assert "SHA256SUMS.gpg is unavailable" in found["message"]
             assert boots(instance, web01) == "disk"
-            web.put("/SHA256SUMS.gpg", by_gpg(people["stranger"], tmp_path / "SHA256SUMS"))
+            web.put("/SHA256SUMS.gpg", sign_with_gpg(people["stranger"], tmp_path / "SHA256SUMS"))
             eventually(lambda: web.asked["GET", "/SHA256SUMS.gpg"] > 3)
             assert web01.times_set == 0
-            web.put("/SHA256SUMS.gpg", by_gpg(people["vendor"], tmp_path / "SHA256SUMS"))
+            web.put("/SHA256SUMS.gpg", sign_with_gpg(people["vendor"], tmp_path / "SHA256SUMS"))
             eventually(lambda: web01.stands)
             assert boots(instance, web01) == "linux-1"
-            until_condition(instance, "ArtifactsPresent", status=True, reason="Present")
+            wait_for_condition(instance, "ArtifactsPresent", status=True, reason="Present")
 
 
 def test_a_running_instance_withdraws_a_boot_when_a_commit_adds_the_rule(web: ArtifactServer, tmp_path: Path) -> None:
@@ -384,17 +384,17 @@ def test_a_running_instance_withdraws_a_boot_when_a_commit_adds_the_rule(web: Ar
             policy("linux", "{servers: [web01]}", boots="linux", often="Once"),
         )
 
-    options = ("--poll", 0.2, *configured(check_assets_every=0.2, max_installs=9, max_reinstalls=9))
+    options = ("--poll", 0.2, *write_configuration(check_assets_every=0.2, max_installs=9, max_reinstalls=9))
     with Rack(tmp_path, pool=pool("any")) as rack:
         web01 = rack.add("web01", provision=1)
         rack.push()
-        rack.once(*options, *rack.spooling, records="fresh")
+        rack.once(*options, *rack.spool_options, records="fresh")
         with rack.running(*options) as instance:
             eventually(lambda: web01.stands)
             assert boots(instance, web01) == "linux-1"
             rack.pool = pool("signed")
             rack.push()
-            found = until_condition(instance, "ArtifactsPresent", status=False, reason="Missing")
+            found = wait_for_condition(instance, "ArtifactsPresent", status=False, reason="Missing")
             assert "the image does not have one" in found["message"] or "has not checked" in found["message"]
             eventually(lambda: boots(instance, web01) == "disk")
             eventually(lambda: not web01.stands)

@@ -30,9 +30,9 @@ from gitboot.cli.main import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from tests.helpers.fleets import configured, give_credentials, uuid_of
+from tests.helpers.fleets import make_uuid, store_credentials, write_configuration
 from tests.helpers.http_peers import Authority
-from tests.helpers.instance_with_bmcs import PASSWORD, USER, Rack, condition, typed, until_condition
+from tests.helpers.instance_with_bmcs import PASSWORD, USER, Rack, condition, run_command, wait_for_condition
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import eventually
@@ -117,12 +117,12 @@ def test_t2_a_pull_request_cannot_send_credentials_outside_their_networks(tmp_pa
         blades = [rack.add(f"web{number}", provision=1) for number in range(len(ELSEWHERE))]
         write_access_file(rack, 'networks = ["127.0.0.1"]\nhttp = true\nunverified = true\n')
         rack.push()
-        rack.once(*rack.spooling, records="fresh")
+        rack.once(*rack.spool_options, records="fresh")
         assert all(blade.stands for blade in blades), "BMCs in the network are asked"
         for number, where in enumerate(ELSEWHERE.values()):
             # One listener is enough for ten machines: each has its own system.
             pull(rack, f"{blades[number].bmc.url}', ", f"{where.replace('PORT', str(stranger.port))}/{number}', ")
-        rack.once(*configured(max_bmc_changes=9, **LOOSE), *rack.spooling)
+        rack.once(*write_configuration(max_bmc_changes=9, **LOOSE), *rack.spool_options)
         found = rack.bmc_get()
     assert stranger.came == []
     for number, case in enumerate(ELSEWHERE):
@@ -135,7 +135,7 @@ def test_a_backup_of_the_ledger_contains_no_bmc_password_and_no_token_key(tmp_pa
         blade = rack.add("web01", provision=1)
         write_access_file(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
         rack.push()
-        rack.once(*rack.spooling, records="fresh")
+        rack.once(*rack.spool_options, records="fresh")
         assert blade.stands
         token_key = (rack.state / "token-keys").read_text().split()[-1]
         keys = [token_key.encode(), bytes.fromhex(token_key)]
@@ -153,7 +153,7 @@ def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it(tmp_path: Pa
         rack.add("web01", provision=1)
         write_access_file(rack, "http = true\n")
         rack.push()
-        with rack.running(*rack.spooling, ready=False) as instance:
+        with rack.running(*rack.spool_options, ready=False) as instance:
             first = eventually(lambda: instance.status()["attempted"].get("held"))
             assert first["guards"] == ["maxBmcChanges"]
             rack.said("approve", first["digest"], "--guard", "maxBmcChanges", "--reason", "the first rack")
@@ -183,7 +183,7 @@ def test_t2_bmcs_in_the_ledger_of_an_earlier_version_still_get_credentials(tmp_p
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01", provision=1)
         rack.push()
-        rack.once(*rack.spooling, records="fresh")
+        rack.once(*rack.spool_options, records="fresh")
         write_access_file(rack, "http = true\n")
         assert rack.bmc_get()["web01"]["next"] == "no access", "it was asked by the word, and that is gone"
         with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
@@ -193,10 +193,10 @@ def test_t2_bmcs_in_the_ledger_of_an_earlier_version_still_get_credentials(tmp_p
             )
         assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
         pull(rack, web01.bmc.url, f"http://127.0.0.2:{stranger.port}")
-        assert rack.once(*configured(**LOOSE), *rack.spooling).code == Exit.HELD
+        assert rack.once(*write_configuration(**LOOSE), *rack.spool_options).code == Exit.HELD
         # A server that leaves is a stranger when it comes back.
         pull(rack, f"http://127.0.0.2:{stranger.port}", web01.bmc.url)
-        assert rack.once(*configured(**LOOSE), *rack.spooling).code == Exit.FINE
+        assert rack.once(*write_configuration(**LOOSE), *rack.spool_options).code == Exit.FINE
     assert stranger.came == []
 
 
@@ -205,7 +205,7 @@ def test_t2_the_access_file_that_an_upgrade_needs_is_printed(tmp_path: Path) -> 
         rack.add("web01", provision=1)
         rack.add("web02")
         rack.push()
-        rack.once(*rack.spooling, records="fresh")
+        rack.once(*rack.spool_options, records="fresh")
         write_access_file(rack, "")
         assert rack.bmc_get()["web01"]["next"] == "no access"
         printed = rack.said("bmc", "access-files", "--credentials", rack.credentials)
@@ -220,7 +220,7 @@ def test_t2_diff_shows_where_credentials_are_sent(tmp_path: Path) -> None:
         web01 = rack.add("web01")
         rack.push()
         pull(rack, web01.bmc.url, "http://attacker.test")
-        done = typed("diff", "HEAD~1..HEAD", rack.repository.work)
+        done = run_command("diff", "HEAD~1..HEAD", rack.repository.work)
     assert "Unchanged" not in done.out
     assert f"web01: rack at {web01.bmc.url}, unencrypted → rack at http://attacker.test, unencrypted" in done.out
 
@@ -253,7 +253,7 @@ def test_a_certificate_for_a_host_and_a_port_takes_precedence_over_one_for_the_h
 
 
 def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
-    give_credentials(folder, password=PASSWORD, trust=text)
+    store_credentials(folder, password=PASSWORD, trust=text)
     if authority is not None:
         (folder / "rack" / "ca.crt").write_text(authority)
     return read_trust(folder, "rack")
@@ -337,7 +337,7 @@ def test_t2_with_an_authority_in_the_access_folder_only_bmcs_with_its_certificat
     assert not trust.covers(bmc(verify=False))
     assert not trust.covers(bmc(ca="PEM"))
     # Addresses of this machine are allowed only if a network names them, in addition to the authority.
-    give_credentials(tmp_path, password=PASSWORD, trust='networks = ["127.0.0.1"]')
+    store_credentials(tmp_path, password=PASSWORD, trust='networks = ["127.0.0.1"]')
     assert [is_let_in(tmp_path, each, "DNS:localhost") for each in (own, other)] == [True, False]
 
 
@@ -400,7 +400,7 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
         authorities[site] = Authority(tmp_path / site)
         (tmp_path / f"{site}.crt").write_text(authorities[site].pem)
     places = '[authorities]\n"127.0.0.1" = "ams.crt"\n"127.0.0.2" = "lab.crt"\n'
-    give_credentials(tmp_path, password=PASSWORD, trust=f'networks = ["127.0.0.0/8"]\n{places}')
+    store_credentials(tmp_path, password=PASSWORD, trust=f'networks = ["127.0.0.0/8"]\n{places}')
     for host, site, is_its_own in (("127.0.0.1", "ams", True), ("127.0.0.2", "lab", True), ("127.0.0.2", "ams", False)):
         assert is_let_in(tmp_path, authorities[site], f"IP:{host}", host) is is_its_own
 
@@ -471,11 +471,11 @@ def test_a_new_password_is_tried_as_soon_as_it_is_written_and_a_wrong_one_only_o
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01", provision=1)
         rack.push()
-        give_credentials(rack.credentials, password="wrong")
+        store_credentials(rack.credentials, password="wrong")
         with rack.running(records="fresh") as instance:
-            until_condition(instance, "Bmc/web01", status=False, reason="Stalled")
+            wait_for_condition(instance, "Bmc/web01", status=False, reason="Stalled")
             assert len(web01.machine.requests) == 1
-            give_credentials(rack.credentials, password=PASSWORD)
+            store_credentials(rack.credentials, password=PASSWORD)
             eventually(lambda: web01.override == ("Once", "Pxe"))
 
 
@@ -518,7 +518,7 @@ def test_t2_a_host_name_is_resolved_once_and_the_checked_address_is_used(
 
 def test_t2_the_first_certificate_is_pinned_until_an_operator_changes_it(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    machine = Machine("web01", uuid=uuid_of("web01"))
+    machine = Machine("web01", uuid=make_uuid("web01"))
     service = Service(machine, credentials={USER: PASSWORD})
     with Rack(tmp_path / "rack") as rack:
         with RedfishServer(service, tls=authority.server_context()) as first:
@@ -528,7 +528,7 @@ def test_t2_the_first_certificate_is_pinned_until_an_operator_changes_it(tmp_pat
             blade.more = ""
             rack.push()
             pull(rack, "credentials: rack", "credentials: rack, tls: {verify: false}")
-            rack.once(*rack.spooling, records="fresh")
+            rack.once(*rack.spool_options, records="fresh")
             assert blade.override == ("Once", "Pxe"), rack.bmc_get()
         machine.requests.clear()
         # Another server responds there now, with its own certificate.
@@ -536,10 +536,10 @@ def test_t2_the_first_certificate_is_pinned_until_an_operator_changes_it(tmp_pat
             seen = rack.bmc_get()["web01"]
             assert "the certificate changed: its fingerprint was" in seen["why"]
             assert machine.requests == [], "nothing was sent, not even a password"
-            rack.once(*rack.spooling)
+            rack.once(*rack.spool_options)
             assert machine.requests == []
             shown = seen["why"].rpartition("and is now ")[2].split()[0]
-            wrong = rack.typed("bmc", "resolve", "web01", "--certificate", "abc", "--reason", "it is new")
+            wrong = rack.run_command("bmc", "resolve", "web01", "--certificate", "abc", "--reason", "it is new")
             assert wrong.code == Exit.USAGE
             rack.said("bmc", "resolve", "web01", "--certificate", shown.upper(), "--reason", "it is new")
             assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
@@ -550,7 +550,9 @@ def test_t2_bmcs_that_are_not_allowed_do_not_delay_other_bmcs(tmp_path: Path) ->
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01")
         rack.push()
-        with rack.running(*configured(bmc_failures=3, max_bmc_changes=50, **LOOSE), records="fresh") as instance:
+        with rack.running(
+            *write_configuration(bmc_failures=3, max_bmc_changes=50, **LOOSE), records="fresh"
+        ) as instance:
             for number in range(6):
                 rack.add(f"new{number}", provision=1)
             rack.push()
@@ -560,7 +562,7 @@ def test_t2_bmcs_that_are_not_allowed_do_not_delay_other_bmcs(tmp_path: Path) ->
             write_access_file(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
             rack.repository.push({"fleet.yaml": text})
             instance.process.send_signal(1)
-            until_condition(instance, "Bmc/new0", status=False, reason="Stalled")
+            wait_for_condition(instance, "Bmc/new0", status=False, reason="Stalled")
             assert condition(instance, "BmcsReachable").get("status") is not False
             web01.provision = 1
             rack.repository.push(

@@ -21,7 +21,7 @@ from gitboot.fleet.validation import load
 from gitboot.model.scalars import parse_fingerprint
 from tests.helpers.bmcs import PASSWORD, USER, MakeRack, Rack, write_credentials
 from tests.helpers.fleets import HERE, SEED, server, snapshot
-from tests.helpers.http_peers import Authority, Issued
+from tests.helpers.http_peers import Authority, IssuedCertificate
 
 # Files
 
@@ -223,7 +223,7 @@ def test_a_document_names_the_certificate_fingerprint_of_its_bmc() -> None:
     assert machine.bmc is not None and machine.bmc.fingerprint == "ab" * 32
 
 
-def fingerprint_of(issued: Issued) -> str:
+def fingerprint_of(issued: IssuedCertificate) -> str:
     """Return the fingerprint of a certificate as openssl prints it."""
     pem = issued.certificate.read_text()
     hexadecimal = sha256(PEM_cert_to_DER_cert(pem[: pem.index("-----END") + 25])).hexdigest().upper()

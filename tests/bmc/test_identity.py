@@ -30,7 +30,7 @@ from gitboot.fleet.identities import Machine
 from gitboot.fleet.revision import apply_changes
 from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swap_byte_order
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import at, uuid_of
+from tests.helpers.fleets import at, make_uuid
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 PLACE = ("https://10.0.0.1", "/redfish/v1/Systems/1")
@@ -227,7 +227,7 @@ def test_values_that_two_machines_report_identify_neither(
     machines = {
         uuid: Machine(uuid=uuid, name=uuid, macs=(), serial=serial, bmc=None) for uuid, serial in described.items()
     }
-    kept = {SystemUuid(uuid_of(f"web{number}")): pinned for number, pinned in enumerate(pins)}
+    kept = {SystemUuid(make_uuid(f"web{number}")): pinned for number, pinned in enumerate(pins)}
     assert SharedIdentityValues().update(kept, machines).values == found, case
 
 
@@ -333,7 +333,7 @@ def test_two_readings_are_of_different_systems_only_if_no_value_matches(
     assert is_another_system(before, now) is another
 
 
-UUIDS = tuple(SystemUuid(uuid_of(f"web{number}")) for number in range(6))
+UUIDS = tuple(SystemUuid(make_uuid(f"web{number}")) for number in range(6))
 _serials = st.sampled_from([None, "abc", "ABC", "Default string"])
 _shown = st.builds(ReportedIdentity, uuid=st.sampled_from([None, *UUIDS]), serial=_serials)
 _pins = st.builds(

@@ -53,7 +53,7 @@ from gitboot.fleet.validation import load
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import HERE, configured, fleet, give_credentials, server, snapshot, uuid_of
+from tests.helpers.fleets import HERE, fleet, make_uuid, server, snapshot, store_credentials, write_configuration
 from tests.helpers.instance_with_bmcs import POOL, Rack
 from tests.helpers.redfish_double.machine import STARTED
 
@@ -129,7 +129,7 @@ def ipmi_machine(uuid: str, password: str) -> Iterator[IpmiMachine]:
 
 
 UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
-LOOSE = configured(max_small_group=100, max_update_percent=100)
+LOOSE = write_configuration(max_small_group=100, max_update_percent=100)
 PASSWORD = "correct-horse"  # OpenIPMI's simulator does not read names with a space
 _PING = bytes.fromhex("0600ff06 000011be 80000000")  # ASF 2.0, 3.2.4.2: presence ping
 INSTALL = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
@@ -539,16 +539,16 @@ def test_an_instance_sets_boot_flags_and_reports_it(machine: IpmiMachine, tmp_pa
     machine.flags[:] = bytes(5)
     address = f"ipmi://127.0.0.1:{machine.port}"
     text = server("web01", spec=f"provision: 1, bmc: {{address: '{address}', credentials: rack}}")
-    with Rack(tmp_path, pool=(*POOL, text.replace(uuid_of("web01"), UUID_))) as rack:
-        give_credentials(rack.credentials, password=PASSWORD, trust=f"{HERE}ipmi = true\n")
+    with Rack(tmp_path, pool=(*POOL, text.replace(make_uuid("web01"), UUID_))) as rack:
+        store_credentials(rack.credentials, password=PASSWORD, trust=f"{HERE}ipmi = true\n")
         rack.push()
         machine.fails = [0xCC, 0xC0]  # it is busy
-        assert rack.once(*LOOSE, *rack.spooling, records="fresh").code == Exit.PARTIAL
-        diffed = rack.typed("bmc", "diff", "--credentials", rack.credentials)
+        assert rack.once(*LOOSE, *rack.spool_options, records="fresh").code == Exit.PARTIAL
+        diffed = rack.run_command("bmc", "diff", "--credentials", rack.credentials)
         assert f"{address}: Set System Boot Options: Once Pxe UEFI" in diffed.out
-        assert (bytes(machine.flags), rack.once(*LOOSE, *rack.spooling).code) == (bytes(5), Exit.FINE)
+        assert (bytes(machine.flags), rack.once(*LOOSE, *rack.spool_options).code) == (bytes(5), Exit.FINE)
         assert machine.flags.hex(" ") == "a0 04 00 00 00"
-        shown = rack.typed("bmc", "get", "--credentials", rack.credentials)
+        shown = rack.run_command("bmc", "get", "--credentials", rack.credentials)
         assert all(each in shown.out for each in ("Once Pxe", "Confirmed", "provision/1", "1 as planned"))
 
 
@@ -576,10 +576,10 @@ def test_a_document_names_an_ipmi_address(access: str, problem: str | None) -> N
 
 def test_credentials_are_sent_by_ipmi_only_if_the_access_file_allows_it(tmp_path: Path) -> None:
     bmc = BmcAccess(address="ipmi://10.112.0.13", system=None, credentials="rack", verify=True, ca=None)
-    give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\n')
+    store_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\n')
     with pytest.raises(BmcNotTrusted, match=r"IPMI sends a hash of the password to any client and .* ipmi = true"):
         read_trust(tmp_path, "rack").build_address_filter(bmc, is_in_ledger=True)
-    give_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\nipmi = true\n')
+    store_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\nipmi = true\n')
     assert read_trust(tmp_path, "rack").build_address_filter(bmc, is_in_ledger=False)(ip_address("10.112.0.13"))
     assert render_access_file([bmc]) == (
         'networks = ["10.112.0.13/32"]\nipmi = true  # any client can get a hash of the password: ipmi://10.112.0.13\n'

@@ -33,7 +33,7 @@ from tests.helpers.bmcs import (
     write_credentials,
 )
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import uuid_of
+from tests.helpers.fleets import make_uuid
 from tests.helpers.http_peers import Authority
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, ILO6, Profile
@@ -43,7 +43,7 @@ from tests.helpers.redfish_double.server import Body, Drop, Fault, Intrusion, Re
 
 
 def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed(rack: Rack) -> None:
-    result = rack.bring_about()
+    result = rack.run_task()
     assert rack.written == [("web01", OverrideState.RECORDED, 0), ("web01", OverrideState.CONFIRMED, 1)]
     assert (result.outcome, result.message) == (TaskOutcome.APPLIED, "the BMC shows Once Pxe")
     assert [record.state for record in result.written_records] == [OverrideState.RECORDED, OverrideState.CONFIRMED]
@@ -52,17 +52,17 @@ def test_an_override_is_recorded_before_it_is_set_and_set_before_it_is_confirmed
 
 
 def test_an_override_that_is_as_wanted_is_read_once_and_not_changed(rack: Rack) -> None:
-    rack.bring_about()
+    rack.run_task()
     before = len(rack.machine.requests)
-    result = rack.bring_about()
+    result = rack.run_task()
     assert (result.outcome, result.written_records) == (TaskOutcome.UNCHANGED, ())
     assert len(rack.machine.requests) == before + 1
 
 
 def test_a_clearing_is_recorded_before_it_is_done(rack: Rack) -> None:
-    rack.bring_about()
+    rack.run_task()
     del rack.written[:]
-    result = rack.bring_about(None)
+    result = rack.run_task(None)
     assert rack.written == [("web01", OverrideState.CLEARING, 1), ("web01", OverrideState.CLEARED, 2)]
     assert (result.outcome, result.message) == (TaskOutcome.APPLIED, "the BMC shows Disabled Pxe")
 
@@ -100,7 +100,7 @@ def test_a_rejected_or_lost_patch_has_an_outcome_and_a_recorded_state(
 ) -> None:
     times = 4 if isinstance(fault, Status) and fault.status == 412 else 1  # "x", x, *, and without If-Match
     rack.server.fault(fault, on="PATCH", times=times)
-    result = rack.bring_about()
+    result = rack.run_task()
     assert (result.outcome, rack.records["web01"]["provision/1"].state) == (outcome, left), case
     assert said in result.message
     assert result.written_records[0].state is OverrideState.RECORDED
@@ -111,11 +111,11 @@ def test_a_rejected_or_lost_patch_has_an_outcome_and_a_recorded_state(
 def test_a_lost_response_is_followed_by_a_read_and_at_most_by_the_missing_write(
     rack: Rack, applied: bool, patches: int
 ) -> None:
-    rack.see_marks_move()
+    rack.observe_resets()
     rack.server.fault(Drop(applied=applied), on="PATCH")
-    rack.bring_about()
+    rack.run_task()
     rack.wait(120)
-    assert rack.bring_about().outcome is TaskOutcome.APPLIED
+    assert rack.run_task().outcome is TaskOutcome.APPLIED
     assert rack.records["web01"]["provision/1"].state is OverrideState.CONFIRMED
     assert len(rack.machine.writes) == patches
 
@@ -123,14 +123,14 @@ def test_a_lost_response_is_followed_by_a_read_and_at_most_by_the_missing_write(
 @pytest.mark.parametrize("status", [409, 503])
 def test_a_bmc_that_is_too_busy_to_be_read_waits_with_nothing_recorded(rack: Rack, status: int) -> None:
     rack.server.fault(Status(status=status), times=2)
-    result = rack.bring_about()
+    result = rack.run_task()
     assert (result.outcome, result.observed, rack.written) == (TaskOutcome.WAITING, None, [])
 
 
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
 def test_the_retry_time_of_a_busy_bmc_is_part_of_the_result(rack: Rack, method: str) -> None:
     rack.server.fault(Status(status=503, headers={"Retry-After": "120"}), on=method, times=2)
-    assert rack.bring_about().retry_after_s == 120
+    assert rack.run_task().retry_after_s == 120
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_retry_time_of_a_busy_bmc_is_part_of_the_result(rack: Rack, method: 
 )
 def test_invalid_responses_are_an_outcome_and_never_an_exception(rack: Rack, fault: Fault) -> None:
     rack.server.fault(fault, times=2)
-    result = rack.bring_about()
+    result = rack.run_task()
     assert result.outcome in (TaskOutcome.WAITING, TaskOutcome.STALLED)
     assert rack.server.url in result.message
     assert rack.written == []
@@ -149,7 +149,7 @@ def test_gitboot_waits_for_a_machine_in_post(make_rack: MakeRack) -> None:
     rack.machine.reset()
     rack.machine.advance(30)
     rack.now = rack.machine.now
-    result = rack.bring_about()
+    result = rack.run_task()
     assert (result.outcome, result.message) == (TaskOutcome.WAITING, "the machine is in POST")
     assert rack.machine.writes == []
 
@@ -158,7 +158,7 @@ def test_an_override_that_someone_keeps_undoing_is_left_to_the_operator(rack: Ra
     rack.server.fault(Reverted(), on="PATCH", times=20)
     outcomes = []
     for _ in range(6):
-        outcomes.append(rack.bring_about(ALWAYS))
+        outcomes.append(rack.run_task(ALWAYS))
         rack.now += timedelta(minutes=2)
     assert [result.outcome for result in outcomes] == [TaskOutcome.WAITING] * 4 + [TaskOutcome.STALLED] * 2
     assert outcomes[-1].message.startswith("Contended: gitboot set Continuous Pxe 4 times")
@@ -182,7 +182,7 @@ def test_corrections_without_end_are_given_up_for_now(rack: Rack) -> None:
 
 
 def test_wrong_credentials_stall_after_one_request(rack: Rack) -> None:
-    result = rack.bring_about(password="wrong")
+    result = rack.run_task(password="wrong")
     assert result.outcome is TaskOutcome.STALLED
     assert "401" in result.message
     assert ([request.method for request in rack.server.service.requests], rack.written) == (["GET"], [])
@@ -200,9 +200,9 @@ def test_a_dry_run_shows_the_patch_and_writes_nothing(
     rack: Rack, case: str, times_set: bool, wanted: WantedOverride | None, said: str
 ) -> None:
     if times_set:
-        rack.bring_about()
+        rack.run_task()
     written, patches = list(rack.written), list(rack.machine.writes)
-    result = rack.bring_about(wanted, dry_run=True)
+    result = rack.run_task(wanted, dry_run=True)
     assert (result.outcome, rack.written, rack.machine.writes) == (TaskOutcome.UNCHANGED, written, patches), case
     assert said in result.message
     assert result.message.startswith("the BMC" if case == "as it should be" else "would PATCH /redfish/v1/Systems/1: {")
@@ -269,7 +269,7 @@ def test_credentials_are_read_again_and_a_change_opens_a_new_connection(rack: Ra
 
 def three_machines() -> list[Machine]:
     names = ("web01", "web02", "web03")
-    return [Machine(name, uuid=uuid_of(name), system=name) for name in names]
+    return [Machine(name, uuid=make_uuid(name), system=name) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +295,7 @@ def test_each_result_is_collected_once_with_its_server(make_rack: MakeRack) -> N
             assert ended.acquire(timeout=60)
             results |= fleet.take_results()
         assert fleet.take_results() == {}
-    assert begun == {uuid_of(name) for name in ("web01", "web02", "web03")}
+    assert begun == {make_uuid(name) for name in ("web01", "web02", "web03")}
     assert [result.server for result in results.values()] == ["web01", "web02", "web03"]
     assert {result.outcome for result in results.values()} == {TaskOutcome.APPLIED}
     assert {(result.server, result.uuid) for result in results.values()} == {
@@ -314,7 +314,7 @@ class Gate:
 
     def write(self, uuid: SystemUuid, record: OverrideRecord) -> None:
         self.rack.write(uuid, record)
-        if uuid == uuid_of(self.held) and record.state is OverrideState.RECORDED:
+        if uuid == make_uuid(self.held) and record.state is OverrideState.RECORDED:
             self.reached.set()
             assert self.opened.wait(60)
 
@@ -391,11 +391,11 @@ def test_a_task_that_has_not_started_is_replaced_by_the_newest_one(make_rack: Ma
     ids=["Continuous", "Once", "nothing"],
 )
 def test_no_more_requests_are_sent_than_needed(rack: Rack, wanted: WantedOverride | None, asked: list[str]) -> None:
-    rack.bring_about(wanted)
+    rack.run_task(wanted)
     names = {rack.machine.path: "system", rack.machine.manager_path: "manager"}
     assert [f"{each.method} {names[each.path]}" for each in rack.server.service.requests] == asked
     rack.server.service.requests.clear()
-    rack.bring_about(wanted)
+    rack.run_task(wanted)
     assert [each.method for each in rack.server.service.requests] == ["GET"]
 
 
@@ -436,7 +436,7 @@ def test_a_bmc_is_trusted_by_the_authority_of_its_document(
 @pytest.mark.parametrize("method", ["GET", "PATCH"])
 def test_no_message_contains_a_secret(rack: Rack, fault: Fault, method: str) -> None:
     rack.server.fault(fault, on=method, times=3)
-    result = rack.bring_about()
+    result = rack.run_task()
     assert not [secret for secret in SECRETS if secret in repr(result)]
 
 

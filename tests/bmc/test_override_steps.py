@@ -50,7 +50,7 @@ from gitboot.bmc.redfish.quirks import build_boot_patch
 from gitboot.bmc.redfish.resources import Resource
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from tests.helpers.cases import examples, for_each
+from tests.helpers.cases import count_examples, for_each
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import PROFILES, Profile
 
@@ -915,7 +915,7 @@ EVENTS: dict[str, Callable[[_Instance], object]] = {
 }
 
 
-@settings(max_examples=examples(800))
+@settings(max_examples=count_examples(800))
 @given(
     profile=st.sampled_from(list(PROFILES.values())),
     events=st.lists(st.sampled_from(list(EVENTS)), min_size=4, max_size=24),

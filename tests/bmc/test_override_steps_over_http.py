@@ -26,8 +26,8 @@ from gitboot.errors import BmcRejected
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, SET_AT_BMC, MakeRack, Rack
-from tests.helpers.cases import each_of
-from tests.helpers.fleets import HERE, uuid_of
+from tests.helpers.cases import sample_cases
+from tests.helpers.fleets import HERE, make_uuid
 from tests.helpers.redfish_double.machine import STARTED, Machine
 from tests.helpers.redfish_double.profiles import (
     AMI,
@@ -47,7 +47,7 @@ from tests.helpers.redfish_double.profiles import (
 )
 from tests.helpers.redfish_double.server import Drop, Status
 
-OTHER = SystemUuid(uuid_of("another machine"))
+OTHER = SystemUuid(make_uuid("another machine"))
 UNSET = "03000200-0400-0500-0006-000700080009"
 DIRECT = structs.replace(
     ONCE,
@@ -82,12 +82,12 @@ def _name(profile: Profile) -> str:
 
 def test_e25_nothing_is_set_on_another_machine(rack: Rack) -> None:
     _swap_board(rack.machine)
-    result = rack.bring_about(serial="J4JMO72")
+    result = rack.run_task(serial="J4JMO72")
     assert _condition(result) == "AnotherMachine"
     for named in (
         OTHER,
         "CZ29200XYZ",
-        uuid_of("web01"),
+        make_uuid("web01"),
         "J4JMO72",
         f'reports: {{uuid: {OTHER}, serial: "CZ29200XYZ"}}',
     ):
@@ -102,38 +102,38 @@ def test_e25_nothing_is_set_on_another_machine(rack: Rack) -> None:
 )
 def test_e25_a_document_can_name_the_identity_that_a_bmc_reports(rack: Rack, case: str, named: dict[str, Any]) -> None:
     _swap_board(rack.machine)
-    assert rack.bring_about(**named).outcome is TaskOutcome.APPLIED, case
+    assert rack.run_task(**named).outcome is TaskOutcome.APPLIED, case
 
 
 def test_e25_an_operator_can_accept_another_identity(rack: Rack) -> None:
     _swap_board(rack.machine)
-    result = rack.bring_about()
+    result = rack.run_task()
     assert result.pinned is not None
     rack.pins["web01"] = accept_identity(result.pinned, at=rack.now)
-    result = rack.bring_about()
+    result = rack.run_task()
     assert (result.outcome, result.identity_result) == (TaskOutcome.APPLIED, SameMachine(accepted=True))
 
 
 def test_e25_values_that_two_machines_report_identify_neither(make_rack: MakeRack) -> None:
-    rack = make_rack(*(Machine(name, uuid=uuid_of(name), system=name) for name in ("web01", "web02")))
+    rack = make_rack(*(Machine(name, uuid=make_uuid(name), system=name) for name in ("web01", "web02")))
     for machine in rack.machines:
         machine.uuid, machine.serial = OTHER, "BATCH-2042"
-    conditions = [_condition(rack.bring_about(machine=machine)) for machine in rack.machines]
+    conditions = [_condition(rack.run_task(machine=machine)) for machine in rack.machines]
     assert conditions == ["AnotherMachine"] * 2
-    results = [rack.bring_about(machine=machine) for machine in rack.machines]
+    results = [rack.run_task(machine=machine) for machine in rack.machines]
     assert [type(result.identity_result) for result in results] == [UnprovenIdentity, UnprovenIdentity]
     assert {result.outcome for result in results} == {TaskOutcome.APPLIED}
 
 
 def test_an_override_is_cleared_only_on_the_system_on_which_it_was_set(rack: Rack) -> None:
-    rack.bring_about()
+    rack.run_task()
     its = rack.machine.uuid, rack.machine.serial
     _swap_board(rack.machine)
     for wanted in (None, ONCE):
-        assert _condition(rack.bring_about(wanted)) == "AnotherMachine"
+        assert _condition(rack.run_task(wanted)) == "AnotherMachine"
     assert (len(rack.machine.writes), _state(rack)) == (1, OverrideState.CONFIRMED)
     rack.machine.uuid, rack.machine.serial = its
-    rack.bring_about(None)
+    rack.run_task(None)
     assert (rack.machine.override["BootSourceOverrideEnabled"], _state(rack)) == ("Disabled", OverrideState.CLEARED)
 
 
@@ -143,30 +143,30 @@ def test_an_override_is_cleared_only_on_the_system_on_which_it_was_set(rack: Rac
 def test_e27_a_machine_whose_marks_never_move_is_installed_once(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
     for _ in range(4):
-        rack.bring_about(DIRECT)
+        rack.run_task(DIRECT)
         rack.boot()
         rack.wait(120)
-        rack.bring_about(DIRECT)
+        rack.run_task(DIRECT)
     assert [boot.target for boot in rack.machine.boots] == ["UefiHttp", "None", "None", "None"]
     assert _state(rack) is OverrideState.LOST
 
 
 def test_e27_a_machine_whose_marks_never_move_is_not_installed_again_after_a_crash(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
-    rack.bring_about(DIRECT)
+    rack.run_task(DIRECT)
     rack.records["web01"][ONCE.reason] = structs.replace(
         rack.records["web01"][ONCE.reason], state=OverrideState.RECORDED
     )
     rack.boot()
-    assert (_condition(rack.bring_about(DIRECT)), len(rack.machine.writes)) == ("NeedsOperator", 1)
+    assert (_condition(rack.run_task(DIRECT)), len(rack.machine.writes)) == ("NeedsOperator", 1)
 
 
 def test_e27_a_machine_whose_marks_never_move_is_not_installed_again_after_a_window(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
-    rack.bring_about(DIRECT)
+    rack.run_task(DIRECT)
     rack.boot()
-    rack.bring_about(None)
-    rack.bring_about(DIRECT)
+    rack.run_task(None)
+    rack.run_task(DIRECT)
     rack.boot()
     assert [boot.target for boot in rack.machine.boots] == ["UefiHttp", "None"]
 
@@ -195,14 +195,14 @@ def test_e34_an_override_that_a_bmc_forgets_is_lost_and_neither_consumed_nor_set
     make_rack: MakeRack, profile: Profile, trouble: str
 ) -> None:
     rack = make_rack(profile=profile)
-    rack.see_marks_move()
-    rack.bring_about()
+    rack.observe_resets()
+    rack.run_task()
     set_once = len(rack.machine.writes)
     rack.wait(3600)
     TROUBLES[trouble](rack.machine)
     rack.wait(120)
     for _ in range(3):
-        result = rack.bring_about()
+        result = rack.run_task()
         rack.wait(120)
     assert (_state(rack), len(rack.machine.writes), result.outcome) == (
         OverrideState.LOST,
@@ -228,11 +228,11 @@ def _hide_manager(rack: Rack) -> None:
     [
         ("it was set", (), (_clock_set_by(9), Rack.boot), OverrideState.LOST),
         ("it was set back", (), (_clock_set_by(-9), Rack.boot), OverrideState.LOST),
-        ("it was behind all the time", (_clock_at(2003), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
-        ("it was ahead all the time", (_clock_at(2099), Rack.see_marks_move), (Rack.boot,), OverrideState.CONSUMED),
+        ("it was behind all the time", (_clock_at(2003), Rack.observe_resets), (Rack.boot,), OverrideState.CONSUMED),
+        ("it was ahead all the time", (_clock_at(2099), Rack.observe_resets), (Rack.boot,), OverrideState.CONSUMED),
         # BMCs also show this if there never was an override.
-        ("its clock is in 1970", (_clock_at(1970), Rack.see_marks_move), (Rack.boot,), OverrideState.LOST),
-        ("so it does at each boot", (_clock_at(1970), Rack.see_marks_move), (Rack.boot, Rack.boot), OverrideState.LOST),
+        ("its clock is in 1970", (_clock_at(1970), Rack.observe_resets), (Rack.boot,), OverrideState.LOST),
+        ("so it does at each boot", (_clock_at(1970), Rack.observe_resets), (Rack.boot, Rack.boot), OverrideState.LOST),
         ("the Manager cannot be read", (_hide_manager,), (Rack.boot,), OverrideState.CONSUMED),
     ],
 )
@@ -241,30 +241,30 @@ def test_e34_the_clock_of_a_bmc_decides_whether_a_boot_is_proven(
 ) -> None:
     for event in before:
         event(rack)
-    rack.bring_about()
+    rack.run_task()
     for event in after:
         event(rack)
-        rack.bring_about()
+        rack.run_task()
     assert (_state(rack), len(rack.machine.writes)) == (state, 1), case
 
 
 @pytest.mark.parametrize("profile", [each for each in PROFILES.values() if each is not STUCK], ids=_name)
 def test_e34_a_real_reset_still_counts_as_a_reset(make_rack: MakeRack, profile: Profile) -> None:
     rack = make_rack(profile=profile)
-    rack.bring_about()
+    rack.run_task()
     rack.boot()
     rack.wait(60)
-    rack.bring_about()
+    rack.run_task()
     proven = profile.shows_resets
     assert _state(rack) is (OverrideState.CONSUMED if proven else OverrideState.LOST)
 
 
 def test_e34_the_clock_is_read_only_if_an_override_is_set_or_gone(rack: Rack) -> None:
     read: list[int] = []
-    for step in (lambda: None, rack.bring_about, rack.bring_about, rack.boot):
+    for step in (lambda: None, rack.run_task, rack.run_task, rack.boot):
         step()
         rack.server.service.requests.clear()
-        rack.bring_about(ONCE if read else None)
+        rack.run_task(ONCE if read else None)
         read.append(sum("/Managers/" in request.path for request in rack.server.service.requests))
     assert (read, rack.machine.requests[0].at) == ([0, 0, 0, 1], STARTED)
 
@@ -278,34 +278,34 @@ def _patches(rack: Rack) -> int:
 
 @pytest.mark.parametrize(("seconds", "most"), [(5, 1), (55, 1), (600, 2)])
 def test_a_write_that_a_bmc_applies_later_is_awaited_and_confirmed(rack: Rack, seconds: int, most: int) -> None:
-    rack.see_marks_move()
+    rack.observe_resets()
     rack.server.service.requests.clear()
     rack.server.fault(Status(status=202, body=b"{}"), on="PATCH")
     rack.machine.write_later(seconds, SET_AT_BMC)
     for _ in range(90):
-        rack.bring_about()
+        rack.run_task()
         rack.wait(10)
-    assert (_state(rack), rack.bring_about().outcome, _patches(rack)) == (
+    assert (_state(rack), rack.run_task().outcome, _patches(rack)) == (
         OverrideState.CONFIRMED,
         TaskOutcome.UNCHANGED,
         most,
     )
     rack.boot()
-    rack.bring_about()
+    rack.run_task()
     assert (_state(rack), _patches(rack)) == (OverrideState.CONSUMED, most)
 
 
 def test_a_bmc_that_rejects_every_etag_gets_few_requests_a_task_and_one_write_in_the_end(rack: Rack) -> None:
-    rack.see_marks_move()
+    rack.observe_resets()
     rack.server.service.requests.clear()
     rack.server.fault(Status(status=412), on="PATCH", times=50)
     for number in range(1, 6):
-        assert rack.bring_about().outcome is TaskOutcome.WAITING
+        assert rack.run_task().outcome is TaskOutcome.WAITING
         assert _patches(rack) <= 4 * number  # the ETag, the ETag without quotes, *, and without If-Match
         assert _state(rack) is OverrideState.UNSENT
         rack.wait(60)
     rack.server.heal()
-    assert rack.bring_about().outcome is TaskOutcome.APPLIED
+    assert rack.run_task().outcome is TaskOutcome.APPLIED
     assert _state(rack) is OverrideState.CONFIRMED
 
 
@@ -315,25 +315,25 @@ def test_a_bmc_that_rejects_every_etag_gets_few_requests_a_task_and_one_write_in
 @pytest.fixture
 def coming_up(rack: Rack) -> Rack:
     """A machine after POST, with an override that was set before its operating system runs."""
-    rack.see_marks_move()
+    rack.observe_resets()
     rack.machine.reset()
     rack.wait(rack.machine.post_s + 5)
-    assert rack.bring_about().outcome is TaskOutcome.APPLIED
+    assert rack.run_task().outcome is TaskOutcome.APPLIED
     rack.wait(rack.machine.post_s)
     assert rack.machine.state == "OSRunning"
     return rack
 
 
 def test_an_override_that_was_set_while_the_system_boots_is_still_set_when_it_runs(coming_up: Rack) -> None:
-    coming_up.bring_about()
+    coming_up.run_task()
     assert _state(coming_up) is OverrideState.CONFIRMED
     coming_up.boot()
-    coming_up.bring_about()
+    coming_up.run_task()
     assert _state(coming_up) is OverrideState.CONSUMED
 
 
 def test_an_override_that_was_set_while_the_system_boots_is_cleared(coming_up: Rack) -> None:
-    coming_up.bring_about(None)
+    coming_up.run_task(None)
     assert (coming_up.machine.override["BootSourceOverrideEnabled"], _state(coming_up)) == (
         "Disabled",
         OverrideState.CLEARED,
@@ -344,16 +344,16 @@ def test_an_override_that_was_set_while_the_system_boots_is_cleared(coming_up: R
 def test_an_override_that_ends_while_the_system_boots_is_not_proven_consumed(rack: Rack, is_booted: bool) -> None:
     profile = replace(GENERIC, reboot_is_a_reset=False)
     rack.machine.profile = profile
-    rack.see_marks_move()
+    rack.observe_resets()
     rack.machine.reset()
     rack.wait(rack.machine.post_s + 5)
-    rack.bring_about()
+    rack.run_task()
     if is_booted:
         rack.boot()
     else:
         rack.machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
         rack.wait(rack.machine.post_s)
-    rack.bring_about()
+    rack.run_task()
     assert _state(rack) is OverrideState.LOST
 
 
@@ -362,21 +362,21 @@ def test_an_override_that_ends_while_the_system_boots_is_not_proven_consumed(rac
 
 def test_e36_an_override_that_somebody_else_has_set_boots_first(rack: Rack) -> None:
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-    assert _condition(rack.bring_about()) == "ForeignOverride"
+    assert _condition(rack.run_task()) == "ForeignOverride"
     rack.boot()
-    assert rack.bring_about().outcome is TaskOutcome.APPLIED
+    assert rack.run_task().outcome is TaskOutcome.APPLIED
     assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
 
 
 def test_a_dry_run_checks_the_identity_too(rack: Rack) -> None:
     _swap_board(rack.machine)
-    result = rack.bring_about(dry_run=True)
+    result = rack.run_task(dry_run=True)
     assert (_condition(result), result.pinned) == ("AnotherMachine", None)
 
 
 def test_a_failed_read_pins_nothing(rack: Rack) -> None:
     rack.server.fault(Status(status=500), times=2)
-    result = rack.bring_about()
+    result = rack.run_task()
     assert (result.pinned, result.identity_result) == (None, None)
 
 
@@ -394,7 +394,7 @@ WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is n
 
 @pytest.fixture
 def inserted(rack: Rack) -> Rack:
-    rack.bring_about(DISC)
+    rack.run_task(DISC)
     return rack
 
 
@@ -414,7 +414,7 @@ def _medium(rack: Rack) -> MediumState | None:
 @pytest.mark.parametrize("name", WITH_DRIVES)
 def test_a_medium_is_inserted_and_booted_once_and_ejected_at_the_next_reset(make_rack: MakeRack, name: str) -> None:
     rack = make_rack(profile=PROFILES[name])
-    result = rack.bring_about(DISC)
+    result = rack.run_task(DISC)
     assert result.outcome is TaskOutcome.APPLIED, result.message
     assert [state for _, state, _ in rack.written] == [
         OverrideState.INSERTED,
@@ -423,15 +423,15 @@ def test_a_medium_is_inserted_and_booted_once_and_ejected_at_the_next_reset(make
     ]
     assert (_disc(rack).image, rack.machine.drives[0].image) == (ISO, None)
     rack.boot()
-    rack.bring_about(DISC)
+    rack.run_task(DISC)
     [boot] = rack.machine.boots
     assert (boot.target, boot.medium) == (PROFILES[name].boots_cd_as, ISO)
-    rack.bring_about(None, keep_media=(ISO,))  # its boot was served, so the system still reads it
+    rack.run_task(None, keep_media=(ISO,))  # its boot was served, so the system still reads it
     assert _disc(rack).image == ISO
     rack.boot()
-    rack.bring_about(None, keep_media=(ISO,))
+    rack.run_task(None, keep_media=(ISO,))
     assert (_disc(rack).image is not None) is (name in SHOWING_NO_RESET)
-    rack.bring_about(None)
+    rack.run_task(None)
     assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (None, [ISO], MediumState.EJECTED)
     assert [each.medium for each in rack.machine.boots] == [ISO, None]
 
@@ -439,17 +439,17 @@ def test_a_medium_is_inserted_and_booted_once_and_ejected_at_the_next_reset(make
 def test_virtual_media_are_not_read_again_after_their_use(inserted: Rack) -> None:
     inserted.boot()
     for _ in range(2):
-        inserted.bring_about(None)
+        inserted.run_task(None)
     before = len(inserted.server.service.requests)
-    inserted.bring_about(None)
+    inserted.run_task(None)
     assert len(inserted.server.service.requests) == before + 1
 
 
 @pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
 def test_an_unbooted_medium_is_ejected_after_its_override_is_cleared(make_rack: MakeRack, profile: Profile) -> None:
     rack = make_rack(profile=profile)
-    rack.bring_about(DISC)
-    rack.bring_about(None)
+    rack.run_task(DISC)
+    rack.run_task(None)
     assert (_record(rack).state, _medium(rack), _disc(rack).ejected) == (
         OverrideState.CLEARED,
         MediumState.EJECTED,
@@ -464,13 +464,13 @@ def test_an_override_is_cleared_before_its_medium_is_replaced(
     make_rack: MakeRack, profile: Profile, target: OverrideTarget
 ) -> None:
     rack = make_rack(profile=profile)
-    rack.bring_about(DISC)
+    rack.run_task(DISC)
     rack.machine.requests.clear()
     rack.server.service.requests.clear()
     other = structs.replace(
         DISC.override, target=target, medium=ISO.replace("1", "2") if target is OverrideTarget.CD else None
     )
-    assert rack.bring_about(structs.replace(DISC, override=other)).outcome is TaskOutcome.APPLIED
+    assert rack.run_task(structs.replace(DISC, override=other)).outcome is TaskOutcome.APPLIED
     sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     off, ejected, *more = sent
     assert (off, ejected.startswith(rack.machine.media_path)) == (rack.machine.writes and more[-1], True)
@@ -498,7 +498,7 @@ def _swap(image: str | None) -> Callable[[Rack], object]:
 
 
 def _want(wanted: WantedOverride | None, **more: Any) -> Callable[[Rack], object]:
-    return lambda rack: rack.bring_about(wanted, **more)
+    return lambda rack: rack.run_task(wanted, **more)
 
 
 def _switch_off(rack: Rack) -> None:
@@ -577,7 +577,7 @@ def test_after_each_sequence_the_drive_and_the_records_have_the_expected_state(
 )
 def test_a_medium_of_somebody_else_stays_and_no_override_is_set(rack: Rack, wanted: WantedOverride) -> None:
     _disc(rack).image = OTHERS
-    result = rack.bring_about(wanted)
+    result = rack.run_task(wanted)
     assert (result.outcome, result.condition) == (TaskOutcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
     assert OTHERS in result.message
     assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
@@ -585,13 +585,13 @@ def test_a_medium_of_somebody_else_stays_and_no_override_is_set(rack: Rack, want
 
 def test_an_override_of_somebody_else_keeps_the_medium_out(rack: Rack) -> None:
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-    assert rack.bring_about(DISC).condition is OperatorCondition.FOREIGN_OVERRIDE
+    assert rack.run_task(DISC).condition is OperatorCondition.FOREIGN_OVERRIDE
     assert _disc(rack).image is None
 
 
 def test_a_bmc_without_a_drive_is_unsupported(make_rack: MakeRack) -> None:
     rack = make_rack(profile=STUCK)
-    result = rack.bring_about(DISC)
+    result = rack.run_task(DISC)
     assert (result.condition, rack.machine.writes) == (OperatorCondition.UNSUPPORTED, [])
     assert "does not have a virtual CD drive" in result.message
 
@@ -600,19 +600,19 @@ def test_no_override_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> N
     rack = make_rack(profile=ILO6)
     _disc(rack).shows_late = True
     for _ in range(2):
-        assert rack.bring_about(DISC).outcome is TaskOutcome.WAITING
+        assert rack.run_task(DISC).outcome is TaskOutcome.WAITING
     assert (_disc(rack).image, rack.machine.writes) == (ISO, [])
     _disc(rack).shows_late = False
-    rack.bring_about(DISC)
+    rack.run_task(DISC)
     assert _record(rack).state is OverrideState.CONFIRMED
 
 
 def test_a_consumed_boot_inserts_no_medium_again(inserted: Rack) -> None:
     inserted.boot()
-    inserted.bring_about(DISC)
+    inserted.run_task(DISC)
     _disc(inserted).image = None
     inserted.wait(600)
-    inserted.bring_about(DISC)
+    inserted.run_task(DISC)
     assert (_record(inserted).state, _disc(inserted).image) == (OverrideState.CONSUMED, None)
 
 
@@ -624,7 +624,7 @@ def test_the_transfer_protocol_is_sent_only_to_drives_that_list_it(
 ) -> None:
     rack = make_rack(profile=AMI)
     _disc(rack).protocols = protocols
-    rack.bring_about(DISC)
+    rack.run_task(DISC)
     [post] = [each.json for each in rack.server.service.requests if each.method == "POST"]
     assert (post["Image"], post.get("TransferProtocolType")) == (ISO, told)
 
@@ -635,22 +635,22 @@ def test_a_stale_image_with_the_same_url_is_ejected_and_inserted_again_once(
 ) -> None:
     rack = make_rack(profile=profile)
     _disc(rack).stale = ISO
-    assert rack.bring_about(DISC).outcome is TaskOutcome.APPLIED
+    assert rack.run_task(DISC).outcome is TaskOutcome.APPLIED
     assert (_disc(rack).image, _disc(rack).ejected) == (ISO, [ISO])
     assert _sent(rack)[:2] == ["EjectMedia", ISO]
     rack.server.service.requests.clear()
     rack.wait(600)
-    rack.bring_about(DISC)
+    rack.run_task(DISC)
     assert (_sent(rack), _disc(rack).ejected) == ([], [ISO])
 
 
 def test_a_drive_that_shows_an_ejected_image_counts_as_empty(make_rack: MakeRack) -> None:
     rack = make_rack(profile=SUPERMICRO_X11)
-    rack.bring_about(DISC)
-    rack.bring_about(None)
+    rack.run_task(DISC)
+    rack.run_task(None)
     assert (_disc(rack).image, _disc(rack).resource()["Image"]) == (None, ISO)
     newer = structs.replace(DISC, reason="provision/2", override=structs.replace(DISC.override, medium=OTHERS))
-    assert rack.bring_about(newer).outcome is TaskOutcome.APPLIED
+    assert rack.run_task(newer).outcome is TaskOutcome.APPLIED
     assert _disc(rack).image == OTHERS
 
 
@@ -658,14 +658,14 @@ def test_a_drive_without_the_action_stays_empty_beside_one_that_has_it(rack: Rac
     """Its path comes first."""
     without = Drive(_disc(rack).path.removesuffix("2") + "0", _disc(rack).kind, lacks_actions=True)
     rack.machine.drives.insert(0, without)
-    assert rack.bring_about(DISC).outcome is TaskOutcome.APPLIED
+    assert rack.run_task(DISC).outcome is TaskOutcome.APPLIED
     assert (without.image, rack.machine.drives[2].image) == (None, ISO)
     assert not [each for each in rack.server.service.requests if each.method == "PATCH" and without.path in each.path]
 
 
 def test_a_bmc_that_needs_the_protocol_without_listing_it_gets_it(make_rack: MakeRack) -> None:
     rack = make_rack(profile=CIMC)
-    assert rack.bring_about(DISC).outcome is TaskOutcome.APPLIED
+    assert rack.run_task(DISC).outcome is TaskOutcome.APPLIED
     assert _disc(rack).image == ISO
 
 
@@ -731,7 +731,7 @@ def _sent(rack: Rack) -> list[str]:
 @pytest.mark.parametrize("name", WITH_DRIVES)
 def test_user_data_is_inserted_before_the_boot_medium_and_ejected_after_it(make_rack: MakeRack, name: str) -> None:
     rack = make_rack(profile=PROFILES[name])
-    result = rack.bring_about(BOTH)
+    result = rack.run_task(BOTH)
     assert result.outcome is TaskOutcome.APPLIED, result.message
     assert _lying(rack) == [DATA, ISO], "where there is one drive for CDs alone, that boots"
     assert [each for each in _sent(rack) if each in (DATA, ISO)] == [DATA, ISO]
@@ -742,26 +742,26 @@ def test_user_data_is_inserted_before_the_boot_medium_and_ejected_after_it(make_
         OverrideState.CONFIRMED,
     ]
     rack.boot()
-    rack.bring_about(BOTH)
-    rack.bring_about(None, keep_media=(ISO, DATA))
+    rack.run_task(BOTH)
+    rack.run_task(None, keep_media=(ISO, DATA))
     assert _lying(rack) == [DATA, ISO], "the system reads both still"
     rack.boot()
-    rack.bring_about(None, keep_media=(ISO, DATA))
+    rack.run_task(None, keep_media=(ISO, DATA))
     assert (_lying(rack) == [None, None]) is (name not in SHOWING_NO_RESET)
-    rack.bring_about(None)
+    rack.run_task(None)
     assert [drive.ejected for drive in rack.machine.drives] == [[DATA], [ISO]]
     assert {each.state for each in _record(rack).media} == {MediumState.EJECTED}
 
 
 def test_the_first_of_two_cd_drives_gets_the_boot_medium(rack: Rack) -> None:
     rack.machine.drives[0].types = ("CD", "DVD")
-    rack.bring_about(BOTH)
+    rack.run_task(BOTH)
     assert _lying(rack) == [ISO, DATA]
 
 
 def test_a_bmc_with_only_one_drive_is_unsupported_and_nothing_is_inserted(rack: Rack) -> None:
     rack.machine.drives[0].types = ("Floppy",)
-    result = rack.bring_about(BOTH)
+    result = rack.run_task(BOTH)
     assert (result.condition, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
     assert f"has only the slot {_disc(rack).path}" in result.message
     assert "configFrom: SystemUUID" in result.message
@@ -774,17 +774,17 @@ def test_a_medium_of_somebody_else_in_either_drive_stays_and_the_other_drive_sta
 ) -> None:
     drive = rack.machine.drives[taken]
     drive.image = OTHERS
-    result = rack.bring_about(BOTH)
+    result = rack.run_task(BOTH)
     assert (result.condition, rack.written) == (OperatorCondition.FOREIGN_MEDIUM, [])
     assert f"{drive.path} has {OTHERS}" in result.message
     assert [each for each in _lying(rack) if each is not None] == [OTHERS]
 
 
 def test_new_user_data_replaces_the_old_and_the_boot_medium_stays(rack: Rack) -> None:
-    rack.bring_about(BOTH)
+    rack.run_task(BOTH)
     rack.server.service.requests.clear()
     newer = DATA.replace("4c", "5d")
-    rack.bring_about(structs.replace(BOTH, override=structs.replace(BOTH.override, data_medium=newer)))
+    rack.run_task(structs.replace(BOTH, override=structs.replace(BOTH.override, data_medium=newer)))
     assert (_lying(rack), _disc(rack).ejected) == ([newer, ISO], [])
     assert _sent(rack)[1:3] == ["EjectMedia", newer], "the override was withdrawn first"
     assert _record(rack).state is OverrideState.CONFIRMED
@@ -804,7 +804,7 @@ CRASHES = [  # in an order in which those next to each other differ little
 
 @pytest.mark.parametrize(
     ("profile", "wants", "nth", "kept"),
-    each_of(CRASHES, one_in=3),
+    sample_cases(CRASHES, one_in=3),
     ids=lambda value: value.name if isinstance(value, Profile) else None,
 )
 def test_after_a_crash_at_any_step_media_boot_once_and_no_medium_remains(
@@ -825,7 +825,7 @@ def test_after_a_crash_at_any_step_media_boot_once_and_no_medium_remains(
     for wanted in (wants, None):
         for _ in range(3):
             try:
-                rack.bring_about(wanted)
+                rack.run_task(wanted)
             except Killed:
                 continue
             finally:
@@ -841,16 +841,16 @@ def test_after_a_crash_at_any_step_media_boot_once_and_no_medium_remains(
 def test_a_medium_is_ejected_even_if_the_response_to_the_insert_was_lost(make_rack: MakeRack, applied: bool) -> None:
     rack = make_rack(profile=OPENBMC)
     rack.server.fault(Drop(applied=applied), on="POST")
-    assert rack.bring_about(DISC).outcome is TaskOutcome.WAITING
+    assert rack.run_task(DISC).outcome is TaskOutcome.WAITING
     assert (_disc(rack).image == ISO, _record(rack).state) == (applied, OverrideState.INSERTED)
     rack.wait(90)
-    rack.bring_about(None)
+    rack.run_task(None)
     assert (_disc(rack).image, _medium(rack)) == (None, MediumState.EJECTED)
 
 
 def test_a_dry_run_shows_the_post_and_does_not_send_it(make_rack: MakeRack) -> None:
     rack = make_rack(profile=IDRAC9)
-    result = rack.bring_about(DISC, dry_run=True)
+    result = rack.run_task(DISC, dry_run=True)
     action = f"{_disc(rack).path}/Actions/VirtualMedia.InsertMedia"
     assert result.message == f'would POST {action}: {{"Image": "{ISO}"}}'
     assert (_disc(rack).image, rack.written) == (None, [])

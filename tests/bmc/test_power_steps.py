@@ -266,16 +266,16 @@ FIRST = WantedPowerChange(
 
 
 def test_a_machine_is_reset_once_after_its_override_is_confirmed_and_never_again(rack: Rack) -> None:
-    result = rack.bring_about(wanted_power=FIRST)
+    result = rack.run_task(wanted_power=FIRST)
     assert (result.outcome, rack.machine.resets) == (TaskOutcome.APPLIED, 1)
     # Both records were written before anything was sent for them.
     assert [state for _, state, _ in rack.written] == [OverrideState.RECORDED, OverrideState.CONFIRMED]
     assert [(state, resets) for _, state, resets in rack.switched] == [(RECORDED, 0), (ASKED, 1)]
     rack.wait(31)
-    rack.bring_about(wanted_power=FIRST)  # in POST
+    rack.run_task(wanted_power=FIRST)  # in POST
     rack.wait(600)
     for _ in range(3):
-        rack.bring_about(wanted_power=FIRST)
+        rack.run_task(wanted_power=FIRST)
         rack.wait(31)
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, PowerRecordState.BACK)
     assert rack.machine.boots[-1].target == "Pxe"
@@ -284,7 +284,7 @@ def test_a_machine_is_reset_once_after_its_override_is_confirmed_and_never_again
 def test_a_reset_type_that_the_action_info_allows_is_used(make_rack: MakeRack) -> None:
     rack = make_rack(profile=replace(GENERIC, reset_types=("On", "PowerCycle"), reset_info=True))
     assert (
-        rack.bring_about(wanted_power=structs.replace(FIRST, operation=PowerOperation.GRACEFUL_RESTART)).outcome
+        rack.run_task(wanted_power=structs.replace(FIRST, operation=PowerOperation.GRACEFUL_RESTART)).outcome
         is TaskOutcome.APPLIED
     )
     assert rack.switches["web01"]["power/check/1"].type is ResetType.POWER_CYCLE
@@ -293,28 +293,28 @@ def test_a_reset_type_that_the_action_info_allows_is_used(make_rack: MakeRack) -
 
 def test_a_lost_response_is_judged_by_the_marks(rack: Rack) -> None:
     rack.server.fault(Drop(applied=True), on="POST", times=1)
-    assert rack.bring_about(wanted_power=FIRST).outcome is TaskOutcome.WAITING
+    assert rack.run_task(wanted_power=FIRST).outcome is TaskOutcome.WAITING
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, RECORDED)
     rack.wait(600)
-    rack.bring_about(wanted_power=FIRST)
+    rack.run_task(wanted_power=FIRST)
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, PowerRecordState.BACK)
 
 
 def test_a_request_that_never_arrived_is_sent_again_once_that_is_proven(rack: Rack) -> None:
     rack.server.fault(Drop(applied=False), on="POST", times=1)
-    rack.bring_about(wanted_power=FIRST)
-    rack.bring_about(wanted_power=FIRST)
+    rack.run_task(wanted_power=FIRST)
+    rack.run_task(wanted_power=FIRST)
     assert rack.machine.resets == 0  # it may still be on its way
     rack.wait(61)
-    rack.bring_about(wanted_power=FIRST)
+    rack.run_task(wanted_power=FIRST)
     assert (rack.machine.resets, rack.switches["web01"]["power/check/1"].state) == (1, ASKED)
 
 
 def test_a_rejected_reset_is_reported_and_sent_again_later(rack: Rack) -> None:
     rack.server.fault(Status(status=400), on="POST", times=1)
-    assert rack.bring_about(wanted_power=FIRST).outcome is TaskOutcome.STALLED
+    assert rack.run_task(wanted_power=FIRST).outcome is TaskOutcome.STALLED
     rack.wait(61)
-    assert rack.bring_about(wanted_power=FIRST).outcome is TaskOutcome.APPLIED
+    assert rack.run_task(wanted_power=FIRST).outcome is TaskOutcome.APPLIED
     assert rack.machine.resets == 1
 
 
@@ -323,6 +323,6 @@ def test_a_rejected_reset_is_reported_and_sent_again_later(rack: Rack) -> None:
     [({"dry_run": True}, "gitboot would request ForceRestart"), ({"read_only": True}, "the BMC shows Once Pxe")],
 )
 def test_a_dry_run_and_a_read_only_task_reset_nothing(rack: Rack, given: dict[str, Any], message: str) -> None:
-    rack.bring_about()
-    result = rack.bring_about(wanted_power=FIRST, **given)
+    rack.run_task()
+    result = rack.run_task(wanted_power=FIRST, **given)
     assert (result.message, rack.machine.resets, rack.switched) == (message, 0, [])

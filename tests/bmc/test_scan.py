@@ -27,9 +27,9 @@ from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.fleets import make_mac, make_uuid
 from tests.helpers.http_peers import WebRequest, WebResponse, web_server
-from tests.helpers.instance_with_bmcs import Done, Rack, typed
+from tests.helpers.instance_with_bmcs import CommandResult, Rack, run_command
 from tests.helpers.redfish_double.server import Redirect
 
 # Addresses
@@ -81,13 +81,13 @@ def _machine(name: str, address: str | None) -> Machine:
     bmc = None
     if address is not None:
         bmc = BmcAccess(address=address, system=None, credentials="rack", verify=True, ca=None)
-    mac = MacAddress(mac_of(name).replace(":", "-"))
-    return Machine(uuid=SystemUuid(uuid_of(name)), name=name, macs=(mac,), serial=None, bmc=bmc)
+    mac = MacAddress(make_mac(name).replace(":", "-"))
+    return Machine(uuid=SystemUuid(make_uuid(name)), name=name, macs=(mac,), serial=None, bmc=bmc)
 
 
 def _make_found_server(name: str, address: str) -> FoundServer:
-    nic = FoundNic(name="eno1", mac=MacAddress(mac_of(name).replace(":", "-")))
-    shown = ReportedIdentity(uuid=SystemUuid(uuid_of(name)), serial="7M2XKQ3")
+    nic = FoundNic(name="eno1", mac=MacAddress(make_mac(name).replace(":", "-")))
+    shown = ReportedIdentity(uuid=SystemUuid(make_uuid(name)), serial="7M2XKQ3")
     return FoundServer(address=address, system="/redfish/v1/Systems/1", identity=shown, nics=(nic,))
 
 
@@ -146,11 +146,11 @@ def test_differences_between_machines_and_documents_are_listed(
 
 def test_a_chosen_name_belongs_to_no_other_document() -> None:
     found = structs.replace(
-        _make_found_server("new", A), identity=ReportedIdentity(uuid=SystemUuid(uuid_of("new")), serial="7M2 XKQ3")
+        _make_found_server("new", A), identity=ReportedIdentity(uuid=SystemUuid(make_uuid("new")), serial="7M2 XKQ3")
     )
     assert (choose_name(found, ()), choose_name(found, {"7m2-xkq3", "7m2-xkq3-2"})) == ("7m2-xkq3", "7m2-xkq3-3")
     nameless = structs.replace(found, identity=structs.replace(found.identity, serial="To be filled"))
-    assert choose_name(nameless, ()) == f"server-{uuid_of('new')[:8]}"
+    assert choose_name(nameless, ()) == f"server-{make_uuid('new')[:8]}"
     dell = structs.replace(found, maker="Dell Inc.", identity=structs.replace(found.identity, sku="F54P1G3"))
     assert (dell.serial, found.serial) == ("F54P1G3", "7M2 XKQ3")
 
@@ -190,15 +190,15 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
     """web01 as documented, web02 with another network card, web03 missing, and new01 without a document."""
     with Rack(tmp_path_factory.mktemp("rack")) as rack:
         for name in ("web01", "web02", "web03"):
-            rack.add(name).machine.nics = {"NIC.1": mac_of(name)}
+            rack.add(name).machine.nics = {"NIC.1": make_mac(name)}
         rack.blades["web02"].machine.nics = {"NIC.1": "52:54:00:99:99:99"}
         rack.push()
         rack.blades["web03"].bmc.__exit__(None, None, None)
         yield rack
 
 
-def _scan(rack: Rack, *more: object) -> Done:
-    return typed(
+def _scan(rack: Rack, *more: object) -> CommandResult:
+    return run_command(
         "bmc", "scan", *more, "--credentials", rack.credentials, "--as", "rack", "--path", rack.repository.work
     )
 
@@ -215,7 +215,7 @@ def test_a_rack_is_scanned_and_compared(rack: Rack, website: Website, tmp_path: 
     name = new.serial.lower()
     told = " ".join(done.out.split())  # the line breaks depend on the length of the port number
     assert told.endswith(
-        f"Interfaces: web02 at {web02}: the BMC does not show {mac_of('web02')}, but shows 52:54:00:99:99:99"
+        f"Interfaces: web02 at {web02}: the BMC does not show {make_mac('web02')}, but shows 52:54:00:99:99:99"
         f" Missing: web03 at {web03}: no BMC responds at this address"
         f' Unknown: {bmc.url}: no document matches UUID {new.uuid}, serial "{new.serial}", SKU "{new.sku}"'
         f" wrote {tmp_path / 'out' / 'servers' / name}.yaml"
@@ -235,9 +235,9 @@ def test_a_document_of_a_found_machine_boots_nothing_after_its_merge(rack: Rack,
     new.nics = {"NIC.1": "52:54:00:aa:00:09"}
     assert _scan(rack, bmc.url, "--out", rack.repository.work).code == Exit.FINE
     try:
-        validated = typed("validate", rack.repository.work)
+        validated = run_command("validate", rack.repository.work)
         assert (validated.code, validated.out.count("error")) == (Exit.FINE, 0), validated
-        planned = typed("plan", rack.repository.work, "-o", "json").json
+        planned = run_command("plan", rack.repository.work, "-o", "json").json
         (plan,) = [each for each in planned["items"] if each["server"] == new.serial.lower()]
         assert (plan["digest"], plan["override"]) == (None, None)
         again = _scan(rack, bmc.url, "-o", "json").json
@@ -259,12 +259,12 @@ def test_an_unreadable_bmc_is_named_and_counts_as_neither_present_nor_missing(ra
 
 
 def test_without_a_fleet_every_machine_counts_as_unknown(rack: Rack) -> None:
-    done = typed("bmc", "scan", rack.blades["web01"].bmc.url, "--credentials", rack.credentials, "--as", "rack")
+    done = run_command("bmc", "scan", rack.blades["web01"].bmc.url, "--credentials", rack.credentials, "--as", "rack")
     assert (done.code, done.out.splitlines()[-1]) == (Exit.FINE, "1 address scanned: 1 machine, 1 difference")
 
 
 def test_without_credentials_no_bmc_gets_a_request(rack: Rack) -> None:
-    done = typed("bmc", "scan", "127.0.0.1", "--credentials", rack.credentials, "--as", "other")
+    done = run_command("bmc", "scan", "127.0.0.1", "--credentials", rack.credentials, "--as", "other")
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert "gitboot cannot read the credentials other" in done.err
 
@@ -327,12 +327,12 @@ def test_a_new_server_document_has_the_values_of_its_bmc_and_of_a_similar_server
     options = ("--path", rack.repository.work, "--credentials", rack.credentials, "--as", "rack")
     command = ("new", "server", "new03", "--bmc", bmc.url, *options)
     try:
-        done = typed(*command, "--like", "web01")
+        done = run_command(*command, "--like", "web01")
         assert done.code == Exit.FINE, done
         text = (rack.repository.work / "servers" / "new03.yaml").read_text()
         assert f"uuid: {new.uuid}" in text and f"address: {bmc.url}" in text and "lifecycle: Parked" in text
-        assert typed("validate", rack.repository.work).code == Exit.FINE
-        assert "Server/new03 already exists" in typed(*command).err
+        assert run_command("validate", rack.repository.work).code == Exit.FINE
+        assert "Server/new03 already exists" in run_command(*command).err
         assert new.writes == []
     finally:
         (rack.repository.work / "servers" / "new03.yaml").unlink()

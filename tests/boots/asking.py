@@ -19,13 +19,13 @@ from gitboot.render.paths import BOOT, QUERY_FOLDER
 from tests.boots.architectures import X86_64
 from tests.boots.machine import PATIENCE_S
 from tests.boots.programs import file, program
-from tests.helpers.endpoints import START, planned
-from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
-from tests.helpers.git_repositories import free_port, listening
+from tests.helpers.endpoints import START, plan_fleet
+from tests.helpers.fleets import fleet, image, maintenance, make_mac, policy, profile, server
+from tests.helpers.git_repositories import free_port, run_daemon
 
 HOST: Final = "10.0.2.2"  # this host, in QEMU's user-mode network
 ABSENT: Final = "10.0.2.77"  # an address in the same network without ARP
-MAC: Final = mac_of("web01")
+MAC: Final = make_mac("web01")
 PATHS: Final = {
     "ipxe": f"/v1/boot/{MAC.replace(':', '-')}/boot.ipxe",
     "grub": f"/v1/boot/{MAC.replace(':', '-')}/grub.cfg",
@@ -72,13 +72,13 @@ class Web:
             def log_message(self, format: str, *arguments: object) -> None:
                 pass
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-            thread = threading.Thread(target=listening.serve_forever)
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever)
             thread.start()
             try:
-                yield listening.server_address[1]
+                yield server.server_address[1]
             finally:
-                listening.shutdown()
+                server.shutdown()
                 thread.join()
 
 
@@ -86,10 +86,10 @@ class Web:
 def deaf() -> Iterator[int]:
     """Yield a port whose SYNs the kernel drops: its queue of connections is full."""
     with ExitStack() as stack:
-        listening = stack.enter_context(socket.socket())
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(0)
-        port: int = listening.getsockname()[1]
+        server = stack.enter_context(socket.socket())
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        port: int = server.getsockname()[1]
         for _ in range(8):
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
@@ -123,7 +123,7 @@ def failing_proxy(folder: Path) -> Iterator[int]:
         f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://127.0.0.1:{upstream}; }} }} }}"
     )
     command = [program("nginx"), "-e", f"{own}/error.log", "-c", f"{own}/nginx.conf"]
-    with listening(command, port, os.environ):
+    with run_daemon(command, port, os.environ):
         yield port
 
 
@@ -216,7 +216,7 @@ def boot(loader: str, case: str, folder: Path, patience_s: float = PATIENCE_S) -
         base = f"http://{HOST}:{stack.enter_context(copy.served())}"
         port = stack.enter_context(others.get(case, endpoint.served)())
         asked = f"http://{ABSENT if case == 'host down' else HOST}:{port}"
-        published = planned(
+        published = plan_fleet(
             fleet(f"baseURL: '{base}', endpoint: '{asked}', outputs: [ipxe, grub, pxelinux]"),
             server("web01", "role: web"),
             image("live-1", "writesDisk: false", "kernel"),

@@ -17,7 +17,7 @@ import httpx
 from tests.boots.architectures import X86_64
 from tests.boots.images import Images
 from tests.boots.machine import PATIENCE_S, Machine, Running
-from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.fleets import make_mac, make_uuid
 from tests.helpers.redfish_double.machine import Boot
 from tests.helpers.redfish_double.machine import Machine as Double
 from tests.helpers.running_instance import eventually
@@ -45,12 +45,12 @@ class Owner:
     @classmethod
     def of_new(cls, name: str, folder: Path, images: Images) -> Owner:
         """Return the owner of a machine that was never on and whose firmware tries its disk first."""
-        double = Double(name, uuid=uuid_of(name), system="1", post_s=1)
+        double = Double(name, uuid=make_uuid(name), system="1", post_s=1)
         double.power, double.state = "Off", "None"
         machine = Machine(
             folder=folder,
-            uuid=uuid_of(name),
-            macs=(mac_of(name),),
+            uuid=make_uuid(name),
+            macs=(make_mac(name),),
             disk=images.uefi_disks[X86_64],
             disk_first=True,
             ends_at_reset=True,

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from gitboot.render.boot_files import render_fleet_files
 from tests.boots.network import BASE_URLS, BRIDGE, CARD, HOST, PORT, Neighbour, neighbour
 from tests.boots.programs import program, running
-from tests.helpers.documentation import code_block, inline_code
+from tests.helpers.documentation import find_code_block, require_inline_code
 from tests.helpers.endpoints import eventually
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 
@@ -59,7 +59,7 @@ def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str
         *(f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping", "dhcp-authoritative"),
         *_RANGES[version],
         *_sites(strangers),
-        code_block(PAGE, "conf-file=").strip().replace(_GENERATED, str(generated)),
+        find_code_block(PAGE, "conf-file=").strip().replace(_GENERATED, str(generated)),
     )
     with _running_dnsmasq("dhcp", folder, lines):
         yield
@@ -67,7 +67,7 @@ def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str
 
 def _sites(strangers: Mapping[str, str], *, kea: bool = False) -> list[str]:
     """Return the page's line for each machine: of dnsmasq, or of the reservations of Kea."""
-    of_dnsmasq, of_kea = code_block(PAGE, "dhcp-host=").splitlines()
+    of_dnsmasq, of_kea = find_code_block(PAGE, "dhcp-host=").splitlines()
     shown = of_kea if kea else of_dnsmasq
     assert "52:54:00:aa:bb:cc" in shown and "fra1" in shown
     return [shown.replace("52:54:00:aa:bb:cc", mac).replace("fra1", site) for mac, site in strangers.items()]
@@ -96,7 +96,7 @@ dnsmasq6: Final[Dhcp] = partial(_dnsmasq, 6)
 
 # Kea
 
-_MATCHING: Final = inline_code(PAGE, '"match-client-id": false')
+_MATCHING: Final = require_inline_code(PAGE, '"match-client-id": false')
 _OWN: Final = {
     4: f'{_MATCHING}, "interfaces-config": {{"interfaces": ["{BRIDGE}/{HOST}"]}},'
     '"subnet4": [{"subnet": "192.0.2.0/24", "pools": [{"pool": "192.0.2.100 - 192.0.2.199"}]}]',
@@ -123,7 +123,7 @@ def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, st
 
 def _documented(version: int, generated: Path, own: Mapping[str, str]) -> str:
     """The page's block, for this version, with what is an operator's own in it."""
-    block = code_block(PAGE, '{"Dhcp4": {\n    "client-classes"')
+    block = find_code_block(PAGE, '{"Dhcp4": {\n    "client-classes"')
     for shown, ours in {_GENERATED: str(generated), **own}.items():
         assert shown in block
         block = block.replace(shown, ours)
@@ -139,7 +139,7 @@ def _kea4(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) 
 @contextmanager
 def _kea6(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     """Kea, and a router that sends the network's machines to it."""
-    prefix = f"{inline_code(PAGE, 'AdvManagedFlag on')}; prefix 2001:db8::/64 {{ }};"
+    prefix = f"{require_inline_code(PAGE, 'AdvManagedFlag on')}; prefix 2001:db8::/64 {{ }};"
     with _kea(6, generated, folder, strangers), _router(folder, prefix):
         yield
 
@@ -171,7 +171,7 @@ def beside(other: str, *more: str) -> Dhcp:
 
 @contextmanager
 def _proxy(generated: Path, folder: Path, strangers: Mapping[str, str], more: tuple[str, ...]) -> Iterator[None]:
-    block = code_block(PAGE, "# /etc/dnsmasq.d/gitboot.conf")
+    block = find_code_block(PAGE, "# /etc/dnsmasq.d/gitboot.conf")
     own = {"interface=eth0": f"interface={BRIDGE}", "/srv/tftp": f"{folder}/tftp", _GENERATED: str(generated)}
     for shown, ours in own.items():
         assert shown in block
@@ -271,13 +271,13 @@ OTHERS: Final[Mapping[str, Callable[[Neighbour, Path], AbstractContextManager[No
 
 @contextmanager
 def _dhcpd_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
-    with _running_dhcpd(code_block(PAGE, "# /etc/dhcp/dhcpd.conf"), folder), _router(folder, _NO_IPV6):
+    with _running_dhcpd(find_code_block(PAGE, "# /etc/dhcp/dhcpd.conf"), folder), _router(folder, _NO_IPV6):
         yield
 
 
 @contextmanager
 def _kea_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
-    text = code_block(PAGE, '{"Dhcp4": {\n    "interfaces-config"')
+    text = find_code_block(PAGE, '{"Dhcp4": {\n    "interfaces-config"')
     own = {
         '"interfaces": ["eth0"]': f'"interfaces": ["{BRIDGE}/{HOST}"]',
         '"lease-database": {"type": "memfile"}': _FOR_TESTS,
@@ -293,7 +293,7 @@ def _kea_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = N
 def _one_boot_file(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
     """Send the boot file that the page names for a server with only one."""
     lines = (f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping", "dhcp-authoritative", *_RANGES[4])
-    file = inline_code(PAGE, "loaders/grub-x86_64.efi")
+    file = require_inline_code(PAGE, "loaders/grub-x86_64.efi")
     with _running_dnsmasq("dhcp", folder, (*lines, f"dhcp-boot={file},,{HOST}")):
         yield
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.boots.network import CARD, Neighbour, neighbour
 from tests.boots.programs import program
-from tests.helpers.fleets import mac_of
+from tests.helpers.fleets import make_mac
 
 ADDRESS: Final = "192.0.2.250"
 RELAYED, RELAY = "198.51.100.0", "198.51.100.1"  # another network, and the address of the host in it
@@ -74,12 +74,12 @@ class Client:
     relay: socket.socket  # port 67
     transactions: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def discover(self, kind: Kind, servers: Collection[str], mac: str = mac_of("asks")) -> dict[str, Answer]:
+    def discover(self, kind: Kind, servers: Collection[str], mac: str = make_mac("asks")) -> dict[str, Answer]:
         """Broadcast a DISCOVER. Return the offers by server, as soon as each of ``servers`` has sent one."""
         message = _Message(kind=kind, mac=mac, transaction=next(self.transactions), type=_DISCOVER)
         return _ask(self.firmware, message, ("255.255.255.255", 67), servers)
 
-    def request_boot_file(self, kind: Kind, offer: Answer, mac: str = mac_of("asks")) -> Answer:
+    def request_boot_file(self, kind: Kind, offer: Answer, mac: str = make_mac("asks")) -> Answer:
         """Request the boot file from port 4011 of the proxy, as firmware does that got an offer without a boot file.
 
         BIOS selects the first item of the offered menu (Preboot Execution Environment 2.1, table 2-1).
@@ -91,7 +91,7 @@ class Client:
         )
         return _ask(self.firmware, message, (offer.server, 4011), {offer.server})[offer.server]
 
-    def discover_through_relay(self, kind: Kind, server: str, mac: str = mac_of("asks")) -> Answer:
+    def discover_through_relay(self, kind: Kind, server: str, mac: str = make_mac("asks")) -> Answer:
         """Send a DISCOVER as a relay does that has the address `RELAY` in the network of the client."""
         message = _Message(kind=kind, mac=mac, transaction=next(self.transactions), type=_DISCOVER, relay=RELAY)
         return _ask(self.relay, message, (server, 67), {server})[server]

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from tests.boots.architectures import X86_64, Architecture
 from tests.boots.images import ARGUMENTS, DIRECT, Artifacts, Images, digest
 from tests.boots.network import BASE_URLS, over_ipv6
-from tests.helpers.fleets import document, mac_of, policy, profile, uuid_of
+from tests.helpers.fleets import document, make_mac, make_uuid, policy, profile
 
 # Profiles with a policy of their name, for the servers with it as the label `boots`.
 PROFILES: Final = ("node", *(f"{kind}-{by.lower()}" for kind in ("uki", "iso") for by in DIRECT))
@@ -40,17 +40,17 @@ class Guest:
 
     def macs(self, by: str) -> tuple[str, ...]:
         name = self.server_name(by)
-        macs = tuple(mac_of(name if number == 0 else f"{name}/{number}") for number in range(self.nics))
+        macs = tuple(make_mac(name if number == 0 else f"{name}/{number}") for number in range(self.nics))
         # Like real cards: Kea derives no MAC address from other link-local addresses, and finds no reservation.
         return tuple(mac.replace("52:54:00", "00:16:3e") for mac in macs) if over_ipv6(by) else macs
 
     def documented(self, by: str) -> tuple[str, ...]:
         """Return the MAC addresses in the document of the server."""
-        return self.macs(by) if self.found_by == "MAC" else (mac_of(f"{self.server_name(by)}/old"),)
+        return self.macs(by) if self.found_by == "MAC" else (make_mac(f"{self.server_name(by)}/old"),)
 
     def uuid(self, by: str) -> str:
         """The machine's."""
-        return uuid_of(f"{self.server_name(by)}/new" if self.found_by == "serial" else self.server_name(by))
+        return make_uuid(f"{self.server_name(by)}/new" if self.found_by == "serial" else self.server_name(by))
 
     def serial(self, by: str) -> str:
         return f"4J8VM72.{self.server_name(by)}"
@@ -60,7 +60,7 @@ class Guest:
         idle = "".join(f"{{mac: '{mac}', boot: false}}, " for mac in macs[:-1])
         interfaces = f"{idle}{{mac: '{macs[-1]}', addresses: ['{address}']}}"
         firmware = "UEFI" if self.uefi else "BIOS"
-        spec = f"uuid: {uuid_of(self.server_name(by))}, architecture: {self.architecture.name}, firmware: {firmware}"
+        spec = f"uuid: {make_uuid(self.server_name(by))}, architecture: {self.architecture.name}, firmware: {firmware}"
         spec += f", serial: {self.serial(by)}" if self.found_by == "serial" else ""
         spec += f", interfaces: [{interfaces}], provision: {0 if self.installed else 1}"
         spec += f", {self.spec}" if self.spec else ""

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from tests.boots.architectures import X86_64, Architecture
 from tests.boots.network import TAPS
 from tests.boots.programs import file, program
-from tests.helpers.documentation import code_block
+from tests.helpers.documentation import find_code_block
 
 VENDOR: Final = "vendor"  # the keys that firmware comes with: Microsoft's, which vouch for the shims of distributions
 _OWNER: Final = "11111111-2222-3333-4444-123456789abc"  # of keys that an operator enrolls; any UUID
@@ -128,7 +128,7 @@ class Machine:
         yield from ("-drive", f"if=pflash,format=raw,readonly=on,file={code}")
         yield from ("-drive", f"if=pflash,format=raw,file={self.variables}")
         if self.authorities is not None:
-            _, line = code_block("docs/how-to/https-for-machines.md", "cert-to-efi-sig-list ").splitlines()
+            _, line = find_code_block("docs/how-to/https-for-machines.md", "cert-to-efi-sig-list ").splitlines()
             _, _, options = line.partition(" … ")
             assert "file=ca.esl" in options
             yield from options.replace("ca.esl", str(self.authorities)).split()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.boots.programs import program, running
 from tests.helpers.endpoints import eventually
-from tests.helpers.fleets import mac_of
+from tests.helpers.fleets import make_mac
 
 BRIDGE: Final = "br0"
 CARD: Final = "eth0"  # of a neighbour
@@ -103,7 +103,7 @@ def neighbour(name: str, address: str) -> Iterator[Neighbour]:
         try:
             for link in (
                 # Always the same address, because the hosts of the network remember it for a while.
-                f"link add {name} type veth peer name {CARD} address {mac_of(name)} netns {process.pid}",
+                f"link add {name} type veth peer name {CARD} address {make_mac(name)} netns {process.pid}",
                 f"link set {name} master {BRIDGE} addrgenmode none up",
             ):
                 subprocess.run([program("ip"), *link.split()], check=True)

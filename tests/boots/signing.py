@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.boots.programs import program
-from tests.helpers.documentation import code_block
+from tests.helpers.documentation import find_code_block
 
 PAGE: Final = "docs/how-to/secure-boot.md"
 
@@ -27,7 +27,7 @@ class SigningKey(NamedTuple):
     @classmethod
     def create(cls, folder: Path) -> SigningKey:
         """Create a key in an empty folder by the commands of the page."""
-        _type(code_block(PAGE, "openssl req "), folder)
+        _type(find_code_block(PAGE, "openssl req "), folder)
         assert (folder / "boot.cer").exists()
         return cls(folder / "boot.key", folder / "boot.pem")
 
@@ -35,7 +35,7 @@ class SigningKey(NamedTuple):
         """Sign a program by the command of the page."""
         folder = self.key.parent
         shutil.copy(unsigned, folder / "linux.efi")
-        _type(code_block(PAGE, "sbsign "), folder)
+        _type(find_code_block(PAGE, "sbsign "), folder)
         return folder / "linux-signed.efi"
 
 

@@ -16,8 +16,8 @@ from tests.boots.initramfs import END
 from tests.boots.machine import Machine, Running
 from tests.boots.network import BASE_URLS, CADDY, CADDY_V6, HOST, NGINX, NGINX_V6, PORT, over_ipv6, tftp
 from tests.boots.programs import program
-from tests.helpers.fleets import configured
-from tests.helpers.forked_commands import captured
+from tests.helpers.fleets import write_configuration
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.mirrors import caddy, nginx
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
@@ -123,7 +123,7 @@ def published(
     images.place(boot / "assets")
     serve_tftp = _without_tftp if dhcp_serves_tftp else tftp
     with ExitStack() as stack:
-        options = ("--assets", str(boot / "assets"), *configured(max_installs=1000))
+        options = ("--assets", str(boot / "assets"), *write_configuration(max_installs=1000))
         instance = stack.enter_context(running(repository.bare, folder, *LISTEN, *options, records="fresh"))
         root = loaders(repository.work, boot, folder / "tftp", more=images.unpacked)
         stack.enter_context(serve_tftp(root, HOST))
@@ -156,6 +156,6 @@ def loaders(fleet: Path, boot: Path, root: Path, base_url: str | None = None, mo
     command = ["artifacts", "loaders", f"--out={boot}", f"--tftp={root}"]
     own = [f"--base-url={base_url}"] if base_url else []
     systems = [f"--system={each}" for each in ("/", *more)]
-    done = captured(*command, f"--path={fleet}", *own, *systems)
+    done = run_forked(*command, f"--path={fleet}", *own, *systems)
     assert done.returncode == 0, done.stderr
     return root

@@ -18,7 +18,7 @@ from tests.boots.initramfs import END
 from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN, Site
-from tests.helpers.fleets import give_credentials
+from tests.helpers.fleets import store_credentials
 from tests.helpers.mirrors import KEY, s3_server
 from tests.helpers.running_instance import Repository, eventually, running
 
@@ -29,7 +29,7 @@ ENDPOINT = BASE_URLS["gitboot"]
 def test_a_server_boots_from_a_bucket(
     network: None, images: Images, tmp_path: Path, row: Callable[[Running, float], None]
 ) -> None:
-    give_credentials(tmp_path / "keys", "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    store_credentials(tmp_path / "keys", "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     repository = Repository.create(tmp_path / "git")
     spool = tmp_path / "state" / "spool"
     with ExitStack() as stack:

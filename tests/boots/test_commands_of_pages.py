@@ -22,9 +22,9 @@ from tests.boots.signing import SigningKey
 from tests.boots.test_https import enroll
 from tests.docs.test_https import PAGE as HTTPS
 from tests.docs.test_https import make_certificates
-from tests.helpers.documentation import code_block, inline_code
+from tests.helpers.documentation import find_code_block, require_inline_code
 from tests.helpers.fleets import fleet, image, policy, profile, server
-from tests.helpers.forked_commands import captured
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.running_instance import Repository, running
 
 LOADERS: Final = "docs/reference/loaders.md"
@@ -65,7 +65,7 @@ def words(block: str, places: Mapping[str, object]) -> list[str]:
 
 
 def type_command(block: str, places: Mapping[str, object]) -> str:
-    done = captured(*words(block, places))
+    done = run_forked(*words(block, places))
     assert done.returncode == 0, done.stdout + done.stderr
     return " ".join(done.stdout.split())
 
@@ -77,8 +77,8 @@ def test_loaders_are_placed_for_a_fleet_and_for_the_mirror_of_a_site(tmp_path: P
     repository = Repository.create(tmp_path / "git")
     repository.push({"f.yaml": fleet(f"baseURL: 'http://{HOST}:8080'")})
     places = {"OUTPUT": tmp_path / "output", "/srv/tftp": tmp_path / "tftp", "FLEET": repository.work}
-    type_command(code_block(LOADERS, "gitboot artifacts loaders --out OUTPUT/boot --tftp"), places)
-    block = code_block(LOADERS, "gitboot artifacts loaders --out MIRROR")
+    type_command(find_code_block(LOADERS, "gitboot artifacts loaders --out OUTPUT/boot --tftp"), places)
+    block = find_code_block(LOADERS, "gitboot artifacts loaders --out MIRROR")
     type_command(block, {"MIRROR": tmp_path / "mirror", "FLEET": repository.work})
     loaders = ("undionly.kpxe", "snponly-x86_64.efi", "grub-x86_64.efi", "lpxelinux.0", "ldlinux.c32")
     for folder in ("output/boot/assets", "tftp", "mirror/assets"):
@@ -93,9 +93,9 @@ def test_loaders_are_placed_for_a_fleet_and_for_the_mirror_of_a_site(tmp_path: P
 def test_signed_loaders_are_placed_and_doctor_accepts_them(packages: Packages, tmp_path: Path) -> None:
     newer = tmp_path / "debian13"
     program("dpkg-deb")  # this fails if it is missing
-    block = code_block(SECURE_BOOT, "dpkg-deb --extract").replace("/srv/debian13", str(newer))
+    block = find_code_block(SECURE_BOOT, "dpkg-deb --extract").replace("/srv/debian13", str(newer))
     subprocess.run(["sh", "-euc", block], cwd=packages.grub, check=True)
-    settings = yaml.safe_load(code_block(SECURE_BOOT, "spec:\n  outputs:"))["spec"]
+    settings = yaml.safe_load(find_code_block(SECURE_BOOT, "spec:\n  outputs:"))["spec"]
     documents = (
         fleet(f"baseURL: 'http://{HOST}:8080', {json.dumps(settings)[1:-1]}"),
         server("web01", "vendor: acme"),
@@ -108,7 +108,7 @@ def test_signed_loaders_are_placed_and_doctor_accepts_them(packages: Packages, t
     repository.push({"f.yaml": "---\n".join(documents)})
     output = tmp_path / "output"
     shown = type_command(
-        code_block(SECURE_BOOT, "gitboot artifacts loaders"),
+        find_code_block(SECURE_BOOT, "gitboot artifacts loaders"),
         {
             "OUTPUT": output,
             "/srv/tftp": tmp_path / "tftp",
@@ -118,15 +118,15 @@ def test_signed_loaders_are_placed_and_doctor_accepts_them(packages: Packages, t
         },
     )
     for name in ("shimx64.efi", "grubx64.efi"):
-        path = inline_code(SECURE_BOOT, f"loaders/{name}")
+        path = require_inline_code(SECURE_BOOT, f"loaders/{name}")
         assert f"placed {path}" in shown, shown
         assert (tmp_path / "tftp" / path).exists()
     kernel = output / "boot/assets/node-1/kernel"
     kernel.parent.mkdir()
     shutil.copy(output / "boot/assets/loaders/grubx64.efi", kernel)  # a program with a signature
-    assets = inline_code(LOADERS, "--assets OUTPUT/boot/assets").replace("OUTPUT", str(output)).split()
+    assets = require_inline_code(LOADERS, "--assets OUTPUT/boot/assets").replace("OUTPUT", str(output)).split()
     with running(repository.bare, tmp_path, "--listen", f"{HOST}:8080", *assets, records="fresh"):
-        shown = captured(*words(code_block(SECURE_BOOT, "gitboot doctor"), {"STATE": tmp_path / "state"})).stdout
+        shown = run_forked(*words(find_code_block(SECURE_BOOT, "gitboot doctor"), {"STATE": tmp_path / "state"})).stdout
     assert "ok       Secure Boot  signatures found in 3 programs for servers with Secure Boot" in shown
     assert (output / "ops/dhcp/dnsmasq.conf").read_text().count("set:gitboot_loader_shim") == 1
 
@@ -158,7 +158,7 @@ def test_a_signature_is_valid_for_the_enrolled_certificate(tmp_path: Path) -> No
 
 def test_machines_are_served_by_https_and_doctor_accepts_the_certificate(tmp_path: Path) -> None:
     make_certificates(tmp_path)
-    base_url = yaml.safe_load(inline_code(HTTPS, "baseURL: https://192.0.2.1:8443"))["baseURL"]
+    base_url = yaml.safe_load(require_inline_code(HTTPS, "baseURL: https://192.0.2.1:8443"))["baseURL"]
     repository = Repository.create(tmp_path / "git")
     documents = (
         fleet(f"baseURL: '{base_url}'"),
@@ -169,17 +169,17 @@ def test_machines_are_served_by_https_and_doctor_accepts_the_certificate(tmp_pat
     )
     repository.push({"f.yaml": "---\n".join(documents)})
     files = {name: tmp_path / name for name in ("machines.crt", "machines.key")}
-    command, source, *options = words(code_block(HTTPS, "gitboot run"), files)
+    command, source, *options = words(find_code_block(HTTPS, "gitboot run"), files)
     assert (command, source) == ("run", "…")
     trusted = ssl.create_default_context(cafile=tmp_path / "ca.pem")
     with running(repository.bare, tmp_path, *options, records="fresh"):
         for path, status in (("boot.ipxe", 200), ("metrics", 404)):
             assert httpx.get(f"{base_url}/{path}", verify=trusted).status_code == status
         assert httpx.get(f"http://{HOST}:8080/boot.ipxe").status_code == 200
-        block = code_block(HTTPS, "gitboot doctor")
+        block = find_code_block(HTTPS, "gitboot doctor")
         places = {**files, "ca.pem": tmp_path / "ca.pem", "STATE": tmp_path / "state"}
-        shown = " ".join(captured(*words(block, places)).stdout.split())
-    expected = inline_code(HTTPS, "machines can use machines.crt for 192.0.2.1")
+        shown = " ".join(run_forked(*words(block, places)).stdout.split())
+    expected = require_inline_code(HTTPS, "machines can use machines.crt for 192.0.2.1")
     assert expected.replace("machines.crt", str(files["machines.crt"])) in shown
     assert f"{base_url}/boot.ipxe can be fetched" in shown
 
@@ -199,7 +199,7 @@ def test_this_host_trusts_the_authority_after_the_command_of_the_page(tmp_path: 
         mkdir -p local && mount --bind local /usr/local/share/ca-certificates
     """
     verify = "openssl verify -CApath /etc/ssl/certs machines.crt"
-    block = code_block(HTTPS, "cp ca.pem ")
+    block = find_code_block(HTTPS, "cp ca.pem ")
     for typed, is_trusted in ((":", False), (block, True)):
         script = f"{prepare}\n{typed}\n{verify}"
         command = [program("unshare"), "--mount", "sh", "-euc", script]

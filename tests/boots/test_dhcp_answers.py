@@ -11,8 +11,8 @@ import pytest
 from tests.boots.dhcp import NAMED, OF_PAGE, OTHER, OTHERS, PAGE, beside, dnsmasq, kea, write_generated
 from tests.boots.dhcp_client import ADDRESS, KINDS, RELAYED, Answer, Client, Kind, client
 from tests.boots.network import BASE_URLS, HOST, NGINX, own_network
-from tests.helpers.documentation import inline_code
-from tests.helpers.fleets import mac_of
+from tests.helpers.documentation import require_inline_code
+from tests.helpers.fleets import make_mac
 
 BASE: Final = BASE_URLS["gitboot"]
 LOADERS: Final[dict[int | None, str]] = {  # by architecture
@@ -50,7 +50,7 @@ def check_boot_file(answer: Answer, kind: Kind, client_name: str) -> None:
         assert (answer.vendor, answer.next_server, answer.file) == ("", HOST, path), client_name
 
 
-def boot_file(asks: Client, kind: Kind, mac: str = mac_of("asks")) -> Answer:
+def boot_file(asks: Client, kind: Kind, mac: str = make_mac("asks")) -> Answer:
     """Return the answer of the proxy with the boot file: its offer, or its answer at port 4011."""
     offers = asks.discover(kind, {HOST, OTHER}, mac)
     assert offers[OTHER].address != NOBODY
@@ -73,14 +73,14 @@ def test_a_proxy_names_the_boot_file_of_each_kind_of_client(other: str, generate
 
 
 def test_a_proxy_knows_the_site_and_the_loader_of_a_server_by_its_mac_address(generated: Path, tmp_path: Path) -> None:
-    mac, site = mac_of("far"), BASE_URLS["nginx"]
+    mac, site = make_mac("far"), BASE_URLS["nginx"]
     with beside("dnsmasq")(generated, tmp_path), client() as asks:
         script = boot_file(asks, KINDS["iPXE on BIOS"], mac)
         assert (script.next_server, script.file) == (NGINX, f"{site}/boot.ipxe")
         assert boot_file(asks, KINDS["HTTP x64"], mac).file == f"{site}/assets/loaders/grub-x86_64.efi"
         loader = boot_file(asks, KINDS["UEFI x64"], mac)
         assert (loader.next_server, loader.file) == (NGINX, "loaders/grub-x86_64.efi")
-        assert boot_file(asks, KINDS["iPXE on BIOS"], mac_of("known")).file == f"{BASE}/boot.ipxe"
+        assert boot_file(asks, KINDS["iPXE on BIOS"], make_mac("known")).file == f"{BASE}/boot.ipxe"
 
 
 def test_a_proxy_does_not_answer_a_client_that_does_not_boot(generated: Path, tmp_path: Path) -> None:
@@ -92,17 +92,17 @@ def test_a_proxy_does_not_answer_a_client_that_does_not_boot(generated: Path, tm
 
 
 def test_a_machine_without_a_document_gets_the_site_that_its_operator_sets(generated: Path, tmp_path: Path) -> None:
-    mac = mac_of("stranger")
+    mac = make_mac("stranger")
     with beside("dnsmasq")(generated, tmp_path, {mac: "nginx"}), client() as asks:
         assert boot_file(asks, KINDS["iPXE on UEFI"], mac).file == f"{BASE_URLS['nginx']}/boot.ipxe"
 
 
 def test_a_proxy_answers_only_the_fleet_if_its_operator_ignores_the_others(generated: Path, tmp_path: Path) -> None:
     kind = KINDS["iPXE on BIOS"]
-    with beside("dnsmasq", inline_code(PAGE, "dhcp-ignore=tag:!known"))(generated, tmp_path), client() as asks:
-        ignored = asks.discover(kind, {OTHER}, mac_of("stranger"))
+    with beside("dnsmasq", require_inline_code(PAGE, "dhcp-ignore=tag:!known"))(generated, tmp_path), client() as asks:
+        ignored = asks.discover(kind, {OTHER}, make_mac("stranger"))
         # dnsmasq answers one request after the other, so the first would have been answered by now.
-        assert asks.discover(kind, {HOST, OTHER}, mac_of("known")).keys() == {HOST, OTHER}
+        assert asks.discover(kind, {HOST, OTHER}, make_mac("known")).keys() == {HOST, OTHER}
         assert ignored.keys() == {OTHER}
         assert "proxy-ignored" in (tmp_path / "proxy.log").read_text()
 
@@ -136,7 +136,7 @@ def test_a_server_of_the_page_answers_each_kind_of_client(name: str, tmp_path: P
 @pytest.mark.parametrize("name", ["dnsmasq", "Kea"])
 def test_a_server_with_the_generated_files_of_the_page_answers_each_kind_of_client(name: str, tmp_path: Path) -> None:
     serve, output = {"dnsmasq": (dnsmasq, "dhcp-dnsmasq"), "Kea": (kea, "dhcp-kea")}[name]
-    stranger, far = mac_of("stranger"), mac_of("far")
+    stranger, far = make_mac("stranger"), make_mac("far")
     with serve(write_generated(tmp_path, output), tmp_path, {stranger: "nginx"}), client() as asks:
         for client_name, kind in KINDS.items():
             found = asks.discover(kind, {HOST})[HOST]

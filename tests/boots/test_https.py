@@ -21,10 +21,10 @@ from tests.boots.site import LISTEN
 from tests.boots.test_whole_way import image
 from tests.docs.test_https import PAGE, make_certificates
 from tests.endpoint.test_tls import put, served
-from tests.helpers.documentation import code_block
+from tests.helpers.documentation import find_code_block
 from tests.helpers.endpoints import Site, get
-from tests.helpers.fleets import configured, fleet, mac_of, policy, profile, server, uuid_of
-from tests.helpers.http_peers import Authority, Issued
+from tests.helpers.fleets import fleet, make_mac, make_uuid, policy, profile, server, write_configuration
+from tests.helpers.http_peers import Authority, IssuedCertificate
 from tests.helpers.running_instance import Repository, eventually, running
 
 ADDRESS: Final = f"{HOST}:8443"
@@ -41,7 +41,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def issued(authority: Authority) -> Issued:
+def issued(authority: Authority) -> IssuedCertificate:
     return authority.issue(f"IP:{HOST}", rsa_bits=2048)
 
 
@@ -55,7 +55,7 @@ def enroll(authority: str, folder: Path) -> Path:
     """Return the EFI signature list with an authority, as docs/how-to/https-for-machines.md describes it."""
     (folder / "ca.pem").write_text(authority)
     program("cert-to-efi-sig-list")  # this fails if it is missing
-    line, _ = code_block(PAGE, "cert-to-efi-sig-list ").splitlines()
+    line, _ = find_code_block(PAGE, "cert-to-efi-sig-list ").splitlines()
     subprocess.run(["sh", "-euc", line], cwd=folder, check=True)
     return folder / "ca.esl"
 
@@ -63,11 +63,11 @@ def enroll(authority: str, folder: Path) -> Path:
 def machine_in(folder: Path, trusts: str | None) -> Machine:
     folder.mkdir()
     authorities = enroll(trusts, folder) if trusts is not None else None
-    return Machine(folder=folder, uuid=uuid_of("web01"), macs=(mac_of("web01"),), authorities=authorities)
+    return Machine(folder=folder, uuid=make_uuid("web01"), macs=(make_mac("web01"),), authorities=authorities)
 
 
 @contextmanager
-def serving(folder: Path, assets: Path, issued: Issued, *more: str) -> Iterator[Callable[[], set[str]]]:
+def serving(folder: Path, assets: Path, issued: IssuedCertificate, *more: str) -> Iterator[Callable[[], set[str]]]:
     """Run an endpoint that serves machines by TLS. Yield a function that returns the reasons of failed handshakes."""
     (folder / "output").mkdir(exist_ok=True)
     (folder / "dnsmasq.conf").write_text("")  # firmware needs an address, and no DHCP options
@@ -88,7 +88,7 @@ def test_a_server_is_installed_by_uefi_https_boot(network: None, images: Images,
     busybox has no TLS that OpenSSL accepts, so the system reports by http.
     """
     make_certificates(tmp_path)
-    issued = Issued(tmp_path / "machines.crt", tmp_path / "machines.key")
+    issued = IssuedCertificate(tmp_path / "machines.crt", tmp_path / "machines.key")
     (tmp_path / "dnsmasq.conf").write_text("")
     plain = BASE_URLS["gitboot"]
     template = f"{{{{ urls.provisioned | replace('{BASE}', '{plain}') }}}}"
@@ -126,7 +126,7 @@ def test_a_server_is_installed_by_uefi_https_boot(network: None, images: Images,
 def test_firmware_refuses_an_https_boot(
     network: None,
     authority: Authority,
-    issued: Issued,
+    issued: IssuedCertificate,
     assets: Path,
     tmp_path: Path,
     how: str,
@@ -144,7 +144,7 @@ def test_firmware_refuses_an_https_boot(
         case "another-address":
             issued = authority.issue("IP:192.0.2.99", rsa_bits=2048)
         case _:
-            more = configured(firmware_ciphers=False)
+            more = write_configuration(firmware_ciphers=False)
     machine = machine_in(tmp_path / "machine", trusts)
     machine.boot_next(UKI)
     with serving(tmp_path, assets, issued, *more) as failures, machine.on() as running:
@@ -155,9 +155,9 @@ def test_firmware_refuses_an_https_boot(
 
 
 def test_a_new_certificate_is_used_at_the_next_boot_without_a_restart(
-    network: None, authority: Authority, issued: Issued, assets: Path, tmp_path: Path, row: Row
+    network: None, authority: Authority, issued: IssuedCertificate, assets: Path, tmp_path: Path, row: Row
 ) -> None:
-    own = Issued(tmp_path / "machines.pem", tmp_path / "machines.key")
+    own = IssuedCertificate(tmp_path / "machines.pem", tmp_path / "machines.key")
     for file, target in zip(authority.issue("IP:192.0.2.99", rsa_bits=2048), own, strict=True):
         put(target, file.read_bytes())
     machine = machine_in(tmp_path / "machine", authority.pem)

@@ -15,10 +15,10 @@ from tests.boots.initramfs import END
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
 from tests.helpers.artifact_servers import artifact_server
-from tests.helpers.fleets import document, fleet, give_credentials, mac_of, policy, profile, server
+from tests.helpers.fleets import document, fleet, make_mac, policy, profile, server, store_credentials
 from tests.helpers.http_peers import Authority
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import Repository, eventually, ledger_in, running
+from tests.helpers.running_instance import Repository, create_ledger, eventually, running
 
 BASE = BASE_URLS["gitboot"]
 ADDRESS = "192.0.2.50/24"
@@ -38,8 +38,8 @@ def test_a_server_is_installed_from_a_medium_without_dhcp(
     owner = Owner.of_new("web01", tmp_path, images)
     double = owner.double
     trust = f'networks = ["{HOST}"]\nhttp = true\n'
-    give_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
-    repository, named = Repository.create(tmp_path / "git"), ledger_in(tmp_path / "state")
+    store_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
+    repository, named = Repository.create(tmp_path / "git"), create_ledger(tmp_path / "state")
     authority, disc = Authority(tmp_path), _iso(images, tmp_path)
     owner.trusts.load_verify_locations(cadata=authority.pem)
     trusting = {"SSL_CERT_FILE": str(tmp_path / "ca.pem")}  # it looks whether the ISO is there
@@ -70,7 +70,7 @@ def test_a_server_is_installed_from_a_medium_without_dhcp(
             eventually(lambda: drives[1].image == iso)
             assert str(drives[0].image).startswith(f"{BASE}/media/"), "its data lay there before"
             owner.says(
-                *(1, "boot.image=node-1", f"BOOTED with {mac_of('web01')}: {ADDRESS}"),
+                *(1, "boot.image=node-1", f"BOOTED with {make_mac('web01')}: {ADDRESS}"),
                 *("BOOTED with a medium: meta-data user-data vendor-data", "BOOTED user data: #cloud-config"),
                 *("BOOTED and reported", END),
             )

@@ -17,7 +17,7 @@ from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN, Site
 from tests.helpers.artifact_servers import IRONCORE, registry
-from tests.helpers.instance_with_bmcs import until_condition
+from tests.helpers.instance_with_bmcs import wait_for_condition
 from tests.helpers.running_instance import Repository, running
 
 GUEST = Guest(name="card", uefi=False)
@@ -52,7 +52,7 @@ def test_a_server_boots_from_a_registry(
         repository.push(fleet)
         with running(repository.bare, tmp_path, *LISTEN, records="fresh") as instance:
             assets("download", repository.work, "--out", tmp_path / "output" / "boot", *asked)
-            until_condition(instance, "ArtifactsPresent", status=True, reason="Present")  # it has seen them come
+            wait_for_condition(instance, "ArtifactsPresent", status=True, reason="Present")  # it has seen them come
             guests = {GUEST.name: GUEST}
             site = Site(
                 folder=tmp_path, images=images, guests=guests, repository=repository, instance=instance, logs={}

@@ -19,7 +19,7 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from tests.boots.interpreter import Run, run
 from tests.helpers import hypothesis_strategies
-from tests.helpers.fleets import SEED, at, decided, fleet, mac_of, policy, profile, uuid_of
+from tests.helpers.fleets import SEED, at, decided, fleet, make_mac, make_uuid, policy, profile
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets, installed_record, tree
 from tests.render.test_boot_script_parts import signed
 
@@ -79,10 +79,10 @@ def _like(server: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Another machine that boots what this one boots."""
     name, spec = f"{server['metadata']['name']}-{number}", server["spec"]
     own = {
-        "uuid": uuid_of(name),
+        "uuid": make_uuid(name),
         "serial": f"4J8VM72-{name}",
         "interfaces": [
-            {**each, "mac": mac_of(f"{name} {each['mac']}"), "addresses": []} for each in spec["interfaces"]
+            {**each, "mac": make_mac(f"{name} {each['mac']}"), "addresses": []} for each in spec["interfaces"]
         ],
     }
     others = {key: value for key, value in spec.items() if key != "bmc"}  # no two have one in common
@@ -125,7 +125,7 @@ def test_ipxe_runs_the_scripts_of_generated_fleets_and_finds_the_broken_one(tmp_
 def test_ipxe_without_imgverify_boots_an_image_with_signatures(tmp_path: Path) -> None:
     """Debian's iPXE has neither imgtrust nor imgverify. An iPXE that has them was tried by hand."""
     documents = (fleet(), SEED[1], signed("kernel, initrd"), profile("web", "flatcar-1"), policy("web"))
-    path = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+    path = f"boot/v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
     script = tree(decided(*documents), {}, NOON)[path].content
     found = run({"signed": script}, tmp_path)["signed"]
     assert _right(script.decode(), found), found.said

@@ -18,7 +18,7 @@ from tests.boots.site import LISTEN
 from tests.boots.test_whole_way import image
 from tests.endpoint.test_boot_responses_secrets import Sealed
 from tests.helpers.endpoints import LOADER
-from tests.helpers.fleets import fleet, mac_of, policy, profile, server, uuid_of
+from tests.helpers.fleets import fleet, make_mac, make_uuid, policy, profile, server
 from tests.helpers.running_instance import Repository, eventually, running
 
 BASE = BASE_URLS["gitboot"]
@@ -41,7 +41,7 @@ def test_a_server_fetches_its_secret_until_it_reports(
     )
     repository = Repository.create(tmp_path / "git")
     repository.push({"f.yaml": "---\n".join(documents), "node.ign": IGNITION, "join.age": sealed.seal(f"{SECRET}\n")})
-    machine = Machine(folder=tmp_path, uuid=uuid_of("web01"), macs=(mac_of("web01"),))
+    machine = Machine(folder=tmp_path, uuid=make_uuid("web01"), macs=(make_mac("web01"),))
     machine.boot_next(f"{BASE}/assets/node-1/node-1.efi")
     options = ("--assets", str(tmp_path / "assets"), "--secret-keys", str(sealed.file))
     with (

@@ -20,7 +20,7 @@ from tests.boots.machine import VENDOR, Machine, Running
 from tests.boots.network import BASE_URLS
 from tests.boots.signing import SigningKey, changed, without_signature
 from tests.boots.site import Site, published
-from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.fleets import make_mac, make_uuid
 
 Row = Callable[[Running, float], None]
 
@@ -154,7 +154,7 @@ def test_uefi_rejects_a_program(
     if what in rejected_ukis:
         (assets / path).write_bytes(rejected_ukis[what].read_bytes())
     trusted: Path | Literal["vendor"] = own_key.certificate if what in rejected_ukis else VENDOR
-    machine = Machine(folder=tmp_path, uuid=uuid_of(what), macs=(mac_of(what),), secure_boot=trusted)
+    machine = Machine(folder=tmp_path, uuid=make_uuid(what), macs=(make_mac(what),), secure_boot=trusted)
     machine.boot_next(f"{BASE_URLS['gitboot']}/assets/{path}")
     with machine.on() as running:
         row(running, running.says("BdsDxe: failed to load Boot", "Access Denied"))

@@ -13,7 +13,7 @@ from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN, Site, loaders
-from tests.helpers.running_instance import Repository, begin, running
+from tests.helpers.running_instance import Repository, begin_records, running
 
 GUESTS = {
     "ipxe": Guest(name="ipxe", uefi=False),
@@ -48,5 +48,5 @@ def test_a_server_boots_once_gitboot_has_made_a_plan(
         with machine.on() as powered:
             powered.says(WAITS[name])
             repository.push(files([GUESTS[name]], images, outputs="ipxe, grub"))
-            begin(tmp_path / "state", "fresh")
+            begin_records(tmp_path / "state", "fresh")
             row(powered, site.expects_installation(powered, name, "gitboot", reserved=False))

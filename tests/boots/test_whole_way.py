@@ -16,9 +16,9 @@ from tests.boots.images import ARGUMENTS, Images, digest
 from tests.boots.initramfs import END
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
-from tests.helpers.fleets import document, fleet, give_credentials, maintenance, policy, profile, server
+from tests.helpers.fleets import document, fleet, maintenance, policy, profile, server, store_credentials
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import Repository, eventually, ledger_in, running
+from tests.helpers.running_instance import Repository, create_ledger, eventually, running
 
 BASE = BASE_URLS["gitboot"]
 WINDOW = timedelta(seconds=100)  # or twice what this machine takes for two boots
@@ -42,9 +42,9 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
     owner = Owner.of_new("web01", tmp_path, images)
     double = owner.double
     trust = f'networks = ["{HOST}"]\nhttp = true\n'
-    give_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
+    store_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
     (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and no DHCP options
-    repository, named = Repository.create(tmp_path / "git"), ledger_in(tmp_path / "state")
+    repository, named = Repository.create(tmp_path / "git"), create_ledger(tmp_path / "state")
     options = ("--assets", str(assets), "--credentials", str(tmp_path / "credentials"))
     with RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc:
         at = f"bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"

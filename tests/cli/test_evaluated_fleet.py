@@ -22,9 +22,9 @@ from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from tests.helpers.evaluations import FLEET
-from tests.helpers.fleets import SEED, image, mac_of, policy, server, uuid_of
-from tests.helpers.git_repositories import ENVIRONMENT, Person, Work, allowed, ssh_person
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.fleets import SEED, image, make_mac, make_uuid, policy, server
+from tests.helpers.git_repositories import ENVIRONMENT, Person, WorkTree, make_ssh_person, write_lines
+from tests.helpers.instance_with_bmcs import run_command
 
 FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
 WEB01 = next(path for path, text in FILES.items() if "kind: Server" in text)
@@ -52,7 +52,7 @@ EDITS = {
         "lone.yaml": server("lone"),
     },
     "two policies of one priority": {"tie.yaml": TIE},
-    "an identity that is taken": {"web78.yaml": server("web78").replace(uuid_of("web78"), uuid_of("web01"))},
+    "an identity that is taken": {"web78.yaml": server("web78").replace(make_uuid("web78"), make_uuid("web01"))},
     "what is no YAML": {"broken.yaml": "{"},
     "a file that is left out": {".gitbootignore": "00.yaml\n"},
 }
@@ -67,8 +67,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
-    made = Work(tmp_path / "work")
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkTree:
+    made = WorkTree(tmp_path / "work")
     made.commit(FILES, "Begin")
     monkeypatch.chdir(made.path)
     return made
@@ -79,30 +79,30 @@ def list_cache_files(cache: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_command_prints_the_same_with_cached_results(edit: str, cache: Path, work: Work) -> None:
-    assert typed("validate").code == 0
+def test_a_command_prints_the_same_with_cached_results(edit: str, cache: Path, work: WorkTree) -> None:
+    assert run_command("validate").code == 0
     assert list_cache_files(cache)
     work.write(EDITS[edit])
     for command in COMMANDS:
-        expected = typed(*command, "--no-cache")
-        assert typed(*command) == expected
+        expected = run_command(*command, "--no-cache")
+        assert run_command(*command) == expected
 
 
-def test_history_is_the_same_with_and_without_the_cache(cache: Path, work: Work) -> None:
+def test_history_is_the_same_with_and_without_the_cache(cache: Path, work: WorkTree) -> None:
     for name in ("another server", "what is no YAML", "a server that is another"):
         work.commit(EDITS[name], name)
     work.commit({"broken.yaml": None}, "Mend")
-    expected = typed("history", "web01", "--no-cache")
+    expected = run_command("history", "web01", "--no-cache")
     assert "invalid" in expected.out and not list_cache_files(cache)
-    assert [typed("history", "web01") for _ in range(2)] == [expected, expected]
+    assert [run_command("history", "web01") for _ in range(2)] == [expected, expected]
     (file,) = list_cache_files(cache)
     file.write_bytes(file.read_bytes()[:-1])
-    assert typed("history", "web01").out == expected.out
-    assert typed("history", "web01") == expected
+    assert run_command("history", "web01").out == expected.out
+    assert run_command("history", "web01") == expected
 
 
 def test_only_servers_whose_keys_are_not_cached_are_decided(
-    cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+    cache: Path, work: WorkTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decided: list[str] = []
     decide_server = fleet_decisions.decide_server
@@ -114,42 +114,42 @@ def test_only_servers_whose_keys_are_not_cached_are_decided(
     monkeypatch.setattr(fleet_decisions, "decide_server", noted)
     monkeypatch.setattr(evaluated_fleet, "count_evaluation_workers", Workers)  # other processes record nothing here
     work.write({"web02.yaml": server("web02", "role: web")})
-    typed("validate")
+    run_command("validate")
     assert sorted(decided) == ["web01", "web02"]
     decided.clear()
     work.write(EDITS["a server that is another"])
-    assert typed("validate").code == 0
-    assert "quiet" in typed("explain", "web01").out
+    assert run_command("validate").code == 0
+    assert "quiet" in run_command("explain", "web01").out
     assert decided == ["web01"]
-    typed("validate", "--no-cache")
+    run_command("validate", "--no-cache")
     assert sorted(decided) == ["web01", "web01", "web02"]
 
 
-def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) -> None:
-    first = typed("plan")
+def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: WorkTree) -> None:
+    first = run_command("plan")
     (file,) = list_cache_files(cache)
     whole = file.read_bytes()
     file.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
-    damaged, again = typed("plan"), typed("plan")
+    damaged, again = run_command("plan"), run_command("plan")
     assert (damaged.out, again) == (first.out, first)
     assert f"the cache {file} is rebuilt: " in damaged.err
 
 
-def test_a_small_fleet_is_not_cached(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_fleet_is_not_cached(cache: Path, work: WorkTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", len(FILES) + 1)
-    assert (typed("validate").code, list_cache_files(cache)) == (0, [])
+    assert (run_command("validate").code, list_cache_files(cache)) == (0, [])
     monkeypatch.setattr(evaluated_fleet, "MIN_FILES_FOR_CACHE", len(FILES))
-    assert typed("validate").code == 0
+    assert run_command("validate").code == 0
     assert len(list_cache_files(cache)) == 1
 
 
-def test_a_cache_that_cannot_be_written_does_no_harm(cache: Path, work: Work) -> None:
+def test_a_cache_that_cannot_be_written_does_no_harm(cache: Path, work: WorkTree) -> None:
     cache.touch()
-    assert mac_of("web01") in typed("plan", "-o", "json").out.replace("-", ":")
+    assert make_mac("web01") in run_command("plan", "-o", "json").out.replace("-", ":")
 
 
 def test_only_files_of_the_fleet_are_read_and_they_are_read_each_time(
-    cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+    cache: Path, work: WorkTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work.write({".gitbootignore": "left-out/\n", "README.md": "", "left-out/a.yaml": "{", "a.png": ""})
     read: list[str] = []
@@ -161,15 +161,15 @@ def test_only_files_of_the_fleet_are_read_and_they_are_read_each_time(
 
     monkeypatch.setattr(snapshots, "read_worktree_file", noted)
     for _ in range(2):
-        assert typed("validate").code == 0
+        assert run_command("validate").code == 0
         assert sorted(read) == sorted([".gitbootignore", *FILES])
         read.clear()
-    first = typed("plan", "-o", "json", *AT)
+    first = run_command("plan", "-o", "json", *AT)
     before = (work.path / WEB01).stat()
-    work.write({WEB01: FILES[WEB01].replace(mac_of("web01"), mac_of("web02"))})
+    work.write({WEB01: FILES[WEB01].replace(make_mac("web01"), make_mac("web02"))})
     os.utime(work.path / WEB01, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert (work.path / WEB01).stat().st_size == before.st_size
-    assert typed("plan", "-o", "json", *AT) != first
+    assert run_command("plan", "-o", "json", *AT) != first
 
 
 ONE, TWO, THREE = ({f"images/{name}.yaml": image(name)} for name in ("new-1", "new-2", "new-3"))
@@ -178,7 +178,7 @@ ONE, TWO, THREE = ({f"images/{name}.yaml": image(name)} for name in ("new-1", "n
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Person]:
     folder = tmp_path_factory.mktemp("ssh")
-    return {name: ssh_person(folder, name) for name in ("ada", "eve")}
+    return {name: make_ssh_person(folder, name) for name in ("ada", "eve")}
 
 
 @pytest.fixture
@@ -187,15 +187,15 @@ def ada(people: dict[str, Person]) -> Person:
 
 
 @pytest.fixture
-def repo(tmp_path: Path, ada: Person) -> Work:
-    repo = Work(tmp_path / "git")
+def repo(tmp_path: Path, ada: Person) -> WorkTree:
+    repo = WorkTree(tmp_path / "git")
     ada.commit(repo, FLEET)
     return repo
 
 
 @pytest.fixture
 def signers(tmp_path: Path, ada: Person) -> Path:
-    return allowed(tmp_path / "signers", [f"ada@example.net {ada.key}"])
+    return write_lines(tmp_path / "signers", [f"ada@example.net {ada.key}"])
 
 
 def review(
@@ -223,7 +223,7 @@ def signed(found: ComparedRange) -> list[str]:
 # A merge that is only tried out
 
 
-def test_a_trial_merge_needs_no_signature_of_its_own(repo: Work, ada: Person, signers: Path) -> None:
+def test_a_trial_merge_needs_no_signature_of_its_own(repo: WorkTree, ada: Person, signers: Path) -> None:
     repo.git("checkout", "--quiet", "-b", "topic")
     repo.commit(ONE)  # by a branch's author, unsigned
     found = review(repo.path, signers, "main..topic", merge=True)
@@ -234,7 +234,7 @@ def test_a_trial_merge_needs_no_signature_of_its_own(repo: Work, ada: Person, si
     assert (faults(found), signed(found)) == ([], [merge])
 
 
-def test_commits_below_a_trial_merge_must_be_signed(repo: Work, ada: Person, signers: Path) -> None:
+def test_commits_below_a_trial_merge_must_be_signed(repo: WorkTree, ada: Person, signers: Path) -> None:
     accepted = repo.head
     repo.git("checkout", "--quiet", "-b", "topic")
     repo.commit(ONE)
@@ -250,7 +250,7 @@ def test_commits_below_a_trial_merge_must_be_signed(repo: Work, ada: Person, sig
 
 
 def test_a_signed_acknowledgement_of_a_branch_still_counts_in_a_trial_merge(
-    repo: Work, people: dict[str, Person], signers: Path
+    repo: WorkTree, people: dict[str, Person], signers: Path
 ) -> None:
     repo.git("checkout", "--quiet", "-b", "topic")
     for person in ("ada", "eve"):
@@ -263,7 +263,7 @@ def test_a_signed_acknowledgement_of_a_branch_still_counts_in_a_trial_merge(
 def test_a_fleet_in_a_folder_checks_signatures_and_acknowledgements_like_one_at_the_top(
     tmp_path: Path, people: dict[str, Person], signers: Path
 ) -> None:
-    repo = Work(tmp_path / "git")
+    repo = WorkTree(tmp_path / "git")
     people["ada"].commit(repo, {f"infra/boot/{path}": text for path, text in FLEET.items()})
     base = repo.head
     line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
@@ -280,7 +280,7 @@ def test_a_fleet_in_a_folder_checks_signatures_and_acknowledgements_like_one_at_
 # A clone that is shallow
 
 
-def shallow(repo: Work, folder: Path, depth: int, *others: str) -> Path:
+def shallow(repo: WorkTree, folder: Path, depth: int, *others: str) -> Path:
     """A clone of so many commits of main, as CI makes it, and the commits that it fetches besides."""
     source = f"file://{repo.path}"
     commands: Sequence[Sequence[str]] = (
@@ -294,7 +294,7 @@ def shallow(repo: Work, folder: Path, depth: int, *others: str) -> Path:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_shallow_clone_that_lacks_commits_of_a_range_verifies_no_range(
-    repo: Work, people: dict[str, Person], signers: Path, tmp_path: Path, depth: int
+    repo: WorkTree, people: dict[str, Person], signers: Path, tmp_path: Path, depth: int
 ) -> None:
     """Otherwise an unsigned commit that was not fetched would pass."""
     base = repo.head
@@ -312,7 +312,7 @@ def test_a_shallow_clone_that_lacks_commits_of_a_range_verifies_no_range(
 
 
 def test_a_shallow_clone_that_reaches_the_base_is_sufficient(
-    repo: Work, people: dict[str, Person], signers: Path, tmp_path: Path
+    repo: WorkTree, people: dict[str, Person], signers: Path, tmp_path: Path
 ) -> None:
     base = repo.head
     good = people["ada"].commit(repo, ONE)
@@ -329,7 +329,7 @@ def test_a_shallow_clone_that_reaches_the_base_is_sufficient(
 
 
 def test_a_rebase_removes_signatures_and_adds_them_with_the_documented_option(
-    repo: Work, ada: Person, signers: Path
+    repo: WorkTree, ada: Person, signers: Path
 ) -> None:
     """By the line that docs/how-to/sign-commits.md has for it."""
     repo.git("checkout", "--quiet", "-b", "topic")

@@ -27,10 +27,10 @@ from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.age_encryption import make_key
 from gitboot.evaluator.protocol import EvaluationStart, NewResults, ResultKind
 from gitboot.resolve.provisioning_record import Record, record_facts
-from tests.helpers.fleets import SEED, server, uuid_of
-from tests.helpers.git_repositories import Work
-from tests.helpers.instance_with_bmcs import Rack, typed
-from tests.helpers.running_instance import alive, eventually
+from tests.helpers.fleets import SEED, make_uuid, server
+from tests.helpers.git_repositories import WorkTree
+from tests.helpers.instance_with_bmcs import Rack, run_command
+from tests.helpers.running_instance import eventually, is_alive
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,9 +107,9 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         assert made.once(records="adopt").code == 0
         make_key(made.folder / "A")
         (made.folder / "K").mkdir()
-        given = {"kind": "HandOver", "uuid": uuid_of("web01"), "record": record_facts(Record())}
+        given = {"kind": "HandOver", "uuid": make_uuid("web01"), "record": record_facts(Record())}
         (made.folder / "H").write_text(json.dumps(given | dict.fromkeys(("server", "commit", "ledger", "at"), "")))
-        Work(made.folder / "W").commit({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
+        WorkTree(made.folder / "W").commit({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
         yield made
 
 
@@ -137,12 +137,12 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
     arguments = [*command.split(), *(str(places.get(each, each)) for each in COMMANDS[command].split())]
     kept = rack.state / "cache.sqlite"
     before = kept.exists()
-    typed(*arguments, "--no-cache")
+    run_command(*arguments, "--no-cache")
     assert began or command == "bmc apply", "it read no commit"  # that needs an instance that runs
     assert opened == []
     assert not (tmp_path / "cache").exists()
     assert kept.exists() is before
-    typed(*arguments)
+    run_command(*arguments)
     user = tmp_path / "cache" / "gitboot" / "cache.sqlite"
     assert opened == [kept if "S" in COMMANDS[command].split() else user]
     assert "S" not in COMMANDS[command].split() or not user.exists()
@@ -232,10 +232,10 @@ def test_a_terminal_sends_its_signal_to_the_child_itself(tmp_path: Path) -> None
 def test_a_killed_parent_ends_its_child(tmp_path: Path) -> None:
     with begin(tmp_path, WAITS) as process:
         child = int(line_of(process))
-        assert alive(child) and child != process.pid
+        assert is_alive(child) and child != process.pid
         os.kill(child, signal.SIGSTOP)  # it comes to no end by itself
         process.kill()
-    eventually(lambda: not alive(child))
+    eventually(lambda: not is_alive(child))
 
 
 def test_results_of_the_child_are_stored_and_looked_up(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ program()
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    work, names = Work(tmp_path / "large"), [f"web{number}" for number in range(100, 600)]
+    work, names = WorkTree(tmp_path / "large"), [f"web{number}" for number in range(100, 600)]
     files = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
     work.commit(files | {f"{name}.yaml": server(name, "role: web") for name in names})
     return work.path

@@ -17,7 +17,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.git.clone import load_accepted_snapshot
 from tests.helpers.evaluations import StoredResults
 from tests.helpers.fleets import SEED, at, server
-from tests.helpers.instance_in_process import in_process
+from tests.helpers.instance_in_process import run_in_process
 from tests.helpers.running_instance import Repository
 from tests.scenarios.test_installations import World
 
@@ -54,7 +54,7 @@ class Site:
 def site(tmp_path: Path) -> Iterator[Site]:
     repository = Repository.create(tmp_path / "git")
     repository.push({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
-    with in_process(tmp_path, repository.bare, initial="fresh") as parts:
+    with run_in_process(tmp_path, repository.bare, initial="fresh") as parts:
         world = World(parts, repository, NOON)
         world.turn()
         yield Site(world, tmp_path / "state")

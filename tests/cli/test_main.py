@@ -37,16 +37,26 @@ from gitboot.resolve.provisioning_record import Record, encode_records
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.documentation import ROOT
-from tests.helpers.fleets import SEED, give_credentials, image, mac_of, maintenance, naming, policy, server, uuid_of
-from tests.helpers.forked_commands import Heard, captured
-from tests.helpers.instance_with_bmcs import Done
-from tests.helpers.instance_with_bmcs import typed as gitboot
+from tests.helpers.fleets import (
+    SEED,
+    image,
+    maintenance,
+    make_mac,
+    make_uuid,
+    name_ledger,
+    policy,
+    server,
+    store_credentials,
+)
+from tests.helpers.forked_commands import RunningCommand, run_forked
+from tests.helpers.instance_with_bmcs import CommandResult
+from tests.helpers.instance_with_bmcs import run_command as gitboot
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import Instance, Repository, eventually, git, ledger_in, running
+from tests.helpers.running_instance import Instance, Repository, create_ledger, eventually, git, running
 
 NOON = "2026-11-20T12:00:00Z"
-ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+ENTRY = f"v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
 
 FLEET = (
     SEED[0],
@@ -59,7 +69,7 @@ FLEET = (
 TIE = policy("tie", "{matchLabels: {role: web}}")
 
 
-def cells(done: Done) -> list[list[str]]:
+def cells(done: CommandResult) -> list[list[str]]:
     """Return the cells of a table below its header, without the text after the table."""
     lines = (line for line in done.out.splitlines()[1:] if not line.startswith(" "))
     return [re.split(r"\s{2,}", line) for line in lines]
@@ -120,13 +130,13 @@ def test_help_has_each_command_with_the_first_line_of_its_help_on_one_line(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    lines = captured("--help").stdout.splitlines()
+    lines = run_forked("--help").stdout.splitlines()
     firsts = {name: str(command(name).help).partition("\n")[0] for name in COMMANDS}
     assert {f"  {name:<18}  {first}" for name, first in firsts.items()} <= set(lines)
     assert max(map(len, firsts.values())) <= 60
     commands = [line.split()[0] for line in lines if re.match(r"  [a-z][a-z-]* +[A-Z].*\.$", line)]
     assert commands == COMMANDS and max(map(len, lines)) < width
-    assert captured("-h").stdout.splitlines() == lines
+    assert run_forked("-h").stdout.splitlines() == lines
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -200,7 +210,7 @@ def test_a_fleet_is_named_by_its_path_alone_and_once(fleet: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("typed", "old", "near"),
+    ("command_line", "old", "near"),
     [
         ("run x --rev x --output o --state s", "--output", "--out"),
         ("run x --reference x --out o --state s", "--reference", "Did you mean '--rev'?"),
@@ -216,9 +226,9 @@ def test_a_fleet_is_named_by_its_path_alone_and_once(fleet: Path, tmp_path: Path
     ],
 )
 def test_an_option_of_an_earlier_version_is_unknown_and_its_replacement_is_named(
-    typed: str, old: str, near: str
+    command_line: str, old: str, near: str
 ) -> None:
-    done = gitboot(*typed.split())
+    done = gitboot(*command_line.split())
     assert (done.code, f"No such option '{old}'" in done.err, near in done.err) == (Exit.USAGE, True, True), done
 
 
@@ -231,12 +241,12 @@ def test_an_option_of_an_earlier_version_is_unknown_and_its_replacement_is_named
         ("GITBOOT_SSH_KEY", "GITBOOT_GIT_SSH"),
     ],
 )
-@pytest.mark.parametrize("typed", ["run x --out o --state s --once", "serve --out .", "doctor"])
+@pytest.mark.parametrize("command_line", ["run x --out o --state s --once", "serve --out .", "doctor"])
 def test_a_variable_of_0_1_0_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, typed: str, variable: str, successor: str
+    monkeypatch: pytest.MonkeyPatch, command_line: str, variable: str, successor: str
 ) -> None:
     monkeypatch.setenv(variable, "x")
-    done = gitboot(*typed.split())
+    done = gitboot(*command_line.split())
     assert (done.code, f"variable {variable} is no longer supported; use {successor}" in done.err) == (
         Exit.USAGE,
         True,
@@ -357,7 +367,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
 
 
 @pytest.mark.parametrize(
-    ("typed", "code", "said"),
+    ("command_line", "code", "said"),
     [
         ("plna", 64, "did you mean plan?"),
         ("stop", 64, "use `gitboot stop-installs`"),
@@ -465,11 +475,11 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
     ],
 )
 def test_a_wrong_input_ends_with_one_message_and_a_code(
-    places: Places, tmp_path: Path, typed: str, code: int, said: str
+    places: Places, tmp_path: Path, command_line: str, code: int, said: str
 ) -> None:
     made = Path(shutil.copytree(places.empty, tmp_path / "empty"))
     named = {**vars(places), "empty": made}
-    done = gitboot(*(word.format(**named) for word in typed.split()))
+    done = gitboot(*(word.format(**named) for word in command_line.split()))
     assert done.code == code, done
     assert said in " ".join((done.out + done.err).split()), done
 
@@ -488,7 +498,7 @@ def as_nobody() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "typed",
+    "command_line",
     [
         "validate {closed}",
         "validate {closed}/fleet",
@@ -501,7 +511,7 @@ def as_nobody() -> Iterator[None]:
         "run {closed}/fleet --out {open}/o --state {closed} --dry-run",
     ],
 )
-def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, typed: str) -> None:
+def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, command_line: str) -> None:
     (tmp_path / "closed" / "fleet").mkdir(parents=True)
     (tmp_path / "open").mkdir(mode=0o777)
     for name in ("validate", "run", "events", "status", "reconcile"):
@@ -522,7 +532,7 @@ def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, typed: s
     try:
         with as_nobody():
             named = {"closed": tmp_path / "closed", "open": tmp_path / "open"}
-            done = gitboot(*(word.format(**named) for word in typed.split()))
+            done = gitboot(*(word.format(**named) for word in command_line.split()))
     finally:
         (tmp_path / "closed").chmod(0o755)
     assert done.code == Exit.USAGE
@@ -566,7 +576,7 @@ def test_plan_shows_what_each_server_boots(fleet: Path) -> None:
 def test_plan_takes_a_time_some_servers_and_the_records(
     fleet: Path, tmp_path: Path, options: str, expected: str
 ) -> None:
-    records = {uuid_of("web01"): Record(provision=1), uuid_of("web02"): Record()}
+    records = {make_uuid("web01"): Record(provision=1), make_uuid("web02"): Record()}
     (tmp_path / "records.json").write_bytes(encode_records(records))  # type: ignore[arg-type]
     done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
     code = Exit.FINE if expected else Exit.USAGE  # no server has the labels
@@ -577,7 +587,7 @@ def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_inst
     fleet: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "records.json"
-    file.write_bytes(encode_records({parse_uuid(uuid_of("web02")): Record(provision=1)}))
+    file.write_bytes(encode_records({parse_uuid(make_uuid("web02")): Record(provision=1)}))
     given = ("--at", NOON, "--records", file)
     planned = gitboot("plan", fleet, "--server", "web01", *given)
     assert cells(planned)[0][:3] == ["web01", "Disk", "local disk"]
@@ -599,7 +609,7 @@ def test_e17_plan_shows_that_a_maintenance_run_was_already_used(tmp_path: Path) 
         )
     }
     file = tmp_path / "records.json"
-    file.write_bytes(encode_records({parse_uuid(uuid_of("web01")): Record(provision=1, runs=runs)}))
+    file.write_bytes(encode_records({parse_uuid(make_uuid("web01")): Record(provision=1, runs=runs)}))
     during = gitboot("plan", fleet, "--records", file, "--at", "2026-11-20T23:00:00Z", "-o", "json")
     made = {item["server"]: item["alreadyMade"] for item in json.loads(during.out)["items"]}
     assert made == {"web01": {"m": "2026-11-20T22:10:00Z"}, "web02": {}}
@@ -649,7 +659,7 @@ def test_a_plan_in_json_always_has_every_key(fleet: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed",
+    "command_line",
     [
         "plan {fleet} --at {at}",
         "validate {fleet}",
@@ -659,8 +669,8 @@ def test_a_plan_in_json_always_has_every_key(fleet: Path) -> None:
         "plan {fleet} --timeline web01 --at {at}",
     ],
 )
-def test_json_is_versioned_sorted_and_the_same_in_a_file(fleet: Path, tmp_path: Path, typed: str) -> None:
-    words = [word.format(fleet=fleet, at=NOON) for word in typed.split()]
+def test_json_is_versioned_sorted_and_the_same_in_a_file(fleet: Path, tmp_path: Path, command_line: str) -> None:
+    words = [word.format(fleet=fleet, at=NOON) for word in command_line.split()]
     done = gitboot(*words, "-o", "json")
     assert done.code == Exit.FINE
     assert done.out == json.dumps(done.json, indent=2, sort_keys=True) + "\n"
@@ -724,7 +734,7 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
         key="provision/1", number=1, boots=(provisioning_record.StepEvidence(fetched, "boot.ipxe", "10.0.0.7"),)
     )
     record = Record(provision=1, evidence="Fetched", provisioned_at=fetched, attempts=(attempt,))
-    (tmp_path / "records.json").write_bytes(encode_records({parse_uuid(uuid_of("web01")): record}))
+    (tmp_path / "records.json").write_bytes(encode_records({parse_uuid(make_uuid("web01")): record}))
     arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", tmp_path / "records.json")
     items = gitboot(*arguments, "-o", "json").json["items"]
     shown = {item["from"]: item["installing"] for item in items}
@@ -794,7 +804,7 @@ def test_render_writes_the_output_tree_once_and_does_not_touch_other_directories
 
 def test_serve_serves_a_rendered_output_tree_until_it_is_stopped_and_logs_events(fleet: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with Heard("serve", "--out", tmp_path / "out", "--listen", "127.0.0.1:0") as process:
+    with RunningCommand("serve", "--out", tmp_path / "out", "--listen", "127.0.0.1:0") as process:
         said = map(json.loads, process.stderr)
         listening, empty, warned = (next(said) for _ in range(3))
         told = [listening["type"], empty["type"], warned["type"]]
@@ -828,9 +838,9 @@ class Followed:
         """Let the Fleet name the instance."""
         path = "00.yaml"
         text = (self.repository.work / path).read_text()
-        self.repository.push({path: naming(ledger_in(self.folder / "state"), text)})
+        self.repository.push({path: name_ledger(create_ledger(self.folder / "state"), text)})
 
-    def run(self, *more: object, once: str = "--once", records: str | None = None) -> Done:
+    def run(self, *more: object, once: str = "--once", records: str | None = None) -> CommandResult:
         """Reconcile once, and a second time if the ledger must be begun in between."""
         if records is not None:
             self.run(*more)
@@ -1156,8 +1166,8 @@ def test_a_dry_run_of_an_instance_prints_the_differences_and_writes_nothing(foll
 
 def test_a_dry_run_shows_each_patch_and_sends_none(followed: Followed) -> None:
     credentials = followed.folder / "credentials"
-    give_credentials(credentials, password="correct horse")
-    machine = Machine("web01", uuid=uuid_of("web01"))
+    store_credentials(credentials, password="correct horse")
+    machine = Machine("web01", uuid=make_uuid("web01"))
     with RedfishServer(Service(machine, credentials={"root": "correct horse"})) as bmc:
         spec = f"provision: 1, bmc: {{address: '{bmc.url}', credentials: rack}}"
         followed.repository.push({"01.yaml": server("web01", "role: web", spec)})

@@ -17,7 +17,7 @@ import pytest
 from gitboot.cli.main import Exit
 from tests.helpers.fleets import document, profile
 from tests.helpers.forked_commands import Command
-from tests.helpers.instance_with_bmcs import POOL, Rack, typed
+from tests.helpers.instance_with_bmcs import POOL, Rack, run_command
 from tests.helpers.running_instance import Repository
 
 UNGUARDED = ("--max-small-group", "9", "--max-reinstalls", "9")
@@ -40,7 +40,7 @@ def run_and_answer_no(*command: object) -> int:
     screen, typing = os.openpty()
     os.write(screen, b"n\n")
     with open(typing) as stdin, open(screen, "rb"), patch.object(sys, "stdin", stdin):
-        return typed(*command).code
+        return run_command(*command).code
 
 
 def test_each_exit_code_is_that_of_a_command(rack: Rack) -> None:
@@ -49,17 +49,17 @@ def test_each_exit_code_is_that_of_a_command(rack: Rack) -> None:
     broken.mkdir()
     (broken / "fleet.yaml").write_text("kind: Nothing\n")
     found = {
-        Exit.FINE: typed("validate", work).code,
-        Exit.INVALID: typed("validate", broken).code,
-        Exit.USAGE: typed("plan", work, "--server", "nobody").code,
-        Exit.PARTIAL: rack.typed("bmc", "get", "--credentials", broken).code,
+        Exit.FINE: run_command("validate", work).code,
+        Exit.INVALID: run_command("validate", broken).code,
+        Exit.USAGE: run_command("plan", work, "--server", "nobody").code,
+        Exit.PARTIAL: rack.run_command("bmc", "get", "--credentials", broken).code,
         Exit.INTERRUPTED: run_and_answer_no(
             "records", "set", "web01", "web02", "pending", "--state", rack.state, *REASON
         ),
-        Exit.STALE: rack.typed("approve", "0" * 64, "--guard", "maxReinstalls", *REASON).code,
+        Exit.STALE: rack.run_command("approve", "0" * 64, "--guard", "maxReinstalls", *REASON).code,
     }
     rack.said("records", "set", "web01", "web02", "pending", "--yes", *REASON)
-    rack.once(*rack.spooling)
+    rack.once(*rack.spool_options)
     rollout = (
         "rollout",
         "advance",
@@ -72,10 +72,10 @@ def test_each_exit_code_is_that_of_a_command(rack: Rack) -> None:
         "99,100",
         "--accept-fetched",
     )
-    found[Exit.WAITS] = typed(*rollout).code
+    found[Exit.WAITS] = run_command(*rollout).code
     rack.blades["web01"].provision += 1
     rack.push("Reinstall web01")
-    found[Exit.CHANGES] = typed("diff", "HEAD~1", "--path", work, "--detailed-exitcode", *UNGUARDED).code
+    found[Exit.CHANGES] = run_command("diff", "HEAD~1", "--path", work, "--detailed-exitcode", *UNGUARDED).code
     found[Exit.HELD] = rack.once().code
     rack.said("suspend", "--until", "2099-01-01T00:00:00Z", *REASON)
     found[Exit.SUSPENDED] = rack.once().code
@@ -83,7 +83,7 @@ def test_each_exit_code_is_that_of_a_command(rack: Rack) -> None:
     rack.repository.bare.rename(folder / "away")
     found[Exit.SOURCE] = rack.once().code
     (rack.state / "ledger.sqlite").write_bytes(b"this is no ledger" * 100)
-    found[Exit.FAULT] = rack.typed("events").code
+    found[Exit.FAULT] = rack.run_command("events").code
     assert found == {code: code for code in Exit}
 
 

@@ -26,8 +26,8 @@ from gitboot.cli.options import (
 from gitboot.text import parse_duration
 from scripts.reference import configuration_page
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import configured
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.fleets import write_configuration
+from tests.helpers.instance_with_bmcs import run_command
 
 UNNAMED: Final = 4_000_000_000  # a user that no machine has
 
@@ -57,7 +57,7 @@ def test_a_user_is_shown_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("reason", ["", "  "])
 def test_a_blank_reason_is_rejected(tmp_path: Path, typed_line: str, reason: str) -> None:
-    done = typed(*typed_line.split(), "--state", tmp_path, "--reason", reason)
+    done = run_command(*typed_line.split(), "--state", tmp_path, "--reason", reason)
     assert done.code == Exit.USAGE
     assert "the reason is empty: write why you make this change" in " ".join(done.err.split())
 
@@ -108,7 +108,7 @@ REASONS: Final = [
 @for_each("reason", PLACEHOLDERS)
 def test_finding_r10_a_placeholder_is_no_reason(reason: str) -> None:
     for command, option in TAKES_REASON:
-        done = typed(*command.split(), "--state", "nowhere", option, reason)
+        done = run_command(*command.split(), "--state", "nowhere", option, reason)
         said = " ".join(done.err.split())
         assert (done.code, "is a placeholder from an example" in said) == (Exit.USAGE, True), done
 
@@ -224,13 +224,13 @@ def test_the_reference_has_a_row_for_each_key_and_the_help_has_no_setting(name: 
 def test_a_setting_on_the_command_line_is_rejected_with_the_line_to_write_in_the_file(
     arguments: tuple[str, ...], line: str
 ) -> None:
-    done = typed(*START, *arguments)
+    done = run_command(*START, *arguments)
     assert (done.code, line in " ".join(done.err.split())) == (Exit.USAGE, True), done
 
 
 def test_a_setting_on_the_command_line_names_the_file_that_is_used() -> None:
-    _, file = config = configured(bmc_failures=3)
-    done = typed(*START, *config, "--bmc-parallel", "5")
+    _, file = config = write_configuration(bmc_failures=3)
+    done = run_command(*START, *config, "--bmc-parallel", "5")
     assert f"write bmc-parallel = 5 to {file}" in " ".join(done.err.split())
 
 
@@ -242,7 +242,7 @@ def test_a_variable_of_a_setting_takes_precedence_over_the_file(key: str, monkey
     written, varied = (7, "8") if numbers else ("x", "y")
     if setting.is_flag:
         written, varied = True, "false"
-    config = configured(**{key: [written] if setting.multiple else written})
+    config = write_configuration(**{key: [written] if setting.multiple else written})
 
     def value() -> object:
         context = command("run").make_context("run", [*START[1:], *config], auto_envvar_prefix="GITBOOT")
@@ -272,7 +272,7 @@ def test_two_values_of_an_option_come_from_a_list_of_the_file_or_a_variable(monk
         return [context.params[name] for name in ("operators_tls", "git_ssh", "forge")]
 
     assert values() == [None, None, None]
-    named = configured(operators_tls=["a", "b"], git_ssh=["c", "d"], forge=["gitea=https://e.test/f/g", "h"])
+    named = write_configuration(operators_tls=["a", "b"], git_ssh=["c", "d"], forge=["gitea=https://e.test/f/g", "h"])
     expected = [(Path("a"), Path("b")), (Path("c"), Path("d")), ("gitea=https://e.test/f/g", Path("h"))]
     assert values(*named) == expected
     monkeypatch.setenv("GITBOOT_OPERATORS_TLS", "a:b")
@@ -280,6 +280,6 @@ def test_two_values_of_an_option_come_from_a_list_of_the_file_or_a_variable(monk
     monkeypatch.setenv("GITBOOT_FORGE", "gitea=https://e.test/f/g h")
     assert values() == expected
     monkeypatch.delenv("GITBOOT_OPERATORS_TLS")
-    done = typed(*START, *configured(operators_tls=["a"]))
+    done = run_command(*START, *write_configuration(operators_tls=["a"]))
     said = " ".join(done.err.split())
     assert (done.code, "for operators-tls in " in said, "Takes 2 values but 1 " in said) == (64, True, True), done

@@ -37,7 +37,7 @@ from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
 from tests.helpers.disks_and_terminals import COLUMNS, read_to_end, show_events, terminal
 from tests.helpers.fleets import document, image, policy, profile
-from tests.helpers.instance_with_bmcs import Rack, typed
+from tests.helpers.instance_with_bmcs import Rack, run_command
 
 HEADER = ("SERVER", "SEEN", "RECORDED")
 
@@ -243,10 +243,10 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         for name in SERVERS:
             made.add(name, provision=1)
         made.push()
-        made.once(*made.spooling, records="fresh")
+        made.once(*made.spool_options, records="fresh")
         made.blades[SERVERS[0]].provision = 2
         made.push("A subject that says at length why this server is to be installed once more " * 2)
-        made.once(*made.spooling)
+        made.once(*made.spool_options)
         yield made
 
 
@@ -310,7 +310,7 @@ def test_no_table_is_wider_than_the_terminal(
     monkeypatch.setenv("COLUMNS", str(columns))
     (rack.folder / "empty").mkdir(exist_ok=True)
     words = {"work": rack.repository.work, "server": SERVERS[0], "state": rack.state, "folder": rack.folder}
-    done = typed(*(word.format(**words) for word in COMMANDS[printer].split()))
+    done = run_command(*(word.format(**words) for word in COMMANDS[printer].split()))
     lines = [click.unstyle(line) for line in done.out.splitlines()]
     assert len(lines) > 1, done
     wide = [line for line in lines if cell_len(line) > columns and not _COPIED.fullmatch(line)]
@@ -369,16 +369,16 @@ def test_in_a_file_events_are_whole_lines_of_text_on_request(
 
 
 def test_the_log_format_option_applies_to_the_events_of_a_command(tmp_path: Path) -> None:
-    done = typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o",
+    done = run_command("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o",
                  "--once", "--log-format", "text")  # fmt: skip
     assert os.environ[FORMAT] == "text" and done.code == Exit.USAGE
     assert (
         done.err == f"gitboot: no Git repository at {tmp_path}/nowhere.git; check the path\n"
         and list(tmp_path.iterdir()) == []
     )
-    typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o")
+    run_command("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o")
     assert list(tmp_path.iterdir()) == [], "nor is anything made without --once"
-    assert "Invalid value for '--log-format'" in typed("run", "x", "--log-format", "xml").err
+    assert "Invalid value for '--log-format'" in run_command("run", "x", "--log-format", "xml").err
 
 
 def test_a_started_process_writes_events_in_the_same_format_and_sees_no_other_arguments(

@@ -39,9 +39,9 @@ from gitboot.render.endpoint_files import shard_path
 from gitboot.render.paths import LIST_TIMESTAMP, IdentityKind, format_identity
 from gitboot.render.paths import ON_PAGE as ON_PAGE
 from gitboot.resolve.provisioning_record import Record, record_facts, shard_name
-from tests.helpers.cases import examples
-from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Here, Parts, in_process, note_fetch
+from tests.helpers.cases import count_examples
+from tests.helpers.fleets import at, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
+from tests.helpers.instance_in_process import InProcessEvaluator, Parts, record_fetch, run_in_process
 from tests.helpers.running_instance import Repository
 
 SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # the status of the instance
@@ -96,7 +96,7 @@ def documents(draw: random.Random) -> str:
 def item_of(name: str, provision: int | None) -> dict[str, object]:
     """Return the operator request for a server."""
     record = Record(provision=provision, image="flatcar-1", pool="web", evidence="Operator")
-    return {"uuid": uuid_of(name), "server": name, **record_facts(record)}
+    return {"uuid": make_uuid(name), "server": name, **record_facts(record)}
 
 
 UNKNOWN = re.compile(rb'"answered":[0-9]+|"ops/pages/data/server/[^}]*\}')
@@ -117,7 +117,7 @@ class Twin:
     def begin(self, now: datetime, *, initial: str | None = None) -> None:
         if not self._keeps:
             (self.folder / "state" / CACHE).unlink(missing_ok=True)
-        process = in_process(self.folder, self._repository, initial=initial, clock=lambda: now)
+        process = run_in_process(self.folder, self._repository, initial=initial, clock=lambda: now)
         self.parts = self._open.enter_context(process)
         self.turn(now)
 
@@ -251,7 +251,7 @@ class Twins:
         if self.cut and self._draw.random() < 0.5:
             documents = documents.replace("outputs: [ipxe]", "outputs: [ipxe, pages]")
         if self.cut and self._draw.random() < 0.5:
-            documents = documents.replace(mac_of("web04"), SPARE).replace(mac_of("web05"), mac_of("web04"))
+            documents = documents.replace(make_mac("web04"), SPARE).replace(make_mac("web05"), make_mac("web04"))
         self.repository.push({"all.yaml": documents})
 
     def fetch(self) -> None:
@@ -261,7 +261,7 @@ class Twins:
             return
         entry = f"boot/v1/boot/{state.decision.macs[0]}/boot.ipxe"
         for each in self.both:
-            note_fetch(
+            record_fetch(
                 each.parts.spool,
                 Observation(server=name, path=entry, digest=state.plan.digest, client="10.0.0.7", at=self.now),
             )
@@ -319,7 +319,7 @@ class Twins:
 FOUND = (5, 32, 39, 97)
 
 
-@pytest.mark.parametrize("seed", sorted({*range(examples(5) - 2), *FOUND}))
+@pytest.mark.parametrize("seed", sorted({*range(count_examples(5) - 2), *FOUND}))
 def test_a_restart_from_a_checkpoint_ends_in_the_same_state_as_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -334,7 +334,7 @@ def test_a_restart_from_a_checkpoint_ends_in_the_same_state_as_one_without(
         twins.end()
 
 
-@pytest.mark.parametrize("seed", range(examples(5)))
+@pytest.mark.parametrize("seed", range(count_examples(5)))
 def test_a_start_after_an_interrupted_publication_ends_like_one_without_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -373,7 +373,7 @@ def left(tmp_path: Path) -> tuple[Path, Repository]:
     """The state of an instance that has published a fleet with known installations."""
     repository = Repository.create(tmp_path / "git")
     repository.push({"all.yaml": FLEET})
-    with in_process(tmp_path, repository.bare, initial="fresh") as parts:
+    with run_in_process(tmp_path, repository.bare, initial="fresh") as parts:
         reconcile(parts)
     assert (tmp_path / "state" / CACHE).exists()
     return tmp_path, repository
@@ -387,13 +387,13 @@ def reconcile(parts: Parts) -> None:
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     """Record which commits are evaluated from now on, and against which base."""
     found: list[tuple[str, str | None]] = []
-    evaluate = Here.evaluate
+    evaluate = InProcessEvaluator.evaluate
 
-    def noted(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+    def noted(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
         found.append((revision, base.revision if base is not None else None))
         return evaluate(self, revision, base)
 
-    monkeypatch.setattr(Here, "evaluate", noted)
+    monkeypatch.setattr(InProcessEvaluator, "evaluate", noted)
     return found
 
 
@@ -410,7 +410,7 @@ def test_a_restart_without_changes_reads_no_commit_plans_no_server_and_writes_no
     folder, _ = left
     before, asked = written(folder), evaluated(monkeypatch)
     monkeypatch.setattr(current_plans, "plan_server", None)
-    with in_process(folder, left[1].bare) as parts:
+    with run_in_process(folder, left[1].bare) as parts:
         reconcile(parts)
         status = parts.reconciler.status
         assert (status.applied, status.phases) == (status.accepted, {"Network": len(NAMES)})
@@ -425,15 +425,15 @@ def test_a_commit_after_the_checkpoint_is_compared_with_it(
     folder, repository = left
     kept = (folder / "state" / CACHE).read_bytes()
     first = repository.push({"README.md": "one"})
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
     repository.push({"all.yaml": FLEET.replace("role: web", "role: web, rack: b", 1)})
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         second = parts.reconciler.status.applied
     (folder / "state" / CACHE).write_bytes(kept)
     asked = evaluated(monkeypatch)
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.applied == second != first
     ((revision, base),) = asked
@@ -448,20 +448,20 @@ def test_a_start_does_not_spin_for_a_window_that_began_while_a_commit_is_evaluat
     night = maintenance("repair", NIGHT[0], select="{servers: [web01]}")
     repair = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), night)
     repository.push({"night.yaml": "---\n".join(repair)})
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.next_transition == at("20T22:00")
     kept = (folder / "state" / CACHE).read_bytes()
     repository.push({"README.md": "one"})
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
     (folder / "state" / CACHE).write_bytes(kept)
-    with in_process(folder, repository.bare, evaluates=False) as parts:
+    with run_in_process(folder, repository.bare, evaluates=False) as parts:
         parts.source.fetch()
         due = parts.reconciler.reconcile(at("20T23:00"), fetched=LastFetch())
         assert due is not None and parts.reconciler.reconcile(due) == at("21T04:00"), "when the window ends in files"
         assert parts.reconciler.status.accepted is None
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         parts.source.fetch()
         assert parts.reconciler.reconcile(at("20T23:00"), fetched=LastFetch()) == at("21T04:00")
 
@@ -471,13 +471,13 @@ def test_records_that_are_newer_than_the_checkpoint_count(left: tuple[Path, Repo
     folder, repository = left
     kept = (folder / "state" / CACHE).read_bytes()
     item = item_of("web00", 1)
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         instance_tables.add_request(parts.ledger, NOON, "ada", "records", {"items": [item]})
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
     before = written(folder)
     (folder / "state" / CACHE).write_bytes(kept)
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
     assert written(folder) == before
@@ -487,15 +487,15 @@ def test_an_output_tree_that_is_older_than_the_checkpoint_is_updated(left: tuple
     folder, repository = left
     shutil.copytree(folder / "output", folder / "older", symlinks=True)
     repository.push({"all.yaml": FLEET.replace("provision: 1", "provision: 1, kernelArguments: [quiet]", 1)})
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         newest = parts.reconciler.status.applied
-    entry = folder / "output" / "boot" / "v1" / "boot" / mac_of("web00").replace(":", "-") / "boot.ipxe"
+    entry = folder / "output" / "boot" / "v1" / "boot" / make_mac("web00").replace(":", "-") / "boot.ipxe"
     assert "quiet" in (content := entry.read_text())
     shutil.rmtree(folder / "output")
     (folder / "older").rename(folder / "output")
     assert "quiet" not in entry.read_text()
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert (parts.reconciler.status.applied, entry.read_text()) == (newest, content)
 
@@ -505,7 +505,7 @@ def test_an_unusable_checkpoint_is_ignored(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     folder, repository = left
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         assert parts.reconciler.state.plans.commit is not None
     asked = evaluated(monkeypatch)
     if harm == "of a commit that is gone":
@@ -515,7 +515,7 @@ def test_an_unusable_checkpoint_is_ignored(
         (folder / "state" / "token-keys").unlink()
     if harm == "in doubt":
         monkeypatch.setattr(Knowledge, "is_trusted", False)
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert "CacheUnusable" not in {event.type for event in parts.events}
     assert [base for _, base in asked] == [None]
@@ -553,7 +553,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 def is_resumed(folder: Path, repository: Repository) -> bool:
     """Start, reconcile, and return whether the start used a checkpoint."""
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         commit = parts.reconciler.state.plans.commit
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Network": len(NAMES)}
@@ -575,7 +575,7 @@ def test_a_cache_that_is_damaged_at_any_time_changes_no_file_and_has_a_checkpoin
     if path.is_dir():
         path.rmdir()
         assert not is_resumed(folder, repository)
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         HARMS[harm](path)
         reconcile(parts)
@@ -584,7 +584,7 @@ def test_a_cache_that_is_damaged_at_any_time_changes_no_file_and_has_a_checkpoin
         before, applied = contents(folder), parts.reconciler.status.applied
     assert is_resumed(folder, repository) is path.is_file()
     assert contents(folder) == before
-    with in_process(folder, repository.bare) as parts:
+    with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.applied == applied
 
@@ -598,7 +598,7 @@ def test_a_checkpoint_that_lacks_any_entry_does_not_count(left: tuple[Path, Repo
     for row in rows:
         path.write_bytes(whole)
         sql(path, f"DELETE FROM entry WHERE rowid = {row}")
-        with in_process(folder, repository.bare) as parts:
+        with run_in_process(folder, repository.bare) as parts:
             assert parts.reconciler.state.plans.commit is None
             reconcile(parts)
             warned += "CacheUnusable" in {event.type for event in parts.events}
@@ -652,10 +652,10 @@ def test_a_start_deletes_cache_files_of_an_earlier_version(left: tuple[Path, Rep
 
 
 HARMED = {
-    f"boot/v1/boot/{mac_of('web00').replace(':', '-')}/boot.ipxe": "web00",
+    f"boot/v1/boot/{make_mac('web00').replace(':', '-')}/boot.ipxe": "web00",
     "ops/servers/web00.json": "web00",
-    shard_path(format_identity(IdentityKind.MAC, mac_of("web00").replace(":", "-"))): "web00",
-    f"ops/records/{shard_name(SystemUuid(uuid_of('web00')))}.json": ALL,
+    shard_path(format_identity(IdentityKind.MAC, make_mac("web00").replace(":", "-"))): "web00",
+    f"ops/records/{shard_name(SystemUuid(make_uuid('web00')))}.json": ALL,
 }
 
 
@@ -672,7 +672,7 @@ def test_a_changed_or_missing_file_of_the_output_is_found_and_repaired(
             (output / path).write_bytes(harm)
         is_unreadable = "/index/" in path and harm == b"no JSON"
         assert {each for each in find_suspects(output) if each is not None} == {ALL if is_unreadable else found}
-        with in_process(folder, repository.bare) as parts:
+        with run_in_process(folder, repository.bare) as parts:
             reconcile(parts)
             assert (output / path).read_bytes() == content
         assert {each for each in find_suspects(output) if each is not None} == set()

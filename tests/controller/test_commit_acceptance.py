@@ -33,11 +33,11 @@ from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
 from tests.controller.test_reconcile import fleet_files
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import SEED, decided, fleet, image, maintenance, policy, profile, server, uuid_of
-from tests.helpers.fleets import mac_of as server_mac
+from tests.helpers.fleets import SEED, decided, fleet, image, maintenance, make_uuid, policy, profile, server
+from tests.helpers.fleets import make_mac as server_mac
 from tests.helpers.forked_commands import RUN_FIRST
-from tests.helpers.http_peers import authority_until
-from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, reconcile_once
+from tests.helpers.http_peers import make_authority
+from tests.helpers.instance_in_process import NOON, Parts, applied, reconcile_once, run_in_process
 from tests.helpers.running_instance import Repository, eventually, git, running
 from tests.scenarios.test_credential_files import until
 
@@ -69,7 +69,7 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
-    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         reconcile_once(parts)
         yield parts
 
@@ -206,7 +206,7 @@ def test_e33_a_first_commit_installs_nothing_before_an_operator_begins_the_recor
     """STATE and OUTPUT are lost, and nothing in a unit file states that the machines are new."""
     repository = Repository.create(tmp_path / "new")
     commit = repository.push(documents(servers=6, provision=1))
-    with in_process(tmp_path, repository.bare, limits=Limits(max_installs=5)) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits(max_installs=5)) as parts:
         for seconds in (0, 1):
             reconcile_once(parts, seconds)
             assert applied(parts) == commit
@@ -226,7 +226,7 @@ def test_the_status_shows_the_committer_time_of_the_accepted_commit_before_and_a
     git(repository.work, "commit", "--quiet", "--amend", "--reset-author", "--no-edit")
     git(repository.work, "push", "--quiet", "--force", "origin", "main")
     for _ in range(2):
-        with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
             reconcile_once(parts)
             assert parts.reconciler.status.facts()["accepted"]["committedAt"] == "2026-11-20T08:30:00Z"
             repository.push({"fleet.yaml": "not a fleet"})
@@ -236,14 +236,14 @@ def test_the_status_shows_the_committer_time_of_the_accepted_commit_before_and_a
 
 def test_after_a_loss_of_the_ledger_a_held_commit_stays_held(tmp_path: Path, repository: Repository) -> None:
     """The output tree names its commit, and the guards continue from there."""
-    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         reconcile_once(parts)
         before = applied(parts)
         repository.push(documents("flatcar-2"))
         reconcile_once(parts, 1)
         assert "maxReinstalls" in get_held(parts).guards
     shutil.rmtree(tmp_path / "state")
-    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         reconcile_once(parts, 2)
         assert (applied(parts), "maxReinstalls" in get_held(parts).guards) == (before, True)
 
@@ -251,12 +251,12 @@ def test_after_a_loss_of_the_ledger_a_held_commit_stays_held(tmp_path: Path, rep
 def test_an_output_tree_of_another_history_does_not_count_as_a_first_start(
     tmp_path: Path, repository: Repository
 ) -> None:
-    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         reconcile_once(parts)
     shutil.rmtree(tmp_path / "state")
     other = Repository.create(tmp_path / "other")
     other.push(documents("flatcar-2"))
-    with in_process(tmp_path, other.bare, limits=Limits(), initial="adopt") as parts:
+    with run_in_process(tmp_path, other.bare, limits=Limits(), initial="adopt") as parts:
         reconcile_once(parts)
         assert (applied(parts), get_held(parts).guards) == (None, ("allowRewind",))
 
@@ -265,7 +265,7 @@ def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_p
     repository = Repository.create(tmp_path / "new")
     tight = documents()["fleet.yaml"].replace(fleet(), fleet("baseURL: 'http://boot.test', guards: {maxInstalls: 0}"))
     first = repository.push({"fleet.yaml": tight})
-    with in_process(tmp_path, repository.bare, limits=Limits(max_update_percent=100)) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits(max_update_percent=100)) as parts:
         reconcile_once(parts)
         assert applied(parts) == first
         repository.push({**documents(), "new.yaml": server("new", spec="provision: 1")})
@@ -344,7 +344,7 @@ def acknowledging(tmp_path: Path, repository: Repository, files: dict[str, str])
     """The lines for one more commit with these files, as CI finds them: on a branch of its own."""
     copy = tmp_path / f"ci-{len(list(tmp_path.glob('ci-*')))}"
     head = git(repository.work, "rev-parse", "HEAD")
-    with in_process(copy, repository.bare, limits=Limits(), initial="adopt") as parts:
+    with run_in_process(copy, repository.bare, limits=Limits(), initial="adopt") as parts:
         reconcile_once(parts)
         repository.push(files, "To look at")
         reconcile_once(parts, 1)
@@ -431,18 +431,18 @@ def test_a_clone_that_is_older_than_the_ledger_rewinds_nothing(
 ) -> None:
     """The clone comes from another backup, or from a host that was a standby."""
     clone, kept = tmp_path / "state" / "repository.git", tmp_path / "kept.git"
-    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         reconcile_once(parts)
     shutil.copytree(clone, kept)
     newest = repository.push({"README.md": "another day\n"})
-    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         reconcile_once(parts)
         assert applied(parts) == newest
     shutil.rmtree(clone)
     kept.rename(clone)
     if not reached:
         repository.bare.rename(tmp_path / "gone.git")
-    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         parts.reconciler.reconcile(NOON)
         found = parts.reconciler.state.attempt.accepted
         assert (found.revision if found is not None else None) == (newest if reached else None)
@@ -464,7 +464,7 @@ def windows(second: str) -> tuple[str, ...]:
 
 @pytest.fixture
 def unlimited(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
-    with in_process(tmp_path, repository.bare) as parts:
+    with run_in_process(tmp_path, repository.bare) as parts:
         reconcile_once(parts)
         yield parts
 
@@ -493,7 +493,7 @@ def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_after_a_res
 ) -> None:
     commit = repository.push(documents("flatcar-1", *windows("20T11:30 20T11:59")))
     for number in range(2):
-        with in_process(tmp_path, repository.bare) as parts:
+        with run_in_process(tmp_path, repository.bare) as parts:
             reconcile_once(parts, number)
             assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
             parts.reconciler.reconcile(NOON - timedelta(minutes=15))  # the clock goes back: what is accepted goes on
@@ -516,7 +516,7 @@ def test_finding_r15_the_warning_about_a_certificate_begins_while_the_instance_r
 ) -> None:
     parts, end = unlimited, NOON + timedelta(minutes=10)
     bmc = "bmc: {address: 'https://10.1.0.1', credentials: a, tls: {ca: ca.pem}}"
-    files = documents("flatcar-1", server("db00", spec=f"lifecycle: Parked, {bmc}")) | {"ca.pem": authority_until(end)}
+    files = documents("flatcar-1", server("db00", spec=f"lifecycle: Parked, {bmc}")) | {"ca.pem": make_authority(end)}
     commit = repository.push(files)
     reconcile_once(parts, 1)
     assert (applied(parts), parts.reconciler.status.problems) == (commit, ())
@@ -525,7 +525,7 @@ def test_finding_r15_the_warning_about_a_certificate_begins_while_the_instance_r
     (problem,) = parts.reconciler.status.problems
     assert (problem.code, problem.severity) == ("GB2027", Severity.WARNING)
     assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
-    repository.push(files | {"ca.pem": authority_until(end + timedelta(days=1))})
+    repository.push(files | {"ca.pem": make_authority(end + timedelta(days=1))})
     reconcile_once(parts, 601)
     assert parts.reconciler.status.problems == ()
 
@@ -623,7 +623,7 @@ def test_a_serial_number_of_one_machine_is_not_a_placeholder(serial: str) -> Non
 # Documents
 
 
-OWN_UUID, OWN_MAC = f"uuid: {uuid_of('web01')}", f'"{server_mac("web01")}"'
+OWN_UUID, OWN_MAC = f"uuid: {make_uuid('web01')}", f'"{server_mac("web01")}"'
 REPORTS = "bmc: {{address: 'https://10.1.0.1', credentials: a, reports: {{{}: {!r}}}}}"
 
 

@@ -29,15 +29,15 @@ from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.git_repositories import (
     ENVIRONMENT,
     Person,
-    Work,
-    allowed,
+    WorkTree,
     commit_by_git,
     gpg_people,
-    ssh_person,
-    stored,
+    make_ssh_person,
+    store_commit,
+    write_lines,
 )
-from tests.helpers.instance_in_process import Parts, applied, in_process, reconcile_once
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_in_process import Parts, applied, reconcile_once, run_in_process
+from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.running_instance import eventually, running
 
 
@@ -52,26 +52,26 @@ def documents(image_name: str) -> dict[str, str | None]:
 def people(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Person]]:
     """Two people whom the instance trusts, each with another kind of key."""
     with gpg_people("grace") as found:
-        yield {"ssh": ssh_person(tmp_path_factory.mktemp("ssh"), "ada"), "openpgp": found["grace"]}
+        yield {"ssh": make_ssh_person(tmp_path_factory.mktemp("ssh"), "ada"), "openpgp": found["grace"]}
 
 
 @pytest.fixture
 def trust(tmp_path: Path, people: dict[str, Person]) -> TrustSettings:
-    signers = allowed(tmp_path / "signers", [f"ada@example.net {people['ssh'].key}"])
+    signers = write_lines(tmp_path / "signers", [f"ada@example.net {people['ssh'].key}"])
     keys = TrustedKeys(allowed_signers=signers, openpgp_keys=people["openpgp"].public)
     return TrustSettings(keys=keys, reinstalls_need=ReinstallsNeed.SIGNED)
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    work = Work(tmp_path / "git")
+def work(tmp_path: Path) -> WorkTree:
+    work = WorkTree(tmp_path / "git")
     work.commit(documents("flatcar-1"))
     return work
 
 
 @contextmanager
-def instance(work: Work, trust: TrustSettings) -> Iterator[Parts]:
-    with in_process(work.path.parent, work.path, limits=Limits(), trust=trust) as parts:
+def instance(work: WorkTree, trust: TrustSettings) -> Iterator[Parts]:
+    with run_in_process(work.path.parent, work.path, limits=Limits(), trust=trust) as parts:
         reconcile_once(parts)
         yield parts
 
@@ -94,7 +94,7 @@ def find_ignored_acknowledgements(parts: Parts) -> str:
     return next(event.message for event in reversed(parts.events) if event.type == "Held")
 
 
-def switch(parts: Parts, work: Work, person: Person, name: str) -> tuple[Revision, str]:
+def switch(parts: Parts, work: WorkTree, person: Person, name: str) -> tuple[Revision, str]:
     """Change the image with a signed acknowledgement; return the signed commit and its lines."""
     commit_by_git(work, documents(name))
     reconcile_once(parts, 1)
@@ -235,23 +235,23 @@ OPENPGP_FORMS: Final[Mapping[str, Form]] = {
 FORMS_OF: Final = {"ssh": {**FORMS, **SSH_FORMS}, "openpgp": {**FORMS, **OPENPGP_FORMS}}
 
 
-def in_another_form(work: Work, commit: Revision, form: Form) -> Revision:
+def in_another_form(work: WorkTree, commit: Revision, form: Form) -> Revision:
     """A commit with the same content as a signed one, which is checked out then, and another id."""
     raw = raw_of(work, commit)
     changed = form.change(raw)
     assert split_signatures(changed)[0] == split_signatures(raw)[0]
-    made = stored(work, changed)
+    made = store_commit(work, changed)
     assert made != commit
     return made
 
 
-def raw_of(work: Work, commit: Revision) -> bytes:
+def raw_of(work: WorkTree, commit: Revision) -> bytes:
     import pygit2
 
     return CommitReader(pygit2.Repository(str(work.path))).read(commit).raw
 
 
-def merge_with(work: Work, main: Revision, other: Revision, name: str, message: str) -> Revision:
+def merge_with(work: WorkTree, main: Revision, other: Revision, name: str, message: str) -> Revision:
     """Merge two commits on main that install an image; the merge is unsigned."""
     work.git("reset", "--quiet", "--hard", main)
     work.git("merge", "--quiet", "--strategy=ours", "--no-commit", "--no-ff", "--allow-unrelated-histories", other)
@@ -263,7 +263,7 @@ def merge_with(work: Work, main: Revision, other: Revision, name: str, message: 
 
 @pytest.mark.parametrize("kind", ["ssh", "openpgp"])
 def test_each_form_of_a_signature_verifies_as_its_row_states(
-    work: Work, people: dict[str, Person], trust: TrustSettings, tmp_path: Path, kind: str
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings, tmp_path: Path, kind: str
 ) -> None:
     """A form that does not verify proves nothing about single use, so no other test uses it."""
     person, forms = people[kind], FORMS_OF[kind]
@@ -281,7 +281,7 @@ def test_each_form_of_a_signature_verifies_as_its_row_states(
 
 @pytest.mark.parametrize("kind", ["ssh", "openpgp"])
 def test_a_used_acknowledgement_in_another_form_counts_for_nothing(
-    work: Work, people: dict[str, Person], trust: TrustSettings, kind: str
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings, kind: str
 ) -> None:
     """Each form is merged on its own into what was accepted before."""
     forms = {name: form for name, form in FORMS_OF[kind].items() if form.by_gitboot}
@@ -303,7 +303,7 @@ def test_a_used_acknowledgement_in_another_form_counts_for_nothing(
 
 
 def test_several_commits_in_one_poll_end_in_the_same_state(
-    work: Work, people: dict[str, Person], trust: TrustSettings
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings
 ) -> None:
     ada = people["ssh"]
     with instance(work, trust) as parts:
@@ -324,7 +324,7 @@ def test_several_commits_in_one_poll_end_in_the_same_state(
         settle(parts, 3)
         assert applied(parts) == back
         assert parts.reconciler.status.held is not None
-    fresh = Work(work.path.parent / "elsewhere" / "git")
+    fresh = WorkTree(work.path.parent / "elsewhere" / "git")
     fresh.git("fetch", "--quiet", str(work.path), f"{newest}:refs/heads/all")
     fresh.git("reset", "--quiet", "--hard", first)
     with instance(fresh, trust) as parts:
@@ -336,7 +336,7 @@ def test_several_commits_in_one_poll_end_in_the_same_state(
 
 
 def test_an_acknowledgement_is_used_up_when_its_commit_is_accepted_even_if_it_did_not_count(
-    work: Work, people: dict[str, Person], trust: TrustSettings
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings
 ) -> None:
     """A copy with a broken signature comes first; then no signature of this content counts any more."""
     with instance(work, trust) as parts:
@@ -356,7 +356,7 @@ def test_an_acknowledgement_is_used_up_when_its_commit_is_accepted_even_if_it_di
 
 
 def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not_void_it(
-    work: Work, people: dict[str, Person], trust: TrustSettings
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings
 ) -> None:
     with instance(work, trust) as parts:
         main = work.head
@@ -379,7 +379,7 @@ def test_a_merge_keeps_an_acknowledgement_and_a_merge_of_something_else_does_not
 @pytest.mark.parametrize("how", ["cherry-pick", "squash", "rebase"])
 @pytest.mark.parametrize("is_signed", [False, True], ids=["unsigned", "signed"])
 def test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it(
-    work: Work, people: dict[str, Person], trust: TrustSettings, how: str, is_signed: bool
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings, how: str, is_signed: bool
 ) -> None:
     ada = people["ssh"]
     with instance(work, trust) as parts:
@@ -409,14 +409,14 @@ def test_a_rewritten_commit_counts_only_if_a_trusted_key_signs_it(
 
 
 def test_a_rewind_does_not_make_an_acknowledgement_count_again(
-    work: Work, people: dict[str, Person], trust: TrustSettings
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings
 ) -> None:
     first = work.head
     with instance(work, trust) as parts:
         signed, _ = switch(parts, work, people["ssh"], "flatcar-2")
         work.git("reset", "--quiet", "--hard", first)
     limits = Limits(allow_rewind=True, max_reinstalls=99, max_update_percent=100)
-    with in_process(work.path.parent, work.path, limits=limits, trust=trust) as parts:
+    with run_in_process(work.path.parent, work.path, limits=limits, trust=trust) as parts:
         settle(parts, 3)
         assert applied(parts) == first
     with instance(work, trust) as parts:
@@ -437,7 +437,7 @@ def _signed_with(algorithm: str, person: Person, raw: bytes) -> bytes:
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
 def test_a_used_acknowledgement_with_another_signature_counts_for_nothing(
-    work: Work, people: dict[str, Person], trust: TrustSettings, algorithm: str
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings, algorithm: str
 ) -> None:
     """Ed25519 signatures are the same each time, so one of both is in another form only."""
     ada = people["ssh"]
@@ -454,7 +454,7 @@ def test_a_used_acknowledgement_with_another_signature_counts_for_nothing(
 
 @pytest.mark.parametrize("kind", ["ssh", "openpgp"])
 def test_an_acknowledgement_with_other_line_endings_and_another_encoding_counts_once(
-    work: Work, people: dict[str, Person], trust: TrustSettings, kind: str
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings, kind: str
 ) -> None:
     options = ("-c", "i18n.commitEncoding=ISO-8859-1", "-c", "commit.cleanup=verbatim")
     person = replace(people[kind], options=(*people[kind].options, *options))
@@ -476,7 +476,7 @@ def test_an_acknowledgement_with_other_line_endings_and_another_encoding_counts_
 
 
 def test_a_signed_tag_acknowledges_nothing_even_if_a_merge_keeps_its_text(
-    work: Work, people: dict[str, Person], trust: TrustSettings
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings
 ) -> None:
     """Git writes a merged tag into the header mergetag of the merge, and its text into the message."""
     ada = people["ssh"]
@@ -505,7 +505,7 @@ def without_acknowledgements(folder: Path) -> None:
 
 @pytest.mark.parametrize("rewound", [False, True])
 def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
-    work: Work, people: dict[str, Person], trust: TrustSettings, rewound: bool
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings, rewound: bool
 ) -> None:
     """Commits that were accepted before a rewind count, too: the ledger's events name them."""
     first, folder = work.head, work.path.parent
@@ -516,7 +516,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
         back = first
         work.git("reset", "--quiet", "--hard", first)
         limits = Limits(allow_rewind=True, max_reinstalls=99, max_update_percent=100)
-        with in_process(folder, work.path, limits=limits, trust=trust) as parts:
+        with run_in_process(folder, work.path, limits=limits, trust=trust) as parts:
             settle(parts, 3)
             assert applied(parts) == first
     without_acknowledgements(folder)
@@ -530,7 +530,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
 
 
 def test_an_older_ledger_does_not_let_an_acknowledgement_count_again(
-    work: Work, people: dict[str, Person], trust: TrustSettings
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings
 ) -> None:
     """The ledger alone is put back; the clone beside it names what was accepted since."""
     folder = work.path.parent
@@ -551,7 +551,7 @@ def test_an_older_ledger_does_not_let_an_acknowledgement_count_again(
 
 
 def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
-    tmp_path: Path, work: Work, people: dict[str, Person], trust: TrustSettings
+    tmp_path: Path, work: WorkTree, people: dict[str, Person], trust: TrustSettings
 ) -> None:
     options = ("--allowed-signers", str(tmp_path / "signers"), "--reinstalls-need", "signed", "--poll", "1")
     with running(work.path, tmp_path, *options, records="adopt") as instance:
@@ -576,7 +576,7 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
         status = instance.status()
         assert status["applied"]["commit"] == back
         assert status["attempted"]["held"]["guards"] == ["maxReinstalls"]
-        review = typed(
+        review = run_command(
             *("diff", f"{back}..HEAD", "--path", work.path, "--reinstalls-need", "signed"),
             *("--allowed-signers", tmp_path / "signers"),
         )
@@ -586,7 +586,7 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
 # The signed text
 
 
-def test_the_counted_text_is_the_text_that_the_signature_covers(work: Work, people: dict[str, Person]) -> None:
+def test_the_counted_text_is_the_text_that_the_signature_covers(work: WorkTree, people: dict[str, Person]) -> None:
     for person in people.values():
         raw = raw_of(work, person.commit(work))
         signed = parse_commit_signature(raw)

@@ -20,8 +20,8 @@ from gitboot.ledger import instance_tables
 from gitboot.problems import Code
 from gitboot.review.guards import Limits
 from tests.helpers.fleets import fleet, image, policy, profile, server
-from tests.helpers.git_repositories import Person, Work, allowed, ssh_person
-from tests.helpers.instance_in_process import NOON, Parts, applied, in_process, reconcile_once
+from tests.helpers.git_repositories import Person, WorkTree, make_ssh_person, write_lines
+from tests.helpers.instance_in_process import NOON, Parts, applied, reconcile_once, run_in_process
 
 
 def documents(image_name: str = "flatcar-1", said: str = "baseURL: 'http://boot.test'") -> dict[str, str | None]:
@@ -34,24 +34,24 @@ def documents(image_name: str = "flatcar-1", said: str = "baseURL: 'http://boot.
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Person]:
     folder = tmp_path_factory.mktemp("ssh")
-    return {name: ssh_person(folder, name) for name in ("ada", "eve", "forge")}
+    return {name: make_ssh_person(folder, name) for name in ("ada", "eve", "forge")}
 
 
 @pytest.fixture
-def work(tmp_path: Path, people: dict[str, Person]) -> Work:
-    work = Work(tmp_path / "git")
+def work(tmp_path: Path, people: dict[str, Person]) -> WorkTree:
+    work = WorkTree(tmp_path / "git")
     people["ada"].commit(work, documents())
     return work
 
 
 @pytest.fixture
 def signers(tmp_path: Path, people: dict[str, Person]) -> Path:
-    return allowed(tmp_path / "signers", [f"ada@example.net {people['ada'].key}"])
+    return write_lines(tmp_path / "signers", [f"ada@example.net {people['ada'].key}"])
 
 
 @contextmanager
 def instance(
-    work: Work,
+    work: WorkTree,
     signers: Path,
     verify: Verify | None,
     need: ReinstallsNeed | None = None,
@@ -61,7 +61,7 @@ def instance(
     forges = (("GitHub", forge.public),) if forge is not None else ()
     keys = TrustedKeys(allowed_signers=signers, forge_keys=forges)
     trust = TrustSettings(verify=verify, keys=keys, reinstalls_need=need)
-    with in_process(work.path.parent, work.path, limits=limits, trust=trust) as parts:
+    with run_in_process(work.path.parent, work.path, limits=limits, trust=trust) as parts:
         reconcile_once(parts)
         yield parts
 
@@ -82,7 +82,7 @@ def refusal(parts: Parts) -> str:
 
 @pytest.mark.parametrize("verify", [Verify.HEAD, Verify.RANGE])
 def test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_stays(
-    work: Work, people: dict[str, Person], signers: Path, verify: Verify
+    work: WorkTree, people: dict[str, Person], signers: Path, verify: Verify
 ) -> None:
     with instance(work, signers, verify) as parts:
         good = work.head
@@ -99,7 +99,7 @@ def test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_s
         assert verdict.says == "invalid: not signed by a trusted key"
 
 
-def test_the_signer_of_the_accepted_commit_is_named(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_the_signer_of_the_accepted_commit_is_named(work: WorkTree, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.HEAD) as parts:
         found = parts.reconciler.status.facts()["accepted"]
         assert found["signer"]["person"] == "ada@example.net" and found["signer"]["key"].startswith("SHA256:")
@@ -114,9 +114,9 @@ def test_the_signer_of_the_accepted_commit_is_named(work: Work, people: dict[str
 
 
 def test_verify_head_accepts_a_signed_commit_on_unsigned_ones_and_verify_range_does_not(
-    work: Work, people: dict[str, Person], signers: Path, tmp_path: Path
+    work: WorkTree, people: dict[str, Person], signers: Path, tmp_path: Path
 ) -> None:
-    other = Work(tmp_path / "other" / "git")
+    other = WorkTree(tmp_path / "other" / "git")
     other.git("pull", "--quiet", str(work.path), "main")
     with instance(work, signers, Verify.HEAD) as head, instance(other, signers, Verify.RANGE) as range_:
         unsigned = work.commit({"x": "unsigned"})
@@ -128,7 +128,9 @@ def test_verify_head_accepts_a_signed_commit_on_unsigned_ones_and_verify_range_d
         assert unsigned[:12] in refusal(range_)
 
 
-def test_commits_before_an_unsigned_commit_are_accepted(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_commits_before_an_unsigned_commit_are_accepted(
+    work: WorkTree, people: dict[str, Person], signers: Path
+) -> None:
     with instance(work, signers, Verify.RANGE) as parts:
         good = people["ada"].commit(work, {"x": "signed"})
         bad = work.commit({"x": "unsigned"})
@@ -139,7 +141,7 @@ def test_commits_before_an_unsigned_commit_are_accepted(work: Work, people: dict
 
 
 def test_an_unsigned_commit_is_never_accepted_on_the_way_to_a_signed_one(
-    work: Work, people: dict[str, Person], signers: Path
+    work: WorkTree, people: dict[str, Person], signers: Path
 ) -> None:
     """A guard holds the newest commit; the unsigned one before it changes nothing that a guard would hold."""
     with instance(work, signers, Verify.HEAD, limits=Limits()) as parts:
@@ -151,7 +153,9 @@ def test_an_unsigned_commit_is_never_accepted_on_the_way_to_a_signed_one(
         assert applied(parts) == before
 
 
-def test_settings_of_an_unsigned_commit_have_no_effect(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_settings_of_an_unsigned_commit_have_no_effect(
+    work: WorkTree, people: dict[str, Person], signers: Path
+) -> None:
     with instance(work, signers, Verify.HEAD) as parts:
         ledger = "provisioning: {ledger: 6a8ec2b2-4d14-4b2f-8a9c-4d3a3a3f0b11}"
         for field in ("stopped: everything is on fire", ledger):
@@ -164,14 +168,14 @@ def test_settings_of_an_unsigned_commit_have_no_effect(work: Work, people: dict[
         assert not parts.reconciler.status.condition("InstallsAllowed")
 
 
-def test_an_unsigned_commit_is_not_evaluated(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_an_unsigned_commit_is_not_evaluated(work: WorkTree, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.HEAD) as parts:
         work.commit({"fleet.yaml": "no: yaml: at all"})
         reconcile_once(parts, 1)
         assert "is not signed" in refusal(parts)
 
 
-def test_a_rewound_branch_is_verified_and_then_held(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_a_rewound_branch_is_verified_and_then_held(work: WorkTree, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.RANGE, limits=Limits()) as parts:
         accepted = people["ada"].commit(work, {"x": "1"})
         reconcile_once(parts, 1)
@@ -189,7 +193,7 @@ def test_a_rewound_branch_is_verified_and_then_held(work: Work, people: dict[str
 
 
 def test_a_merge_commit_of_the_forge_is_accepted_and_a_squash_is_not(
-    work: Work, people: dict[str, Person], signers: Path
+    work: WorkTree, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, Verify.RANGE, forge=people["forge"]) as parts:
         work.git("switch", "--quiet", "--create", "side")
@@ -205,12 +209,12 @@ def test_a_merge_commit_of_the_forge_is_accepted_and_a_squash_is_not(
         assert "signed by the forge GitHub, whose key is trusted only for merge commits" in refusal(parts)
 
 
-def test_a_commit_counts_as_soon_as_its_key_is_listed(work: Work, people: dict[str, Person], signers: Path) -> None:
+def test_a_commit_counts_as_soon_as_its_key_is_listed(work: WorkTree, people: dict[str, Person], signers: Path) -> None:
     with instance(work, signers, Verify.RANGE) as parts:
         commit = people["eve"].commit(work, {"x": "1"})
         reconcile_once(parts, 1)
         assert applied(parts) != commit
-        allowed(signers, [f"{name}@example.net {people[name].key}" for name in ("ada", "eve")])
+        write_lines(signers, [f"{name}@example.net {people[name].key}" for name in ("ada", "eve")])
         reconcile_once(parts, 2)
         assert applied(parts) == commit
         signers.unlink()  # no keys are known now: the accepted commit stays, and the next is not accepted
@@ -220,7 +224,7 @@ def test_a_commit_counts_as_soon_as_its_key_is_listed(work: Work, people: dict[s
         assert not parts.reconciler.status.condition("SourceReady")
 
 
-def test_keys_are_read_when_an_instance_starts(work: Work, tmp_path: Path) -> None:
+def test_keys_are_read_when_an_instance_starts(work: WorkTree, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="signers"), instance(work, tmp_path / "signers", Verify.HEAD):
         pass
 
@@ -233,7 +237,7 @@ def acknowledged(parts: Parts) -> list[dict[str, Any]]:
     return found
 
 
-def hold(parts: Parts, work: Work, person: Person) -> str:
+def hold(parts: Parts, work: WorkTree, person: Person) -> str:
     """Push what installs servers again; the lines that would acknowledge it."""
     person.commit(work, documents("flatcar-2"))
     reconcile_once(parts, 1)
@@ -243,7 +247,7 @@ def hold(parts: Parts, work: Work, person: Person) -> str:
 
 
 def test_t9_a_copied_acknowledgement_counts_for_no_reinstallation_if_it_must_be_signed(
-    work: Work, people: dict[str, Person], signers: Path
+    work: WorkTree, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, None, ReinstallsNeed.SIGNED, Limits(), people["forge"]) as parts:
         before = applied(parts)
@@ -267,7 +271,7 @@ def test_t9_a_copied_acknowledgement_counts_for_no_reinstallation_if_it_must_be_
 
 
 def test_t9_a_merge_of_the_forge_acknowledges_nothing_with_the_text_of_a_pull_request(
-    work: Work, people: dict[str, Person], signers: Path
+    work: WorkTree, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, Verify.RANGE, ReinstallsNeed.SIGNED, Limits(), people["forge"]) as parts:
         before = applied(parts)
@@ -282,7 +286,7 @@ def test_t9_a_merge_of_the_forge_acknowledges_nothing_with_the_text_of_a_pull_re
 
 
 def test_t9_only_an_approval_counts_if_approvals_are_required(
-    work: Work, people: dict[str, Person], signers: Path
+    work: WorkTree, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, None, ReinstallsNeed.APPROVE, Limits()) as parts:
         before = applied(parts)
@@ -302,7 +306,7 @@ def test_t9_only_an_approval_counts_if_approvals_are_required(
 
 
 def test_t9_without_a_requirement_an_acknowledgement_counts_and_its_author_is_named(
-    work: Work, people: dict[str, Person], signers: Path
+    work: WorkTree, people: dict[str, Person], signers: Path
 ) -> None:
     with instance(work, signers, None, None, Limits()) as parts:
         lines = hold(parts, work, people["eve"])

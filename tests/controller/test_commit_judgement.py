@@ -16,9 +16,9 @@ from gitboot.problems import Code, Problem
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import ForgeReport, Held, Status
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import at, configured
+from tests.helpers.fleets import at, write_configuration
 from tests.helpers.forges import TOKEN, ForgeHost, forge_host
-from tests.helpers.instance_with_bmcs import Rack, until_condition
+from tests.helpers.instance_with_bmcs import Rack, wait_for_condition
 from tests.helpers.running_instance import eventually
 
 NOON = at("20T12:00")
@@ -180,10 +180,10 @@ def test_the_end_does_not_wait_for_an_unreachable_forge(token: Path) -> None:
 def test_a_merge_has_the_judgement_of_the_instance_as_its_status(host: ForgeHost, token: Path, rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     first = rack.push()
-    link = configured(forge_link="https://boards.test")
+    link = write_configuration(forge_link="https://boards.test")
     options = ("--forge", host.project, token, *link)
     with rack.running(*options, records="adopt") as instance:
-        until_condition(instance, "CommitStatusReported", status=True, reason="Reported")
+        wait_for_condition(instance, "CommitStatusReported", status=True, reason="Reported")
         eventually(lambda: host.statuses)
         web.provision = 2
         held = rack.push("Reinstall web01")
@@ -277,7 +277,7 @@ def test_a_forge_that_rejects_reports_is_a_condition_and_delays_nothing(
     rack.add("web01")
     rack.push()
     with rack.running("--forge", host.project, token, records="adopt") as instance:
-        found = until_condition(instance, "CommitStatusReported", status=False, reason="ForgeRefused")
+        found = wait_for_condition(instance, "CommitStatusReported", status=False, reason="ForgeRefused")
         assert "401" in found["message"] and "wrong" not in found["message"]
         commit = rack.push("Again")
         eventually(lambda: instance.status()["applied"]["commit"] == commit)

@@ -37,12 +37,12 @@ from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Endpoints, SignedListState, Status, TargetStatus, ThreadFailure
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
+from tests.helpers.fleets import SEED, at, fleet, make_uuid, policy, server, snapshot
 from tests.helpers.instance_in_process import Commits
 
 NOON = at("20T12:00")
-WEB01 = SystemUuid(uuid_of("web01"))
-MINE = uuid_of("this ledger")
+WEB01 = SystemUuid(make_uuid("web01"))
+MINE = make_uuid("this ledger")
 
 
 def commit_of(*documents: str) -> Commit:
@@ -57,7 +57,7 @@ COMMIT = commit_of(*SEED)
 INSTALLS = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
 WANTING = commit_of(*INSTALLS)
 ANOTHERS = commit_of(
-    fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {uuid_of('another ledger')}}}"), *SEED[1:]
+    fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {make_uuid('another ledger')}}}"), *SEED[1:]
 )
 
 

@@ -23,7 +23,7 @@ from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.provisioning_record import StopScope
 from gitboot.resolve.server_decision import WithheldBoot
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
+from tests.helpers.fleets import at, document, fleet, image, maintenance, make_uuid, policy, profile, server, snapshot
 from tests.helpers.instance_in_process import Commits
 
 NOON = at("20T12:00")
@@ -226,7 +226,7 @@ def test_servers_without_a_verified_record_are_counted_until_they_have_one() -> 
     plans, _ = replan(plans, commit, make_knowledge(commit), ("web02",), NOON)
     assert plans.unknown == {"web01", "web03"}
     assert make_knowledge(commit).stored_record(commit.decisions.servers["web02"].uuid) is not None
-    assert uuid_of("web02") in commit.machines
+    assert make_uuid("web02") in commit.machines
 
 
 # Due times: an agenda compared with a plain dictionary

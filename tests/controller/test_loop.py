@@ -23,7 +23,7 @@ from gitboot.publish.manifest import STATUS
 from gitboot.status.conditions import Event
 from gitboot.status.work_progress import Stage
 from tests.helpers.fleets import SEED, maintenance
-from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.instance_in_process import Parts, run_in_process
 from tests.helpers.running_instance import Repository, eventually, git, locked_ledger
 
 
@@ -87,7 +87,7 @@ def conditions(parts: Parts) -> dict[str, bool]:
 def test_a_ledger_that_cannot_be_written_does_not_end_the_instance(tmp_path: Path, repository: Repository) -> None:
     good = git(repository.work, "rev-parse", "HEAD")
     events: list[Event] = []
-    with in_process(tmp_path, repository.bare) as parts:
+    with run_in_process(tmp_path, repository.bare) as parts:
         loop(parts, events.append).run_once()
         next_commit = repository.push({"fleet.yaml": "---\n".join((*SEED, maintenance("repair")))})
         with locked_ledger(tmp_path / "state", parts.ledger):
@@ -102,7 +102,7 @@ def test_a_ledger_that_cannot_be_written_does_not_end_the_instance(tmp_path: Pat
 
 
 def test_an_unreadable_fetch_log_is_a_condition_and_is_reported_once(tmp_path: Path, repository: Repository) -> None:
-    with in_process(tmp_path, repository.bare) as parts:
+    with run_in_process(tmp_path, repository.bare) as parts:
         running = loop(parts)
         running.run_once()
         assert "FetchLogReadable" not in conditions(parts)
@@ -144,7 +144,7 @@ def test_garbage_collection_runs_again_after_a_pause_ends_in_any_way() -> None:
 
 
 def test_each_stage_of_a_reconcile_is_measured_and_shown_in_the_status(tmp_path: Path, repository: Repository) -> None:
-    with in_process(tmp_path, repository.bare) as parts:
+    with run_in_process(tmp_path, repository.bare) as parts:
         running = loop(parts)
         running.run_once()
         running.run_once()
@@ -162,7 +162,7 @@ def test_each_stage_of_a_reconcile_is_measured_and_shown_in_the_status(tmp_path:
 
 def test_an_unreachable_source_is_a_condition_and_is_reported_once(tmp_path: Path, repository: Repository) -> None:
     events: list[Event] = []
-    with in_process(tmp_path, repository.bare) as parts:
+    with run_in_process(tmp_path, repository.bare) as parts:
         running = loop(parts, events.append)
         running.run_once()
         away = repository.bare.rename(tmp_path / "away")
@@ -181,7 +181,7 @@ def test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends(
 ) -> None:
     first = git(repository.work, "rev-parse", "HEAD")
     wake_signal, is_free = HeardBell(), threading.Event()
-    with in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, looping(parts, wake_signal):
+    with run_in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, looping(parts, wake_signal):
         until_applied(parts, first, wake_signal)
         assert conditions(parts)["SourceReady"] is True
         fetch = parts.source.fetch
@@ -215,7 +215,7 @@ def test_a_commit_takes_one_reconcile_and_none_waits_while_it_is_evaluated(
     first = git(repository.work, "rev-parse", "HEAD")
     wake_signal = HeardBell()
     with (
-        in_process(tmp_path, repository.bare, apart=True, wake=wake_signal.wake) as parts,
+        run_in_process(tmp_path, repository.bare, apart=True, wake=wake_signal.wake) as parts,
         looping(parts, wake_signal) as running,
     ):
         until_applied(parts, first, wake_signal)
@@ -234,7 +234,7 @@ def test_a_commit_takes_one_reconcile_and_none_waits_while_it_is_evaluated(
 def test_a_commit_that_is_still_being_evaluated_is_shown_as_pending(tmp_path: Path, repository: Repository) -> None:
     first = git(repository.work, "rev-parse", "HEAD")
     wake_signal = HeardBell()
-    with in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, wake_signal):
+    with run_in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, wake_signal):
         until_applied(parts, first, wake_signal)
         before = reconciles(parts)
         repository.push({"README.md": "one"})
@@ -247,7 +247,7 @@ def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
     monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 0.01)
     first = git(repository.work, "rev-parse", "HEAD")
     wake_signal = HeardBell()
-    with in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, looping(parts, wake_signal):
+    with run_in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, looping(parts, wake_signal):
         until_applied(parts, first, wake_signal)
         before = reconciles(parts)
         eventually(lambda: reconciles(parts) > before + 3)

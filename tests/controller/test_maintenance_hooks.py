@@ -29,8 +29,8 @@ from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.artifacts.test_availability import ABSENT, Told
 from tests.controller.bmcs.test_desired_state_power import NAMES, Hall
-from tests.helpers.cases import examples, for_each
-from tests.helpers.fleets import at, decided, fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.cases import count_examples, for_each
+from tests.helpers.fleets import at, decided, fleet, image, maintenance, make_uuid, policy, profile, server
 from tests.helpers.http_peers import HookSystem, approve, hook_system, write_private
 from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
 from tests.helpers.running_instance import eventually
@@ -55,7 +55,7 @@ def asker(*hosts: str, now: datetime = NOON) -> HookClient:
 
 def question(url: str, kind: HookKind = HookKind.DRAIN, digest: str = DIGEST) -> Question:
     name = "web01" if kind is HookKind.DRAIN else None
-    uuid = SystemUuid(uuid_of("web01")) if name is not None else None
+    uuid = SystemUuid(make_uuid("web01")) if name is not None else None
     return Question(kind, url, "check", 1, digest, name, uuid, END)
 
 
@@ -82,7 +82,7 @@ def test_a_drain_is_requested_until_it_answers_200(system: HookSystem) -> None:
         "digest": DIGEST,
         "windowEnd": "2026-11-20T18:00:00Z",
         "server": "web01",
-        "uuid": uuid_of("web01"),
+        "uuid": make_uuid("web01"),
     }
 
 
@@ -342,7 +342,7 @@ def test_a_drain_that_ends_after_the_window_changes_nothing(
     hall.wait(6 * 3600)
     assert hall.resets_after(3600, step=600) == [0, 0, 0]
     assert hall.causes() == [Cause.NEVER] * 3
-    record = hall.bench.knowledge.stored_record(SystemUuid(uuid_of("web01")))
+    record = hall.bench.knowledge.stored_record(SystemUuid(make_uuid("web01")))
     assert record is not None
     assert record.clearances["check"].drained_at is None
 
@@ -712,7 +712,7 @@ def test_bmc_get_waits_for_the_same_machines_as_the_instance(tmp_path: Path, sta
     assert hall.cause("web01") is Cause.FILE_MISSING
     subjects = list_subjects(bench.commit, bench.knowledge, NO_KEYS, bench.now)
     assert {each.uuid: each.power for each in subjects} == bench.schedule.power
-    assert SystemUuid(uuid_of("web01")) in bench.schedule.power
+    assert SystemUuid(make_uuid("web01")) in bench.schedule.power
 
 
 def test_if_a_bmc_shows_no_progress_a_machine_without_its_files_does_not_stop_the_maintenance(
@@ -733,7 +733,7 @@ _CHANGES = st.sampled_from(
 )
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=count_examples(30), deadline=None)
 @given(st.integers(1, 2), st.lists(st.tuples(_CHANGES, st.sampled_from(NAMES)), min_size=5, max_size=20))
 def test_never_are_more_servers_out_of_service_than_the_maintenance_allows(
     most: int, changes: list[tuple[str, str]]

@@ -39,9 +39,9 @@ from gitboot.ledger.store import Store
 from gitboot.status.conditions import Event
 from tests.helpers import endpoints
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import SEED, at, configured, fleet, server
+from tests.helpers.fleets import SEED, at, fleet, server, write_configuration
 from tests.helpers.http_peers import Hook, StrangeClient, hook, notify_file, strange_server, write_private
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.running_instance import Repository, eventually, running
 
 NOON = at("20T12:00")
@@ -85,7 +85,7 @@ def event(type: str = "Held", message: str = "m", *, warning: bool = True, **fac
 
 
 def messages(taken: Hook) -> list[list[str]]:
-    return [[each["message"] for each in notice["events"]] for notice in taken.got]
+    return [[each["message"] for each in notice["events"]] for notice in taken.received]
 
 
 def test_each_receiver_gets_the_events_that_it_wants(book: Book) -> None:
@@ -93,7 +93,7 @@ def test_each_receiver_gets_the_events_that_it_wants(book: Book) -> None:
     sites = "sites: [{name: fra1, select: {servers: [web01]}, baseURL: 'http://fra1.test'}]"
     documents = (fleet(f"baseURL: 'http://boot.test', {sites}"), *SEED[1:], server("web02", "role: web"))
     (book.folder / "git" / "fleet.yaml").write_text("---\n".join(documents))
-    assert typed("render", book.folder / "git", "--out", book.folder / "output").code == 0
+    assert run_command("render", book.folder / "git", "--out", book.folder / "output").code == 0
     with hook() as every, hook() as warned, hook() as fra1:
         notify_file(
             book.folder,
@@ -109,7 +109,7 @@ def test_each_receiver_gets_the_events_that_it_wants(book: Book) -> None:
         assert messages(every) == [["quiet"], ["loud"], ["here"], ["there"]]
         assert messages(warned) == [["loud"], ["here"], ["there"]]
         assert messages(fra1) == [["here"]]
-        assert fra1.got[0]["events"][0]["site"] == "fra1"
+        assert fra1.received[0]["events"][0]["site"] == "fra1"
 
 
 def test_repeated_events_are_sent_as_one_message(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,14 +121,14 @@ def test_repeated_events_are_sent_as_one_message(book: Book, monkeypatch: pytest
         with book.told() as notices:
             book.note(event(message="first"))
             notices.check_events()
-            eventually(lambda: taken.got)
+            eventually(lambda: taken.received)
             book.note(*(event(message=f"again {number}") for number in range(40)), event("Other", "at once"))
             notices.check_events()
-            eventually(lambda: len(taken.got) == 2)
+            eventually(lambda: len(taken.received) == 2)
             ahead_s[0] = 3601
             notices.check_events()
-            eventually(lambda: len(taken.got) == 3)
-        assert [(each["type"], each["number"], len(each["events"])) for each in taken.got] == [
+            eventually(lambda: len(taken.received) == 3)
+        assert [(each["type"], each["number"], len(each["events"])) for each in taken.received] == [
             *(("Held", 1, 1), ("Other", 1, 1), ("Held", 40, 20)),
         ]
 
@@ -144,7 +144,7 @@ def test_an_undelivered_message_is_sent_again_after_a_restart(book: Book) -> Non
                 "HostUnreachable",
                 "one: the webhook answered with HTTP status 500",
             )
-        assert (taken.got, taken.tried >= 1) == ([], True)
+        assert (taken.received, taken.attempts >= 1) == ([], True)
         taken.status = 204
         with book.told():
             pass
@@ -160,7 +160,7 @@ def test_events_that_wait_to_be_combined_survive_a_restart(book: Book) -> None:
         with book.told() as notices:
             book.note(event(message="told"))
             notices.check_events()
-            eventually(lambda: taken.got)
+            eventually(lambda: taken.received)
             book.note(event(message="folded"))
         assert messages(taken) == [["told"]]
         with book.told():
@@ -192,13 +192,21 @@ def test_a_receiver_that_hangs_delays_nothing_else(tmp_path: Path) -> None:
         file = notify_file(
             tmp_path, dead=f'webhook = "{dead.url}"\nlevel = "info"', alive=f'webhook = "{alive.url}"\nlevel = "info"'
         )
-        options = ("--poll", "3600", "--check-assets", "off", "--notify", str(file), *configured(max_small_group=9))
+        options = (
+            "--poll",
+            "3600",
+            "--check-assets",
+            "off",
+            "--notify",
+            str(file),
+            *write_configuration(max_small_group=9),
+        )
         with running(repository.bare, tmp_path, *options, records="fresh") as instance:
-            eventually(lambda: dead.tried)
+            eventually(lambda: dead.attempts)
             commit = repository.push({"two.yaml": server("web02", "role: web")})
             eventually(lambda: instance.status()["applied"]["commit"] == commit)
-            eventually(lambda: any(each["type"] == "Accepted" for each in alive.got))
-        assert dead.got == []
+            eventually(lambda: any(each["type"] == "Accepted" for each in alive.received))
+        assert dead.received == []
         assert "very-secret" not in json.dumps(instance.events)
 
 
@@ -227,10 +235,14 @@ def test_a_webhook_is_signed_and_has_the_whole_message(tmp_path: Path) -> None:
     with hook() as taken:
         build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
         build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)(NOTICE, NOON)
-    (got, again) = taken.got
-    assert endpoints.openapi_problems("NoticeItem", got) == []
-    assert got == again == NOTICE.facts()
-    assert (got["kind"], got["number"], got["events"][0]["servers"]) == ("Notice", 31, ["web01", "web02"])
+    (received, again) = taken.received
+    assert endpoints.find_openapi_problems("NoticeItem", received) == []
+    assert received == again == NOTICE.facts()
+    assert (received["kind"], received["number"], received["events"][0]["servers"]) == (
+        "Notice",
+        31,
+        ["web01", "web02"],
+    )
     assert taken.deliveries == ["abc-7-31"] * 2
 
 
@@ -248,10 +260,10 @@ def test_a_message_that_is_not_accepted_is_an_error_without_the_url(tmp_path: Pa
 
 class Mail:
     def __init__(self) -> None:
-        self.got: list[str] = []
+        self.received: list[str] = []
 
     async def handle_DATA(self, server: Any, session: Any, envelope: Envelope) -> str:  # noqa: N802
-        self.got.append((envelope.original_content or b"").decode())
+        self.received.append((envelope.original_content or b"").decode())
         return "250 Message accepted for delivery"
 
 
@@ -273,7 +285,7 @@ def test_apprise_sends_mail(tmp_path: Path, mail: tuple[Mail, int]) -> None:
     taken, port = mail
     url = f"mailto://127.0.0.1:{port}?from=gitboot@boot.test&to=ops@boot.test&mode=insecure"
     build_sender(receiver(tmp_path, f'apprise = "{url}"'), None)(NOTICE, NOON)
-    (text,) = taken.got
+    (text,) = taken.received
     assert "Subject: gitboot: Held: web01, web02 (31 times)" in text
     assert "To: ops@boot.test" in text and "maxReinstalls: 3 servers, more than 0" in text and "30 more" in text
 

@@ -14,13 +14,13 @@ from gitboot.resolve.provisioning_record import Record, last_provisioning_facts,
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, site, summarize_plan
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import uuid_of
+from tests.helpers.fleets import make_uuid
 from tests.helpers.redfish_double.profiles import SUPERMICRO_X10
 from tests.helpers.redfish_double.server import Drop
 
 __all__ = ["make_site", "site"]  # fixtures
 
-WEB01 = SystemUuid(uuid_of("web01"))
+WEB01 = SystemUuid(make_uuid("web01"))
 
 
 def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -> int:
@@ -128,7 +128,7 @@ def test_a_request_is_executed_completely_or_not_at_all(site: Site, monkeypatch:
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(instance_tables, "carry_out", refuse)
+        patched.setattr(instance_tables, "write_outcomes", refuse)
         assert summarize_plan(site.bench.reconcile()) == INSTALLED
         status, reason, message = site.bench.condition("LedgerWritable") or (True, "", "")
         assert (status, reason, "cannot write to the ledger: the disk is full. " in message) == (False, "Failed", True)
@@ -154,7 +154,7 @@ def test_a_restart_executes_waiting_requests_and_none_twice(site: Site) -> None:
 def test_either_all_records_of_a_request_are_set_or_none(site: Site) -> None:
     site.decide(bmc=False)
     good = {"uuid": WEB01, "server": "web01", **record_facts(Record(provision=1))}
-    bad = {"uuid": uuid_of("web02"), "server": "web02", **record_facts(Record(provision=1)), "provision": "1"}
+    bad = {"uuid": make_uuid("web02"), "server": "web02", **record_facts(Record(provision=1)), "provision": "1"}
     number = site.bench.request("records", items=[good, bad])
     assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert site.bench.outcome(number).startswith("refused: ")
@@ -208,15 +208,15 @@ def test_an_override_that_the_operator_reports_as_consumed_is_never_set_again(ma
 
 
 def test_an_identity_that_an_operator_has_seen_and_accepts_stays_accepted(site: Site) -> None:
-    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    site.machine.uuid, site.machine.serial = make_uuid("another"), "CZ29200XYZ"
     begin(site)
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=[WEB01, "X6DCP93"], reason="INC-1")
     assert outcome(site, number).startswith("refused: the BMC of web01 shows UUID")
     assert site.patches == 0
-    shown = [uuid_of("another"), "CZ29200XYZ"]
+    shown = [make_uuid("another"), "CZ29200XYZ"]
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")
     assert outcome(site, number) == (
-        f'web01: accepted the machine that its BMC shows, UUID {uuid_of("another")}, serial "CZ29200XYZ" (INC-1)'
+        f'web01: accepted the machine that its BMC shows, UUID {make_uuid("another")}, serial "CZ29200XYZ" (INC-1)'
     )
     assert site.shown == "Once Pxe"
     site.restart()
@@ -227,7 +227,7 @@ def test_an_identity_that_an_operator_has_seen_and_accepts_stays_accepted(site: 
 
 def test_the_operator_can_resolve_an_override_on_a_machine_that_is_gone(site: Site) -> None:
     begin(site)
-    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    site.machine.uuid, site.machine.serial = make_uuid("another"), "CZ29200XYZ"
     site.wait(60)
     site.bench.reconcile()
     number = resolve(site, consumed=True)
@@ -268,7 +268,7 @@ def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
         site.wait(site.due_in_s or 0)
     requests = len(site.machine.requests)
     site.wait(-1)
-    site.bench.request("retry", uuids=[uuid_of("web02")])
+    site.bench.request("retry", uuids=[make_uuid("web02")])
     site.bench.reconcile()
     assert len(site.machine.requests) == requests
     site.bench.request("retry", uuids=[WEB01])

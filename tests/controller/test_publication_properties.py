@@ -20,12 +20,12 @@ from gitboot.fetchlog.spool import IDENTITY
 from gitboot.fleet.revision import Snapshot
 from gitboot.publish.publisher import OutputDirectory
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, Edit, Tree, fleet_renamed, tree_of
-from tests.helpers.cases import examples
+from tests.helpers.cases import count_examples
 from tests.helpers.fleets import snapshot
-from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets, in_blocks
+from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets, format_blocks
 from tests.helpers.instance_in_process import Bench
 
-RUNS = settings(LAWS, max_examples=examples(15))
+RUNS = settings(LAWS, max_examples=count_examples(15))
 STEPS: Final = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between
 RETIRED: Final = "ops/.gitboot/retired/"
 SIGNED: Final = "boot/signed/"
@@ -108,7 +108,7 @@ def in_lines(text: str, *, has_page: bool) -> str:
     if has_page and document["kind"] == "Fleet" and isinstance(spec, dict):
         spec["outputs"] = [*{*spec.get("outputs", ["ipxe", "grub"]), "pages"}]
         spec["outputs"].sort()
-    return "".join(comments) + in_blocks(document)
+    return "".join(comments) + format_blocks(document)
 
 
 # An instance, and a fresh one

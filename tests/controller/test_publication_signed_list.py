@@ -38,18 +38,29 @@ from gitboot.publish.signed_list import VALID
 from gitboot.publish.tree_reader import find_suspects
 from gitboot.status.conditions import Condition
 from gitboot.status.work_progress import ReportProgress, iterate_with_progress
-from tests.helpers.fleets import SEED, at, configured, fleet, image, mac_of, maintenance, policy, profile, server
-from tests.helpers.forked_commands import captured
-from tests.helpers.instance_in_process import Here, Parts, in_process
-from tests.helpers.instance_with_bmcs import until_condition
+from tests.helpers.fleets import (
+    SEED,
+    at,
+    fleet,
+    image,
+    maintenance,
+    make_mac,
+    policy,
+    profile,
+    server,
+    write_configuration,
+)
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.instance_in_process import InProcessEvaluator, Parts, run_in_process
+from tests.helpers.instance_with_bmcs import wait_for_condition
 from tests.helpers.mirrors import nginx
 from tests.helpers.published_trees import verify_tree
 from tests.helpers.running_instance import Repository, eventually, git, running
-from tests.helpers.signed_lists import client, list_current_digests, make_keys, target
+from tests.helpers.signed_lists import list_current_digests, make_client, make_keys, target
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
-ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+ENTRY = f"v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
 
 
 @pytest.fixture
@@ -68,7 +79,7 @@ def keys(tmp_path: Path) -> Path:
 def reconciled(
     tmp_path: Path, repository: Repository, keys: Path | None
 ) -> Iterator[tuple[Parts, Callable[[datetime], Condition]]]:
-    with in_process(tmp_path, repository.bare, initial="fresh", list_keys=keys) as parts:
+    with run_in_process(tmp_path, repository.bare, initial="fresh", list_keys=keys) as parts:
 
         def reconcile(now: datetime) -> Condition:
             parts.source.fetch()
@@ -102,10 +113,10 @@ def test_an_expired_list_is_rejected_by_readers_and_the_next_instance_renews_it(
         reconcile(NOW - VALID - HOUR)
     root, signed = (keys / "1.root.json").read_bytes(), tmp_path / "output/boot/signed"
     with pytest.raises(ExpiredMetadataError):
-        client(signed, root, tmp_path / "cache").refresh()
+        make_client(signed, root, tmp_path / "cache").refresh()
     with reconciled(tmp_path, repository, keys) as (_, reconcile):
         assert reconcile(NOW).status
-    client(signed, root, tmp_path / "cache").refresh()
+    make_client(signed, root, tmp_path / "cache").refresh()
 
 
 def test_without_keys_the_list_is_unsigned_and_that_is_not_an_error(tmp_path: Path, repository: Repository) -> None:
@@ -128,7 +139,7 @@ def test_while_keys_are_missing_the_earlier_list_stays_and_a_condition_shows_it(
         assert parts.reconciler.status.applied == git(repository.work, "rev-parse", "HEAD")  # published all the same
         (tmp_path / "away").rename(keys)
         assert reconcile(NOW + 2 * HOUR).status
-    reader = client(tmp_path / "output/boot/signed", (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    reader = make_client(tmp_path / "output/boot/signed", (keys / "1.root.json").read_bytes(), tmp_path / "cache")
     assert target(reader, "servers/web02.json") is not None
     told = [event for event in parts.events if event.type == "SignedListNotCurrent"]
     assert len(told) == 1
@@ -142,7 +153,7 @@ def test_after_a_replacement_of_the_publication_key_the_running_instance_signs_w
         reconcile(NOW)
         replace_list_keys(keys, None, None, NOW)
         assert reconcile(NOW + HOUR).reason == "Signed"
-    reader = client(tmp_path / "output/boot/signed", root, tmp_path / "cache")
+    reader = make_client(tmp_path / "output/boot/signed", root, tmp_path / "cache")
     assert target(reader, "servers/web01.json") is not None
     assert json.loads((tmp_path / "cache/root.json").read_bytes())["signed"]["version"] == 2
 
@@ -159,7 +170,7 @@ def test_the_end_of_a_window_changes_the_list_at_once(tmp_path: Path, repository
     )
     with reconciled(tmp_path, repository, keys) as (_, reconcile):
         reconcile(NOW + timedelta(minutes=1))
-    reader = client(tmp_path / "output/boot/signed", (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    reader = make_client(tmp_path / "output/boot/signed", (keys / "1.root.json").read_bytes(), tmp_path / "cache")
     listing = target(reader, "servers/web01.json")
     assert listing is not None
     inside, after = (list_current_digests(listing, NOW + delta)[ENTRY] for delta in (timedelta(minutes=59), HOUR))
@@ -179,7 +190,7 @@ def iso(at: datetime) -> str:
 
 def verified(url: str, *arguments: object) -> tuple[int, dict[str, str]]:
     """The exit code of `verify-mirror`, and the faults that it finds, by path."""
-    done = captured("verify-mirror", url, *arguments, "-o", "json")
+    done = run_forked("verify-mirror", url, *arguments, "-o", "json")
     return done.returncode, {each["path"]: each["fault"] for each in json.loads(done.stdout)["items"]}
 
 
@@ -187,14 +198,14 @@ def test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_al
     tmp_path: Path, repository: Repository
 ) -> None:
     keys = tmp_path / "keys"
-    public = captured("secret", "keygen", keys, "--signed-list").stdout
+    public = run_forked("secret", "keygen", keys, "--signed-list").stdout
     assert public == (keys / "root.pub").read_text()
     boots = tmp_path / "boots.git"
     pygit2.init_repository(str(boots), bare=True).free()
-    options = (*configured(list_keys=str(keys)), "--target", f"git+file://{boots}#boot")
+    options = (*write_configuration(list_keys=str(keys)), "--target", f"git+file://{boots}#boot")
     with running(repository.bare, tmp_path, *options, records="fresh") as instance:
-        until_condition(instance, "SignedListCurrent", status=True, reason="Signed")
-        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        wait_for_condition(instance, "SignedListCurrent", status=True, reason="Signed")
+        wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
         assert instance.get("/signed/timestamp.json").status_code == 404  # the endpoint does not list machines
         eventually(lambda: git(boots, "for-each-ref", "refs/heads/boot"))  # the condition is true while it is pushed
         eventually(lambda: git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/signed/timestamp.json"))
@@ -205,7 +216,7 @@ def test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_al
     shutil.copytree(tmp_path / "output/boot", copy)
     (tmp_path / "nginx").mkdir()
     with nginx(copy, tmp_path / "output/ops/serve", tmp_path / "nginx") as mirror:
-        reader = client(f"{mirror.url}/signed", root, tmp_path / "cache")
+        reader = make_client(f"{mirror.url}/signed", root, tmp_path / "cache")
         listing = target(reader, "servers/web01.json")
         content = httpx.get(f"{mirror.url}/{ENTRY}").content
         assert listing is not None
@@ -245,7 +256,7 @@ def test_a_copy_without_its_publisher_reports_a_window_that_has_ended(
 OPEN, OVER = at("20T23:00"), at("21T04:00")
 WHILE, UNTIL = maintenance("repair", "20T22:00 21T04:00"), maintenance("repair", "20T22:00 21T08:00")
 NAMES = ("web01", "web02")
-ENTRIES = tuple(f"v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in NAMES)
+ENTRIES = tuple(f"v1/boot/{make_mac(name).replace(':', '-')}/boot.ipxe" for name in NAMES)
 
 
 def documents(*more: str) -> dict[str, str]:
@@ -267,7 +278,7 @@ def repair_repository(tmp_path: Path) -> Repository:
 
 def publish(folder: Path, repair_repository: Repository, now: datetime) -> None:
     """Let an instance publish the fleet, and end. Its cache and checkpoint are gone, as those of another version."""
-    with in_process(folder, repair_repository.bare, initial="fresh", clock=lambda: now) as parts:
+    with run_in_process(folder, repair_repository.bare, initial="fresh", clock=lambda: now) as parts:
         parts.source.fetch()
         parts.reconciler.reconcile(now, fetched=LastFetch(), wait=True)
         assert boots_maintenance(folder) == len(NAMES)
@@ -276,7 +287,7 @@ def publish(folder: Path, repair_repository: Repository, now: datetime) -> None:
 
 def publish_two_commits(folder: Path, repair_repository: Repository) -> None:
     """Let an instance publish two commits, and end. Its checkpoint has the first one."""
-    with in_process(folder, repair_repository.bare, initial="fresh", clock=lambda: OPEN) as parts:
+    with run_in_process(folder, repair_repository.bare, initial="fresh", clock=lambda: OPEN) as parts:
         for text in (None, "one"):
             if text is not None:
                 repair_repository.push({"README.md": text})
@@ -325,22 +336,22 @@ def of_type(parts: Parts, type: str) -> list[dict[str, object]]:
     return [dict(each.facts) for each in parts.events if each.type == type]
 
 
-def never_evaluate(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+def never_evaluate(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """It takes for ever."""
     return None
 
 
-def not_ended(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+def not_ended(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """It is ended again and again."""
     raise NotEvaluated([build_limit_problem("the evaluation did not end within 20 s")])
 
 
-def rejected(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+def rejected(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """A check that the version before did not have rejects it."""
     raise InvalidRepository([build_limit_problem("a new check")])
 
 
-def unreadable(self: Here, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+def unreadable(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     raise SourceError("the clone cannot be read")
 
 
@@ -350,12 +361,12 @@ def test_windows_end_on_time_with_any_result_of_the_evaluation(
     left: Path,
     repair_repository: Repository,
     monkeypatch: pytest.MonkeyPatch,
-    evaluate: Callable[[Here, Revision, Commit | None], EvaluationResult | None],
+    evaluate: Callable[[InProcessEvaluator, Revision, Commit | None], EvaluationResult | None],
     is_gone: bool,
 ) -> None:
-    monkeypatch.setattr(Here, "evaluate", evaluate)
+    monkeypatch.setattr(InProcessEvaluator, "evaluate", evaluate)
     before = tree_of(left)
-    with in_process(left, repair_repository.bare, clock=lambda: OPEN) as parts:
+    with run_in_process(left, repair_repository.bare, clock=lambda: OPEN) as parts:
         if is_gone:
             shutil.move(repair_repository.bare, left / "elsewhere")
             fetched = LastFetch(failed=True, reason="HostUnreachable", message="gone")
@@ -380,8 +391,8 @@ def test_the_first_publication_finds_the_tree_as_its_manifest_states(
 ) -> None:
     more = WHILE
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", never_evaluate)
-        with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
+        patch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
+        with run_in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
             reconcile_until(parts, OVER, OVER + timedelta(seconds=2))
             assert boots_maintenance(left) == 0
             if now == OPEN:
@@ -403,8 +414,8 @@ def test_an_instance_that_resumes_a_checkpoint_publishes_servers_whose_windows_i
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     publish_two_commits(tmp_path, repair_repository)
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", never_evaluate)
-        with in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
+        patch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
+        with run_in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             assert parts.reconciler.state.publication.complete, "it goes on"
             reconcile_until(parts, OPEN, OVER)
             assert boots_maintenance(tmp_path) == 0
@@ -440,11 +451,11 @@ def test_a_window_that_ends_while_the_first_plans_are_made_is_ended_meanwhile(
 
     if is_prolonged:
         repair_repository.push(documents(UNTIL))
-    with in_process(left, repair_repository.bare, clock=lambda: now) as parts:
+    with run_in_process(left, repair_repository.bare, clock=lambda: now) as parts:
         parts.source.fetch()
         if has_waited:
             with monkeypatch.context() as patch:
-                patch.setattr(Here, "evaluate", never_evaluate)
+                patch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
                 for now in (OPEN, OPEN + timedelta(seconds=2)):
                     parts.reconciler.reconcile(now, fetched=LastFetch())
         monkeypatch.setattr(current_plans, "iterate_with_progress", planned_slowly)
@@ -465,9 +476,9 @@ def test_a_start_that_publishes_at_once_does_not_read_the_state_to_end_windows(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OutputDirectory, "end_windows", None)
-    with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
+    with run_in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
         with monkeypatch.context() as patch:
-            patch.setattr(Here, "evaluate", never_evaluate)
+            patch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
             parts.reconciler.reconcile(OVER)
         parts.reconciler.reconcile(OVER + timedelta(seconds=1))
         assert boots_maintenance(left) == 0
@@ -481,7 +492,7 @@ def test_windows_end_even_if_the_first_publication_fails(
         raise PublishError("no space left on device")
 
     monkeypatch.setattr(OutputDirectory, "publish", publish_nothing)
-    with in_process(left, repair_repository.bare, clock=lambda: OPEN) as parts:
+    with run_in_process(left, repair_repository.bare, clock=lambda: OPEN) as parts:
         reconcile_until(parts, OPEN, OVER)
         assert boots_maintenance(left) == 0
 
@@ -489,8 +500,8 @@ def test_windows_end_even_if_the_first_publication_fails(
 def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
     left: Path, repair_repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Here, "evaluate", never_evaluate)
-    with in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
+    monkeypatch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
+    with run_in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
         with monkeypatch.context() as patch:
             stage = Disk.stage
 
@@ -522,9 +533,9 @@ def test_servers_with_replaced_files_are_published_even_if_a_later_file_failed(
         place(self, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", never_evaluate)
+        patch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
         patch.setattr(Disk, "place", full)
-        with in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
+        with run_in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             reconcile_until(parts, OPEN, OVER)
             assert boots_maintenance(tmp_path) == 1
             assert parts.reconciler.state.publication.outdated_servers == set(NAMES)
@@ -568,7 +579,7 @@ def test_the_loop_ends_a_window_on_time_while_its_evaluator_is_stopped(
     repair_repository.push(documents(repair))
     publish(tmp_path, repair_repository, end - timedelta(hours=1))
     monkeypatch.setattr("gitboot.evaluator.client.Child", StoppedChild)
-    with in_process(tmp_path, repair_repository.bare, apart=True) as parts, looping(parts):
+    with run_in_process(tmp_path, repair_repository.bare, apart=True) as parts, looping(parts):
         eventually(lambda: boots_maintenance(tmp_path) == 0)
         assert parts.reconciler.status.applied is None, "its evaluator answers nothing"
         assert datetime.now(UTC) >= end

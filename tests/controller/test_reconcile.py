@@ -38,13 +38,13 @@ from gitboot.render.server_files import ServerState
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event, fill_state
 from gitboot.system_clock import read_uptime
-from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of
-from tests.helpers.instance_in_process import UNGUARDED, Here, Unsynced, note_fetch
+from tests.helpers.fleets import SEED, at, fleet, image, maintenance, make_mac, make_uuid, name_ledger, policy, server
+from tests.helpers.instance_in_process import UNGUARDED, InProcessEvaluator, Unsynced, record_fetch
 from tests.helpers.published_trees import verify_tree
 from tests.helpers.running_instance import Repository, git
 from tests.scenarios.test_run import images_in
 
-ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+ENTRY = f"v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
 BEFORE, OPEN, AFTER = at("20T21:00"), at("20T23:00"), at("21T04:00")
 REPAIR = maintenance("repair", "20T22:00 21T04:00")
 
@@ -123,7 +123,7 @@ class Instance:
         dependencies = Dependencies(
             store=self.ledger,
             source=self.source,
-            evaluation=Here(self.reader),
+            evaluation=InProcessEvaluator(self.reader),
             target=self.target,
             clock=lambda: self.now,
             tell=self.events.append,
@@ -249,7 +249,7 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
 def test_no_bmc_gets_a_request_before_the_boot_files_are_published(tmp_path: Path, repository: Repository) -> None:
     bmc = server("web01", "role: web", "provision: 1, bmc: {address: 'http://192.0.2.1', credentials: rack}")
     with Instance(tmp_path) as instance:
-        named = naming(instance.ledger.progress[0], SEED[0])
+        named = name_ledger(instance.ledger.progress[0], SEED[0])
         repository.push({"00.yaml": named, "01.yaml": bmc, "06.yaml": policy("web", often="Once")})
         instance.target.full = True
         instance.reconcile(BEFORE)
@@ -614,21 +614,21 @@ def test_an_output_for_the_whole_fleet_is_rendered_again_only_if_its_input_chang
     assert is_made(1, {"07.yaml": server("web02", "role: web")})  # its reservation
     assert not is_made(2, {"07.yaml": server("web02", "role: web, rack: a")})
     assert not is_made(3, {"02.yaml": image("flatcar-1", "kernelArguments: [quiet]")})
-    assert is_made(4, {"07.yaml": server("web02", "role: web").replace(mac_of("web02"), mac_of("other"))})
+    assert is_made(4, {"07.yaml": server("web02", "role: web").replace(make_mac("web02"), make_mac("other"))})
     assert is_made(5, {"00.yaml": fleet(dhcp.replace("boot.test", "other.test"))})
     assert not is_made(
         6, {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": policy("web", often="Once")}
     )
     plan = instance.servers["web01"].plan
     assert plan is not None and not is_made(7)
-    note_fetch(
+    record_fetch(
         instance.spool,
         Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE.replace(minute=7)),
     )
     assert is_made(8)  # the fetch log has deleted the fetches that were read
     assert read_tree_records(instance.output) == instance.reconciler.state.knowledge.records
     assert is_made(9, {"07.yaml": ""})
-    assert uuid_of("web02") not in read_tree_records(instance.output)
+    assert make_uuid("web02") not in read_tree_records(instance.output)
 
 
 @pytest.mark.parametrize(
@@ -681,7 +681,7 @@ def test_e31_fetches_stay_in_the_fetch_log_until_a_tree_that_includes_them_is_pu
     fetched = Observation(
         server="web01", path=ENTRY, digest=plan.digest, offer=plan.offer, client="10.0.0.7", at=BEFORE
     )
-    note_fetch(instance.spool, fetched)
+    record_fetch(instance.spool, fetched)
     instance.target.full = True
     for minute in (5, 6):
         instance.reconcile(BEFORE.replace(minute=minute))
@@ -714,7 +714,7 @@ def test_while_offers_cannot_be_stored_a_server_keeps_its_boot_until_its_window_
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(server_tables, "offer_evidence", refuse)
+        patched.setattr(server_tables, "write_offers", refuse)
         for now, answered in ((BEFORE, "flatcar-1"), (OPEN, "memtest-7"), (AFTER, "disk")):
             instance.reconcile(now)
             assert instance.boots(now) == instance.published == answered

@@ -24,20 +24,20 @@ from gitboot.publish.publisher import OutputDirectory
 from tests.fetchlog.test_access_logs import NGINX
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers import http_peers
-from tests.helpers.endpoints import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, planned
+from tests.helpers.endpoints import ALWAYS, BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, plan_fleet
 from tests.helpers.endpoints import site as new_site
-from tests.helpers.fleets import mac_of, uuid_of
-from tests.helpers.forked_commands import captured
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.fleets import make_mac, make_uuid
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.instance_with_bmcs import run_command
 
 STRANGER = "/v1/boot/52-54-00-99-99-99/boot.ipxe"
-OTHER = uuid_of("stranger")
+OTHER = make_uuid("stranger")
 _MACHINE = UnknownMachine(client="10.0.0.7", path="", first=BEFORE, last=BEFORE)
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with new_site(planned(*ALWAYS, REPAIR)) as made:
+    with new_site(plan_fleet(*ALWAYS, REPAIR)) as made:
         yield made
 
 
@@ -108,8 +108,8 @@ def test_a_document_for_an_unknown_machine_removes_it_from_the_list(site: Site) 
     asked.add(structs.replace(_MACHINE, macs=(parse_mac(MAC),)))
     asked.write_file()
     assert [each.macs for each in store_unknown(site)[0]] == [("52-54-00-99-99-99",)]
-    described = [each.replace(mac_of("web01"), "52:54:00:99:99:99") for each in ALWAYS]
-    site.publish(planned(*described, REPAIR), commit="c0ffe2")
+    described = [each.replace(make_mac("web01"), "52:54:00:99:99:99") for each in ALWAYS]
+    site.publish(plan_fleet(*described, REPAIR), commit="c0ffe2")
     assert store_unknown(site, "c0ffe2")[0] == ()
 
 
@@ -125,7 +125,7 @@ def test_the_log_of_a_mirror_shows_the_same_unknown_machines(site: Site, tmp_pat
     log = tmp_path / "access.log"
     line = {**NGINX, "path": STRANGER, "status": 404, "modified": "", "query": f"uuid={OTHER}&serial=4J8VM72"}
     log.write_text(json.dumps(line) + "\n" + json.dumps({**line, "path": "/favicon.ico"}) + "\n")
-    done = captured("read-access-logs", log, "--spool", site.spool, "-o", "json")
+    done = run_forked("read-access-logs", log, "--spool", site.spool, "-o", "json")
     assert json.loads(done.stdout) == {
         "apiVersion": "gitboot.dev/v1alpha1",
         "backwards": 0,
@@ -156,23 +156,23 @@ def test_the_api_and_the_metrics_show_unknown_machines(site: Site) -> None:
 
 def test_the_command_shows_and_deletes_unknown_machines(site: Site, tmp_path: Path) -> None:
     state = site.root.parent / "state"
-    assert typed("unknown-machines", "--state", state).code != 0, "no instance has run there"
+    assert run_command("unknown-machines", "--state", state).code != 0, "no instance has run there"
     request_paths(site, f"{STRANGER}?uuid={OTHER}&serial=4J8VM72")
     store_unknown(site)
     (state / "ledger.sqlite").touch()
-    shown = typed("unknown-machines", "--state", state)
+    shown = run_command("unknown-machines", "--state", state)
     assert "52:54:00:99:99:99" in shown.out and "SERVER" not in shown.out
     assert f" {BEFORE:%Y-%m-%d} " in shown.out and "    gitboot new server NAME --seen MAC" in shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
-    assert typed("unknown-machines", "--state", state, "-o", "json").json["items"][0]["times"] == 1
+    assert run_command("unknown-machines", "--state", state, "-o", "json").json["items"][0]["times"] == 1
     asked = UnknownMachineRecorder(site.spool)
     asked.add(build_from_inventory(SENT, "v1/inventory", "127.0.0.1", BEFORE))
     asked.write_file()
     told = store_unknown(site)[1]
-    shown = typed("unknown-machines", "--state", state)
+    shown = run_command("unknown-machines", "--state", state)
     assert "    Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs" in shown.out and "nvme0n1" not in "".join(told)
-    (item,) = typed("unknown-machines", "--state", state, "-o", "json").json["items"]
+    (item,) = run_command("unknown-machines", "--state", state, "-o", "json").json["items"]
     assert item["inventory"]["memoryMiB"] == 262144
-    assert "every machine" in typed("unknown-machines", "--state", state, "--forget").out
+    assert "every machine" in run_command("unknown-machines", "--state", state, "--forget").out
     assert load_unknown_machines(state).machines == UnknownMachines().machines
     assert ClientRules().unknown_recorder.requests == 0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.documentation import read
-from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.documentation import read_page
+from tests.helpers.fleets import make_mac, make_uuid
 from tests.helpers.http_peers import Authority
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
@@ -22,14 +22,14 @@ ADDRESSES = {"web01": "10.112.0.13", "web02": "10.112.0.14", "web03": "10.112.0.
 
 def _commands() -> str:
     """Return the shell blocks of the numbered steps, in the order of the page."""
-    return "".join(block.text for block in read(PAGE).fenced if block.language == "sh")
+    return "".join(block.text for block in read_page(PAGE).fenced if block.language == "sh")
 
 
 @pytest.fixture
 def machines(tmp_path: Path) -> dict[str, Machine]:
-    found = {name: Machine(name, uuid=uuid_of(name)) for name in ADDRESSES}
+    found = {name: Machine(name, uuid=make_uuid(name)) for name in ADDRESSES}
     for name, machine in found.items():
-        machine.nics = {"NIC.1": mac_of(name)}
+        machine.nics = {"NIC.1": make_mac(name)}
     return found
 
 

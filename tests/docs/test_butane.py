@@ -15,7 +15,7 @@ import yaml
 
 from tests.helpers.documentation import ROOT
 from tests.helpers.fleets import SEED, decision, image, profile
-from tests.helpers.git_repositories import ENVIRONMENT, Work
+from tests.helpers.git_repositories import ENVIRONMENT, WorkTree
 
 PAGE: Final = (ROOT / "docs" / "how-to" / "butane.md").read_text()
 BLOCKS: Final = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -121,7 +121,7 @@ def test_the_build_checks_out_one_commit_and_leaves_the_program_where_the_jobs_l
     """A repository of the same layout takes the place of the original, and a copy takes the place of the compiler."""
     (commit,) = re.findall(r"\b[0-9a-f]{40}\b", BUILD)
     assert "https://github.com/coreos/butane" in BUILD
-    work = Work(tmp_path / "butane")
+    work = WorkTree(tmp_path / "butane")
     old = work.commit({"internal/main.go": "#!/bin/sh\necho old\n"}, message="Begin")
     work.commit({"internal/main.go": "#!/bin/sh\necho new\n"}, message="Change")
     (tmp_path / "programs").mkdir()

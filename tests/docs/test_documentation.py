@@ -25,11 +25,11 @@ from gitboot.cli.options import Setting
 from gitboot.fleet.documents import parse_blob
 from gitboot.problems import Code, Problem
 from tests.helpers.cases import for_each
-from tests.helpers.documentation import ROOT, Block, commands, pages, read
-from tests.helpers.forked_commands import captured
-from tests.helpers.git_repositories import Work, program
+from tests.helpers.documentation import ROOT, Block, list_commands, list_pages, read_page
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.git_repositories import WorkTree, program
 
-PAGES: Final = {name: read(name) for name in pages()}
+PAGES: Final = {name: read_page(name) for name in list_pages()}
 # All pages but the list of names of earlier versions.
 CURRENT: Final = {name: page for name, page in PAGES.items() if name != "docs/reference/renames.md"}
 
@@ -101,7 +101,7 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
     ],
 )
 def test_a_command_that_gitboot_does_not_accept_is_found(line: str, said: str | None) -> None:
-    (arguments,) = filter(None, map(typed, commands(Block(page="x.md", line=1, language="sh", text=line))))
+    (arguments,) = filter(None, map(typed, list_commands(Block(page="x.md", line=1, language="sh", text=line))))
     found = complaint(arguments)
     assert found == said if found is None or said is None else said in found
 
@@ -111,7 +111,7 @@ def test_each_command_on_a_page_is_accepted_by_gitboot() -> None:
         (block, arguments)
         for page in PAGES.values()
         for block in page.shown
-        for words in commands(block)
+        for words in list_commands(block)
         if (arguments := typed(words)) is not None
     ]
     assert len(asked) > 90
@@ -124,7 +124,7 @@ def test_each_command_that_a_page_names_exists() -> None:
         for page in CURRENT.values()
         for block in page.inline
         if re.match("gitboot [a-z]", block.text)
-        for words in commands(block)
+        for words in list_commands(block)
         if words[0] == "gitboot"
     ]
     assert len(named) > 200
@@ -184,16 +184,16 @@ def options(command: click.Command, context: click.Context) -> Iterator[str]:
 def test_the_commands_to_try_in_the_readme_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They run as typed, beside the example, on a branch that changes something."""
     shutil.copytree(ROOT / "example-repo", tmp_path / "example-repo")
-    work = Work(tmp_path)
+    work = WorkTree(tmp_path)
     work.commit(message="Begin")
     work.git("switch", "--quiet", "--create", "my-branch")
     work.commit({"example-repo/README.md": "What our servers boot"})
     monkeypatch.chdir(tmp_path)
     (block,) = (each for each in PAGES["README.md"].fenced if "gitboot validate" in each.text)
-    asked = [words for line in commands(block) if (words := typed(line))]
+    asked = [words for line in list_commands(block) if (words := typed(line))]
     assert [words[0] for words in asked] == ["validate", "plan", "plan", "explain", "diff", "images", "render"]
     for words in asked:
-        done = captured(*(word.replace("/tmp/", f"{tmp_path}/") for word in words))
+        done = run_forked(*(word.replace("/tmp/", f"{tmp_path}/") for word in words))
         assert done.returncode == 0 and done.stdout + done.stderr, (words, done)
     assert (tmp_path / "tree" / "boot" / "boot.ipxe").is_file()
 
@@ -202,7 +202,7 @@ def test_the_page_about_audits_shows_the_output_of_images_for_the_example(monkey
     monkeypatch.chdir(ROOT)
     shown = next(each for each in PAGES["docs/how-to/trace-a-decision.md"].fenced if "gitboot images" in each.text)
     command, *lines = dedent(shown.text).strip().splitlines()
-    printed = captured(*shlex.split(command)[2:]).stdout
+    printed = run_forked(*shlex.split(command)[2:]).stdout
     assert [line for line in lines if line.rstrip("…") not in printed] == []
 
 
@@ -360,10 +360,10 @@ def _list_pages(navigation: list[Any]) -> Iterator[str]:
 
 def test_each_page_is_in_the_navigation_except_decisions_which_have_a_list() -> None:
     named = list(_list_pages(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
-    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"}
+    paths = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"}
     assert len(named) == len(set(named))
     assert all((ROOT / name).is_file() for name in named)
-    assert pages - set(named) == set()
+    assert paths - set(named) == set()
 
 
 @pytest.fixture
@@ -444,11 +444,11 @@ def test_the_page_of_commands_describes_each_option_of_each_command_once() -> No
     sections = _read_sections("docs/reference/commands.md")
     keys = set(re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs/reference/configuration.md").read_text(), re.MULTILINE))
     described = {title: re.findall(r"^- `(.+?)` \S", text, re.MULTILINE) for title, text in sections.items()}
-    missing, commands = [], 0
+    missing, count = [], 0
     for command, context in _list_commands(cli, click.Context(cli, info_name="gitboot")):
         if command is cli:
             continue
-        commands += 1
+        count += 1
         text = sections.pop(context.command_path)
         own = [name for line in described[context.command_path] for name in _WORD.findall(line)]
         shared = [title for title in SHARED if f"(#{title.lower()})" in text]
@@ -466,7 +466,7 @@ def test_the_page_of_commands_describes_each_option_of_each_command_once() -> No
             if names <= set(own) and names & listed:
                 missing.append(f"{context.command_path} {option.opts} twice")
     assert missing == []
-    assert commands > 60
+    assert count > 60
     assert sections.keys() == {*SHARED}
 
 

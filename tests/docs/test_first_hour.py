@@ -14,10 +14,10 @@ from typing import Final
 import pytest
 
 from tests.helpers import http_peers
-from tests.helpers.documentation import followed, script
+from tests.helpers.documentation import build_tutorial, run_tutorial
 from tests.helpers.endpoints import IPXE
-from tests.helpers.forked_commands import captured, for_shells
-from tests.helpers.git_repositories import ENVIRONMENT, Work, free_port
+from tests.helpers.forked_commands import build_shell_program, run_forked
+from tests.helpers.git_repositories import ENVIRONMENT, WorkTree, free_port
 from tests.helpers.running_instance import eventually
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "tutorials" / "first-hour.md"
@@ -33,7 +33,7 @@ def played(text: str, folder: Path) -> str:
     """Return the page with the output of its commands; an exit code other than 0 is on its own line."""
     program = folder / "bin" / "gitboot"
     program.parent.mkdir()
-    program.write_text(for_shells())
+    program.write_text(build_shell_program())
     program.chmod(0o755)
     (folder / "hour").mkdir()
     commands = [found[1] for block in _BLOCK.findall(text) for found in _TYPED.finditer(block)]
@@ -88,7 +88,7 @@ def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_pa
         (installer / name).write_text(name)
     (tmp_path / "srv").mkdir()
     url = f"127.0.0.1:{free_port()}"
-    text = script(
+    text = build_tutorial(
         tmp_path, installer, without={"Loaders", "DHCP and TFTP"}
     )  # they are for root, and boot in tests/boots
     text = text.replace("ADDRESS=192.0.2.1", "ADDRESS=127.0.0.1").replace("$ADDRESS:8080", url)
@@ -97,13 +97,13 @@ def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_pa
     def asked_by(agent: str) -> str:
         return http_peers.get(f"http://{url}/{ENTRY}", headers={"User-Agent": agent}).text
 
-    with followed(tmp_path, text, for_shells()):
+    with run_tutorial(tmp_path, text, build_shell_program()):
         for agent in LOOKS:
             assert "withheld the boot" in asked_by(agent) and "debian-12" not in asked_by(agent)
         assert "echo gitboot: web01 boots debian-12 (Network)" in asked_by(IPXE)
-        eventually(lambda: '"type": "Provisioned"' in captured("events", "-o", "json", *state).stdout)
+        eventually(lambda: '"type": "Provisioned"' in run_forked("events", "-o", "json", *state).stdout)
         reason = ("--reason", "the power went")
-        assert captured("records", "set", "web01", "pending", *state, *reason).returncode == 0
+        assert run_forked("records", "set", "web01", "pending", *state, *reason).returncode == 0
         eventually(lambda: "boots debian-12" in asked_by(IPXE))
 
 
@@ -113,11 +113,11 @@ def test_the_maintenance_of_the_example_is_removed_by_the_line_on_the_page(tmp_p
         for each in (ROOT / "docs" / "tutorials" / "first-server.md").read_text().split("`")
         if each.startswith("git rm")
     )
-    captured("init", tmp_path / "fleet")
-    work = Work(tmp_path / "fleet")
+    run_forked("init", tmp_path / "fleet")
+    work = WorkTree(tmp_path / "fleet")
     work.commit(message="Begin")
     work.git(*shlex.split(line)[1:])
-    done = captured("validate", tmp_path / "fleet")
+    done = run_forked("validate", tmp_path / "fleet")
     warning, *_, summary = (done.stdout + done.stderr).splitlines()
     assert done.returncode == 0 and "GB2029" in warning  # the image of `init` has no digests of its own
     assert summary == f"{tmp_path}/fleet: 1 server, 1 image, 1 warning in 1 file"

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.importers.boot_comparison import SCRIPT_PATHS
 from tests.helpers.artifact_servers import artifact_server
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 from tests.importers.test_fleet_files import (
     INITRD,
     INITRDS,
@@ -83,11 +83,11 @@ def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
     (imported, _), (asks, compare_output) = steps(PAGES[name])
     assert (imported[0], asks[0]) == ("import", "compare-old-system")
     imported[2] = str(tmp_path / "source")
-    done = typed(*imported)
+    done = run_command(*imported)
     assert done.code == 0 and "pending" not in done.err, done
     assert re.search(r"^fleet: 1 server, \d boots?; see fleet/import-report.md$", done.out + done.err, re.M), done
     assert "Run `gitboot validate fleet`" in MOVE.read_text()
-    done = typed("validate", "fleet")
+    done = run_command("validate", "fleet")
     assert done.code == 0 and re.search(r"^fleet: 1 server, \d images?, no errors$", done.out + done.err, re.M), done
     with artifact_server() as old:
         path, arguments = ASKED[name]
@@ -96,10 +96,10 @@ def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
         old.put(path, script.replace("URL", old.url).encode())
         old.put("/data", b'{"ignition": {"version": "3.3.0"}}')
         asks[asks.index("--old") + 1] = old.url
-        done = typed(*asks)
+        done = run_command(*asks)
         assert (done.code, done.out) == (0, f"{compare_output}\n"), done
         old.put(path, script.replace(" quiet", "").replace("vmlinuz", "vmlinux").replace("exit", "kernel /k").encode())
-        assert typed(*asks).code == 2
+        assert run_command(*asks).code == 2
         assert set(old.asked) <= {("GET", path), ("GET", "/data")}
     shutil.rmtree(tmp_path / "fleet")
 

@@ -29,14 +29,14 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition, fill_state
-from tests.helpers.fleets import at, give_credentials
-from tests.helpers.git_repositories import Work
-from tests.helpers.instance_in_process import Parts, in_process, note_fetch
-from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.fleets import at, store_credentials
+from tests.helpers.git_repositories import WorkTree
+from tests.helpers.instance_in_process import Parts, record_fetch, run_in_process
+from tests.helpers.instance_with_bmcs import CommandResult, run_command
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import ledger_in
+from tests.helpers.running_instance import create_ledger
 from tests.scenarios.test_run import images_in
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "change-hardware.md"
@@ -86,7 +86,7 @@ def sections() -> dict[str, Section]:
 SECTIONS = sections()
 
 
-def apply(work: Work, section: Section, here: Callable[[str], str] = str) -> None:
+def apply(work: WorkTree, section: Section, here: Callable[[str], str] = str) -> None:
     """Make the change of a section in the work tree; ``here`` replaces addresses of BMCs."""
     change = here(section.change)
     match section.language:
@@ -139,10 +139,10 @@ def first_lines(review: str) -> str:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
+def work(tmp_path: Path) -> WorkTree:
     """The page's fleet on main, and a topic branch."""
     shutil.copytree(FLEET, tmp_path / "fleet")
-    work = Work(tmp_path / "fleet")
+    work = WorkTree(tmp_path / "fleet")
     work.commit(message="Begin")
     work.git("switch", "--quiet", "--create", "topic")
     return work
@@ -162,13 +162,13 @@ def test_every_section_of_the_page_is_tested() -> None:
 
 @pytest.mark.parametrize("title", SECTIONS)
 def test_diff_prints_for_the_commit_what_the_page_shows(
-    title: str, work: Work, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    title: str, work: WorkTree, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     section = SECTIONS[title]
     apply(work, section)
     work.commit(message=title)
     monkeypatch.chdir(work.path)
-    done = typed("diff", "main..topic")
+    done = run_command("diff", "main..topic")
     assert done.code in (0, 4), done
     review = excerpt(done.out)
     if request.config.getoption("--write-hardware"):
@@ -201,17 +201,17 @@ class Hall:
         self.addresses: dict[str, str] = {}  # of BMCs: on the page, and here
         self.machines: list[Machine] = []
         self.machine = self.bmc("https://10.112.0.13")
-        give_credentials(folder / "credentials", password="root")
+        store_credentials(folder / "credentials", password="root")
         shutil.copytree(FLEET, folder / "work")
-        self.work = Work(folder / "work")
+        self.work = WorkTree(folder / "work")
         web01 = self.work.path / "servers" / "web01.yaml"
         web01.write_text(self.here(web01.read_text()))
-        named = f"  provisioning: {{ledger: {ledger_in(folder / 'state')}}}\n"
+        named = f"  provisioning: {{ledger: {create_ledger(folder / 'state')}}}\n"
         (self.work.path / "fleet.yaml").write_text((FLEET / "fleet.yaml").read_text() + named)
         self.work.commit(message="Begin")
         credentials, bare = folder / "credentials", self.work.bare(folder / "fleet.git")
         self.parts: Parts = opened.enter_context(
-            in_process(
+            run_in_process(
                 folder,
                 bare,
                 limits=Limits(),
@@ -246,7 +246,7 @@ class Hall:
         """Merge the commit of a section, with an acknowledgement from `diff` if a guard holds it."""
         apply(self.work, SECTIONS[title], self.here)
         self.work.commit(message=title)
-        held = typed("diff", "HEAD^..HEAD", self.work.path)
+        held = run_command("diff", "HEAD^..HEAD", self.work.path)
         if held.code == 4:
             lines = "\n".join(re.findall(r"Gitboot-Ack: \S+ \w+", held.out))
             self.work.git("commit", "--quiet", "--amend", f"--message={title}\n\n{lines}")
@@ -276,7 +276,7 @@ class Hall:
         assert plan is not None
         path = f"boot/v1/boot/{mac}/boot.ipxe"
         fetched = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=self.now)
-        note_fetch(self.parts.spool, fetched)
+        record_fetch(self.parts.spool, fetched)
         self.wait(self.now + timedelta(seconds=90))
         return image
 
@@ -351,7 +351,7 @@ def test_e12_a_server_with_a_new_board_and_its_old_disks_is_not_installed(hall: 
     hall.merge("Replace the motherboard and keep the disks")
     assert (hall.record(NEW), hall.entry(NEW_MAC), hall.override) == (None, "disk", "Disabled")
     assert "gitboot records set web01 provisioned" in hall.unknown
-    done = typed("records", "set", "web01", "provisioned", "--state", hall.folder / "state", "--reason", "looked")
+    done = run_command("records", "set", "web01", "provisioned", "--state", hall.folder / "state", "--reason", "looked")
     assert done.code == LEFT, done
     hall.reconcile()
     assert (hall.unknown, hall.entry(NEW_MAC), hall.machine.writes) == ("", "disk", [])
@@ -474,13 +474,13 @@ def test_a_new_bmc_with_another_uuid_that_the_document_does_not_name_is_another_
 # Leftovers
 
 
-def settled(hall: Hall, reason: str) -> Done:
+def settled(hall: Hall, reason: str) -> CommandResult:
     """The way out that status prints for web01's BMC, typed."""
     found = hall.condition("Bmc/web01")
     assert found is not None and (found.status, found.reason) == (False, reason), found
     assert found.remedy is not None
     words = shlex.split(fill_state(found.remedy, str(hall.folder / "state")), comments=True)
-    return typed(*words[1:])
+    return run_command(*words[1:])
 
 
 def test_an_override_on_a_machine_that_was_removed_with_its_bmc_can_be_forgotten(hall: Hall) -> None:
@@ -492,11 +492,13 @@ def test_an_override_on_a_machine_that_was_removed_with_its_bmc_can_be_forgotten
     hall.wait(hall.now + timedelta(minutes=10))
     asked = settled(hall, "Overdue")
     assert asked.code == LEFT, asked
-    done = typed("bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "scrapped")
+    done = run_command(
+        "bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "scrapped"
+    )
     assert done.code == LEFT, done
     hall.reconcile()
     assert hall.condition("Bmc/web01") is None
-    gone = typed("bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "again")
+    gone = run_command("bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "again")
     assert (gone.code, "no server 'web01'" in gone.err) == (64, True)
 
 
@@ -510,7 +512,7 @@ def test_a_board_that_was_removed_with_its_override_does_not_delay_the_new_board
     found = hall.condition("Bmc/web01")
     assert found is not None and found.reason == "AnotherMachine"
     assert hall.override == "Disabled"
-    done = typed("bmc", "resolve", "web01", word, "--state", hall.folder / "state", "--reason", "scrapped")
+    done = run_command("bmc", "resolve", "web01", word, "--state", hall.folder / "state", "--reason", "scrapped")
     assert done.code == LEFT, done
     hall.reconcile()
     assert (hall.override, hall.condition("Bmc/web01")) == ("Continuous Pxe", None)

@@ -9,8 +9,8 @@ from typing import Final
 
 import pytest
 
-from tests.helpers.documentation import code_block
-from tests.helpers.forked_commands import captured
+from tests.helpers.documentation import find_code_block
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.http_peers import Authority
 
 PAGE: Final = "docs/how-to/https-for-machines.md"
@@ -23,7 +23,7 @@ def type_block(block: str, folder: Path) -> None:
 
 def make_certificates(folder: Path) -> None:
     """Create ca.pem, machines.crt and machines.key as docs/how-to/https-for-machines.md describes it."""
-    type_block(code_block(PAGE, "openssl req "), folder)
+    type_block(find_code_block(PAGE, "openssl req "), folder)
 
 
 @pytest.fixture(scope="module")
@@ -34,29 +34,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_doctor_accepts_the_certificate_of_the_page(folder: Path) -> None:
-    command = code_block(PAGE, "gitboot doctor").replace(" --state STATE", "")  # there is no instance
+    command = find_code_block(PAGE, "gitboot doctor").replace(" --state STATE", "")  # there is no instance
     words = [
         str(folder / each) if each.endswith((".crt", ".key", ".pem")) else each
         for each in shlex.split(command.replace("\\\n", " "))
     ]
-    done = captured(*words[1:])
+    done = run_forked(*words[1:])
     assert "machines can use" in " ".join(done.stdout.split()), done.stdout
 
 
 def test_a_key_of_any_kind_is_accepted_after_the_suites_of_firmware_are_off(tmp_path: Path) -> None:
     issued = Authority(tmp_path).issue()  # with an EC key
     own = f"machines-tls = ['0.0.0.0:8443', '{issued.certificate}', '{issued.key}']\n"
-    for settings, expected in (("", "firmware cannot use"), (code_block(PAGE, "firmware-ciphers"), "machines can use")):
+    for settings, expected in (
+        ("", "firmware cannot use"),
+        (find_code_block(PAGE, "firmware-ciphers"), "machines can use"),
+    ):
         (tmp_path / "gitboot.toml").write_text(own + settings)
-        done = captured("doctor", "--config", tmp_path / "gitboot.toml")
+        done = run_forked("doctor", "--config", tmp_path / "gitboot.toml")
         assert expected in " ".join(done.stdout.split()), done.stdout
 
 
 def test_the_signatures_of_the_page_are_valid_for_their_files_alone(folder: Path) -> None:
     for name in ("vmlinuz", "initrd.img"):
         (folder / name).write_text(f"the content of {name}")
-    type_block(code_block(VERIFY_PAGE, "openssl req "), folder)
-    type_block(code_block(VERIFY_PAGE, "for file in "), folder)
+    type_block(find_code_block(VERIFY_PAGE, "openssl req "), folder)
+    type_block(find_code_block(VERIFY_PAGE, "for file in "), folder)
 
     def verifies(content: str, signature: str) -> bool:
         how = ("-binary", "-inform", "DER", "-CAfile", "ca.pem", "-purpose", "any")

@@ -25,7 +25,7 @@ from gitboot.status.conditions import ANY, BMC, CONDITIONS, Alert, Condition
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import BEFORE, COMMITTED, ENTRY, FULL_STATUS, get, monitored_endpoint
-from tests.helpers.git_repositories import free_port, listening, program
+from tests.helpers.git_repositories import free_port, program, run_daemon
 from tests.helpers.running_instance import eventually
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
@@ -385,7 +385,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             *(program("prometheus", "prometheus"), f"--config.file={folder}/prometheus.yml"),
             *(f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"),
         ]
-        with listening(command, port, os.environ):
+        with run_daemon(command, port, os.environ):
             eventually(lambda: _is_ready(f"http://{address}"))
             yield f"http://{address}"
 

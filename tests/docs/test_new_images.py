@@ -14,9 +14,9 @@ import yaml
 
 from gitboot.cli.main import cli
 from gitboot.image_sources.find_releases import list_vendor_sources
-from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.helpers.documentation import ROOT, read
-from tests.helpers.git_repositories import by_gpg, find_fingerprint, gpg_people
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, compute_digest
+from tests.helpers.documentation import ROOT, read_page
+from tests.helpers.git_repositories import find_fingerprint, gpg_people, sign_with_gpg
 
 TEXT: Final = (ROOT / "docs" / "how-to" / "new-image.md").read_text()
 HOST: Final = "https://images.example.net"
@@ -33,7 +33,7 @@ def serve_files(server: ArtifactServer, folder: str, *names: str) -> Iterator[by
     for name in names:
         content = f"{folder}/{name}".encode() * 1000
         server.put(f"{folder}/{name}", content)
-        listed += f"{digest_of(content)}  {name}\n"
+        listed += f"{compute_digest(content)}  {name}\n"
     yield listed.encode()
 
 
@@ -49,8 +49,8 @@ def test_the_source_on_the_page_works_with_the_commands_on_the_page(
     variant: str, fleet: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the host and the fingerprint differ. The page states what to remove if the vendor signs nothing."""
-    (block,) = (each for each in read("docs/how-to/new-image.md").fenced if "kind: ImageSource" in each.text)
-    layout = next(each.text for each in read("docs/how-to/new-image.md").fenced if "SHA256SUMS.asc" in each.text)
+    (block,) = (each for each in read_page("docs/how-to/new-image.md").fenced if "kind: ImageSource" in each.text)
+    layout = next(each.text for each in read_page("docs/how-to/new-image.md").fenced if "SHA256SUMS.asc" in each.text)
     files = re.findall(r"1\.5\.0/(\S+-amd64\S*)", layout)
     assert len(files) == 2
     with artifact_server() as server, gpg_people("vendor") as people:
@@ -58,7 +58,7 @@ def test_the_source_on_the_page_works_with_the_commands_on_the_page(
         for version in ("1.4.0", "1.5.0"):
             with serve_files(server, f"/metalos/{version}", *files) as listed:
                 (fleet.parent / "list").write_bytes(listed)
-                signature = by_gpg(people["vendor"], fleet.parent / "list", "--armor", "--detach-sign")
+                signature = sign_with_gpg(people["vendor"], fleet.parent / "list", "--armor", "--detach-sign")
                 server.put(f"/metalos/{version}/SHA256SUMS", listed)
                 server.put(f"/metalos/{version}/SHA256SUMS.asc", signature)
         server.put("/metalos/", b'<a href="1.4.0/">1.4.0/</a> <a href="1.5.0/">1.5.0/</a>', "text/html")

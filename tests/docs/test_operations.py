@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.helpers.fleets import configured, uuid_of
-from tests.helpers.instance_in_process import published_records
-from tests.helpers.instance_with_bmcs import BASE_URL, PASSWORD, Blade, Rack, boots, condition, until_condition
+from tests.helpers.fleets import make_uuid, write_configuration
+from tests.helpers.instance_in_process import read_published_records
+from tests.helpers.instance_with_bmcs import BASE_URL, PASSWORD, Blade, Rack, boots, condition, wait_for_condition
 from tests.helpers.redfish_double.server import Status
 from tests.helpers.running_instance import Instance, eventually, running
 
@@ -75,7 +75,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_with_an_acknowledgement(rack: 
         assert (boots(instance, web), web.times_set) == ("disk", 0)
         web.provision = 2
         commit = rack.push("Reinstall web01")
-        until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
+        wait_for_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
         assert (boots(instance, web), web.times_set) == ("disk", 0)
         digest = instance.status()["attempted"]["held"]["digest"]
         rack.said("approve", digest, "--guard", "maxReinstalls", *REASON)
@@ -118,9 +118,9 @@ def test_a_machine_that_was_installed_by_hand_is_not_installed(rack: Rack) -> No
 
 @pytest.mark.parametrize(("word", "times_set"), [("--not-set", 1), ("--consumed", 0)])
 def test_an_operator_is_asked_what_happened_to_an_override(rack: Rack, word: str, times_set: int) -> None:
-    web = rack.leave_in_doubt("web01")
+    web = rack.add_unverified("web01")
     with rack.running() as instance:
-        until_condition(instance, "Bmc/web01", status=False, reason="NeedsOperator")
+        wait_for_condition(instance, "Bmc/web01", status=False, reason="NeedsOperator")
         shown = rack.bmc_get()["web01"]
         assert (shown["next"], shown["why"].partition(":")[0]) == ("AskOperator", "NeedsOperator")
         rack.said("bmc", "resolve", "web01", word, *REASON)
@@ -143,11 +143,11 @@ def test_an_override_that_was_consumed_without_evidence_waits_for_an_operator(
         eventually(lambda: consumed(rack))
     rack.age("UPDATE records SET consumed_at = '2026-11-01T00:00:00Z'")
     with rack.running() as instance:
-        found = until_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
+        found = wait_for_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
         assert "web01" in found["message"]
         assert (web.times_set, boots(instance, web)) == (1, "disk")
         rack.said("records", "set", "web01", word, *REASON)
-        until_condition(
+        wait_for_condition(
             instance, "InstallsCompleted", status=True, reason="Completed"
         )  # before a fetch begins an installation
         eventually(lambda: boots(instance, web) == entry)
@@ -174,7 +174,7 @@ def test_no_override_is_set_on_a_new_bmc_before_the_old_one_is_cleared(rack: Rac
         until_confirmed(instance, web)
         web.bmc.fault(Status(status=503), times=1000)
         old = replace_bmc(rack, web)
-        until_condition(instance, "Bmc/web01", status=False, reason="Waiting")
+        wait_for_condition(instance, "Bmc/web01", status=False, reason="Waiting")
         assert (web.machine.requests, old.override) == ([], ONCE)
         old.bmc.heal()
         rack.said("bmc", "apply")
@@ -190,7 +190,7 @@ def test_an_operator_resolves_the_override_on_an_old_bmc_that_is_gone(rack: Rack
         until_confirmed(instance, web)
         web.bmc.__exit__(None, None, None)
         old = replace_bmc(rack, web)
-        until_condition(instance, "Bmc/web01", status=False, reason="Waiting")
+        wait_for_condition(instance, "Bmc/web01", status=False, reason="Waiting")
         assert web.machine.requests == []
         rack.said("bmc", "resolve", "web01", word, *REASON)
         eventually(lambda: condition(instance, "Bmc/web01") == {})
@@ -207,14 +207,14 @@ def test_a_new_motherboard_makes_its_server_unverified_until_an_operator_confirm
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="adopt") as instance:
-        web.uuid = web.machine.uuid = uuid_of("another board")
+        web.uuid = web.machine.uuid = make_uuid("another board")
         until_applied(instance, rack.push("Replace the motherboard of web01"))
-        found = until_condition(instance, "RecordsVerified", status=False, reason="UnverifiedServers")
+        found = wait_for_condition(instance, "RecordsVerified", status=False, reason="UnverifiedServers")
         assert "web01" in found["message"] and found["remedy"].startswith("gitboot records set web01 provisioned ")
         assert (record(rack, web), web.times_set, boots(instance, web)) == (None, 0, "disk")
         assert "new motherboard" in find_events(instance, "ServerUnknown")[0]
         rack.said("records", "set", "web01", word, *REASON)
-        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
+        wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
         eventually(lambda: (web.times_set, boots(instance, web)) == (times_set, entry))
 
 
@@ -260,16 +260,16 @@ def test_a_lost_ledger_leaves_the_output_tree_unchanged_until_it_is_begun(rack: 
     shutil.rmtree(rack.state)
     for _ in range(2):
         with rack.running() as instance:
-            until_condition(instance, "Published", status=False, reason="ForeignTree")
-            until_condition(instance, "RecordsVerified", status=False, reason="ForeignLedger")
+            wait_for_condition(instance, "Published", status=False, reason="ForeignTree")
+            wait_for_condition(instance, "RecordsVerified", status=False, reason="ForeignLedger")
             assert (boots(instance, web), tree(rack)) == ("disk", before)
-            refused = rack.typed("records", "set", "web01", "pending", *REASON)
+            refused = rack.run_command("records", "set", "web01", "pending", *REASON)
             assert (refused.code, "gitboot records begin" in refused.err) == (Exit.USAGE, True)
-            refused = rack.typed("records", "begin", "fresh", "--yes")
+            refused = rack.run_command("records", "begin", "fresh", "--yes")
             assert (refused.code, "fresh is only for a new ledger" in refused.err) == (Exit.USAGE, True)
     with rack.running(records=rack.output / "ops" / "records") as instance:
-        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
-        until_condition(instance, "Published", status=True, reason="Published")
+        wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
+        wait_for_condition(instance, "Published", status=True, reason="Published")
         assert record(rack, web) == (1, "Operator")
     assert (web.machine.writes, db.machine.writes) == ([], [])
 
@@ -278,34 +278,34 @@ def test_a_lost_ledger_may_begin_with_all_servers_adopted(rack: Rack) -> None:
     web, db = installed(rack)
     shutil.rmtree(rack.state)
     with rack.running(records="adopt") as instance:
-        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
+        wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
         assert [boots(instance, blade) for blade in (web, db)] == ["disk", "disk"]
-        assert published_records(rack.output).count(b"Adopted") == 2
+        assert read_published_records(rack.output).count(b"Adopted") == 2
     assert (web.machine.writes, db.machine.writes) == ([], [])
 
 
 def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    rack.once(*rack.spooling, records="fresh")
+    rack.once(*rack.spool_options, records="fresh")
     last_week = shutil.copytree(rack.output / "ops" / "records", rack.folder / "last-week")
     rack.said("records", "set", "web01", "provisioned", *REASON)
-    rack.once(*rack.spooling)
+    rack.once(*rack.spool_options)
     shutil.rmtree(rack.state)
-    assert rack.once(*rack.spooling).code == Exit.PARTIAL
-    refused = rack.typed("records", "begin", last_week, "--yes")
+    assert rack.once(*rack.spool_options).code == Exit.PARTIAL
+    refused = rack.run_command("records", "begin", last_week, "--yes")
     assert (refused.code, "so the instance is not active. Name the ledger of this instance" in refused.err) == (
         Exit.USAGE,
         True,
     )
     rack.push("Name the new one")
-    assert rack.once(*rack.spooling).code == Exit.HELD
-    assert rack.once(*rack.spooling, "--allow-takeover").code == Exit.PARTIAL
-    refused = rack.typed("records", "begin", last_week, "--yes")
+    assert rack.once(*rack.spool_options).code == Exit.HELD
+    assert rack.once(*rack.spool_options, "--allow-takeover").code == Exit.PARTIAL
+    refused = rack.run_command("records", "begin", last_week, "--yes")
     assert refused.code == Exit.USAGE
     assert "the published tree has newer records of 1 server: web01" in refused.err
     rack.said("records", "begin", rack.output / "ops" / "records")
-    assert rack.once(*rack.spooling).code == Exit.FINE
+    assert rack.once(*rack.spool_options).code == Exit.FINE
     assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before the beginning
 
 
@@ -313,19 +313,19 @@ def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirm
     web, _ = rack.add("web01", provision=1), rack.add("db01")
     rack.named = False
     rack.push()
-    assert rack.once(*rack.spooling).code == Exit.PARTIAL
-    asked = rack.typed("records", "begin", "fresh")  # there is no terminal
+    assert rack.once(*rack.spool_options).code == Exit.PARTIAL
+    asked = rack.run_command("records", "begin", "fresh")  # there is no terminal
     assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
     line = f"provisioning: {{ledger: {rack.ledger()}}}"
     assert f"add this to the spec of the Fleet: {line}\n" in asked.out
     assert "--yes" in asked.err
-    assert rack.once(*rack.spooling).code == Exit.PARTIAL
+    assert rack.once(*rack.spool_options).code == Exit.PARTIAL
     assert (record(rack, web), web.times_set) == (None, 0)
     assert "NewLedger: the ledger begins with" in rack.said("records", "begin", "fresh", "--yes")
     assert "is verified already" in rack.said("records", "begin", "adopt")  # one event
     rack.named = True
     rack.push()
-    rack.once(*rack.spooling)
+    rack.once(*rack.spool_options)
     assert (record(rack, web), web.times_set) == ((None, None), 1)
 
 
@@ -341,7 +341,7 @@ def test_a_ledger_from_an_older_backup_is_detected_and_sets_nothing(rack: Rack, 
         ):
             ledger.backup(copy)
         install(instance, web)
-        eventually(lambda: b"Fetched" in published_records(rack.output))
+        eventually(lambda: b"Fetched" in read_published_records(rack.output))
     for left in rack.state.glob("ledger.sqlite*"):
         left.unlink()
     shutil.copy(backup, rack.state / "ledger.sqlite")
@@ -349,10 +349,10 @@ def test_a_ledger_from_an_older_backup_is_detected_and_sets_nothing(rack: Rack, 
         (rack.state / "ledger.mark").unlink()
     kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
     with rack.running() as instance:
-        until_condition(instance, "RecordsVerified", status=False, reason="RestoredLedger")
+        wait_for_condition(instance, "RecordsVerified", status=False, reason="RestoredLedger")
         assert (boots(instance, web), web.times_set) == ("disk", 1)
     with rack.running(records=kept) as instance:
-        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
+        wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
         assert record(rack, web) == (1, "Fetched")
     assert web.times_set == 1
 
@@ -363,7 +363,7 @@ def test_an_older_ledger_begins_once_even_if_later_fetches_are_still_in_the_fetc
     web, other = rack.add("web01"), rack.add("web02")
     rack.push()
     ledger, spool, backup = rack.state / "ledger.sqlite", rack.state / "spool", rack.folder / "backup.sqlite"
-    with rack.running(*configured(max_reinstalls=1), records="fresh") as instance:
+    with rack.running(*write_configuration(max_reinstalls=1), records="fresh") as instance:
         with closing(sqlite3.connect(ledger)) as theirs, closing(sqlite3.connect(backup)) as copy:
             theirs.backup(copy)
         before = shutil.copytree(rack.output / "ops" / "records", rack.folder / "before")
@@ -372,7 +372,7 @@ def test_an_older_ledger_begins_once_even_if_later_fetches_are_still_in_the_fetc
         install(instance, web)
         given = {path.name: path.read_bytes() for path in spool.glob("*.jsonl")}
         assert any(given.values())
-        eventually(lambda: b"Fetched" in published_records(rack.output))
+        eventually(lambda: b"Fetched" in read_published_records(rack.output))
     for left in rack.state.glob("ledger.sqlite*"):
         left.unlink()
     shutil.copy(backup, ledger)
@@ -383,7 +383,7 @@ def test_an_older_ledger_begins_once_even_if_later_fetches_are_still_in_the_fetc
     if not is_told:
         shutil.rmtree(rack.output / "ops" / "records")
     with rack.running(records=known if is_told else before) as instance:
-        until_condition(
+        wait_for_condition(
             instance, "RecordsVerified", status=is_told, reason="Verified" if is_told else "UnverifiedServers"
         )
         eventually(lambda: not any(path.stat().st_size for path in spool.glob("*.jsonl") if path.name in given))
@@ -400,12 +400,12 @@ def test_a_damaged_ledger_is_set_aside_and_the_records_stay_unverified_until_it_
     kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
     with rack.running() as instance:
         assert (rack.state / "ledger.sqlite.damaged-1").exists()
-        until_condition(instance, "RecordsVerified", status=False, reason="DamagedLedger")
-        refused = rack.typed("records", "begin", "fresh", "--yes")
+        wait_for_condition(instance, "RecordsVerified", status=False, reason="DamagedLedger")
+        refused = rack.run_command("records", "begin", "fresh", "--yes")
         assert (refused.code, "fresh is only for a new ledger" in refused.err) == (Exit.USAGE, True)
         assert (boots(instance, web), web.times_set) == ("disk", 0)
     with rack.running(records=kept) as instance:
-        until_condition(instance, "RecordsVerified", status=True, reason="Verified")
+        wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
         assert record(rack, web) == (1, "Operator")
     assert web.machine.writes == []
 
@@ -417,8 +417,8 @@ def test_after_many_bmcs_failed_the_others_are_left_alone_until_the_cause_is_fix
     blades = [rack.add(f"web{number:02}", provision=1) for number in range(6)]
     rack.push()
     rack.give_password("wrong")
-    with rack.running(*configured(bmc_failures=3, bmc_parallel=1), records="fresh") as instance:
-        found = until_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
+    with rack.running(*write_configuration(bmc_failures=3, bmc_parallel=1), records="fresh") as instance:
+        found = wait_for_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
         assert "gitboot sets no boot override until a BMC responds" in found["message"]
         eventually(lambda: "the last 6 BMC tasks failed" in condition(instance, "BmcsReachable")["message"])
         asked = [len(blade.machine.requests) for blade in blades]
@@ -427,7 +427,7 @@ def test_after_many_bmcs_failed_the_others_are_left_alone_until_the_cause_is_fix
         rack.give_password(PASSWORD)
         rack.said("bmc", "apply")
         eventually(lambda: all(blade.override == ONCE for blade in blades))
-        until_condition(instance, "BmcsReachable", status=True, reason="Reachable")
+        wait_for_condition(instance, "BmcsReachable", status=True, reason="Reachable")
         assert [blade.times_set for blade in blades] == [1] * 6
 
 
@@ -443,7 +443,7 @@ def test_an_instance_that_the_fleet_does_not_name_serves_and_publishes_but_sets_
         until_applied(first, rack.push("Name the ledger that acts"))
         other, given = rack.folder / "other", ("--credentials", str(rack.credentials))
         with running(rack.repository.bare, other, *given, ready=False) as second:
-            found = until_condition(second, "LedgerNamed", status=False, reason="AnotherLedger")
+            found = wait_for_condition(second, "LedgerNamed", status=False, reason="AnotherLedger")
             assert identity in found["message"]
             assert [second.get(path).status_code for path in (web.entry, "/readyz")] == [503, 503]
             assert not list((other / "output").rglob("boot.ipxe"))

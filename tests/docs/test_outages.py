@@ -9,10 +9,19 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.cli.main import Exit
-from tests.helpers.documentation import code_block, commands, read
+from tests.helpers.documentation import find_code_block, list_commands, read_page
 from tests.helpers.fleets import policy
 from tests.helpers.git_repositories import ENVIRONMENT
-from tests.helpers.instance_with_bmcs import BASE_URL, POOL, Done, Rack, boots, condition, typed, until_condition
+from tests.helpers.instance_with_bmcs import (
+    BASE_URL,
+    POOL,
+    CommandResult,
+    Rack,
+    boots,
+    condition,
+    run_command,
+    wait_for_condition,
+)
 from tests.helpers.running_instance import Instance, eventually, git
 
 GIT_PAGE: Final = "docs/how-to/git-is-down.md"
@@ -31,7 +40,7 @@ def take_git_down(rack: Rack) -> Path:
 
 def run_in_shell(page: str, start: str, folder: Path, **places: Path) -> None:
     """Type a block of a page in a shell, with other places and without another user."""
-    text = code_block(page, start).removeprefix("$ ").removeprefix("# ").replace("runuser -u gitboot -- ", "")
+    text = find_code_block(page, start).removeprefix("$ ").removeprefix("# ").replace("runuser -u gitboot -- ", "")
     for word, place in places.items():
         text = text.replace(PLACES[word], str(place))
     subprocess.run(["sh", "-euc", text], cwd=folder, env={**os.environ, **ENVIRONMENT}, check=True)
@@ -50,10 +59,10 @@ def test_while_git_is_down_an_operator_stops_allows_records_and_approves(rack: R
         eventually(lambda: boots(instance, db) == "flatcar-1")
         web.provision = 1
         held = rack.push("Reinstall web01")
-        until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
+        wait_for_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
         take_git_down(rack)
-        assert rack.typed("reconcile").code == Exit.SOURCE
-        until_condition(instance, "SourceReady", status=False, reason="SourceError")
+        assert rack.run_command("reconcile").code == Exit.SOURCE
+        wait_for_condition(instance, "SourceReady", status=False, reason="SourceError")
         rack.said("stop-installs", *REASON)
         assert boots(instance, db) == "disk"
         rack.said("allow-installs")
@@ -64,7 +73,7 @@ def test_while_git_is_down_an_operator_stops_allows_records_and_approves(rack: R
         rack.said("approve", digest, "--all-guards", *REASON)
         until_applied(instance, held)
     with rack.running() as instance:
-        until_condition(instance, "SourceReady", status=False, reason="SourceError")
+        wait_for_condition(instance, "SourceReady", status=False, reason="SourceError")
         until_applied(instance, held)
         eventually(lambda: boots(instance, web) == "flatcar-1")
 
@@ -94,27 +103,27 @@ def test_an_urgent_change_comes_from_another_repository_until_git_is_back(rack: 
     away.rename(origin)
     rack.repository.bare = origin
     with rack.running() as instance:
-        held = until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
+        held = wait_for_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
         assert "allowRewind" in held["message"]
         assert instance.status()["applied"]["commit"] == urgent
         run_in_shell(GIT_PAGE, "$ git push origin", clone)
         rack.said("reconcile")
-        until_condition(instance, "CommitAccepted", status=True, reason="Valid")
+        wait_for_condition(instance, "CommitAccepted", status=True, reason="Valid")
         until_applied(instance, urgent)
 
 
 # A power cut
 
 
-def type_line(rack: Rack, start: str, server: str = "") -> Done:
+def type_line(rack: Rack, start: str, server: str = "") -> CommandResult:
     """Type the only gitboot command of the page about power cuts that begins so.
 
     The places are those of the rack, and the server replaces the selector.
     """
-    shown = (words for block in read(POWER_PAGE).shown for words in commands(block))
+    shown = (words for block in read_page(POWER_PAGE).shown for words in list_commands(block))
     (words,) = (words for words in shown if shlex.join(words).startswith(f"gitboot {start}"))
     places = {"STATE": rack.state, "DIR": rack.credentials, "rack=r12": server}
-    return typed(*(places.get(word, word) for word in words[1:] if word != "-l"))
+    return run_command(*(places.get(word, word) for word in words[1:] if word != "-l"))
 
 
 def test_after_a_power_cut_only_the_servers_that_a_person_chose_are_installed(rack: Rack) -> None:

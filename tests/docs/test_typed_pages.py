@@ -1,6 +1,6 @@
 """Tests type everything that the pages about loaders, DHCP and TLS tell a reader to type.
 
-A test types a block of code if it reads the block from the page with `code_block`. A call names a page and the
+A test types a block of code if it reads the block from the page with `find_code_block`. A call names a page and the
 beginning of a block, so this module finds the blocks without a call.
 """
 
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from gitboot.problems import Code
 from tests.docs.test_documentation import PAGES, problems
 from tests.helpers.cases import for_each
-from tests.helpers.documentation import ROOT, Block, code_block, inline_code, read
+from tests.helpers.documentation import ROOT, Block, find_code_block, read_page, require_inline_code
 
 TYPED: Final = (
     "docs/how-to/dhcp.md",
@@ -26,7 +26,7 @@ TYPED: Final = (
     "docs/how-to/verify-files-with-ipxe.md",
     "docs/reference/loaders.md",
 )
-READERS: Final = (code_block.__name__, inline_code.__name__)
+READERS: Final = (find_code_block.__name__, require_inline_code.__name__)
 
 # Blocks for programs that cannot run in a test. The page says so.
 NOT_TESTED: Final = (
@@ -130,7 +130,7 @@ def test_a_test_types_each_block_of_code() -> None:
     untyped = []
     for page in TYPED:
         blocks = tuple(each for each in PAGES[page].shown if each.language != "yaml")  # these have a check of their own
-        starts = {call.text for call in calls if call.reader == code_block.__name__ and call.page == page}
+        starts = {call.text for call in calls if call.reader == find_code_block.__name__ and call.page == page}
         starts |= {start for of, start in NOT_TESTED if of == page}
         assert blocks and starts
         untyped += find_untyped(blocks, starts)
@@ -141,7 +141,7 @@ def test_a_test_types_each_command_and_setting_in_a_sentence() -> None:
     calls = list_calls()
     untyped = []
     for page in TYPED:
-        known = {call.text for call in calls if call.reader == inline_code.__name__ and call.page == page}
+        known = {call.text for call in calls if call.reader == require_inline_code.__name__ and call.page == page}
         inline = {each.text for each in PAGES[page].inline if re.search(r"[ =:]", each.text)}
         untyped += sorted(f"{page}: {each}" for each in inline - known - NAMES)
     assert untyped == []
@@ -155,11 +155,11 @@ SECURE_BOOT: Final = "docs/how-to/secure-boot.md"
 @for_each(
     ("of", "setting"),
     [
-        ("Server spec", inline_code(SECURE_BOOT, "secureBoot: true")),
-        ("Server spec", inline_code(SECURE_BOOT, "loader: iPXE")),
-        ("Server spec", inline_code("docs/reference/loaders.md", "loader: GRUB")),
-        ("BootProfile spec", inline_code(SECURE_BOOT, "method: UefiHttp")),
-        ("BootProfile spec", inline_code(SECURE_BOOT, "httpBoot: uki")),
+        ("Server spec", require_inline_code(SECURE_BOOT, "secureBoot: true")),
+        ("Server spec", require_inline_code(SECURE_BOOT, "loader: iPXE")),
+        ("Server spec", require_inline_code("docs/reference/loaders.md", "loader: GRUB")),
+        ("BootProfile spec", require_inline_code(SECURE_BOOT, "method: UefiHttp")),
+        ("BootProfile spec", require_inline_code(SECURE_BOOT, "httpBoot: uki")),
     ],
 )
 def test_a_setting_in_a_sentence_is_accepted_in_its_document(of: str, setting: str) -> None:
@@ -175,9 +175,9 @@ def test_each_block_that_a_test_types_is_on_its_page_once() -> None:
     calls = {call for call in list_calls() if call.page in TYPED}
     assert len(calls) > 25
     for call in calls:
-        (code_block if call.reader == code_block.__name__ else inline_code)(call.page, call.text)
+        (find_code_block if call.reader == find_code_block.__name__ else require_inline_code)(call.page, call.text)
     for page, start in NOT_TESTED:
-        code_block(page, start)
+        find_code_block(page, start)
 
 
 def test_a_block_without_a_test_is_found(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_block_without_a_test_is_found(tmp_path: Path) -> None:
     page.write_text(
         "Type:\n\n    gitboot a\n\n1. Then:\n\n        gitboot b\n\n    More:\n\n    ```\n    gitboot c\n    ```\n"
     )
-    blocks = read(str(page)).shown
+    blocks = read_page(str(page)).shown
     assert len(blocks) == 3
     assert find_untyped(blocks, {"gitboot b", "gitboot c"}) == [f"{page}:3"]
     assert find_untyped(blocks, {"gitboot a", "gitboot c"}) == [f"{page}:7"]

@@ -33,10 +33,10 @@ from gitboot.fetchlog.log_entries import SUFFIX, read_reports
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
-from tests.helpers.documentation import read
-from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, Site, connect, exchange, get, site, undated
-from tests.helpers.fleets import configured
-from tests.helpers.forked_commands import Heard, captured, join
+from tests.helpers.documentation import read_page
+from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, Site, connect, exchange, get, remove_date, site
+from tests.helpers.fleets import write_configuration
+from tests.helpers.forked_commands import RunningCommand, join, run_forked
 from tests.helpers.git_repositories import program
 from tests.helpers.http_peers import Authority
 from tests.helpers.running_instance import eventually
@@ -141,7 +141,7 @@ def test_t12_rejected_operator_requests_are_counted(made: Site, tokens: Tokens) 
 def listening(made: Site, *arguments: object, files: int | None = None) -> Iterator[tuple[int, dict[str, str]]]:
     """The process of ``gitboot serve``, and the URLs at which it listens."""
     command = ("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
-    with Heard(*command) if files is None else limited(files, *map(str, command)) as process:
+    with RunningCommand(*command) if files is None else limited(files, *map(str, command)) as process:
         assert process.stderr is not None
         urls: dict[str, str] = {}
         for line in process.stderr:
@@ -261,20 +261,20 @@ def two_sockets(made: Site, folder: Path, *, shared: bool = False) -> Iterator[t
 def ask_raw(url: str, method: str, path: str, headers: str = "") -> bytes:
     """Send a path as it is written, and return the response without its date."""
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}Content-Length: 0\r\nConnection: close\r\n\r\n"
-    return undated(exchange(url, head.encode()))
+    return remove_date(exchange(url, head.encode()))
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--operators", "10.0.0.1/8"), "--operators: 10.0.0.1/8 has host bits set"),
-        (configured(trusted_proxies=["proxy"]), "trusted-proxies: 'proxy' does not appear to be"),
+        (write_configuration(trusted_proxies=["proxy"]), "trusted-proxies: 'proxy' does not appear to be"),
         (("--operators-tokens", "/does/not/exist"), "/does/not/exist cannot be read"),
         (("--operators-listen", "8080"), "expected HOST:PORT"),
     ],
 )
 def test_t12_invalid_options_are_rejected(made: Site, arguments: tuple[str, ...], said: str) -> None:
-    done = captured("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
+    done = run_forked("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
     assert done.returncode == 64
     assert said in done.stderr
 
@@ -493,7 +493,7 @@ def test_finding_s6_a_proxy_that_no_setting_names_is_reported_for_a_cached_file_
         assert 'trusted-proxies = ["127.0.0.1"]' in told["message"]
 
 
-BLOCKS: Final = [block.text for block in read("docs/how-to/give-operators-access.md").fenced]
+BLOCKS: Final = [block.text for block in read_page("docs/how-to/give-operators-access.md").fenced]
 CONFIGS: Final = [text for text in BLOCKS if text.startswith("scrape_configs:")]
 
 HOST: Final = "198.51.100.1"  # seen from another host; the engine's bridge is 10.88.0.1
@@ -621,11 +621,11 @@ def test_a_prometheus_on_another_host_scrapes_with_the_configuration_on_the_page
         places.running(places.elsewhere, *command, log=tmp_path / "prometheus.log"),
     ):
 
-        def read(what: str) -> str | None:
+        def read_metric(what: str) -> str | None:
             """Return the newest value of a metric from Prometheus."""
             status, body = places.ask(places.elsewhere, f"http://127.0.0.1:9091/api/v1/query?query={what}")
             found = json.loads(body)["data"]["result"] if status == 200 else []
             return str(found[0]["value"][1]) if found else None
 
-        eventually(lambda: read("gitboot_operators_certificate_readable" if by == "https" else "gitboot_ready"))
-        eventually(lambda: read("up") == "1")  # a response that took too long does not count
+        eventually(lambda: read_metric("gitboot_operators_certificate_readable" if by == "https" else "gitboot_ready"))
+        eventually(lambda: read_metric("up") == "1")  # a response that took too long does not count

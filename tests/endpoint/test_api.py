@@ -23,8 +23,8 @@ from gitboot.resolve.server_plan import Cause, InstallState, Phase
 from gitboot.status.conditions import ANY, CONDITIONS, Condition
 from gitboot.status.instance_status import Status
 from tests.helpers import endpoints, http_peers
-from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, ENTRY, FULL_STATUS, REPAIR, START, UUID, planned, site
-from tests.helpers.fleets import server, uuid_of
+from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, ENTRY, FULL_STATUS, REPAIR, START, UUID, plan_fleet, site
+from tests.helpers.fleets import make_uuid, server
 
 if TYPE_CHECKING:  # each process that runs tests imports them all, and this takes half a second
     import schemathesis
@@ -60,10 +60,10 @@ from tests.helpers.operators_page import (
     browser,
     browsers,
     changes,
-    held_fleet,
-    held_status,
+    make_held_fleet,
+    make_held_status,
     make_shown_fleet,
-    say_history,
+    write_history,
 )
 from tests.helpers.operators_page import STATUS as SHOWN
 from tests.helpers.published_trees import verify_tree
@@ -84,7 +84,7 @@ PARKED = server("parked01", "role: web", "lifecycle: Parked")
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    with site(planned(*ALWAYS, REPAIR, PARKED, now=AFTER)) as made:
+    with site(plan_fleet(*ALWAYS, REPAIR, PARKED, now=AFTER)) as made:
         made.now = AFTER
         made.say({**STATUS.facts(), "at": "2026-11-20T23:00:00Z"})
         with made.serve() as url, http_peers.Client(base_url=f"{url}/api/v1") as client:
@@ -105,8 +105,8 @@ def client() -> Iterator[httpx.Client]:
 def test_every_response_matches_its_schema(client: httpx.Client, path: str, schema: str) -> None:
     response = client.get(path)
     assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
-    assert endpoints.openapi_problems(schema, response.json()) == []
-    assert endpoints.openapi_problems(schema, {**response.json(), "more": 1}) != []
+    assert endpoints.find_openapi_problems(schema, response.json()) == []
+    assert endpoints.find_openapi_problems(schema, {**response.json(), "more": 1}) != []
 
 
 def test_the_list_of_servers_has_a_summary_of_each(client: httpx.Client) -> None:
@@ -114,7 +114,7 @@ def test_the_list_of_servers_has_a_summary_of_each(client: httpx.Client) -> None
     names = ("uuid", "phase", "image", "nextTransition")
     assert {server: [its[name] for name in names] for server, its in items.items()} == {
         "web01": [UUID, "Maintenance", "memtest-7", "2026-11-21T04:00:00Z"],
-        "parked01": [uuid_of("parked01"), None, None, None],
+        "parked01": [make_uuid("parked01"), None, None, None],
     }
 
 
@@ -135,7 +135,7 @@ def test_the_status_separates_the_attempted_from_the_applied_commit(client: http
 
 def test_the_openapi_document_describes_every_page(client: httpx.Client, tmp_path: Path) -> None:
     described = client.get("/openapi.json").json()
-    assert described == endpoints.openapi_document()
+    assert described == endpoints.load_openapi()
     assert (described["openapi"], described["info"]["version"]) == ("3.1.0", __version__)
     tree = PublishedTree(tmp_path, lambda: BEFORE)
     routed = {route.path for route in Api(tree, tmp_path, lambda: BEFORE).routes}
@@ -148,7 +148,7 @@ def test_the_openapi_document_describes_every_page(client: httpx.Client, tmp_pat
 
 
 def test_the_openapi_document_has_the_values_and_limits_of_the_code() -> None:
-    described = endpoints.openapi_document()
+    described = endpoints.load_openapi()
     for words in (InstallState, InstallStep, Phase, Severity):
         assert described["components"]["schemas"][words.__name__]["enum"] == list(words)
     parameters = {each["name"]: each["schema"] for each in described["paths"]["/api/v1/servers"]["get"]["parameters"]}
@@ -161,7 +161,7 @@ def test_the_openapi_document_has_the_values_and_limits_of_the_code() -> None:
 @pytest.fixture(scope="module")
 def many() -> Iterator[httpx.Client]:
     """A client of an endpoint over 1,203 servers, every third of them a worker, every second at fra1."""
-    found = planned(*ALWAYS, PARKED, now=AFTER).servers["web01"].published
+    found = plan_fleet(*ALWAYS, PARKED, now=AFTER).servers["web01"].published
     with site() as made:
         for number in range(1201):
             labels = {"role": "worker" if number % 3 == 0 else "db", "rack": f"r{number % 7}"}
@@ -207,7 +207,7 @@ def test_an_unknown_parameter_of_the_list_is_rejected(many: httpx.Client, query:
 
 def test_a_changed_server_is_in_the_list_at_once() -> None:
     with site() as made, made.serve() as url:
-        for fleet in (planned(*ALWAYS), planned(*ALWAYS, PARKED), planned(*ALWAYS, REPAIR, now=AFTER)):
+        for fleet in (plan_fleet(*ALWAYS), plan_fleet(*ALWAYS, PARKED), plan_fleet(*ALWAYS, REPAIR, now=AFTER)):
             made.publish(fleet)
             items = http_peers.get(f"{url}/api/v1/servers").json()["items"]
             assert {item["name"]: item["phase"] for item in items} == {
@@ -224,7 +224,7 @@ PATHS = (
 
 @pytest.fixture(scope="module")
 def described() -> Iterator[str]:
-    with site(planned(*ALWAYS, REPAIR)) as made:
+    with site(plan_fleet(*ALWAYS, REPAIR)) as made:
         made.say({**STATUS.facts(), "at": AT, "clock": AT, "changes": 7, "stages": FULL_STATUS.facts()["stages"]})
         with made.serve() as described:
             yield described
@@ -300,7 +300,7 @@ def installing_fleet(*outputs: str) -> Fleet:
     started = structs.replace(fetched, started=data, started_boot=1)
     since = _BEGAN + timedelta(minutes=5)
     installed = Record(provision=0, image="flatcar-1", evidence="Reported", provisioned_at=since, attempts=(started,))
-    return planned(
+    return plan_fleet(
         fleet(f"baseURL: 'http://boot.test', outputs: [{', '.join(('ipxe', *outputs))}]"),
         *ONCE[1:],
         *(server(f"web0{number}", "role: web") for number in (2, 3, 4)),
@@ -365,7 +365,7 @@ def test_operators_are_redirected_to_the_page_and_machines_are_not(made: Site, u
 
 
 def test_if_the_page_is_off_operators_read_how_to_publish_it() -> None:
-    with site(planned(*ALWAYS)) as plainer, plainer.serve() as url:
+    with site(plan_fleet(*ALWAYS)) as plainer, plainer.serve() as url:
         led = get(f"{url}/", follow_redirects=False)
         assert led.status_code == 200
         assert "outputs: [ipxe, grub, pages]" in led.text
@@ -589,7 +589,7 @@ def test_a_server_that_is_being_installed_is_shown_until_it_is_installed(chromiu
 @browsers
 def test_the_page_shows_an_installation_that_begins_while_it_is_open(chromium: Browser) -> None:
     """Also the page of a server whose heading has the focus, as after a click on its name."""
-    with site(planned(_WITH_PAGE, *ONCE[1:])) as installs, installs.serve() as url:
+    with site(plan_fleet(_WITH_PAGE, *ONCE[1:])) as installs, installs.serve() as url:
         chromium.open(f"{url}{PAGE_PATH}#/servers/web01")
         chromium.run("location.hash = '#/'")
         chromium.run("location.hash = '#/servers/web01'")
@@ -633,7 +633,7 @@ def test_an_instance_whose_conditions_are_all_true_is_healthy_unless_its_status_
 @browsers
 def test_without_the_pages_output_the_api_is_read_in_pages(chromium: Browser) -> None:
     more = [server(f"web{number:03}", "role: web") for number in range(2, MAX_PAGE_ITEMS + 2)]
-    with site(planned(*ALWAYS, *more)) as large, large.serve() as url:
+    with site(plan_fleet(*ALWAYS, *more)) as large, large.serve() as url:
         assert not (large.root / FOLDER).exists()
         chromium.open(f"{url}{PAGE_PATH}")
         assert f"{MAX_PAGE_ITEMS + 1} of {MAX_PAGE_ITEMS + 1} servers" in chromium.text
@@ -688,7 +688,7 @@ WAITING: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("name", WAITING)
 def test_finding_r12_a_server_shows_why_it_waits_in_words_and_the_help(chromium: Browser, name: str) -> None:
     more, words, anchor = WAITING[name]
-    with site(planned(_WITH_PAGE, *ONCE[1:], now=_BEGAN + timedelta(minutes=5), **more)) as found:
+    with site(plan_fleet(_WITH_PAGE, *ONCE[1:], now=_BEGAN + timedelta(minutes=5), **more)) as found:
         folder = f"file://{found.root}/{FOLDER}"
         chromium.open(f"{folder}index.html#/servers/web01")
         chromium.until("document.querySelector('#view h2')?.textContent === 'web01'")
@@ -727,8 +727,8 @@ def test_finding_r12_a_server_shows_the_commit_that_withholds_its_boot_and_the_r
 
 @pytest.fixture(scope="module")
 def held_page() -> Iterator[str]:
-    with site(held_fleet()) as found:
-        found.say(held_status())
+    with site(make_held_fleet()) as found:
+        found.say(make_held_status())
         yield f"file://{found.root}/{FOLDER}index.html"
 
 
@@ -886,7 +886,7 @@ def test_finding_r12_a_server_shows_what_is_installed_and_the_next_change_only_i
         "in ": (window,),
     }
     for change, documents in fleets.items():
-        made = planned(_WITH_PAGE, *ONCE[1:], *documents, now=at("20T23:00"), records={"web01": _LONG_AGO})
+        made = plan_fleet(_WITH_PAGE, *ONCE[1:], *documents, now=at("20T23:00"), records={"web01": _LONG_AGO})
         with site(made) as found:
             chromium.open(f"file://{found.root}/{FOLDER}index.html#/servers/web01")
             chromium.until("document.querySelector('#view h2')?.textContent === 'web01'")
@@ -907,9 +907,9 @@ def test_finding_r12_the_history_of_a_server_has_author_date_and_subject(chromiu
     own, other = ("001.yaml",), ("elsewhere.yaml",)  # and "t" is the template of its user data
     older = [(f"{number:040x}", "19T10:00", "Ada", f"Change {number}", own) for number in range(30)]
     wide = tuple(f"many/{number}.yaml" for number in range(MAX_HISTORY_PATHS))
-    with site(planned(_WITH_PAGE, *ONCE[1:])) as found:
+    with site(plan_fleet(_WITH_PAGE, *ONCE[1:])) as found:
         found.say(SHOWN)
-        say_history(
+        write_history(
             found.root,
             changes(
                 ("c0ffee00c0ffee00", "20T22:50", HOSTILE, f"Newest {HOSTILE}", own),
@@ -1044,7 +1044,7 @@ def test_finding_r12_at_400_pixels_nothing_scrolls_sideways(chromium: Browser, m
 
 @browsers
 def test_finding_r12_two_of_40_servers_are_five_percent_of_a_bar(chromium: Browser) -> None:
-    with site(planned(_WITH_PAGE, *ONCE[1:])) as found:
+    with site(plan_fleet(_WITH_PAGE, *ONCE[1:])) as found:
         accepted = {"commit": "c0ffee00c0ffee00", "changed": [area("", 40, changed=2)], "lately": []}
         found.say({**SHOWN, "accepted": accepted})
         chromium.open(f"file://{found.root}/{FOLDER}index.html#/changes")

@@ -18,7 +18,7 @@ from gitboot.endpoint.api import PushSecret, Webhooks
 from gitboot.endpoint.connections import RequestBodies
 from gitboot.errors import UsageError
 from tests.helpers import http_peers
-from tests.helpers.fleets import SEED, configured, server
+from tests.helpers.fleets import SEED, server, write_configuration
 from tests.helpers.git_repositories import git_daemon
 from tests.helpers.http_peers import write_private
 from tests.helpers.running_instance import Instance, Repository, eventually, running
@@ -97,7 +97,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     repository = Repository.create(folder / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     secret = write_private(folder / "push.secret", f"{SECRET.decode()}\n")
-    options = ["--push-secret", str(secret), "--operators-listen", "127.0.0.1:0", *configured(max_small_group=9)]
+    options = [
+        "--push-secret",
+        str(secret),
+        "--operators-listen",
+        "127.0.0.1:0",
+        *write_configuration(max_small_group=9),
+    ]
     with git_daemon(folder / "git") as url:
         options += ["--poll", "3600", "--check-assets", "off"]
         with running(f"{url}/fleet.git", folder, *options, records="fresh") as instance:

@@ -43,13 +43,13 @@ from tests.helpers.endpoints import (
     eventually,
     exchange,
     get,
-    planned,
-    undated,
+    plan_fleet,
+    remove_date,
 )
 from tests.helpers.endpoints import site as new_site
-from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.git_repositories import free_port, listening
-from tests.helpers.mirrors import BOUND, broken
+from tests.helpers.fleets import fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
+from tests.helpers.git_repositories import free_port, run_daemon
+from tests.helpers.mirrors import BOUND, make_unreadable
 
 SWAPPED = "-".join([*("".join(re.findall("..", part)[::-1]) for part in UUID.split("-")[:3]), *UUID.split("-")[3:]])
 NOBODY = ()
@@ -133,7 +133,7 @@ def test_the_ipxe_folder_is_the_first_script_one_level_down(client: httpx.Client
 
 
 def test_the_ipxe_folder_is_not_found_if_ipxe_is_not_an_output(site: Site, client: httpx.Client) -> None:
-    site.publish(planned(fleet("baseURL: 'http://boot.test', outputs: [grub]"), *ALWAYS[1:]))
+    site.publish(plan_fleet(fleet("baseURL: 'http://boot.test', outputs: [grub]"), *ALWAYS[1:]))
     assert client.get("/ipxe/").status_code == 404
 
 
@@ -179,11 +179,11 @@ STRANGERS = (
     f"/v1/boot/{MAC}/",
     f"/v1/boot/{MAC}/boot.txt",
     f"/v1/boot/{MAC}/boot.ipxe/more",
-    f"/ipxe/{uuid_of('another')}",
+    f"/ipxe/{make_uuid('another')}",
     "/ipxe/00000000-0000-0000-0000-000000000000",
     "/ipxe/x",
     f"/ipxe/{UUID}/",
-    f"/ignition/{uuid_of('another')}",
+    f"/ignition/{make_uuid('another')}",
     "/boot.ipxe/..",
     "/grub.cfg-01-52-54-00-ff-ff-ff",
     "/ipxe/serial/4J8VM72",
@@ -205,7 +205,7 @@ STRANGERS = (
 @pytest.mark.parametrize("target", [*ESCAPES, *STRANGERS], ids=lambda target: target[:60])
 def test_every_missing_path_gets_the_same_404(client: httpx.Client, target: str) -> None:
     nothing, asked = (
-        undated(
+        remove_date(
             exchange(
                 str(client.base_url),
                 b"GET %b HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE/1.21.1\r\nConnection: close\r\n\r\n" % path,
@@ -386,7 +386,7 @@ def test_lookups_change_together_under_load(site: Site, client: httpx.Client, by
     if by == "clock":
         site.now = START
     else:
-        site.publish(planned(*ALWAYS, REPAIR, now=AFTER))
+        site.publish(plan_fleet(*ALWAYS, REPAIR, now=AFTER))
     marks = [len(turned) for turned in seen]
     assert eventually(lambda: all(len(turned) > mark + 10 for turned, mark in zip(seen, marks, strict=True)))
     done.set()
@@ -400,7 +400,7 @@ def test_lookups_change_together_under_load(site: Site, client: httpx.Client, by
 def test_a_path_that_the_next_plan_lacks_is_404_from_its_transition_on(site: Site, client: httpx.Client) -> None:
     restricted = fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")
     to_disk = profile("disk", "flatcar-1", method="Disk")
-    site.publish(planned(restricted, *ALWAYS[1:], to_disk, maintenance("park", "20T22:00 21T04:00", boots="disk")))
+    site.publish(plan_fleet(restricted, *ALWAYS[1:], to_disk, maintenance("park", "20T22:00 21T04:00", boots="disk")))
     for _ in range(2):
         before = [client.get(path).status_code for path in LOOKUPS]
         site.now = START
@@ -412,7 +412,7 @@ def test_a_path_that_the_next_plan_lacks_is_404_from_its_transition_on(site: Sit
 @pytest.mark.parametrize("state", ["lifecycle: Parked", "lifecycle: Retired", "localDisk: NotFound"])
 def test_finding_r16_a_known_machine_gets_its_disk_by_each_lookup(state: str, site: Site, client: httpx.Client) -> None:
     told = fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}, serving: {restrict: true}")
-    site.publish(planned(told, server("web01", "role: web", state), *SEED[2:], policy("web", often="Never")))
+    site.publish(plan_fleet(told, server("web01", "role: web", state), *SEED[2:], policy("web", often="Never")))
     for path in LOOKUPS:
         response = client.get(path)
         assert response.status_code == 200 and "local disk" in response.text and "memtest" not in response.text, path
@@ -460,7 +460,7 @@ KNOWN = (f"/unknown.ipxe?uuid={UUID}&serial=", f"/unknown.ipxe?mac={MAC}", f"/un
 
 @pytest.mark.parametrize("path", [state_path("web01"), "ops/servers", "ops/index"])
 def test_finding_m5_a_known_machine_whose_state_cannot_be_read_is_not_called_unknown(site: Site, path: str) -> None:
-    with site.serve() as url, broken(site.root / path, "a loop of symlinks"):
+    with site.serve() as url, make_unreadable(site.root / path, "a loop of symlinks"):
         for asked in KNOWN:
             get(f"{url}{asked.partition('?')[0]}")  # a cached response is not sent to a machine that the query names
             assert get(f"{url}{asked}").status_code == 500
@@ -469,7 +469,7 @@ def test_finding_m5_a_known_machine_whose_state_cannot_be_read_is_not_called_unk
 @pytest.mark.parametrize(("path", "asked"), UNREADABLE.items(), ids=UNREADABLE)
 def test_finding_m5_an_unreadable_file_is_not_absent(site: Site, path: str, asked: str) -> None:
     with site.serve() as url:
-        with broken(site.root / path, "a loop of symlinks"):
+        with make_unreadable(site.root / path, "a loop of symlinks"):
             answer = get(f"{url}{asked}")
         assert (answer.status_code in (500, 503), answer.content) == (True, b"#")
         assert answer.headers["cache-control"] == "no-store"
@@ -479,10 +479,10 @@ def test_finding_m5_an_unreadable_file_is_not_absent(site: Site, path: str, aske
 def test_finding_m5_an_endpoint_process_without_permission_answers_5xx(site: Site) -> None:
     port = free_port()
     command = (sys.executable, "-m", "gitboot", "serve", "--out", str(site.root), "--listen", f"127.0.0.1:{port}")
-    with listening([*BOUND, *command], port, os.environ):
+    with run_daemon([*BOUND, *command], port, os.environ):
         found = {}
         for path, asked in UNREADABLE.items():
-            with broken(site.root / path, "forbidden"):
+            with make_unreadable(site.root / path, "forbidden"):
                 found[path] = get(f"http://127.0.0.1:{port}{asked}").status_code
         assert {path for path, status in found.items() if status not in (500, 503)} == set()
         assert {get(f"http://127.0.0.1:{port}{asked}").status_code for asked in UNREADABLE.values()} == {200}
@@ -551,7 +551,7 @@ def test_pages_for_operators_are_served_to_operators_only(
 def test_a_client_that_is_not_an_operator_cannot_distinguish_pages_from_missing_paths(site: Site) -> None:
     with site.serve(operators=NOBODY) as url:
         responses = {
-            undated(exchange(url, f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()))
+            remove_date(exchange(url, f"GET {path} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()))
             for path in ("/api/v1/status", "/api/v1/servers/web01", "/api/x", "/metrics", "/nothing")
         }
     assert len(responses) == 1
@@ -581,7 +581,7 @@ def test_httpboot_finds_the_server_by_its_address(site: Site) -> None:
 
 def test_finding_p12_httpboot_finds_a_server_by_the_address_of_its_bond() -> None:
     bond = SEED[1].replace("]}]", f']}}, {{mac: "52:54:00:00:00:01", addresses: [{ADDRESS}/24]}}]')
-    bonded = planned(SEED[0], bond, *ALWAYS[2:])
+    bonded = plan_fleet(SEED[0], bond, *ALWAYS[2:])
     assert bonded.servers["web01"].published.identities.count(f"address/{ADDRESS}") == 1
     with new_site(bonded) as site, site.serve(trusted_proxies=PROXY) as url:
         for path in ("/httpboot", "/v1/boot/52-54-00-00-00-01/boot.ipxe"):
@@ -596,7 +596,7 @@ def test_finding_p12_httpboot_finds_a_server_by_the_address_of_its_bond() -> Non
 @pytest.fixture
 def once(site: Site) -> Iterator[tuple[Site, httpx.Client]]:
     """A site whose server has a one-time installation and then a one-time repair, and a client of its endpoint."""
-    site.publish(planned(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
+    site.publish(plan_fleet(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
     with site.serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield site, client
 
@@ -623,7 +623,7 @@ def test_a_request_that_consumes_no_boot_is_not_recorded(once: tuple[Site, httpx
 
 
 def test_without_a_fetch_log_a_one_time_boot_is_not_served(site: Site) -> None:
-    site.publish(planned(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
+    site.publish(plan_fleet(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
     with site.serve(records=False) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         for _ in range(2):
             for path in LOOKUPS:
@@ -644,7 +644,7 @@ def test_if_the_policy_always_boots_an_image_that_writes_no_disk_that_is_the_fal
         policy("web", "{matchLabels: {role: web}}", boots="repair"),
         maintenance("install", "20T20:00 21T04:00", "networkBoot: Once", boots="web"),
     )
-    site.publish(planned(*diskless))
+    site.publish(plan_fleet(*diskless))
     with site.serve(records=False) as url:
         text = get(url + ENTRY).text
     assert "could not record the fetch" in text
@@ -678,7 +678,7 @@ def test_a_client_that_leaves_before_the_response_has_fetched_nothing(
 def test_a_disk_that_does_not_respond_is_awaited_until_the_deadline(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.publish(planned(*ONCE))
+    site.publish(plan_fleet(*ONCE))
     stuck, sync = threading.Event(), os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda fd: (stuck.wait(), sync(fd)))
     with site.serve(deadline_s=0.2) as url:
@@ -715,26 +715,26 @@ def test_a_thousand_simultaneous_clients_are_each_recorded_first(once: tuple[Sit
 def test_a_replaced_state_is_used_at_the_next_request(once: tuple[Site, httpx.Client]) -> None:
     site, client = once
     for version in range(20):
-        site.publish(planned(*ONCE[:-1], policy(f"v{version}", often="Once")), commit=str(version))
+        site.publish(plan_fleet(*ONCE[:-1], policy(f"v{version}", often="Once")), commit=str(version))
         assert f"BootPolicy/v{version}," in client.get(ENTRY).text
         assert f"BootPolicy/v{version}," in client.get(BY_UUID).text
 
 
 def test_a_removed_server_is_404_and_a_new_one_is_found(site: Site, client: httpx.Client) -> None:
-    gone = planned(*ALWAYS[:1], *ALWAYS[2:], server("web02", "role: web"))
+    gone = plan_fleet(*ALWAYS[:1], *ALWAYS[2:], server("web02", "role: web"))
     for fleet_at_hand, expected in ((FLEET, [200, 404]), (gone, [404, 200]), (FLEET, [200, 404])):
         site.publish(fleet_at_hand)
-        asked = [client.get(path).status_code for path in (BY_UUID, f"/ipxe/{uuid_of('web02')}")]
+        asked = [client.get(path).status_code for path in (BY_UUID, f"/ipxe/{make_uuid('web02')}")]
         assert asked == expected
 
 
 @pytest.mark.parametrize("how", ["moved", "swapped"])
 def test_an_address_that_moves_to_another_server_is_never_404(site: Site, client: httpx.Client, how: str) -> None:
     mac, other = MAC.replace("-", ":"), "52:54:00:00:00:02"
-    second = server("aaa02", "role: web").replace(mac_of("aaa02"), other)
-    here = planned(*ALWAYS, second)
+    second = server("aaa02", "role: web").replace(make_mac("aaa02"), other)
+    here = plan_fleet(*ALWAYS, second)
     first = ALWAYS[1].replace(mac, other if how == "swapped" else "52:54:00:00:00:03")
-    there = planned(*ALWAYS[:1], first, *ALWAYS[2:], second.replace(other, mac))
+    there = plan_fleet(*ALWAYS[:1], first, *ALWAYS[2:], second.replace(other, mac))
     done, seen = threading.Event(), set[tuple[int, str]]()
 
     def ask() -> None:
@@ -757,7 +757,7 @@ def test_an_address_that_moves_to_another_server_is_never_404(site: Site, client
 
 
 def test_files_of_earlier_plans_are_served_as_long_as_they_exist(site: Site, client: httpx.Client) -> None:
-    site.publish(planned(*ALWAYS, templates={"t": '{"ignition": {"version": "3.4.0"}, "x": 1}'}))
+    site.publish(plan_fleet(*ALWAYS, templates={"t": '{"ignition": {"version": "3.4.0"}, "x": 1}'}))
     response = client.get(USER_DATA)
     assert (response.status_code, response.content) == (200, FLEET.boot_files[USER_DATA].content)
     assert response.headers["cache-control"] == "public, max-age=31536000, immutable"
@@ -783,7 +783,7 @@ def test_content_that_does_not_match_the_digest_in_its_path_is_not_served(site: 
 def test_a_bundle_is_served_by_the_names_in_its_folder(site: Site, client: httpx.Client) -> None:
     cloud = image("flatcar-1", "userData: CloudInit")
     web = profile("web", "flatcar-1", "userData: {format: CloudInit, template: t}")
-    bundled = planned(ALWAYS[0], ALWAYS[1], cloud, ALWAYS[3], web, *ALWAYS[5:], templates={"t": "#cloud-config\n"})
+    bundled = plan_fleet(ALWAYS[0], ALWAYS[1], cloud, ALWAYS[3], web, *ALWAYS[5:], templates={"t": "#cloud-config\n"})
     site.publish(bundled)
     paths = [path for path in bundled.boot_files if path.endswith("-data")]
     assert len(paths) == 2

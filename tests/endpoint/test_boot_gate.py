@@ -61,7 +61,7 @@ from tests.helpers.endpoints import (
     Fleet,
     Site,
     get,
-    planned,
+    plan_fleet,
     site,
 )
 from tests.helpers.fleets import fleet as fleet_document
@@ -71,7 +71,7 @@ from tests.helpers.running_instance import Repository, eventually, running
 ROOT = Path(__file__).parents[2]
 GIVEN = "(Network)"
 DISK = "boots its local disk"
-FLEET = planned(*ONCE)
+FLEET = plan_fleet(*ONCE)
 DATA = next(f"/{path}" for path in FLEET.boot_files if "/data/" in path).replace("//", "/")
 ELSEWHERE = {"x-forwarded-for": "10.12.0.99"}  # an address from which an unknown client counts
 
@@ -135,7 +135,7 @@ def test_e31_a_restarted_endpoint_knows_served_boots_until_the_output_tree_has_t
         assert DISK in get(url + ENTRY).text
 
 
-QUIET = planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]", often="Once"))
+QUIET = plan_fleet(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]", often="Once"))
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,17 @@ QUIET = planned(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArgume
         pytest.param(0, QUIET, "quiet", id="a second NIC, within the minute"),
         pytest.param(2, QUIET, "(AlreadyServed)", id="another argument"),
         pytest.param(
-            *(2, planned(SEED[0], SEED[1].replace("name: web01", "name: shop01"), *ONCE[2:])),
+            *(2, plan_fleet(SEED[0], SEED[1].replace("name: web01", "name: shop01"), *ONCE[2:])),
             *("shop01 boots its local disk",),
             id="a new name",
         ),
         pytest.param(
-            *(2, planned(ONCE[0], server("web01", "role: web", "provision: 2"), *ONCE[2:]), GIVEN), id="a higher number"
+            *(2, plan_fleet(ONCE[0], server("web01", "role: web", "provision: 2"), *ONCE[2:]), GIVEN),
+            id="a higher number",
         ),
-        pytest.param(2, planned(*ONCE, records={"web01": Record(offered=2)}), GIVEN, id="an operator sets it pending"),
+        pytest.param(
+            2, plan_fleet(*ONCE, records={"web01": Record(offered=2)}), GIVEN, id="an operator sets it pending"
+        ),
     ],
 )
 def test_e31_only_a_new_number_or_an_operator_makes_another_boot_of_a_served_one(
@@ -181,7 +184,7 @@ def test_an_installer_that_has_reported_gets_no_further_boot(here: Site, report:
     fleet = (reported, ONCE[1], *(several if "name: flatcar-1" in each else each for each in ONCE[2:]))
     first = StepEvidence(BEFORE - timedelta(minutes=5), ENTRY.removeprefix("/"), ADDRESS)
     begun = Record(attempts=(InstallAttempt(key="provision/1", boots=(first,)),))
-    published = planned(*fleet, records={"web01": begun})
+    published = plan_fleet(*fleet, records={"web01": begun})
     here.publish(published, commit="2")
     token = published.servers["web01"].decision.token
     with here.serve() as url:
@@ -214,7 +217,7 @@ def test_e3_while_the_ledger_cannot_be_written_no_boot_is_served_twice(tmp_path:
 
 
 def test_e1_a_killed_endpoint_serves_no_boot_twice(tmp_path: Path) -> None:
-    with site(planned(*ONCE, now=datetime.now(UTC))) as here:
+    with site(plan_fleet(*ONCE, now=datetime.now(UTC))) as here:
         arguments = ("--spool", str(here.spool))
         for expected in (GIVEN, DISK, DISK):
             with served(here.root, *arguments) as (url, process):
@@ -236,7 +239,7 @@ def test_an_endpoint_is_ready_if_no_other_can_serve_more(here: Site) -> None:
     with here.serve(records=False) as url:
         assert http_peers.get(f"{url}/readyz").status_code == 503
         assert "has no spool" in http_peers.get(f"{url}/readyz").text
-        here.publish(planned(NAMED, *ONCE[1:]), commit="2")
+        here.publish(plan_fleet(NAMED, *ONCE[1:]), commit="2")
         assert http_peers.get(f"{url}/readyz").status_code == 200, "it sends on"
         (here.root / TERMS).write_bytes(endpoint_files.render_terms(ServingTerms(fetch_log_id=None))[TERMS].content)
         assert http_peers.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
@@ -325,7 +328,9 @@ def test_e38_with_an_older_copy_of_the_tree_no_boot_is_served_after_the_fetch_lo
     with here.serve() as url:
         assert GIVEN in get(url + ENTRY).text
     offsets = read_new(here.spool, {}).offsets
-    here.publish(planned(*ONCE, records={"web01": Record(provision=1, image="flatcar-1")}), commit="2", taken=offsets)
+    here.publish(
+        plan_fleet(*ONCE, records={"web01": Record(provision=1, image="flatcar-1")}), commit="2", taken=offsets
+    )
     delete_read_files(here.spool, offsets, count_deletions_after(here.spool, offsets))
     shutil.rmtree(here.root)
     shutil.move(tmp_path / "backup", here.root)
@@ -381,7 +386,7 @@ def find_boot_scripts(fleet: Fleet) -> dict[str, str]:
 
 
 def test_e29_if_an_endpoint_is_named_no_file_contains_a_one_time_boot() -> None:
-    fleet = planned(NAMED, *ONCE[1:])
+    fleet = plan_fleet(NAMED, *ONCE[1:])
     found = find_boot_scripts(fleet)
     assert len(found) == 8
     for path, text in found.items():
@@ -403,7 +408,7 @@ def test_e29_if_an_endpoint_is_named_no_file_contains_a_one_time_boot() -> None:
 
 
 def test_an_endpoint_serves_what_pxelinux_requests_at_the_path_that_copies_have(here: Site) -> None:
-    here.publish(planned(NAMED, *ONCE[1:]))
+    here.publish(plan_fleet(NAMED, *ONCE[1:]))
     path = f"/pxelinux.cfg/01-{MAC}"
     with here.serve() as url:
         assert "flatcar-1/kernel" in get(f"{url}/asked{path}?hop=1").text
@@ -419,12 +424,12 @@ def test_e29_without_a_named_endpoint_the_files_contain_the_boot_and_every_compl
 
 def test_a_site_may_name_its_own_endpoint() -> None:
     site = "sites: [{name: fra1, baseURL: 'http://fra1.test', endpoint: 'http://fra1.test:8080', select: All}]"
-    found = find_boot_scripts(planned(NAMED.replace("baseURL:", f"{site}, baseURL:"), *ONCE[1:]))
+    found = find_boot_scripts(plan_fleet(NAMED.replace("baseURL:", f"{site}, baseURL:"), *ONCE[1:]))
     assert all("http://fra1.test:8080/" in text for path, text in found.items() if "boot.ipxe" in path)
 
 
 def test_an_endpoint_without_a_fetch_log_redirects_once_to_the_one_that_serves(here: Site) -> None:
-    here.publish(planned(NAMED, *ONCE[1:]))
+    here.publish(plan_fleet(NAMED, *ONCE[1:]))
     with here.serve() as gives, here.serve(records=False) as other:
         for path in LOOKUPS:
             assert "gives.test:8080" in get(other + path).text
@@ -450,13 +455,13 @@ def direct(artifact: str, spec: str = "", config: str = "None", *, settings: str
         profile("web", "flatcar-1", f"httpBoot: {artifact}{data}", method="UefiHttp"),
         policy("web", often="Once", spec="override: Once" if spec else "override: None"),
     )
-    return planned(settings, *documents)
+    return plan_fleet(settings, *documents)
 
 
 SYSTEM_UUID = direct("uki", config="SystemUUID")
 NAMED_CLIENTS = "provisioning: {clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}, baseURL: 'http://boot.test'"
 OF_NAMED_CLIENTS = direct("uki", config="SystemUUID", settings=fleet_document(NAMED_CLIENTS))
-WRITES_NO_DISK = planned(
+WRITES_NO_DISK = plan_fleet(
     SEED[0],
     server("web01", "role: web"),
     image("live-1", "configFrom: SystemUUID, userData: Ignition/3.4, writesDisk: false", "uki"),
@@ -616,7 +621,7 @@ CHECKS = [("gitboot-verify-mirror/0.2.0", ""), (IPXE, "?check=1"), ("gitboot/0.1
 
 
 def test_finding_m3_a_check_consumes_nothing_even_if_all_clients_count(here: Site) -> None:
-    here.publish(planned(CLIENTS, *ONCE[1:]))
+    here.publish(plan_fleet(CLIENTS, *ONCE[1:]))
     client, own = {"x-forwarded-for": "10.12.0.13"}, {"x-forwarded-for": "127.0.0.1"}
     with here.serve(trusted_proxies=PROXY) as url:
         for agent, query in CHECKS:
@@ -636,7 +641,7 @@ CLIENTS = ONCE[0].replace("baseURL:", "provisioning: {clients: [10.12.0.0/16], m
 
 
 def test_if_the_fleet_names_clients_only_they_count(here: Site) -> None:
-    here.publish(planned(CLIENTS, *ONCE[1:]))
+    here.publish(plan_fleet(CLIENTS, *ONCE[1:]))
     with here.serve(trusted_proxies=PROXY) as url:
         for client in ("10.12.9.1", "10.13.0.1", "fd00:12::13", "10.12.0.13"):
             for agent in (IPXE, "curl/8.5.0"):
@@ -685,7 +690,7 @@ def test_e25_another_machine_gets_the_fallback(here: Site, url: str) -> None:
 
 @pytest.mark.parametrize("uuid", byte_orders(SystemUuid(UUID)))
 def test_finding_p14_a_denial_shows_the_uuid_as_its_document_has_it(here: Site, url: str, uuid: str) -> None:
-    here.publish(planned(*(each.replace(UUID, uuid) for each in ONCE)))
+    here.publish(plan_fleet(*(each.replace(UUID, uuid) for each in ONCE)))
     text = get(f"{url}{ENTRY}?uuid=4c4c4544-0034-4a10-8056-b9c04f4d3732").text
     assert f"the client's uuid is 4c4c4544-0034-4a10-8056-b9c04f4d3732, not {uuid}" in text
 
@@ -709,7 +714,7 @@ def test_e7_no_boot_with_missing_files_is_served(here: Site, tmp_path: Path) -> 
 def test_e7_no_boot_with_truncated_files_is_served(here: Site, tmp_path: Path) -> None:
     sized = ONCE[2].replace('kernel", sha256:', 'kernel", size: 5, sha256:')
     assert sized != ONCE[2]
-    here.publish(planned(*ONCE[:2], sized, *ONCE[3:]), commit="2")
+    here.publish(plan_fleet(*ONCE[:2], sized, *ONCE[3:]), commit="2")
     folder = tmp_path / "assets" / "flatcar-1"
     folder.mkdir(parents=True)
     (folder / "initrd").touch()  # the image states no size for it
@@ -725,7 +730,7 @@ def test_e7_no_boot_with_truncated_files_is_served(here: Site, tmp_path: Path) -
 
 
 def test_e5_a_proxy_cannot_revalidate_a_boot_script(here: Site) -> None:
-    for fleet in (FLEET, planned(*ALWAYS)):  # once, and at each boot
+    for fleet in (FLEET, plan_fleet(*ALWAYS)):  # once, and at each boot
         here.publish(fleet)
         with here.serve() as url:
             for ask in ({}, {"if-none-match": "*"}, {"if-modified-since": "Fri, 20 Nov 2026 21:00:00 GMT"}):
@@ -753,7 +758,7 @@ def say(here: Site, clock: datetime) -> None:
 
 @pytest.mark.parametrize("off", [timedelta(minutes=10), timedelta(minutes=-10), timedelta(seconds=31)])
 def test_e32_an_endpoint_with_a_wrong_clock_serves_no_install_boot(here: Site, off: timedelta) -> None:
-    for fleet in (FLEET, planned(*ALWAYS)):
+    for fleet in (FLEET, plan_fleet(*ALWAYS)):
         here.publish(fleet)
         here.now = BEFORE + off
         say(here, BEFORE - timedelta(minutes=1))
@@ -807,7 +812,7 @@ def test_e32_with_a_fast_clock_at_its_start_an_endpoint_waits_until_the_instance
 
 def test_e32_a_clock_that_is_behind_an_earlier_time_serves_no_install_boot(here: Site) -> None:
     """The instance is down, and the endpoint's host starts with its hardware clock."""
-    here.publish(planned(*ONCE, maintenance("repair", "20T22:00 20T23:00")))
+    here.publish(plan_fleet(*ONCE, maintenance("repair", "20T22:00 20T23:00")))
     here.now = START + timedelta(hours=2)
     with here.serve(keeps=True):
         pass
@@ -825,7 +830,7 @@ def test_e32_a_clock_that_is_behind_an_earlier_time_serves_no_install_boot(here:
 
 
 def test_a_clock_that_is_set_back_reopens_no_ended_window(here: Site) -> None:
-    here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
+    here.publish(plan_fleet(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
     seen = []
     with here.serve() as url:
         for hour in (0, 1, 0, 1, 3, 1, 0):
@@ -836,7 +841,7 @@ def test_a_clock_that_is_set_back_reopens_no_ended_window(here: Site) -> None:
 
 def test_a_window_ends_in_time_at_an_endpoint_whose_clock_was_set_back_in_it(here: Site) -> None:
     """The instance is down. The kernel's uptime shows the time since the latest saved time."""
-    here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T20:00 20T23:00")))
+    here.publish(plan_fleet(*SEED, policy("web"), maintenance("repair", "20T20:00 20T23:00")))
     here.now = START + timedelta(minutes=50)
     with here.serve(keeps=True):
         pass
@@ -860,7 +865,7 @@ def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_starts_no_maintenance
     here: Site, off: timedelta, is_found_at: str
 ) -> None:
     """The window opens neither by this clock nor by the instance's clock, until the clock is corrected."""
-    here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
+    here.publish(plan_fleet(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
     true = START - timedelta(minutes=30)
     seen = []
 
@@ -878,7 +883,7 @@ def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_starts_no_maintenance
         for minutes in (2, 3, 29, 35, 45, 100):
             look(url, minutes, off)
         assert set(seen) == {"web"}
-        here.publish(planned(*SEED, policy("web"), maintenance("again", "20T23:00 21T03:00")), commit="2")
+        here.publish(plan_fleet(*SEED, policy("web"), maintenance("again", "20T23:00 21T03:00")), commit="2")
         look(url, 110, timedelta())
         assert seen[-1] == "repair"
 
@@ -886,7 +891,7 @@ def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_starts_no_maintenance
 @pytest.mark.parametrize("off", [timedelta(hours=1), timedelta(hours=-1)])
 def test_finding_c6_a_served_maintenance_continues_to_its_end_and_not_into_the_next(here: Site, off: timedelta) -> None:
     windows = (maintenance("first", "20T20:00 20T21:30"), maintenance("second", "20T22:00 20T23:00"))
-    here.publish(planned(*SEED, policy("web"), *windows))
+    here.publish(plan_fleet(*SEED, policy("web"), *windows))
     seen = []
     say(here, BEFORE)
     with here.serve() as url:
@@ -1026,7 +1031,7 @@ def test_e7_a_withheld_boot_is_a_condition_of_the_instance(tmp_path: Path) -> No
 @pytest.mark.parametrize("giver", ["that of the spool", "none, as in a tree that was only rendered"])
 def test_a_sole_for_claim_of_2fefe59_in_the_fetch_log_withholds_install_boots_with_the_reason(giver: str) -> None:
     with site(None) as made, made.serve() as url:
-        made.publish(planned(*ONCE), giver=None if giver == "that of the spool" else "")
+        made.publish(plan_fleet(*ONCE), giver=None if giver == "that of the spool" else "")
         (claim := made.spool / ".endpoints" / "sole").parent.mkdir(exist_ok=True)
         claim.write_text('{"forgotten":0,"giver":"01","site":"fra1"}')
         eventually(lambda: "one-time boots of fra1" in http_peers.get(url + "/readyz").text)

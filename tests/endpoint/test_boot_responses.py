@@ -41,20 +41,20 @@ from tests.helpers.endpoints import (
     Site,
     eventually,
     get,
-    planned,
+    plan_fleet,
     site,
 )
-from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
+from tests.helpers.fleets import fleet, image, make_mac, make_uuid, policy, profile, server
 from tests.helpers.git_repositories import program
-from tests.helpers.mirrors import Mirror, broken, caddy, nginx
+from tests.helpers.mirrors import Mirror, caddy, make_unreadable, nginx
 
 PEERS = "outputs: [ipxe, grub, serial, matchbox, bss, smee, pixiecore, nocloud, ec2, netboot.xyz, foreman]"
 REPORTED = "provisioning: {evidence: Reported}"
-COLONS = mac_of("web01")
+COLONS = make_mac("web01")
 MAC = COLONS.replace(":", "-")
 BARE = MAC.replace("-", "")
-UUID = uuid_of("web01")
-INIT = uuid_of("init01")
+UUID = make_uuid("web01")
+INIT = make_uuid("init01")
 ENTRY = f"/v1/boot/{MAC}/boot.ipxe"
 CLOUD = "#cloud-config\nhostname: {{ server.name }}\n"
 DOCUMENTS = (
@@ -74,7 +74,7 @@ DOCUMENTS = (
     policy("init", "{matchLabels: {role: init}}", boots="init"),
     policy("disk", "{matchLabels: {role: disk}}", often="Never"),
 )
-FLEET = planned(*DOCUMENTS, templates={**TEMPLATES, "c": CLOUD})
+FLEET = plan_fleet(*DOCUMENTS, templates={**TEMPLATES, "c": CLOUD})
 LOG = b"x" * 65536 + b"\nlast"
 TOKEN = next(path.rpartition("/")[2] for path in FLEET.boot_files if "/provisioned/" in path)
 
@@ -197,7 +197,7 @@ def test_clients_that_do_not_boot_consume_nothing_by_an_alias_and_no_proxy_can_r
         for path in ENTRIES.values():
             assert "withheld the boot" in client.get(path, headers={"user-agent": "curl/8"}).text, path
             assert client.head(path).status_code == 200, path
-        another = client.get(f"/ipxe?mac={MAC}&uuid={uuid_of('other')}")
+        another = client.get(f"/ipxe?mac={MAC}&uuid={make_uuid('other')}")
         assert "boots its local disk" in another.text
         assert here.observed() == []
         for path in ENTRIES.values():
@@ -225,7 +225,7 @@ def test_pixiecore_chains_the_machine_to_its_boot_script(looking: httpx.Client) 
     first, chain = said["ipxe-script"].splitlines()
     assert first == "#!ipxe"
     assert chain.startswith(f"chain --autofree http://boot.test{ENTRY}?uuid=${{uuid}}")
-    assert looking.get(f"/pixiecore/v1/boot/{mac_of('disk01')}").status_code == 404  # "don't boot this machine"
+    assert looking.get(f"/pixiecore/v1/boot/{make_mac('disk01')}").status_code == 404  # "don't boot this machine"
 
 
 def test_boot_parameters_show_no_install_boot(looking: httpx.Client) -> None:
@@ -326,7 +326,7 @@ def test_no_query_finds_a_path_that_is_not_a_machine(output: Path, path: str, qu
 
 
 def test_tokens_find_no_server_if_foreman_is_not_chosen() -> None:
-    state = planned(*[each.replace(", foreman", "") for each in DOCUMENTS], templates={**TEMPLATES, "c": CLOUD})
+    state = plan_fleet(*[each.replace(", foreman", "") for each in DOCUMENTS], templates={**TEMPLATES, "c": CLOUD})
     identities = state.servers["web01"].published.identities
     assert format_identity(IdentityKind.TOKEN, TOKEN) not in identities
     assert format_identity(IdentityKind.TOKEN, TOKEN) in FLEET.servers["web01"].published.identities
@@ -352,7 +352,7 @@ TOLD = '{"ignition": {"version": "3.4.0"}, "told": "{{ urls.provisioned }}"}'
 
 def test_data_at_a_public_path_reveals_no_token_of_an_installation(tmp_path: Path) -> None:
     """The machine's own system uses another path, with a token that only the key of this instance can make."""
-    keyed = planned(*DOCUMENTS, templates={"t": TOLD, "c": CLOUD}, keys=TokenKeys(b"k" * 32))
+    keyed = plan_fleet(*DOCUMENTS, templates={"t": TOLD, "c": CLOUD}, keys=TokenKeys(b"k" * 32))
     named = {path.rpartition("/")[2] for path in keyed.boot_files if "/provisioned/" in path}
     [token] = named
     data = next(file.content for path, file in keyed.boot_files.items() if f"/data/{token}/" in path)
@@ -367,7 +367,7 @@ def test_data_at_a_public_path_reveals_no_token_of_an_installation(tmp_path: Pat
 
 def test_e29_if_an_endpoint_is_named_no_alias_in_the_tree_contains_a_one_time_boot() -> None:
     named = fleet(f"baseURL: 'http://boot.test', endpoint: 'http://gitboot.test', {PEERS}, {REPORTED}")
-    found = planned(named, *DOCUMENTS[1:], templates={**TEMPLATES, "c": CLOUD})
+    found = plan_fleet(named, *DOCUMENTS[1:], templates={**TEMPLATES, "c": CLOUD})
     for path in (f"/{COLONS}/auto.ipxe", f"/ipxe/script/{COLONS}/auto.ipxe", f"/MAC-{BARE}.ipxe"):
         text = found.boot_files[path].content.decode()
         assert f"imgfetch --timeout 8000 --name answer http://gitboot.test{path}?" in text and "kernel" not in text
@@ -438,7 +438,7 @@ def test_e29_an_alias_at_a_mirror_is_the_boot_script_and_its_log_shows_it(
 def test_finding_m5_an_alias_of_an_unreadable_file_is_not_absent(
     output: Path, client: httpx.Client, below: str, query: str, status: int
 ) -> None:
-    with broken(output / "boot" / below, "forbidden"):
+    with make_unreadable(output / "boot" / below, "forbidden"):
         answer = client.get(f"/ipxe?{query}")
         assert (answer.status_code, answer.content == b"#") == (status, status == 503)
     assert client.get(f"/ipxe?mac={MAC}").status_code == 200
@@ -446,11 +446,11 @@ def test_finding_m5_an_alias_of_an_unreadable_file_is_not_absent(
 
 def test_a_mirror_serves_data_and_first_scripts(client: httpx.Client) -> None:
     assert client.get(f"/ignition?uuid={UUID}&mac={MAC}").json() == {"ignition": {"version": "3.4.0"}}
-    assert client.get(f"/cloud?mac={mac_of('init01')}").text == "#cloud-config\nhostname: init01\n"
+    assert client.get(f"/cloud?mac={make_mac('init01')}").text == "#cloud-config\nhostname: init01\n"
     assert client.get(f"/nocloud/{INIT}/user-data").headers["content-type"] == "text/cloud-config; charset=utf-8"
     script = client.get("/boot.ipxe").content
     assert {client.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
-    [init] = client.get(f"/boot/v1/bootparameters?mac={mac_of('init01')}").json()
+    [init] = client.get(f"/boot/v1/bootparameters?mac={make_mac('init01')}").json()
     assert init["hosts"] == ["init01"]
     assert json.loads(client.get(f"/pixiecore/v1/boot/{COLONS}").content)["ipxe-script"]
 
@@ -530,7 +530,7 @@ def _fleet(format: str = "CloudInit", text: str = REPORT, record: Record | None 
         profile("web", "flatcar-1", f"userData: {{format: {format}, template: t}}", method="VirtualMedia"),
         policy("web", often="Once"),
     )
-    return planned(*documents, templates={"t": text}, keys=KEYS, records={"web01": record or Record()})
+    return plan_fleet(*documents, templates={"t": text}, keys=KEYS, records={"web01": record or Record()})
 
 
 def _path(found: Fleet) -> str:

@@ -25,10 +25,10 @@ from gitboot.render.paths import CHECK, CHECKER, find_path_kind
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
-from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, MAC, PROXY, Fleet, Site, get, planned, site
+from tests.helpers.endpoints import BEFORE, ENTRY, LOADER, MAC, PROXY, Fleet, Site, get, plan_fleet, site
 from tests.helpers.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
-from tests.helpers.forked_commands import captured
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 PLAIN: Final = "token: kubeadm-hunter2-çé\n"
@@ -90,13 +90,13 @@ def path_of(url: str) -> str:
 
 @pytest.fixture
 def here(sealed: Sealed) -> Iterator[Site]:
-    with site(planned(*documents(), templates=sealed.files)) as made:
+    with site(plan_fleet(*documents(), templates=sealed.files)) as made:
         yield made
 
 
 @pytest.fixture
 def secret(sealed: Sealed) -> str:
-    return path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
+    return path_of(secrets_in(plan_fleet(*documents(), templates=sealed.files))["join"])
 
 
 # In Git
@@ -163,7 +163,7 @@ def test_the_url_of_a_secret_names_its_endpoint(sealed: Sealed, often: str) -> N
     """A mirror has no secrets: the URL is that of the endpoint."""
     mirrored = "endpoint: 'http://gitboot.test:8080'"
     for of_fleet, base in (("", "http://boot.test"), (mirrored, "http://gitboot.test:8080")):
-        urls = secrets_in(planned(*documents(of_fleet=of_fleet, often=often), templates=sealed.files))
+        urls = secrets_in(plan_fleet(*documents(of_fleet=of_fleet, often=often), templates=sealed.files))
         assert set(urls) == {"join", "own"}
         assert all(url.startswith(f"{base}/s/") and url.endswith(f"/{MAC}/{name}") for name, url in urls.items())
 
@@ -196,7 +196,7 @@ def test_a_wrong_reference_to_a_secret_is_rejected_with_the_right_form(
 
 
 def test_nothing_of_a_secret_is_published_except_its_encrypted_form(sealed: Sealed) -> None:
-    found = planned(*documents(), templates=sealed.files)
+    found = plan_fleet(*documents(), templates=sealed.files)
     state = found.files["ops/servers/web01.json"].content.decode()
     everything = "\n".join(f"{path}\n{file.content.decode()}" for path, file in found.files.items())
     assert "hunter" not in everything
@@ -223,7 +223,7 @@ def test_a_secret_is_offered_with_user_data_and_ends_when_the_installation_is_do
 ) -> None:
     done = Record(provision=1, image="flatcar-1", pool="web", evidence=evidence, provisioned_at=BEFORE)
     record, offered = done if evidence is not None else Record(), STEPS[evidence]
-    found = planned(*documents(), records={"web01": record}, templates=sealed.files)
+    found = plan_fleet(*documents(), records={"web01": record}, templates=sealed.files)
     paths = [path for path in found.servers["web01"].published.paths if path.startswith("boot/s/")]
     contents = [found.servers["web01"].published.paths[path][0].content for path in paths]
     assert any(contents) is offered, paths
@@ -234,14 +234,14 @@ def test_an_installer_that_has_failed_gets_no_more_secrets(sealed: Sealed, faile
     from gitboot.resolve.provisioning_record import Failure
 
     key = decision("web01", *documents(of_fleet=REPORTED), files=sealed.files)
-    wanted = planned(*documents(of_fleet=REPORTED), templates=sealed.files).servers["web01"].plan
+    wanted = plan_fleet(*documents(of_fleet=REPORTED), templates=sealed.files).servers["web01"].plan
     assert key.policy is not None and wanted is not None and wanted.key is not None
     attempt = InstallAttempt(
         key=wanted.key,
         boots=(StepEvidence(BEFORE - timedelta(minutes=5), "boot/x", "10.0.0.1"),),
         failed=Failure(BEFORE, "10.0.0.1", "") if failed else None,
     )
-    found = planned(
+    found = plan_fleet(
         *documents(of_fleet=REPORTED), records={"web01": Record(attempts=(attempt,))}, templates=sealed.files
     )
     offered = [path for path, turns in found.servers["web01"].published.paths.items() if path.startswith("boot/s/")]
@@ -252,7 +252,7 @@ def test_an_installer_that_has_failed_gets_no_more_secrets(sealed: Sealed, faile
 
 
 def test_an_endpoint_serves_its_secrets_and_records_each_fetch(here: Site, sealed: Sealed) -> None:
-    urls = secrets_in(planned(*documents(), templates=sealed.files))
+    urls = secrets_in(plan_fleet(*documents(), templates=sealed.files))
     with here.serve(keys=sealed.keys) as url:
         for name, text in (("join", PLAIN), ("own", OWN)):
             found = get(url + path_of(urls[name]))
@@ -291,7 +291,7 @@ def test_any_other_path_of_a_secret_gets_the_same_404(here: Site, sealed: Sealed
 
 def test_a_client_that_is_not_a_machine_of_the_fleet_gets_no_secret(sealed: Sealed) -> None:
     clients = "provisioning: {clients: [10.12.0.0/24]}"
-    made = planned(*documents(of_fleet=clients), templates=sealed.files)
+    made = plan_fleet(*documents(of_fleet=clients), templates=sealed.files)
     path = path_of(secrets_in(made)["join"])
     with site(made) as there, there.serve(keys=sealed.keys, trusted_proxies=PROXY) as url:
         for client, status in (("10.12.0.13", 200), ("10.13.0.13", 404), ("127.0.0.1", 404)):
@@ -312,7 +312,7 @@ def test_finding_m3_a_secret_that_a_check_requests_is_neither_served_nor_counted
     """All clients of this host count here, so that only the signs distinguish a check from a machine."""
     query, headers = CHECKS[marks]
     clients = "provisioning: {evidence: Reported, clients: [127.0.0.0/8]}"
-    made = planned(*documents(of_fleet=clients), templates=sealed.files)
+    made = plan_fleet(*documents(of_fleet=clients), templates=sealed.files)
     path = path_of(secrets_in(made)["join"])
     with site(made) as there, there.serve(keys=sealed.keys) as url:
         for _ in range(9):  # five withheld boots of a machine make a condition false
@@ -346,7 +346,7 @@ def test_a_secret_is_served_only_with_the_fetch_log_of_the_tree(here: Site, seal
 
 
 def test_the_report_of_the_installer_ends_its_secrets_before_the_instance_reads_it(sealed: Sealed) -> None:
-    made = planned(*documents(of_fleet=REPORTED), templates=sealed.files)
+    made = plan_fleet(*documents(of_fleet=REPORTED), templates=sealed.files)
     path = path_of(secrets_in(made)["join"])
     report = next(f"/{each}" for each in made.boot_files if "/provisioned/" in each).replace("//", "/")
     with site(made) as there, there.serve(keys=sealed.keys) as url:
@@ -360,13 +360,13 @@ def test_the_report_of_the_installer_ends_its_secrets_before_the_instance_reads_
 
 def test_secrets_end_by_the_clock_and_when_they_are_removed(sealed: Sealed, secret: str) -> None:
     record = Record(provision=1, image="flatcar-1", pool="web", evidence="Fetched", provisioned_at=BEFORE)
-    made = planned(*documents(), records={"web01": record}, templates=sealed.files)
+    made = plan_fleet(*documents(), records={"web01": record}, templates=sealed.files)
     with site(made) as there, there.serve(keys=sealed.keys) as url:
         for minutes, status in ((0, 200), (119, 200), (120, 404)):
             there.now = BEFORE + timedelta(minutes=minutes)
             assert get(url + secret).status_code == status, minutes
         there.now = BEFORE
-        there.publish(planned(*documents(of_fleet="stopped: 'no'"), templates=sealed.files), commit="stopped")
+        there.publish(plan_fleet(*documents(of_fleet="stopped: 'no'"), templates=sealed.files), commit="stopped")
         assert get(url + secret).status_code == 404
 
 
@@ -418,7 +418,7 @@ def test_gitboot_serve_decrypts_secrets_too_and_does_not_start_without_its_key_f
 ) -> None:
     with served(here.root, "--spool", str(here.spool), "--secret-keys", str(sealed.file)) as (url, _):
         assert get(url + secret).text == PLAIN
-    refused = captured("serve", "--out", here.root, "--secret-keys", here.root / "no")
+    refused = run_forked("serve", "--out", here.root, "--secret-keys", here.root / "no")
     assert refused.returncode == Exit.USAGE and "no cannot be read: No such file" in refused.stderr
 
 
@@ -446,7 +446,7 @@ def fetched_secrets(instance: Instance) -> list[str]:
 
 
 def show_fetches(folder: Path) -> dict[str, int]:
-    shown = typed("secret", "fetches", "web01", "--state", folder / "state", "-o", "json")
+    shown = run_command("secret", "fetches", "web01", "--state", folder / "state", "-o", "json")
     (found,) = (each for each in shown.json["items"] if each["secret"] == "secrets/join")
     others = {"others": found["others"]["times"]} if found["others"] is not None else {}
     return {each["address"]: each["times"] for each in found["addresses"]} | others
@@ -488,7 +488,7 @@ def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_co
         eventually(lambda: show_fetches(tmp_path).get(STRANGER, 0) > 10)
         assert fetched_secrets(instance) == ["127.0.0.1", STRANGER]
 
-        confirmed = typed("secret", "fetches", "web01", "--state", tmp_path / "state", "--confirm", "INC-4711")
+        confirmed = run_command("secret", "fetches", "web01", "--state", tmp_path / "state", "--confirm", "INC-4711")
         assert confirmed.code == 0, confirmed.err
         eventually(lambda: private(instance) is None)
 

@@ -20,7 +20,7 @@ from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import ENTRY, IPXE, PROXY, connect, exchange, get, read_all, site
-from tests.helpers.fleets import configured
+from tests.helpers.fleets import write_configuration
 from tests.helpers.git_repositories import program
 from tests.helpers.running_instance import eventually
 
@@ -35,7 +35,7 @@ def readable(held: list[socket.socket]) -> list[socket.socket]:
 
 
 def test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served() -> None:
-    settings = configured(idle_connections=1000)
+    settings = write_configuration(idle_connections=1000)
     with (
         site(ASKING) as made,
         served(made.root, "--spool", str(made.spool), *settings) as (url, _),

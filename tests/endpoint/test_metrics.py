@@ -24,7 +24,7 @@ from tests.helpers.endpoints import (
     START,
     get,
     monitored_endpoint,
-    planned,
+    plan_fleet,
     site,
 )
 from tests.helpers.git_repositories import program
@@ -62,7 +62,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_requests_are_counted_by_their_kind() -> None:
-    with site(planned(*ONCE)) as made, made.serve() as url:
+    with site(plan_fleet(*ONCE)) as made, made.serve() as url:
         for path in (ENTRY, ENTRY, "/boot.ipxe", "/healthz", "/nothing", "/also/nothing"):
             get(url + path)
         http_peers.post(f"{url}/nothing")

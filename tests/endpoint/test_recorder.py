@@ -63,21 +63,21 @@ from tests.helpers.endpoints import (
     Site,
     connect,
     get,
-    planned,
+    plan_fleet,
     read_all,
     site,
 )
-from tests.helpers.fleets import at, fleet, image, policy, profile, server, uuid_of
+from tests.helpers.fleets import at, fleet, image, make_uuid, policy, profile, server
 from tests.helpers.instance_in_process import Bench
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.running_instance import Repository, eventually, running
 from tests.helpers.site_lives.processes import PassingLoop, ask_endpoint
 
 SERVED, DISK = "(Network)", "boots its local disk"
-FLEET = planned(*ONCE)
+FLEET = plan_fleet(*ONCE)
 INSTALL = (ONCE[0], server("web01", "role: web", "provision: 1"), *ONCE[2:])
-REPORTED = planned(fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"), *ONCE[1:])
-LARGE = planned(*ONCE, templates={"t": '{"ignition": {"version": "3.4.0"}, "note": "%s"}' % ("x" * 400_000)})
+REPORTED = plan_fleet(fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"), *ONCE[1:])
+LARGE = plan_fleet(*ONCE, templates={"t": '{"ignition": {"version": "3.4.0"}, "note": "%s"}' % ("x" * 400_000)})
 REPORT = f"{ENTRY.rpartition('/')[0]}/provisioned/{REPORTED.servers['web01'].decision.token}"
 CLIENTS = "baseURL: 'http://boot.test', provisioning: {evidence: Reported, clients: [10.12.0.0/16]}"
 
@@ -267,7 +267,7 @@ def test_finding_c6_curl_of_user_data_by_a_uuid_makes_no_server_provisioned(tmp_
     repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
     with running(repository.bare, tmp_path, "--check-assets", "off", records="fresh") as instance:
         eventually(lambda: instance.status()["records"] == {"Pending": 1})
-        url = f"{instance.url}/ignition/{uuid_of('web01')}"
+        url = f"{instance.url}/ignition/{make_uuid('web01')}"
         assert http_peers.get(url, headers={"user-agent": "curl/8.5.0"}).status_code == 200
         eventually(lambda: "SecretFetched" in [each["type"] for each in instance.events])  # the instance has read it
         assert instance.status()["records"] == {"Pending": 1}
@@ -285,7 +285,7 @@ def test_a_client_that_reads_nothing_for_a_minute_has_not_received_its_response(
 
 
 def test_finding_c6_a_report_by_get_of_a_client_that_does_not_count_gets_a_404(here: Site) -> None:
-    here.publish(planned(fleet(CLIENTS), *ONCE[1:]))
+    here.publish(plan_fleet(fleet(CLIENTS), *ONCE[1:]))
     with here.serve(trusted_proxies=PROXY) as url:
         for client, expected in (("10.13.0.1", 404), ("10.12.0.13", 204)):
             assert get(url + REPORT, headers={"x-forwarded-for": client}).status_code == expected
@@ -293,7 +293,7 @@ def test_finding_c6_a_report_by_get_of_a_client_that_does_not_count_gets_a_404(h
 
 
 CHOSEN = fleet("baseURL: 'http://boot.test', outputs: [ipxe, inventory]")
-ASKING = planned(CHOSEN, *ONCE[1:])
+ASKING = plan_fleet(CHOSEN, *ONCE[1:])
 
 
 @pytest.fixture
@@ -330,7 +330,7 @@ def test_the_inventory_of_an_unknown_machine_is_stored_for_the_instance(taking: 
 
 
 def test_no_inventory_is_accepted_unless_the_fleet_enables_it(taking: Site) -> None:
-    taking.publish(planned(*ONCE), commit="c0ffe2")
+    taking.publish(plan_fleet(*ONCE), commit="c0ffe2")
     assert (codes(send(taking, SENT)), load_unknown_machines(taking)) == ([405], [])
 
 
@@ -383,7 +383,7 @@ def test_an_inventory_by_a_monitor_or_without_a_fetch_log_is_not_accepted(taking
     monitored = fleet(
         "baseURL: 'http://boot.test', outputs: [inventory, ipxe], provisioning: {monitors: ['127.0.0.0/8']}"
     )
-    taking.publish(planned(monitored, *ONCE[1:]), commit="c0ffe2")
+    taking.publish(plan_fleet(monitored, *ONCE[1:]), commit="c0ffe2")
     assert (codes(send(taking, SENT)), load_unknown_machines(taking)) == ([404], [])
 
 

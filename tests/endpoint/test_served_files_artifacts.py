@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.helpers import http_peers
-from tests.helpers.endpoints import LOADER, connect, exchange, get, read_all, site, undated
+from tests.helpers.endpoints import LOADER, connect, exchange, get, read_all, remove_date, site
 
 KERNEL = bytes(range(256)) * 1000
 
@@ -118,7 +118,7 @@ def test_a_client_that_has_the_file_already_gets_a_304(client: httpx.Client) -> 
 )
 def test_no_other_file_is_served(client: httpx.Client, path: str) -> None:
     asked, nothing = (
-        undated(exchange(str(client.base_url), f"GET {each} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()))
+        remove_date(exchange(str(client.base_url), f"GET {each} HTTP/1.1\r\nConnection: close\r\n\r\n".encode()))
         for each in (f"/assets/{path}", "/nothing")
     )
     assert asked == nothing

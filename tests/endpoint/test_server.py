@@ -40,13 +40,13 @@ from tests.helpers.endpoints import (
     connect,
     exchange,
     get,
-    planned,
+    plan_fleet,
     read_all,
     site,
 )
 from tests.helpers.fleets import SEED, policy, server
-from tests.helpers.forked_commands import Heard
-from tests.helpers.instance_in_process import published_records
+from tests.helpers.forked_commands import RunningCommand
+from tests.helpers.instance_in_process import read_published_records
 from tests.helpers.running_instance import Repository, eventually, is_program, running
 
 
@@ -106,7 +106,7 @@ def test_a_free_port_is_chosen_and_reported(listen: str) -> None:
 
 
 def test_one_socket_accepts_both_address_families() -> None:
-    with site(planned(*ONCE)) as made, made.serve("[::]:0") as url:
+    with site(plan_fleet(*ONCE)) as made, made.serve("[::]:0") as url:
         port = url.rpartition(":")[2]
         assert get(f"http://127.0.0.1:{port}{ENTRY}").status_code == 200
         assert [each.client for each in made.observed()] == ["127.0.0.1"]
@@ -394,14 +394,14 @@ def _serve(root: Path, *arguments: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def served(root: Path, *arguments: str) -> Iterator[tuple[str, Heard]]:
-    with Heard(*_serve(root, *arguments)) as process:
+def served(root: Path, *arguments: str) -> Iterator[tuple[str, RunningCommand]]:
+    with RunningCommand(*_serve(root, *arguments)) as process:
         yield json.loads(process.stderr.readline())["url"], process
 
 
 @pytest.fixture
 def tree() -> Iterator[Site]:
-    with site(planned(*ONCE)) as made:
+    with site(plan_fleet(*ONCE)) as made:
         yield made
 
 
@@ -434,7 +434,7 @@ def test_a_worker_ends_with_its_parent_in_every_case(tree: Site) -> None:
 def test_several_processes_change_at_one_transition_and_use_a_publication_at_the_next_request(tree: Site) -> None:
     with served(tree.root, "--workers", "2", "--spool", str(tree.spool)) as (url, _):
         for version in range(10):
-            tree.publish(planned(*ONCE[:-1], policy(f"v{version}", often="Once"), now=AFTER), commit=str(version))
+            tree.publish(plan_fleet(*ONCE[:-1], policy(f"v{version}", often="Once"), now=AFTER), commit=str(version))
             for path in LOOKUPS * 3:  # each on a separate connection, to any worker
                 assert f"BootPolicy/v{version}," in get(url + path).text
         assert len(tree.observed()) == 10 * 9
@@ -554,7 +554,7 @@ def test_a_fetch_that_an_endpoint_recorded_is_read_once_and_then_deleted(
     spool = tmp_path / "state" / "spool"
     with running(repository.bare, tmp_path, records="fresh") as instance:
         eventually(lambda: "(Network)" in instance.get(ENTRY).text)
-        eventually(lambda: b"Fetched" in published_records(tmp_path / "output"))
+        eventually(lambda: b"Fetched" in read_published_records(tmp_path / "output"))
         assert len(list(spool.glob("*.jsonl"))) == 1, "its writer lives"
     assert [event["type"] for event in instance.events].count("Provisioned") == 1
     with running(repository.bare, tmp_path) as instance:

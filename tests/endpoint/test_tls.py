@@ -25,8 +25,8 @@ from gitboot.endpoint.tls import Certificate, TlsSocket
 from tests.endpoint.test_server import workers_of
 from tests.helpers.endpoints import BEFORE, ENTRY, Site, connect, get, site
 from tests.helpers.fleets import SEED
-from tests.helpers.forked_commands import captured
-from tests.helpers.http_peers import Authority, Issued
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.http_peers import Authority, IssuedCertificate
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 STATUS = "/api/v1/status"
@@ -64,7 +64,7 @@ class Pair:
         self.put(issued)
         return ssl.PEM_cert_to_DER_cert(issued.certificate.read_text())
 
-    def put(self, issued: Issued) -> None:
+    def put(self, issued: IssuedCertificate) -> None:
         for file, target in zip(issued, (self.certificate, self.key), strict=True):
             put(target, file.read_bytes())
 
@@ -329,7 +329,7 @@ def test_an_unusable_certificate_is_rejected_at_the_start(
     (tmp_path / "output").mkdir()
     places = ["--out", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
     for command in (["serve"], ["run", "--state", str(tmp_path / "state"), str(tmp_path / "repository")]):
-        done = captured(*command, *places, *options)
+        done = run_forked(*command, *places, *options)
         assert (done.returncode, why.format(folder=tmp_path) in done.stderr) == (64, True), done
 
 
@@ -355,7 +355,9 @@ def test_t12_failed_tls_handshakes_are_counted(made: Site, pair: Pair, authority
 
 
 @contextmanager
-def crowded(made: Site, issued: Issued, refused: list[int], most: int = 32) -> Iterator[tuple[str, str, Limits]]:
+def crowded(
+    made: Site, issued: IssuedCertificate, refused: list[int], most: int = 32
+) -> Iterator[tuple[str, str, Limits]]:
     with ExitStack() as stack:
         machines, operators = (stack.enter_context(open_listening_socket("127.0.0.1:0")) for _ in range(2))
         tree = PublishedTree(made.root, lambda: BEFORE)

@@ -14,10 +14,10 @@ import pytest
 from gitboot.endpoint.tls import Certificate, CipherSuites, HandshakeFailure, classify_failure
 from tests.endpoint.test_boot_responses_secrets import PLAIN, Sealed, documents, path_of, secrets_in
 from tests.endpoint.test_tls import START, STATUS, find_events, made, put, served
-from tests.helpers.endpoints import ENTRY, LOADER, ONCE, Site, connect, planned, site
-from tests.helpers.fleets import SEED, configured, fleet
-from tests.helpers.forked_commands import captured
-from tests.helpers.http_peers import Authority, Issued
+from tests.helpers.endpoints import ENTRY, LOADER, ONCE, Site, connect, plan_fleet, site
+from tests.helpers.fleets import SEED, fleet, write_configuration
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.http_peers import Authority, IssuedCertificate
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 __all__ = ["made"]
@@ -30,11 +30,11 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def rsa(authority: Authority) -> Issued:
+def rsa(authority: Authority) -> IssuedCertificate:
     return authority.issue(rsa_bits=2048)
 
 
-def options(issued: Issued, *more: str) -> tuple[str, ...]:
+def options(issued: IssuedCertificate, *more: str) -> tuple[str, ...]:
     return ("--machines-tls", "127.0.0.1:0", *map(str, issued), *more)
 
 
@@ -58,18 +58,18 @@ def cipher(url: str, context: ssl.SSLContext) -> str:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_machines_get_the_same_boots_by_tls_as_without(
-    made: Site, authority: Authority, rsa: Issued, workers: str
+    made: Site, authority: Authority, rsa: IssuedCertificate, workers: str
 ) -> None:
     with served(made, *options(rsa), "--workers", workers) as (found, _):
         machines = url_of(found)
         assert machines.startswith("https://127.0.0.1:")
-        by_tls = httpx.get(machines + ENTRY, verify=client(authority), timeout=60)
+        tls_certificate = httpx.get(machines + ENTRY, verify=client(authority), timeout=60)
         plain = httpx.get(found.url + ENTRY, timeout=60)
-        assert (by_tls.status_code, by_tls.content) == (200, plain.content)
+        assert (tls_certificate.status_code, tls_certificate.content) == (200, plain.content)
 
 
 def test_the_socket_of_machines_offers_suites_of_firmware_after_those_with_forward_secrecy(
-    made: Site, authority: Authority, rsa: Issued
+    made: Site, authority: Authority, rsa: IssuedCertificate
 ) -> None:
     with served(made, *options(rsa)) as (found, _):
         machines = url_of(found)
@@ -81,9 +81,9 @@ def test_the_socket_of_machines_offers_suites_of_firmware_after_those_with_forwa
 
 
 def test_without_firmware_ciphers_a_client_with_only_these_is_counted(
-    made: Site, authority: Authority, rsa: Issued
+    made: Site, authority: Authority, rsa: IssuedCertificate
 ) -> None:
-    with served(made, *options(rsa, *configured(firmware_ciphers=False))) as (found, operators):
+    with served(made, *options(rsa, *write_configuration(firmware_ciphers=False))) as (found, operators):
         machines = url_of(found)
         with pytest.raises(ssl.SSLError):
             cipher(machines, client(authority))
@@ -99,7 +99,9 @@ def test_without_firmware_ciphers_a_client_with_only_these_is_counted(
         eventually(lambda: failed("CertificateRejected"))
 
 
-def test_the_socket_of_operators_never_offers_suites_of_firmware(made: Site, authority: Authority, rsa: Issued) -> None:
+def test_the_socket_of_operators_never_offers_suites_of_firmware(
+    made: Site, authority: Authority, rsa: IssuedCertificate
+) -> None:
     own = authority.issue(rsa_bits=2048)
     with served(made, *options(rsa), "--operators-tls", *map(str, own)) as (found, operators):
         with pytest.raises(ssl.SSLError):
@@ -107,7 +109,7 @@ def test_the_socket_of_operators_never_offers_suites_of_firmware(made: Site, aut
         assert cipher(url_of(found), client(authority)).startswith("AES")
 
 
-def test_each_suite_of_operators_has_forward_secrecy_whatever_python_offers_by_default(rsa: Issued) -> None:
+def test_each_suite_of_operators_has_forward_secrecy_whatever_python_offers_by_default(rsa: IssuedCertificate) -> None:
     """Debian's Python offers OpenSSL's default list, which has AES128-GCM-SHA256."""
     context = Certificate(*rsa).context
     default = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -119,7 +121,7 @@ def test_each_suite_of_operators_has_forward_secrecy_whatever_python_offers_by_d
 
 @pytest.mark.parametrize("path", [STATUS, "/metrics", "/page/"])
 def test_the_socket_of_machines_serves_nothing_for_operators(
-    made: Site, authority: Authority, rsa: Issued, path: str, tmp_path: Path
+    made: Site, authority: Authority, rsa: IssuedCertificate, path: str, tmp_path: Path
 ) -> None:
     """A token or a status must not travel over suites without forward secrecy, even if operators have no own socket."""
     (tmp_path / "tokens").write_text("a-token-of-prometheus\n")
@@ -133,7 +135,7 @@ def test_a_new_certificate_of_machines_is_used_without_a_restart(
     made: Site, authority: Authority, tmp_path: Path
 ) -> None:
     first, second = authority.issue(rsa_bits=2048), authority.issue(rsa_bits=2048)
-    own = Issued(tmp_path / "machines.pem", tmp_path / "machines.key")
+    own = IssuedCertificate(tmp_path / "machines.pem", tmp_path / "machines.key")
     for file, target in zip(first, own, strict=True):
         put(target, file.read_bytes())
 
@@ -158,12 +160,14 @@ def test_a_new_certificate_of_machines_is_used_without_a_restart(
         assert re.search(r"^gitboot_machines_certificate_expiration_timestamp_seconds 1\.\d+e\+09$", text, re.MULTILINE)
 
 
-def test_a_one_time_boot_is_recorded_by_tls_as_without_and_served_once(authority: Authority, rsa: Issued) -> None:
+def test_a_one_time_boot_is_recorded_by_tls_as_without_and_served_once(
+    authority: Authority, rsa: IssuedCertificate
+) -> None:
     certificate = Certificate(*rsa, CipherSuites.FIRMWARE)
     certificate.load()
     found = {}
-    for by_tls in (None, certificate):
-        with site(planned(*ONCE)) as made, made.serve(by_tls=by_tls) as url:
+    for tls_certificate in (None, certificate):
+        with site(plan_fleet(*ONCE)) as made, made.serve(tls_certificate=tls_certificate) as url:
             ask = partial(httpx.get, url + ENTRY, headers=LOADER, verify=client(authority), timeout=60)
             first = ask()
             assert "kernel " in first.text
@@ -176,25 +180,25 @@ def test_a_one_time_boot_is_recorded_by_tls_as_without_and_served_once(authority
     assert found["https"][-1] == "127.0.0.1"
 
 
-def test_a_secret_is_served_and_recorded_by_tls(authority: Authority, rsa: Issued, tmp_path: Path) -> None:
+def test_a_secret_is_served_and_recorded_by_tls(authority: Authority, rsa: IssuedCertificate, tmp_path: Path) -> None:
     certificate, sealed = Certificate(*rsa, CipherSuites.FIRMWARE), Sealed(tmp_path)
     certificate.load()
-    made_of = planned(*documents(), templates=sealed.files)
+    made_of = plan_fleet(*documents(), templates=sealed.files)
     path = path_of(secrets_in(made_of)["join"])
-    with site(made_of) as made, made.serve(by_tls=certificate, keys=sealed.keys) as url:
+    with site(made_of) as made, made.serve(tls_certificate=certificate, keys=sealed.keys) as url:
         assert httpx.get(url + path, headers=LOADER, verify=client(authority), timeout=60).text == PLAIN
         [seen] = made.observed()
     assert (seen.path, seen.client) == (f"boot{path}", "127.0.0.1")
 
 
 def test_a_network_whose_fetches_count_is_compared_with_the_address_of_a_tls_client(
-    authority: Authority, rsa: Issued
+    authority: Authority, rsa: IssuedCertificate
 ) -> None:
     certificate = Certificate(*rsa, CipherSuites.FIRMWARE)
     certificate.load()
     for network, boots in (("127.0.0.0/8", True), ("192.0.2.0/24", False)):
         fleet_of = (fleet(f"baseURL: 'http://boot.test', provisioning: {{clients: [{network}]}}"), *ONCE[1:])
-        with site(planned(*fleet_of)) as made, made.serve(by_tls=certificate) as url:
+        with site(plan_fleet(*fleet_of)) as made, made.serve(tls_certificate=certificate) as url:
             answer = httpx.get(url + ENTRY, headers=LOADER, verify=client(authority), timeout=60)
             assert ("kernel " in answer.text) is boots
             assert len(made.observed()) == boots
@@ -212,7 +216,7 @@ def test_a_network_whose_fetches_count_is_compared_with_the_address_of_a_tls_cli
     ],
 )
 def test_options_that_machines_cannot_use_are_rejected_at_the_start(
-    authority: Authority, rsa: Issued, tmp_path: Path, command: str, how: str, why: str
+    authority: Authority, rsa: IssuedCertificate, tmp_path: Path, command: str, how: str, why: str
 ) -> None:
     match how:
         case "an EC key":
@@ -220,7 +224,7 @@ def test_options_that_machines_cannot_use_are_rejected_at_the_start(
         case "a short key":
             given = options(authority.issue(rsa_bits=1024))
         case "the key of operators" | "the same key in another file":
-            copy = Issued(tmp_path / "copy.pem", tmp_path / "copy.key")
+            copy = IssuedCertificate(tmp_path / "copy.pem", tmp_path / "copy.key")
             for file, target in zip(rsa, copy, strict=True):
                 target.write_bytes(file.read_bytes())
             same = rsa if how == "the key of operators" else copy
@@ -231,27 +235,29 @@ def test_options_that_machines_cannot_use_are_rejected_at_the_start(
     places = ["--out", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
     if command == "run":
         places += ["--state", str(tmp_path / "state"), str(tmp_path / "repository")]
-    done = captured(command, *places, *given)
+    done = run_forked(command, *places, *given)
     assert done.returncode == 64, done.stderr
     assert why in done.stderr
 
 
-def test_machines_that_use_only_tls_still_need_a_plain_address(rsa: Issued, tmp_path: Path) -> None:
+def test_machines_that_use_only_tls_still_need_a_plain_address(rsa: IssuedCertificate, tmp_path: Path) -> None:
     places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"), str(tmp_path / "repository"))
-    done = captured("run", *places, *options(rsa))
+    done = run_forked("run", *places, *options(rsa))
     assert done.returncode == 64
     assert "--machines-tls needs --listen; use --listen 127.0.0.1:8080" in done.stderr
 
 
-def test_without_firmware_ciphers_machines_may_have_any_key(authority: Authority, rsa: Issued) -> None:
+def test_without_firmware_ciphers_machines_may_have_any_key(authority: Authority, rsa: IssuedCertificate) -> None:
     for issued in (authority.issue(), rsa):
         operators = Certificate(*issued)
         operators.load()
         Certificate(*issued, CipherSuites.MACHINES, operators).load()
 
 
-def test_operators_may_not_take_the_key_of_machines_later(authority: Authority, rsa: Issued, tmp_path: Path) -> None:
-    own = Issued(tmp_path / "operators.pem", tmp_path / "operators.key")
+def test_operators_may_not_take_the_key_of_machines_later(
+    authority: Authority, rsa: IssuedCertificate, tmp_path: Path
+) -> None:
+    own = IssuedCertificate(tmp_path / "operators.pem", tmp_path / "operators.key")
     for file, target in zip(authority.issue(), own, strict=True):
         put(target, file.read_bytes())
     operators = Certificate(*own)
@@ -287,11 +293,11 @@ def test_a_failed_handshake_has_a_kind(reason: str | None, kind: HandshakeFailur
 
 
 def test_an_instance_reports_that_the_certificate_of_machines_cannot_be_used(
-    authority: Authority, rsa: Issued, tmp_path: Path
+    authority: Authority, rsa: IssuedCertificate, tmp_path: Path
 ) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
-    own = Issued(tmp_path / "machines.pem", tmp_path / "machines.key")
+    own = IssuedCertificate(tmp_path / "machines.pem", tmp_path / "machines.key")
     for file, target in zip(rsa, own, strict=True):
         put(target, file.read_bytes())
     with running(repository.bare, tmp_path, *options(own), "--poll", "1") as instance:

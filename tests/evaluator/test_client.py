@@ -32,10 +32,10 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code
 from gitboot.status.conditions import Condition
 from tests.helpers.evaluations import StoredResults
-from tests.helpers.fleets import SEED, configured, mac_of, policy, server, uuid_of
-from tests.helpers.forked_commands import Command, captured, nursery
-from tests.helpers.instance_in_process import in_process
-from tests.helpers.running_instance import Repository, alive, evaluators, eventually, running
+from tests.helpers.fleets import SEED, make_mac, make_uuid, policy, server, write_configuration
+from tests.helpers.forked_commands import Command, nursery, run_forked
+from tests.helpers.instance_in_process import run_in_process
+from tests.helpers.running_instance import Repository, eventually, is_alive, list_evaluators, running
 
 MANY = 3000  # servers: more memory than the limit here
 FEW = 300  # but an evaluator is at it a while
@@ -46,7 +46,7 @@ def many(count: int = MANY) -> str:
     names = [f"w{number:05}" for number in range(count)]
     macs = [f"02:00:00:{number >> 16:02x}:{number >> 8 & 255:02x}:{number & 255:02x}" for number in range(count)]
     return "---\n".join(
-        server(name, "role: web").replace(mac_of(name), mac) for name, mac in zip(names, macs, strict=True)
+        server(name, "role: web").replace(make_mac(name), mac) for name, mac in zip(names, macs, strict=True)
     )
 
 
@@ -129,7 +129,7 @@ def evaluate(evaluation: EvaluatorClient, revision: Revision, base: Commit | Non
 
 
 def kill_evaluators() -> None:
-    for process in evaluators(os.getpid()):
+    for process in list_evaluators(os.getpid()):
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(process, signal.SIGKILL)
 
@@ -186,7 +186,7 @@ def test_after_a_dropped_commit_that_removed_a_server_its_address_is_still_known
     first = evaluate(evaluation, newest(source))
     repository.push({"web02.yaml": ""})
     evaluate(evaluation, newest(source), first.commit)
-    taken = server("web03", "role: web").replace(mac_of("web03"), mac_of("web02"))
+    taken = server("web03", "role: web").replace(make_mac("web03"), make_mac("web02"))
     repository.push({"web02.yaml": server("web02", "role: web"), "web03.yaml": taken})
     with pytest.raises(InvalidRepository) as raised:
         evaluation.evaluate(newest(source), first.commit)
@@ -264,7 +264,7 @@ def test_a_commit_with_an_invalid_answer_is_not_accepted(
     first = evaluate(evaluation, newest(source)).commit
     stored(evaluation, cache, first)
     for key, value in cache.rows[ResultKind.DECIDED].items():
-        cache.rows[ResultKind.DECIDED][key] = with_decision(value, uuid=SystemUuid(uuid_of("web02")))
+        cache.rows[ResultKind.DECIDED][key] = with_decision(value, uuid=SystemUuid(make_uuid("web02")))
     with pytest.raises(NotEvaluated, match="killed the evaluation twice"):
         evaluated_anew(state, first.revision, cache)
 
@@ -289,11 +289,11 @@ def test_the_process_of_an_unaccepted_commit_ends_and_nothing_is_stored(
     evaluation, cache = cached
     revision = newest(source)
     evaluate(evaluation, revision)
-    (process,) = evaluators(os.getpid())
+    (process,) = list_evaluators(os.getpid())
     evaluation.end_unless_accepted(revision)  # it is about to be accepted
-    assert alive(process)
+    assert is_alive(process)
     evaluation.end_unless_accepted(None)
-    eventually(lambda: not alive(process))
+    eventually(lambda: not is_alive(process))
     evaluation.close()
     assert not cache.rows
 
@@ -316,11 +316,11 @@ def test_a_process_that_follows_a_rejected_commit_stays(
     evaluation.end_unless_accepted(first.revision)
     repository.push({"broken.yaml": ""})
     second = accept(first)
-    process = evaluators(os.getpid())
+    process = list_evaluators(os.getpid())
     assert len(process) == 1
     repository.push({"README.md": "Hello"})
     accept(second)
-    assert evaluators(os.getpid()) == process
+    assert list_evaluators(os.getpid()) == process
 
 
 def test_a_commit_that_is_approved_after_its_process_has_ended_is_stored(
@@ -346,9 +346,9 @@ def test_results_after_a_rejected_commit_are_not_stored(
     evaluation.store_results(third.revision)
     evaluation.wait_until_stored()
     assert len(cache.inserted) == before
-    (process,) = evaluators(os.getpid())
+    (process,) = list_evaluators(os.getpid())
     evaluation.end_unless_accepted(third.revision)
-    eventually(lambda: not alive(process))
+    eventually(lambda: not is_alive(process))
 
 
 def test_a_process_that_does_not_read_is_killed(state: Path) -> None:
@@ -452,7 +452,7 @@ def test_a_commit_that_takes_too_much_memory_is_rejected_and_the_next_is_not(
 def test_the_wait_for_a_commit_ends(repository: Repository, source: Source, state: Path) -> None:
     with closing(EvaluatorClient(state, limits=EvaluationLimits(seconds=1), waits_for_answer=True)) as evaluation:
         evaluate(evaluation, newest(source))
-        (process,) = evaluators(os.getpid())
+        (process,) = list_evaluators(os.getpid())
         os.kill(process, signal.SIGSTOP)  # as a disk that hangs would
         repository.push({"web02.yaml": server("web02", "role: web")})
         assert codes(evaluation, newest(source)) == [Code.LIMITS]
@@ -463,16 +463,16 @@ def test_a_killed_evaluator_is_started_again(repository: Repository, source: Sou
         repository.push({"many.yaml": many(FEW)})
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None
-        os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGKILL)
+        os.kill(eventually(lambda: list_evaluators(os.getpid()))[0], signal.SIGKILL)
         found = eventually(lambda: evaluation.evaluate(revision, None))
         assert len(found.commit.decisions.servers) == FEW + 1
-        os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it is idle
+        os.kill(list_evaluators(os.getpid())[0], signal.SIGKILL)  # while it is idle
         base = found.commit
         repository.push({"many.yaml": many(2)})
         revision = newest(source)
         found = eventually(lambda: evaluation.evaluate(revision, base))
         assert (found.extent.before, found.extent.after) == (FEW + 1, 3)
-    assert evaluators(os.getpid()) == []
+    assert list_evaluators(os.getpid()) == []
 
 
 def test_a_commit_that_repeatedly_kills_its_evaluator_is_rejected(
@@ -500,7 +500,7 @@ def test_a_library_that_aborts_without_memory_counts_as_a_limit(
         repository.push({"many.yaml": many()})
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None
-        os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGABRT)
+        os.kill(eventually(lambda: list_evaluators(os.getpid()))[0], signal.SIGABRT)
         with pytest.raises(InvalidRepository, match="exceeds its memory limit"):
             eventually(lambda: evaluation.evaluate(revision, None))
 
@@ -512,7 +512,7 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
     tmp_path: Path, repository: Repository
 ) -> None:
     start = datetime(2026, 11, 20, 12, tzinfo=UTC)
-    with in_process(tmp_path, repository.bare, apart=True, clock=lambda: start) as parts:
+    with run_in_process(tmp_path, repository.bare, apart=True, clock=lambda: start) as parts:
 
         def commit_accepted(at: datetime) -> Condition:
             parts.reconciler.reconcile(at)
@@ -557,7 +557,7 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
 def test_an_instance_continues_while_it_rejects_commits_that_exceed_the_limits(
     tmp_path: Path, repository: Repository
 ) -> None:
-    with running(repository.bare, tmp_path, *configured(commit_seconds=1), "--poll", "0.3") as instance:
+    with running(repository.bare, tmp_path, *write_configuration(commit_seconds=1), "--poll", "0.3") as instance:
         assert instance.status()["conditions"]
         repository.push(more_than_a_second())
 
@@ -578,13 +578,13 @@ def test_an_instance_ends_in_any_state_of_its_evaluator(
     tmp_path: Path, repository: Repository, number: signal.Signals
 ) -> None:
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
-        (idle,) = evaluators(instance.process.pid)
+        (idle,) = list_evaluators(instance.process.pid)
         repository.push({"many.yaml": many(6000)})
         eventually(lambda: Path(f"/proc/{idle}/stat").read_text().rpartition(")")[2].split()[0] == "R")
         os.kill(idle, signal.SIGSTOP)  # it comes to no end by itself
         instance.process.send_signal(number)
         assert instance.process.wait(120) == 0
-        assert not alive(idle)
+        assert not is_alive(idle)
 
 
 def test_a_killed_instance_leaves_no_evaluator(tmp_path: Path, repository: Repository) -> None:
@@ -593,11 +593,11 @@ def test_a_killed_instance_leaves_no_evaluator(tmp_path: Path, repository: Repos
     with open(os.devnull, "wb") as nobody:
         process = Command(("run", str(repository.bare), *places), os.environ, errors=nobody.fileno())
     try:
-        (evaluator,) = eventually(lambda: evaluators(process.pid))
+        (evaluator,) = eventually(lambda: list_evaluators(process.pid))
     finally:
         process.kill()
         process.wait()
-    eventually(lambda: not alive(evaluator))
+    eventually(lambda: not is_alive(evaluator))
 
 
 # Commands that read a commit
@@ -606,12 +606,12 @@ def test_a_killed_instance_leaves_no_evaluator(tmp_path: Path, repository: Repos
 @pytest.mark.parametrize("command", ["plan", "images"])
 def test_a_command_that_exceeds_its_memory_limit_reports_it(repository: Repository, command: str) -> None:
     repository.push({"many.yaml": many()})
-    check_refused(captured(command, str(repository.bare), "--commit-memory", "8"))
+    check_refused(run_forked(command, str(repository.bare), "--commit-memory", "8"))
 
 
 def test_finding_r14_a_command_that_exceeds_its_time_limit_reports_it_on_any_machine(repository: Repository) -> None:
     repository.push(more_than_a_second())
-    check_refused(captured("validate", str(repository.bare), "--commit-seconds", "1"))
+    check_refused(run_forked("validate", str(repository.bare), "--commit-seconds", "1"))
 
 
 def check_refused(done: subprocess.CompletedProcess[str]) -> None:
@@ -626,8 +626,8 @@ def test_finding_r14_a_limit_that_the_kernel_cannot_enforce_is_rejected(
     (file := tmp_path / "gitboot.toml").write_text(f"commit-seconds = {seconds}\n")
     places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
     for refused in (
-        captured("validate", str(repository.bare), "--commit-seconds", seconds),
-        captured("run", str(repository.bare), *places, "--config", str(file), "--once"),
+        run_forked("validate", str(repository.bare), "--commit-seconds", seconds),
+        run_forked("run", str(repository.bare), *places, "--config", str(file), "--once"),
     ):
         assert (refused.returncode, "Traceback" in refused.stderr) == (64, False)
         assert "commit-seconds" in refused.stderr
@@ -636,19 +636,19 @@ def test_finding_r14_a_limit_that_the_kernel_cannot_enforce_is_rejected(
 def test_a_command_that_reads_the_accepted_commit_has_limits_too(tmp_path: Path, repository: Repository) -> None:
     repository.push({"many.yaml": many(2 * FEW)})
     place = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
-    assert captured("run", str(repository.bare), *place, "--once").returncode == 0
+    assert run_forked("run", str(repository.bare), *place, "--once").returncode == 0
     for command in (("records", "show"), ("bmc", "get")):
-        done = captured(*command, *place[2:])
+        done = run_forked(*command, *place[2:])
         assert (done.returncode, done.stderr) == (0, ""), done
-        done = captured(*command, *place[2:], "--commit-memory", "1")
+        done = run_forked(*command, *place[2:], "--commit-memory", "1")
         assert (done.returncode, Code.LIMITS in done.stderr) == (3, True), done
 
 
 def test_a_command_within_its_limits_prints_the_same_as_without_limits(repository: Repository) -> None:
-    done = captured("validate", str(repository.bare))
+    done = run_forked("validate", str(repository.bare))
     assert (done.returncode, done.stderr) == (0, f"{repository.bare}: 1 server, 2 images, no errors\n")
     repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}")})
-    assert captured("validate", str(repository.bare)).returncode == 3
+    assert run_forked("validate", str(repository.bare)).returncode == 3
 
 
 def test_a_command_whose_child_aborts_without_memory_reports_it(repository: Repository) -> None:
@@ -666,4 +666,4 @@ def test_a_terminated_command_ends_with_its_child(repository: Repository) -> Non
     child = child_of(process)
     process.terminate()
     assert process.wait(120) == -signal.SIGTERM
-    assert not alive(child)
+    assert not is_alive(child)

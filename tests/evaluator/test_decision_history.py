@@ -11,8 +11,8 @@ from gitboot.evaluator.decision_history import ChangingCommit, DecisionHistory, 
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.fleet.revision import Revision
 from gitboot.git.history import History, open_history
-from tests.helpers.fleets import SEED, policy, server, uuid_of
-from tests.helpers.git_repositories import Work
+from tests.helpers.fleets import SEED, make_uuid, policy, server
+from tests.helpers.git_repositories import WorkTree
 
 FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
 WEB01 = "01.yaml"
@@ -20,8 +20,8 @@ POLICY = "06.yaml"
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    made = Work(tmp_path / "work")
+def work(tmp_path: Path) -> WorkTree:
+    made = WorkTree(tmp_path / "work")
     made.commit(FILES, "Begin")
     return made
 
@@ -30,11 +30,11 @@ def lineage(history: History, cache: DiskCache) -> DecisionHistory:
     return DecisionHistory(history.steps, cache, Evaluator(history.snapshot).evaluate)
 
 
-def cache_of(work: Work) -> DiskCache:
+def cache_of(work: WorkTree) -> DiskCache:
     return DiskCache(work.path.parent / "cache.sqlite", pytest.fail)
 
 
-def list_history(work: Work, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
+def list_history(work: WorkTree, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
     """Return the history of a server: subjects and kinds of changes; an invalid commit is in brackets."""
     history = open_history(path or work.path, rev)
     with cache_of(work) as cache:
@@ -47,7 +47,7 @@ def list_history(work: Work, server: str, rev: str | None = None, path: Path | N
     ]
 
 
-def test_only_commits_that_changed_the_decision_are_listed(work: Work) -> None:
+def test_only_commits_that_changed_the_decision_are_listed(work: WorkTree) -> None:
     work.commit({"README.md": "# Fleet"}, "A page")
     work.commit({WEB01: f"# a comment\n{FILES[WEB01]}"}, "A comment in its file")
     work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Its policy")
@@ -57,26 +57,28 @@ def test_only_commits_that_changed_the_decision_are_listed(work: Work) -> None:
     assert list_history(work, "web02") == ["Another server: Added"]
 
 
-def test_a_renamed_server_is_followed_by_its_uuid(work: Work) -> None:
-    work.commit({WEB01: server("db01", "role: web").replace(uuid_of("db01"), uuid_of("web01"))}, "Rename")
-    work.commit({"new.yaml": server("web01", "role: web").replace(uuid_of("web01"), uuid_of("x"))}, "Reuse the name")
+def test_a_renamed_server_is_followed_by_its_uuid(work: WorkTree) -> None:
+    work.commit({WEB01: server("db01", "role: web").replace(make_uuid("db01"), make_uuid("web01"))}, "Rename")
+    work.commit(
+        {"new.yaml": server("web01", "role: web").replace(make_uuid("web01"), make_uuid("x"))}, "Reuse the name"
+    )
     assert list_history(work, "db01") == ["Rename: Changed", "Begin: Added"]
     assert list_history(work, "web01") == ["Reuse the name: Added"]
 
 
-def test_a_removed_server_is_found_by_its_last_name(work: Work) -> None:
+def test_a_removed_server_is_found_by_its_last_name(work: WorkTree) -> None:
     work.commit({"web02.yaml": server("web02", "role: web")}, "Come")
     work.commit({"web02.yaml": None}, "Go")
     assert (list_history(work, "web02"), list_history(work, "web03")) == (["Go: Removed", "Come: Added"], [])
 
 
-def test_commits_that_were_invalid_before_a_server_was_added_are_not_listed(work: Work) -> None:
+def test_commits_that_were_invalid_before_a_server_was_added_are_not_listed(work: WorkTree) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     work.commit({POLICY: FILES[POLICY], "web02.yaml": server("web02", "role: web")}, "Come")
     assert list_history(work, "web02") == ["Come: Added"]
 
 
-def test_an_invalid_commit_is_skipped_and_listed(work: Work) -> None:
+def test_an_invalid_commit_is_skipped_and_listed(work: WorkTree) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     work.commit({POLICY: policy("web", spec="kernelArguments: [quiet]")}, "Fix otherwise")
     work.commit({POLICY: "kind: Nonsense"}, "Break again")
@@ -88,13 +90,13 @@ def test_an_invalid_commit_is_skipped_and_listed(work: Work) -> None:
     assert first.problem.startswith('06.yaml:1:7: GB1021: there is no kind "Nonsense"')
 
 
-def test_a_revert_is_a_change_back(work: Work) -> None:
+def test_a_revert_is_a_change_back(work: WorkTree) -> None:
     work.commit({POLICY: policy("web", often="Never")}, "Stop")
     work.git("revert", "--no-edit", "HEAD")
     assert list_history(work, "web01") == ['Revert "Stop": Changed', "Stop: Changed", "Begin: Added"]
 
 
-def test_a_merge_is_one_step(work: Work) -> None:
+def test_a_merge_is_one_step(work: WorkTree) -> None:
     work.git("switch", "--quiet", "--create", "branch")
     work.commit({POLICY: policy("web", often="Never")}, "First on the branch")
     work.commit({POLICY: policy("web", often="Once")}, "Second on the branch")
@@ -106,12 +108,12 @@ def test_a_merge_is_one_step(work: Work) -> None:
     ]
 
 
-def test_the_history_of_a_fleet_in_a_folder_begins_with_the_folder(work: Work) -> None:
+def test_the_history_of_a_fleet_in_a_folder_begins_with_the_folder(work: WorkTree) -> None:
     work.commit({f"fleet/{name}": text for name, text in FILES.items()}, "Copy into a folder")
     assert list_history(work, "web01", path=work.path / "fleet") == ["Copy into a folder: Added"]
 
 
-def test_a_bare_repository_has_the_same_history(work: Work, tmp_path: Path) -> None:
+def test_a_bare_repository_has_the_same_history(work: WorkTree, tmp_path: Path) -> None:
     assert list_history(work, "web01", path=work.bare(tmp_path / "bare.git")) == ["Begin: Added"]
 
 
@@ -129,7 +131,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return revisions
 
 
-def test_each_fleet_is_decided_once_and_not_again_the_second_time(work: Work, decided: list[str]) -> None:
+def test_each_fleet_is_decided_once_and_not_again_the_second_time(work: WorkTree, decided: list[str]) -> None:
     work.commit({"README.md": "# Fleet"}, "A page")
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     for often in ("Never", "Once", "Always"):
@@ -144,7 +146,7 @@ def test_each_fleet_is_decided_once_and_not_again_the_second_time(work: Work, de
     assert len(decided) == 2  # it and its parent
 
 
-def test_no_more_commits_are_decided_than_requested(work: Work, decided: list[str]) -> None:
+def test_no_more_commits_are_decided_than_requested(work: WorkTree, decided: list[str]) -> None:
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
     with cache_of(work) as cache:
@@ -152,7 +154,7 @@ def test_no_more_commits_are_decided_than_requested(work: Work, decided: list[st
     assert len(decided) == 2
 
 
-def test_a_shallow_clone_is_detected(work: Work, tmp_path: Path) -> None:
+def test_a_shallow_clone_is_detected(work: WorkTree, tmp_path: Path) -> None:
     work.commit({POLICY: policy("web", often="Never")}, "Stop")
     work.git("clone", "--quiet", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
     history = open_history(tmp_path / "shallow", None)

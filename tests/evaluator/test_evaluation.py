@@ -33,20 +33,28 @@ from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, tre
 from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import (
     SEED,
-    configured,
     document,
     fleet,
     image,
-    mac_of,
     maintenance,
+    make_mac,
     policy,
     profile,
     repository,
     server,
+    write_configuration,
 )
 from tests.helpers.git_repositories import store_zeros
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
-from tests.helpers.running_instance import Instance, Repository, evaluators, eventually, git, peak_mib, running
+from tests.helpers.running_instance import (
+    Instance,
+    Repository,
+    eventually,
+    git,
+    list_evaluators,
+    read_peak_mib,
+    running,
+)
 
 
 def loaded(history: History, tree: dict[str, str]) -> FleetRepository | None:
@@ -279,9 +287,9 @@ def test_keys_are_the_same_in_every_process() -> None:
     assert keys == {key_of(DOCUMENTS, TEMPLATE).hex()}
 
 
-ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+ENTRY = f"/v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
 USER_DATA = "userData: {format: CloudInit, template: user-data.j2}"
-LIMITS = (*configured(commit_seconds=1), "--poll", "0.3")
+LIMITS = (*write_configuration(commit_seconds=1), "--poll", "0.3")
 
 HOSTILE = {
     "an ignore pattern of 17 stars and a name of 200 letters": {
@@ -358,7 +366,7 @@ def test_t1_machines_are_served_while_the_evaluation_of_a_commit_does_not_end(tm
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
-        (evaluator,) = evaluators(instance.process.pid)
+        (evaluator,) = list_evaluators(instance.process.pid)
         os.kill(evaluator, signal.SIGSTOP)
         commit = repository.push({"more.yaml": server("web02", "role: web")})
         eventually(lambda: [each for each in instance.events if each.get("commit") == commit])
@@ -393,7 +401,7 @@ def test_t4_a_commit_of_gigabytes_in_a_repository_on_this_machine_fills_no_memor
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
         eventually(lambda: is_attempted(instance, first))
-        before = peak_mib(instance.process.pid)
+        before = read_peak_mib(instance.process.pid)
         hostile = push_blobs(repository, mebibytes=96, count=2)
         eventually(lambda: is_attempted(instance, hostile))
         found = instance.status()["attempted"]["problems"]
@@ -401,12 +409,12 @@ def test_t4_a_commit_of_gigabytes_in_a_repository_on_this_machine_fills_no_memor
             (f"big{number}.yaml", "GB1004") for number in range(2)
         ]
         assert "the file has 100,663,296 bytes; the limit is 16,777,216" in found[0]["message"]
-        assert peak_mib(instance.process.pid) - before < 72
+        assert read_peak_mib(instance.process.pid) - before < 72
         git(repository.work, "fetch", "-q", "origin")
         git(repository.work, "reset", "-q", "--soft", "origin/main")
         later = repository.push({"more.yaml": server("web02", "role: web")})
         eventually(lambda: instance.status()["applied"]["commit"] == later)
-        assert peak_mib(instance.process.pid) - before < 72
+        assert read_peak_mib(instance.process.pid) - before < 72
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
         eventually(lambda: instance.status()["applied"]["commit"] == later)
         assert not [event for event in instance.events if event["type"] in ("CloneRestored", "FetchFailed")]

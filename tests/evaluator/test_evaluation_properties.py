@@ -33,13 +33,13 @@ from gitboot.resolve.boot_composition import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.resolve.fleet_decisions import DecidedServer
 from gitboot.review.decision_changes import compare_decisions
-from tests.helpers.cases import examples
+from tests.helpers.cases import count_examples
 from tests.helpers.evaluations import StoredResults
 from tests.helpers.fleets import SEED, server
-from tests.helpers.hypothesis_strategies import FILES, Document, GeneratedFleet, fleets, in_json, name_of
+from tests.helpers.hypothesis_strategies import FILES, Document, GeneratedFleet, fleets, format_json, get_name
 
 LAWS = settings(
-    max_examples=examples(60),
+    max_examples=count_examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     phases=[step for step in Step if step is not Step.explain],
@@ -80,11 +80,11 @@ class History:
 
 
 def tree_of(fleet: GeneratedFleet) -> Tree:
-    return dict(FILES) | {path_of(document): in_json(document) for document in fleet.documents}
+    return dict(FILES) | {path_of(document): format_json(document) for document in fleet.documents}
 
 
 def path_of(document: Document) -> str:
-    return f"{document['kind']}/{name_of(document)}.yaml".lower()
+    return f"{document['kind']}/{get_name(document)}.yaml".lower()
 
 
 # Edits: each gives another tree, which may not be a valid fleet
@@ -98,12 +98,12 @@ def whole(_: Tree, other: GeneratedFleet, __: random.Random) -> Tree:
 
 def some_documents(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
     taken = draw.sample(other.documents, draw.randint(1, 3))
-    return tree | {path_of(document): in_json(document) for document in taken}
+    return tree | {path_of(document): format_json(document) for document in taken}
 
 
 def one_kind(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
     kind = draw.choice(["Fleet", "Server", "ImageStream", "BootProfile", "BootPolicy", "Maintenance"])
-    return tree | {path_of(document): in_json(document) for document in other.of(kind)}
+    return tree | {path_of(document): format_json(document) for document in other.of(kind)}
 
 
 def one_goes(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
@@ -394,7 +394,7 @@ def test_the_history_of_a_server_equals_the_one_from_complete_commits(
     known = evaluated(evaluator, draw.choice(commits).commit.revision, None) if draw.random() < 0.5 else None
     if isinstance(known, CommitPair):
         evaluator = begun_again(known.head, history)
-    servers = sorted({name_of(each) for fleet in (first, other) for each in fleet.of("Server")})
+    servers = sorted({get_name(each) for fleet in (first, other) for each in fleet.of("Server")})
     with (
         TemporaryDirectory() as folder,
         DiskCache(Path(folder, "steps.sqlite"), pytest.fail) as some,

@@ -25,7 +25,7 @@ from gitboot.evaluator.process import build_report
 from gitboot.evaluator.protocol import CommitEnd, EvaluationLimits, ResultKind, ServerPart, ServerParts
 from gitboot.fleet.identities import Machine
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import decided, fleet, image, policy, profile, server, snapshot, uuid_of
+from tests.helpers.fleets import decided, fleet, image, make_uuid, policy, profile, server, snapshot
 
 QUESTION = protocol.Question("f" * 40, None, EvaluationLimits(seconds=2))
 
@@ -104,8 +104,8 @@ WRONG_PARTS: dict[str, Callable[[ServerPart], ServerPart]] = {
     "a decision that does not decode": lambda part: with_fields(part, decision=b"\xc1"),
     "a host that does not decode": lambda part: with_fields(part, network=b"\x90"),
     "the decision of another server": lambda part: with_decision(part, server="web02"),
-    "the decision of another machine": lambda part: with_decision(part, uuid=uuid_of("web02")),
-    "the decision of an unknown machine": lambda part: with_decision(part, uuid=uuid_of("web03")),
+    "the decision of another machine": lambda part: with_decision(part, uuid=make_uuid("web02")),
+    "the decision of an unknown machine": lambda part: with_decision(part, uuid=make_uuid("web03")),
     "a decision with the digest of another": with_another_digest,
     "the host of another server": lambda part: with_fields(
         part, network=encode(structs.replace(protocol.decode_host(part.network or b""), server="web02"))
@@ -158,11 +158,11 @@ def test_a_machine_cannot_be_removed_without_its_server() -> None:
     (parts, end) = answers
     assert isinstance(parts, ServerParts) and isinstance(end, CommitEnd)
     first, second = parts.servers
-    stolen = with_fields(with_decision(first, uuid=uuid_of("web02")), machine=replaced_name(second, "web01"))
+    stolen = with_fields(with_decision(first, uuid=make_uuid("web02")), machine=replaced_name(second, "web01"))
     with pytest.raises(ValueError, match="unchanged server"):
         assemble_commit(commit, commit.revision, [ServerParts((stolen,)), end])
     with pytest.raises(ValueError, match="unchanged server"):
-        assemble_commit(commit, commit.revision, [with_fields(end, removed_machines=(uuid_of("web02"),))])
+        assemble_commit(commit, commit.revision, [with_fields(end, removed_machines=(make_uuid("web02"),))])
     with pytest.raises(ValueError, match="reported as new"):
         assemble_commit(commit, commit.revision, [with_fields(end, new_servers=("web03",))])
 
@@ -175,7 +175,7 @@ def test_a_removed_server_leaves_no_part_behind() -> None:
     gone = with_fields(end, removed_servers=("web02",), new_servers=())
     with pytest.raises(ValueError, match="lacks a part"):
         assemble_commit(commit, commit.revision, [gone])
-    left = assemble_commit(commit, commit.revision, [with_fields(gone, removed_machines=(uuid_of("web02"),))]).commit
+    left = assemble_commit(commit, commit.revision, [with_fields(gone, removed_machines=(make_uuid("web02"),))]).commit
     assert (list(left.decisions.servers), len(left.machines)) == (["web01"], 1)
 
 

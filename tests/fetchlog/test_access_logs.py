@@ -20,9 +20,9 @@ from gitboot.fetchlog.unknown_machines import UnknownMachine
 from gitboot.jsonio import Digest
 from tests.helpers import http_peers, mirrors
 from tests.helpers.cases import for_each
-from tests.helpers.endpoints import ENTRY, IPXE, LOADER, MAC, UUID, Site, eventually, planned
-from tests.helpers.fleets import SEED, fleet, mac_of, policy, server
-from tests.helpers.forked_commands import captured
+from tests.helpers.endpoints import ENTRY, IPXE, LOADER, MAC, UUID, Site, eventually, plan_fleet
+from tests.helpers.fleets import SEED, fleet, make_mac, policy, server
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.mirrors import CACHES, TURN_HEAD_INTO_GET, Mirror
 
 MODIFIED = "Fri, 20 Nov 2026 22:00:00 GMT"
@@ -473,7 +473,7 @@ ONCE = (
     *SEED[1:],
 )
 INSTALL = "(Network)"
-INSTALL_ENTRY = f"/v1/boot/{mac_of('new01').replace(':', '-')}/boot.ipxe"
+INSTALL_ENTRY = f"/v1/boot/{make_mac('new01').replace(':', '-')}/boot.ipxe"
 BY_UUID = f"/ipxe/{UUID}"
 MONITORS = {  # as they name themselves, or do not
     "a tool": "curl/8.5.0",
@@ -491,12 +491,12 @@ def cache(request: pytest.FixtureRequest) -> str:
 def site(tmp_path: Path) -> Site:
     (tmp_path / "site/output").mkdir(parents=True)
     made = Site(tmp_path / "site/output")
-    made.publish(planned(*ONCE))
+    made.publish(plan_fleet(*ONCE))
     return made
 
 
 def verified(*arguments: object) -> dict[str, Any]:
-    done = captured("verify-mirror", *arguments, "-o", "json")
+    done = run_forked("verify-mirror", *arguments, "-o", "json")
     assert done.returncode in (0, 8), done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -538,7 +538,7 @@ def read_log(mirror: Mirror, spool: Path) -> tuple[list[str], dict[str, int]]:
     """Return the paths of the log's evidence, and the number of other lines by reason or as `unclear`."""
     http_peers.get(f"{mirror.url}/last")
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())
-    summary = json.loads(captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
+    summary = json.loads(run_forked("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
     observations = read_new(spool, {}).observations
     found = [each.path for each in observations if not each.is_open_intent]
     assert (summary["observed"], summary["unclear"]) == (len(found), len(observations) - len(found))

@@ -11,17 +11,29 @@ from gitboot.model.scalars import MacAddress, SystemUuid, derive_uuid, is_derive
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.server_plan import Phase
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import SEED, at, fleet, image, mac_of, planned, policy, profile, repository, server, uuid_of
+from tests.helpers.fleets import (
+    SEED,
+    at,
+    fleet,
+    image,
+    make_mac,
+    make_uuid,
+    planned,
+    policy,
+    profile,
+    repository,
+    server,
+)
 
 BMC = BmcAccess(address="https://10.0.0.1", system=None, credentials="rack", verify=True, ca=None)
 OLD = Machine(
-    uuid=SystemUuid(uuid_of("old")),
+    uuid=SystemUuid(make_uuid("old")),
     name="web01",
     macs=(MacAddress("52-54-00-00-00-01"), MacAddress("52-54-00-00-00-02")),
     serial="S1A",
     bmc=BMC,
 )
-NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=None, bmc=None)
+NEW = Machine(uuid=SystemUuid(make_uuid("new")), name="web02", macs=(), serial=None, bmc=None)
 
 
 @for_each(
@@ -55,12 +67,12 @@ def test_a_new_uuid_with_an_identity_of_another_machine_is_a_new_motherboard(
 def test_a_commit_lists_its_machines_by_uuid_with_all_their_network_cards() -> None:
     bmc = "bmc: {address: 'https://10.0.0.1', credentials: rack, tls: {verify: false}, reports: {serial: X6DCP93}}"
     one = server("web01", "role: web", f"serial: S1A, {bmc}").replace(
-        "interfaces: [", f'interfaces: [{{mac: "{mac_of("second")}", boot: false}}, '
+        "interfaces: [", f'interfaces: [{{mac: "{make_mac("second")}", boot: false}}, '
     )
     found = list_machines(repository(SEED[0], one, *SEED[2:], server("web02", "role: web")))
     first, second = found.values()
-    assert list(found) == [uuid_of("web01"), uuid_of("web02")]
-    assert first.macs == tuple(sorted(mac_of(name).replace(":", "-") for name in ("web01", "second")))
+    assert list(found) == [make_uuid("web01"), make_uuid("web02")]
+    assert first.macs == tuple(sorted(make_mac(name).replace(":", "-") for name in ("web01", "second")))
     assert first.bmc == structs.replace(BMC, verify=False, reports_serial="X6DCP93")
     assert (first.name, first.serial, second.serial, second.bmc) == ("web01", "S1A", None, None)
 
@@ -96,7 +108,7 @@ LOOKS = (*NAMELESS_SEED, policy("look", "All", boots="look"))
 
 
 def nameless(spec: str = "", name: str = "web01") -> str:
-    return server(name, spec=spec).replace(f"uuid: {uuid_of(name)}, ", "").replace(f'uuid: "{uuid_of(name)}", ', "")
+    return server(name, spec=spec).replace(f"uuid: {make_uuid(name)}, ", "").replace(f'uuid: "{make_uuid(name)}", ', "")
 
 
 def codes(*documents: str) -> list[str]:
@@ -114,7 +126,7 @@ def test_a_server_document_may_have_no_uuid() -> None:
 def test_a_server_without_a_uuid_boots_an_image_that_writes_no_disk_by_its_mac_address() -> None:
     plan = planned(at("20T22:00"), *LOOKS, nameless())
     assert plan is not None and plan.phase is Phase.NETWORK
-    assert plan.uuid == derive_uuid(MacAddress(mac_of("web01").replace(":", "-"))) and is_derived_uuid(plan.uuid)
+    assert plan.uuid == derive_uuid(MacAddress(make_mac("web01").replace(":", "-"))) and is_derived_uuid(plan.uuid)
     assert codes(*LOOKS, nameless(), nameless(name="web02")) == []
 
 
@@ -122,7 +134,7 @@ def test_a_server_without_a_uuid_boots_an_image_that_writes_no_disk_by_its_mac_a
     "spec",
     [
         "provision: 1",
-        f"replaces: {uuid_of('old')}",
+        f"replaces: {make_uuid('old')}",
         "bmc: {address: 'https://10.0.0.1', credentials: bmc}",
     ],
 )
@@ -148,7 +160,7 @@ def test_a_template_that_uses_a_missing_uuid_is_an_error() -> None:
 
 
 def test_two_servers_without_a_uuid_cannot_share_a_mac_address_or_serial_number() -> None:
-    same_mac = nameless(name="web02").replace(mac_of("web02"), mac_of("web01"))
+    same_mac = nameless(name="web02").replace(make_mac("web02"), make_mac("web01"))
     for other in (same_mac, nameless("serial: 4J8VM72", "web02")):
         with pytest.raises(InvalidRepository, match="GB2003"):
             repository(*LOOKS, nameless("serial: 4J8VM72"), other)
@@ -158,5 +170,5 @@ def test_a_server_that_gets_its_uuid_later_was_not_installed_before() -> None:
     before = list_machines(repository(*LOOKS, nameless()))
     after = list_machines(repository(*LOOKS, server("web01")))
     assert find_changed_uuids(after.values(), before.values()) == {}
-    replaced = list_machines(repository(*LOOKS, server("web01").replace(uuid_of("web01"), uuid_of("other"))))
-    assert find_changed_uuids(replaced.values(), after.values()).keys() == {uuid_of("other")}
+    replaced = list_machines(repository(*LOOKS, server("web01").replace(make_uuid("web01"), make_uuid("other"))))
+    assert find_changed_uuids(replaced.values(), after.values()).keys() == {make_uuid("other")}

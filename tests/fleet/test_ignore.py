@@ -13,7 +13,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from gitboot.fleet.ignore import Ignore, InvalidPattern, list_lines, parse_pattern, read_ignore
-from tests.helpers.cases import AT_MOST, examples, for_each, growth
+from tests.helpers.cases import MAX_GROWTH, count_examples, for_each, measure_growth
 
 
 def leaves_out(patterns: str, path: str) -> bool:
@@ -81,7 +81,7 @@ def _ignored_by_git(work_tree: Path, data: bytes, paths: set[str]) -> set[str]:
     return set(child.stdout.decode().split("\0")) - {""}
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=count_examples(200))
 @given(patterns, paths)
 @example(["**/****/[^b-c]**/b"], {"ab/b", "b"})
 @example(["a**/b"], {"ab", "a/b", "ac/d/b"})  # the literal beginning is compared apart: "**/" may follow it
@@ -119,14 +119,14 @@ def test_the_time_for_a_path_grows_linearly_with_its_length(
     def ask(size: int) -> None:
         assert not ignore.is_ignored(path(size) + str(next(calls))), case
 
-    assert growth(ask, 10_000) < AT_MOST
+    assert measure_growth(ask, 10_000) < MAX_GROWTH
 
 
 def test_the_time_for_a_file_of_patterns_grows_linearly_with_its_size() -> None:
     def read(size: int) -> None:
         Ignore(parse_pattern(line.text) for line in list_lines(b"[[:alpha:]]**[!a]?a/**/*\n" * size))
 
-    assert growth(read, 100) < AT_MOST
+    assert measure_growth(read, 100) < MAX_GROWTH
 
 
 @for_each(

@@ -18,9 +18,9 @@ from gitboot.fleet.validation import InvalidRevision, LoadedRevision, list_refer
 from gitboot.model.fields import to_yaml_value as plain
 from gitboot.model.scalars import Path, parse_file_path, parse_name
 from gitboot.problems import Problem
-from tests.helpers.cases import AT_MOST, TIMES, examples, for_each, growth
-from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
-from tests.helpers.hypothesis_strategies import AWKWARD, LAYOUTS, Document, documents, fields, written
+from tests.helpers.cases import MAX_GROWTH, TIMES, count_examples, for_each, measure_growth
+from tests.helpers.fleets import SEED, document, fleet, image, maintenance, make_uuid, policy, profile, server, snapshot
+from tests.helpers.hypothesis_strategies import AWKWARD, LAYOUTS, Document, documents, fields, format_yaml
 
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 
@@ -237,8 +237,8 @@ def test_e26_two_spellings_of_one_bmc_are_detected(address: str, system: str) ->
         ("a serial number", "serial: X6DCP93", []),
         ("nothing", "", ["GB1044"]),
         ("a UUID of zeros", "uuid: 00000000-0000-0000-0000-000000000000", ["GB1034"]),
-        ("another server's UUID", f"uuid: {uuid_of('web01')}", ["GB2003"]),
-        ("its own UUID", f"uuid: {uuid_of('a')}", []),
+        ("another server's UUID", f"uuid: {make_uuid('web01')}", ["GB2003"]),
+        ("its own UUID", f"uuid: {make_uuid('a')}", []),
     ],
 )
 def test_a_reported_identity_must_differ_from_those_of_other_servers(
@@ -269,18 +269,18 @@ WEB01 = '{mac: "52:54:00:00:00:01", addresses: [10.1.0.1/24, "fd00::1"]}'
         ("nothing", "11223344-5566-7788-99aa-bbccddeeff01", ['{mac: "52:54:00:00:00:02"}'], 0),
         ("the UUID", "11223344-5566-7788-99AA-BBCCDDEEFF00", ['{mac: "52:54:00:00:00:02"}'], 1),
         ("the UUID in the other byte order", "44332211-6655-8877-99aa-bbccddeeff00", ['{mac: "52:54:00:00:00:02"}'], 1),
-        ("the MAC address", uuid_of("b"), ["{mac: 5254.0000.0001}"], 1),
+        ("the MAC address", make_uuid("b"), ["{mac: 5254.0000.0001}"], 1),
         (
             "one of two MAC addresses",
-            uuid_of("b"),
+            make_uuid("b"),
             ["{mac: 52-54-00-00-00-02}", "{mac: 52-54-00-00-00-01, boot: false}"],
             1,
         ),
-        ("the IPv4 address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.1]}"], 1),
-        ("the network, but not the address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.2/24]}"], 0),
-        ("the IPv6 address", uuid_of("b"), ['{mac: 52-54-00-00-00-02, addresses: ["FD00:0::0:1/64"]}'], 1),
-        ("its own MAC address", uuid_of("b"), ["{mac: 52-54-00-00-00-02}", "{mac: 52-54-00-00-00-02}"], 1),
-        ("its own address", uuid_of("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.2, 10.1.0.2/8]}"], 1),
+        ("the IPv4 address", make_uuid("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.1]}"], 1),
+        ("the network, but not the address", make_uuid("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.2/24]}"], 0),
+        ("the IPv6 address", make_uuid("b"), ['{mac: 52-54-00-00-00-02, addresses: ["FD00:0::0:1/64"]}'], 1),
+        ("its own MAC address", make_uuid("b"), ["{mac: 52-54-00-00-00-02}", "{mac: 52-54-00-00-00-02}"], 1),
+        ("its own address", make_uuid("b"), ["{mac: 52-54-00-00-00-02, addresses: [10.1.0.2, 10.1.0.2/8]}"], 1),
     ],
 )
 def test_two_servers_cannot_share_a_uuid_or_a_mac_address(
@@ -345,7 +345,7 @@ BOND = (
 def test_finding_p12_interfaces_of_one_server_share_addresses_and_a_message_names_the_right_document(
     case: str, interfaces: list[str], faults: list[tuple[str, str]]
 ) -> None:
-    found = problems(snapshot(*SEED, _with("a", uuid_of("a"), WEB01), _with("b", uuid_of("b"), *interfaces)))
+    found = problems(snapshot(*SEED, _with("a", make_uuid("a"), WEB01), _with("b", make_uuid("b"), *interfaces)))
     assert [(each.message.partition(" at ")[0], each.hint) for each in found] == faults, case
     assert {each.path for each in found} <= {"008.yaml"}
     places = [each.message.partition(" at ")[2] for each in found]
@@ -354,7 +354,7 @@ def test_finding_p12_interfaces_of_one_server_share_addresses_and_a_message_name
 
 def test_finding_p12_an_infiniband_address_is_refused_at_its_place() -> None:
     address = "80:00:02:08:fe:80:00:00:00:00:00:00:7c:fe:90:03:00:29:26:52"
-    [found] = problems(snapshot(*SEED, _with("b", uuid_of("b"), WEB01, f"{{mac: '{address}'}}")))
+    [found] = problems(snapshot(*SEED, _with("b", make_uuid("b"), WEB01, f"{{mac: '{address}'}}")))
     assert (found.path, found.code) == ("007.yaml", "GB1033")
     assert found.message == (
         "spec.interfaces[1].mac: expected a MAC address of 6 bytes, found an InfiniBand address of 20 bytes, "
@@ -364,8 +364,8 @@ def test_finding_p12_an_infiniband_address_is_refused_at_its_place() -> None:
 
 
 def test_finding_p12_a_uuid_that_replaces_itself_is_a_fault_of_one_document() -> None:
-    [found] = problems(snapshot(*SEED, server("b", "", f"replaces: {uuid_of('b')}")))
-    assert found.message == f"UUID {uuid_of('b')} is already used by this server at 007.yaml:4"
+    [found] = problems(snapshot(*SEED, server("b", "", f"replaces: {make_uuid('b')}")))
+    assert found.message == f"UUID {make_uuid('b')} is already used by this server at 007.yaml:4"
     assert found.hint == "correct or remove one of the two values"
 
 
@@ -486,7 +486,9 @@ def test_a_broken_fleet_does_not_count_as_missing() -> None:
 
 
 def test_a_broken_server_does_not_count_as_a_duplicate() -> None:
-    assert wrong(server("web02", "", "serail: a").replace(uuid_of("web02"), uuid_of("web01"))) == ["007.yaml:4 GB1022"]
+    assert wrong(server("web02", "", "serail: a").replace(make_uuid("web02"), make_uuid("web01"))) == [
+        "007.yaml:4 GB1022"
+    ]
 
 
 def test_an_unknown_name_is_a_problem_beside_a_named_broken_document() -> None:
@@ -649,7 +651,7 @@ def test_invalid_lines_of_gitbootignore_are_counted_too() -> None:
 @for_each("case", TOO_MANY)
 def test_the_time_for_problems_of_a_file_grows_linearly_with_their_number(case: str) -> None:
     fleets = {size: snapshot(*SEED, files={"x.yaml": TOO_MANY[case](size)}) for size in (200, 200 * TIMES)}
-    assert growth(lambda size: problems(fleets[size]), 200) < AT_MOST
+    assert measure_growth(lambda size: problems(fleets[size]), 200) < MAX_GROWTH
 
 
 def test_the_number_of_comparisons_for_unknown_names_is_limited() -> None:
@@ -662,14 +664,14 @@ def test_the_number_of_comparisons_for_unknown_names_is_limited() -> None:
 # Any document
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=count_examples(60))
 @given(documents(), LAYOUTS)
 def test_any_document_is_read_back_from_any_layout(drawn: Document, layout: dict[str, Any]) -> None:
-    parsed = parse_blob(written(drawn, **layout).encode(), "a.yaml")
+    parsed = parse_blob(format_yaml(drawn, **layout).encode(), "a.yaml")
     assert parsed.problems == ()
     ((_, resource),) = parsed.resources
     assert _without_what_is_absent(plain(resource), drawn) == drawn
-    assert parse_blob(written(plain(resource)).encode(), "a.yaml").resources == ((0, resource),)
+    assert parse_blob(format_yaml(plain(resource)).encode(), "a.yaml").resources == ((0, resource),)
 
 
 def _without_what_is_absent(value: Any, like: Any) -> Any:
@@ -693,7 +695,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
             yield from _places(each, (*path, step))
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=count_examples(120))
 @given(documents(), st.data())
 def test_any_value_at_any_path_gives_a_resource_or_problems(drawn: Document, data: st.DataObject) -> None:
     *way, last = data.draw(st.sampled_from([path for path in _places(drawn) if path]))
@@ -703,7 +705,7 @@ def test_any_value_at_any_path_gives_a_resource_or_problems(drawn: Document, dat
     if isinstance(parent, dict) and data.draw(st.booleans()):
         last = data.draw(st.sampled_from(AWKWARD[1:]))
     parent[last] = data.draw(JUNK)
-    text = written(drawn)
+    text = format_yaml(drawn)
     parsed = parse_blob(text.encode(), "a.yaml")
     assert bool(parsed.resources) != bool(parsed.problems)
     for problem in parsed.problems:
@@ -712,7 +714,7 @@ def test_any_value_at_any_path_gives_a_resource_or_problems(drawn: Document, dat
         assert (problem.message + problem.hint).isprintable()
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=count_examples(60))
 @given(
     st.dictionaries(
         st.sampled_from(["a.yaml", "b.yml", ".gitbootignore"]),

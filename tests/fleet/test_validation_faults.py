@@ -26,7 +26,7 @@ from gitboot.fleet.revision import BlobId, Irregular, Revision, Snapshot
 from gitboot.fleet.validation import load_revision
 from gitboot.problems import Code, Problem
 from gitboot.resolve.fleet_decisions import decide_revision
-from tests.helpers.cases import examples, for_each
+from tests.helpers.cases import count_examples, for_each
 
 FOLDER: Final = Path(__file__).parents[1] / "data" / "faults"
 FLEET: Final = {
@@ -160,7 +160,7 @@ def test_an_irregular_entry_is_found_by_its_path(irregular: Irregular, code: str
 DOCUMENTS: Final = [fault for name in ("yaml", "envelope", "scalars", "combinations") for fault in FAULTS[name]]
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=count_examples(100))
 @given(st.lists(st.sampled_from(DOCUMENTS), min_size=2, max_size=12))
 def test_faults_of_several_documents_are_all_found_once_and_in_order(drawn: list[Fault]) -> None:
     faults: list[Fault] = []

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.git_repositories import Work
+from tests.helpers.git_repositories import WorkTree
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    work = Work(tmp_path / "served" / "fleet")
+def work(tmp_path: Path) -> WorkTree:
+    work = WorkTree(tmp_path / "served" / "fleet")
     work.commit({"fleet.yaml": "first"})
     return work
 

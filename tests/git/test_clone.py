@@ -25,7 +25,7 @@ from gitboot.git import snapshots as tree
 from gitboot.git.clone import CloneReader, Source
 from gitboot.git.remote import Remote
 from gitboot.git.repository import open_repository
-from tests.helpers.git_repositories import ENVIRONMENT, Work
+from tests.helpers.git_repositories import ENVIRONMENT, WorkTree
 from tests.helpers.running_instance import eventually
 
 NOWHERE = Revision("1" * 40)
@@ -36,7 +36,7 @@ def follow(url: Path | str, state: Path, reference: str | None = None) -> Source
 
 
 @pytest.fixture
-def source(work: Work, state: Path) -> Source:
+def source(work: WorkTree, state: Path) -> Source:
     return follow(work.path, state)
 
 
@@ -49,7 +49,7 @@ def text(source: Source, revision: Revision, path: str = "fleet.yaml") -> str:
 
 
 @pytest.mark.parametrize("kind", ["work tree", "bare"])
-def test_a_reference_selects_what_is_fetched(work: Work, tmp_path: Path, kind: str) -> None:
+def test_a_reference_selects_what_is_fetched(work: WorkTree, tmp_path: Path, kind: str) -> None:
     revisions = {"first": work.head}
     work.git("tag", "v1.0.0")
     work.git("tag", "both")
@@ -91,7 +91,7 @@ def test_a_reference_selects_what_is_fetched(work: Work, tmp_path: Path, kind: s
         assert follow(url, state, reference).latest() == fetched, f"{reference} after a restart"
 
 
-def test_a_file_url_is_a_path(work: Work, tmp_path: Path, state: Path) -> None:
+def test_a_file_url_is_a_path(work: WorkTree, tmp_path: Path, state: Path) -> None:
     moved = work.path.rename(tmp_path / "fleet %41 ü")
     assert follow(moved, state).fetch() == work_head(moved)
     assert follow(moved.as_uri(), state).fetch() == work_head(moved)
@@ -101,7 +101,7 @@ def work_head(path: Path) -> Revision:
     return Revision(str(pygit2.Repository(path).head.target))
 
 
-def test_each_fetch_brings_the_new_commits(work: Work, source: Source) -> None:
+def test_each_fetch_brings_the_new_commits(work: WorkTree, source: Source) -> None:
     assert source.latest() is None
     for number in range(3):
         revision = work.commit({"fleet.yaml": f"{number}", f"servers/{number}.yaml": "s"})
@@ -110,7 +110,7 @@ def test_each_fetch_brings_the_new_commits(work: Work, source: Source) -> None:
     assert len(source.snapshot(revision).blobs) == 4
 
 
-def test_a_folder_of_a_work_tree_is_the_root_of_the_fleet(work: Work, state: Path) -> None:
+def test_a_folder_of_a_work_tree_is_the_root_of_the_fleet(work: WorkTree, state: Path) -> None:
     revision = work.commit({"sites/fra/fleet.yaml": "fra", "sites/fra/servers/a.yaml": "a"})
     source = follow(work.path / "sites" / "fra", state)
     source.fetch()
@@ -118,15 +118,15 @@ def test_a_folder_of_a_work_tree_is_the_root_of_the_fleet(work: Work, state: Pat
     assert sorted(source.snapshot(revision).blobs) == ["fleet.yaml", "servers/a.yaml"]
 
 
-def test_a_linked_work_tree_is_followed_at_its_own_head(work: Work, tmp_path: Path, state: Path) -> None:
+def test_a_linked_work_tree_is_followed_at_its_own_head(work: WorkTree, tmp_path: Path, state: Path) -> None:
     work.git("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "linked"))
-    side = Work(tmp_path / "linked")
+    side = WorkTree(tmp_path / "linked")
     revision = side.commit({"fleet.yaml": "side"})
     source = follow(side.path, state)
     assert (source.fetch(), source.watch_paths()) == (revision, (work.path / ".git",))
 
 
-def test_packed_and_loose_objects_give_the_same_files(work: Work, state: Path) -> None:
+def test_packed_and_loose_objects_give_the_same_files(work: WorkTree, state: Path) -> None:
     work.commit({f"servers/{number}.yaml": f"s{number}" for number in range(20)})
     work.git("gc", "--quiet")
     packed = work.head
@@ -137,7 +137,7 @@ def test_packed_and_loose_objects_give_the_same_files(work: Work, state: Path) -
     assert not source.is_rewind(packed, loose)
 
 
-def test_a_pack_whose_commits_lack_parents_is_completed(work: Work, state: Path) -> None:
+def test_a_pack_whose_commits_lack_parents_is_completed(work: WorkTree, state: Path) -> None:
     second = work.commit({"fleet.yaml": "second"})
     work.git("pack-objects", "--quiet", ".git/objects/pack/pack", text=f"{second}\n{second}^{{tree}}\n")
     work.git("prune-packed")
@@ -156,7 +156,9 @@ def test_a_pack_whose_commits_lack_parents_is_completed(work: Work, state: Path)
         pytest.param("{tree}", "{tree} is not a commit", id="tree by its id"),
     ],
 )
-def test_a_missing_branch_or_commit_may_be_pushed_later(work: Work, state: Path, reference: str, message: str) -> None:
+def test_a_missing_branch_or_commit_may_be_pushed_later(
+    work: WorkTree, state: Path, reference: str, message: str
+) -> None:
     work.git("branch", "old")
     work.git("tag", "tree", "HEAD^{tree}")
     tree = work.git("rev-parse", "HEAD^{tree}")
@@ -167,14 +169,14 @@ def test_a_missing_branch_or_commit_may_be_pushed_later(work: Work, state: Path,
 
 
 def test_an_empty_repository_may_get_a_commit_later(tmp_path: Path, state: Path) -> None:
-    work = Work(tmp_path / "empty")
+    work = WorkTree(tmp_path / "empty")
     source = follow(work.path, state)
     with pytest.raises(SourceError, match="has no commit yet"):
         source.fetch()
     assert work.commit({"fleet.yaml": "a"}) == source.fetch()
 
 
-def test_for_a_head_without_a_branch_the_message_asks_for_one(work: Work, tmp_path: Path, state: Path) -> None:
+def test_for_a_head_without_a_branch_the_message_asks_for_one(work: WorkTree, tmp_path: Path, state: Path) -> None:
     bare = work.bare(tmp_path / "bare.git")
     (bare / "HEAD").write_text("ref: refs/heads/trunk\n")
     with pytest.raises(SourceError, match="no commit at HEAD; name the branch to follow"):
@@ -182,7 +184,7 @@ def test_for_a_head_without_a_branch_the_message_asks_for_one(work: Work, tmp_pa
     assert follow(bare, state, "main").fetch() == work.head
 
 
-def test_after_a_branch_is_deleted_the_fetched_commits_stay(work: Work, state: Path) -> None:
+def test_after_a_branch_is_deleted_the_fetched_commits_stay(work: WorkTree, state: Path) -> None:
     work.git("branch", "release")
     source = follow(work.path, state, "release")
     revision = source.fetch()
@@ -207,7 +209,7 @@ def test_after_a_branch_is_deleted_the_fetched_commits_stay(work: Work, state: P
     ],
 )
 def test_after_a_repository_is_lost_the_fetched_commits_stay(
-    work: Work, state: Path, spoil: Callable[[Path], object], error: type[Exception], message: str, source: Source
+    work: WorkTree, state: Path, spoil: Callable[[Path], object], error: type[Exception], message: str, source: Source
 ) -> None:
     revision = source.fetch()
     spoil(work.path)
@@ -217,7 +219,7 @@ def test_after_a_repository_is_lost_the_fetched_commits_stay(
     assert text(follow(work.path, state), revision) == "first"
 
 
-def test_another_source_has_not_fetched_anything_yet(work: Work, tmp_path: Path, state: Path) -> None:
+def test_another_source_has_not_fetched_anything_yet(work: WorkTree, tmp_path: Path, state: Path) -> None:
     work.git("branch", "other")
     source = follow(work.path, state)
     revision = source.fetch()
@@ -227,7 +229,7 @@ def test_another_source_has_not_fetched_anything_yet(work: Work, tmp_path: Path,
         assert (changed.latest(), changed.accepted()) == (None, revision)
 
 
-def test_symlinks_and_submodules_are_reported(work: Work, state: Path) -> None:
+def test_symlinks_and_submodules_are_reported(work: WorkTree, state: Path) -> None:
     (work.path / "link.yaml").symlink_to("fleet.yaml")
     work.git("update-index", "--add", "--cacheinfo", f"160000,{work.head},sub")
     work.git("add", "link.yaml")
@@ -240,7 +242,7 @@ def test_symlinks_and_submodules_are_reported(work: Work, state: Path) -> None:
 # The accepted commit
 
 
-def test_the_accepted_commit_survives_a_restart(work: Work, state: Path, source: Source) -> None:
+def test_the_accepted_commit_survives_a_restart(work: WorkTree, state: Path, source: Source) -> None:
     first = source.fetch()
     assert source.accepted() is None
     source.accept(first)
@@ -256,7 +258,7 @@ def test_a_commit_that_was_never_fetched_cannot_be_accepted(source: Source) -> N
         source.accept(NOWHERE)
 
 
-def test_a_force_push_is_a_rewind_and_the_accepted_commit_stays(work: Work, tmp_path: Path, state: Path) -> None:
+def test_a_force_push_is_a_rewind_and_the_accepted_commit_stays(work: WorkTree, tmp_path: Path, state: Path) -> None:
     bare = work.bare(tmp_path / "bare.git")
     source = follow(bare, state)
     accepted = work.commit({"fleet.yaml": "accepted"})
@@ -275,7 +277,7 @@ def test_a_force_push_is_a_rewind_and_the_accepted_commit_stays(work: Work, tmp_
     assert text(source, accepted) == "accepted"
 
 
-def test_only_a_commit_that_drops_accepted_history_is_a_rewind(work: Work, state: Path) -> None:
+def test_only_a_commit_that_drops_accepted_history_is_a_rewind(work: WorkTree, state: Path) -> None:
     first = work.head
     work.git("switch", "--quiet", "--create", "side")
     side = work.commit({"side.yaml": "s"})
@@ -296,7 +298,7 @@ def test_only_a_commit_that_drops_accepted_history_is_a_rewind(work: Work, state
         assert source.is_rewind(accepted, latest) is is_rewind
 
 
-def test_a_moved_tag_is_followed(work: Work, state: Path) -> None:
+def test_a_moved_tag_is_followed(work: WorkTree, state: Path) -> None:
     source = follow(work.path, state, "stable")
     work.git("tag", "--annotate", "--message=x", "stable")
     first = source.fetch()
@@ -318,7 +320,7 @@ def test_a_moved_tag_is_followed(work: Work, state: Path) -> None:
         pytest.param(["branch", "--delete", "--force", "packed"], id="deleted branch"),
     ],
 )
-def test_a_change_of_refs_is_detected(work: Work, state: Path, change: list[str]) -> None:
+def test_a_change_of_refs_is_detected(work: WorkTree, state: Path, change: list[str]) -> None:
     work.git("branch", "other")
     work.git("branch", "packed")
     work.commit({"fleet.yaml": "second"})
@@ -334,7 +336,7 @@ def test_a_change_of_refs_is_detected(work: Work, state: Path, change: list[str]
     eventually(lambda: next(watching))
 
 
-def test_only_a_local_repository_can_be_watched(work: Work, state: Path) -> None:
+def test_only_a_local_repository_can_be_watched(work: WorkTree, state: Path) -> None:
     assert follow("git://git.example.net/fleet", state).watch_paths() == ()
     assert follow("/nowhere", state).watch_paths() == ()
 
@@ -342,7 +344,7 @@ def test_only_a_local_repository_can_be_watched(work: Work, state: Path) -> None
 # Many fetches, killed ones, several at once
 
 
-def test_packs_are_merged_without_loss(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packs_are_merged_without_loss(work: WorkTree, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bringing, "MAX_PACKS", 4)
     source = follow(work.path, state)
     texts = {}
@@ -375,7 +377,7 @@ def objects_of(state: Path) -> set[str]:
 
 @pytest.mark.usefixtures("few_bytes")
 def test_t4_a_file_that_no_fleet_needs_is_not_copied_and_its_size_is_known(
-    work: Work, state: Path, source: Source
+    work: WorkTree, state: Path, source: Source
 ) -> None:
     first = source.fetch()
     large = work.commit({"large.yaml": "x" * 1001, "small.yaml": "x" * 1000})
@@ -397,7 +399,7 @@ def test_t4_a_file_that_no_fleet_needs_is_not_copied_and_its_size_is_known(
 
 @pytest.mark.usefixtures("few_bytes")
 def test_t4_an_object_that_is_missing_and_was_not_omitted_on_purpose_is_damage(
-    work: Work, state: Path, source: Source
+    work: WorkTree, state: Path, source: Source
 ) -> None:
     work.commit({"large.yaml": "x" * 1001})
     later = source.fetch()
@@ -411,7 +413,7 @@ def test_t4_an_object_that_is_missing_and_was_not_omitted_on_purpose_is_damage(
 
 @pytest.mark.usefixtures("few_bytes")
 def test_t4_an_accepted_commit_that_the_remote_dropped_is_copied_from_the_old_clone(
-    work: Work, tmp_path: Path, state: Path
+    work: WorkTree, tmp_path: Path, state: Path
 ) -> None:
     bare = work.bare(tmp_path / "bare.git")
     source = follow(bare, state)
@@ -429,7 +431,7 @@ def test_t4_an_accepted_commit_that_the_remote_dropped_is_copied_from_the_old_cl
     assert source.is_rewind(accepted, source.fetch())
 
 
-def test_t4_similar_large_files_are_not_compared(work: Work, state: Path, source: Source) -> None:
+def test_t4_similar_large_files_are_not_compared(work: WorkTree, state: Path, source: Source) -> None:
     """For eight of 7 MB that took minutes, in which no other commit was fetched."""
     source.fetch()
     alike = {size: "".join(f"{number} {number**3}\n" for number in range(size // 12)) for size in (10_000, 200_000)}
@@ -445,7 +447,9 @@ def test_t4_similar_large_files_are_not_compared(work: Work, state: Path, source
 
 
 @pytest.mark.usefixtures("few_bytes")
-def test_t4_a_pack_with_a_large_file_is_not_merged(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_t4_a_pack_with_a_large_file_is_not_merged(
+    work: WorkTree, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A network remote sends such a pack, and a first clone stores it."""
     monkeypatch.setattr(bringing, "MAX_PACKS", 3)
     source = follow(work.path, state)
@@ -462,7 +466,7 @@ def test_t4_a_pack_with_a_large_file_is_not_merged(work: Work, state: Path, monk
     assert text(source, revision) == "5"
 
 
-def test_fetching_leaks_no_descriptors(work: Work, source: Source) -> None:
+def test_fetching_leaks_no_descriptors(work: WorkTree, source: Source) -> None:
 
     def fetch() -> int:
         source.accept(source.fetch())
@@ -474,7 +478,7 @@ def test_fetching_leaks_no_descriptors(work: Work, source: Source) -> None:
 
 
 def test_an_earlier_snapshot_still_reads_after_packs_were_merged(
-    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch
+    work: WorkTree, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bringing, "MAX_PACKS", 2)
     source = follow(work.path, state)
@@ -485,7 +489,7 @@ def test_an_earlier_snapshot_still_reads_after_packs_were_merged(
     assert [snapshot.read(snapshot.blobs["fleet.yaml"]) for snapshot in snapshots] == [b"%d" % n for n in range(6)]
 
 
-def test_a_push_during_a_fetch_gives_one_of_the_two_commits(work: Work, state: Path) -> None:
+def test_a_push_during_a_fetch_gives_one_of_the_two_commits(work: WorkTree, state: Path) -> None:
     pushed = [work.commit({f"{name}.yaml": "0" for name in "abc"})]
 
     def push() -> None:
@@ -505,7 +509,7 @@ def test_a_push_during_a_fetch_gives_one_of_the_two_commits(work: Work, state: P
     assert source.fetch() == pushed[-1]
 
 
-def test_reading_continues_during_a_fetch(work: Work, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_continues_during_a_fetch(work: WorkTree, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def rename_slowly(path: Path, target: Path) -> None:
         os.rename(path, target)
         time.sleep(0.02)
@@ -539,9 +543,9 @@ def test_reading_continues_during_a_fetch(work: Work, state: Path, monkeypatch: 
 
 @pytest.mark.parametrize("reader", [Source, CloneReader])
 def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
-    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch, reader: type, source: Source
+    work: WorkTree, state: Path, monkeypatch: pytest.MonkeyPatch, reader: type, source: Source
 ) -> None:
-    revision, objects, look = source.fetch(), state / "repository.git/objects", tree.tree_at
+    revision, objects, look = source.fetch(), state / "repository.git/objects", tree.find_tree
     tried: list[Revision] = []
 
     def gone_the_first_time(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
@@ -554,7 +558,7 @@ def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
         finally:
             (state / "aside").rename(objects)
 
-    monkeypatch.setattr(tree, "tree_at", gone_the_first_time)
+    monkeypatch.setattr(tree, "find_tree", gone_the_first_time)
     found = (source if reader is Source else CloneReader(state)).snapshot(revision)
     assert (list(found.blobs), len(tried)) == (["fleet.yaml"], 2)
 
@@ -572,7 +576,7 @@ def leave_temporary_files(state: Path) -> Iterator[Path]:
     yield begun
 
 
-def test_leftovers_of_a_killed_process_are_removed(work: Work, state: Path, source: Source) -> None:
+def test_leftovers_of_a_killed_process_are_removed(work: WorkTree, state: Path, source: Source) -> None:
     source.accept(source.fetch())
     left = list(leave_temporary_files(state))
     source = follow(work.path, state)
@@ -582,7 +586,7 @@ def test_leftovers_of_a_killed_process_are_removed(work: Work, state: Path, sour
     assert source.accepted() == revision
 
 
-def test_a_killed_first_fetch_is_repeated(work: Work, state: Path) -> None:
+def test_a_killed_first_fetch_is_repeated(work: WorkTree, state: Path) -> None:
     """Killed at instants spread over the whole of it."""
     work.commit({f"servers/{number}.yaml": f"{number}" * 100 for number in range(300)})
     script = (
@@ -657,7 +661,7 @@ def read_all(source: Source, revision: Revision) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_clone_is_reported_and_restored(work: Work, state: Path, damage: str) -> None:
+def test_a_damaged_clone_is_reported_and_restored(work: WorkTree, state: Path, damage: str) -> None:
     accepted = work.commit({f"{number}.yaml": f"{number}" * 50 for number in range(20)})
     source = follow(work.path, state)
     source.accept(source.fetch())
@@ -674,7 +678,7 @@ def test_a_damaged_clone_is_reported_and_restored(work: Work, state: Path, damag
     assert sorted(path.name for path in state.iterdir()) == ["repository.git"]
 
 
-def test_an_accepted_commit_that_is_lost_needs_an_operator(work: Work, source: Source) -> None:
+def test_an_accepted_commit_that_is_lost_needs_an_operator(work: WorkTree, source: Source) -> None:
     source.fetch()
     with pytest.raises(
         SourceRefused,
@@ -684,7 +688,7 @@ def test_an_accepted_commit_that_is_lost_needs_an_operator(work: Work, source: S
     assert (source.accepted(), source.latest()) == (None, work.head)
 
 
-def test_while_the_remote_is_unreachable_a_clone_is_not_replaced(work: Work, source: Source) -> None:
+def test_while_the_remote_is_unreachable_a_clone_is_not_replaced(work: WorkTree, source: Source) -> None:
     accepted = source.fetch()
     source.accept(accepted)
     work.path.rename(work.path.with_name("away"))
@@ -693,7 +697,7 @@ def test_while_the_remote_is_unreachable_a_clone_is_not_replaced(work: Work, sou
     assert (source.accepted(), text(source, accepted)) == (accepted, "first")
 
 
-def test_a_clone_inside_another_repository_is_not_confused_with_it(work: Work) -> None:
+def test_a_clone_inside_another_repository_is_not_confused_with_it(work: WorkTree) -> None:
     state = work.path / "state"
     source = follow(work.path, state)
     revision = source.fetch()

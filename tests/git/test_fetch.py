@@ -22,14 +22,23 @@ from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLa
 from gitboot.git.__main__ import run_order
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.clone import Source
-from gitboot.git.fetch import FetchOrder, FetchProcess, InThisProcess, parse_order
+from gitboot.git.fetch import FetchOrder, FetchProcess, InProcessFetcher, parse_order
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.git.repository import FetchStep, StepReporter, Transfer
-from tests.helpers.fleets import SEED, at, configured, server
+from tests.helpers.fleets import SEED, at, server, write_configuration
 from tests.helpers.forked_commands import nursery
-from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, Work, git_daemon, push_differences
-from tests.helpers.instance_with_bmcs import condition, typed, until_condition
-from tests.helpers.running_instance import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
+from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, WorkTree, git_daemon, push_differences
+from tests.helpers.instance_with_bmcs import condition, run_command, wait_for_condition
+from tests.helpers.running_instance import (
+    Instance,
+    Repository,
+    eventually,
+    git,
+    is_alive,
+    list_fetchers,
+    read_peak_mib,
+    running,
+)
 
 MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to unpack it takes
 
@@ -39,7 +48,7 @@ def started() -> Iterator[FetchProcess]:
     fetcher = FetchProcess()
     yield fetcher
     fetcher.close()
-    assert fetchers(os.getpid()) == []
+    assert list_fetchers(os.getpid()) == []
 
 
 @pytest.fixture
@@ -48,7 +57,7 @@ def fetcher(forking: None, started: FetchProcess) -> FetchProcess:
 
 
 @pytest.fixture
-def source(work: Work, state: Path, fetcher: FetchProcess) -> Source:
+def source(work: WorkTree, state: Path, fetcher: FetchProcess) -> Source:
     return Source(Remote(url=str(work.path)), state, fetcher)
 
 
@@ -67,7 +76,7 @@ def test_finding_p13_a_repository_with_sha256_ids_is_refused_by_name(
 
 
 def test_finding_p13_a_repository_with_an_extension_that_libgit2_lacks_is_refused_by_name(
-    work: Work, tmp_path: Path, fetcher: FetchProcess
+    work: WorkTree, tmp_path: Path, fetcher: FetchProcess
 ) -> None:
     git(work.path, "config", "core.repositoryFormatVersion", "1")
     git(work.path, "config", "extensions.refStorage", "reftable")
@@ -104,30 +113,30 @@ def test_t4_the_pack_of_a_remote_is_unpacked_in_another_process_and_within_limit
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     with git_daemon(tmp_path / "git") as root:
         url = f"{root}/{repository.bare.name}"
-        with running(url, tmp_path, "--poll", "0.3", *configured(fetch_memory=MEBIBYTES)) as instance:
+        with running(url, tmp_path, "--poll", "0.3", *write_configuration(fetch_memory=MEBIBYTES)) as instance:
             eventually(lambda: instance.status()["applied"]["commit"] == first)
-            before = peak_mib(instance.process.pid)
+            before = read_peak_mib(instance.process.pid)
             hostile = push_differences(repository.bare, MEBIBYTES)
             (failed,) = eventually(lambda: [each for each in instance.events if each["type"] == "FetchFailed"])
             assert f"would exceed the memory limit of {MEBIBYTES} MiB" in failed["message"]
-            found = until_condition(instance, "SourceReady", status=False, reason="SourceTooLarge")
+            found = wait_for_condition(instance, "SourceReady", status=False, reason="SourceTooLarge")
             assert "fetch-memory = MIB" in found["remedy"]
             assert (instance.get("/readyz").status_code, instance.status()["applied"]["commit"]) == (200, first)
-            assert peak_mib(instance.process.pid) - before < MEBIBYTES // 2
+            assert read_peak_mib(instance.process.pid) - before < MEBIBYTES // 2
         with running(url, tmp_path, "--poll", "0.3") as instance:
             eventually(lambda: instance.status()["attempted"]["commit"] == hostile)
             problems = instance.status()["attempted"]["problems"]
             assert [(each["path"], each["code"]) for each in problems] == [
                 (f"big{number}.yaml", "GB1004") for number in range(2)
             ]
-            (idle,) = fetchers(instance.process.pid)
-            assert peak_mib(idle) > 2 * MEBIBYTES, "nothing was to be unpacked"
-            assert peak_mib(instance.process.pid) - before < MEBIBYTES // 2
+            (idle,) = list_fetchers(instance.process.pid)
+            assert read_peak_mib(idle) > 2 * MEBIBYTES, "nothing was to be unpacked"
+            assert read_peak_mib(instance.process.pid) - before < MEBIBYTES // 2
             git(repository.work, "fetch", "-q", "origin")
             git(repository.work, "reset", "-q", "--soft", "origin/main")
             later = repository.push({"more.yaml": server("web02", "role: web")})
             eventually(lambda: instance.status()["applied"]["commit"] == later)
-            assert fetchers(instance.process.pid) == [idle], "one is enough"
+            assert list_fetchers(instance.process.pid) == [idle], "one is enough"
 
 
 def test_t4_an_instance_that_ends_or_is_killed_leaves_no_fetch_process(tmp_path: Path) -> None:
@@ -140,14 +149,14 @@ def test_t4_an_instance_that_ends_or_is_killed_leaves_no_fetch_process(tmp_path:
             eventually(lambda: instance.status()["applied"]["commit"] == first)
             repository.push({"noise": os.urandom(200_000).hex()})
             assert relay.stalled.wait(60)
-            (hanging,) = fetchers(instance.process.pid)
-        eventually(lambda: not alive(hanging))  # it was killed, and takes a moment
+            (hanging,) = list_fetchers(instance.process.pid)
+        eventually(lambda: not is_alive(hanging))  # it was killed, and takes a moment
         assert [each["type"] for each in instance.events[-1:]] == ["Stopped"]
         relay.stalled.clear()
         with killed_at_the_end(url, *places) as instance:
             assert relay.stalled.wait(60)
-            (hanging,) = fetchers(instance.process.pid)
-        eventually(lambda: not alive(hanging))
+            (hanging,) = list_fetchers(instance.process.pid)
+        eventually(lambda: not is_alive(hanging))
 
 
 # By itself
@@ -163,7 +172,7 @@ def test_t4_commits_by_others_on_the_branch_of_gitboot_are_unpacked_within_limit
         def branch(mebibytes: int) -> OwnedBranch:
             fetcher = FetchProcess(mebibytes)
             stack.callback(fetcher.close)
-            return OwnedBranch(lambda: remote, "refs/heads/main", tmp_path / "boot.git", fetching=fetcher)
+            return OwnedBranch(lambda: remote, "refs/heads/main", tmp_path / "boot.git", fetcher=fetcher)
 
         with pytest.raises(SourceTooLarge):
             branch(24).fetch()
@@ -171,7 +180,9 @@ def test_t4_commits_by_others_on_the_branch_of_gitboot_are_unpacked_within_limit
         assert (enough.fetch(), enough.read(pushed, "boot/boot.ipxe")) == (pushed, b"#!ipxe")
 
 
-def test_credentials_are_passed_by_a_pipe_only(work: Work, tmp_path: Path, state: Path, started: FetchProcess) -> None:
+def test_credentials_are_passed_by_a_pipe_only(
+    work: WorkTree, tmp_path: Path, state: Path, started: FetchProcess
+) -> None:
     with HttpsServer(work.path.parent, tmp_path) as https:
         remote = Remote(
             url=f"{https.url}/private/fleet",
@@ -179,27 +190,27 @@ def test_credentials_are_passed_by_a_pipe_only(work: Work, tmp_path: Path, state
             ca_bundle=https.certificate,
         )
         assert Source(remote, state, started).fetch() == work.head
-    (child,) = fetchers(os.getpid())
+    (child,) = list_fetchers(os.getpid())
     for file in ("cmdline", "environ"):
         assert HttpsServer.PASSWORD.encode() not in Path(f"/proc/{child}/{file}").read_bytes()
     assert Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[-3:-1] == [b"gitboot.git", b"%d" % os.getpid()]
 
 
 def test_one_process_is_used_for_several_fetches(
-    work: Work, state: Path, fetcher: FetchProcess, source: Source
+    work: WorkTree, state: Path, fetcher: FetchProcess, source: Source
 ) -> None:
     source.fetch()
-    (child,) = fetchers(os.getpid())
+    (child,) = list_fetchers(os.getpid())
     second = work.commit({"fleet.yaml": "second"})
     assert source.fetch() == source.fetch() == second
     with pytest.raises(SourceError, match="has no branch or tag nowhere"):
         Source(Remote(url=str(work.path), reference="nowhere"), state, fetcher).fetch()
-    assert fetchers(os.getpid()) == [child]
+    assert list_fetchers(os.getpid()) == [child]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV], ids=str)
 def test_a_fetch_process_that_dies_fails_the_fetch_and_the_next_fetch_works(
-    work: Work, state: Path, fetcher: FetchProcess, number: signal.Signals
+    work: WorkTree, state: Path, fetcher: FetchProcess, number: signal.Signals
 ) -> None:
     with git_daemon(work.path.parent) as url:
         first = Source(Remote(url=f"{url}/fleet"), state, fetcher).fetch()
@@ -210,7 +221,7 @@ def test_a_fetch_process_that_dies_fails_the_fetch_and_the_next_fetch_works(
             def kill() -> None:
                 relay.stalled.wait(60)
                 eventually(lambda: list(state.rglob("pack_git2_*")))
-                os.kill(fetchers(os.getpid())[0], number)
+                os.kill(list_fetchers(os.getpid())[0], number)
 
             killing = threading.Thread(target=kill)
             killing.start()
@@ -224,17 +235,17 @@ def test_a_fetch_process_that_dies_fails_the_fetch_and_the_next_fetch_works(
 
 
 def test_a_fetch_process_that_died_while_idle_is_replaced(
-    work: Work, state: Path, fetcher: FetchProcess, source: Source
+    work: WorkTree, state: Path, fetcher: FetchProcess, source: Source
 ) -> None:
     source.fetch()
-    (child,) = fetchers(os.getpid())
+    (child,) = list_fetchers(os.getpid())
     os.kill(child, signal.SIGKILL)
-    eventually(lambda: not alive(child))
+    eventually(lambda: not is_alive(child))
     assert source.fetch() == work.head
 
 
 def test_a_late_answer_is_not_taken_for_the_next_request(
-    work: Work, state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch, source: Source
+    work: WorkTree, state: Path, fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch, source: Source
 ) -> None:
     first = source.fetch()
     with monkeypatch.context() as patch:
@@ -249,7 +260,7 @@ def interrupted(*_: object) -> Iterator[bytes]:
     raise KeyboardInterrupt
 
 
-def test_a_clone_is_replaced_while_a_fetch_hangs(work: Work, state: Path, fetcher: FetchProcess) -> None:
+def test_a_clone_is_replaced_while_a_fetch_hangs(work: WorkTree, state: Path, fetcher: FetchProcess) -> None:
     with git_daemon(work.path.parent) as url:
         source = Source(Remote(url=f"{url}/fleet"), state, fetcher)
         accepted = source.fetch()
@@ -272,7 +283,7 @@ def test_a_clone_is_replaced_while_a_fetch_hangs(work: Work, state: Path, fetche
             with pytest.raises(CorruptClone):
                 source.accepted()
             source.restore(accepted)
-            assert (source.accepted(), source.latest(), len(fetchers(os.getpid()))) == (accepted, work.head, 2)
+            assert (source.accepted(), source.latest(), len(list_fetchers(os.getpid()))) == (accepted, work.head, 2)
             fetcher.close()
             thread.join(60)
         assert [str(error).rpartition(": ")[2] for error in errors] == [
@@ -340,7 +351,7 @@ def test_an_error_is_raised_again_with_its_type(
     def fail(*_: object) -> NoReturn:
         raise kind("what is wrong")
 
-    monkeypatch.setattr(InThisProcess, "carry_out", fail)
+    monkeypatch.setattr(InProcessFetcher, "carry_out", fail)
     report = run_order(FetchOrder(work="head", remote=Remote(url="/fleet"), folder=state))
     monkeypatch.setattr(Child, "read_answers", lambda *_: [encode(report)])
     with pytest.raises(kind, match=r"^what is wrong$") as caught:
@@ -364,7 +375,7 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 
 
 @pytest.fixture(params=["git", "https", "ssh"])
-def served(request: pytest.FixtureRequest, work: Work, tmp_path: Path) -> Iterator[Callable[..., Remote]]:
+def served(request: pytest.FixtureRequest, work: WorkTree, tmp_path: Path) -> Iterator[Callable[..., Remote]]:
     """Return the remote for a protocol, optionally at another address of its server."""
     with ExitStack() as stack:
         if request.param == "ssh":
@@ -397,10 +408,10 @@ def served(request: pytest.FixtureRequest, work: Work, tmp_path: Path) -> Iterat
 
 @pytest.mark.parametrize("passes", [10, 100_000], ids=["the first response comes slowly", "the pack drips"])
 def test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next(
-    served: Callable[..., Remote], work: Work, state: Path, started: FetchProcess, passes: int
+    served: Callable[..., Remote], work: WorkTree, state: Path, started: FetchProcess, passes: int
 ) -> None:
     Source(served(), state, started).fetch()
-    (before,) = fetchers(os.getpid())
+    (before,) = list_fetchers(os.getpid())
     second = work.commit({"noise": os.urandom(NOISE).hex()})
     url = served().url
     authority = url.partition("://")[2].rpartition("@")[2].partition("/")[0]
@@ -409,21 +420,21 @@ def test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_proce
         with pytest.raises(SourceError, match=SLOW) as caught:
             dripping.fetch()
         assert relay.stalled.is_set()
-    assert alive(before) is ("SSH" in str(caught.value))  # libssh2 itself ended the wait, as for a banner that drips
+    assert is_alive(before) is ("SSH" in str(caught.value))  # libssh2 itself ended the wait, as for a banner that drips
     assert (list(state.rglob("pack_git2_*")), Source(served(), state, started).fetch()) == ([], second)
 
 
 def test_finding_c3_a_fetcher_that_hangs_is_killed_and_another_one_fetches(
-    work: Work, state: Path, started: FetchProcess
+    work: WorkTree, state: Path, started: FetchProcess
 ) -> None:
     with git_daemon(work.path.parent) as url:
         source = Source(Remote(url=f"{url}/fleet", timeout_s=TIMEOUT_S), state, started)
         eventually(lambda: fetched(source))
-        (hanging,) = fetchers(os.getpid())
+        (hanging,) = list_fetchers(os.getpid())
         os.kill(hanging, signal.SIGSTOP)
         with pytest.raises(SourceError, match="the fetch process did not start within 2 s"):
             source.fetch()
-        assert not alive(hanging)
+        assert not is_alive(hanging)
         second = work.commit({"fleet.yaml": "second"})
         eventually(lambda: fetched(source) == second)
 
@@ -437,7 +448,7 @@ def fetched(source: Source) -> str | None:
 
 
 def test_a_new_clone_has_a_minimum_rate_and_everything_else_has_a_deadline(
-    work: Work, state: Path, tmp_path: Path
+    work: WorkTree, state: Path, tmp_path: Path
 ) -> None:
     started = FetchProcess(deadline_s=0)
     try:
@@ -445,7 +456,7 @@ def test_a_new_clone_has_a_minimum_rate_and_everything_else_has_a_deadline(
         assert source.fetch() == work.head
         with pytest.raises(SourceError, match="the fetch was not complete after 0 s"):
             source.fetch()
-        branch = OwnedBranch(lambda: Remote(url=str(work.path)), "refs/heads/boot", tmp_path / "o", fetching=started)
+        branch = OwnedBranch(lambda: Remote(url=str(work.path)), "refs/heads/boot", tmp_path / "o", fetcher=started)
         with pytest.raises(SourceError, match="the fetch was not complete after 0 s"):
             branch.fetch()
     finally:
@@ -490,7 +501,7 @@ def test_before_a_push_there_is_time_to_build_the_pack() -> None:
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["a new clone", "news"])
 def test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected(
-    work: Work, state: Path, started: FetchProcess, is_first: bool
+    work: WorkTree, state: Path, started: FetchProcess, is_first: bool
 ) -> None:
     with git_daemon(work.path.parent) as url:
 
@@ -508,7 +519,7 @@ def test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected(
 
 
 def test_a_clone_that_has_reached_its_limit_accepts_no_new_commits(
-    work: Work, state: Path, started: FetchProcess
+    work: WorkTree, state: Path, started: FetchProcess
 ) -> None:
     with git_daemon(work.path.parent) as url:
 
@@ -528,7 +539,7 @@ def test_a_clone_that_has_reached_its_limit_accepts_no_new_commits(
 
 
 def test_a_small_pack_that_is_completed_from_the_clone_is_limited_too(
-    work: Work, state: Path, started: FetchProcess
+    work: WorkTree, state: Path, started: FetchProcess
 ) -> None:
     files = {f"file{number}": os.urandom(NOISE // 10).hex() for number in range(20)}
     first = work.commit(dict(files))
@@ -544,12 +555,12 @@ def test_a_small_pack_that_is_completed_from_the_clone_is_limited_too(
 
 
 def test_commits_by_others_on_the_branch_of_gitboot_do_not_exceed_the_disk_limit(
-    work: Work, tmp_path: Path, started: FetchProcess
+    work: WorkTree, tmp_path: Path, started: FetchProcess
 ) -> None:
     work.commit({"noise": os.urandom(3 << 20).hex()})
     with git_daemon(work.path.parent) as url:
         remote = Remote(url=f"{url}/fleet", max_bytes=1 << 20)
-        branch = OwnedBranch(lambda: remote, "refs/heads/main", tmp_path / "boot.git", fetching=started)
+        branch = OwnedBranch(lambda: remote, "refs/heads/main", tmp_path / "boot.git", fetcher=started)
         with pytest.raises(SourceTooLarge):
             branch.fetch()
 
@@ -577,7 +588,7 @@ def test_a_process_with_a_file_size_limit_gets_an_error_from_the_write() -> None
 
 
 @pytest.fixture
-def bare(work: Work) -> Path:
+def bare(work: WorkTree) -> Path:
     bare = work.path.parent / "boots.git"
     work.git("init", "-q", "--bare", str(bare))
     git(bare, "config", "daemon.receivepack", "true")
@@ -596,7 +607,7 @@ def test_finding_c3_a_push_to_a_slow_server_fails_and_the_next_one_succeeds(
 
         def branch(url: str, timeout_s: float = 60) -> OwnedBranch:
             remote = Remote(url=f"{url}/boots.git", timeout_s=timeout_s)
-            return OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "o" / "boots.git", fetching=started)
+            return OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "o" / "boots.git", fetcher=started)
 
         files = {"boot.ipxe": lambda: os.urandom(NOISE).hex().encode()}
         first = branch(url).commit(None, dict(files), "first", ADA, at("20T12:00"))
@@ -619,17 +630,19 @@ def test_finding_c3_slowly_sent_refs_of_a_target_are_read_by_a_process_that_is_k
     seeded.push(None, seeded.commit(None, {"a": lambda: b"a"}, "first", ADA, at("20T12:00")))
     with git_daemon(bare.parent) as url, Relay(url, passes=2, then="drips") as relay:
         remote = Remote(url=f"{relay.url}/boots.git", timeout_s=TIMEOUT_S)
-        branch = OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "boots.git", fetching=started)
+        branch = OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "boots.git", fetcher=started)
         for ask in (branch.fetch, branch.is_default):
             with pytest.raises(SourceError, match="the response was not complete after 2 s"):
                 ask()
-    assert fetchers(os.getpid()) == []
+    assert list_fetchers(os.getpid()) == []
 
 
-def test_a_push_by_a_process_equals_one_without(bare: Path, work: Work, tmp_path: Path, started: FetchProcess) -> None:
-    for fetching, ref in ((InThisProcess(), "refs/heads/one"), (started, "refs/heads/other")):
+def test_a_push_by_a_process_equals_one_without(
+    bare: Path, work: WorkTree, tmp_path: Path, started: FetchProcess
+) -> None:
+    for fetcher, ref in ((InProcessFetcher(), "refs/heads/one"), (started, "refs/heads/other")):
         folder = tmp_path / ref.replace("/", "-")
-        branch = OwnedBranch(lambda: Remote(url=str(bare)), ref, folder, fetching=fetching)
+        branch = OwnedBranch(lambda: Remote(url=str(bare)), ref, folder, fetcher=fetcher)
         assert branch.fetch() is None
         commit = branch.commit(None, {"a": lambda: b"a"}, "first", ADA, at("20T12:00"))
         branch.push(None, commit)
@@ -647,19 +660,19 @@ def test_finding_c3_a_slow_fetch_is_a_condition_and_reconcile_reports_it(tmp_pat
     state = tmp_path / "state"
     with git_daemon(tmp_path / "git") as root, Relay(root, passes=50_000, then="drips") as relay:
         url = f"{relay.url}/{repository.bare.name}"
-        with running(url, tmp_path, "--poll", "0.5", *configured(git_timeout=TIMEOUT_S)) as instance:
+        with running(url, tmp_path, "--poll", "0.5", *write_configuration(git_timeout=TIMEOUT_S)) as instance:
             eventually(lambda: instance.status()["applied"]["commit"] == first)
             second = repository.push({"noise": os.urandom(NOISE).hex()})
-            found = until_condition(instance, "SourceReady", status=False, reason="SourceError")
+            found = wait_for_condition(instance, "SourceReady", status=False, reason="SourceError")
             assert relay.stalled.is_set()
             assert "bytes in 2 s (git-timeout" in found["message"]
-            done = typed("reconcile", "--state", state)
+            done = run_command("reconcile", "--state", state)
             assert (done.code, done.out) == (Exit.SOURCE, ""), done
             assert "The fetch failed (SourceError): gitboot cannot fetch new commits: git://" in done.err
             assert instance.status()["applied"]["commit"] == first
             relay.passes = -1
             eventually(lambda: condition(instance, "SourceReady")["status"])
-            done = typed("reconcile", "--state", state)
+            done = run_command("reconcile", "--state", state)
             assert (done.code, f"Fetched {second[:12]}. The commit is accepted" in done.err) == (Exit.FINE, True), done
             assert instance.status()["applied"]["commit"] == second
 
@@ -669,14 +682,14 @@ def test_finding_c3_a_fetcher_that_hangs_is_a_condition_until_another_one_has_fe
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     with git_daemon(tmp_path / "git") as root:
         url = f"{root}/{repository.bare.name}"
-        with running(url, tmp_path, "--poll", "3600", *configured(git_timeout=TIMEOUT_S)) as instance:
+        with running(url, tmp_path, "--poll", "3600", *write_configuration(git_timeout=TIMEOUT_S)) as instance:
             state = tmp_path / "state"
-            eventually(lambda: typed("reconcile", "--state", state).code == Exit.FINE)
-            (hanging,) = fetchers(instance.process.pid)
+            eventually(lambda: run_command("reconcile", "--state", state).code == Exit.FINE)
+            (hanging,) = list_fetchers(instance.process.pid)
             os.kill(hanging, signal.SIGSTOP)
-            done = typed("reconcile", "--state", state)
+            done = run_command("reconcile", "--state", state)
             assert (done.code, "did not start within 2 s" in done.err) == (Exit.SOURCE, True), done
-            until_condition(instance, "SourceReady", status=False, reason="SourceError")
-            assert not alive(hanging)
-            eventually(lambda: typed("reconcile", "--state", state).code == Exit.FINE)
-            assert fetchers(instance.process.pid) not in ([], [hanging])
+            wait_for_condition(instance, "SourceReady", status=False, reason="SourceError")
+            assert not is_alive(hanging)
+            eventually(lambda: run_command("reconcile", "--state", state).code == Exit.FINE)
+            assert list_fetchers(instance.process.pid) not in ([], [hanging])

@@ -13,19 +13,19 @@ from gitboot.errors import UsageError
 from gitboot.fleet.revision import CommitSummary, Revision
 from gitboot.git.history import HISTORY_COMMITS, Blame, list_file_changes, open_blame, open_history
 from gitboot.jsonio import to_json_value
-from tests.helpers.git_repositories import Work
+from tests.helpers.git_repositories import WorkTree
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    return Work(tmp_path / "fleet")
+def work(tmp_path: Path) -> WorkTree:
+    return WorkTree(tmp_path / "fleet")
 
 
-def _newest(work: Work) -> CommitSummary:
+def _newest(work: WorkTree) -> CommitSummary:
     return open_history(work.path, None).steps[0].commit
 
 
-def test_a_commit_has_its_author_date_and_message(work: Work) -> None:
+def test_a_commit_has_its_author_date_and_message(work: WorkTree) -> None:
     revision = work.commit(message="Drain rack r12\n\nNET-412")
     assert _newest(work) == CommitSummary(
         revision=revision,
@@ -35,7 +35,7 @@ def test_a_commit_has_its_author_date_and_message(work: Work) -> None:
     )
 
 
-def test_the_changed_files_of_commits_are_those_of_the_fleets_folder(work: Work) -> None:
+def test_the_changed_files_of_commits_are_those_of_the_fleets_folder(work: WorkTree) -> None:
     work.commit({"fleet/a.yaml": "1", "README": "1"}, "First")
     work.commit({"README": "2"}, "Second")
     work.commit({"fleet/a.yaml": None, "fleet/b/c.yaml": "1"}, "Third")
@@ -68,7 +68,7 @@ def test_the_changed_files_of_commits_are_those_of_the_fleets_folder(work: Work)
     ],
 )
 def test_any_text_of_a_commit_can_be_printed(
-    work: Work, tmp_path: Path, author: bytes, message: bytes, shown: tuple[str, str, int]
+    work: WorkTree, tmp_path: Path, author: bytes, message: bytes, shown: tuple[str, str, int]
 ) -> None:
     work.commit({"fleet.yaml": "first"})
     tree = work.git("rev-parse", "HEAD^{tree}").encode()
@@ -94,7 +94,7 @@ def subjects(found: Blame, path: str, lines: int = 3) -> list[str | None]:
     return [commit.subject if commit else None for commit in commits]
 
 
-def test_each_line_has_the_commit_that_wrote_it(work: Work) -> None:
+def test_each_line_has_the_commit_that_wrote_it(work: WorkTree) -> None:
     first = work.commit({"a.yaml": THREE}, "First")
     work.commit({"a.yaml": "one\n2\nthree\n"}, "Second")
     work.commit({"b.yaml": "other"}, "Third")
@@ -106,7 +106,7 @@ def test_each_line_has_the_commit_that_wrote_it(work: Work) -> None:
     assert to_json_value(commit)["date"] == "2026-11-20T21:00:00Z"
 
 
-def test_an_earlier_revision_has_its_own_lines(work: Work) -> None:
+def test_an_earlier_revision_has_its_own_lines(work: WorkTree) -> None:
     work.commit({"a.yaml": THREE}, "First")
     work.commit({"a.yaml": "one\n2\nthree\n"}, "Second")
     assert subjects(blame(work.path, "HEAD~1"), "a.yaml") == ["First"] * 3
@@ -124,13 +124,13 @@ def test_an_earlier_revision_has_its_own_lines(work: Work) -> None:
         ("empty", "", [None, None, None]),
     ],
 )
-def test_an_uncommitted_line_has_no_commit(work: Work, case: str, now: str, expected: list[str | None]) -> None:
+def test_an_uncommitted_line_has_no_commit(work: WorkTree, case: str, now: str, expected: list[str | None]) -> None:
     work.commit({"a.yaml": THREE}, "First")
     (work.path / "a.yaml").write_bytes(now.encode())
     assert subjects(blame(work.path), "a.yaml") == expected, case
 
 
-def test_an_uncommitted_file_has_no_commit(work: Work) -> None:
+def test_an_uncommitted_file_has_no_commit(work: WorkTree) -> None:
     (work.path / "before.yaml").write_text(THREE)
     assert subjects(blame(work.path), "before.yaml") == [None] * 3  # there is no commit at all
     work.commit({"a.yaml": THREE}, "First")
@@ -138,7 +138,7 @@ def test_an_uncommitted_file_has_no_commit(work: Work) -> None:
     assert subjects(blame(work.path), "new.yaml") == [None] * 3
 
 
-def test_lines_are_found_for_a_fleet_in_a_folder_and_in_a_bare_repository(work: Work, tmp_path: Path) -> None:
+def test_lines_are_found_for_a_fleet_in_a_folder_and_in_a_bare_repository(work: WorkTree, tmp_path: Path) -> None:
     work.commit({"fleets/a.yaml": THREE}, "First")
     assert subjects(blame(work.path / "fleets"), "a.yaml") == ["First"] * 3
     assert subjects(blame(work.bare(tmp_path / "bare.git")), "fleets/a.yaml") == ["First"] * 3
@@ -148,13 +148,13 @@ def test_without_git_no_author_is_known(tmp_path: Path) -> None:
     assert open_blame(tmp_path, None) is None
 
 
-def test_a_missing_revision_is_named(work: Work) -> None:
+def test_a_missing_revision_is_named(work: WorkTree) -> None:
     work.commit({"a.yaml": THREE})
     with pytest.raises(UsageError, match="has no commit nonsense"):
         open_blame(work.path, "nonsense")
 
 
-def test_a_file_is_read_once_and_only_on_request(work: Work) -> None:
+def test_a_file_is_read_once_and_only_on_request(work: WorkTree) -> None:
     work.commit({"a.yaml": THREE}, "First")
     found = blame(work.path, "HEAD")
     assert subjects(found, "a.yaml") == ["First"] * 3

@@ -30,7 +30,15 @@ from gitboot.git.remote import (
 )
 from tests.git.test_clone import text
 from tests.helpers.cases import for_each
-from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, Work, git_daemon, silent_server
+from tests.helpers.git_repositories import (
+    ENVIRONMENT,
+    HttpsServer,
+    Relay,
+    SshServer,
+    WorkTree,
+    git_daemon,
+    silent_server,
+)
 from tests.helpers.running_instance import eventually
 
 PASSWORD = Password(password=HttpsServer.PASSWORD)
@@ -51,7 +59,7 @@ def ssh_key(ssh: SshServer, tmp_path: Path) -> SshKey:
 
 
 @pytest.fixture
-def https(work: Work, tmp_path: Path) -> Iterator[HttpsServer]:
+def https(work: WorkTree, tmp_path: Path) -> Iterator[HttpsServer]:
     with HttpsServer(work.path.parent, tmp_path) as server:
         yield server
 
@@ -66,7 +74,7 @@ def fetcher() -> Iterator[FetchProcess]:
 @pytest.fixture(autouse=True)
 def fetched_apart(fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of this is fetched as an instance does it, by a process of its own; one does for all."""
-    monkeypatch.setattr(clone, "InThisProcess", lambda: fetcher)
+    monkeypatch.setattr(clone, "InProcessFetcher", lambda: fetcher)
 
 
 # Settings
@@ -151,7 +159,7 @@ def test_a_reference_matches_exactly_one_ref(reference: str | None, ref: str) ->
 
 
 @pytest.fixture(params=["git", "https", "ssh"])
-def served(request: pytest.FixtureRequest, work: Work) -> Iterator[Remote]:
+def served(request: pytest.FixtureRequest, work: WorkTree) -> Iterator[Remote]:
     """The same repository over each protocol."""
     match request.param:
         case "git":
@@ -170,7 +178,7 @@ def with_reference(remote: Remote, reference: str) -> Remote:
     return Remote(url=remote.url, credentials=remote.credentials, ca_bundle=remote.ca_bundle, reference=reference)
 
 
-def test_every_protocol_fetches_new_commits_and_tags(served: Remote, work: Work, state: Path) -> None:
+def test_every_protocol_fetches_new_commits_and_tags(served: Remote, work: WorkTree, state: Path) -> None:
     source = Source(served, state)
     first = source.fetch()
     assert (first, text(source, first)) == (work.head, "first")
@@ -185,7 +193,7 @@ def test_every_protocol_fetches_new_commits_and_tags(served: Remote, work: Work,
     assert Source(with_reference(served, first), state / "other").fetch() == first, "an ancestor of a branch"
 
 
-def test_a_commit_is_searched_until_some_branch_contains_it(work: Work, state: Path) -> None:
+def test_a_commit_is_searched_until_some_branch_contains_it(work: WorkTree, state: Path) -> None:
     work.git("branch", "a")
     with git_daemon(work.path.parent) as url:
         ahead = work.commit({"fleet.yaml": "ahead"})
@@ -207,7 +215,7 @@ def test_without_new_commits_there_is_one_request_and_no_fetch(https: HttpsServe
     assert https.requests == ["GET /fleet/info/refs"]
 
 
-def test_messages_of_a_server_need_not_be_utf8(work: Work, tmp_path: Path, state: Path) -> None:
+def test_messages_of_a_server_need_not_be_utf8(work: WorkTree, tmp_path: Path, state: Path) -> None:
     hook = tmp_path / "hook"
     hook.write_text('#!/bin/sh\nprintf "\\351t\\351 \\377\\n" >&2\nexec "$@"\n')
     hook.chmod(0o755)
@@ -216,7 +224,7 @@ def test_messages_of_a_server_need_not_be_utf8(work: Work, tmp_path: Path, state
         assert Source(Remote(url=f"{url}/fleet"), state).fetch() == work.head
 
 
-def test_the_configuration_of_the_user_and_proxies_are_ignored(work: Work, tmp_path: Path, state: Path) -> None:
+def test_the_configuration_of_the_user_and_proxies_are_ignored(work: WorkTree, tmp_path: Path, state: Path) -> None:
     (tmp_path / ".gitconfig").write_text(
         '[url "git://127.0.0.1:1/"]\ninsteadOf = git://\n[http]\nproxy = http://127.0.0.1:1\n'
     )
@@ -267,7 +275,7 @@ def test_a_rejection_by_an_https_server_is_reported(
     assert len(https.requests) <= 2
 
 
-def test_a_certificate_must_be_trusted(work: Work, tmp_path: Path, state: Path) -> None:
+def test_a_certificate_must_be_trusted(work: WorkTree, tmp_path: Path, state: Path) -> None:
     (tmp_path / "stranger").mkdir()
     with HttpsServer(work.path.parent, tmp_path / "stranger") as stranger:
         with pytest.raises(SourceRefused, match=r"the certificate of 127\.0\.0\.1 is not trusted"):
@@ -300,7 +308,7 @@ def test_a_bundle_without_certificates_is_a_usage_error(tmp_path: Path, state: P
     ],
 )
 def test_a_host_must_have_a_known_key(
-    ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, known: str, message: str | None
+    ssh: SshServer, ssh_key: SshKey, work: WorkTree, state: Path, known: str, message: str | None
 ) -> None:
     keys = {name: ssh.public(name) for name in ("ed25519", "rsa", "stranger")}
     ssh_key.known_hosts.write_text(known.format(port=ssh.port, hash=hashed(f"[127.0.0.1]:{ssh.port}"), **keys))
@@ -324,7 +332,7 @@ def test_a_host_must_have_a_known_key(
     ],
 )
 def test_a_rejection_by_an_ssh_server_is_reported(
-    ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, key: str, passphrase: str, path: str,
+    ssh: SshServer, ssh_key: SshKey, work: WorkTree, state: Path, key: str, passphrase: str, path: str,
     error: type[Exception], message: str,
 ) -> None:  # fmt: skip
     credentials = SshKey(private_key=ssh.key(key), passphrase=passphrase, known_hosts=ssh_key.known_hosts)
@@ -334,7 +342,7 @@ def test_a_rejection_by_an_ssh_server_is_reported(
     assert "s3cret" not in str(caught.value)
 
 
-def test_without_a_name_the_user_is_git(ssh: SshServer, ssh_key: SshKey, work: Work, state: Path) -> None:
+def test_without_a_name_the_user_is_git(ssh: SshServer, ssh_key: SshKey, work: WorkTree, state: Path) -> None:
     """There is no such user here, so it is refused; but not for want of a name."""
     url = f"ssh://127.0.0.1:{ssh.port}{work.path}"
     with pytest.raises(SourceRefused, match="refuses the credentials"):
@@ -342,7 +350,7 @@ def test_without_a_name_the_user_is_git(ssh: SshServer, ssh_key: SshKey, work: W
 
 
 def test_finding_p1_a_rotated_ssh_key_and_host_key_count_at_the_next_fetch(
-    ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, fetcher: FetchProcess, tmp_path: Path
+    ssh: SshServer, ssh_key: SshKey, work: WorkTree, state: Path, fetcher: FetchProcess, tmp_path: Path
 ) -> None:
     key = tmp_path / "id"
     shutil.copy(ssh.key("stranger"), key)
@@ -395,7 +403,7 @@ def test_an_unreachable_server_may_come_back(url: str, state: Path) -> None:
 
 
 @pytest.mark.parametrize("then", ["hangs", "hangs up"])
-def test_an_incomplete_response_changes_nothing(work: Work, state: Path, then: str) -> None:
+def test_an_incomplete_response_changes_nothing(work: WorkTree, state: Path, then: str) -> None:
     with git_daemon(work.path.parent) as url:
         source = Source(Remote(url=f"{url}/fleet"), state)
         first = accepted = source.fetch()
@@ -414,7 +422,7 @@ def test_an_incomplete_response_changes_nothing(work: Work, state: Path, then: s
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["first fetch", "later fetch"])
-def test_a_fetch_that_is_killed_halfway_leaves_no_files(work: Work, state: Path, is_first: bool) -> None:
+def test_a_fetch_that_is_killed_halfway_leaves_no_files(work: WorkTree, state: Path, is_first: bool) -> None:
     script = (
         "import sys, pathlib; from gitboot.git.remote import Remote; from gitboot.git.clone import Source;"
         "Source(Remote(url=sys.argv[1]), pathlib.Path(sys.argv[2])).fetch()"
@@ -436,7 +444,7 @@ def test_a_fetch_that_is_killed_halfway_leaves_no_files(work: Work, state: Path,
         assert (source.accepted() is None) == is_first
 
 
-def test_damage_that_only_a_fetch_can_find_is_reported(work: Work, state: Path) -> None:
+def test_damage_that_only_a_fetch_can_find_is_reported(work: WorkTree, state: Path) -> None:
     """The server sends differences to objects of the clone, so a damaged clone can make its response fail."""
     lines = [os.urandom(30).hex() for _ in range(300)]
     work.commit({"large.yaml": "\n".join(lines)})
@@ -462,7 +470,7 @@ def test_damage_that_only_a_fetch_can_find_is_reported(work: Work, state: Path) 
 
 
 def test_an_accepted_commit_that_the_followed_branch_lacks_is_searched_in_all_branches(
-    work: Work, tmp_path: Path, state: Path
+    work: WorkTree, tmp_path: Path, state: Path
 ) -> None:
     work.git("switch", "--quiet", "--create", "elsewhere")
     accepted = work.commit({"fleet.yaml": "elsewhere"})
@@ -476,7 +484,7 @@ def test_an_accepted_commit_that_the_followed_branch_lacks_is_searched_in_all_br
 
 
 @pytest.fixture
-def other(work: Work, tmp_path: Path) -> Iterator[HttpsServer]:
+def other(work: WorkTree, tmp_path: Path) -> Iterator[HttpsServer]:
     """A server that everybody trusts, and that is not the remote's."""
     (tmp_path / "other").mkdir()
     with HttpsServer(work.path.parent, tmp_path / "other") as server:
@@ -490,7 +498,7 @@ def test_t3_credentials_do_not_follow_a_redirect_to_another_server(
 ) -> None:
     bundle = tmp_path / "both.pem"
     bundle.write_text(https.certificate.read_text() + other.certificate.read_text())
-    https.leads_to = where.replace("PORT", other.url.rpartition(":")[2]) + "/private"
+    https.redirect_target = where.replace("PORT", other.url.rpartition(":")[2]) + "/private"
     path = "/private/moved/fleet/.git" if asks_first else "/moved/fleet/.git"
     source = Source(Remote(url=f"{https.url}{path}", credentials=PASSWORD, ca_bundle=bundle), state)
     with pytest.raises((SourceError, SourceRefused)) as caught:
@@ -500,8 +508,8 @@ def test_t3_credentials_do_not_follow_a_redirect_to_another_server(
         assert "gitboot does not send the credentials there" in str(caught.value)
 
 
-def test_t3_a_redirect_within_the_same_server_is_followed(work: Work, https: HttpsServer, state: Path) -> None:
-    https.leads_to = "/private"
+def test_t3_a_redirect_within_the_same_server_is_followed(work: WorkTree, https: HttpsServer, state: Path) -> None:
+    https.redirect_target = "/private"
     url = f"{https.url}/moved/fleet/.git"
     source = Source(Remote(url=url, credentials=PASSWORD, ca_bundle=https.certificate), state)
     assert source.fetch() == work.git("rev-parse", "HEAD").strip()

@@ -18,7 +18,7 @@ from gitboot.cli.main import Exit
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.errors import SubpathMissing, UsageError
 from gitboot.git.clone import Source
-from gitboot.git.history import commits_between, find_ancestors, find_merge_base, is_ancestor
+from gitboot.git.history import find_ancestors, find_merge_base, is_ancestor, list_commits_between
 from gitboot.git.remote import Remote
 from gitboot.git.repository import CommitReader, Person, parse_person, parse_subpath
 from gitboot.git.snapshots import open_snapshot
@@ -26,10 +26,10 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from tests.helpers.cases import for_each
 from tests.helpers.evaluations import FLEET
-from tests.helpers.fleets import SEED, configured, image, server
-from tests.helpers.forked_commands import captured
-from tests.helpers.git_repositories import MALFORMED, Work, commit_by_git, commit_malformed, git_daemon
-from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.fleets import SEED, image, server, write_configuration
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.git_repositories import MALFORMED, WorkTree, commit_by_git, commit_malformed, git_daemon
+from tests.helpers.instance_with_bmcs import CommandResult, run_command
 from tests.helpers.running_instance import Instance, eventually, git, running
 
 SITES = ("infra/east", "infra/west")
@@ -41,8 +41,8 @@ def documents(site: str, *more: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    made = Work(tmp_path / "work")
+def work(tmp_path: Path) -> WorkTree:
+    made = WorkTree(tmp_path / "work")
     made.commit({"README.md": "ours", **documents("infra/east"), **documents("infra/west")}, "Begin")
     made.bare(tmp_path / "fleet.git")
     return made
@@ -63,37 +63,39 @@ def test_an_invalid_folder_is_rejected(text: str) -> None:
 
 @pytest.mark.parametrize("bare", [True, False], ids=["bare", "work tree"])
 def test_each_command_reads_the_fleet_in_the_folder(
-    work: Work, tmp_path: Path, bare: bool, monkeypatch: pytest.MonkeyPatch
+    work: WorkTree, tmp_path: Path, bare: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where = str(tmp_path / "fleet.git") if bare else str(work.path)
     rev = ("--rev", "main")
     for site in SITES:
         name = f"{site.rpartition('/')[2]}01"
         for place in ((where, "--subpath", site), (f"{where}/{site}",)):
-            assert typed("validate", *place, *rev).code == 0
-            planned = typed("plan", *place, *rev, "-o", "json")
+            assert run_command("validate", *place, *rev).code == 0
+            planned = run_command("plan", *place, *rev, "-o", "json")
             assert [each["server"] for each in planned.json["items"]] == [name]
         by_option = ("--path", where, "--subpath", site)
-        assert typed("explain", name, *by_option, *rev).code == 0
-        assert typed("history", name, "--path", where, "--subpath", site).code == 0
-        assert typed("diff", "main..main", where, "--subpath", site).code == 0
+        assert run_command("explain", name, *by_option, *rev).code == 0
+        assert run_command("history", name, "--path", where, "--subpath", site).code == 0
+        assert run_command("diff", "main..main", where, "--subpath", site).code == 0
     monkeypatch.setenv("GITBOOT_SUBPATH", SITES[0])
-    assert [each["server"] for each in typed("plan", where, *rev, "-o", "json").json["items"]] == ["east01"]
-    gone = typed("validate", where, "--subpath", "infra/north", *rev)
+    assert [each["server"] for each in run_command("plan", where, *rev, "-o", "json").json["items"]] == ["east01"]
+    gone = run_command("validate", where, "--subpath", "infra/north", *rev)
     assert (gone.code, "has no folder infra/north" in gone.err) == (Exit.USAGE, True), gone
 
 
-def test_problems_are_shown_with_their_path_in_the_repository(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_problems_are_shown_with_their_path_in_the_repository(work: WorkTree, monkeypatch: pytest.MonkeyPatch) -> None:
     work.write({"infra/east/more.yaml": "kind: Nothing\n"})
     monkeypatch.chdir(work.path)
-    found = typed("validate", "--subpath", "infra/east", "-o", "github", "-o", "text")
+    found = run_command("validate", "--subpath", "infra/east", "-o", "github", "-o", "text")
     assert "file=infra/east/more.yaml" in found.out and "\ninfra/east/more.yaml:1:7: " in f"\n{found.out}"
     work.git("checkout", "--quiet", "-b", "change")
     work.commit()
-    ranged = typed("diff", "main...change", "--merge", "--subpath", "infra/east", "-o", "github", "-o", "markdown")
+    ranged = run_command(
+        "diff", "main...change", "--merge", "--subpath", "infra/east", "-o", "github", "-o", "markdown"
+    )
     assert (ranged.code, "file=infra/east/more.yaml" in ranged.out) == (Exit.INVALID, True)
     assert "\n<!-- gitboot diff infra/east -->\n" in ranged.out
-    other = typed("diff", "main...change", "--merge", "--subpath", "infra/west", "-o", "markdown")
+    other = run_command("diff", "main...change", "--merge", "--subpath", "infra/west", "-o", "markdown")
     assert (other.code, other.out.partition("\n")[0]) == (0, "<!-- gitboot diff infra/west -->")
 
 
@@ -105,7 +107,7 @@ def source(url: str, state: Path, subpath: str) -> Source:
     return Source(Remote(url=url, subpath=subpath), state)
 
 
-def test_a_missing_folder_is_named_and_changes_nothing(work: Work, tmp_path: Path) -> None:
+def test_a_missing_folder_is_named_and_changes_nothing(work: WorkTree, tmp_path: Path) -> None:
     url, state = str(tmp_path / "fleet.git"), tmp_path / "state"
     with pytest.raises(SubpathMissing, match="has no folder infra/north"):
         source(url, state, "infra/north").fetch()
@@ -123,7 +125,7 @@ def test_a_missing_folder_is_named_and_changes_nothing(work: Work, tmp_path: Pat
 
 @pytest.mark.parametrize("before_020", [False, True], ids=["a clone of this version", "a clone of 0.1.0"])
 def test_the_accepted_commit_keeps_its_folder_if_the_next_one_has_another(
-    work: Work, tmp_path: Path, before_020: bool
+    work: WorkTree, tmp_path: Path, before_020: bool
 ) -> None:
     """So guards judge what changes for machines, and not another reading of what was accepted."""
     url, state = str(tmp_path / "fleet.git"), tmp_path / "state"
@@ -152,7 +154,7 @@ def test_the_accepted_commit_keeps_its_folder_if_the_next_one_has_another(
 
 
 def test_a_commit_without_changes_in_the_folder_only_costs_a_comparison_of_trees(
-    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: WorkTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = source(str(tmp_path / "fleet.git"), tmp_path / "state", "infra/east")
     before = ours.snapshot(ours.fetch())
@@ -164,11 +166,19 @@ def test_a_commit_without_changes_in_the_folder_only_costs_a_comparison_of_trees
     assert (after.changed, after.blobs) == (frozenset(), before.blobs)
 
 
-def test_two_fleets_of_one_repository_have_separate_instances(work: Work, tmp_path: Path) -> None:
+def test_two_fleets_of_one_repository_have_separate_instances(work: WorkTree, tmp_path: Path) -> None:
     def follow(site: str) -> Iterator[Instance]:
         folder = tmp_path / site.replace("/", "-")
         folder.mkdir()
-        options = ("--subpath", site, "--poll", "3600", "--check-assets", "off", *configured(max_small_group=9))
+        options = (
+            "--subpath",
+            site,
+            "--poll",
+            "3600",
+            "--check-assets",
+            "off",
+            *write_configuration(max_small_group=9),
+        )
         with running(f"file://{tmp_path}/fleet.git", folder, *options, records="fresh") as instance:
             yield instance
 
@@ -192,7 +202,7 @@ def test_two_fleets_of_one_repository_have_separate_instances(work: Work, tmp_pa
         eventually(lambda: east.status()["applied"]["commit"] == gone)
         assert (servers(west), west.status()["applied"]["commit"]) == (["west01", "west02"], commit)
     clone = tmp_path / "infra-west" / "state" / "repository.git"
-    checked = typed("validate", clone, "--rev", commit)  # as the line that leads out of a condition has it
+    checked = run_command("validate", clone, "--rev", commit)  # as the line that leads out of a condition has it
     assert (checked.code, subprocess.run(["ls", clone], check=True, capture_output=True).returncode) == (0, 0), checked
     assert json.loads((tmp_path / "infra-west" / "state" / "status.json").read_bytes())["accepted"]["commit"] == commit
 
@@ -200,23 +210,23 @@ def test_two_fleets_of_one_repository_have_separate_instances(work: Work, tmp_pa
 # A branch puts something else in the folder's place
 
 
-def a_symlink(work: Work) -> str:
+def a_symlink(work: WorkTree) -> str:
     (work.path / "fleet").symlink_to("infra/east")
     return "fleet"
 
 
-def a_symlink_above(work: Work) -> str:
+def a_symlink_above(work: WorkTree) -> str:
     (work.path / "other").symlink_to("infra")
     return "other/east"
 
 
-def a_symlink_out_of_the_repository(work: Work) -> str:
+def a_symlink_out_of_the_repository(work: WorkTree) -> str:
     work.git("clone", "--quiet", ".", "../elsewhere")
     (work.path / "fleet").symlink_to("../elsewhere/infra/east")
     return "fleet"
 
 
-def a_bare_repository(work: Work) -> str:
+def a_bare_repository(work: WorkTree) -> str:
     """Git checks out each of its files, and Git's own search takes the folder for a repository."""
     copy = work.path / "fleet"
     work.git("clone", "--quiet", "--bare", ".", "fleet")
@@ -226,7 +236,7 @@ def a_bare_repository(work: Work) -> str:
     return "fleet/infra/east"
 
 
-def a_submodule(work: Work) -> str:
+def a_submodule(work: WorkTree) -> str:
     work.git("clone", "--quiet", "--bare", ".", "../copy.git")
     copy = str(work.path.parent / "copy.git")
     work.git("-c", "protocol.file.allow=always", "submodule", "add", "--quiet", copy, "fleet")
@@ -238,7 +248,7 @@ PLANTS = [a_symlink, a_symlink_above, a_symlink_out_of_the_repository, a_bare_re
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_finding_s15_ci_rejects_a_folder_that_an_instance_rejects(
-    work: Work, tmp_path: Path, plant: Callable[[Work], str]
+    work: WorkTree, tmp_path: Path, plant: Callable[[WorkTree], str]
 ) -> None:
     remote = tmp_path / "hostile.git"
     folder = plant(work)
@@ -247,7 +257,7 @@ def test_finding_s15_ci_rejects_a_folder_that_an_instance_rejects(
     pygit2.init_repository(str(remote), bare=True, initial_head="main")
     work.git("push", "--quiet", "--force", str(remote), "HEAD:refs/heads/main")
     places = ("--out", tmp_path / "output", "--state", tmp_path / "state")
-    instance = captured("run", remote, "--subpath", folder, *places, "--once", "--allow-empty")
+    instance = run_forked("run", remote, "--subpath", folder, *places, "--once", "--allow-empty")
     assert (instance.returncode != Exit.FINE, "has no folder" in instance.stderr) == (True, True)
 
     refused = {Exit.USAGE, Exit.SOURCE}
@@ -263,50 +273,50 @@ def test_finding_s15_ci_rejects_a_folder_that_an_instance_rejects(
         ("history", "east01", "--path", work.path, "--subpath", folder),
         ("artifacts", "signatures", "--path", work.path, "--subpath", folder, "--image-keys", tmp_path),
     ):
-        done = captured(*command)
+        done = run_forked(*command)
         assert (done.returncode in refused, "Traceback" in done.stderr) == (True, False), (command, done)
 
 
 @pytest.mark.parametrize("plant", [a_symlink, a_symlink_above, a_symlink_out_of_the_repository, a_bare_repository])
 def test_finding_s15_a_path_in_a_checkout_passes_no_symlink_and_no_committed_repository(
-    work: Work, plant: Callable[[Work], str]
+    work: WorkTree, plant: Callable[[WorkTree], str]
 ) -> None:
     folder = plant(work)
     work.git("add", "--all")
     work.git("commit", "--quiet", "--message=Plant")
     for command in (("validate", work.path / folder), ("diff", "HEAD~..HEAD", work.path / folder)):
-        done = captured(*command)
+        done = run_forked(*command)
         assert (done.returncode, "Traceback" in done.stderr) == (Exit.USAGE, False), (command, done)
 
 
 def test_finding_s15_a_symlink_in_place_of_the_folder_is_named_without_a_work_tree_too(
-    work: Work, tmp_path: Path
+    work: WorkTree, tmp_path: Path
 ) -> None:
     (work.path / "fleet").symlink_to("infra/east")
     work.commit()
     bare = tmp_path / "bare.git"
     work.git("clone", "--quiet", "--bare", ".", str(bare))
-    done = captured("validate", bare, "--subpath", "fleet")
+    done = run_forked("validate", bare, "--subpath", "fleet")
     assert done.returncode == Exit.USAGE and "fleet is a symlink in commit" in done.stderr
     (work.path / "fleet").unlink()
     work.write(documents("fleet"))  # which is not committed yet
-    assert captured("validate", work.path, "--subpath", "fleet").returncode == 0
-    done = captured("diff", "HEAD..HEAD", work.path, "--subpath", "fleet")
+    assert run_forked("validate", work.path, "--subpath", "fleet").returncode == 0
+    done = run_forked("diff", "HEAD..HEAD", work.path, "--subpath", "fleet")
     assert done.returncode == Exit.USAGE and "fleet is a symlink in commit" in done.stderr
     work.commit()
-    assert captured("diff", "HEAD~..HEAD", work.path, "--subpath", "fleet").returncode == 0, "a branch can repair it"
+    assert run_forked("diff", "HEAD~..HEAD", work.path, "--subpath", "fleet").returncode == 0, "a branch can repair it"
 
 
-def test_a_bare_repository_beside_the_commits_of_a_work_tree_is_read(work: Work) -> None:
+def test_a_bare_repository_beside_the_commits_of_a_work_tree_is_read(work: WorkTree) -> None:
     """A user may have a home that is a work tree."""
     bare = work.path / "mirrors" / "fleet.git"
     work.git("clone", "--quiet", "--bare", ".", str(bare))
-    assert typed("validate", bare, "--subpath", "infra/east").code == 0
+    assert run_command("validate", bare, "--subpath", "infra/east").code == 0
 
 
 @pytest.fixture
-def origin(tmp_path: Path) -> Work:
-    origin = Work(tmp_path / "fleet")
+def origin(tmp_path: Path) -> WorkTree:
+    origin = WorkTree(tmp_path / "fleet")
     origin.commit(FLEET)
     return origin
 
@@ -316,7 +326,7 @@ def follow(source: Source) -> str:
     before, latest = source.accepted(), source.fetch()
     source.merges(before, latest)
     assert before is None or not source.is_rewind(before, latest)
-    source.acknowledging_content([before] if before is not None else [], [latest])
+    source.find_acknowledging_content([before] if before is not None else [], [latest])
     source.committed_at(latest)
     assert "fleet.yaml" in source.snapshot(latest).blobs
     source.accept(latest)
@@ -324,14 +334,14 @@ def follow(source: Source) -> str:
     return latest
 
 
-def understood(*arguments: object) -> Done:
+def understood(*arguments: object) -> CommandResult:
     """Return the output of a command that must succeed."""
-    done = typed(*arguments)
+    done = run_command(*arguments)
     assert done.code == 0, done
     return done
 
 
-def test_malformed_commits_and_those_after_them_are_followed(tmp_path: Path, origin: Work) -> None:
+def test_malformed_commits_and_those_after_them_are_followed(tmp_path: Path, origin: WorkTree) -> None:
     source = Source(Remote(url=str(origin.path)), tmp_path / "state")
     (tmp_path / "state").mkdir()
     follow(source)
@@ -343,7 +353,7 @@ def test_malformed_commits_and_those_after_them_are_followed(tmp_path: Path, ori
     assert follow(Source(Remote(url=str(origin.path)), tmp_path / "late")) == origin.head
 
 
-def test_history_explain_and_diff_read_over_a_malformed_commit(origin: Work) -> None:
+def test_history_explain_and_diff_read_over_a_malformed_commit(origin: WorkTree) -> None:
     first = origin.head
     for fault in ("badDateOverflow", "missingAuthor", "missingEmail", "nulInHeader", "notUtf8"):
         before = origin.head
@@ -354,19 +364,19 @@ def test_history_explain_and_diff_read_over_a_malformed_commit(origin: Work) -> 
         explained = understood("explain", "fra1-web01", "--path", origin.path, "-o", "json").json
         assert first[:9] in json.dumps(explained), fault
         for base in (before, malformed, malformed[:12], "HEAD~1", "HEAD^"):
-            assert typed("diff", f"{base}..HEAD", "--path", origin.path).code == 0, (fault, base)
+            assert run_command("diff", f"{base}..HEAD", "--path", origin.path).code == 0, (fault, base)
 
 
-def test_a_malformed_commit_merges(origin: Work) -> None:
+def test_a_malformed_commit_merges(origin: WorkTree) -> None:
     origin.git("switch", "--quiet", "--create", "side")
     commit_by_git(origin, {"images/side.yaml": image("side-1")})
     origin.git("switch", "--quiet", "main")
     commit_malformed(origin, MALFORMED["missingEmail"])
-    assert typed("diff", "--merge", "main..side", "--path", origin.path).code == 0
-    assert typed("diff", "main...side", "--path", origin.path).code == 0
+    assert run_command("diff", "--merge", "main..side", "--path", origin.path).code == 0
+    assert run_command("diff", "main...side", "--path", origin.path).code == 0
 
 
-def test_a_fetch_works_while_a_malformed_commit_is_among_the_newest(tmp_path: Path, origin: Work) -> None:
+def test_a_fetch_works_while_a_malformed_commit_is_among_the_newest(tmp_path: Path, origin: WorkTree) -> None:
     """libgit2 parses the newest commits of the clone to negotiate with a server."""
     (tmp_path / "state").mkdir()
     with git_daemon(tmp_path) as url:
@@ -381,7 +391,7 @@ def test_a_fetch_works_while_a_malformed_commit_is_among_the_newest(tmp_path: Pa
             assert not (tmp_path / "state" / "repository.whole").exists(), fault
 
 
-def test_a_commit_without_a_tree_is_rejected_and_the_next_one_is_followed(tmp_path: Path, origin: Work) -> None:
+def test_a_commit_without_a_tree_is_rejected_and_the_next_one_is_followed(tmp_path: Path, origin: WorkTree) -> None:
     (tmp_path / "state").mkdir()
     source = Source(Remote(url=str(origin.path)), tmp_path / "state")
     follow(source)
@@ -394,7 +404,7 @@ def test_a_commit_without_a_tree_is_rejected_and_the_next_one_is_followed(tmp_pa
 
 
 def test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_email_address(
-    tmp_path: Path, origin: Work
+    tmp_path: Path, origin: WorkTree
 ) -> None:
     """A stranger's pull request brings the commit, deep in its history; then ordinary work goes on."""
     origin.git("switch", "--quiet", "--create", "stranger")
@@ -437,7 +447,7 @@ def test_a_person_is_parsed_as_far_as_the_text_allows(text: bytes, expected: Per
 
 
 @pytest.mark.parametrize("fault", MALFORMED)
-def test_a_commit_is_parsed_as_libgit2_parses_it(origin: Work, fault: str) -> None:
+def test_a_commit_is_parsed_as_libgit2_parses_it(origin: WorkTree, fault: str) -> None:
     oid = pygit2.Oid(hex=commit_malformed(origin, MALFORMED[fault]))
     git = pygit2.Repository(str(origin.path))
     found = CommitReader(git).read(oid)
@@ -473,7 +483,7 @@ def test_history_has_the_order_of_libgit2(
         made.append(git.create_commit(None, ada, ada, str(number), tree, links))
     one, other = (data.draw(st.sampled_from(made)) for _ in range(2))
     reader = CommitReader(git)
-    expected = {commit.id for commit in commits_between(git, [one], other)}
+    expected = {commit.id for commit in list_commits_between(git, [one], other)}
     found = _without_libgit2(git, one, other)
     assert set(found) == expected
     assert all(found.index(each) < found.index(up) for each in found for up in reader.read(each).parents if up in found)
@@ -489,7 +499,7 @@ def _without_libgit2(git: pygit2.Repository, hidden: pygit2.Oid, tip: pygit2.Oid
     return _sort_topologically(reader, [tip], find_ancestors(reader, [hidden]))
 
 
-def test_a_time_outside_the_calendar_becomes_the_nearest_valid_one(tmp_path: Path, origin: Work) -> None:
+def test_a_time_outside_the_calendar_becomes_the_nearest_valid_one(tmp_path: Path, origin: WorkTree) -> None:
     (tmp_path / "state").mkdir()
     source = Source(Remote(url=str(origin.path)), tmp_path / "state")
     commit_malformed(origin, MALFORMED["negativeDate"])

@@ -19,13 +19,13 @@ from gitboot.problems import Code
 from tests.helpers.git_repositories import (
     ENVIRONMENT,
     Person,
-    Work,
-    allowed,
-    by_gpg,
+    WorkTree,
     gpg_people,
-    rewritten,
-    ssh_person,
-    stored,
+    make_ssh_person,
+    rewrite_commit,
+    sign_with_gpg,
+    store_commit,
+    write_lines,
 )
 
 RIGHT = "right"
@@ -34,7 +34,7 @@ RIGHT = "right"
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Person]:
     folder = tmp_path_factory.mktemp("ssh")
-    return {name: ssh_person(folder, name) for name in ("ada", "bob", "eve", "old", "mail", "forge")}
+    return {name: make_ssh_person(folder, name) for name in ("ada", "bob", "eve", "old", "mail", "forge")}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def gpg() -> Iterator[dict[str, Person]]:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    work = Work(tmp_path / "fleet")
+def work(tmp_path: Path) -> WorkTree:
+    work = WorkTree(tmp_path / "fleet")
     work.commit({"fleet.yaml": "first"})
     return work
 
@@ -53,7 +53,7 @@ def work(tmp_path: Path) -> Work:
 @pytest.fixture
 def signers(tmp_path: Path, ssh: dict[str, Person]) -> Path:
     """Keys of ada (trusted), of old (expired) and of mail (for another use). eve and bob are not listed."""
-    return allowed(
+    return write_lines(
         tmp_path / "allowed",
         [
             "# people",
@@ -73,7 +73,7 @@ def keyring(tmp_path: Path, gpg: dict[str, Person]) -> Path:
     return folder
 
 
-def looking(work: Work, trusted: TrustedKeys, verify: Verify | None = Verify.HEAD) -> SignatureChecker:
+def looking(work: WorkTree, trusted: TrustedKeys, verify: Verify | None = Verify.HEAD) -> SignatureChecker:
     folder = work.path.parent / "state" / "keys"
     return SignatureChecker(StoredRepository(work.path / ".git"), SignatureKeys(trusted, folder), verify)
 
@@ -89,7 +89,7 @@ def find_fault(signatures: SignatureChecker, commit: Revision) -> str:
     return found[commit].message
 
 
-def commit_bytes(work: Work) -> bytes:
+def commit_bytes(work: WorkTree) -> bytes:
     command = ["git", "cat-file", "commit", "HEAD"]
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True).stdout
 
@@ -116,7 +116,7 @@ def signed_by(raw: bytes, signature: bytes) -> bytes:
     ],
 )
 def test_a_signature_counts_if_its_key_counts(
-    work: Work,
+    work: WorkTree,
     ssh: dict[str, Person],
     gpg: dict[str, Person],
     signers: Path,
@@ -130,52 +130,52 @@ def test_a_signature_counts_if_its_key_counts(
     assert expected in find_fault(looking(work, trusted), commit)
 
 
-def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str, Person], keyring: Path) -> None:
+def test_an_openpgp_signature_of_a_text_does_not_count(work: WorkTree, gpg: dict[str, Person], keyring: Path) -> None:
     """It is of every commit that differs only in the ends of its lines, each with another digest of its content."""
     raw = commit_bytes(work)
     payload = work.path.parent / "payload"
     payload.write_bytes(raw)
     for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed in text mode")):
-        signature = by_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign")
-        commit = stored(work, signed_by(raw, signature))
+        signature = sign_with_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign")
+        commit = store_commit(work, signed_by(raw, signature))
         assert expected in find_fault(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
 
 
 @pytest.mark.parametrize(("namespace", "expected"), [("git", RIGHT), ("file", "changed after it was signed")])
 def test_an_ssh_signature_counts_only_in_the_namespace_of_git(
-    work: Work, ssh: dict[str, Person], tmp_path: Path, namespace: str, expected: str
+    work: WorkTree, ssh: dict[str, Person], tmp_path: Path, namespace: str, expected: str
 ) -> None:
     """A key that is listed for all namespaces also signs files. Such a signature must not count for a commit."""
     raw = commit_bytes(work)
     command = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(ssh["ada"].public.with_suffix(""))]
     signature = subprocess.run(command, input=raw, capture_output=True, check=True).stdout
-    commit = stored(work, signed_by(raw, signature))
-    everywhere = allowed(tmp_path / "everywhere", [f"ada@example.net {ssh['ada'].key}"])
+    commit = store_commit(work, signed_by(raw, signature))
+    everywhere = write_lines(tmp_path / "everywhere", [f"ada@example.net {ssh['ada'].key}"])
     assert expected in find_fault(looking(work, TrustedKeys(allowed_signers=everywhere)), commit)
 
 
 def test_openpgp_signatures_of_two_people_in_one_header_do_not_count(
-    work: Work, gpg: dict[str, Person], keyring: Path
+    work: WorkTree, gpg: dict[str, Person], keyring: Path
 ) -> None:
     raw = commit_bytes(work)
     payload = work.path.parent / "payload"
     payload.write_bytes(raw)
-    by_ada, by_eve = (by_gpg(gpg[name], payload) for name in ("ada", "eve"))
+    by_ada, by_eve = (sign_with_gpg(gpg[name], payload) for name in ("ada", "eve"))
     for packets, expected in ((by_ada, RIGHT), (by_ada * 2, "cannot read"), (by_eve + by_ada, "cannot read")):
         command = ["gpg", "--batch", "--no-options", "--homedir", str(work.path.parent), "--enarmor"]
         armour = subprocess.run(command, input=packets, capture_output=True, check=True).stdout
         armour = armour.replace(b"PGP ARMORED FILE", b"PGP SIGNATURE")
-        commit = stored(work, signed_by(raw, armour))
+        commit = store_commit(work, signed_by(raw, armour))
         assert expected in find_fault(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
 
 
-def test_a_commit_that_is_not_signed_does_not_count(work: Work, signers: Path, keyring: Path) -> None:
+def test_a_commit_that_is_not_signed_does_not_count(work: WorkTree, signers: Path, keyring: Path) -> None:
     trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     assert find_fault(looking(work, trusted), work.head).endswith("is not signed")
 
 
 def test_an_expired_key_does_not_count_even_for_an_old_commit_date(
-    work: Work, ssh: dict[str, Person], signers: Path
+    work: WorkTree, ssh: dict[str, Person], signers: Path
 ) -> None:
     """Git uses the date of the commit, which the owner of the key can choose."""
     work.write({"fleet.yaml": "backdated"})
@@ -203,7 +203,7 @@ def test_an_expired_key_does_not_count_even_for_an_old_commit_date(
 )
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
 def test_a_commit_that_was_changed_after_it_was_signed_does_not_count(
-    work: Work,
+    work: WorkTree,
     ssh: dict[str, Person],
     gpg: dict[str, Person],
     signers: Path,
@@ -215,31 +215,31 @@ def test_a_commit_that_was_changed_after_it_was_signed_does_not_count(
     commit = {"ssh": ssh, "gpg": gpg}[kind]["ada"].commit(work)
     signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
     assert find_fault(signatures, commit) == RIGHT
-    assert "changed after it was signed" in find_fault(signatures, rewritten(work, commit, old, new))
+    assert "changed after it was signed" in find_fault(signatures, rewrite_commit(work, commit, old, new))
 
 
-def test_a_signature_on_another_tree_does_not_count(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_signature_on_another_tree_does_not_count(work: WorkTree, ssh: dict[str, Person], signers: Path) -> None:
     first, evil = (work.git("rev-parse", f"{work.commit({'fleet.yaml': text})}^{{tree}}") for text in ("a", "evil"))
     work.git("reset", "--quiet", "--hard", "HEAD^")
-    changed = rewritten(work, ssh["ada"].commit(work), first, evil)
+    changed = rewrite_commit(work, ssh["ada"].commit(work), first, evil)
     assert "changed after it" in find_fault(looking(work, TrustedKeys(allowed_signers=signers)), changed)
 
 
 @pytest.mark.parametrize("header", ["gpgsig", "gpgsig-sha256"])
 def test_a_commit_with_two_signatures_does_not_count(
-    work: Work, ssh: dict[str, Person], signers: Path, header: str
+    work: WorkTree, ssh: dict[str, Person], signers: Path, header: str
 ) -> None:
     """Programs differ in which of the two they look at."""
     commit = ssh["ada"].commit(work)
-    twice = rewritten(work, commit, "\n\nChange", f"\n{header} -----BEGIN SSH SIGNATURE-----\n x\n\nChange")
+    twice = rewrite_commit(work, commit, "\n\nChange", f"\n{header} -----BEGIN SSH SIGNATURE-----\n x\n\nChange")
     assert "signed in a way that gitboot does not support" in find_fault(
         looking(work, TrustedKeys(allowed_signers=signers)), twice
     )
 
 
 @pytest.mark.parametrize("signature", ["x", "-----BEGIN SSH SIGNATURE-----", "-----BEGIN PGP SIGNATURE-----", ""])
-def test_an_invalid_signature_does_not_count(work: Work, signers: Path, keyring: Path, signature: str) -> None:
-    commit = stored(work, commit_bytes(work).replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
+def test_an_invalid_signature_does_not_count(work: WorkTree, signers: Path, keyring: Path, signature: str) -> None:
+    commit = store_commit(work, commit_bytes(work).replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
     trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     assert find_fault(looking(work, trusted), commit) != RIGHT
 
@@ -247,15 +247,15 @@ def test_an_invalid_signature_does_not_count(work: Work, signers: Path, keyring:
 # Beside git
 
 
-def git_takes(work: Work, commit: Revision, signers: Path) -> bool:
+def git_takes(work: WorkTree, commit: Revision, signers: Path) -> bool:
     command = ["git", "-c", f"gpg.ssh.allowedSignersFile={signers}", "verify-commit", commit]
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0
 
 
-def test_a_signature_counts_if_git_accepts_it(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_signature_counts_if_git_accepts_it(work: WorkTree, ssh: dict[str, Person], signers: Path) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers))
     good = ssh["ada"].commit(work, message="Umlauts äöü\n\n-----BEGIN SSH SIGNATURE-----\n gpgsig x\n")
-    merged = Work(work.path)
+    merged = WorkTree(work.path)
     merged.git("switch", "--quiet", "--create", "side", "HEAD^")
     ssh["bob"].commit(merged, {"side": "x"})
     merged.git("switch", "--quiet", "main")
@@ -264,7 +264,7 @@ def test_a_signature_counts_if_git_accepts_it(work: Work, ssh: dict[str, Person]
         ssh["ada"].merge(work, "side"),
         ssh["eve"].commit(work),
         work.commit(),
-        rewritten(work, ssh["ada"].commit(work), "Change", "Chance"),
+        rewrite_commit(work, ssh["ada"].commit(work), "Change", "Chance"),
     ]
     assert [find_fault(signatures, each) == RIGHT for each in commits] == [
         git_takes(work, each, signers) for each in commits
@@ -273,10 +273,10 @@ def test_a_signature_counts_if_git_accepts_it(work: Work, ssh: dict[str, Person]
 
 
 def test_no_configuration_of_a_repository_or_user_makes_a_key_count(
-    work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: WorkTree, ssh: dict[str, Person], signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Configuration, programs, replaced objects, an own keyring: of the repository and of the user."""
-    eves = allowed(tmp_path / "eves", [f"eve@example.net {ssh['eve'].key}"])
+    eves = write_lines(tmp_path / "eves", [f"eve@example.net {ssh['eve'].key}"])
     commit = ssh["eve"].commit(work)
     good = ssh["ada"].commit(work)
     (tmp_path / "yes").write_text("#!/bin/sh\necho 'Good \"git\" signature for x with ED25519 key SHA256:x'\n")
@@ -295,7 +295,7 @@ def test_no_configuration_of_a_repository_or_user_makes_a_key_count(
 
 
 def test_no_git_program_is_needed(
-    work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: WorkTree, ssh: dict[str, Person], signers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = ssh["ada"].commit(work)
     (tmp_path / "bin").mkdir()
@@ -313,12 +313,12 @@ def test_no_git_program_is_needed(
 
 
 def test_the_signer_has_the_name_from_the_list_of_keys(
-    work: Work, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, keyring: Path
+    work: WorkTree, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, keyring: Path
 ) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
-    by_ssh, by_gpg = (signatures.find_signer(each["ada"].commit(work)) for each in (ssh, gpg))
-    assert by_ssh is not None and (by_ssh.person, by_ssh.key[:7]) == ("ada@example.net", "SHA256:")
-    assert by_gpg is not None and by_gpg.person == "ada <ada@example.net>" and len(by_gpg.key) == 40
+    from_ssh, from_gpg = (signatures.find_signer(each["ada"].commit(work)) for each in (ssh, gpg))
+    assert from_ssh is not None and (from_ssh.person, from_ssh.key[:7]) == ("ada@example.net", "SHA256:")
+    assert from_gpg is not None and from_gpg.person == "ada <ada@example.net>" and len(from_gpg.key) == 40
     message = Message(ssh["ada"].commit(work), "Bump", "Merge Bot <bot@example.net>", "Merge Bot <bot@example.net>")
     assert signatures.add_signer(message).by.startswith("ada@example.net (SHA256:")
     assert message.by.endswith("not signed by a trusted key")
@@ -326,7 +326,7 @@ def test_the_signer_has_the_name_from_the_list_of_keys(
 
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
 def test_the_key_of_a_forge_counts_for_merges_only(
-    work: Work, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, tmp_path: Path, kind: str
+    work: WorkTree, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, tmp_path: Path, kind: str
 ) -> None:
     forge = {"ssh": ssh, "gpg": gpg}[kind]["forge"]
     trusted = TrustedKeys(allowed_signers=signers, forge_keys=(("GitHub", forge.public),))
@@ -344,19 +344,19 @@ def test_the_key_of_a_forge_counts_for_merges_only(
     assert "signed by the forge GitHub, whose key is trusted only for merge commits" in find_fault(signatures, edited)
 
 
-def test_a_key_counts_as_long_as_its_line_exists(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_key_counts_as_long_as_its_line_exists(work: WorkTree, ssh: dict[str, Person], signers: Path) -> None:
     signatures = looking(work, TrustedKeys(allowed_signers=signers))
     by_ada, by_eve = ssh["ada"].commit(work), ssh["eve"].commit(work)
     before = signatures.fingerprint(by_eve)
     assert (find_fault(signatures, by_ada) == RIGHT, find_fault(signatures, by_eve) == RIGHT) == (True, False)
-    allowed(signers, [f"eve@example.net {ssh['eve'].key}"])
+    write_lines(signers, [f"eve@example.net {ssh['eve'].key}"])
     assert signatures.fingerprint(by_eve) != before
     assert (find_fault(signatures, by_ada) == RIGHT, find_fault(signatures, by_eve) == RIGHT) == (False, True)
 
 
 @pytest.mark.parametrize("kind", ["missing", "no key", "empty folder"])
 def test_unreadable_keys_are_reported_at_the_start_and_later(
-    work: Work, gpg: dict[str, Person], tmp_path: Path, kind: str
+    work: WorkTree, gpg: dict[str, Person], tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "keys.asc"
     path.write_bytes(gpg["ada"].public.read_bytes())
@@ -378,7 +378,7 @@ def test_unreadable_keys_are_reported_at_the_start_and_later(
 
 
 def test_verify_head_checks_each_commit_alone_and_verify_range_all_before_it(
-    work: Work, ssh: dict[str, Person], signers: Path
+    work: WorkTree, ssh: dict[str, Person], signers: Path
 ) -> None:
     accepted = work.head
     line = [ssh["ada"].commit(work), work.commit(), ssh["ada"].commit(work)]
@@ -393,7 +393,7 @@ def test_verify_head_checks_each_commit_alone_and_verify_range_all_before_it(
 
 
 def test_a_range_is_the_first_parent_line_so_the_branch_of_a_signed_merge_need_not_be_signed(
-    work: Work, ssh: dict[str, Person], signers: Path
+    work: WorkTree, ssh: dict[str, Person], signers: Path
 ) -> None:
     accepted = work.head
     work.git("switch", "--quiet", "--create", "side")
@@ -406,7 +406,7 @@ def test_a_range_is_the_first_parent_line_so_the_branch_of_a_signed_merge_need_n
 
 
 def test_a_rewritten_branch_is_verified_from_where_it_left_the_accepted_line(
-    work: Work, ssh: dict[str, Person], signers: Path
+    work: WorkTree, ssh: dict[str, Person], signers: Path
 ) -> None:
     ssh["ada"].commit(work)
     root = work.head
@@ -421,7 +421,7 @@ def test_a_rewritten_branch_is_verified_from_where_it_left_the_accepted_line(
     assert signatures.find_faults(accepted, [ssh["ada"].commit(work)]) == {}
 
 
-def test_a_range_that_is_too_long_is_not_verified(work: Work, ssh: dict[str, Person], signers: Path) -> None:
+def test_a_range_that_is_too_long_is_not_verified(work: WorkTree, ssh: dict[str, Person], signers: Path) -> None:
     accepted = work.head
     commits = "".join(
         f"commit refs/heads/main\ncommitter A <a@example.net> {1_700_000_000 + number} +0000\ndata 1\nx\n"
@@ -438,7 +438,7 @@ def test_a_range_that_is_too_long_is_not_verified(work: Work, ssh: dict[str, Per
 # Tags
 
 
-def followed(work: Work, state: Path, reference: str, trusted: TrustedKeys) -> tuple[SignatureChecker, Revision]:
+def followed(work: WorkTree, state: Path, reference: str, trusted: TrustedKeys) -> tuple[SignatureChecker, Revision]:
     source = Source(Remote(url=str(work.path), reference=reference), state)
     commit = source.fetch()
     return SignatureChecker(
@@ -449,7 +449,7 @@ def followed(work: Work, state: Path, reference: str, trusted: TrustedKeys) -> t
 @pytest.mark.parametrize("kind", ["ssh", "gpg"])
 @pytest.mark.parametrize("reference", ["v1.1.0", ">=1.0.0 <2.0.0", "refs/tags/v1.1.0"])
 def test_a_followed_tag_must_be_signed(
-    work: Work,
+    work: WorkTree,
     ssh: dict[str, Person],
     gpg: dict[str, Person],
     signers: Path,
@@ -469,7 +469,7 @@ def test_a_followed_tag_must_be_signed(
 
 @pytest.mark.parametrize("how", ["not annotated", "not signed", "by eve", "a branch", "an older one, renamed"])
 def test_a_tag_that_does_not_sign_the_commit_does_not_count(
-    work: Work, ssh: dict[str, Person], signers: Path, tmp_path: Path, how: str
+    work: WorkTree, ssh: dict[str, Person], signers: Path, tmp_path: Path, how: str
 ) -> None:
     ssh["ada"].tag(work, "v1.0.0")
     ssh["ada"].commit(work)

@@ -23,16 +23,16 @@ from gitboot.git.repository import StoredRepository, convert_errors
 from gitboot.git.snapshots import WORKTREE, load_commit, open_snapshot
 from gitboot.problems import Code
 from tests.helpers.fleets import SEED, profile
-from tests.helpers.forked_commands import captured
-from tests.helpers.git_repositories import Work, store_zeros
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.git_repositories import WorkTree, store_zeros
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    return Work(tmp_path / "fleet")
+def work(tmp_path: Path) -> WorkTree:
+    return WorkTree(tmp_path / "fleet")
 
 
-def committed(work: Work, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
+def committed(work: WorkTree, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
     return load_commit(StoredRepository(work.path), revision, previous=previous)
 
 
@@ -59,7 +59,7 @@ def contents(snapshot: Snapshot) -> dict[str, str]:
         pytest.param(":/Second", "second", id="by its message"),
     ],
 )
-def test_any_git_revision_can_be_read(work: Work, rev: str | None, text: str) -> None:
+def test_any_git_revision_can_be_read(work: WorkTree, rev: str | None, text: str) -> None:
     first = work.commit({"fleet.yaml": "first"})
     work.git("branch", "old")
     second = work.commit({"fleet.yaml": "second"}, "Second")
@@ -75,7 +75,7 @@ def test_any_git_revision_can_be_read(work: Work, rev: str | None, text: str) ->
     assert (contents(snapshot), snapshot.revision) == ({"fleet.yaml": text}, revisions[text])
 
 
-def test_a_bare_repository_is_read_at_its_head(work: Work, tmp_path: Path) -> None:
+def test_a_bare_repository_is_read_at_its_head(work: WorkTree, tmp_path: Path) -> None:
     head = work.commit({"fleet.yaml": "a"})
     assert open_snapshot(work.bare(tmp_path / "bare.git"), None).revision == head
     assert open_snapshot(work.path / ".git", None).revision == head
@@ -88,10 +88,10 @@ def test_a_directory_needs_no_git(tmp_path: Path) -> None:
     assert contents(open_snapshot(tmp_path, None)) == {".gitignore": "*", "a/x.yaml": "x"}
 
 
-def test_a_linked_work_tree_has_its_own_head(work: Work, tmp_path: Path) -> None:
+def test_a_linked_work_tree_has_its_own_head(work: WorkTree, tmp_path: Path) -> None:
     work.commit({"fleet.yaml": "main"})
     work.git("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "linked"))
-    side = Work(tmp_path / "linked")
+    side = WorkTree(tmp_path / "linked")
     revision = side.commit({"fleet.yaml": "side"})
     side.write({"fleet.yaml": "uncommitted"})
     assert contents(open_snapshot(side.path, None)) == {"fleet.yaml": "uncommitted"}
@@ -99,13 +99,13 @@ def test_a_linked_work_tree_has_its_own_head(work: Work, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("rev", ["HEAD", "WORKTREE"])
-def test_a_folder_of_a_work_tree_is_its_own_fleet(work: Work, rev: str) -> None:
+def test_a_folder_of_a_work_tree_is_its_own_fleet(work: WorkTree, rev: str) -> None:
     work.commit({"other.yaml": "o", "sites/fra/fleet.yaml": "f", "sites/fra/servers/a.yaml": "a"})
     snapshot = open_snapshot(work.path / "sites" / "fra", rev)
     assert contents(snapshot) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
 
 
-def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
+def test_a_folder_that_a_commit_lacks_has_no_files_there(work: WorkTree) -> None:
     work.commit({"fleet.yaml": "a"})
     work.commit({"sites/fra/fleet.yaml": "f", "sites/file": ""})
     assert dict(open_snapshot(work.path / "sites" / "fra", "HEAD~1").blobs) == {}
@@ -132,12 +132,12 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
     ],
 )
 def test_an_invalid_argument_is_a_usage_error(
-    work: Work, tmp_path: Path, where: str, rev: str | None, message: str
+    work: WorkTree, tmp_path: Path, where: str, rev: str | None, message: str
 ) -> None:
     work.commit({"fleet.yaml": "a"})
     work.bare(tmp_path / "bare.git")
     (tmp_path / "plain").mkdir()
-    Work(tmp_path / "empty").bare(tmp_path / "empty.git")
+    WorkTree(tmp_path / "empty").bare(tmp_path / "empty.git")
     work.git("clone", "-q", "--bare", str(work.path), str(tmp_path / "unborn.git"))
     (tmp_path / "unborn.git" / "HEAD").write_text("ref: refs/heads/master\n")  # as `git init --bare` of some versions
     work.git("clone", "-q", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
@@ -146,11 +146,11 @@ def test_an_invalid_argument_is_a_usage_error(
 
 
 def test_an_empty_work_tree_has_no_files(tmp_path: Path) -> None:
-    assert len(open_snapshot(Work(tmp_path).path, None).blobs) == 0
+    assert len(open_snapshot(WorkTree(tmp_path).path, None).blobs) == 0
 
 
 @pytest.mark.parametrize("extension", ["refStorage = reftable", "objectFormat = sha256", "unheardOf = true"])
-def test_a_repository_that_libgit2_cannot_read_is_named(work: Work, extension: str) -> None:
+def test_a_repository_that_libgit2_cannot_read_is_named(work: WorkTree, extension: str) -> None:
     work.write({".git/config": f"[core]\nrepositoryformatversion = 1\n[extensions]\n{extension}\n"})
     with pytest.raises(SourceError, match=f"{work.path}: "):
         open_snapshot(work.path, None)
@@ -159,7 +159,7 @@ def test_a_repository_that_libgit2_cannot_read_is_named(work: Work, extension: s
 # Content of a snapshot
 
 
-def test_a_work_tree_and_its_commit_have_the_same_files(work: Work) -> None:
+def test_a_work_tree_and_its_commit_have_the_same_files(work: WorkTree) -> None:
     work.write({"a.yaml": "a", "b/c/d.yaml": "d", ".gitbootignore": "x", "b/.hidden": "h", "empty": "", "ä.yaml": "ä"})
     work.write({".github/ci.yaml": "no", "b/.venv/x.yaml": "no"})
     (work.path / "link.yaml").symlink_to("a.yaml")
@@ -172,13 +172,13 @@ def test_a_work_tree_and_its_commit_have_the_same_files(work: Work) -> None:
     assert committed.irregular == {"link.yaml": Irregular.SYMLINK, "folder": Irregular.SYMLINK}
 
 
-def test_the_id_of_a_blob_is_that_of_git(work: Work) -> None:
+def test_the_id_of_a_blob_is_that_of_git(work: WorkTree) -> None:
     work.commit({"a.yaml": "a"})
     assert open_snapshot(work.path, None).blobs["a.yaml"] == work.git("rev-parse", "HEAD:a.yaml")
 
 
-def test_a_submodule_is_irregular(work: Work, tmp_path: Path) -> None:
-    other = Work(tmp_path / "other")
+def test_a_submodule_is_irregular(work: WorkTree, tmp_path: Path) -> None:
+    other = WorkTree(tmp_path / "other")
     other.commit({"x.yaml": "x"})
     work.git("-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(other.path), "sub")
     work.commit({"a.yaml": "a"})
@@ -191,12 +191,12 @@ def test_a_submodule_is_irregular(work: Work, tmp_path: Path) -> None:
 
 
 def test_a_repository_within_a_directory_is_irregular(tmp_path: Path) -> None:
-    Work(tmp_path / "plain" / "nested").commit({"x.yaml": "x"})
+    WorkTree(tmp_path / "plain" / "nested").commit({"x.yaml": "x"})
     snapshot = open_snapshot(tmp_path / "plain", None)
     assert (snapshot.irregular, dict(snapshot.blobs)) == ({"nested": Irregular.SUBMODULE}, {})
 
 
-def test_a_name_that_is_not_utf8_is_irregular(work: Work) -> None:
+def test_a_name_that_is_not_utf8_is_irregular(work: WorkTree) -> None:
     os.makedirs(os.fsencode(work.path) + b"/sub/d\xffr")
     for name in (b"/caf\xe9.yaml", b"/sub/d\xffr/x.yaml"):
         Path(os.fsdecode(os.fsencode(work.path) + name)).write_text("x")
@@ -207,7 +207,7 @@ def test_a_name_that_is_not_utf8_is_irregular(work: Work) -> None:
     assert [*committed.blobs] == [*lying.blobs] == ["a.yaml"]
 
 
-def test_ignored_files_are_omitted_unless_they_are_tracked(work: Work) -> None:
+def test_ignored_files_are_omitted_unless_they_are_tracked(work: WorkTree) -> None:
     work.write({"build/tracked.yaml": "t", "x.log": "tracked"})
     work.commit()
     work.write({".gitignore": "build/\n*.log\nnested/*\n!nested/kept.yaml\n", "new.yaml": "untracked"})
@@ -220,13 +220,13 @@ def test_ignored_files_are_omitted_unless_they_are_tracked(work: Work) -> None:
     ]
 
 
-def test_an_ignored_folder_is_read_if_it_is_named(work: Work) -> None:
+def test_an_ignored_folder_is_read_if_it_is_named(work: WorkTree) -> None:
     work.commit({".gitignore": "build/\n"})
     work.write({"build/fleet.yaml": "f", "build/servers/a.yaml": "a"})
     assert contents(open_snapshot(work.path / "build", None)) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
 
 
-def test_a_deleted_file_is_absent(work: Work) -> None:
+def test_a_deleted_file_is_absent(work: WorkTree) -> None:
     work.commit({"a.yaml": "a", "b.yaml": "b"})
     work.write({"b.yaml": None})
     assert [*open_snapshot(work.path, None).blobs] == ["a.yaml"]
@@ -265,14 +265,14 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(tmp_path: Path, be
         snapshot.blobs["a.yaml"]
 
 
-def test_blobs_can_be_read_in_any_thread(work: Work) -> None:
+def test_blobs_can_be_read_in_any_thread(work: WorkTree) -> None:
     work.commit({f"{number}.yaml": f"text {number}" for number in range(50)})
     snapshot = open_snapshot(work.path, "HEAD")
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(contents, [snapshot] * 4)) == [contents(snapshot)] * 4
 
 
-def test_a_missing_object_is_a_source_error(work: Work) -> None:
+def test_a_missing_object_is_a_source_error(work: WorkTree) -> None:
     work.commit({"a.yaml": "a"})
     blob = work.git("rev-parse", "HEAD:a.yaml")
     snapshot = open_snapshot(work.path, "HEAD")
@@ -297,7 +297,7 @@ def states() -> Iterator[dict[str, str | None]]:
     yield {}
 
 
-def test_an_earlier_snapshot_saves_time_and_changes_nothing_else(work: Work) -> None:
+def test_an_earlier_snapshot_saves_time_and_changes_nothing_else(work: WorkTree) -> None:
     snapshots = []
     for files in states():
         snapshots.append(committed(work, work.commit(files)))
@@ -307,7 +307,7 @@ def test_an_earlier_snapshot_saves_time_and_changes_nothing_else(work: Work) -> 
             assert (again.blobs, again.irregular) == (later.blobs, later.irregular)
 
 
-def test_an_unchanged_folder_is_not_read_again(work: Work) -> None:
+def test_an_unchanged_folder_is_not_read_again(work: WorkTree) -> None:
     first = committed(work, work.commit({"s/1/x.yaml": "x", "s/2/y.yaml": "y"}))
     second = work.commit({"s/2/y.yaml": "changed"})
     unchanged = work.git("rev-parse", f"{second}:s/1")
@@ -317,7 +317,7 @@ def test_an_unchanged_folder_is_not_read_again(work: Work) -> None:
         committed(work, second)
 
 
-def test_irregular_entries_appear_and_disappear_between_snapshots(work: Work) -> None:
+def test_irregular_entries_appear_and_disappear_between_snapshots(work: WorkTree) -> None:
     work.write({"a.yaml": "a"})
     (work.path / "b.yaml").symlink_to("a.yaml")
     Path(os.fsdecode(os.fsencode(work.path) + b"/\xff.yaml")).write_text("x")
@@ -329,8 +329,8 @@ def test_irregular_entries_appear_and_disappear_between_snapshots(work: Work) ->
     assert committed(work, first.revision, previous=second).irregular == first.irregular
 
 
-def test_an_earlier_snapshot_of_another_repository_does_no_harm(work: Work, tmp_path: Path) -> None:
-    other = Work(tmp_path / "other")
+def test_an_earlier_snapshot_of_another_repository_does_no_harm(work: WorkTree, tmp_path: Path) -> None:
+    other = WorkTree(tmp_path / "other")
     foreign = committed(other, other.commit({"foreign.yaml": "f"}))
     assert [*committed(work, work.commit({"a.yaml": "a"}), previous=foreign).blobs] == ["a.yaml"]
 
@@ -339,7 +339,7 @@ def test_an_earlier_snapshot_of_another_repository_does_no_harm(work: Work, tmp_
 
 
 @pytest.mark.parametrize("rev", ["HEAD", "WORKTREE"])
-def test_a_file_that_no_fleet_needs_is_not_read(work: Work, rev: str) -> None:
+def test_a_file_that_no_fleet_needs_is_not_read(work: WorkTree, rev: str) -> None:
     (work.path / "fleet.yaml").write_text("# a fleet\n")
     (work.path / "huge.yaml").write_bytes(bytes(MAX_FILE_BYTES + 1))  # some KiB in a pack
     work.git("add", "-A")
@@ -350,7 +350,7 @@ def test_a_file_that_no_fleet_needs_is_not_read(work: Work, rev: str) -> None:
     assert snapshot.read(snapshot.blobs["fleet.yaml"]) == b"# a fleet\n"
 
 
-def test_a_tree_with_too_many_files_is_rejected(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_with_too_many_files_is_rejected(work: WorkTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "MAX_FILES", 1000)
     entry = f"100644 blob {work.git('hash-object', '-w', '--stdin', text='x')}\tx"
     for _ in range(12):
@@ -361,7 +361,7 @@ def test_a_tree_with_too_many_files_is_rejected(work: Work, monkeypatch: pytest.
         open_snapshot(work.path, revision)
 
 
-def test_a_tree_that_is_too_deep_is_rejected(work: Work) -> None:
+def test_a_tree_that_is_too_deep_is_rejected(work: WorkTree) -> None:
     entry = f"100644 blob {work.git('hash-object', '-w', '--stdin', text='x')}\tx"
     for _ in range(50):
         entry = f"040000 tree {work.git('mktree', text=entry)}\t{'n' * 100}"
@@ -370,7 +370,7 @@ def test_a_tree_that_is_too_deep_is_rejected(work: Work) -> None:
         open_snapshot(work.path, revision)
 
 
-def test_a_malformed_tree_is_rejected(work: Work, tmp_path: Path) -> None:
+def test_a_malformed_tree_is_rejected(work: WorkTree, tmp_path: Path) -> None:
     (tmp_path / "tree").write_bytes(b"100644 a.yaml\0" + b"\x01" * 19)
     malformed = work.git("hash-object", "-t", "tree", "-w", "--literally", str(tmp_path / "tree"))
     whole = work.git("mktree", "--missing", text=f"040000 tree {malformed}\tsub\n")
@@ -382,7 +382,7 @@ def test_a_malformed_tree_is_rejected(work: Work, tmp_path: Path) -> None:
 # The machine that it runs on
 
 
-def raw_tree(work: Work, *found: tuple[str, bytes, str]) -> str:
+def raw_tree(work: WorkTree, *found: tuple[str, bytes, str]) -> str:
     """A tree that Git does not write: (mode, name, id) in this order."""
     data = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(id) for mode, name, id in found)
     made = subprocess.run(
@@ -421,7 +421,7 @@ NO_NAME = "Git does not allow this name"
     ],
 )
 def test_t10_a_name_that_a_checkout_would_not_show_is_rejected(
-    work: Work, depth: int, case: str, found: tuple[tuple[str, bytes, str], ...], named: str, message: str
+    work: WorkTree, depth: int, case: str, found: tuple[tuple[str, bytes, str], ...], named: str, message: str
 ) -> None:
     blobs = [work.git("hash-object", "-w", "--stdin", text=text) for text in ("first", "second")]
     trees = [work.git("mktree", text=f"100644 blob {blob}\tx.yaml\n") for blob in blobs]
@@ -439,12 +439,12 @@ def test_t10_a_name_that_a_checkout_would_not_show_is_rejected(
 
 
 @pytest.mark.parametrize("name", [".gitignore", ".gitattributes", "git", "a.git", ".github", "git~2", "...", "e\u0301"])
-def test_a_name_that_only_looks_like_one_is_read(work: Work, name: str) -> None:
+def test_a_name_that_only_looks_like_one_is_read(work: WorkTree, name: str) -> None:
     revision = work.commit({f"{name}.d/x.yaml" if name.startswith(".git") else f"{name}/x.yaml": "text"})
     assert all(path.endswith("x.yaml") for path in committed(work, revision).blobs)
 
 
-def test_t10_a_folder_that_occurs_twice_is_not_a_fleet(work: Work) -> None:
+def test_t10_a_folder_that_occurs_twice_is_not_a_fleet(work: WorkTree) -> None:
     one, two = (
         work.git("mktree", text=f"100644 blob {work.git('hash-object', '-w', '--stdin', text=text)}\tfleet.yaml\n")
         for text in ("reviewed", "published")
@@ -456,14 +456,14 @@ def test_t10_a_folder_that_occurs_twice_is_not_a_fleet(work: Work) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
-def test_a_repository_of_another_user_is_read(work: Work) -> None:
+def test_a_repository_of_another_user_is_read(work: WorkTree) -> None:
     work.commit({"a.yaml": "a"})
     for path in (work.path, *work.path.rglob("*")):
         os.chown(path, 12345, 12345)
     assert [*open_snapshot(work.path, "HEAD").blobs] == [*open_snapshot(work.path, None).blobs] == ["a.yaml"]
 
 
-def test_the_git_configuration_of_the_user_is_ignored(work: Work, tmp_path: Path) -> None:
+def test_the_git_configuration_of_the_user_is_ignored(work: WorkTree, tmp_path: Path) -> None:
     work.commit({"a.yaml": "a"})
     work.write({"b.yaml": "b"})
     home = tmp_path / "home"
@@ -480,7 +480,7 @@ def test_the_git_configuration_of_the_user_is_ignored(work: Work, tmp_path: Path
     assert shown.split() == ["a.yaml", "b.yaml"]
 
 
-def test_a_symlink_to_a_fleet_is_followed(work: Work, tmp_path: Path) -> None:
+def test_a_symlink_to_a_fleet_is_followed(work: WorkTree, tmp_path: Path) -> None:
     work.commit({"a.yaml": "a"})
     (tmp_path / "link").symlink_to(work.path)
     assert [*open_snapshot(tmp_path / "link", None).blobs] == ["a.yaml"]
@@ -517,7 +517,7 @@ except (InvalidRepository, SourceError, Oversized) as error:
 @pytest.mark.parametrize(
     ("what", "said"), [("blob", "Oversized"), ("tree", "InvalidRepository"), ("commit", "SourceError")]
 )
-def test_t4_sizes_are_read_before_contents(work: Work, tmp_path: Path, what: str, said: str) -> None:
+def test_t4_sizes_are_read_before_contents(work: WorkTree, tmp_path: Path, what: str, said: str) -> None:
     objects = work.path / ".git/objects"
     if what == "commit":
         tree, person = work.git("mktree"), "A <a@example.net> 0 +0000"
@@ -556,7 +556,7 @@ def test_a_failed_allocation_in_libgit2_is_reported_as_a_memory_limit(monkeypatc
 @pytest.mark.parametrize("rev", [(), ("--rev", "HEAD")], ids=["work tree", "commit"])
 @pytest.mark.parametrize("target", ["/etc/passwd", "/proc/self/environ", "/dev/zero", "pipe"])
 def test_finding_s15_no_file_behind_a_symlink_of_a_commit_is_read(
-    work: Work, tmp_path: Path, target: str, rev: tuple[str, ...]
+    work: WorkTree, tmp_path: Path, target: str, rev: tuple[str, ...]
 ) -> None:
     os.mkfifo(tmp_path / "pipe")  # there is no writer, so opening it would wait forever
     data = "userData: {format: CloudInit, template: t/user-data.yaml, secrets: {join: s/join.age}}"
@@ -566,7 +566,7 @@ def test_finding_s15_no_file_behind_a_symlink_of_a_commit_is_read(
     work.git("add", "--all")  # by Git itself: libgit2 would open the pipe
     work.git("commit", "--quiet", "--message=Link")
     work.write({"t/untracked": "", "untracked.yaml": ""})
-    done = captured("validate", work.path, *rev, "-o", "json")
+    done = run_forked("validate", work.path, *rev, "-o", "json")
     found = {
         (problem["path"].removeprefix(f"{work.path}/"), problem["code"]) for problem in json.loads(done.stdout)["items"]
     }
@@ -575,7 +575,7 @@ def test_finding_s15_no_file_behind_a_symlink_of_a_commit_is_read(
     assert "root:" not in done.stdout + done.stderr and "PATH=" not in done.stdout + done.stderr
 
 
-def test_a_gitignore_that_is_a_symlink_ignores_nothing(work: Work, tmp_path: Path) -> None:
+def test_a_gitignore_that_is_a_symlink_ignores_nothing(work: WorkTree, tmp_path: Path) -> None:
     """Git ignores such a file too."""
     (tmp_path / "patterns").write_text("*.yaml\n")
     (work.path / ".gitignore").symlink_to(tmp_path / "patterns")

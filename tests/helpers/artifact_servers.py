@@ -30,13 +30,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 from gitboot.artifacts.boot_loaders import HEAD
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import BootFile
-from tests.helpers.git_repositories import ENVIRONMENT, free_port, listening, program
+from tests.helpers.git_repositories import ENVIRONMENT, free_port, program, run_daemon
 from tests.helpers.http_peers import WebRequest, WebResponse, run_server, web_server
 
 # A web server of artifacts that can be made to do all that such servers do wrong.
 
 
-def digest_of(content: bytes) -> Digest:
+def compute_digest(content: bytes) -> Digest:
     return Digest(sha256(content).hexdigest())
 
 
@@ -46,7 +46,7 @@ class ArtifactServer:
     files: dict[str, bytes] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     statuses: dict[str, int] = field(default_factory=dict)  # instead of what is there
-    led: dict[str, str] = field(default_factory=dict)  # redirects, by path: the target
+    redirects: dict[str, str] = field(default_factory=dict)  # redirects, by path: the target
     cut: dict[str, int] = field(default_factory=dict)  # after how many bytes a body ends too early
     no_head: bool = False
     refuses_head: int | None = None  # the status of each answer to HEAD
@@ -60,10 +60,10 @@ class ArtifactServer:
     def put(self, path: str, content: bytes, type: str = "application/octet-stream") -> BootFile:
         """Serve a file; return it as an image names it."""
         self.files[path], self.types[path] = content, type
-        return BootFile(url=f"{self.url}{path}", sha256=digest_of(content), size=len(content))
+        return BootFile(url=f"{self.url}{path}", sha256=compute_digest(content), size=len(content))
 
     def file(self, path: str, content: bytes = b"") -> BootFile:
-        return BootFile(url=f"{self.url}{path}", sha256=digest_of(content), size=len(content))
+        return BootFile(url=f"{self.url}{path}", sha256=compute_digest(content), size=len(content))
 
 
 @contextmanager
@@ -87,20 +87,20 @@ def artifact_server(tls: ssl.SSLContext | None = None, host: str = "127.0.0.1") 
                 return self._send(405, b"", {})
             if served.refuses_head is not None and not body:
                 return self._send(served.refuses_head, b"", {})
-            if (where := served.led.get(path)) is not None:
-                return self._send(302, b"", {"Location": where})
+            if (location := served.redirects.get(path)) is not None:
+                return self._send(302, b"", {"Location": location})
             if path in served.statuses:
                 return self._send(served.statuses[path], b"", {})
             if (content := served.files.get(path)) is None:
                 return self._send(404, b"", {})
             headers = {"Content-Type": served.types[path]}
             if not served.no_version:
-                headers["ETag"] = f'"{digest_of(content)[:16]}"'
-            given = self.headers.get("Range")
-            if given is None or served.no_ranges:
+                headers["ETag"] = f'"{compute_digest(content)[:16]}"'
+            byte_range = self.headers.get("Range")
+            if byte_range is None or served.no_ranges:
                 return self._send(200, content, headers, body=body, cut=served.cut.get(path))
-            served.ranges.append(given)
-            first = int(given.removeprefix("bytes=").rstrip("-"))
+            served.ranges.append(byte_range)
+            first = int(byte_range.removeprefix("bytes=").rstrip("-"))
             if first >= len(content):
                 return self._send(416, b"", {"Content-Range": f"bytes */{len(content)}"})
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
@@ -159,10 +159,10 @@ class Registry:
 
     def push_blob(self, name: str, content: bytes) -> str:
         url = f"{self.allowed}/v2/{name}/blobs/uploads/"
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST")) as begun:
-            at = begun.headers["Location"]
-        at += f"{'&' if '?' in at else '?'}digest=sha256:{digest(content)}"
-        self._put(at, content, "application/octet-stream")
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST")) as response:
+            location = response.headers["Location"]
+        location += f"{'&' if '?' in location else '?'}digest=sha256:{digest(content)}"
+        self._put(location, content, "application/octet-stream")
         return digest(content)
 
     def push_image(
@@ -216,11 +216,11 @@ def registry(
     }
     (folder / "config.yml").write_text(json.dumps(settings))
     command = [program("docker-registry", "docker-registry"), "serve", str(folder / "config.yml")]
-    with listening(command, port, ENVIRONMENT):
+    with run_daemon(command, port, ENVIRONMENT):
         yield Registry(f"127.0.0.1:{port}", "http" if tls is None else "https")
 
 
-def with_password(folder: Path) -> dict[str, Any]:
+def build_password_settings(folder: Path) -> dict[str, Any]:
     """Return the settings of a registry that requires a name and a password."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "htpasswd").write_text(f"{USER}:{_BCRYPT}\n")
@@ -250,7 +250,7 @@ class Certificate:
 
 
 @dataclass
-class Scripted:
+class ScriptedServer:
     """A web server with scripted responses (status, headers, body) by path, which records its requests."""
 
     answers: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
@@ -267,7 +267,7 @@ class Scripted:
 
 
 @dataclass
-class TokenServer(Scripted):
+class TokenServer(ScriptedServer):
     """A server of tokens for docker-registry, which gives anonymous clients access below ``open/`` only."""
 
     certificate: Certificate | None = None
@@ -284,8 +284,8 @@ class TokenServer(Scripted):
         kind, name, actions = query["scope"].split(":")
         if headers.get("Authorization") not in (None, BASIC):
             return 401, {}, b"{}"
-        may = name.startswith("open/") or headers.get("Authorization") == BASIC
-        access = [{"type": kind, "name": name, "actions": actions.split(",")}] if may else []
+        is_allowed = name.startswith("open/") or headers.get("Authorization") == BASIC
+        access = [{"type": kind, "name": name, "actions": actions.split(",")}] if is_allowed else []
         return 200, {}, json.dumps({"token": self._token(query["service"], access)}).encode()
 
     def _token(self, service: str, access: list[dict[str, Any]]) -> str:
@@ -295,17 +295,17 @@ class TokenServer(Scripted):
         at = int(time.time())
         payload: dict[str, Any] = {"iss": "issuer", "sub": "", "aud": service, "jti": "1", "access": access}
         payload |= {"exp": at + 600, "nbf": at - 600, "iat": at}
-        signed = b".".join(_base64(json.dumps(each).encode()) for each in (header, payload))
+        signed = b".".join(_to_base64url(json.dumps(each).encode()) for each in (header, payload))
         command = ["openssl", "dgst", "-sha256", "-sign", str(self.certificate.key)]
         der = subprocess.run(command, input=signed, check=True, capture_output=True).stdout
-        return (signed + b"." + _base64(_raw(der))).decode()
+        return (signed + b"." + _to_base64url(_convert_signature(der))).decode()
 
 
-def _base64(content: bytes) -> bytes:
+def _to_base64url(content: bytes) -> bytes:
     return base64.urlsafe_b64encode(content).rstrip(b"=")
 
 
-def _raw(der: bytes) -> bytes:
+def _convert_signature(der: bytes) -> bytes:
     """An ECDSA signature's two numbers, as JOSE has them: RFC 7518, 3.4."""
     length = der[3]
     numbers = der[4 : 4 + length], der[6 + length :]
@@ -313,7 +313,7 @@ def _raw(der: bytes) -> bytes:
 
 
 @contextmanager
-def serving(server: Scripted, tls: Certificate | None = None) -> Iterator[None]:
+def run_scripted_server(server: ScriptedServer, tls: Certificate | None = None) -> Iterator[None]:
     """Serve it on its own port; ``url`` is set inside the block."""
 
     def answer(request: WebRequest) -> WebResponse:
@@ -336,27 +336,27 @@ _SCTS = ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")
 _SHA256 = ec.ECDSA(hashes.SHA256())
 
 
-def _key() -> ec.EllipticCurvePrivateKey:
+def _generate_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _spki(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _encode_public_key(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _id(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return sha256(_spki(key)).digest()
+def _hash_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return sha256(_encode_public_key(key)).digest()
 
 
-def _text(content: bytes) -> str:
+def _to_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def _canonical(value: Any) -> bytes:
+def _encode_canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _usage(**used: bool) -> x509.KeyUsage:
+def _build_key_usage(**used: bool) -> x509.KeyUsage:
     every = [
         *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
         *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
@@ -366,16 +366,16 @@ def _usage(**used: bool) -> x509.KeyUsage:
 
 @dataclass
 class Sigstore:
-    authority: ec.EllipticCurvePrivateKey = field(default_factory=_key)
-    certificates: ec.EllipticCurvePrivateKey = field(default_factory=_key)  # of the log of certificates
-    log: ec.EllipticCurvePrivateKey = field(default_factory=_key)  # of signatures
+    authority: ec.EllipticCurvePrivateKey = field(default_factory=_generate_key)
+    certificates: ec.EllipticCurvePrivateKey = field(default_factory=_generate_key)  # of the log of certificates
+    log: ec.EllipticCurvePrivateKey = field(default_factory=_generate_key)  # of signatures
 
     def __post_init__(self) -> None:
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "sigstore")])
         self.root = (
-            self._builder(name, name, self.authority.public_key(), timedelta(days=3650))
+            self._begin_certificate(name, name, self.authority.public_key(), timedelta(days=3650))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(_usage(key_cert_sign=True), critical=True)
+            .add_extension(_build_key_usage(key_cert_sign=True), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(self.authority.public_key()), critical=False)
             .sign(self.authority, hashes.SHA256())
         )
@@ -383,18 +383,22 @@ class Sigstore:
     @property
     def trusted_root(self) -> bytes:
         def log(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
-            public = {"rawBytes": _text(_spki(key)), "keyDetails": "PKIX_ECDSA_P256_SHA_256", "validFor": since}
+            public = {
+                "rawBytes": _to_base64(_encode_public_key(key)),
+                "keyDetails": "PKIX_ECDSA_P256_SHA_256",
+                "validFor": since,
+            }
             return {
                 "baseUrl": "https://log.test",
                 "hashAlgorithm": "SHA2_256",
                 "publicKey": public,
-                "logId": {"keyId": _text(_id(key))},
+                "logId": {"keyId": _to_base64(_hash_key(key))},
             }
 
         since = {"start": "2020-01-01T00:00:00Z"}
-        chain = {"certificates": [{"rawBytes": _text(self.root.public_bytes(Encoding.DER))}]}
+        chain = {"certificates": [{"rawBytes": _to_base64(self.root.public_bytes(Encoding.DER))}]}
         authority = {"subject": {"organization": "", "commonName": "sigstore"}, "uri": "https://ca.test"}
-        return _canonical(
+        return _encode_canonical(
             {
                 "mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1",
                 "tlogs": [log(self.log)],
@@ -406,88 +410,90 @@ class Sigstore:
 
     def bundle(self, content: bytes, identity: str, issuer: str = ISSUER) -> bytes:
         """Return a bundle signed by the holder of this mail address at the authority."""
-        key = _key()
-        certificate = self._certified(key, identity, issuer)
+        key = _generate_key()
+        certificate = self._issue_certificate(key, identity, issuer)
         digest = sha256(content).digest()
         signature = key.sign(digest, ec.ECDSA(Prehashed(hashes.SHA256())))
-        entry = self._entry(certificate, digest, signature)
-        return _canonical(
+        entry = self._build_log_entry(certificate, digest, signature)
+        return _encode_canonical(
             {
                 "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
                 "verificationMaterial": {
-                    "certificate": {"rawBytes": _text(certificate.public_bytes(Encoding.DER))},
+                    "certificate": {"rawBytes": _to_base64(certificate.public_bytes(Encoding.DER))},
                     "tlogEntries": [entry],
                 },
                 "messageSignature": {
-                    "messageDigest": {"algorithm": "SHA2_256", "digest": _text(digest)},
-                    "signature": _text(signature),
+                    "messageDigest": {"algorithm": "SHA2_256", "digest": _to_base64(digest)},
+                    "signature": _to_base64(signature),
                 },
             }
         )
 
-    def _builder(
+    def _begin_certificate(
         self, subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, lasts: timedelta
     ) -> x509.CertificateBuilder:
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key).serial_number(7)
         return builder.not_valid_before(WHEN - timedelta(minutes=5)).not_valid_after(WHEN + lasts)
 
-    def _certified(self, key: ec.EllipticCurvePrivateKey, identity: str, issuer: str) -> x509.Certificate:
+    def _issue_certificate(self, key: ec.EllipticCurvePrivateKey, identity: str, issuer: str) -> x509.Certificate:
         oidc = x509.UnrecognizedExtension(_OIDC_ISSUER, issuer.encode())
         builder = (
-            self._builder(x509.Name([]), self.root.subject, key.public_key(), timedelta(minutes=5))
+            self._begin_certificate(x509.Name([]), self.root.subject, key.public_key(), timedelta(minutes=5))
             .add_extension(x509.SubjectAlternativeName([x509.RFC822Name(identity)]), critical=True)
-            .add_extension(_usage(digital_signature=True), critical=True)
+            .add_extension(_build_key_usage(digital_signature=True), critical=True)
             .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CODE_SIGNING]), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self.authority.public_key()), critical=False
             )
             .add_extension(oidc, critical=False)
         )
-        before = builder.sign(self.authority, hashes.SHA256())
-        logged = x509.UnrecognizedExtension(_SCTS, self._logged(before.tbs_certificate_bytes))
-        return builder.add_extension(logged, critical=False).sign(self.authority, hashes.SHA256())
+        precertificate = builder.sign(self.authority, hashes.SHA256())
+        timestamps = x509.UnrecognizedExtension(_SCTS, self._sign_timestamp(precertificate.tbs_certificate_bytes))
+        return builder.add_extension(timestamps, critical=False).sign(self.authority, hashes.SHA256())
 
-    def _logged(self, certificate: bytes) -> bytes:
+    def _sign_timestamp(self, certificate: bytes) -> bytes:
         """Return the signed timestamp of the certificate log for a certificate: RFC 6962, 3.2 and 3.3."""
         at = int(WHEN.timestamp() * 1000)
-        entry = _id(self.authority) + len(certificate).to_bytes(3, "big") + certificate
+        entry = _hash_key(self.authority) + len(certificate).to_bytes(3, "big") + certificate
         signature = self.certificates.sign(struct.pack("!BBQH", 0, 0, at, 1) + entry + b"\0\0", _SHA256)
-        promise = struct.pack("!B32sQH", 0, _id(self.certificates), at, 0) + b"\4\3"
+        promise = struct.pack("!B32sQH", 0, _hash_key(self.certificates), at, 0) + b"\4\3"
         promise += struct.pack("!H", len(signature)) + signature
         listed = struct.pack("!HH", len(promise) + 2, len(promise)) + promise
         return bytes((0x04, 0x81, len(listed)) if len(listed) > 127 else (0x04, len(listed))) + listed
 
-    def _entry(self, certificate: x509.Certificate, digest: bytes, signature: bytes) -> dict[str, Any]:
+    def _build_log_entry(self, certificate: x509.Certificate, digest: bytes, signature: bytes) -> dict[str, Any]:
         """Return the only entry of the log: a tree of one leaf."""
-        public = _text(certificate.public_bytes(Encoding.PEM))
-        body = _canonical(
+        public = _to_base64(certificate.public_bytes(Encoding.PEM))
+        body = _encode_canonical(
             {
                 "apiVersion": "0.0.1",
                 "kind": "hashedrekord",
                 "spec": {
                     "data": {"hash": {"algorithm": "sha256", "value": digest.hex()}},
-                    "signature": {"content": _text(signature), "publicKey": {"content": public}},
+                    "signature": {"content": _to_base64(signature), "publicKey": {"content": public}},
                 },
             }
         )
         at, root = int(WHEN.timestamp()), sha256(b"\0" + body).digest()
-        promise = {"body": _text(body), "integratedTime": at, "logID": _id(self.log).hex(), "logIndex": 0}
-        note = f"log.test - 1\n1\n{_text(root)}\n"
-        by = _text(_id(self.log)[:4] + self.log.sign(note.encode(), _SHA256))
+        promise = {"body": _to_base64(body), "integratedTime": at, "logID": _hash_key(self.log).hex(), "logIndex": 0}
+        note = f"log.test - 1\n1\n{_to_base64(root)}\n"
+        note_signature = _to_base64(_hash_key(self.log)[:4] + self.log.sign(note.encode(), _SHA256))
         return {
             "logIndex": "0",
-            "logId": {"keyId": _text(_id(self.log))},
+            "logId": {"keyId": _to_base64(_hash_key(self.log))},
             "kindVersion": {"kind": "hashedrekord", "version": "0.0.1"},
             "integratedTime": str(at),
-            "inclusionPromise": {"signedEntryTimestamp": _text(self.log.sign(_canonical(promise), _SHA256))},
+            "inclusionPromise": {
+                "signedEntryTimestamp": _to_base64(self.log.sign(_encode_canonical(promise), _SHA256))
+            },
             "inclusionProof": {
                 "logIndex": "0",
-                "rootHash": _text(root),
+                "rootHash": _to_base64(root),
                 "treeSize": "1",
                 "hashes": [],
-                "checkpoint": {"envelope": f"{note}\n\N{EM DASH} log.test {by}\n"},
+                "checkpoint": {"envelope": f"{note}\n\N{EM DASH} log.test {note_signature}\n"},
             },
-            "canonicalizedBody": _text(body),
+            "canonicalizedBody": _to_base64(body),
         }
 
 

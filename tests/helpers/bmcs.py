@@ -23,7 +23,7 @@ from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.identities import Machine as Described
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
-from tests.helpers.fleets import give_credentials, uuid_of
+from tests.helpers.fleets import make_uuid, store_credentials
 from tests.helpers.redfish_double.machine import STARTED, Answer, Machine
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, TARGET, Drive, Profile
 from tests.helpers.redfish_double.server import RedfishServer, Service
@@ -74,8 +74,8 @@ class Rack:
 
     def connect(self, **options: Any) -> BmcConnection:
         credentials = Credentials(username=USER, password=PASSWORD, name="rack")
-        given = {"system": self.machine.path, "read_timeout_s": 60, **options}
-        return self.closing.enter_context(BmcConnection(self.server.url, credentials, **given))
+        settings = {"system": self.machine.path, "read_timeout_s": 60, **options}
+        return self.closing.enter_context(BmcConnection(self.server.url, credentials, **settings))
 
     def job(self, wanted: WantedOverride | None = ONCE, *, machine: Machine | None = None, **changed: Any) -> BmcTask:
         machine = machine or self.machine
@@ -99,9 +99,7 @@ class Rack:
         )
         return structs.replace(job, **changed)
 
-    def bring_about(
-        self, wanted: WantedOverride | None = ONCE, *, password: str = PASSWORD, **changed: Any
-    ) -> TaskResult:
+    def run_task(self, wanted: WantedOverride | None = ONCE, *, password: str = PASSWORD, **changed: Any) -> TaskResult:
         job = self.job(wanted, **changed)
         credentials = Credentials(username=USER, password=password)
         with BmcConnection(job.bmc.address, credentials, system=job.bmc.system) as bmc:
@@ -121,22 +119,22 @@ class Rack:
         machine.reset()
         self.wait(machine.post_s * 2)
 
-    def see_marks_move(self) -> None:
+    def observe_resets(self) -> None:
         """Install all machines once, so that their marks are known to move if they do."""
         before = structs.replace(ONCE, reason="provision/0")
         for machine in self.machines:
-            self.bring_about(before, machine=machine)
+            self.run_task(before, machine=machine)
             machine.reset()
         self.wait(600)
         for machine in self.machines:
-            self.bring_about(before, machine=machine)
+            self.run_task(before, machine=machine)
             machine.requests.clear()
         self.written.clear()
 
     @contextmanager
     def fleet(self, **more: Any) -> Iterator[BmcPool]:
-        given: dict[str, Any] = {"credentials": self.folder, "write": self.write, "clock": lambda: self.now} | more
-        fleet = BmcPool(**given)
+        settings: dict[str, Any] = {"credentials": self.folder, "write": self.write, "clock": lambda: self.now} | more
+        fleet = BmcPool(**settings)
         try:
             yield fleet
         finally:
@@ -144,7 +142,7 @@ class Rack:
 
 
 def write_credentials(folder: Path, name: str = "rack", password: str = PASSWORD) -> None:
-    give_credentials(folder, name, user=USER, password=password)
+    store_credentials(folder, name, user=USER, password=password)
 
 
 MakeRack = Callable[..., Rack]
@@ -155,7 +153,7 @@ def racks(folder: Path) -> Iterator[MakeRack]:
     with ExitStack() as stack:
 
         def make_rack(*machines: Machine, profile: Profile = GENERIC, **more: Any) -> Rack:
-            found = list(machines) or [Machine("web01", uuid=uuid_of("web01"), profile=profile)]
+            found = list(machines) or [Machine("web01", uuid=make_uuid("web01"), profile=profile)]
             service = Service(*found, credentials={USER: PASSWORD})
             write_credentials(folder / "credentials")
             server = stack.enter_context(RedfishServer(service, **more))
@@ -177,7 +175,7 @@ class Key(NamedTuple):
 
 
 @dataclass
-class StandingOverride:
+class ActiveOverride:
     """An override as gitboot has really set it."""
 
     key: Key | None  # None: for a boot without a limit
@@ -185,27 +183,32 @@ class StandingOverride:
     epoch: int  # a request of an operator releases everything
 
 
-class Mortal(Protocol):
+class ProcessFate(Protocol):
     dead: bool
 
 
 class Witness(Protocol):
     @property
-    def fate(self) -> Mortal:
+    def crash_plan(self) -> ProcessFate:
         """Gitboot's."""
 
-    def written(
-        self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
+    def on_override_write(
+        self,
+        machine: WatchedMachine,
+        before: Mapping[str, str | None],
+        after: Mapping[str, str | None],
+        *,
+        overwrote_unseen: bool,
     ) -> None:
-        """Gitboot has changed the override; ``overwrote``: what it had not seen."""
+        """Gitboot has changed the override; ``overwrote_unseen``: what it had not seen."""
 
-    def switched(self, machine: Watched, kind: str) -> None:
+    def switched(self, machine: WatchedMachine, kind: str) -> None:
         """Gitboot switches a machine; it has not been yet."""
 
-    def intruded(self, at: datetime) -> None:
+    def on_intrusion(self, at: datetime) -> None:
         """Somebody else has."""
 
-    def ejected(self, machine: Watched, image: str) -> None:
+    def ejected(self, machine: WatchedMachine, image: str) -> None:
         """Gitboot has ejected what lay in a drive."""
 
 
@@ -213,22 +216,22 @@ class Witness(Protocol):
 class WatchedDrive(Drive):
     """A drive that reports each action of gitboot to its machine."""
 
-    machine: Watched = field(kw_only=True)
+    machine: WatchedMachine = field(kw_only=True)
 
-    def refuses(self, method: str, path: str, content: Any) -> str | None:
-        after, before = self.machine.dies_now(), self.image
-        why = super().refuses(method, path, content)
+    def apply_request(self, method: str, path: str, content: Any) -> str | None:
+        after, before = self.machine.prepare_write(), self.image
+        why = super().apply_request(method, path, content)
         if before is not None and self.image is None:
             self.machine.witness.ejected(self.machine, before)
         after()
         return why
 
 
-class Watched(Machine):
+class WatchedMachine(Machine):
     witness: Witness
-    at_patch: str | None = None  # "before", "after": gitboot dies when a PATCH is about to be applied, or was
-    standing: StandingOverride | None = None  # gitboot's override that is set
-    changed_unseen: bool = False  # by somebody else, since gitboot read it last
+    dies_at_patch: str | None = None  # "before", "after": gitboot dies when a PATCH is about to be applied, or was
+    active_override: ActiveOverride | None = None  # gitboot's override that is set
+    has_unseen_change: bool = False  # by somebody else, since gitboot read it last
 
     def __init__(self, *arguments: Any, **facts: Any) -> None:
         super().__init__(*arguments, **facts)
@@ -240,30 +243,30 @@ class Watched(Machine):
     def media(self) -> tuple[str, ...]:
         return tuple(drive.image for drive in self.drives if drive.image is not None)
 
-    def dies_now(self) -> Callable[[], None]:
+    def prepare_write(self) -> Callable[[], None]:
         """Kill gitboot before a write, if this was requested; call the returned function after the write."""
-        when, self.at_patch = self.at_patch, None
+        when, self.dies_at_patch = self.dies_at_patch, None
         if when == "before":
             self._kill()
         return self._kill if when == "after" else lambda: None
 
     def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
-        after = self.dies_now()
-        before, unseen = dict(self.override), self.changed_unseen
+        after = self.prepare_write()
+        before, unseen = dict(self.override), self.has_unseen_change
         answer = super().patch(path, body, if_match)
         if answer.status == 200:
-            self.witness.written(self, before, before | body["Boot"], overwrote=unseen)
+            self.witness.on_override_write(self, before, before | body["Boot"], overwrote_unseen=unseen)
         after()
         return answer
 
-    def asked(self, kind: str) -> None:
-        after = self.dies_now()
+    def execute_reset(self, kind: str) -> None:
+        after = self.prepare_write()
         self.witness.switched(self, kind)
-        super().asked(kind)
+        super().execute_reset(kind)
         after()
 
     def _kill(self) -> None:
-        self.witness.fate.dead = True
+        self.witness.crash_plan.dead = True
         raise ConnectionAbortedError
 
     def write(self, **boot: str | None) -> None:
@@ -272,19 +275,19 @@ class Watched(Machine):
         before = dict(self.override)
         super().write(**boot)
         if self.override != before:
-            self.standing, self.changed_unseen = None, True
-            self.witness.intruded(self.now)
+            self.active_override, self.has_unseen_change = None, True
+            self.witness.on_intrusion(self.now)
 
-    def shows(self) -> str:
+    def format_boot(self) -> str:
         return f"{self.override[ENABLED]} {self.override[TARGET]}"
 
 
-class Reading(Service):
+class ReadTracker(Service):
     """A service that notes that its machine's override was read."""
 
     def answer(self, request: Any, headers: Any, body: Any) -> Answer:
         answer = super().answer(request, headers, body)
         for machine in self.machines:
-            if isinstance(machine, Watched) and request.method == "GET" and answer.status == 200:
-                machine.changed_unseen = False
+            if isinstance(machine, WatchedMachine) and request.method == "GET" and answer.status == 200:
+                machine.has_unseen_change = False
         return answer

@@ -118,7 +118,7 @@ def read_to_end(source: int) -> bytes:
     The kernel may deliver less than was written at a time: for a terminal, as little as one write.
     """
     text = b""
-    with open(source, "rb", buffering=0) as reading, suppress(OSError):  # a terminal ends by EIO
-        while part := reading.read(1 << 16):
+    with open(source, "rb", buffering=0) as file, suppress(OSError):  # a terminal ends by EIO
+        while part := file.read(1 << 16):
             text += part
     return text

@@ -19,7 +19,7 @@ from tests.helpers.git_repositories import ENVIRONMENT, program
 # The pages of the documentation: their blocks of code, and their scripts that copy or check out a tree.
 
 ROOT: Final = Path(__file__).parents[2]
-MADE: Final = ("docs/reference/commands.md",)  # output of the commands themselves
+GENERATED_PAGES: Final = ("docs/reference/commands.md",)  # output of the commands themselves
 
 _FENCED: Final = re.compile(
     r"(?:^ *<!-- of (?P<of>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
@@ -53,14 +53,18 @@ class Page:
         return self.fenced + self.indented
 
 
-def pages() -> Iterator[str]:
+def list_pages() -> Iterator[str]:
     for path in (ROOT, ROOT / "gitboot" / "cli" / "commands" / "seed", *(ROOT / "docs", *(ROOT / "docs").glob("*/"))):
         for page in sorted(path.glob("*.md")):
-            if page.name != "CHANGELOG.md" and path.name != "adr" and (name := str(page.relative_to(ROOT))) not in MADE:
+            if (
+                page.name != "CHANGELOG.md"
+                and path.name != "adr"
+                and (name := str(page.relative_to(ROOT))) not in GENERATED_PAGES
+            ):
                 yield name
 
 
-def read(page: str) -> Page:
+def read_page(page: str) -> Page:
     text = (ROOT / page).read_text()
     fenced = tuple(
         Block(
@@ -72,7 +76,7 @@ def read(page: str) -> Page:
         )
         for found in _FENCED.finditer(text)
     )
-    text = _FENCED.sub(_blank, text)
+    text = _FENCED.sub(_blank_lines, text)
     codes = [
         code
         for found in _INDENTED.finditer(text)
@@ -82,15 +86,17 @@ def read(page: str) -> Page:
         if text[: code.start()].endswith("\n\n")
     ]
     indented = tuple(
-        replace(_block(page, text, found, 0), text=re.sub("^ {8}", " " * 4, found[0], flags=re.MULTILINE))
+        replace(_make_block(page, text, found, 0), text=re.sub("^ {8}", " " * 4, found[0], flags=re.MULTILINE))
         if found.re is _NESTED
-        else _block(page, text, found, 0)
+        else _make_block(page, text, found, 0)
         for found in codes
     )
     for code in reversed(codes):  # the earlier places stay valid
-        text = f"{text[: code.start()]}{_blank(code)}{text[code.end() :]}"
+        text = f"{text[: code.start()]}{_blank_lines(code)}{text[code.end() :]}"
     return Page(
-        fenced=fenced, indented=indented, inline=tuple(_block(page, text, each, 1) for each in _INLINE.finditer(text))
+        fenced=fenced,
+        indented=indented,
+        inline=tuple(_make_block(page, text, each, 1) for each in _INLINE.finditer(text)),
     )
 
 
@@ -100,15 +106,15 @@ def _is_list_item(text: str) -> bool:
     return bool(outer) and re.match(r"(?:[-*] |\d+\. )", outer[-1]) is not None
 
 
-def _blank(found: re.Match[str]) -> str:
+def _blank_lines(found: re.Match[str]) -> str:
     return "\n" * found[0].count("\n")
 
 
-def _block(page: str, text: str, found: re.Match[str], group: int) -> Block:
+def _make_block(page: str, text: str, found: re.Match[str], group: int) -> Block:
     return Block(page=page, line=text.count("\n", 0, found.start()) + 1, language="", text=found[group])
 
 
-def commands(block: Block) -> Iterator[tuple[str, ...]]:
+def list_commands(block: Block) -> Iterator[tuple[str, ...]]:
     """Return the words of each command in a block: the parts of a shell line between `|`, `&&` and the like."""
     for line in re.sub(r"\\\n", " ", block.text).splitlines():
         lexer = shlex.shlex(re.sub(r"^\s*[$#] ", "", line), posix=True, punctuation_chars="|&;<>()")
@@ -127,30 +133,30 @@ def commands(block: Block) -> Iterator[tuple[str, ...]]:
                 command.append(word)
 
 
-def code_block(page: str, start: str) -> str:
+def find_code_block(page: str, start: str) -> str:
     """Return the only block of code on a page that begins with ``start``, without its indentation."""
-    (found,) = (text for each in read(page).shown if (text := dedent(each.text)).startswith(start))
+    (found,) = (text for each in read_page(page).shown if (text := dedent(each.text)).startswith(start))
     return found
 
 
-def inline_code(page: str, text: str) -> str:
+def require_inline_code(page: str, text: str) -> str:
     """Return a text that a page has as inline code."""
-    assert text in {each.text for each in read(page).inline}, f"{page} does not contain `{text}`"
+    assert text in {each.text for each in read_page(page).inline}, f"{page} does not contain `{text}`"
     return text
 
 
 MIRROR_PAGE: Final = "docs/how-to/publish-to-a-mirror.md"
 
 
-def mirror_file(start: str) -> str:
+def find_mirror_file(start: str) -> str:
     """Return the block of code that begins with these lines, on the page about mirrors."""
-    (found,) = (block.text for block in read(MIRROR_PAGE).fenced if block.text.startswith(start))
+    (found,) = (block.text for block in read_page(MIRROR_PAGE).fenced if block.text.startswith(start))
     return found
 
 
-def checkout_script(boots: Path) -> str:
+def build_checkout_script(boots: Path) -> str:
     """Return the page's script that unpacks a branch, with this folder in the place of /srv/boots."""
-    return mirror_file("#!/bin/sh\nset -eu\ngit fetch").replace("/srv/boots", str(boots))
+    return find_mirror_file("#!/bin/sh\nset -eu\ngit fetch").replace("/srv/boots", str(boots))
 
 
 def clone_for_checkouts(remote: Path, folder: Path) -> Path:
@@ -160,32 +166,32 @@ def clone_for_checkouts(remote: Path, folder: Path) -> Path:
     return clone
 
 
-SCRIPT: Final = mirror_file("#!/bin/sh\n# copy-boot")
+SCRIPT: Final = find_mirror_file("#!/bin/sh\n# copy-boot")
 COMMANDS: Final = ("flock", "readlink", "rm", "rsync", "sync", "ln", "mv")
 CALLS: Final = 8  # of one run: two of rsync
 
 
-def page_script(folder: Path) -> Path:
+def write_mirror_script(folder: Path) -> Path:
     """Write the script of the page for a mirror in a new folder, and return its path."""
     folder.mkdir(parents=True)
-    script = folder / "copy-boot"
-    script.write_text(SCRIPT.replace("/srv/gitboot", str(folder)).replace(":www-data", f":{os.getegid()}"))
-    script.chmod(0o755)
-    return script
+    path = folder / "copy-boot"
+    path.write_text(SCRIPT.replace("/srv/gitboot", str(folder)).replace(":www-data", f":{os.getegid()}"))
+    path.chmod(0o755)
+    return path
 
 
 class CopyScript:
     """The script for a mirror in ``folder``, and the commands that it calls: each of them is counted."""
 
-    def __init__(self, folder: Path, commands: Path) -> None:
-        self.current, self._commands, self._script = folder / "current", commands, page_script(folder)
-        commands.mkdir()
+    def __init__(self, folder: Path, commands_folder: Path) -> None:
+        self.current, self._commands, self._script = folder / "current", commands_folder, write_mirror_script(folder)
+        commands_folder.mkdir()
         for name in COMMANDS:
-            path = commands / name
+            path = commands_folder / name
             path.write_text(
-                f"#!/bin/sh\necho {name} >> {commands}/calls\nnumber=$(wc -l < {commands}/calls)\n"
-                f"if [ -e {commands}/kill-$number ]; then kill -9 $PPID; exit 1; fi\n"
-                f"if [ -p {commands}/wait-$number ]; then read line < {commands}/wait-$number; fi\n"
+                f"#!/bin/sh\necho {name} >> {commands_folder}/calls\nnumber=$(wc -l < {commands_folder}/calls)\n"
+                f"if [ -e {commands_folder}/kill-$number ]; then kill -9 $PPID; exit 1; fi\n"
+                f"if [ -p {commands_folder}/wait-$number ]; then read line < {commands_folder}/wait-$number; fi\n"
                 f'exec {program(name, name)} "$@"\n'
             )
             path.chmod(0o755)
@@ -234,7 +240,7 @@ _FOLDERS: Final = re.compile(r"/(?:srv|var/lib)/")
 _INSTALLER: Final = re.compile(r"(?<=^INSTALLER=).*", re.MULTILINE)
 
 
-def script(folder: Path, installer: Path, *, without: Container[str] = ()) -> str:
+def build_tutorial(folder: Path, installer: Path, *, without: Container[str] = ()) -> str:
     """Return all blocks except those of some sections, with paths moved to ``folder``, and another installer."""
     sections = _SECTION.findall(PAGE.read_text())
     text = "".join(block for title, section in sections if title not in without for block in _BLOCK.findall(section))
@@ -243,15 +249,15 @@ def script(folder: Path, installer: Path, *, without: Container[str] = ()) -> st
 
 
 @contextmanager
-def followed(folder: Path, text: str, gitboot: str) -> Iterator[None]:
+def run_tutorial(folder: Path, text: str, gitboot: str) -> Iterator[None]:
     """Run it to its last word, with a program as `gitboot`; what it started goes on until the end."""
     from tests.helpers.running_instance import eventually
 
-    commands, log = folder / "bin", folder / "page.log"
-    commands.mkdir()
-    (commands / "gitboot").write_text(gitboot)
-    (commands / "gitboot").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}:/usr/sbin"}
+    bin_folder, log = folder / "bin", folder / "page.log"
+    bin_folder.mkdir()
+    (bin_folder / "gitboot").write_text(gitboot)
+    (bin_folder / "gitboot").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}:/usr/sbin"}
     with (
         log.open("wb") as output,
         subprocess.Popen(

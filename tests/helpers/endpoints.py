@@ -51,7 +51,7 @@ from gitboot.status.instance_status import Status
 from gitboot.status.work_progress import Stage, StageTimes
 from gitboot.system_clock import ClockState, Uptime
 from tests.helpers import http_peers
-from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
+from tests.helpers.fleets import at, fleet, image, maintenance, make_mac, make_uuid, policy, profile, repository, server
 from tests.helpers.http_peers import Authority
 
 # The endpoint over real HTTP and a tree that is really published, a clock that tests set, clients that misbehave.
@@ -59,8 +59,8 @@ from tests.helpers.http_peers import Authority
 START = at("20T22:00")  # of the maintenance
 BEFORE, AFTER = at("20T21:00"), at("20T23:00")
 
-MAC = mac_of("web01").replace(":", "-")
-UUID = uuid_of("web01")
+MAC = make_mac("web01").replace(":", "-")
+UUID = make_uuid("web01")
 ENTRY = f"/v1/boot/{MAC}/boot.ipxe"
 GRUB = f"/v1/boot/{MAC}/grub.cfg"
 BY_UUID = f"/ipxe/{UUID}"
@@ -110,7 +110,7 @@ class Fleet:
         return {path.removeprefix("boot"): file for path, file in self.files.items() if path.startswith("boot/")}
 
 
-def planned(
+def plan_fleet(
     *documents: str,
     now: datetime = BEFORE,
     records: Mapping[str, Record] | None = None,
@@ -126,12 +126,16 @@ def planned(
     """
     loaded = repository(*documents, files=templates, revision=revision)
     decisions = decide(loaded)
-    lost = {name: replace(decisions.servers[name], withheld=(boot,)) for name, boot in (withheld or {}).items()}
-    decisions = structs.replace(decisions, servers={**decisions.servers, **lost})
-    about = describe_servers(loaded, decisions)
+    withheld_servers = {
+        name: replace(decisions.servers[name], withheld=(boot,)) for name, boot in (withheld or {}).items()
+    }
+    decisions = structs.replace(decisions, servers={**decisions.servers, **withheld_servers})
+    descriptions = describe_servers(loaded, decisions)
     known = records or {}
     servers = {
-        name: build_server_state(decisions, decision, known.get(name, Record()), now, about[name], stop, keys=keys)
+        name: build_server_state(
+            decisions, decision, known.get(name, Record()), now, descriptions[name], stop, keys=keys
+        )
         for name, decision in decisions.servers.items()
     }
     spec = loaded.fleet.spec
@@ -144,7 +148,7 @@ def planned(
     )
 
 
-FLEET: Final = planned(*ALWAYS, REPAIR)
+FLEET: Final = plan_fleet(*ALWAYS, REPAIR)
 
 
 class Site:
@@ -171,13 +175,13 @@ class Site:
         with OutputDirectory.open(self.root, ledger="test") as directory:
             files = {name: state.files for name, state in fleet.servers.items()}
             known = count_deletions_after(self.spool, taken or {})
-            named = read_or_create_identity(self.spool) if giver is None else giver or None
-            given_on = build_serving_terms(fleet.provisioning, named, endpoint=fleet.endpoint, loss_count=known)
-            shared = {**fleet.shared, **endpoint_files.render_terms(given_on)}
-            done = directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
+            identity = read_or_create_identity(self.spool) if giver is None else giver or None
+            terms = build_serving_terms(fleet.provisioning, identity, endpoint=fleet.endpoint, loss_count=known)
+            shared = {**fleet.shared, **endpoint_files.render_terms(terms)}
+            result = directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
             if listed is not None:
                 directory.update_list(read_list_keys(list_keys) if list_keys is not None else None, listed)
-            return done
+            return result
 
     def say(self, status: Mapping[str, Any]) -> None:
         """Leave the instance's word on itself."""
@@ -214,10 +218,10 @@ class Site:
         *,
         records: bool = True,
         deadline_s: float = 20,
-        by_tls: Certificate | None = None,
+        tls_certificate: Certificate | None = None,
         **more: Any,
     ) -> Iterator[str]:
-        """The base URL of an endpoint; with ``by_tls``, it is the machines' TLS socket."""
+        """The base URL of an endpoint; with ``tls_certificate``, it is the machines' TLS socket."""
         status, assets, keys, clock_state, keeps = (
             more.pop("status", None),
             more.pop("assets", None),
@@ -226,30 +230,30 @@ class Site:
             more.pop("keeps", False),
         )
         with ExitStack() as stack:
-            recording = None
+            recorder = None
             if records:
                 spool = Spool(self.spool)
                 stack.callback(spool.close)
-                recording = SpoolRecorder(spool, deadline_s)
-            compared = CheckedClock(
+                recorder = SpoolRecorder(spool, deadline_s)
+            checked_clock = CheckedClock(
                 lambda: self.now,
                 clock_state=lambda: clock_state,
                 folder=endpoint_folder(self.spool) if keeps else None,
                 uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
             )
-            tree = PublishedTree(self.root, lambda: self.now, status=status, checked_clock=compared)
-            stack.callback(compared.save)  # as it does each minute
+            tree = PublishedTree(self.root, lambda: self.now, status=status, checked_clock=checked_clock)
+            stack.callback(checked_clock.save)  # as it does each minute
             listening = open_listening_socket(listen)
-            if by_tls is not None:
-                more |= {"machines_tls_socket": listening.getsockname()[:2], "machines_certificate": by_tls}
-            endpoint = Endpoint(self.root, tree, lambda: self.now, recording, ClientRules(**more), assets, keys)
-            if by_tls is None:
+            if tls_certificate is not None:
+                more |= {"machines_tls_socket": listening.getsockname()[:2], "machines_certificate": tls_certificate}
+            endpoint = Endpoint(self.root, tree, lambda: self.now, recorder, ClientRules(**more), assets, keys)
+            if tls_certificate is None:
                 stack.enter_context(EndpointServer(endpoint, listening))
             else:
                 stack.enter_context(listening)
-                encrypted = TlsSocket(listening, by_tls.context, endpoint.limits, lambda _: None)
+                encrypted = TlsSocket(listening, tls_certificate.context, endpoint.limits, lambda _: None)
                 stack.enter_context(EndpointServer(endpoint, tls_sockets=[encrypted]))
-            yield build_url(listen, listening, "http" if by_tls is None else "https")
+            yield build_url(listen, listening, "http" if tls_certificate is None else "https")
 
 
 @contextmanager
@@ -291,36 +295,36 @@ def read_all(client: socket.socket) -> bytes:
     return bytes(received)
 
 
-def undated(response: bytes) -> bytes:
+def remove_date(response: bytes) -> bytes:
     return b"\r\n".join(line for line in response.split(b"\r\n") if not line.lower().startswith(b"date:"))
 
 
-def eventually(look: Callable[[], bool], within_s: float = 300) -> bool:
-    until = time.monotonic() + within_s
-    while not look():
-        if time.monotonic() > until:
+def eventually(condition: Callable[[], bool], within_s: float = 300) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
     return True
 
 
-def rendered_states(standing: InstanceState) -> dict[str, RenderedState]:
+def render_states(state: InstanceState) -> dict[str, RenderedState]:
     """Return the last plans of an instance, with their rendered files."""
-    commit = standing.commit
+    commit = state.commit
     if commit is None:
         return {}
-    return {name: render_server(each, commit.decisions, standing.keys) for name, each in standing.plans.servers.items()}
+    return {name: render_server(each, commit.decisions, state.keys) for name, each in state.plans.servers.items()}
 
 
 # An endpoint with a value of every metric.
 
 
 def _make_stage_times() -> StageTimes:
-    laps = StageTimes()
+    times = StageTimes()
     for number, stage in enumerate(Stage):
-        laps.add(stage, 0.1 * number)
-        laps.add(stage, 1000)
-    return laps
+        times.add(stage, 0.1 * number)
+        times.add(stage, 1000)
+    return times
 
 
 _PROBLEM: Final = Problem(path="a.yaml", line=1, column=1, code=Code.SKEW, message="old", severity=Severity.WARNING)
@@ -389,7 +393,7 @@ def _is_instant(value: object) -> bool:
 
 
 @cache
-def _formats() -> Any:
+def _build_format_checker() -> Any:
     from jsonschema import FormatChecker  # type: ignore[import-untyped]
 
     formats = FormatChecker(formats=())
@@ -398,14 +402,16 @@ def _formats() -> Any:
 
 
 @cache
-def openapi_document() -> dict[str, Any]:
+def load_openapi() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(build_openapi())
     return found
 
 
-def openapi_problems(schema: str, value: object) -> list[str]:
+def find_openapi_problems(schema: str, value: object) -> list[str]:
     """Return how a value of JSON differs from a schema of the document, which is named."""
     from jsonschema import Draft202012Validator
 
-    wanted = {"$ref": f"#/components/schemas/{schema}", "components": openapi_document()["components"]}
-    return sorted(each.message for each in Draft202012Validator(wanted, format_checker=_formats()).iter_errors(value))
+    wanted = {"$ref": f"#/components/schemas/{schema}", "components": load_openapi()["components"]}
+    return sorted(
+        each.message for each in Draft202012Validator(wanted, format_checker=_build_format_checker()).iter_errors(value)
+    )

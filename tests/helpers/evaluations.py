@@ -58,22 +58,22 @@ FLEET: Files = {
 SERVERS = tuple(path for path in FLEET if path.startswith("servers/"))
 
 
-def changed(files: Files, base: Files = FLEET) -> dict[str, str]:
+def merge_files(files: Files, base: Files = FLEET) -> dict[str, str]:
     return {path: text for path, text in {**base, **files}.items() if text is not None}
 
 
-def compared(new: Files, old: Files = FLEET) -> Changes:
-    before, after = (repository(files=files) for files in (changed({}, old), changed(new, old)))
+def compare_files(new: Files, old: Files = FLEET) -> Changes:
+    before, after = (repository(files=files) for files in (merge_files({}, old), merge_files(new, old)))
     return compare_decisions(decide(before), decide(after), before, after)
 
 
-def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
+def review_files(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
     from gitboot.cli.evaluated_fleet import FleetEvaluator, evaluate_side
 
     evaluator = FleetEvaluator(at("20T12:00"))
     sides = (
         evaluate_side(named, structs.replace(snapshot(files=files), revision=Revision(digit * 40)), evaluator)[0]
-        for named, digit, files in (("main", "a", changed({}, old)), ("topic", "b", changed(new, old)))
+        for named, digit, files in (("main", "a", merge_files({}, old)), ("topic", "b", merge_files(new, old)))
     )
     return review_commits(*sides, limits=Limits(), messages=messages, command="gitboot diff main..topic")
 

@@ -47,7 +47,7 @@ def fleet(spec: str = "baseURL: 'http://boot.test'", *, copies: bool = True) -> 
     return document("Fleet", "test", spec)
 
 
-def naming(ledger: str, text: str) -> str:
+def name_ledger(ledger: str, text: str) -> str:
     """A Fleet's document in flow style, which names the ledger that acts, unless it names one."""
     if "kind: Fleet" not in text or "ledger:" in text:
         return text
@@ -56,12 +56,12 @@ def naming(ledger: str, text: str) -> str:
     return text.replace("baseURL:", f"provisioning: {{ledger: {ledger}}}, baseURL:", 1)
 
 
-def uuid_of(name: str) -> str:
+def make_uuid(name: str) -> str:
     digits = sha256(name.encode()).hexdigest()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
 
 
-def mac_of(name: str) -> str:
+def make_mac(name: str) -> str:
     digits = sha256(name.encode()).hexdigest()
     return "52:54:00:" + ":".join(digits[i : i + 2] for i in (0, 2, 4))
 
@@ -71,8 +71,8 @@ def server(name: str, labels: str = "", spec: str = "", *, firmware: str = "UEFI
     return document(
         "Server",
         name,
-        f"uuid: {uuid_of(name)}, architecture: x86_64, firmware: {firmware}, "
-        f'interfaces: [{{mac: "{mac_of(name)}"}}]{more}',
+        f"uuid: {make_uuid(name)}, architecture: x86_64, firmware: {firmware}, "
+        f'interfaces: [{{mac: "{make_mac(name)}"}}]{more}',
         labels,
     )
 
@@ -95,9 +95,9 @@ def profile(name: str, image: str, spec: str = "", *, method: str = "Pxe") -> st
 
 def policy(name: str, select: str = "All", spec: str = "", *, boots: str = "web", often: str = "Always") -> str:
     more = f", {spec}" if spec else ""
-    given = f", profile: {boots}, networkBoot: {often}" if "inherits" not in spec else ""
-    given += ", reinstall: EveryBoot" if often == "Always" and "reinstall" not in spec else ""
-    return document("BootPolicy", name, f"select: {select}{given}{more}")
+    fields = f", profile: {boots}, networkBoot: {often}" if "inherits" not in spec else ""
+    fields += ", reinstall: EveryBoot" if often == "Always" and "reinstall" not in spec else ""
+    return document("BootPolicy", name, f"select: {select}{fields}{more}")
 
 
 def maintenance(name: str, window: str = "", spec: str = "", *, select: str = "All", boots: str = "repair") -> str:
@@ -109,9 +109,9 @@ def maintenance(name: str, window: str = "", spec: str = "", *, select: str = "A
         for key, value in (("start", start), ("end", end))
         if value not in ("", "-")
     ]
-    shown = f", window: {{{', '.join(ends)}}}" if ends else ""
-    shown += ", reinstall: EveryBoot" if "networkBoot: Once" not in spec else ""
-    return document("Maintenance", name, f"select: {select}, profile: {boots}{shown}{more}")
+    fields = f", window: {{{', '.join(ends)}}}" if ends else ""
+    fields += ", reinstall: EveryBoot" if "networkBoot: Once" not in spec else ""
+    return document("Maintenance", name, f"select: {select}, profile: {boots}{fields}{more}")
 
 
 def snapshot(*documents: str, files: Mapping[str, str] | None = None, revision: str = "test") -> Snapshot:
@@ -152,7 +152,7 @@ SEED = (
 # Configuration files and credentials for BMCs of the instances that tests start.
 
 
-def configured(**settings: object) -> tuple[str, str]:
+def write_configuration(**settings: object) -> tuple[str, str]:
     """Write settings to a new configuration file; return the arguments that name the file."""
     file, path = mkstemp(suffix=".toml", dir=_folder().name)
     with open(file, "w") as writing:
@@ -173,7 +173,7 @@ repository-authorities = true
 """
 
 
-def give_credentials(
+def store_credentials(
     directory: Path, name: str = "rack", *, user: str = "root", password: str, trust: str = HERE
 ) -> None:
     """Leave user and password under ``name``, and what all credentials there may be used for."""

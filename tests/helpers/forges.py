@@ -21,7 +21,7 @@ import yaml
 
 from gitboot.cli.commands.init import CI, PACKAGES, place_ci_file
 from gitboot.cli.main import cli
-from tests.helpers.git_repositories import ENVIRONMENT, Work
+from tests.helpers.git_repositories import ENVIRONMENT, WorkTree
 from tests.helpers.http_peers import WebRequest, WebResponse, web_server
 
 # Forges over real HTTP: the part of GitHub's, GitLab's and Gitea's API that commit statuses go through.
@@ -37,7 +37,7 @@ _STATES = {
     "gitlab": {"pending", "running", "success", "failed", "canceled", "skipped"},
     "gitea": {"pending", "success", "error", "failure", "warning"},
 }
-_LONGEST = {"github": 140, "gitlab": 255, "gitea": 255}
+_MAX_DESCRIPTION = {"github": 140, "gitlab": 255, "gitea": 255}
 
 
 @dataclass
@@ -60,14 +60,16 @@ class ForgeHost:
             return status, more, {"message": "not now"}
         if self.kind == "github" and not headers.get("User-Agent"):
             return 403, {}, {"message": "Request forbidden by administrative rules"}
-        if self._token(headers) != TOKEN:
+        if self._get_token(headers) != TOKEN:
             return 401, {}, {"message": "Bad credentials" if self.kind == "github" else "401 Unauthorized"}
         parts, prefix = urlsplit(target), _PREFIX[self.kind]
         if not parts.path.startswith(f"{prefix}/"):
             return 404, {}, {"message": "Not Found" if self.kind == "github" else "404 Project Not Found"}
-        return self._of_project(method, parts.path.removeprefix(f"{prefix}/").split("/"), parse_qs(parts.query), body)
+        return self._answer_project(
+            method, parts.path.removeprefix(f"{prefix}/").split("/"), parse_qs(parts.query), body
+        )
 
-    def _token(self, headers: dict[str, str]) -> str:
+    def _get_token(self, headers: dict[str, str]) -> str:
         match self.kind:
             case "gitlab":
                 return headers.get("Private-Token", "")
@@ -75,7 +77,7 @@ class ForgeHost:
                 return headers.get("Authorization", "").removeprefix("Bearer ")
         return headers.get("Authorization", "").removeprefix("token ")
 
-    def _of_project(
+    def _answer_project(
         self, method: str, path: list[str], query: dict[str, list[str]], body: Any
     ) -> tuple[int, dict[str, str], Any]:
         match method, path:
@@ -88,8 +90,8 @@ class ForgeHost:
                 found = [each for each in self.statuses if each["sha"] == sha and name in ("", each["context"])]
             case _:
                 return 404, {}, {"message": "Not Found"}
-        most = int(query.get("per_page", query.get("limit", ["30"]))[0])
-        return 200, {}, [self._shown(each) for each in reversed(found)][:most]
+        limit = int(query.get("per_page", query.get("limit", ["30"]))[0])
+        return 200, {}, [self._format_status(each) for each in reversed(found)][:limit]
 
     def _post(self, sha: str, body: Any) -> tuple[int, dict[str, str], Any]:
         name = body.get("name", "default") if self.kind == "gitlab" else body.get("context", "default")
@@ -98,12 +100,12 @@ class ForgeHost:
             return (404 if self.kind == "gitlab" else 422), {}, {"message": f"No commit found for SHA: {sha}"}
         if body.get("state") not in _STATES[self.kind]:
             return unprocessable, {}, {"message": "Validation Failed: state"}
-        if len(body.get("description", "")) > _LONGEST[self.kind]:
+        if len(body.get("description", "")) > _MAX_DESCRIPTION[self.kind]:
             return unprocessable, {}, {"message": "description is too long"}
         self.statuses.append({**body, "context": name, "sha": sha, "id": len(self.statuses) + 1})
-        return 201, {}, self._shown(self.statuses[-1])
+        return 201, {}, self._format_status(self.statuses[-1])
 
-    def _shown(self, posted: dict[str, Any]) -> dict[str, Any]:
+    def _format_status(self, posted: dict[str, Any]) -> dict[str, Any]:
         shown = {"id": posted["id"], "description": posted.get("description"), "target_url": posted.get("target_url")}
         match self.kind:
             case "github":
@@ -171,8 +173,8 @@ class CommentHost:
         if method == "POST" and parts.path in lists:
             self.comments.append({"id": len(self.comments), "body": body["body"], **BOT})
             return 201, self.comments[-1]
-        one, _, number = parts.path.rpartition("/")
-        assert (method, one) in (("PATCH", "/repos/acme/fleet/issues/comments"), ("PUT", lists[1]))
+        folder, _, number = parts.path.rpartition("/")
+        assert (method, folder) in (("PATCH", "/repos/acme/fleet/issues/comments"), ("PUT", lists[1]))
         if int(number) in self.frozen:
             return 403, {"message": "Forbidden"}
         self.edited.append(int(number))
@@ -193,7 +195,7 @@ def comment_host() -> Iterator[CommentHost]:
         yield host
 
 
-def programs_of(folder: Path, gitboot: str) -> Path:
+def write_programs(folder: Path, gitboot: str) -> Path:
     """Return a folder for PATH: this Python, this gitboot, and a pip that installs nothing."""
     for name, text in (("gitboot", gitboot), ("pip", "#!/bin/sh\n")):
         (folder / name).write_text(text)
@@ -211,9 +213,9 @@ class Fleet:
     """The files of `gitboot init` on a remote with main and a branch, and the folder of a CI job."""
 
     def __init__(self, folder: Path, subpath: str = "") -> None:
-        self.work, self.subpath = Work(folder / "work"), subpath
-        below = ["--subpath", subpath] if subpath else []
-        cli.main(["init", str(self.work.path), *below], prog_name="gitboot", standalone_mode=False)
+        self.work, self.subpath = WorkTree(folder / "work"), subpath
+        options = ["--subpath", subpath] if subpath else []
+        cli.main(["init", str(self.work.path), *options], prog_name="gitboot", standalone_mode=False)
         fill_hashes(self.work.path / subpath / PACKAGES)
         self.work.commit(message="Begin")
         self.remote = self.work.bare(folder / "remote.git")
@@ -245,24 +247,24 @@ class Fleet:
 
     def git(self, *arguments: str) -> str:
         command = ["git", *arguments]
-        ran = subprocess.run(command, cwd=self.job, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-        return ran.stdout.strip()
+        result = subprocess.run(command, cwd=self.job, env=ENVIRONMENT, capture_output=True, text=True, check=True)
+        return result.stdout.strip()
 
 
 @dataclass(frozen=True)
-class Ran:
+class PipelineResult:
     codes: dict[str, int]  # by step
     out: str
-    kept: Path  # the folder of what the first job left for the second
+    artifacts: Path  # the folder of what the first job left for the second
 
     @property
     def failed(self) -> dict[str, int]:
         return {step: code for step, code in self.codes.items() if code}
 
 
-def shell(folder: Path, script: str, environment: dict[str, str]) -> tuple[int, str]:
+def run_step(folder: Path, script: str, environment: dict[str, str]) -> tuple[int, str]:
     """Run a step as a runner does: bash that ends at the first command that fails."""
-    ran = subprocess.run(
+    result = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
         cwd=folder,
         env={**ENVIRONMENT, **environment},
@@ -272,16 +274,16 @@ def shell(folder: Path, script: str, environment: dict[str, str]) -> tuple[int, 
         errors="replace",
         check=False,
     )
-    return ran.returncode, ran.stdout
+    return result.returncode, result.stdout
 
 
-def fresh(folder: Path) -> Path:
+def recreate_folder(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     return folder
 
 
-def on_github(
+def run_on_github(
     fleet: Fleet,
     host: CommentHost,
     programs: Path,
@@ -289,12 +291,12 @@ def on_github(
     keys: str = "",
     head: str = "",
     signatures: str = "",
-) -> Ran:
+) -> PipelineResult:
     """The workflow's steps on a pull request whose newest commit is ``head``, or the branch's."""
     workflow = yaml.safe_load((fleet.work.path / place_ci_file(CI[0], fleet.subpath)).read_text())
     host.head = head or fleet.work.head
     fleet.begin_job()
-    kept = fresh(fleet.job.parent / "kept")
+    artifacts = recreate_folder(fleet.job.parent / "kept")
     environment = {
         **workflow["env"],
         "PATH": f"{programs}:{os.environ['PATH']}",
@@ -307,21 +309,21 @@ def on_github(
         "GITHUB_SERVER_URL": "https://github.test",
         "GITHUB_STEP_SUMMARY": str(fleet.job.parent / "summary.md"),
     }
-    own = f"_{fleet.subpath.replace('/', '_').upper()}" if fleet.subpath else ""
+    suffix = f"_{fleet.subpath.replace('/', '_').upper()}" if fleet.subpath else ""
     expressions = {
         "github.event.pull_request.head.sha": fleet.work.head,
         "github.run_id": PIPELINE,
         "github.token": "secret",
-        f"vars.GITBOOT_ACCEPTED{own}": accepted,
-        f"vars.GITBOOT_IMAGE_KEYS{own}": keys,
-        f"vars.GITBOOT_SIGNATURES{own}": signatures,
+        f"vars.GITBOOT_ACCEPTED{suffix}": accepted,
+        f"vars.GITBOOT_IMAGE_KEYS{suffix}": keys,
+        f"vars.GITBOOT_SIGNATURES{suffix}": signatures,
     }
     codes: dict[str, int] = {}
-    told = ""
+    output = ""
     for job in ("review", "comment"):
-        temporary = fresh(fleet.job.parent / f"{job}-temporary")
+        temporary = recreate_folder(fleet.job.parent / f"{job}-temporary")
         expressions["runner.temp"] = environment["RUNNER_TEMP"] = str(temporary)
-        fresh(fleet.job)
+        recreate_folder(fleet.job)
         failed = False
         for step in workflow["jobs"][job]["steps"]:
             condition = str(step.get("if", ""))
@@ -331,43 +333,45 @@ def on_github(
             if needed and not any(needed):  # conditions join variables by "or"
                 continue
             if "run" not in step:
-                _use(step, fleet, kept, expressions, is_review=job == "review")
+                _run_action(step, fleet, artifacts, expressions, is_review=job == "review")
                 continue
-            given = {name: _filled(value, expressions) for name, value in step.get("env", {}).items()}
-            at = Path(_filled(step.get("working-directory", str(fleet.job)), expressions))
-            code, out = shell(at, step["run"], environment | given)
+            variables = {name: _expand(value, expressions) for name, value in step.get("env", {}).items()}
+            working_folder = Path(_expand(step.get("working-directory", str(fleet.job)), expressions))
+            code, out = run_step(working_folder, step["run"], environment | variables)
             codes[step["name"]] = codes.get(step["name"], 0) or code
             failed |= code != 0
-            told += out
-    return Ran(codes, told, kept)
+            output += out
+    return PipelineResult(codes, output, artifacts)
 
 
-def _filled(text: str, expressions: dict[str, str]) -> str:
+def _expand(text: str, expressions: dict[str, str]) -> str:
     return re.sub(r"\$\{\{ (.+?) \}\}", lambda match: expressions[match[1]], text)
 
 
-def _use(step: dict[str, Any], fleet: Fleet, kept: Path, expressions: dict[str, str], *, is_review: bool) -> None:
+def _run_action(
+    step: dict[str, Any], fleet: Fleet, artifacts: Path, expressions: dict[str, str], *, is_review: bool
+) -> None:
     """Do what an action of another author does, as far as the jobs depend on it."""
-    given = {name: _filled(str(value), expressions) for name, value in step.get("with", {}).items() if name != "ref"}
+    inputs = {name: _expand(str(value), expressions) for name, value in step.get("with", {}).items() if name != "ref"}
     match step["uses"].partition("@")[0]:
         case "actions/checkout" if is_review:
             fleet.checkout(merged=True)
         case "actions/checkout":  # of the default branch, one file
-            wanted = given["sparse-checkout"]
+            wanted = inputs["sparse-checkout"]
             (fleet.job / wanted).parent.mkdir(parents=True, exist_ok=True)
             (fleet.job / wanted).write_text(fleet.work.git("show", f"refs/heads/main:{wanted}") + "\n")
         case "actions/upload-artifact":  # which follows symlinks, and has globs
-            for pattern in given["path"].split():
+            for pattern in inputs["path"].split():
                 root = Path(pattern).parent if os.path.isabs(pattern) else fleet.job
                 for path in root.glob(Path(pattern).name):
                     if path.is_file():
-                        shutil.copy(path, kept)
+                        shutil.copy(path, artifacts)
         case "actions/download-artifact":
-            folder = Path(given["path"]) if "path" in given else fleet.job
-            shutil.copytree(kept, folder, dirs_exist_ok=True)
+            folder = Path(inputs["path"]) if "path" in inputs else fleet.job
+            shutil.copytree(artifacts, folder, dirs_exist_ok=True)
 
 
-def on_gitlab(
+def run_on_gitlab(
     fleet: Fleet,
     host: CommentHost,
     programs: Path,
@@ -376,7 +380,7 @@ def on_gitlab(
     head: str = "",
     signatures: str = "",
     **more: str,
-) -> Ran:
+) -> PipelineResult:
     """The jobs on a merge request whose newest commit is ``head``, or the branch's."""
     jobs = yaml.safe_load((fleet.work.path / place_ci_file(CI[1], fleet.subpath)).read_text())
     job = (
@@ -408,29 +412,29 @@ def on_gitlab(
     if jobs[job]["variables"].get("GIT_STRATEGY") != "empty":
         shutil.rmtree(fleet.job)
         fleet.checkout(merged=False)
-    codes["script"], told = _job(fleet, jobs[job], environment)
-    kept = fleet.job.parent / "kept"
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir()
+    codes["script"], output = _run_job(fleet, jobs[job], environment)
+    artifacts = fleet.job.parent / "kept"
+    shutil.rmtree(artifacts, ignore_errors=True)
+    artifacts.mkdir()
     for path in jobs[job]["artifacts"]["paths"]:
         if (left := fleet.job / path).is_dir():
-            shutil.copytree(left, kept / path, symlinks=True)
+            shutil.copytree(left, artifacts / path, symlinks=True)
         elif left.is_symlink() or left.exists():
-            shutil.copy(left, kept, follow_symlinks=False)
+            shutil.copy(left, artifacts, follow_symlinks=False)
     if environment["GITBOOT_TOKEN"] and environment["CI_MERGE_REQUEST_IID"]:  # by its rule
-        fresh(fleet.job)
-        shutil.copytree(kept, fleet.job, symlinks=True, dirs_exist_ok=True)
-        codes["note"], out = _job(fleet, jobs[f"{job}:note"], environment)
-        told += out
-    return Ran(codes, told, kept / "review")
+        recreate_folder(fleet.job)
+        shutil.copytree(artifacts, fleet.job, symlinks=True, dirs_exist_ok=True)
+        codes["note"], out = _run_job(fleet, jobs[f"{job}:note"], environment)
+        output += out
+    return PipelineResult(codes, output, artifacts / "review")
 
 
-def _job(fleet: Fleet, job: dict[str, Any], environment: dict[str, str]) -> tuple[int, str]:
+def _run_job(fleet: Fleet, job: dict[str, Any], environment: dict[str, str]) -> tuple[int, str]:
     lines = [*job.get("before_script", []), *job["script"]]
-    return shell(fleet.job, "\n".join(lines), environment | job.get("variables", {}))
+    return run_step(fleet.job, "\n".join(lines), environment | job.get("variables", {}))
 
 
-JOBS: Final = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
+JOBS: Final = [pytest.param(run_on_github, id="GitHub"), pytest.param(run_on_gitlab, id="GitLab")]
 # Changes of a branch in the fleet that `gitboot init` writes: a path, the old text, and the new text.
 HARMLESS: Final = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArguments: [debug]\n")}
 INVALID: Final = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArgument: [debug]\n")}

@@ -30,8 +30,8 @@ from uuid import uuid4
 from gitboot.ledger import sqlite
 from gitboot.ledger.schema import VERSION
 from gitboot.resolve import templates
-from tests.helpers.cases import present
-from tests.helpers.forked_commands_client import LONGEST, NETWORK, ask, umask
+from tests.helpers.cases import require_value
+from tests.helpers.forked_commands_client import MAX_BYTES, NETWORK, ask, umask
 
 # gitboot's commands, each in a process of its own that is forked from one which has imported all of gitboot.
 #
@@ -69,7 +69,7 @@ class Command:
         """Return the exit code after the end; raises TimeoutError, or BlockingIOError without a wait."""
         if self.returncode is None:
             self._connection.settimeout(timeout_s)
-            self.returncode = int(self._connection.recv(LONGEST))
+            self.returncode = int(self._connection.recv(MAX_BYTES))
             self._connection.close()
         return self.returncode
 
@@ -82,7 +82,7 @@ class Command:
         self.send_signal(signal.SIGKILL)
 
 
-class Heard(Command):
+class RunningCommand(Command):
     """A command whose standard error is read while it runs; it does not outlive its block."""
 
     def __init__(self, *arguments: object) -> None:
@@ -100,13 +100,13 @@ class Heard(Command):
         self.stderr.close()
 
 
-def captured(*arguments: object, given: str = "", timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+def run_forked(*arguments: object, given: str = "", timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """A command of gitboot that has come to its end, and what it wrote; as `subprocess.run` with capture_output."""
     command = [str(each) for each in arguments]
-    with TemporaryFile() as asked, TemporaryFile() as output, TemporaryFile() as errors:
-        asked.write(given.encode())
-        asked.seek(0)
-        given_fd, output_fd, errors_fd = asked.fileno(), output.fileno(), errors.fileno()
+    with TemporaryFile() as stdin, TemporaryFile() as output, TemporaryFile() as errors:
+        stdin.write(given.encode())
+        stdin.seek(0)
+        given_fd, output_fd, errors_fd = stdin.fileno(), output.fileno(), errors.fileno()
         code = Command(command, os.environ, given=given_fd, output=output_fd, errors=errors_fd).wait(timeout_s)
         texts = [(file.seek(0), file.read().decode())[1] for file in (output, errors)]
     return subprocess.CompletedProcess(command, code, *texts)
@@ -118,11 +118,11 @@ def nursery() -> Iterator[None]:
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        made = Command([_NURSERY], os.environ, given=theirs.fileno())
-    made._connection.close()  # the caller is not its parent, and will not report its end
-    with ours, forking_by(ours):
+        command = Command([_NURSERY], os.environ, given=theirs.fileno())
+    command._connection.close()  # the caller is not its parent, and will not report its end
+    with ours, fork_with(ours):
         yield
-    os.waitpid(made.pid, 0)
+    os.waitpid(command.pid, 0)
 
 
 @cache
@@ -138,12 +138,12 @@ def start() -> str:
     return address
 
 
-def for_shells() -> str:
+def build_shell_program() -> str:
     """Return a script for PATH that runs such a command as `gitboot`."""
     root = str(Path(__file__).parents[2])
-    passed = f"import sys\nsys.path.append({root!r})\n"
-    passed += f"from tests.helpers.forked_commands_client import pass_on\npass_on({start()!r})\n"
-    return f"#!{sys.executable} -IS\n{passed}"
+    program = f"import sys\nsys.path.append({root!r})\n"
+    program += f"from tests.helpers.forked_commands_client import pass_on\npass_on({start()!r})\n"
+    return f"#!{sys.executable} -IS\n{program}"
 
 
 # The process that forks
@@ -152,7 +152,7 @@ RUN_FIRST = "GITBOOT_TESTS_RUN_FIRST"  # in the environment of a command: Python
 
 
 # A test that holds the lock of a ledger need not wait 5 s for each write. Ordinary writes take less than one second.
-WAITS_A_SECOND_FOR_LOCKS = """
+SHORT_LOCK_TIMEOUT = """
 import sqlite3
 connect = sqlite3.connect
 sqlite3.connect = lambda path, timeout=1.0, **more: connect(path, timeout, **more)
@@ -173,7 +173,7 @@ def fork_commands(listening: socket.socket) -> list[str]:
                     if (arguments := _fork(listening, selector)) is not None:
                         return arguments
                 else:
-                    _tell(*key.data)
+                    _report_exit(*key.data)
                     selector.unregister(key.fileobj)
                     os.close(key.fd)
 
@@ -181,8 +181,8 @@ def fork_commands(listening: socket.socket) -> list[str]:
 def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[str] | None:
 
     connection, _ = listening.accept()
-    asked, (*fds, network), _, _ = socket.recv_fds(connection, LONGEST, 4)
-    arguments, folder, environment, umask = marshal.loads(asked)
+    request, (*fds, network), _, _ = socket.recv_fds(connection, MAX_BYTES, 4)
+    arguments, folder, environment, umask = marshal.loads(request)
     is_nursery = arguments == [_NURSERY]
     if pid := fork_for_parent() if is_nursery else os.fork():
         for fd in (*fds, network):
@@ -223,7 +223,7 @@ def join(network: int) -> None:
     os.close(network)
 
 
-def _tell(connection: socket.socket, pid: int) -> None:
+def _report_exit(connection: socket.socket, pid: int) -> None:
     _, status = os.waitpid(pid, 0)
     with connection, suppress(OSError):  # perhaps no process waits for it
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
@@ -252,8 +252,8 @@ def shorten_pauses() -> None:
     from gitboot.controller.instance import standby
     from gitboot.publish.targets.follower import Follower
 
-    present(Follower.__init__.__kwdefaults__)["first_retry_s"] = 0.3
-    present(BackgroundThread.__init__.__kwdefaults__)["first_pause_s"] = 0.5
+    require_value(Follower.__init__.__kwdefaults__)["first_retry_s"] = 0.3
+    require_value(BackgroundThread.__init__.__kwdefaults__)["first_pause_s"] = 0.5
     vars(notifications)["FIRST_RETRY_S"] = 0.3
     vars(standby)["CHECK_S"] = 0.2
 
@@ -280,11 +280,11 @@ def main(fd: int) -> None:
     gc.enable()
     sys.argv[1:] = fork_commands(socket.socket(fileno=fd))
     if sys.argv[1:] == [_NURSERY]:
-        be_what_is_asked(socket.socket(fileno=0))
+        run_requested_module(socket.socket(fileno=0))
     exec(os.environ.get(RUN_FIRST, ""), {})
     if sys.argv[1:2] in (["run"], ["serve"]):
         open_nursery()
-    run_to_its_end("gitboot.__main__")
+    run_and_exit("gitboot.__main__")
 
 
 # Fork the programs of gitboot that a forked command starts, as children of the command: see `forked_commands`.
@@ -292,14 +292,14 @@ def main(fd: int) -> None:
 # A process that has threads cannot fork safely, so a sibling that has none does it: the kernel lets it make children
 # for its own parent. Whoever waits for them, kills them or dies before them has them as if they had been started.
 
-_LONGEST = 1 << 18  # bytes of a command with its environment
+_MAX_BYTES = 1 << 18  # bytes of a command with its environment
 _CLONE_PARENT = 0x8000  # sched.h
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)  # clone(2)
 _SET_NAME = 15  # prctl(2)
 _STARTED = [sys.executable, "-P", "-m"]
 
 _execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-_named = inspect.signature(_execute_child)
+_popen_signature = inspect.signature(_execute_child)
 
 
 def open_nursery() -> None:
@@ -309,20 +309,20 @@ def open_nursery() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         theirs.close()
-        _fork_by(ours)
+        _patch_popen(ours)
     else:
         ours.close()
-        be_what_is_asked(theirs)
+        run_requested_module(theirs)
 
 
-def be_what_is_asked(asked: socket.socket) -> NoReturn:
+def run_requested_module(connection: socket.socket) -> NoReturn:
     """Be that sibling, and in each child that it makes what it is to be."""
-    sys.argv = _wait_for_work(asked)
-    _be_named(sys.argv[:2])
-    run_to_its_end(sys.argv[0])
+    sys.argv = _wait_for_work(connection)
+    _set_process_name(sys.argv[:2])
+    run_and_exit(sys.argv[0])
 
 
-def run_to_its_end(module: str) -> NoReturn:
+def run_and_exit(module: str) -> NoReturn:
     """Run a module as a program, and end as Python does, but for taking apart all that was imported.
 
     A forked process would have to copy most of that first, which takes longer than many a command.
@@ -349,34 +349,40 @@ def run_to_its_end(module: str) -> NoReturn:
 
 
 @contextmanager
-def forking_by(nursery: socket.socket) -> Iterator[None]:
+def fork_with(nursery: socket.socket) -> Iterator[None]:
     """A block in which `subprocess` has what is gitboot's own forked."""
-    _fork_by(nursery)
+    _patch_popen(nursery)
     try:
         yield
     finally:
         subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
 
 
-def _fork_by(nursery: socket.socket) -> None:
+def _patch_popen(nursery: socket.socket) -> None:
     """Let `subprocess` have what is gitboot's own forked."""
     lock = threading.Lock()
 
     def execute_child(self: subprocess.Popen[bytes], *given: Any) -> None:
-        asked = _named.bind(self, *given).arguments
-        if list(asked["args"][:3]) != _STARTED:
+        arguments = _popen_signature.bind(self, *given).arguments
+        if list(arguments["args"][:3]) != _STARTED:
             _execute_child(self, *given)
             return
-        own = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-        fds = [*(number if fd == -1 else fd for number, fd in enumerate(own)), *asked["pass_fds"]]
+        pipe_fds = [arguments[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        fds = [*(number if fd == -1 else fd for number, fd in enumerate(pipe_fds)), *arguments["pass_fds"]]
         place = [os.getcwd(), umask()]
-        facts = [asked["args"][3:], dict(asked["env"]), list(asked["pass_fds"]), asked["process_group"], *place]
+        facts = [
+            arguments["args"][3:],
+            dict(arguments["env"]),
+            list(arguments["pass_fds"]),
+            arguments["process_group"],
+            *place,
+        ]
         with lock:
             socket.send_fds(nursery, [json.dumps(facts).encode()], fds)
-            self.pid = int(nursery.recv(_LONGEST))
+            self.pid = int(nursery.recv(_MAX_BYTES))
         self._child_created = True  # type: ignore[attr-defined]
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
-        self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
+        self._close_pipe_fds(*(arguments[name] for name in pipes))  # type: ignore[attr-defined]
 
     subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
@@ -384,23 +390,23 @@ def _fork_by(nursery: socket.socket) -> None:
 # The nursery
 
 
-def _wait_for_work(asked: socket.socket) -> list[str]:
+def _wait_for_work(connection: socket.socket) -> list[str]:
     """Make one process after the other; return what it is to be, in that process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, whose end is this one's
     while True:
-        data, fds, _, _ = socket.recv_fds(asked, _LONGEST, 16)
+        data, fds, _, _ = socket.recv_fds(connection, _MAX_BYTES, 16)
         if not data:
             os._exit(0)
         if pid := fork_for_parent():
             for fd in fds:
                 os.close(fd)
-            asked.send(str(pid).encode())
+            connection.send(str(pid).encode())
         else:
-            asked.close()
+            connection.close()
             (module, *arguments), environment, passed, group, folder, mask = json.loads(data)
             os.chdir(folder)
             os.umask(mask)
-            _begin(fds, [0, 1, 2, *passed], environment)
+            _prepare_process(fds, [0, 1, 2, *passed], environment)
             if group >= 0:
                 os.setpgid(0, group)
             return [module, *arguments]
@@ -418,13 +424,13 @@ def fork_for_parent() -> int:
     return pid
 
 
-def _be_named(words: list[str]) -> None:
+def _set_process_name(words: list[str]) -> None:
     """Set the process name to the last argument, which /proc shows as a command line would."""
     name = "serve" if "serve" in words else words[0].rpartition(".")[2]
     ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def _begin(fds: list[int], numbers: list[int], environment: dict[str, str]) -> None:
+def _prepare_process(fds: list[int], numbers: list[int], environment: dict[str, str]) -> None:
     """Be as a program that was just started: with these files under these numbers, and this environment."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     above = max(*fds, *numbers) + 1
@@ -443,13 +449,13 @@ def _begin(fds: list[int], numbers: list[int], environment: dict[str, str]) -> N
 #
 # Reading and compiling a template is tested in tests of `gitboot.resolve.templates`.
 
-_MOST_TEMPLATES = 1024
+_MAX_TEMPLATES = 1024
 
 
 def compile_templates_once() -> None:
     """Remember in this process what a template's source was compiled to."""
-    templates.compile_template = lru_cache(_MOST_TEMPLATES)(templates.compile_template)
-    templates.find_names = lru_cache(_MOST_TEMPLATES)(templates.find_names)
+    templates.compile_template = lru_cache(_MAX_TEMPLATES)(templates.compile_template)
+    templates.find_names = lru_cache(_MAX_TEMPLATES)(templates.find_names)
 
 
 # New ledgers in one step: tests make a thousand, and each would go through what every version has changed.
@@ -466,7 +472,7 @@ def make_ledgers_at_once() -> None:
         rows = made.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     tables = ";".join(sql for (sql,) in rows)
 
-    def at_once(connection: sqlite3.Connection, name: str) -> None:
+    def migrate(connection: sqlite3.Connection, name: str) -> None:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
             by_migrations(connection, name)
@@ -474,7 +480,7 @@ def make_ledgers_at_once() -> None:
         identity = f"INSERT INTO facts VALUES ('identity', '{uuid4()}')"
         connection.executescript(f"BEGIN IMMEDIATE; {tables}; {identity}; PRAGMA user_version = {VERSION}; COMMIT;")
 
-    sqlite._migrate = at_once
+    sqlite._migrate = migrate
 
 
 if __name__ == "__main__":

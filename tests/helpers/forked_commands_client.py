@@ -11,7 +11,7 @@ import marshal
 import os
 import sys
 
-LONGEST = 1 << 18  # bytes of a command with its environment
+MAX_BYTES = 1 << 18  # bytes of a command with its environment
 NETWORK = "/proc/thread-self/ns/net"  # the network of a process, which is not that of the forking process
 
 TYPE_CHECKING = False
@@ -31,11 +31,11 @@ def ask(
 ) -> int:
     """Have a command forked with these as its standard files; the process that it is."""
     network = os.open(NETWORK, os.O_RDONLY | os.O_CLOEXEC)
-    asked = marshal.dumps((list(arguments), os.getcwd(), dict(environment), umask()))
+    request = marshal.dumps((list(arguments), os.getcwd(), dict(environment), umask()))
     sent = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (*files, network))
-    connection.sendmsg([asked], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sent)])
+    connection.sendmsg([request], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sent)])
     os.close(network)
-    return int(connection.recv(LONGEST))
+    return int(connection.recv(MAX_BYTES))
 
 
 def pass_on(address: str) -> NoReturn:
@@ -44,4 +44,4 @@ def pass_on(address: str) -> NoReturn:
     connection.connect(address)
     pid = ask(connection, sys.argv[1:], os.environ, (0, 1, 2))
     _signal.signal(_signal.SIGTERM, lambda number, _: os.kill(pid, number))
-    sys.exit(int(connection.recv(LONGEST)))
+    sys.exit(int(connection.recv(MAX_BYTES)))

@@ -55,7 +55,7 @@ _ADA = pygit2.Signature(
 )
 
 
-class Work:
+class WorkTree:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class Work:
 _MALFORMED_ADA = b"Ada <ada@example.net> 1700000000 +0000"
 
 
-def _raw(
+def _build_commit(
     author: bytes | None = _MALFORMED_ADA,
     committer: bytes | None = _MALFORMED_ADA,
     more: bytes = b"",
@@ -119,36 +119,38 @@ def _raw(
 
 
 MALFORMED: Mapping[str, bytes] = {
-    "badDate": _raw(b"Ada <ada@example.net> soon +0000"),
-    "badDateOverflow": _raw(b"Ada <ada@example.net> 99999999999999999999999 +0000"),
-    "badEmail": _raw(b"Ada <ada@exam<ple.net> 1700000000 +0000"),
-    "badName": _raw(b"Ada> <ada@example.net> 1700000000 +0000"),
-    "badTimezone": _raw(b"Ada <ada@example.net> 1700000000 +99999999"),
-    "badGpgsig": _raw(more=b"gpgsig\n"),
-    "missingAuthor": _raw(author=None),
-    "missingCommitter": _raw(committer=None),
-    "missingBoth": _raw(None, None),
-    "missingDate": _raw(b"Ada <ada@example.net>"),
-    "missingEmail": _raw(b"Ada 1700000000 +0000"),
-    "missingEmailOfCommitter": _raw(committer=b"Ada 1700000000 +0000"),
-    "missingEmailEnd": _raw(b"Ada <ada@example.net 1700000000 +0000", b"Ada <ada@example.net 1700000000 +0000"),
-    "missingNameBeforeEmail": _raw(b"<ada@example.net> 1700000000 +0000"),
-    "missingPerson": _raw(b"", b""),
-    "missingSpaceBeforeDate": _raw(b"Ada <ada@example.net>1700000000 +0000"),
-    "missingSpaceBeforeEmail": _raw(b"Ada<ada@example.net> 1700000000 +0000"),
-    "multipleAuthors": _raw(more=b"author Bob\nauthor <>\n"),
-    "multipleCommitters": _raw(more=b"committer Bob\n"),
-    "negativeDate": _raw(b"Ada <ada@example.net> -1 +0000", b"Ada <ada@example.net> -99999999999 +0000"),
-    "hugeDate": _raw(b"Ada <ada@example.net> 999999999999999999 +0000", b"Ada <a@b> 999999999999999999 +0000"),
-    "nulInCommit": _raw(end=b"\n\0"),
-    "nulInHeader": _raw(b"A\0da <ada@example.net> 1700000000 +0000"),
-    "notUtf8": _raw(b"\xff\xfe <\xff> 1700000000 +0000", more=b"encoding none-such\n"),
-    "unterminatedHeader": _raw(end=b""),
-    "zeroPaddedDate": _raw(b"Ada <ada@example.net> 01700000000 +0000"),
+    "badDate": _build_commit(b"Ada <ada@example.net> soon +0000"),
+    "badDateOverflow": _build_commit(b"Ada <ada@example.net> 99999999999999999999999 +0000"),
+    "badEmail": _build_commit(b"Ada <ada@exam<ple.net> 1700000000 +0000"),
+    "badName": _build_commit(b"Ada> <ada@example.net> 1700000000 +0000"),
+    "badTimezone": _build_commit(b"Ada <ada@example.net> 1700000000 +99999999"),
+    "badGpgsig": _build_commit(more=b"gpgsig\n"),
+    "missingAuthor": _build_commit(author=None),
+    "missingCommitter": _build_commit(committer=None),
+    "missingBoth": _build_commit(None, None),
+    "missingDate": _build_commit(b"Ada <ada@example.net>"),
+    "missingEmail": _build_commit(b"Ada 1700000000 +0000"),
+    "missingEmailOfCommitter": _build_commit(committer=b"Ada 1700000000 +0000"),
+    "missingEmailEnd": _build_commit(
+        b"Ada <ada@example.net 1700000000 +0000", b"Ada <ada@example.net 1700000000 +0000"
+    ),
+    "missingNameBeforeEmail": _build_commit(b"<ada@example.net> 1700000000 +0000"),
+    "missingPerson": _build_commit(b"", b""),
+    "missingSpaceBeforeDate": _build_commit(b"Ada <ada@example.net>1700000000 +0000"),
+    "missingSpaceBeforeEmail": _build_commit(b"Ada<ada@example.net> 1700000000 +0000"),
+    "multipleAuthors": _build_commit(more=b"author Bob\nauthor <>\n"),
+    "multipleCommitters": _build_commit(more=b"committer Bob\n"),
+    "negativeDate": _build_commit(b"Ada <ada@example.net> -1 +0000", b"Ada <ada@example.net> -99999999999 +0000"),
+    "hugeDate": _build_commit(b"Ada <ada@example.net> 999999999999999999 +0000", b"Ada <a@b> 999999999999999999 +0000"),
+    "nulInCommit": _build_commit(end=b"\n\0"),
+    "nulInHeader": _build_commit(b"A\0da <ada@example.net> 1700000000 +0000"),
+    "notUtf8": _build_commit(b"\xff\xfe <\xff> 1700000000 +0000", more=b"encoding none-such\n"),
+    "unterminatedHeader": _build_commit(end=b""),
+    "zeroPaddedDate": _build_commit(b"Ada <ada@example.net> 01700000000 +0000"),
 }
 
 
-def commit_malformed(work: Work, raw: bytes) -> Revision:
+def commit_malformed(work: WorkTree, raw: bytes) -> Revision:
     """Put a commit of these bytes on the branch. It has the tree of the commit before."""
     if b"TREE" in raw:
         raw = raw.replace(b"TREE", work.git("rev-parse", "HEAD^{tree}").encode())
@@ -159,14 +161,14 @@ def commit_malformed(work: Work, raw: bytes) -> Revision:
     return revision
 
 
-def _write_commit(work: Work, raw: bytes) -> Revision:
+def _write_commit(work: WorkTree, raw: bytes) -> Revision:
     """Write a commit of exactly these bytes into the repository."""
     command = ["git", "hash-object", "-t", "commit", "-w", "--stdin", "--literally"]
     made = subprocess.run(command, cwd=work.path, env=ENVIRONMENT, input=raw, capture_output=True, check=True)
     return Revision(made.stdout.decode().strip())
 
 
-def commit_by_git(work: Work, files: Mapping[str, str | None], message: str = "Change") -> Revision:
+def commit_by_git(work: WorkTree, files: Mapping[str, str | None], message: str = "Change") -> Revision:
     """Make a commit with git itself: libgit2 cannot commit on a commit that it cannot parse."""
     work.write(files)
     work.git("add", "--all")
@@ -181,10 +183,10 @@ _BLOB, _REF_DELTA = 3, 7
 def store_zeros(objects: Path, kind: str, mebibytes: int, *, beginning: bytes = b"", end: bytes = b"") -> str:
     """Store an object of so many MiB of zeros, which takes a few KB; return its id. Git takes four times as long."""
     parts, size = (beginning, *_zeros(mebibytes), end), len(beginning) + mebibytes * _MIB + len(end)
-    name = _id_of(parts, size, kind)
+    name = _hash_object(parts, size, kind)
     path = objects / name[:2] / name[2:]
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(_packed((f"{kind} {size}\0".encode(), *parts)))
+    path.write_bytes(_compress((f"{kind} {size}\0".encode(), *parts)))
     return name
 
 
@@ -194,20 +196,22 @@ def push_differences(bare: Path, mebibytes: int) -> str:
     A normal client that unpacks the second one has both in memory.
     """
     size, end = mebibytes * _MIB, b"another end"
-    base = _id_of(_zeros(mebibytes), size)
-    difference = b"".join((_number(size), _number(size + len(end)), _copies(mebibytes), bytes([len(end)]), end))
+    base = _hash_object(_zeros(mebibytes), size)
+    difference = b"".join(
+        (_encode_number(size), _encode_number(size + len(end)), _build_copies(mebibytes), bytes([len(end)]), end)
+    )
     pack = b"".join(
         (
             b"PACK" + (2).to_bytes(4) + (2).to_bytes(4),
-            *(_head(_BLOB, size), _packed(_zeros(mebibytes))),
-            *(_head(_REF_DELTA, len(difference)), bytes.fromhex(base), zlib.compress(difference)),
+            *(_encode_header(_BLOB, size), _compress(_zeros(mebibytes))),
+            *(_encode_header(_REF_DELTA, len(difference)), bytes.fromhex(base), zlib.compress(difference)),
         )
     )
-    _git(bare, "index-pack", "--stdin", given=pack + hashlib.sha1(pack, usedforsecurity=False).digest())
-    other = _id_of((*_zeros(mebibytes), end), size + len(end))
+    _git(bare, "index-pack", "--stdin", stdin=pack + hashlib.sha1(pack, usedforsecurity=False).digest())
+    other = _hash_object((*_zeros(mebibytes), end), size + len(end))
     kept = _git(bare, "ls-tree", "main")
     tree = _git(
-        bare, "mktree", given=f"{kept}\n100644 blob {base}\tbig0.yaml\n100644 blob {other}\tbig1.yaml\n".encode()
+        bare, "mktree", stdin=f"{kept}\n100644 blob {base}\tbig0.yaml\n100644 blob {other}\tbig1.yaml\n".encode()
     )
     commit = _git(bare, "commit-tree", "-p", "main", "-m", "Large", tree)
     _git(bare, "update-ref", "refs/heads/main", commit)
@@ -218,25 +222,25 @@ def _zeros(mebibytes: int) -> tuple[bytes, ...]:
     return tuple(repeat(bytes(_MIB), mebibytes))
 
 
-def _id_of(parts: tuple[bytes, ...], size: int, kind: str = "blob") -> str:
+def _hash_object(parts: tuple[bytes, ...], size: int, kind: str = "blob") -> str:
     made = hashlib.sha1(f"{kind} {size}\0".encode(), usedforsecurity=False)
     for part in parts:
         made.update(part)
     return made.hexdigest()
 
 
-def _packed(parts: tuple[bytes, ...]) -> bytes:
+def _compress(parts: tuple[bytes, ...]) -> bytes:
     packer = zlib.compressobj(1)
     return b"".join((*(packer.compress(part) for part in parts), packer.flush()))
 
 
-def _head(kind: int, size: int) -> bytes:
+def _encode_header(kind: int, size: int) -> bytes:
     """The type and the size of an object; gitformat-pack(5), "Size encoding"."""
     first, rest = kind << 4 | size & 0x0F, size >> 4
-    return bytes([first | (0x80 if rest else 0)]) + (_number(rest) if rest else b"")
+    return bytes([first | (0x80 if rest else 0)]) + (_encode_number(rest) if rest else b"")
 
 
-def _number(value: int) -> bytes:
+def _encode_number(value: int) -> bytes:
     parts = []
     while value > 0x7F:
         parts.append(value & 0x7F | 0x80)
@@ -244,17 +248,17 @@ def _number(value: int) -> bytes:
     return bytes([*parts, value])
 
 
-def _copies(mebibytes: int) -> bytes:
+def _build_copies(mebibytes: int) -> bytes:
     """Instructions to copy the base, a MiB each; the same page, "Instruction to copy from base object"."""
     return b"".join(
         bytes([0x80 | 0x0F | 0x40]) + (at * _MIB).to_bytes(4, "little") + b"\x10" for at in range(mebibytes)
     )
 
 
-def _git(bare: Path, *arguments: str, given: bytes = b"") -> str:
+def _git(bare: Path, *arguments: str, stdin: bytes = b"") -> str:
     person = {f"GIT_{who}_{what}": "a@example.net" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     command = ["git", "-C", str(bare), *arguments]
-    return subprocess.run(command, input=given, env=person, capture_output=True, check=True).stdout.decode().strip()
+    return subprocess.run(command, input=stdin, env=person, capture_output=True, check=True).stdout.decode().strip()
 
 
 # Git over the network as forges speak it, on this machine: git's own servers, OpenSSH's, and faulty ones.
@@ -274,7 +278,7 @@ def program(name: str, package: str) -> str:
 
 
 @contextmanager
-def listening(
+def run_daemon(
     command: list[str], port: int, environment: Mapping[str, str], *, ended_by: signal.Signals = signal.SIGTERM
 ) -> Iterator[None]:
     """Wait until the server listens on ``port``."""
@@ -325,7 +329,7 @@ _free_ports, _ports_lock = _find_free_ports(), threading.Lock()
 def git_daemon(root: Path, environment: Mapping[str, str] = ENVIRONMENT) -> Iterator[str]:
     port = free_port()
     options = ["--listen=127.0.0.1", f"--port={port}", f"--base-path={root}", "--export-all", "--reuseaddr"]
-    with listening([program("git-daemon", "git"), *options], port, environment):
+    with run_daemon([program("git-daemon", "git"), *options], port, environment):
         yield f"git://127.0.0.1:{port}"
 
 
@@ -358,7 +362,9 @@ class HttpsServer:
         self.password = self.PASSWORD  # what counts now
         self.requests: list[str] = []
         self.authorized: list[str] = []  # the paths of requests that brought credentials
-        self.leads_to = ""  # the server that paths below /moved are at, and with a password those below /private/moved
+        self.redirect_target = (
+            ""  # the server that paths below /moved are at, and with a password those below /private/moved
+        )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate, key)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_HttpBackend,), {"forge": self}))
@@ -394,7 +400,7 @@ class _HttpBackend(BaseHTTPRequestHandler):
                 self._answer(401, b"", {"WWW-Authenticate": 'Basic realm="forge"'})
                 return
         if path.startswith("/moved/"):
-            where = f"{self.forge.leads_to}{path.removeprefix('/moved')}{f'?{query}' if query else ''}"
+            where = f"{self.forge.redirect_target}{path.removeprefix('/moved')}{f'?{query}' if query else ''}"
             self._answer(302, b"", {"Location": where})
             return
         if path.startswith("/status/"):
@@ -409,17 +415,17 @@ class _HttpBackend(BaseHTTPRequestHandler):
             "REQUEST_METHOD": self.command,
             "CONTENT_TYPE": self.headers.get("Content-Type", ""),
         }
-        body = self._chunks() if self.headers.get("Transfer-Encoding") == "chunked" else self._sized()
+        body = self._read_chunks() if self.headers.get("Transfer-Encoding") == "chunked" else self._read_body()
         command = [program("git", "git"), "http-backend"]
         answer = subprocess.run(command, input=body, env=environment, capture_output=True, check=True).stdout
         head, _, content = answer.partition(b"\r\n\r\n")
         headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n"))
         self._answer(int(headers.pop("Status", "200").split()[0]), content, headers)
 
-    def _sized(self) -> bytes:
+    def _read_body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def _chunks(self) -> bytes:
+    def _read_chunks(self) -> bytes:
         body = bytearray()  # a push of ten thousand servers has 200,000 chunks
         while size := int(self.rfile.readline(), 16):
             body += self.rfile.read(size)
@@ -464,7 +470,7 @@ class SshServer:
             Path("/run/sshd").mkdir(exist_ok=True)  # the chroot of sshd; Debian's service makes it
         sshd = program("sshd", "openssh-server")
         command = [sshd, "-D", "-f", str(self._directory / "sshd_config")]
-        with listening(command, self.port, {"PATH": os.environ["PATH"]}):
+        with run_daemon(command, self.port, {"PATH": os.environ["PATH"]}):
             yield self
 
     @property
@@ -523,7 +529,7 @@ class Relay:
     def _pump(self, source: socket.socket, target: socket.socket, passes: int | bytes) -> None:
         is_held_up = False
         with suppress(OSError):  # a reset ends a connection, too
-            is_held_up = _passed(source, target, passes, self._count)
+            is_held_up = _forward(source, target, passes, self._count)
         with suppress(OSError):
             if not is_held_up:
                 target.shutdown(socket.SHUT_RDWR)
@@ -540,7 +546,7 @@ class Relay:
             self.size_bytes += size_bytes
 
 
-def _passed(source: socket.socket, target: socket.socket, passes: int | bytes, count: Callable[[int], None]) -> bool:
+def _forward(source: socket.socket, target: socket.socket, passes: int | bytes, count: Callable[[int], None]) -> bool:
     """Pass on so many bytes, or all up to these; False if there were no more before that."""
     last = b""
     while passes:
@@ -559,8 +565,8 @@ def _passed(source: socket.socket, target: socket.socket, passes: int | bytes, c
 
 @contextmanager
 def silent_server() -> Iterator[int]:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        yield listening.getsockname()[1]
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield server.getsockname()[1]
 
 
 # People with keys, and what they sign: made by ssh-keygen, gpg, minisign and git themselves.
@@ -576,21 +582,23 @@ class Person:
     def key(self) -> str:
         return self.public.read_text().strip()
 
-    def commit(self, work: Work, files: Mapping[str, str | None] | None = None, message: str = "Change") -> Revision:
+    def commit(
+        self, work: WorkTree, files: Mapping[str, str | None] | None = None, message: str = "Change"
+    ) -> Revision:
         work.write(files or {})
         work.git("add", "--all")
         work.git(*self.options, "commit", "--quiet", "--allow-empty", "--gpg-sign", f"--message={message}")
         return work.head
 
-    def merge(self, work: Work, branch: str) -> Revision:
+    def merge(self, work: WorkTree, branch: str) -> Revision:
         work.git(*self.options, "merge", "--quiet", "--no-ff", "--gpg-sign", f"--message=Merge {branch}", branch)
         return work.head
 
-    def tag(self, work: Work, name: str) -> None:
+    def tag(self, work: WorkTree, name: str) -> None:
         work.git(*self.options, "tag", "--sign", f"--message={name}", name)
 
 
-def ssh_person(folder: Path, name: str) -> Person:
+def make_ssh_person(folder: Path, name: str) -> Person:
     folder.mkdir(parents=True, exist_ok=True)
     private = folder / name
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", private], check=True)
@@ -603,20 +611,20 @@ def gpg_people(*names: str) -> Iterator[dict[str, Person]]:
     home = Path(tempfile.mkdtemp(prefix="gnupg-", dir="/tmp"))  # an agent's socket has a short path
     home.chmod(0o700)
     try:
-        yield {name: _gpg_person(home, name) for name in names}
+        yield {name: _make_gpg_person(home, name) for name in names}
     finally:
         subprocess.run(["gpgconf", "--homedir", home, "--kill", "all"], check=False, capture_output=True)
         shutil.rmtree(home, ignore_errors=True)
 
 
-def _gpg_person(home: Path, name: str) -> Person:
+def _make_gpg_person(home: Path, name: str) -> Person:
     clock = ("--faked-system-time", "20200101T000000!") if name == "expired" else ()
     user = f"{name} <{name}@example.net>"
     _gpg(home, *clock, "--passphrase", "", "--quick-generate-key", user, "ed25519", "sign", "7d")
     public = home / f"{name}.asc"
     if name == "revoked":
         _gpg(home, "--armor", "--out", str(home / "before.asc"), "--export", user)
-        (revocation,) = (home / "openpgp-revocs.d").glob(f"{_fingerprint(home, user)}.rev")
+        (revocation,) = (home / "openpgp-revocs.d").glob(f"{_find_fingerprint(home, user)}.rev")
         certificate = revocation.read_text().replace(":-----BEGIN", "-----BEGIN")
         with tempfile.TemporaryDirectory(prefix="gnupg-", dir="/tmp") as aside:
             other = Path(aside)
@@ -633,7 +641,7 @@ def _gpg_person(home: Path, name: str) -> Person:
     return Person(name, public, ("-c", f"gpg.program={program}", "-c", f"user.signingkey={name}@example.net"))
 
 
-def _fingerprint(home: Path, user: str) -> str:
+def _find_fingerprint(home: Path, user: str) -> str:
     listed = _gpg(home, "--with-colons", "--list-keys", user)
     return next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
 
@@ -643,26 +651,26 @@ def _gpg(home: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, env=ENVIRONMENT).stdout
 
 
-def allowed(file: Path, lines: Sequence[str]) -> Path:
+def write_lines(file: Path, lines: Sequence[str]) -> Path:
     file.write_text("".join(f"{line}\n" for line in lines))
     return file
 
 
-def rewritten(work: Work, commit: Revision, old: str, new: str) -> Revision:
+def rewrite_commit(work: WorkTree, commit: Revision, old: str, new: str) -> Revision:
     """The commit with something else in it, signature and all."""
     raw = subprocess.run(
         ["git", "cat-file", "commit", commit], cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True
     ).stdout
     assert old.encode() in raw
-    return stored(work, raw.replace(old.encode(), new.encode(), 1))
+    return store_commit(work, raw.replace(old.encode(), new.encode(), 1))
 
 
-def stored(work: Work, raw: bytes) -> Revision:
+def store_commit(work: WorkTree, raw: bytes) -> Revision:
     work.git("reset", "--quiet", "--hard", _write_commit(work, raw))
     return work.head
 
 
-def by_gpg(person: Person, file: Path, *how: str) -> bytes:
+def sign_with_gpg(person: Person, file: Path, *how: str) -> bytes:
     """Return the signature of a file by a person: detached and binary by default."""
     command = [person.options[1].removeprefix("gpg.program="), "--local-user", f"{person.name}@example.net"]
     done = subprocess.run([*command, *(how or ("--detach-sign",)), "-o", "-", file], capture_output=True, check=True)
@@ -673,7 +681,7 @@ def clear_sign(folder: Path, content: bytes, *people: Person) -> bytes:
     """Return a clear-signed message. Each further person signs the same text."""
     file = folder / "text"
     file.write_bytes(content)
-    first, *others = (by_gpg(person, file, "--clearsign", "--digest-algo", "SHA512") for person in people)
+    first, *others = (sign_with_gpg(person, file, "--clearsign", "--digest-algo", "SHA512") for person in people)
     signatures = [first, *others]
     blocks = [re.search(rb"\n-----BEGIN PGP SIGNATURE-----\n\n(.*)\n=.{4}\n", each, re.DOTALL) for each in signatures]
     packets = b"".join(b64decode(block[1]) for block in blocks if block is not None)

@@ -199,9 +199,9 @@ class Hook:
     url: str = ""
     status: int = 204
     hangs: bool = False
-    got: list[dict[str, Any]] = field(default_factory=list)
+    received: list[dict[str, Any]] = field(default_factory=list)
     deliveries: list[str] = field(default_factory=list)
-    tried: int = 0
+    attempts: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -210,7 +210,7 @@ def hook() -> Iterator[Hook]:
     made = Hook()
 
     def answer(request: WebRequest) -> WebResponse | None:
-        made.tried += 1
+        made.attempts += 1
         if made.hangs:
             made.ended.wait()
             return None
@@ -218,7 +218,7 @@ def hook() -> Iterator[Hook]:
         wanted = hmac.new(SECRET.encode(), signed, "sha256").hexdigest()
         assert request.headers["X-Gitboot-Signature-256"] == f"sha256={wanted}"
         if made.status < 300:
-            made.got.append(json.loads(request.body))
+            made.received.append(json.loads(request.body))
             made.deliveries.append(request.headers["X-Gitboot-Delivery"])
         return WebResponse(made.status)
 
@@ -305,8 +305,9 @@ def notify_file(folder: Path, **receivers: str) -> Path:
     """Write a file of receivers, each with its table and the secret of a webhook."""
     write_private(folder / "hook.secret", f"{SECRET}\n")
     tables = (
-        f"[receivers.{name}]\n{said}\n" + ('secret-file = "hook.secret"\n' if said.startswith("webhook") else "")
-        for name, said in receivers.items()
+        f"[receivers.{name}]\n{settings}\n"
+        + ('secret-file = "hook.secret"\n' if settings.startswith("webhook") else "")
+        for name, settings in receivers.items()
     )
     return write_private(folder / "notify.toml", "".join(tables))
 
@@ -317,7 +318,7 @@ _DAYS = 30
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
-class Issued(NamedTuple):
+class IssuedCertificate(NamedTuple):
     certificate: Path
     key: Path
 
@@ -356,14 +357,14 @@ class Authority:
     def pem(self) -> str:
         return self._certificate.read_text()
 
-    def issue(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS, rsa_bits: int | None = None) -> Issued:
+    def issue(self, name: str = "IP:127.0.0.1", *, days: int = _DAYS, rsa_bits: int | None = None) -> IssuedCertificate:
         """A certificate for a subject alternative name, and its key; of a negative number of days, it has expired.
 
         The key is an EC key unless ``rsa_bits`` is set.
         """
         self._issued += 1
         stem = self._directory / f"server{self._issued}"
-        issued = Issued(stem.with_suffix(".pem"), stem.with_suffix(".key"))
+        issued = IssuedCertificate(stem.with_suffix(".pem"), stem.with_suffix(".key"))
         request, extensions = stem.with_suffix(".csr"), stem.with_suffix(".ext")
         extensions.write_text(f"subjectAltName={name}\nbasicConstraints=critical,CA:FALSE\n")
         subject = ("-subj", "/CN=BMC")
@@ -386,7 +387,7 @@ def _openssl(*arguments: str | Path) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
-def authority_until(end: datetime) -> str:
+def make_authority(end: datetime) -> str:
     """Return the certificate of an authority that is valid for ten days before ``end``, as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes

@@ -46,7 +46,7 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Decision, Decisions, list_idle_macs
 from gitboot.resolve.server_plan import BootPlan
-from tests.helpers.fleets import SHA, at, mac_of, snapshot, uuid_of
+from tests.helpers.fleets import SHA, at, make_mac, make_uuid, snapshot
 
 # Documents by Hypothesis: any that the models can express, made from the models themselves, in any layout.
 #
@@ -85,16 +85,16 @@ AWKWARD: Final = (
 _TEXTS: Final = st.sampled_from(AWKWARD) | st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-def _matching(pattern: str) -> Strategy:
+def _match(pattern: str) -> Strategy:
     return st.from_regex(pattern, fullmatch=True)
 
 
 _INTEGERS: Final = st.integers(0, 3) | st.integers(0, 10**18 - 1)
-_NAMES: Final = _matching(r"[a-z0-9]([-a-z0-9]{0,6}[a-z0-9])?(\.[a-z0-9]{1,4})?")
-_LABEL_VALUES: Final = _matching(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,6}[A-Za-z0-9])?")
-_URLS: Final = _matching(r"https?://(boot|10\.1\.2\.3|\[fd00::1\])(:[1-9][0-9]{0,3})?(/[a-zA-Z0-9%+.,=~-]{1,6}){0,2}")
-_URL_TEMPLATES: Final = _matching(r"https://host\.test(/({channel}|{arch}|{version}|[a-z]{1,6})){1,3}")
-_PATHS: Final = _matching(r"[a-z0-9_][a-z0-9_. -]{0,6}(/[a-z0-9_][a-z0-9_. é-]{0,6})?")
+_NAMES: Final = _match(r"[a-z0-9]([-a-z0-9]{0,6}[a-z0-9])?(\.[a-z0-9]{1,4})?")
+_LABEL_VALUES: Final = _match(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,6}[A-Za-z0-9])?")
+_URLS: Final = _match(r"https?://(boot|10\.1\.2\.3|\[fd00::1\])(:[1-9][0-9]{0,3})?(/[a-zA-Z0-9%+.,=~-]{1,6}){0,2}")
+_URL_TEMPLATES: Final = _match(r"https://host\.test(/({channel}|{arch}|{version}|[a-z]{1,6})){1,3}")
+_PATHS: Final = _match(r"[a-z0-9_][a-z0-9_. -]{0,6}(/[a-z0-9_][a-z0-9_. é-]{0,6})?")
 _ADDRESSES: Final = st.ip_addresses().filter(lambda address: not getattr(address, "scope_id", None))
 _INTERFACES: Final = st.builds("{}/{}".format, _ADDRESSES, st.integers(0, 32))
 
@@ -119,11 +119,11 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.parse_digest: st.binary(min_size=32, max_size=32).map(bytes.hex),
     scalars.parse_fingerprint: st.binary(min_size=32, max_size=32).map(bytes.hex),
     scalars.parse_artifact_url: _URLS
-    | _matching(r"assets:[a-z0-9]{1,6}(/[A-Za-z0-9_%+~-]{1,6}){0,2}")
-    | _matching(r"oci://registry\.test(/[a-z]{1,4}){1,2}@sha256:[0-9a-f]{64}"),
+    | _match(r"assets:[a-z0-9]{1,6}(/[A-Za-z0-9_%+~-]{1,6}){0,2}")
+    | _match(r"oci://registry\.test(/[a-z]{1,4}){1,2}@sha256:[0-9a-f]{64}"),
     scalars.parse_base_url: _URLS,
     scalars.parse_hook_url: _URLS,
-    scalars.parse_bmc_address: _URLS | _matching(r"ipmi://[a-z]{1,6}(\.[a-z]{1,6})?(:6[0-9]{3})?"),
+    scalars.parse_bmc_address: _URLS | _match(r"ipmi://[a-z]{1,6}(\.[a-z]{1,6})?(:6[0-9]{3})?"),
     scalars.parse_instant: st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC)).map(  # noqa: DTZ001
         lambda instant: format_instant(instant.replace(microsecond=0))
     ),
@@ -132,22 +132,22 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.parse_positive: st.integers(1, 10**6),
     scalars.parse_file_path: _PATHS,
     scalars.parse_secret_path: _PATHS.map("{}.age".format),
-    scalars.parse_kernel_argument: _matching(r"-?[a-z.]{1,6}(=[!-~é]([ -~é]{0,6}[!-~])?)?"),
-    scalars.parse_variable_name: _matching(r"[A-Za-z_][A-Za-z0-9_]{0,6}"),
+    scalars.parse_kernel_argument: _match(r"-?[a-z.]{1,6}(=[!-~é]([ -~é]{0,6}[!-~])?)?"),
+    scalars.parse_variable_name: _match(r"[A-Za-z_][A-Za-z0-9_]{0,6}"),
     scalars.parse_variable: _TEXTS | st.booleans(),
     scalars.parse_label_key: _LABEL_VALUES | st.tuples(_NAMES, _LABEL_VALUES).map("/".join),
     scalars.parse_label_value: st.just("") | _LABEL_VALUES,
-    scalars.parse_duration_text: _matching("[1-9][0-9]{0,2}[wdhms]"),
+    scalars.parse_duration_text: _match("[1-9][0-9]{0,2}[wdhms]"),
     image_source.parse_url_template: _URL_TEMPLATES,
-    image_source.parse_index_url_template: _matching(r"https://host\.test(/({channel}|{arch}|[a-z]{1,6})){1,3}"),
+    image_source.parse_index_url_template: _match(r"https://host\.test(/({channel}|{arch}|[a-z]{1,6})){1,3}"),
     image_source.parse_base_url_template: _URL_TEMPLATES,
     image_source.parse_derived_url_template: st.just("{url}.sig") | _URL_TEMPLATES,
-    image_source.parse_name_template: _matching(r"[a-z./]{1,6}({version}|{arch}|{channel})?[a-z.]{0,6}"),
-    image_source.parse_match_template: _matching(r"[a-z./]{0,6}\{version\}[a-z.-]{0,6}({arch}|{channel})?"),
+    image_source.parse_name_template: _match(r"[a-z./]{1,6}({version}|{arch}|{channel})?[a-z.]{0,6}"),
+    image_source.parse_match_template: _match(r"[a-z./]{0,6}\{version\}[a-z.-]{0,6}({arch}|{channel})?"),
     image_source.parse_key_fingerprint: st.binary(min_size=20, max_size=20).map(lambda key: key.hex().upper()),
-    image_source.parse_argument_template: _matching(r"[a-z.]{1,6}(=({version}|[a-z]{1,6}|\{\{ image.name \}\}))?"),
+    image_source.parse_argument_template: _match(r"[a-z.]{1,6}(=({version}|[a-z]{1,6}|\{\{ image.name \}\}))?"),
     scalars.parse_local_disk: st.sampled_from(["Exit", "Sanboot", "NotFound", "/EFI/debian/shimx64.efi"])
-    | _matching(r"(/EFI)(/[A-Za-z0-9_-]{1,6}){1,2}\.efi"),
+    | _match(r"(/EFI)(/[A-Za-z0-9_-]{1,6}){1,2}\.efi"),
 }
 
 
@@ -155,20 +155,20 @@ def documents() -> st.SearchStrategy[Document]:
     return st.one_of([_struct(kind) for kind in KINDS.values()])
 
 
-def _of(hint: Any, at_least: int = 0) -> Strategy:
+def _draw_type(hint: Any, at_least: int = 0) -> Strategy:
     """Any value of a type, with ``at_least`` so many items."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         found = _scalar(arguments[1:])
-        return _of(arguments[0], at_least) if found is None else found
+        return _draw_type(arguments[0], at_least) if found is None else found
     if origin in (Union, types.UnionType):
-        return st.one_of([_of(each) for each in arguments if each is not type(None)])
+        return st.one_of([_draw_type(each) for each in arguments if each is not type(None)])
     if origin is Literal:
         return st.sampled_from([str(each) for each in arguments])
     if origin is tuple:
-        return st.lists(_of(arguments[0]), min_size=at_least, max_size=2)
+        return st.lists(_draw_type(arguments[0]), min_size=at_least, max_size=2)
     if origin is dict:
-        return st.dictionaries(_of(arguments[0]), _of(arguments[1]), min_size=at_least, max_size=2)
+        return st.dictionaries(_draw_type(arguments[0]), _draw_type(arguments[1]), min_size=at_least, max_size=2)
     if issubclass(hint, Enum):
         return st.sampled_from([str(each) for each in hint])
     return _struct(hint)
@@ -204,7 +204,7 @@ def _scalar(metadata: tuple[Any, ...]) -> Strategy | None:
 
 def _struct(struct: Any) -> Strategy:
     """Any mapping of a structure's fields; those that are optional are there or not."""
-    declared = [(field, _of(field.type, field.min_length)) for field in list_fields(struct)]
+    declared = [(field, _draw_type(field.type, field.min_length)) for field in list_fields(struct)]
     strategy = st.fixed_dictionaries(
         {field.alias: each for field, each in declared if field.is_required},
         optional={field.alias: each for field, each in declared if not field.is_required},
@@ -402,7 +402,7 @@ LAYOUTS: Final = st.fixed_dictionaries(
 )
 
 
-def written(document: Document, *, flow: bool | None = False, quotes: str | None = None, **layout: Any) -> str:
+def format_yaml(document: Document, *, flow: bool | None = False, quotes: str | None = None, **layout: Any) -> str:
     """Return the text of a document: plain scalars wherever gitboot reads the same value.
 
     ``flow`` is for all of it, for none, or (None) for collections of scalars only.
@@ -480,7 +480,7 @@ def document(kind: str, name: str, spec: Document, labels: Mapping[str, str] | N
     return {"apiVersion": "gitboot.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def name_of(document: Document) -> str:
+def get_name(document: Document) -> str:
     return str(document["metadata"]["name"])
 
 
@@ -493,18 +493,18 @@ class GeneratedFleet:
     def _repr_pretty_(self, printer: RepresentationPrinter, cycle: bool) -> None:
         """Print the drawn example for Hypothesis without the images, which are always the same."""
         printer.text(f"at {self.at}, records {dict(self.records)}\n")
-        printer.text("".join(in_json(document) for document in self.documents if document["kind"] != "BootImage"))
+        printer.text("".join(format_json(document) for document in self.documents if document["kind"] != "BootImage"))
 
     def of(self, kind: str) -> tuple[Document, ...]:
         return tuple(document for document in self.documents if document["kind"] == kind)
 
     def names(self, kind: str) -> tuple[str, ...]:
-        return tuple(map(name_of, self.of(kind)))
+        return tuple(map(get_name, self.of(kind)))
 
-    def having(self, *changed: Document) -> GeneratedFleet:
+    def replace_documents(self, *changed: Document) -> GeneratedFleet:
         """The same fleet with these documents, instead of those with their names or besides."""
-        keys = {(document["kind"], name_of(document)) for document in changed}
-        kept = (document for document in self.documents if (document["kind"], name_of(document)) not in keys)
+        keys = {(document["kind"], get_name(document)) for document in changed}
+        kept = (document for document in self.documents if (document["kind"], get_name(document)) not in keys)
         return replace(self, documents=(*kept, *changed))
 
     @property
@@ -514,12 +514,12 @@ class GeneratedFleet:
 
     def instants(self, record: Record | None) -> tuple[datetime, ...]:
         """Every instant at which a server's plan may change, those right before and after, and `at`."""
-        told = [self.at, START - timedelta(days=1), START + timedelta(days=30)]
+        found = [self.at, START - timedelta(days=1), START + timedelta(days=30)]
         for maintenance in self.of("Maintenance"):
-            told += map(datetime.fromisoformat, maintenance["spec"].get("window", {}).values())
-        told += _list_times(record) if record else ()
+            found += map(datetime.fromisoformat, maintenance["spec"].get("window", {}).values())
+        found += _list_times(record) if record else ()
         moment = timedelta(microseconds=1)
-        return tuple(sorted({instant + offset for instant in told for offset in (-moment, 0 * moment, moment)}))
+        return tuple(sorted({instant + offset for instant in found for offset in (-moment, 0 * moment, moment)}))
 
 
 def _list_times(record: Record) -> Iterator[datetime]:
@@ -536,11 +536,11 @@ def _list_times(record: Record) -> Iterator[datetime]:
 # The fleet in gitboot
 
 
-def in_json(document: Document) -> str:
+def format_json(document: Document) -> str:
     return json.dumps(document) + "\n"
 
 
-def in_blocks(document: Document) -> str:
+def format_blocks(document: Document) -> str:
     return yaml.dump(document, Dumper=_NoAliases, sort_keys=False)
 
 
@@ -549,29 +549,31 @@ class _NoAliases(yaml.CSafeDumper):
         return True
 
 
-def shuffled(value: Any, order: random.Random) -> Any:
+def shuffle_keys(value: Any, order: random.Random) -> Any:
     """The same value with the keys of all its mappings in another order; lists keep theirs."""
     if isinstance(value, dict):
         keys = list(value)
         order.shuffle(keys)
-        return {key: shuffled(value[key], order) for key in keys}
-    return [shuffled(item, order) for item in value] if isinstance(value, list) else value
+        return {key: shuffle_keys(value[key], order) for key in keys}
+    return [shuffle_keys(item, order) for item in value] if isinstance(value, list) else value
 
 
-def decided(documents: Iterable[Document], write: Write = in_json) -> Decisions:
-    return decided_of(*map(write, documents))
+def decided(documents: Iterable[Document], write: Write = format_json) -> Decisions:
+    return decide_texts(*map(write, documents))
 
 
-def decided_of(*texts: str, files: Mapping[str, str] | None = None) -> Decisions:
+def decide_texts(*texts: str, files: Mapping[str, str] | None = None) -> Decisions:
     """The same of files' texts; ``files`` are those with a path of their own."""
     return decide(load(snapshot(*texts, files=FILES | dict(files or {})), _parsed))
 
 
-def digests(decisions: Decisions) -> dict[str, str]:
+def list_digests(decisions: Decisions) -> dict[str, str]:
     return {name: decision.digest for name, decision in decisions.servers.items()}
 
 
-def plans(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, BootPlan | None]:
+def make_plans(
+    decisions: Decisions, records: Mapping[str, Record | None], instant: datetime
+) -> dict[str, BootPlan | None]:
     return {name: make_plan(decision, instant, records.get(name)) for name, decision in decisions.servers.items()}
 
 
@@ -588,7 +590,7 @@ def installed_record(decision: Decision, instant: datetime) -> Record:
 
 def tree(decisions: Decisions, records: Mapping[str, Record | None], instant: datetime) -> dict[str, File]:
     files = render_fleet_files(decisions)
-    for name, planned in plans(decisions, records, instant).items():
+    for name, planned in make_plans(decisions, records, instant).items():
         files |= render_server_files(decisions, decisions.servers[name], planned)
         files |= render_idle_files(decisions.outputs, decisions.servers[name], list_idle_macs(decisions.networks[name]))
     return files
@@ -601,7 +603,7 @@ def is_selected(select: Any, server: Document) -> bool:
     if isinstance(select, str):
         return select == "All"
     if "servers" in select:
-        return name_of(server) in select["servers"]
+        return get_name(server) in select["servers"]
     labels = server["metadata"]["labels"]
     matching = all(labels[key] == value for key, value in select.get("matchLabels", {}).items())
     return matching and all(labels[each["key"]] in each["values"] for each in select.get("matchExpressions", ()))
@@ -622,17 +624,17 @@ _OF_SERVERS: Final = ("site={{ server.labels.site }}", "note={{ server.name }} i
 
 
 @cache
-def _some(*values: str, most: int = 3) -> st.SearchStrategy[list[Any]]:
+def _draw_some(*values: str, most: int = 3) -> st.SearchStrategy[list[Any]]:
     return st.lists(st.sampled_from(values), max_size=most, unique=True) if values else st.just([])
 
 
-def _maybe(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Document]:
+def _optional_fields(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Document]:
     return st.fixed_dictionaries({}, optional=fields)
 
 
 _ONE_LABEL: Final = st.sampled_from([{key: value} for key, values in _LABELS.items() for value in values])
 _ALL_LABELS: Final = st.fixed_dictionaries({key: st.sampled_from(values) for key, values in _LABELS.items()})
-_VARS: Final = _maybe(
+_VARS: Final = _optional_fields(
     console=st.sampled_from(["ttyS0", "ttyS1"]), debug=st.booleans(), depth=st.sampled_from(["1", "2"])
 )
 
@@ -654,24 +656,24 @@ _PINS: Final = _IMAGES.map(lambda image: {"image": image, "reason": "pinned"})
 _FIRMWARES: Final = st.sampled_from(["UEFI", "BIOS"])
 _LIFECYCLES: Final = st.sampled_from(["Active"] * 6 + ["Parked", "Retired"])
 _ARCHITECTURES: Final = st.sampled_from(["x86_64", "aarch64"])
-_OWN_ARGUMENTS: Final = _some(*_ARGUMENTS, *_OF_SERVERS, most=2)
+_OWN_ARGUMENTS: Final = _draw_some(*_ARGUMENTS, *_OF_SERVERS, most=2)
 
 
 @st.composite
 def server_documents(draw: st.DrawFn, name: str, *, policies: tuple[str, ...], bios: bool) -> Document:
     """Any server document of this name that a fleet with these policies takes."""
     spec = {
-        "uuid": uuid_of(f"{name}, with a new motherboard" if draw(st.booleans()) else name),
+        "uuid": make_uuid(f"{name}, with a new motherboard" if draw(st.booleans()) else name),
         "architecture": draw(_ARCHITECTURES),
         "firmware": draw(_FIRMWARES) if bios else "UEFI",
-        "interfaces": [{"mac": mac_of(name)}, {"mac": mac_of(f"{name}, second")}][: draw(st.integers(1, 2))],
+        "interfaces": [{"mac": make_mac(name)}, {"mac": make_mac(f"{name}, second")}][: draw(st.integers(1, 2))],
         "lifecycle": draw(_LIFECYCLES),
         "provision": draw(st.integers(0, 3)),
         "kernelArguments": draw(_OWN_ARGUMENTS),
         "vars": draw(_VARS),
     }
     serials = st.sampled_from([f"4J8VM72-{name}", f"{name} SERIAL"])
-    seldom = draw(st.just({}) | _maybe(pin=_PINS, policy=st.sampled_from(policies), serial=serials))
+    seldom = draw(st.just({}) | _optional_fields(pin=_PINS, policy=st.sampled_from(policies), serial=serials))
     return document("Server", name, spec | seldom, draw(_ALL_LABELS))
 
 
@@ -706,7 +708,9 @@ def _streams(servers: tuple[str, ...]) -> st.SearchStrategy[Document]:
 
 
 _PROFILE_NAMES: Final = st.sampled_from([*PROFILES, "node", "worker"])
-_PROFILE_FIELDS: Final = _maybe(kernelArguments=_some(*_ARGUMENTS), vars=_VARS)  # machines without a document, too
+_PROFILE_FIELDS: Final = _optional_fields(
+    kernelArguments=_draw_some(*_ARGUMENTS), vars=_VARS
+)  # machines without a document, too
 
 
 @st.composite
@@ -735,7 +739,7 @@ def _is_direct(profile: Document) -> bool:
 @st.composite
 def _policies(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document], *, required: bool) -> list[Document]:
     """One to four policies of which no two that could tie have one priority; the first may have to select all."""
-    direct = {name_of(profile): _is_direct(profile) for profile in profiles}
+    direct = {get_name(profile): _is_direct(profile) for profile in profiles}
     count = draw(st.integers(1, 4))
     priorities = draw(st.permutations(range(-1, count)))
     made: list[Document] = []
@@ -766,8 +770,8 @@ _BOOTS: Final = {
     "networkBoot": st.sampled_from(["Once", "Once", "OnImageChange", "OnImageChange", "Always", "Never"]),
 }
 _REQUIRED: Final = st.fixed_dictionaries(_BOOTS | {"reinstall": st.just("EveryBoot")})
-_INHERITED: Final = _maybe(**_BOOTS)
-_POOL_FIELDS: Final = _maybe(
+_INHERITED: Final = _optional_fields(**_BOOTS)
+_POOL_FIELDS: Final = _optional_fields(
     override=st.sampled_from(["Once", "Continuous", "None"]),
     diskBoot=st.just("Hdd"),
     kernelArguments=_OWN_ARGUMENTS,
@@ -785,7 +789,7 @@ def _windows(draw: st.DrawFn) -> Document:
     return {key: format_instant(START + timedelta(hours=ends[key])) for key in given}
 
 
-_MAINTENANCE_FIELDS: Final = _maybe(
+_MAINTENANCE_FIELDS: Final = _optional_fields(
     window=_windows(),
     networkBoot=st.sampled_from(["Once", "Once", "Always"]),
     override=st.sampled_from(["Once", "None", "Continuous"]),
@@ -796,7 +800,7 @@ _MAINTENANCE_FIELDS: Final = _maybe(
 @st.composite
 def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Document]) -> list[Document]:
     """Draw none to three maintenances; if two with one priority overlap, the later one gets a higher priority."""
-    direct = {name_of(profile): _is_direct(profile) for profile in profiles}
+    direct = {get_name(profile): _is_direct(profile) for profile in profiles}
     made: list[Document] = []
     for number in range(draw(st.integers(0, 3))):
         boots = draw(_PROFILE_NAMES)
@@ -807,7 +811,7 @@ def _maintenances(draw: st.DrawFn, servers: tuple[str, ...], profiles: list[Docu
             spec["window"] = {"end": format_instant(START + timedelta(hours=3 * _HOURS))} | spec.get("window", {})
         if direct[boots] and spec.get("override") == "Continuous":
             spec["override"] = "Once"
-        if any(spec["priority"] == other["spec"]["priority"] and overlap(spec, other["spec"]) for other in made):
+        if any(spec["priority"] == other["spec"]["priority"] and overlaps(spec, other["spec"]) for other in made):
             spec["priority"] = max(other["spec"]["priority"] for other in made) + 1
         made.append(document("Maintenance", f"maintenance{number}", spec))
     return made
@@ -820,7 +824,7 @@ def bounds(spec: Document) -> tuple[datetime, datetime]:
     return datetime.fromisoformat(start), datetime.fromisoformat(end)
 
 
-def overlap(one: Document, other: Document) -> bool:
+def overlaps(one: Document, other: Document) -> bool:
     (one_start, one_end), (other_start, other_end) = bounds(one), bounds(other)
     return one_start < other_end and other_start < one_end
 
@@ -836,7 +840,7 @@ def _records(draw: st.DrawFn, maintenances: list[Document]) -> Record | None:
             opened, _ = bounds(maintenance["spec"])
             made_at = max(opened, START) + timedelta(minutes=draw(st.integers(0, 600)))
             ends = [None, opened, opened + timedelta(hours=draw(st.integers(1, 60)))]  # an earlier window's, too
-            runs[name_of(maintenance)] = Run(run, made_at, draw(st.sampled_from(ends)))
+            runs[get_name(maintenance)] = Run(run, made_at, draw(st.sampled_from(ends)))
     record = Record(runs=runs)
     if draw(st.booleans()):
         provisioned_at = draw(_INSTANTS)
@@ -854,7 +858,7 @@ def _records(draw: st.DrawFn, maintenances: list[Document]) -> Record | None:
 
 
 _FRA1: Final = {"name": "fra1", "select": {"matchLabels": {"site": "fra1"}}, "baseURL": "http://fra1.test"}
-_GENERAL: Final = _maybe(
+_GENERAL: Final = _optional_fields(
     sites=st.just([_FRA1]),
     unknownServers=st.sampled_from(["LocalDisk", "NotFound", {"profile": "rescue"}]),
     serving=st.just({"restrict": True}),
@@ -881,5 +885,5 @@ def fleets(draw: st.DrawFn) -> GeneratedFleet:
         records={name: draw(_records(maintenances)) for name in servers},
         at=draw(_INSTANTS),
     )
-    pools = tuple(map(name_of, policies))
-    return made.having(*(draw(server_documents(name, policies=pools, bios=made.bios)) for name in servers))
+    pools = tuple(map(get_name, policies))
+    return made.replace_documents(*(draw(server_documents(name, policies=pools, bios=made.bios)) for name in servers))

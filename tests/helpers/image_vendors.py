@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server
-from tests.helpers.git_repositories import Person, by_gpg
+from tests.helpers.git_repositories import Person, sign_with_gpg
 
 _DOCUMENT = """\
 apiVersion: gitboot.dev/v1alpha1
@@ -76,7 +76,7 @@ class ImageVendor:
         file = self.folder / "signed"
         file.write_bytes(content)
         self.web.put(path, content)
-        self.web.put(f"{path}.sig", by_gpg(self.person, file))
+        self.web.put(f"{path}.sig", sign_with_gpg(self.person, file))
 
     def write_index(self, channel: str = "stable") -> None:
         self.web.put(f"/{channel}.json", json.dumps(self.index[channel]).encode())

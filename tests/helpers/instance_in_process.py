@@ -48,7 +48,7 @@ from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.git.clone import CloneReader, Source
-from gitboot.git.fetch import InThisProcess
+from gitboot.git.fetch import InProcessFetcher
 from gitboot.git.history import Merge
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import LEASE_SECONDS
@@ -113,10 +113,12 @@ class Commits:
     def push(self, snapshot: Snapshot) -> None:
         if self.ledger is not None:
             texts = {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
-            snapshot = fleets.snapshot(files={path: fleets.naming(self.ledger, text) for path, text in texts.items()})
+            snapshot = fleets.snapshot(
+                files={path: fleets.name_ledger(self.ledger, text) for path, text in texts.items()}
+            )
         self.newest = structs.replace(snapshot, revision=Revision(f"{next(self._numbers):040}"))
 
-    def push_of_another(self, fleet: Commits) -> None:
+    def push_copy(self, fleet: Commits) -> None:
         """The newest of another repository, as this one's: it names this instance."""
         assert fleet.newest is not None and fleet.ledger is not None and self.ledger is not None
         texts = {path: fleet.newest.read(blob).decode() for path, blob in fleet.newest.blobs.items()}
@@ -153,7 +155,7 @@ class Commits:
     def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
         return (Merge(revision, ()),)
 
-    def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
+    def find_acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
         return frozenset()
 
     def committed_at(self, revision: Revision) -> datetime:
@@ -189,7 +191,7 @@ class WithoutFiles:
 
 
 @dataclass
-class Taking(WithoutFiles):
+class MemoryTarget(WithoutFiles):
     """A target that stores what it receives."""
 
     full: bool = False  # whether its disk is
@@ -219,7 +221,7 @@ class Taking(WithoutFiles):
 
 
 @dataclass
-class Gate:
+class BmcSwitch:
     """BMCs that a test can put out of reach for a while."""
 
     bmcs: BmcPool
@@ -242,11 +244,11 @@ class Gate:
         self.bmcs.close()
 
 
-def published_records(output: Path) -> bytes:
+def read_published_records(output: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted((output / "ops" / "records").glob("*.json")))
 
 
-def note_fetch(spool: Path, observation: Observation) -> None:
+def record_fetch(spool: Path, observation: Observation) -> None:
     """Write a fetch as an endpoint that served it and ended."""
     spool.mkdir(exist_ok=True)
     with closing(SpoolFile(spool)) as file:
@@ -256,7 +258,7 @@ def note_fetch(spool: Path, observation: Observation) -> None:
 # Commits fetched and evaluated in this process: for tests that reconcile one by one, and type commands.
 
 
-class Here(EvaluatorClient):
+class InProcessEvaluator(EvaluatorClient):
     """An evaluation without a process of its own. The evaluation of a commit in ``unending`` does not end in time."""
 
     def __init__(self, reader: CloneReader, site: str | None = None, unending: Collection[str] = ()) -> None:
@@ -277,7 +279,7 @@ class Here(EvaluatorClient):
         )
 
 
-class Slow(Here):
+class UnfinishedEvaluator(InProcessEvaluator):
     """An evaluator that never finishes a commit that is compared with another."""
 
     def evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | None:
@@ -285,10 +287,10 @@ class Slow(Here):
 
 
 @contextmanager
-def evaluated_here() -> Iterator[None]:
+def evaluate_in_process() -> Iterator[None]:
     """Let a command in this process fetch and evaluate in this process."""
 
-    def here(
+    def make_evaluator(
         state: Path,
         *,
         limits: EvaluationLimits,
@@ -297,14 +299,17 @@ def evaluated_here() -> Iterator[None]:
         report_progress: ReportProgress = ignore_progress,
         site: str | None = None,
         cache: DiskCache | None = None,
-    ) -> Here:
-        return Here(CloneReader(state), site)
+    ) -> InProcessEvaluator:
+        return InProcessEvaluator(CloneReader(state), site)
 
-    with patch.object(assembly, "EvaluatorClient", here), patch.object(git_source, "FetchProcess", _FetchesHere):
+    with (
+        patch.object(assembly, "EvaluatorClient", make_evaluator),
+        patch.object(git_source, "FetchProcess", _InProcessFetcher),
+    ):
         yield
 
 
-class _FetchesHere(InThisProcess):
+class _InProcessFetcher(InProcessFetcher):
     def __init__(self, mebibytes: int | None) -> None:
         self.mebibytes = mebibytes
 
@@ -325,7 +330,7 @@ class Parts:
 
 
 @contextmanager
-def in_process(
+def run_in_process(
     folder: Path,
     repository: Path,
     *,
@@ -369,7 +374,11 @@ def in_process(
     def evaluation(state: Path) -> EvaluatorClient:
         if apart:
             return EvaluatorClient(state, site=site)
-        return Here(CloneReader(state), site, unending) if evaluates else Slow(CloneReader(state))
+        return (
+            InProcessEvaluator(CloneReader(state), site, unending)
+            if evaluates
+            else UnfinishedEvaluator(CloneReader(state))
+        )
 
     with run_instance(
         settings, tell=events.append, clock=clock, wake=wake, build_evaluation=evaluation, uptime=uptime
@@ -397,14 +406,14 @@ def applied(parts: Parts) -> str | None:
 
 # An instance in this process, without Git and without files: its ledger and its jobs at BMCs are real.
 
-Said = str | Mapping[SystemUuid, Record]  # the beginning of a ledger: a word, or the records of a file
+InitialRecords = str | Mapping[SystemUuid, Record]  # the beginning of a ledger: a word, or the records of a file
 
 
-def beginning(said: Said) -> dict[str, Any]:
+def build_begin_request(initial: InitialRecords) -> dict[str, Any]:
     """Return the request of `gitboot records begin`: a word, or the records of a file."""
-    if isinstance(said, str):
-        return {"how": said}
-    return {"how": "records", "items": [{"uuid": uuid, **record_facts(record)} for uuid, record in said.items()]}
+    if isinstance(initial, str):
+        return {"how": initial}
+    return {"how": "records", "items": [{"uuid": uuid, **record_facts(record)} for uuid, record in initial.items()]}
 
 
 class Bench:
@@ -414,7 +423,7 @@ class Bench:
         self,
         folder: Path,
         *,
-        initial: Said | None = "fresh",
+        initial: InitialRecords | None = "fresh",
         credentials: Path | None = None,
         observes: bool = True,
         owner: str | None = None,
@@ -431,7 +440,7 @@ class Bench:
     ) -> None:
         self.now, self.ahead = NOON, timedelta(0)  # the clock, and by how much it is ahead of what is true
         self.events: list[Event] = []
-        self.commits, self.target = Commits(), Taking()
+        self.commits, self.target = Commits(), MemoryTarget()
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(store.open(folder / "ledger.sqlite"))
         check_tables(self.ledger)
@@ -462,13 +471,13 @@ class Bench:
         )
         self.instance = self._opened.enter_context(build_instance(settings, dependencies))
         if initial is not None:
-            self.request(BEGIN, **beginning(initial))
+            self.request(BEGIN, **build_begin_request(initial))
         self.job_clock: datetime | None = None  # the clock of tasks at BMCs, if it is not the instance's
         self.before_recording: Callable[[OverrideRecord], None] = lambda _: None
         self.after_recording: Callable[[OverrideRecord], None] = lambda _: None
 
     def _gate(self, settings: Settings, dependencies: Dependencies, write: WriteRecord) -> BmcPool:
-        def recording(uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
+        def write_record(uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
             if isinstance(record, PowerRecord):
                 write(uuid, record)
                 return
@@ -476,7 +485,7 @@ class Bench:
             write(uuid, record)
             self.after_recording(record)
 
-        self.bmcs = Gate(build_bmc_pool(settings, dependencies, recording))
+        self.bmcs = BmcSwitch(build_bmc_pool(settings, dependencies, write_record))
         return cast(BmcPool, self.bmcs)
 
     def close(self) -> None:
@@ -563,9 +572,9 @@ class Bench:
 
     @property
     def rendered(self) -> dict[str, RenderedState]:
-        from tests.helpers.endpoints import rendered_states
+        from tests.helpers.endpoints import render_states
 
-        return rendered_states(self.instance.reconciler.state)
+        return render_states(self.instance.reconciler.state)
 
     @property
     def record(self) -> Record | None:

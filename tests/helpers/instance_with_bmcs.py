@@ -21,14 +21,24 @@ from unittest.mock import patch
 
 from gitboot.cli.main import main
 from gitboot.ledger.store import PostgresAddress
-from tests.helpers.fleets import configured, fleet, give_credentials, image, mac_of, naming, policy, profile, uuid_of
+from tests.helpers.fleets import (
+    fleet,
+    image,
+    make_mac,
+    make_uuid,
+    name_ledger,
+    policy,
+    profile,
+    store_credentials,
+    write_configuration,
+)
 from tests.helpers.fleets import server as server_document
-from tests.helpers.instance_in_process import evaluated_here
-from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql
+from tests.helpers.instance_in_process import evaluate_in_process
+from tests.helpers.postgresql import ForwardedConnections, PostgresServer, postgresql
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, TARGET, Profile
 from tests.helpers.redfish_double.server import Drop, RedfishServer, Service
-from tests.helpers.running_instance import Instance, Repository, children, eventually, ledger_in, running
+from tests.helpers.running_instance import Instance, Repository, create_ledger, eventually, list_children, running
 
 # A rack: servers with BMCs, the instance that drives them, and the commands as a person types them.
 
@@ -37,7 +47,7 @@ POOL = (image("flatcar-1"), image("flatcar-2"), profile("web", "flatcar-1"), pol
 BASE_URL = "baseURL: 'http://boot.test'"
 
 
-class Done(NamedTuple):
+class CommandResult(NamedTuple):
     code: int
     out: str
     err: str
@@ -47,11 +57,11 @@ class Done(NamedTuple):
         return json.loads(self.out)
 
 
-def typed(*arguments: object) -> Done:
+def run_command(*arguments: object) -> CommandResult:
     """Type a command, in this process; what is not raised on purpose reaches the test as it is."""
     code: Any = 0
     with (
-        evaluated_here(),
+        evaluate_in_process(),
         patch.object(sys, "argv", ["gitboot", *map(str, arguments)]),
         redirect_stdout(io.StringIO()) as out,
         redirect_stderr(io.StringIO()) as err,
@@ -60,7 +70,7 @@ def typed(*arguments: object) -> Done:
             main()
         except SystemExit as ended:
             code = ended.code
-    return Done(int(code or 0), out.getvalue(), err.getvalue())
+    return CommandResult(int(code or 0), out.getvalue(), err.getvalue())
 
 
 @dataclass
@@ -76,13 +86,13 @@ class Blade:
     def document(self) -> str:
         access = f"bmc: {{address: '{self.bmc.url}', system: {self.machine.path}, credentials: rack}}"
         text = server_document(self.name, spec=f"provision: {self.provision}, {access}{self.more}")
-        for made_up, its in ((uuid_of(self.name), self.uuid), (mac_of(self.name), mac_of(self.machine.name))):
+        for made_up, its in ((make_uuid(self.name), self.uuid), (make_mac(self.name), make_mac(self.machine.name))):
             text = text.replace(made_up, its)
         return text
 
     @property
     def entry(self) -> str:
-        return f"/v1/boot/{mac_of(self.machine.name).replace(':', '-')}/boot.ipxe"
+        return f"/v1/boot/{make_mac(self.machine.name).replace(':', '-')}/boot.ipxe"
 
     @property
     def override(self) -> tuple[str | None, str | None]:
@@ -125,8 +135,8 @@ class Rack:
     def ledger(self) -> str:
         """The identity of the ledger that the Fleet names."""
         if self.address is None:
-            return ledger_in(self.state)
-        self._identity = self._identity or ledger_in(self.folder / "ledger", self.address)
+            return create_ledger(self.state)
+        self._identity = self._identity or create_ledger(self.folder / "ledger", self.address)
         return self._identity
 
     @property
@@ -138,11 +148,11 @@ class Rack:
         return self.folder / "credentials"
 
     def give_password(self, password: str) -> None:
-        give_credentials(self.credentials, user=USER, password=password)
+        store_credentials(self.credentials, user=USER, password=password)
 
     def bmc(self, name: str, uuid: str | None = None, profile: Profile = GENERIC) -> tuple[Machine, RedfishServer]:
         """Run a machine with its own BMC."""
-        machine = Machine(name, uuid=uuid or uuid_of(name), post_s=1, profile=profile)
+        machine = Machine(name, uuid=uuid or make_uuid(name), post_s=1, profile=profile)
         return machine, self._bmcs.enter_context(RedfishServer(Service(machine, credentials={USER: PASSWORD})))
 
     def add(self, name: str, provision: int = 0, *, profile: Profile = GENERIC) -> Blade:
@@ -152,7 +162,7 @@ class Rack:
 
     def push(self, subject: str = "Change") -> str:
         servers = (blade.document for blade in self.blades.values())
-        settings = naming(self.ledger(), fleet(self.settings)) if self.named else fleet(self.settings)
+        settings = name_ledger(self.ledger(), fleet(self.settings)) if self.named else fleet(self.settings)
         return self.repository.push({"fleet.yaml": "---\n".join((settings, *servers, *self.pool))}, subject)
 
     @contextmanager
@@ -161,10 +171,10 @@ class Rack:
         with running(self.repository.bare, self.folder, *map(str, given), ready=ready, records=records) as instance:
             yield instance
 
-    def once(self, *arguments: object, records: str | Path | None = None) -> Done:
+    def once(self, *arguments: object, records: str | Path | None = None) -> CommandResult:
         """Reconcile once, and a second time if the ledger must be begun in between."""
         places = ("--out", self.output, "--state", self.state, "--credentials", self.credentials)
-        done = typed("run", self.repository.bare, *places, "--once", *arguments)
+        done = run_command("run", self.repository.bare, *places, "--once", *arguments)
         if records is None:
             return done
         self.said("records", "begin", records, "--yes")
@@ -175,12 +185,12 @@ class Rack:
         with closing(sqlite3.connect(self.state / "ledger.sqlite", isolation_level=None)) as ledger:
             assert ledger.execute(change).rowcount > 0
 
-    def leave_in_doubt(self, name: str) -> Blade:
+    def add_unverified(self, name: str) -> Blade:
         """A new blade after a crash between record and set, hours ago; it has been reset since."""
         blade = self.add(name, provision=1)
         self.push()
         blade.bmc.fault(Drop(applied=False), on="PATCH", times=9)
-        self.once(*self.spooling, records="fresh")
+        self.once(*self.spool_options, records="fresh")
         self.age("UPDATE overrides SET at = '2026-11-01T00:00:00Z'")
         blade.bmc.heal()
         blade.machine.run_through()
@@ -188,24 +198,24 @@ class Rack:
         return blade
 
     @property
-    def spooling(self) -> tuple[object, ...]:
+    def spool_options(self) -> tuple[object, ...]:
         """Return the options of an instance that reconciles once and does not listen, with a fetch log."""
         (self.folder / "spool").mkdir(exist_ok=True)
         return ("--spool", self.folder / "spool")
 
-    def typed(self, *command: object) -> Done:
-        return typed(*command, "--state", self.state)
+    def run_command(self, *command: object) -> CommandResult:
+        return run_command(*command, "--state", self.state)
 
     def said(self, *command: object) -> str:
         """Return the output of a command about the instance of this rack; the command must succeed."""
-        done = self.typed(*command)
+        done = self.run_command(*command)
         # The exit code of `status` shows the conditions.
         assert done.code == 0 or (command[0] == "status" and not done.err), done
         return done.out
 
     def bmc_get(self, *more: object) -> dict[str, Any]:
         """`gitboot bmc get` by server."""
-        done = self.typed("bmc", "get", "--credentials", self.credentials, "-o", "json", *more)
+        done = self.run_command("bmc", "get", "--credentials", self.credentials, "-o", "json", *more)
         found = {item["server"]: item for item in done.json["items"]}
         assert (done.code == 0) is all(item["responded"] for item in found.values()), done
         return found
@@ -215,7 +225,7 @@ def condition(instance: Instance, type: str) -> dict[str, Any]:
     return next((each for each in instance.status()["conditions"] if each["type"] == type), {})
 
 
-def until_condition(instance: Instance, type: str, *, status: bool, reason: str) -> dict[str, Any]:
+def wait_for_condition(instance: Instance, type: str, *, status: bool, reason: str) -> dict[str, Any]:
     def look() -> dict[str, Any] | None:
         found = condition(instance, type)
         return found if (found.get("status"), found.get("reason")) == (status, reason) else None
@@ -261,8 +271,8 @@ class Host:
     @property
     def url(self) -> str:
         """Return its URL for machines, or an empty text while it is not active."""
-        told = [event["type"] for event in self.events if event["type"] in ("Listening", "LeaseLost", "Stopped")]
-        return self.instance.url if self.instance is not None and told[-1:] == ["Listening"] else ""
+        event_types = [event["type"] for event in self.events if event["type"] in ("Listening", "LeaseLost", "Stopped")]
+        return self.instance.url if self.instance is not None and event_types[-1:] == ["Listening"] else ""
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -281,13 +291,13 @@ class Host:
     def reason(self) -> str | None:
         return self.condition.get("reason")
 
-    def told_of(self, type: str) -> bool:
+    def has_event(self, type: str) -> bool:
         return any(event["type"] == type for event in self.events)
 
     def start(self) -> None:
         places = ("--out", self.folder / "output", "--state", self.state, "--listen", "127.0.0.1:0")
         more = ("--credentials", self.rack.credentials, "--poll", "1", "--ledger", self.ledger.url)
-        settings = configured(lease_seconds=LEASE_S, max_reinstalls=1, **self.settings)
+        settings = write_configuration(lease_seconds=LEASE_S, max_reinstalls=1, **self.settings)
         self.instance = Instance.start("run", *map(str, (self.rack.repository.bare, *places, *more, *settings)))
         self._reader = threading.Thread(target=self.instance.read, daemon=True)
         self._reader.start()
@@ -308,7 +318,7 @@ class Host:
     def pause(self) -> None:
         """Stop all of its processes where they are, as a host that is suspended."""
         assert self.instance is not None
-        self._paused = [self.instance.process.pid, *children(self.instance.process.pid)]
+        self._paused = [self.instance.process.pid, *list_children(self.instance.process.pid)]
         for process in self._paused:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGSTOP)
@@ -340,12 +350,14 @@ class Pair:
 
     def lease(self) -> tuple[int, str] | None:
         """The number of the lease, and the name of the host that has it now."""
-        told = self.server.sql(f"SELECT epoch || ' ' || place FROM {self.schema}.lease WHERE until > clock_timestamp()")
-        epoch, _, place = told.partition(" ")
-        return (int(epoch), _host_at(place)) if told else None
+        lease = self.server.sql(
+            f"SELECT epoch || ' ' || place FROM {self.schema}.lease WHERE until > clock_timestamp()"
+        )
+        epoch, _, place = lease.partition(" ")
+        return (int(epoch), _get_host(place)) if lease else None
 
     def _holder(self) -> str:
-        return _host_at(self.server.sql(f"SELECT place FROM {self.schema}.lease"))
+        return _get_host(self.server.sql(f"SELECT place FROM {self.schema}.lease"))
 
     @property
     def last_epoch(self) -> int:
@@ -362,7 +374,7 @@ class Pair:
     def other(self, host: Host) -> Host:
         return self.two if host is self.one else self.one
 
-    def taken_over(self, before: int) -> Host:
+    def wait_for_takeover(self, before: int) -> Host:
         """The host that acts under a later lease; the lease of a host that was killed runs out at once."""
         if any(host.instance is None and self._holder() == host.name for host in self.hosts):
             self.server.sql(f"UPDATE {self.schema}.lease SET until = clock_timestamp() WHERE epoch = {before}")
@@ -375,7 +387,7 @@ class Pair:
         return found
 
 
-def _host_at(place: str) -> str:
+def _get_host(place: str) -> str:
     return Path(place.partition(":")[2]).parent.name
 
 
@@ -392,7 +404,7 @@ def pair(
             host.kill()
 
 
-def boots_at_host(web: Blade, host: Host) -> str:
+def find_boot_at_host(web: Blade, host: Host) -> str:
     """Return the boot of a machine at a host after a reset."""
     assert host.instance is not None
     web.machine.run_through()
@@ -411,11 +423,11 @@ class Links(Protocol):
 
 
 @contextmanager
-def apart() -> Iterator[tuple[PostgresServer, Links]]:
+def separate_ledger() -> Iterator[tuple[PostgresServer, Links]]:
     """Run a server in its own network with a cable to each host, or with a relay if that is not allowed."""
     with ExitStack() as stack:
-        if (cables := Cables.laid(stack)) is not None:
-            made = postgresql("listen_addresses=*", network=cables.network, lets_in=("198.18.0.0/15",))
+        if (cables := Cables.create(stack)) is not None:
+            made = postgresql("listen_addresses=*", network=cables.network, trusted_networks=("198.18.0.0/15",))
             yield stack.enter_context(made), cables
         else:
             server = stack.enter_context(postgresql())
@@ -430,7 +442,7 @@ class Cables:
     addresses: tuple[str, ...]  # of the other ends
 
     @classmethod
-    def laid(cls, stack: ExitStack) -> Self | None:
+    def create(cls, stack: ExitStack) -> Self | None:
         """Return the links, or None without the right to make them."""
         name = f"gitboot-{os.getpid()}-ledger"
         if shutil.which("ip") is None or not _has_succeeded("ip", "netns", "add", name):
@@ -452,7 +464,7 @@ class Cables:
         return cls(name, tuple(found))
 
     def address(self, schema: str, host: int) -> PostgresAddress:
-        return _by_tcp(schema, f"{self.addresses[host]}:5432")
+        return _build_address(schema, f"{self.addresses[host]}:5432")
 
     def may_cut(self, _: int) -> bool:
         return True
@@ -468,12 +480,12 @@ def _has_succeeded(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def _by_tcp(schema: str, place: str) -> PostgresAddress:
+def _build_address(schema: str, place: str) -> PostgresAddress:
     options = f"sslmode=disable&options=-csearch_path%3D{schema}"
     return PostgresAddress(url=f"postgresql://postgres@{place}/postgres?{options}")
 
 
-class Wire(CarriedConnections):
+class Wire(ForwardedConnections):
     """TCP connections of the second host that a thread carries, until they are cut; the first one has the socket."""
 
     def __init__(self, server: PostgresServer) -> None:
@@ -483,7 +495,7 @@ class Wire(CarriedConnections):
 
     def address(self, schema: str, host: int) -> PostgresAddress:
         port = self.listening.getsockname()[1]
-        return _by_tcp(schema, f"127.0.0.1:{port}") if self.may_cut(host) else self._server.address(schema)
+        return _build_address(schema, f"127.0.0.1:{port}") if self.may_cut(host) else self._server.address(schema)
 
     def may_cut(self, host: int) -> bool:
         return host == 1
@@ -500,7 +512,7 @@ class Wire(CarriedConnections):
             self.is_cut = False
             self._joined.notify_all()
 
-    def carried(self, data: bytes) -> bytes:
+    def forward(self, data: bytes) -> bytes:
         with self._joined:
             self._joined.wait_for(lambda: not self.is_cut)
         return data

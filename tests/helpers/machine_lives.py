@@ -41,7 +41,7 @@ from gitboot.resolve.provisioning_record import parse_exported_records
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase
 from gitboot.status.conditions import Event
 from tests.helpers import fleets
-from tests.helpers.bmcs import DISCS, NETWORK, RESCUE, Key, Reading, StandingOverride, Watched
+from tests.helpers.bmcs import DISCS, NETWORK, RESCUE, ActiveOverride, Key, ReadTracker, WatchedMachine
 from tests.helpers.instance_in_process import UNLIMITED, Commits, Unsynced, WithoutFiles
 from tests.helpers.redfish_double.machine import Boot
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET, Profile
@@ -55,7 +55,7 @@ class Crash(BaseException):
 
 
 @dataclass
-class Fate:
+class CrashPlan:
     """The time at which the process dies; after that it writes nothing."""
 
     dead: bool = False
@@ -76,15 +76,15 @@ class Fate:
         return None if left else how
 
 
-class Mortal(Unsynced):
+class CrashingLedger(Unsynced):
     """A ledger whose process dies with one of its writes."""
 
-    fate = Fate()
+    crash_plan = CrashPlan()
     _how: str | None = None
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        how = self.fate.next()
+        how = self.crash_plan.next()
         if how == "full":
             raise LedgerError("the disk is full")
         self._how = how
@@ -92,13 +92,13 @@ class Mortal(Unsynced):
             yield tx
             if how == "before":
                 tx.send()
-                self.fate.die()
+                self.crash_plan.die()
         if how is not None:
-            self.fate.die()
+            self.crash_plan.die()
 
     def write_mark(self, identity: str, changes: int) -> None:
         if self._how == "unmarked":
-            self.fate.die()
+            self.crash_plan.die()
         super().write_mark(identity, changes)
 
 
@@ -107,7 +107,7 @@ class Mortal(Unsynced):
 _FLEET = "baseURL: 'http://boot.test', provisioning: {monitors: [10.9.0.0/24]}"
 
 
-class Way(Enum):
+class BootMethod(Enum):
     ENTRY = "entry"  # DHCP's loader requests it
     DIRECT = "direct"  # firmware fetches a uki
     MEDIUM = "medium"  # its BMC inserts an ISO
@@ -115,16 +115,16 @@ class Way(Enum):
 
 
 _PROFILES: Final = {
-    Way.ENTRY: ("Pxe", ""),
-    Way.DIRECT: ("UefiHttp", "httpBoot: uki"),
-    Way.MEDIUM: ("VirtualMedia", ""),
-    Way.MEDIA: ("VirtualMedia", "userData: {format: CloudInit, template: t}"),
+    BootMethod.ENTRY: ("Pxe", ""),
+    BootMethod.DIRECT: ("UefiHttp", "httpBoot: uki"),
+    BootMethod.MEDIUM: ("VirtualMedia", ""),
+    BootMethod.MEDIA: ("VirtualMedia", "userData: {format: CloudInit, template: t}"),
 }
 _IMAGES: Final = {
-    Way.ENTRY: ("", "kernel, initrd"),
-    Way.DIRECT: ("configFrom: None", "uki"),
-    Way.MEDIUM: ("configFrom: None", "iso"),
-    Way.MEDIA: ("configFrom: Medium, userData: CloudInit", "iso"),
+    BootMethod.ENTRY: ("", "kernel, initrd"),
+    BootMethod.DIRECT: ("configFrom: None", "uki"),
+    BootMethod.MEDIUM: ("configFrom: None", "iso"),
+    BootMethod.MEDIA: ("configFrom: Medium, userData: CloudInit", "iso"),
 }
 
 
@@ -155,14 +155,14 @@ class Commit:
 
     @property
     def uuid(self) -> str:
-        return fleets.uuid_of(f"board-{self.board}")
+        return fleets.make_uuid(f"board-{self.board}")
 
-    def documents(self, addresses: Mapping[str, str], system: str, *, way: Way) -> list[str]:
+    def documents(self, addresses: Mapping[str, str], system: str, *, way: BootMethod) -> list[str]:
         spec = f"provision: {self.provision}, lifecycle: {self.lifecycle}"
         if self.bmc is not None:
             spec += f", bmc: {{address: '{addresses[self.bmc]}', system: {system}, credentials: rack}}"
-        text = fleets.server(self.name, "role: web", spec).replace(fleets.uuid_of(self.name), self.uuid)
-        text = text.replace(fleets.mac_of(self.name), fleets.mac_of("web01"))
+        text = fleets.server(self.name, "role: web", spec).replace(fleets.make_uuid(self.name), self.uuid)
+        text = text.replace(fleets.make_mac(self.name), fleets.make_mac("web01"))
         method, more = _PROFILES[way]
         override = f"override: {self.override}" if self.override is not None else ""
         return [
@@ -203,7 +203,7 @@ class Branch(Commits):
 #
 # Judged by what its BMCs were really made to boot and by what its machine really booted, never by gitboot's ledger.
 
-ENTRY = f"boot/v1/boot/{fleets.mac_of('web01').replace(':', '-')}/boot.ipxe"
+ENTRY = f"boot/v1/boot/{fleets.make_mac('web01').replace(':', '-')}/boot.ipxe"
 MONITOR, STRANGER, ITSELF = "10.9.0.5", "10.0.0.99", "10.0.0.7"
 _GRACE = timedelta(seconds=60)
 
@@ -226,7 +226,7 @@ class Life(WithoutFiles):
     folder: Path
     bmcs: Mapping[str, RedfishServer]  # a and a2 lead to its own BMC, b to another machine's
     profile: Profile
-    way: Way = Way.ENTRY
+    way: BootMethod = BootMethod.ENTRY
     commit: Commit = field(default_factory=Commit)
     violations: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -244,40 +244,42 @@ class Life(WithoutFiles):
     spool: SpoolFile = field(init=False)  # of its endpoints, which outlive it
 
     # The end
-    fate: Fate = field(default_factory=Fate)
+    crash_plan: CrashPlan = field(default_factory=CrashPlan)
     instance: Process | None = None
 
     # Facts
-    nobodys: set[str] = field(default_factory=set)  # media that a restored ledger may not have
+    unowned_media: set[str] = field(default_factory=set)  # media that a restored ledger may not have
     intruded_at: datetime | None = None
     unknown: bool = False  # an untrusted ledger
-    strange: set[str] = field(default_factory=set)  # motherboards without a record
+    unrecorded: set[str] = field(default_factory=set)  # motherboards without a record
     epochs: Counter[str] = field(default_factory=Counter)  # by UUID: an operator released everything
-    ordered: set[str] = field(default_factory=set)  # UUIDs for which a request waits
+    requested: set[str] = field(default_factory=set)  # UUIDs for which a request waits
     images: dict[str, list[str]] = field(default_factory=dict)  # by UUID: provisioned one after the other
     consumed: set[tuple[Key, int]] = field(default_factory=set)
     delayed: list[Observation] = field(default_factory=list)
-    told: list[Observation] = field(default_factory=list)  # that no reconcile has ended with
+    unfinished: list[Observation] = field(default_factory=list)  # that no reconcile has ended with
     acknowledged: set[Observation] = field(default_factory=set)  # that a reconcile has ended with
     made: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # boots by the machine itself
-    proven: dict[tuple[Key, int], Observation] = field(default_factory=dict)  # those of them that gitboot must know
+    known_boots: dict[tuple[Key, int], Observation] = field(
+        default_factory=dict
+    )  # those of them that gitboot must know
     offers: dict[str, Offer] = field(default_factory=dict)  # by the digest of a plan
 
     def __post_init__(self) -> None:
         self.own, self.other = (self._machine(name) for name in ("a", "b"))
         for name, server in self.bmcs.items():
             server.heal()
-            server.service = Reading(self.other if name == "b" else self.own, credentials={"root": "secret"})
+            server.service = ReadTracker(self.other if name == "b" else self.own, credentials={"root": "secret"})
         self.own.uuid = self.commit.uuid
-        self.own.on_boot, self.other.on_boot = self._own_booted, self._other_booted
+        self.own.on_boot, self.other.on_boot = self._on_own_boot, self._on_other_boot
         (self.folder / "spool").mkdir()
         self.spool = SpoolFile(self.folder / "spool")
         self.branch = Branch()
         self.branch.write(self._documents())
         self.start(initial="fresh")
 
-    def _machine(self, name: str) -> Watched:
-        machine = Watched(name, uuid=fleets.uuid_of(name), profile=self.profile)
+    def _machine(self, name: str) -> WatchedMachine:
+        machine = WatchedMachine(name, uuid=fleets.make_uuid(name), profile=self.profile)
         machine.witness = self
         return machine
 
@@ -290,11 +292,11 @@ class Life(WithoutFiles):
         return self.own.now
 
     @property
-    def machines(self) -> tuple[Watched, Watched]:
+    def machines(self) -> tuple[WatchedMachine, WatchedMachine]:
         return self.own, self.other
 
     @property
-    def named(self) -> Watched | None:
+    def named(self) -> WatchedMachine | None:
         """The machine whose BMC the document names."""
         if self.commit.bmc is None:
             return None
@@ -305,8 +307,8 @@ class Life(WithoutFiles):
     def start(self, initial: str | None = None) -> None:
         opened = ExitStack()
 
-        class Ledger(Mortal):
-            fate = self.fate
+        class Ledger(CrashingLedger):
+            crash_plan = self.crash_plan
 
         ledger = opened.enter_context(Ledger.open(self.folder / "ledger.sqlite"))
         if instance_tables.is_behind(ledger):
@@ -317,7 +319,7 @@ class Life(WithoutFiles):
             evaluation=cast(EvaluatorClient, self.branch),
             target=self,
             clock=lambda: self.now,
-            tell=self._happened,
+            tell=self._on_event,
         )
         files = [each for path, each in self.parts.files.items() if path.startswith(RECORDS)]
         if self.shared:
@@ -345,9 +347,9 @@ class Life(WithoutFiles):
         if self.instance is not None:
             self.counts["killed"] += 1
             self.instance.close()
-        self.instance, self.fate.dead, self.fate.dies_in = None, False, None
+        self.instance, self.crash_plan.dead, self.crash_plan.dies_in = None, False, None
         for machine in self.machines:
-            machine.at_patch = None
+            machine.dies_at_patch = None
 
     def reconcile(self) -> bool:
         """Reconcile; return whether the process survived."""
@@ -357,15 +359,15 @@ class Life(WithoutFiles):
         assert instance is not None
         with suppress(Crash):
             instance.reconciler.reconcile(self.now, wait=True)
-            ended = not self.fate.dead and instance.reconciler.state.ledger_error is None
-        self.fate.dies_in = None
-        if self.fate.dead:
+            ended = not self.crash_plan.dead and instance.reconciler.state.ledger_error is None
+        self.crash_plan.dies_in = None
+        if self.crash_plan.dead:
             self.kill()
         elif ended:
             self.unknown = instance_tables.read_facts(instance.ledger).doubt is not None
-            self.ordered.clear()
-            self.acknowledged.update(self.told)
-            self.told.clear()
+            self.requested.clear()
+            self.acknowledged.update(self.unfinished)
+            self.unfinished.clear()
             self.counts["passes"] += 1
         return ended
 
@@ -379,7 +381,7 @@ class Life(WithoutFiles):
         at: datetime,
         parts: FileUpdates,
     ) -> PublicationResult:
-        if self.fate.dead:
+        if self.crash_plan.dead:
             raise Crash
         assert self.instance is not None
         if complete:
@@ -397,21 +399,21 @@ class Life(WithoutFiles):
         return PublicationResult(written=(), withdrawn=(), expired=(), unchanged=0)
 
     def has_files(self, files: Files) -> bool:
-        stands = self.servers.items()
+        states = self.servers.items()
         return any(
-            parse_state(files[path].content) == state for name, state in stands if (path := state_path(name)) in files
+            parse_state(files[path].content) == state for name, state in states if (path := state_path(name)) in files
         )
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if event.type == "Provisioned":
             self.counts["provisioned"] += 1
             images = self.images.setdefault(self.commit.uuid, [])
             if not images or images[-1] != event.facts["image"]:
                 images.append(event.facts["image"])
         elif event.type == "Requested":
-            for uuid in self.ordered:
-                self._open_anew(uuid)
-                self.strange.discard(uuid)
+            for uuid in self.requested:
+                self._release_boots(uuid)
+                self.unrecorded.discard(uuid)
 
     # Events
 
@@ -419,7 +421,7 @@ class Life(WithoutFiles):
         before = self.commit
         self.commit = replace(self.commit, **changes)
         if self.commit.uuid != before.uuid and self.commit.uuid not in self.images:
-            self.strange.add(self.commit.uuid)
+            self.unrecorded.add(self.commit.uuid)
         self.images.setdefault(before.uuid, [])
         self.own.uuid = self.commit.uuid  # its board is replaced, as the document declares
         self.branch.write(self._documents())
@@ -435,7 +437,7 @@ class Life(WithoutFiles):
             self.backup = self.counts["set"] + self.counts["provisioned"]
             copy_ledger(self.folder / "ledger.sqlite", self.folder / "backup.sqlite", in_use=True)
 
-    def put_back(self) -> None:
+    def restore_backup(self) -> None:
         """Put the backup in the ledger's place."""
         self.kill()
         path = self.folder / "ledger.sqlite"
@@ -448,44 +450,44 @@ class Life(WithoutFiles):
         if not self.unknown and self.backup != self.counts["set"] + self.counts["provisioned"]:
             self.violations.append("an older ledger was believed")
         self.made.clear()
-        self.proven.clear()
+        self.known_boots.clear()
         for machine in self.machines:
-            machine.standing = None  # its owner is unknown
-            self.nobodys |= set(machine.media)
+            machine.active_override = None  # its owner is unknown
+            self.unowned_media |= set(machine.media)
 
     def adopt(self) -> None:
         """Say that all is installed as Git wants it."""
         self.kill()
         self.start(initial="adopt")
         if self.unknown:
-            self._open_anew(self.commit.uuid)
-            self.strange |= {fleets.uuid_of(f"board-{board}") for board in range(3)}
+            self._release_boots(self.commit.uuid)
+            self.unrecorded |= {fleets.make_uuid(f"board-{board}") for board in range(3)}
             if self.commit.here:
-                self.strange.discard(self.commit.uuid)
+                self.unrecorded.discard(self.commit.uuid)
 
     def request(self, what: str, **facts: Any) -> None:
         """Leave a request of an operator, which releases all one-time boots when it is executed."""
         if self.instance is not None:
             instance_tables.add_request(self.instance.ledger, self.now, "an operator", what, facts)
-            self.ordered.add(self.commit.uuid)
+            self.requested.add(self.commit.uuid)
 
-    def _open_anew(self, uuid: str) -> None:
+    def _release_boots(self, uuid: str) -> None:
         self.epochs[uuid] += 1
 
     def tell(self, observation: Observation) -> None:
         if self.delays:
             self.delayed.append(observation)
         else:
-            self._tell(observation)
+            self._write_fetch(observation)
 
-    def _tell(self, observation: Observation) -> None:
+    def _write_fetch(self, observation: Observation) -> None:
         self.spool.append(encode_line(observation))
-        self.told.append(observation)
+        self.unfinished.append(observation)
 
     def deliver(self) -> None:
         delayed, self.delayed = self.delayed, []
         for observation in delayed:
-            self._tell(observation)
+            self._write_fetch(observation)
 
     def fetch(self, client: str, at: datetime | None = None) -> None:
         at = at or self.now
@@ -501,15 +503,15 @@ class Life(WithoutFiles):
         self.tell(observation)
         offer = self.offers.get(digest)
         if client == ITSELF and offer is not None:
-            made = self._made(offer.uuid, offer.key)
+            made = self._make_boot_key(offer.uuid, offer.key)
             self.made.setdefault(made, observation)
             if offer.phase is Phase.NETWORK:
                 self.counts["installed"] += 1
-                before = self.proven.get(made)
+                before = self.known_boots.get(made)
                 if before is not None and at >= before.at + _GRACE:
                     self.violations.append(f"{at}: {made} was installed at {before.at}, and is installed again")
 
-    def _made(self, uuid: str, key: str) -> tuple[Key, int]:
+    def _make_boot_key(self, uuid: str, key: str) -> tuple[Key, int]:
         return Key(uuid, key), self.epochs[uuid]
 
     # Facts
@@ -523,74 +525,83 @@ class Life(WithoutFiles):
             reason += f" after {len(self.images.get(self.commit.uuid, []))}"
         return Key(self.commit.uuid, reason)
 
-    def intruded(self, at: datetime) -> None:
+    def on_intrusion(self, at: datetime) -> None:
         self.intruded_at = at
 
-    def written(
-        self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
+    def on_override_write(
+        self,
+        machine: WatchedMachine,
+        before: Mapping[str, str | None],
+        after: Mapping[str, str | None],
+        *,
+        overwrote_unseen: bool,
     ) -> None:
-        def wrong(what: str) -> None:
+        def add_violation(what: str) -> None:
             self.violations.append(f"{self.now}: {what}: {dict(before)} -> {dict(after)} on {machine.name}")
 
-        if overwrote:
-            wrong("somebody else's change was overwritten unnoticed")
+        if overwrote_unseen:
+            add_violation("somebody else's change was overwritten unnoticed")
         if after[ENABLED] == "Disabled":
             self.counts["withdrawn"] += 1
             if before[TARGET] not in NETWORK:  # gitboot never wants another here
-                wrong("somebody else's override was withdrawn")
-            machine.standing = None
+                add_violation("somebody else's override was withdrawn")
+            machine.active_override = None
             return
         self.counts["set"] += 1
         once, key = after[ENABLED] == "Once", self.key()
         if machine.in_post and (self.profile.boot_progress or self.profile.hpe_post_state):
-            wrong("an override was set during POST")
+            add_violation("an override was set during POST")
         if not self.commit.boots_network(self.now):
-            wrong("an override was set that nobody wants")
-        if after[TARGET] in DISCS and not self._has_its_media(machine):
-            wrong("an override was set for a medium that is not inserted")
+            add_violation("an override was set that nobody wants")
+        if after[TARGET] in DISCS and not self._has_media(machine):
+            add_violation("an override was set for a medium that is not inserted")
         if machine is not self.named:
-            wrong("an override was set on a BMC that no document names")
+            add_violation("an override was set on a BMC that no document names")
         if key is not None:
-            if self.unknown or key.uuid in self.strange:
-                wrong("an override was set for a server of which nothing is known")
+            if self.unknown or key.uuid in self.unrecorded:
+                add_violation("an override was set for a server of which nothing is known")
             if (key, self.epochs[key.uuid]) in self.consumed:
-                wrong(f"{key} was set again after it was booted")
-        machine.standing = StandingOverride(key, once, self.epochs[self.commit.uuid])
+                add_violation(f"{key} was set again after it was booted")
+        machine.active_override = ActiveOverride(key, once, self.epochs[self.commit.uuid])
 
-    def switched(self, machine: Watched, kind: str) -> None:
+    def switched(self, machine: WatchedMachine, kind: str) -> None:
         """Record a violation: no commit of this life wants power."""
         self.violations.append(f"{self.now}: {kind} was asked for of {machine.name}")
 
-    def _has_its_media(self, machine: Watched) -> bool:
+    def _has_media(self, machine: WatchedMachine) -> bool:
         """Return whether its drives have the media of the boot, and the data that the boot reads."""
-        return len(set(machine.media) - {RESCUE}) >= (2 if self.way is Way.MEDIA else 1)
+        return len(set(machine.media) - {RESCUE}) >= (2 if self.way is BootMethod.MEDIA else 1)
 
-    def ejected(self, machine: Watched, image: str) -> None:
+    def ejected(self, machine: WatchedMachine, image: str) -> None:
         self.counts["ejected"] += 1
-        self.nobodys.discard(image)
+        self.unowned_media.discard(image)
         if image == RESCUE:
             self.violations.append(f"{self.now}: {image} was ejected from {machine.name}, which somebody else inserted")
         once = machine.override[ENABLED] == "Once"
-        if machine.standing is not None and machine.standing.once is once and machine.override[TARGET] in DISCS:
-            self.violations.append(f"{self.now}: {image} was ejected from {machine.name} while {machine.shows()}")
+        if (
+            machine.active_override is not None
+            and machine.active_override.once is once
+            and machine.override[TARGET] in DISCS
+        ):
+            self.violations.append(f"{self.now}: {image} was ejected from {machine.name} while {machine.format_boot()}")
 
-    def _consume(self, machine: Watched, boot: Boot) -> None:
-        standing = machine.standing
-        if standing is not None and standing.once and boot.target in NETWORK:
-            machine.standing = None
-            if standing.key is not None:
+    def _consume(self, machine: WatchedMachine, boot: Boot) -> None:
+        active_override = machine.active_override
+        if active_override is not None and active_override.once and boot.target in NETWORK:
+            machine.active_override = None
+            if active_override.key is not None:
                 self.counts["consumed"] += 1
-                self.consumed.add((standing.key, standing.epoch))
+                self.consumed.add((active_override.key, active_override.epoch))
 
-    def _other_booted(self, boot: Boot) -> None:
+    def _on_other_boot(self, boot: Boot) -> None:
         self._consume(self.other, boot)
 
-    def _own_booted(self, boot: Boot) -> None:
-        was_set = self.own.standing is not None
+    def _on_own_boot(self, boot: Boot) -> None:
+        was_set = self.own.active_override is not None
         self._consume(self.own, boot)
         if boot.target in DISCS:
             self.counts["booted a medium"] += 1
-            if was_set and (boot.medium in (None, RESCUE) or not self._has_its_media(self.own)):
+            if was_set and (boot.medium in (None, RESCUE) or not self._has_media(self.own)):
                 self.violations.append(f"{boot.at}: an override was consumed without its medium: {boot}")
             return
         from_network = boot.target in NETWORK or (boot.target == "None" and self.netboots)
@@ -599,22 +610,22 @@ class Life(WithoutFiles):
 
     def calm_down(self) -> None:
         """Let every BMC respond, deliver every fetch, and reconcile some times; then nothing may be left to do."""
-        self.fate.dies_in = None
+        self.crash_plan.dies_in = None
         for server in self.bmcs.values():
             server.heal()
         for machine in self.machines:
-            machine.at_patch = None
+            machine.dies_at_patch = None
         quiet_since = self.now
         self.wait(180)
         self.deliver()
         ended = [self._reconcile_after(601) for _ in range(5)]
         assert all(ended)
         if not self.unknown:
-            self._all_is_known(quiet_since)
-        self._nothing_is_left_to_withdraw()
-        self._no_medium_is_left()
-        self._what_is_wanted_stands()
-        self._what_was_made_is_over()
+            self._add_known_boots(quiet_since)
+        self._check_overrides_cleared()
+        self._check_media_ejected()
+        self._check_override_set()
+        self._check_boot_withheld()
 
     def _reconcile_after(self, seconds: float) -> bool:
         self.wait(seconds)
@@ -626,10 +637,10 @@ class Life(WithoutFiles):
         state = self.instance.reconciler.state.plans.servers.get(self.commit.name)
         return state.plan if state is not None else None
 
-    def _all_is_known(self, quiet_since: datetime) -> None:
+    def _add_known_boots(self, quiet_since: datetime) -> None:
         """Check that gitboot knows every boot by its own override or without one."""
         if self.named is not self.other:
-            self.proven |= {
+            self.known_boots |= {
                 made: observation
                 for made, observation in self.made.items()
                 if made[0].uuid == self.commit.uuid
@@ -638,23 +649,23 @@ class Life(WithoutFiles):
                 and observation in self.acknowledged
             }
 
-    def _nothing_is_left_to_withdraw(self) -> None:
+    def _check_overrides_cleared(self) -> None:
         for machine in self.machines:
             wanted = self.plan is not None and self.plan.override is not None and machine is self.named
-            if machine.standing is not None and machine.override[ENABLED] != "Disabled" and not wanted:
+            if machine.active_override is not None and machine.override[ENABLED] != "Disabled" and not wanted:
                 self.violations.append(
-                    f"{self.now}: {machine.shows()} still stands on {machine.name}: {machine.standing}"
+                    f"{self.now}: {machine.format_boot()} still stands on {machine.name}: {machine.active_override}"
                 )
 
-    def _no_medium_is_left(self) -> None:
+    def _check_media_ejected(self) -> None:
         """But what is wanted, or may be read by the system that booted it."""
         plan = self.plan
         for machine in self.machines:
             kept = set(build_media_urls(plan, NO_KEYS)) if machine is self.named else set()
-            for image in set(machine.media) - {RESCUE} - kept - self.nobodys:
+            for image in set(machine.media) - {RESCUE} - kept - self.unowned_media:
                 self.violations.append(f"{self.now}: {image} still lies in a drive of {machine.name}")
 
-    def _what_is_wanted_stands(self) -> None:
+    def _check_override_set(self) -> None:
         """Check that the wanted override is set, or that a condition explains why not."""
         plan, named = self.plan, self.named
         if plan is None or plan.override is None or named is None or plan.phase is Phase.MAINTENANCE:
@@ -664,11 +675,11 @@ class Life(WithoutFiles):
         if named.override[ENABLED] == "Disabled" and not conditions:
             self.violations.append(f"{self.now}: {plan.override} is wanted, is not set, and nobody is told")
 
-    def _what_was_made_is_over(self) -> None:
+    def _check_boot_withheld(self) -> None:
         plan = self.plan
         if plan is None or plan.key is None or plan.boot is None:
             return
-        if (made := self._made(plan.uuid, plan.key)) in self.proven:
+        if (made := self._make_boot_key(plan.uuid, plan.key)) in self.known_boots:
             self.violations.append(f"{self.now}: {made} was made, and is still served")
 
     def close(self) -> None:

@@ -25,10 +25,10 @@ from gitboot.model.fleet import Output
 from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.render.paths import SIGNED, Role, find_path_kind
 from gitboot.render.token_keys import TokenKeys
-from tests.helpers.documentation import checkout_script, clone_for_checkouts, mirror_file
-from tests.helpers.endpoints import Site, eventually, planned
+from tests.helpers.documentation import build_checkout_script, clone_for_checkouts, find_mirror_file
+from tests.helpers.endpoints import Site, eventually, plan_fleet
 from tests.helpers.fleets import fleet, image, policy, profile, server
-from tests.helpers.git_repositories import ENVIRONMENT, free_port, listening, program
+from tests.helpers.git_repositories import ENVIRONMENT, free_port, program, run_daemon
 
 # A fleet whose tree has a path of each kind that machines, loaders and other systems request.
 
@@ -42,7 +42,7 @@ _SPEC: Final = f"""
   outputs: [{", ".join(sorted(Output))}]
   provisioning: {{evidence: Reported}}
 """
-FLEET_OF_EVERY_PATH: Final = planned(
+FLEET_OF_EVERY_PATH: Final = plan_fleet(
     fleet(_SPEC.replace("\n  ", ", ").strip(", \n")),
     server("web01", "role: web", "provision: 1, serial: ABC123.json"),  # which names no type
     server("init01", "role: init, site: fra1"),
@@ -201,7 +201,7 @@ def _listens(address: str, port: int) -> bool:
 
 
 @contextmanager
-def broken(path: Path, how: str) -> Iterator[None]:
+def make_unreadable(path: Path, how: str) -> Iterator[None]:
     """Let a file or a folder be there, and be unreadable."""
     if how == "forbidden":
         mode = path.stat().st_mode
@@ -242,7 +242,7 @@ def nginx_cache(upstream: str, folder: Path, *settings: str) -> Iterator[str]:
         f"{''.join(f'{each};' for each in settings)} }} }} }}"
     )
     command = [program("nginx", "nginx"), "-e", f"{folder}/error.log", "-c", f"{folder}/nginx.conf"]
-    with listening(command, port, os.environ):
+    with run_daemon(command, port, os.environ):
         yield f"http://{_LOOPBACK}:{port}"
 
 
@@ -255,7 +255,7 @@ def varnish(upstream: str, folder: Path, rules: str = "") -> Iterator[str]:
         f'vcl 4.1;\nbackend default {{ .host = "{behind.hostname}"; .port = "{behind.port}"; }}\n{rules}'
     )
     command = [program("varnishd", "varnish"), "-F", "-j", "none", "-n", f"{folder}/work", "-s", "malloc,16m"]
-    with listening([*command, "-f", f"{folder}/default.vcl", "-a", f"{_LOOPBACK}:{port}"], port, os.environ):
+    with run_daemon([*command, "-f", f"{folder}/default.vcl", "-a", f"{_LOOPBACK}:{port}"], port, os.environ):
         yield f"http://{_LOOPBACK}:{port}"
 
 
@@ -276,7 +276,7 @@ def squid(upstream: str, folder: Path) -> Iterator[str]:
         "coredump_dir /\nshutdown_lifetime 0 seconds\n"
     )
     command = [program("squid", "squid"), "-N", "-f", f"{folder}/squid.conf"]
-    with listening(command, port, os.environ, ended_by=signal.SIGKILL):  # after SIGTERM it waits for two seconds
+    with run_daemon(command, port, os.environ, ended_by=signal.SIGKILL):  # after SIGTERM it waits for two seconds
         yield f"http://{_LOOPBACK}:{port}"
 
 
@@ -307,7 +307,7 @@ def _s3_application() -> Any:
     return create_backend_app("s3")
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     content: bytes
     content_type: str
     cache_control: str
@@ -359,24 +359,24 @@ class Store:
 
     def let_anyone_read(self, bucket: str) -> None:
         actions = ["s3:GetObject", "s3:HeadObject"]  # only moto knows it
-        said = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": f"arn:aws:s3:::{bucket}/*"}
-        policy = json.dumps({"Version": "2012-10-17", "Statement": [said]})
+        statement = {"Effect": "Allow", "Principal": "*", "Action": actions, "Resource": f"arn:aws:s3:::{bucket}/*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
         self._client.put_bucket_policy(Bucket=bucket, Policy=policy)
 
     def let_all_read(self, bucket: str, folder: str) -> None:
         """By the policy on the page about mirrors."""
-        text = mirror_file('{"Version"').replace("BUCKET/PREFIX", f"{bucket}/{folder}".rstrip("/"))
+        text = find_mirror_file('{"Version"').replace("BUCKET/PREFIX", f"{bucket}/{folder}".rstrip("/"))
         self._client.put_bucket_policy(Bucket=bucket, Policy=text)
 
     def put(self, bucket: str, path: str, content: bytes) -> None:
         _backend().put_object(bucket, path, content)
 
-    def get(self, bucket: str, path: str) -> Stored:
+    def get(self, bucket: str, path: str) -> StoredObject:
         with self._lock:
             found = _backend().get_object(bucket, path)
             assert found is not None, path
             headers = {name.lower(): value for name, value in found.metadata.items()}
-            return Stored(found.value, headers.get("content-type", ""), headers.get("cache-control", ""))
+            return StoredObject(found.value, headers.get("content-type", ""), headers.get("cache-control", ""))
 
     def paths(self, bucket: str, prefix: str = "") -> list[str]:
         with self._lock:
@@ -393,11 +393,11 @@ class Store:
     def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         if method not in _WRITING:
-            return self._dropped(environ) if self.is_cut else self._read(environ, start)
+            return self._drop(environ) if self.is_cut else self._read(environ, start)
         with self._lock:
-            decided = self._decided(method, path)
+            decided = self._decide(method, path)
             if decided == "before":
-                return self._dropped(environ)
+                return self._drop(environ)
             if isinstance(decided, int):
                 start(f"{decided} Refused", [("Content-Type", "application/xml")])
                 return [b"<Error><Code>SlowDown</Code></Error>"]
@@ -406,18 +406,18 @@ class Store:
                 self.seen()
             except Exception as error:  # noqa: BLE001 - the server would only log it
                 self.wrong.append(error)
-        return self._dropped(environ) if decided == "after" else answered
+        return self._drop(environ) if decided == "after" else answered
 
     def _read(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         statuses: list[str] = []
 
-        def started(status: str, headers: Any, *more: Any) -> Any:
+        def start_response(status: str, headers: Any, *more: Any) -> Any:
             if self.hides_absence and status.startswith("404") and "HTTP_AUTHORIZATION" not in environ:
                 status = "403 Forbidden"
             statuses.append(status[:3])
             return start(status, headers, *more)
 
-        content = list(self._app(environ, started))
+        content = list(self._app(environ, start_response))
         method, path, client = (environ[name] for name in ("REQUEST_METHOD", "PATH_INFO", "REMOTE_ADDR"))
         bucket, _, key = path.lstrip("/").partition("/")
         size = sum(map(len, content)) or "-"
@@ -430,13 +430,13 @@ class Store:
         )
         return content
 
-    def _decided(self, method: str, path: str) -> str | int | None:
+    def _decide(self, method: str, path: str) -> str | int | None:
         self.writes.append(f"{method} {path}")
         decided = self.fails(len(self.writes), method, path) if not self.is_cut else None
         self.is_cut |= decided == "cut"
         return "before" if self.is_cut else decided
 
-    def _dropped(self, environ: dict[str, Any]) -> Iterable[bytes]:
+    def _drop(self, environ: dict[str, Any]) -> Iterable[bytes]:
         with suppress(OSError):
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         return []
@@ -462,7 +462,7 @@ def _backend() -> Any:
 LEDGER: Final = "test"  # of `tests.helpers.endpoints.Site`
 
 
-class Way(NamedTuple):
+class TreeCopy(NamedTuple):
     """A copy of a tree, and its web server."""
 
     url: str  # of boot/
@@ -471,17 +471,19 @@ class Way(NamedTuple):
     store: Store | None = None
 
 
-Open = Callable[[Path, Path], AbstractContextManager[Way]]  # of a published tree, and a folder that is there
+Open = Callable[[Path, Path], AbstractContextManager[TreeCopy]]  # of a published tree, and a folder that is there
 
 
 @contextmanager
-def _output(server: Callable[..., AbstractContextManager[tuple[str, Path]]], root: Path, folder: Path) -> Iterator[Way]:
+def _output(
+    server: Callable[..., AbstractContextManager[tuple[str, Path]]], root: Path, folder: Path
+) -> Iterator[TreeCopy]:
     with server(root / "boot", root / "ops/serve", folder) as (url, _):
-        yield Way(url, lambda: None, lambda: root / "boot")
+        yield TreeCopy(url, lambda: None, lambda: root / "boot")
 
 
 @contextmanager
-def endpoint_at(root: Path, opens: datetime, ends: datetime) -> Iterator[Way]:
+def run_endpoint(root: Path, opens: datetime, ends: datetime) -> Iterator[TreeCopy]:
     """An endpoint, which is no copy: its clock shows one time, and after the first publication the other."""
     site = Site(root)
     site.now = opens
@@ -490,11 +492,11 @@ def endpoint_at(root: Path, opens: datetime, ends: datetime) -> Iterator[Way]:
         site.now = ends
 
     with site.serve() as url:
-        yield Way(url, bring_up, None)
+        yield TreeCopy(url, bring_up, None)
 
 
 @contextmanager
-def _folder(root: Path, folder: Path) -> Iterator[Way]:
+def _folder(root: Path, folder: Path) -> Iterator[TreeCopy]:
     """A folder that is a target, and served by nginx."""
     from tests.publish.targets import test_folder
 
@@ -508,13 +510,13 @@ def _folder(root: Path, folder: Path) -> Iterator[Way]:
     bring_up()
     try:
         with nginx(copy / "boot", root / "ops/serve", folder) as (url, _):
-            yield Way(url, bring_up, lambda: copy / "boot")
+            yield TreeCopy(url, bring_up, lambda: copy / "boot")
     finally:
         followed.close()
 
 
 @contextmanager
-def _bucket(root: Path, _: Path) -> Iterator[Way]:
+def _bucket(root: Path, _: Path) -> Iterator[TreeCopy]:
     from tests.publish.targets import test_s3
 
     with s3_server() as store:
@@ -527,11 +529,11 @@ def _bucket(root: Path, _: Path) -> Iterator[Way]:
             followed.follow()
 
         bring_up()
-        yield Way(f"{store.url}/boots/site/boot", bring_up, None, store)
+        yield TreeCopy(f"{store.url}/boots/site/boot", bring_up, None, store)
 
 
 @contextmanager
-def _branch(root: Path, folder: Path) -> Iterator[Way]:
+def _branch(root: Path, folder: Path) -> Iterator[TreeCopy]:
     """A branch that is checked out as the page shows, and served by nginx."""
     from tests.publish.targets import test_git_branch
 
@@ -545,14 +547,14 @@ def _branch(root: Path, folder: Path) -> Iterator[Way]:
 
     def bring_up() -> None:
         followed.follow()
-        subprocess.run(["sh", "-c", checkout_script(boots)], cwd=clone, env=ENVIRONMENT, check=True)
+        subprocess.run(["sh", "-c", build_checkout_script(boots)], cwd=clone, env=ENVIRONMENT, check=True)
 
     bring_up()
     with nginx(boots / "current/boot", root / "ops/serve", folder) as (url, _):
-        yield Way(url, bring_up, lambda: (boots / "current/boot").resolve())
+        yield TreeCopy(url, bring_up, lambda: (boots / "current/boot").resolve())
 
 
-WAYS: Final[dict[str, Open]] = {
+TREE_COPIES: Final[dict[str, Open]] = {
     "nginx": partial(_output, nginx),
     "caddy": partial(_output, caddy),
     "folder": _folder,

@@ -28,7 +28,7 @@ from gitboot.render.server_files import RenderedState
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import WithheldBoot
 from gitboot.resolve.server_plan import Cause
-from tests.helpers.endpoints import ONCE, Fleet, planned, site
+from tests.helpers.endpoints import ONCE, Fleet, plan_fleet, site
 from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, profile, server
 
 # A real Chromium without a window, controlled by pipes: one process for any number of pages.
@@ -60,11 +60,11 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._send, json.dumps(message).encode() + b"\0")
         while True:
-            said = self._next()
-            if said.get("id") == self._number:
-                assert "error" not in said, said["error"]
-                return said["result"]
-            self._heard(said)
+            reply = self._next()
+            if reply.get("id") == self._number:
+                assert "error" not in reply, reply["error"]
+                return reply["result"]
+            self._handle_event(reply)
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._left:
@@ -75,11 +75,11 @@ class Browser:
         found: dict[str, Any] = json.loads(message)
         return found
 
-    def _heard(self, said: dict[str, Any]) -> None:
-        if said.get("method") == "Runtime.exceptionThrown":
-            self.faults.append(str(said["params"]["exceptionDetails"]))
-        elif said.get("method") == "Log.entryAdded" and said["params"]["entry"]["source"] == "security":
-            self.faults.append(said["params"]["entry"]["text"])
+    def _handle_event(self, event: dict[str, Any]) -> None:
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.faults.append(str(event["params"]["exceptionDetails"]))
+        elif event.get("method") == "Log.entryAdded" and event["params"]["entry"]["source"] == "security":
+            self.faults.append(event["params"]["entry"]["text"])
 
     def run(self, script: str) -> Any:
         """Return the value of an expression after its promise has settled."""
@@ -117,7 +117,7 @@ class Browser:
     def sized(self, width: int, height: int) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
-    def picture(self, path: Path) -> None:
+    def take_screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def type(self, text: str) -> None:
@@ -125,7 +125,7 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", key=text, text=text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=text)
 
-    def painted(self) -> None:
+    def wait_until_painted(self) -> None:
         """Wait until the present content is painted on the screen."""
         self.run("new Promise((painted) => requestAnimationFrame(() => setTimeout(painted)))")
 
@@ -142,14 +142,16 @@ def browser(folder: Path) -> Iterator[Browser]:
     receive, answered = os.pipe()
     command = ("chromium", *_OPTIONS, f"--user-data-dir={folder}", "about:blank")
 
-    def placed() -> None:
+    def arrange_descriptors() -> None:
         """Arrange descriptors: Chromium reads commands from 3 and writes responses to 4."""
         above = [os.dup2(fd, 64 + number) for number, fd in enumerate((asked, answered))]
         os.dup2(above[0], 3)
         os.dup2(above[1], 4)
 
     with (folder / "stderr").open("wb") as errors:
-        process = subprocess.Popen(command, preexec_fn=placed, pass_fds=(3, 4), stdout=errors, stderr=errors)
+        process = subprocess.Popen(
+            command, preexec_fn=arrange_descriptors, pass_fds=(3, 4), stdout=errors, stderr=errors
+        )
     for fd in (asked, answered):
         os.close(fd)
     try:
@@ -174,10 +176,10 @@ def make_shown_fleet(servers: int = 60, **more: Any) -> Fleet:
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test'}}" for site in SITES
     )
     made = [
-        server(f"web{number:03}", f"role: web, site: {SITES[number % 3]}, rack: r{number % 7}", _more(number))
+        server(f"web{number:03}", f"role: web, site: {SITES[number % 3]}, rack: r{number % 7}", _make_spec(number))
         for number in range(servers)
     ]
-    return planned(
+    return plan_fleet(
         fleet(f"baseURL: 'http://boot.test', outputs: [ipxe, grub, pages], sites: [{sites}]"),
         *made,
         *(_signed_image(f"flatcar-{number}", HOSTILE) for number in (1, 2, 3)),
@@ -206,7 +208,7 @@ def _signed_image(name: str, key: str) -> str:
     return image(name).replace(f"sha256: {SHA}", f"sha256: {SHA}, {claim}")
 
 
-def _more(number: int) -> str:
+def _make_spec(number: int) -> str:
     if number == 4:
         return "pin: {image: flatcar-1, reason: waits for its owner, until: '2026-11-01T00:00:00Z'}"
     if number == 1:
@@ -277,7 +279,7 @@ def changes(*commits: tuple[str, str, str, str, tuple[str, ...]]) -> bytes:
     )
 
 
-def say_history(root: Path, content: bytes) -> None:
+def write_history(root: Path, content: bytes) -> None:
     with OutputDirectory.open(root, ledger="test") as directory:
         directory.write_status(content, NOW, HISTORY)
 
@@ -288,11 +290,11 @@ LOST: Final = ("web01", "web02")
 HELD_BY: Final = "4f2ab9917c03d5e1"
 
 
-def held_fleet() -> Fleet:
+def make_held_fleet() -> Fleet:
     """web04 is to be installed. web05 has a maintenance in the future, and web06 one without a window."""
     installed = Record(provision=0, image="flatcar-1", evidence="Reported", provisioned_at=at("18T13:20"))
     boot = WithheldBoot(None, None, None, takes_image_back=True, by=HELD_BY)
-    return planned(
+    return plan_fleet(
         fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]"),
         *ONCE[1:],
         *(server(f"web0{number}", "role: web") for number in range(2, 7)),
@@ -305,7 +307,7 @@ def held_fleet() -> Fleet:
     )
 
 
-def held_status() -> dict[str, Any]:
+def make_held_status() -> dict[str, Any]:
     lost = [{"server": name, "by": [HELD_BY], "boots": None, "why": Cause.WITHHELD} for name in LOST]
     attempted: Any = STATUS["attempted"]
     return {**STATUS, "attempted": {**attempted, "withheld": lost}}
@@ -333,7 +335,7 @@ _VIEWS: Final = {
 _IN_DARK: Final = {"page": "", "page-changes": "changes"}
 
 
-def night_fleet() -> Fleet:
+def make_night_fleet() -> Fleet:
     """120 workers and stores at three sites: a rollout at 58 %, a pin that is overdue, windows now and to come."""
     sites = ", ".join(
         f"{{name: {name}, select: {{matchLabels: {{site: {name}}}}}, baseURL: 'http://boot.{name}.example.net'}}"
@@ -381,11 +383,11 @@ def night_fleet() -> Fleet:
     for place, (name, where, rack) in enumerate(names):
         role = "storage" if place % 5 == 4 else "worker"
         files[f"servers/{where}/{name}.yaml"] = server(
-            name, f"role: {role}, site: {where}, rack: {rack}", _more_at_night(name)
+            name, f"role: {role}, site: {where}, rack: {rack}", _make_night_spec(name)
         )
-    decided = {name: _image(state) for name, state in planned(now=AT_NIGHT, templates=files).servers.items()}
+    decided = {name: _image(state) for name, state in plan_fleet(now=AT_NIGHT, templates=files).servers.items()}
     records = {name: _record(place, name, image) for place, (name, image) in enumerate(decided.items())}
-    return planned(now=AT_NIGHT, records=records, templates=files, revision=ACCEPTED)
+    return plan_fleet(now=AT_NIGHT, records=records, templates=files, revision=ACCEPTED)
 
 
 def _image(state: RenderedState) -> str:
@@ -405,14 +407,14 @@ def _window(name: str, window: str, rack: str, boots: str = "repair") -> str:
     return maintenance(name, window, select=f"{{matchLabels: {{rack: {rack}}}}}", boots=boots)
 
 
-def _more_at_night(name: str) -> str:
+def _make_night_spec(name: str) -> str:
     bmc = f"\n  bmc: {{address: 'https://{name}.bmc.example.net', credentials: bmc}}"
     if name == "lon1-r3n2":
         return f"{bmc},\n  pin: {{image: flatcar-4152.2.3, reason: waits for its owner, until: '2026-11-01T00:00:00Z'}}"
     return f"{bmc},\n  kernelArguments: [mitigations=auto]" if name == SHOWN else bmc
 
 
-def night_status() -> dict[str, Any]:
+def make_night_status() -> dict[str, Any]:
     """Return a status in which a commit is held and two BMCs do not respond."""
     bmcs = [
         {
@@ -435,10 +437,10 @@ def night_status() -> dict[str, Any]:
             {**area("role=storage", 24, removed=1), "commit": ACCEPTED},
         ],
         "lately": [
-            _lately(ACCEPTED, "20T21:40", changed=31, reinstalled=12, added=2, removed=1),
-            _lately("09ac4be77d12f0a86b3e", "20T16:02", changed=3),
-            _lately("e61f20775bb4c9d0fa31", "20T09:15", changed=10),
-            _lately("41d7c0a95e20b8f36c42", "19T14:27", added=10),
+            _make_recent_change(ACCEPTED, "20T21:40", changed=31, reinstalled=12, added=2, removed=1),
+            _make_recent_change("09ac4be77d12f0a86b3e", "20T16:02", changed=3),
+            _make_recent_change("e61f20775bb4c9d0fa31", "20T09:15", changed=10),
+            _make_recent_change("41d7c0a95e20b8f36c42", "19T14:27", added=10),
         ],
     }
     return {
@@ -450,11 +452,11 @@ def night_status() -> dict[str, Any]:
     }
 
 
-def _lately(commit: str, when: str, **kinds: int) -> dict[str, Any]:
+def _make_recent_change(commit: str, when: str, **kinds: int) -> dict[str, Any]:
     return {**area("", 120, **kinds), "commit": commit, "at": format_instant(at(when))}
 
 
-def night_history() -> bytes:
+def make_night_history() -> bytes:
     return changes(
         (ACCEPTED, "20T21:38", "Ada Moreau", "Roll flatcar-4459.2.0 out to 58 %", ("streams/flatcar-stable.yaml",)),
         (
@@ -475,20 +477,22 @@ def night_history() -> bytes:
     )
 
 
-def pictures(chromium: Browser, folder: Path, published: Path) -> None:
+def take_pictures(chromium: Browser, folder: Path, published: Path) -> None:
     """Each view as high as it is; some in dark as well."""
-    until = f"const now = Date.now, began = now(); Date.now = () => now() - began + {AT_NIGHT.timestamp() * 1000};"
-    chromium.call("Page.addScriptToEvaluateOnNewDocument", source=f"{{ {until} }}")
+    clock_script = (
+        f"const now = Date.now, began = now(); Date.now = () => now() - began + {AT_NIGHT.timestamp() * 1000};"
+    )
+    chromium.call("Page.addScriptToEvaluateOnNewDocument", source=f"{{ {clock_script} }}")
     for dark in (False, True):
         chromium.looks(dark=dark)
         for name, view in _VIEWS.items() if not dark else _IN_DARK.items():
             chromium.sized(1440, 900)
             chromium.open(f"file://{published}/{PAGE}index.html#/{view}")
             is_table = not view or view.startswith("?")
-            high = 900 if is_table else chromium.run("document.documentElement.scrollHeight")
-            chromium.sized(1440, high)
-            chromium.painted()
-            chromium.picture(folder / f"{name}{'-dark' if dark else ''}.png")
+            height = 900 if is_table else chromium.run("document.documentElement.scrollHeight")
+            chromium.sized(1440, height)
+            chromium.wait_until_painted()
+            chromium.take_screenshot(folder / f"{name}{'-dark' if dark else ''}.png")
     assert chromium.faults == []
 
 
@@ -496,14 +500,14 @@ def main() -> None:
     from tests.fetchlog.test_unknown_machines import SENT
 
     folder = Path(sys.argv[1]) if sys.argv[1:] else IMAGES
-    with tempfile.TemporaryDirectory() as profile_folder, site(night_fleet()) as found:
-        found.say(night_status())
+    with tempfile.TemporaryDirectory() as profile_folder, site(make_night_fleet()) as found:
+        found.say(make_night_status())
         machines = UnknownMachines([build_from_inventory(SENT, "v1/inventory", "10.20.3.41", at("20T22:51"))])
         with OutputDirectory.open(found.root, ledger="test") as directory:
             directory.write_status(render_unknown_machines(machines), AT_NIGHT, UNKNOWN)
-            directory.write_status(night_history(), AT_NIGHT, HISTORY)
+            directory.write_status(make_night_history(), AT_NIGHT, HISTORY)
         with browser(Path(profile_folder)) as chromium:
-            pictures(chromium, folder, found.root)
+            take_pictures(chromium, folder, found.root)
 
 
 if __name__ == "__main__":

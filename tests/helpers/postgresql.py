@@ -32,7 +32,7 @@ _USER: Final = "postgres"  # it does not run as root
 _SCHEMAS: Final = count(1)
 
 
-def programs() -> Path | None:
+def find_programs() -> Path | None:
     if (program := shutil.which("initdb")) is not None:
         return Path(program).resolve().parent
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: int(each.parent.name))
@@ -40,7 +40,7 @@ def programs() -> Path | None:
 
 
 def _program(name: str) -> Path:
-    folder = programs()
+    folder = find_programs()
     assert folder is not None, "postgresql is not installed: scripts/install-packages"
     return folder / name
 
@@ -109,9 +109,9 @@ class PostgresServer:
                 return subprocess.Popen(command, stdout=log, stderr=log, user=_find_user(), cwd=self.folder)
 
             self.process = thread.submit(begin).result()
-        self.until_ready()
+        self.wait_until_ready()
 
-    def until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
         for _ in range(600):
             with suppress(psycopg.OperationalError):
                 self.sql("SELECT 1")
@@ -119,7 +119,7 @@ class PostgresServer:
             time.sleep(0.05)
         raise AssertionError((self.folder / "log").read_text())
 
-    def replicated(self, folder: Path) -> PostgresServer:
+    def replicate(self, folder: Path) -> PostgresServer:
         """Another server that has all that this one has acknowledged from now on, and begins where it is promoted."""
         other = PostgresServer(folder)
         other.make(self.folder / "socket")
@@ -128,7 +128,7 @@ class PostgresServer:
         self.sql("SELECT pg_reload_conf()")
         return other
 
-    def let_in(self, network: str) -> None:
+    def trust_network(self, network: str) -> None:
         """Trust clients from this network after the next start."""
         with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
             rules.write(f"host all all {network} trust\n")
@@ -200,16 +200,16 @@ def public_folder() -> Iterator[Path]:
 
 @contextmanager
 def postgresql(
-    *settings: str, folder: Path | None = None, network: str | None = None, lets_in: tuple[str, ...] = ()
+    *settings: str, folder: Path | None = None, network: str | None = None, trusted_networks: tuple[str, ...] = ()
 ) -> Iterator[PostgresServer]:
     """A server that runs until the block ends, in a folder that its user may enter, and which is gone then."""
-    if programs() is None and "CI" not in os.environ:
+    if find_programs() is None and "CI" not in os.environ:
         pytest.skip("needs postgresql: scripts/install-packages")
     with public_folder() as made:
         server = PostgresServer((folder or made) / "postgresql", settings, network=network)
         server.make()
-        for each in lets_in:
-            server.let_in(each)
+        for each in trusted_networks:
+            server.trust_network(each)
         server.start()
         try:
             yield server
@@ -217,7 +217,7 @@ def postgresql(
             server.stop(signal.SIGQUIT)
 
 
-class CarriedConnections(ABC):
+class ForwardedConnections(ABC):
     """Connections of a socket that are carried to another one; a connection ends when both ends have, or if it is cut.
 
     A thread never closes a socket that another thread may read: its number may be reused by then.
@@ -244,7 +244,7 @@ class CarriedConnections(ABC):
                 _end(each)
 
     @abstractmethod
-    def carried(self, data: bytes) -> bytes:
+    def forward(self, data: bytes) -> bytes:
         """Return the part of ``data`` to carry on; may wait."""
 
     @property
@@ -276,7 +276,7 @@ class CarriedConnections(ABC):
     def _carry(self, one: socket.socket, other: socket.socket, client: socket.socket) -> None:
         with suppress(OSError):
             while not self.is_stuck and (data := one.recv(65536)):
-                other.sendall(self.carried(data))
+                other.sendall(self.forward(data))
         if self.is_stuck:
             ends = select.poll()
             ends.register(client, 0)

@@ -107,9 +107,9 @@ def publish_files(
     if changed is None:
         return _without_states(directory.publish(servers, shared, complete=True, **given), len(servers))
     names = {owner(path) for path in changed}
-    told = {name: servers.get(name) for name in names if name is not None}
-    published = directory.publish(told, shared if None in names else None, complete=False, **given)
-    return _without_states(published, len([files for files in told.values() if files is not None]))
+    changed_servers = {name: servers.get(name) for name in names if name is not None}
+    published = directory.publish(changed_servers, shared if None in names else None, complete=False, **given)
+    return _without_states(published, len([files for files in changed_servers.values() if files is not None]))
 
 
 def _without_states(published: PublicationResult, states: int) -> PublicationResult:
@@ -119,25 +119,27 @@ def _without_states(published: PublicationResult, states: int) -> PublicationRes
         tuple(path for path in paths if parse_state_path(path) is None)
         for paths in (published.written, published.withdrawn)
     )
-    standing = states - (len(published.written) - len(written))
-    return structs.replace(published, written=written, withdrawn=withdrawn, unchanged=published.unchanged - standing)
+    unchanged_states = states - (len(published.written) - len(written))
+    return structs.replace(
+        published, written=written, withdrawn=withdrawn, unchanged=published.unchanged - unchanged_states
+    )
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, *methods: str) -> list[str]:
+def record_calls(monkeypatch: pytest.MonkeyPatch, *methods: str) -> list[str]:
     """Return the paths for which the publisher calls these methods of its disk from now on; "-path": a file goes."""
     paths: list[str] = []
 
     def watch(name: str) -> None:
         act = getattr(Disk, name)
 
-        def watched_act(disk: Disk, path: str, *args: Any) -> Any:
+        def record_call(disk: Disk, path: str, *args: Any) -> Any:
             if name != "remove":
                 paths.append(path)
             elif (disk.root / path).exists():
                 paths.append(f"-{path}")
             return act(disk, path, *args)
 
-        monkeypatch.setattr(Disk, name, watched_act)
+        monkeypatch.setattr(Disk, name, record_call)
 
     for name in methods:
         watch(name)
@@ -155,26 +157,26 @@ class TargetKilled(BaseException):
 
 def bring_up(target: TargetStore, tree: FollowedTree) -> int:
     """Make steps until the target holds what is published. Return how many."""
-    held = target.load()
+    state = target.load()
     for steps in count():
         if (glance := tree.read_summary()) is None:
             return steps
-        step = plan_next_step(tree, glance, held, partial(target.shard, held.head), target.max_servers)
+        step = plan_next_step(tree, glance, state, partial(target.shard, state.head), target.max_servers)
         if step is None:
             return steps
-        target.apply(step, held, tree)
-        held = apply_step(held, step)
+        target.apply(step, state, tree)
+        state = apply_step(state, step)
     raise AssertionError
 
 
-def followed(store: FileStore, root: Path, *, name: str = "target", ledger: str = "test") -> StoreTarget:
+def sync_target(store: FileStore, root: Path, *, name: str = "target", ledger: str = "test") -> StoreTarget:
     """Have a new process bring a target in a store up to the directory at ``root``, and return its target."""
     target = StoreTarget(name, lambda: store, ledger=ledger, heir_of=lambda: None, writer=f"{ledger}-1")
     bring_up(target, FollowedTree(root))
     return target
 
 
-def killed_after(replaced: int) -> Callable[[Disk, str], None]:
+def kill_after(replaced: int) -> Callable[[Disk, str], None]:
     """Return a `Disk.place` that raises `TargetKilled` after so many files, unless that is 0."""
     places = count(1)
 

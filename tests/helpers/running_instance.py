@@ -109,12 +109,12 @@ class Instance:
             self.events.append(event)
 
 
-def eventually(look: Callable[[], Any], within_s: float = 300, *, poll_s: float = 0.05) -> Any:
-    """Return the value of ``look`` once it is true; an AssertionError names its last value or error."""
-    until, last = time.monotonic() + within_s, None
-    while time.monotonic() < until:
+def eventually(condition: Callable[[], Any], within_s: float = 300, *, poll_s: float = 0.05) -> Any:
+    """Return the value of ``condition`` once it is true; an AssertionError names its last value or error."""
+    deadline, last = time.monotonic() + within_s, None
+    while time.monotonic() < deadline:
         try:
-            if last := look():
+            if last := condition():
                 return last
         except httpx.TransportError as error:
             last = error
@@ -122,7 +122,7 @@ def eventually(look: Callable[[], Any], within_s: float = 300, *, poll_s: float 
     raise AssertionError(f"not within {within_s} s; last: {last!r}")
 
 
-def ledger_in(state: Path, address: PostgresAddress | None = None) -> str:
+def create_ledger(state: Path, address: PostgresAddress | None = None) -> str:
     """Return the identity of the ledger in a state directory, or of the ledger that it names; create a missing one."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     if address is not None:
@@ -144,7 +144,7 @@ def locked_ledger(state: Path, *ledgers: Store) -> Iterator[None]:
         yield
 
 
-def begin(state: Path, records: str | Path) -> None:
+def begin_records(state: Path, records: str | Path) -> None:
     """Tell the ledger of a running instance what to begin with, and wait until that is published."""
     eventually(lambda: has_ledger(state))
     facts: dict[str, Any] = {"how": str(records)}
@@ -189,7 +189,7 @@ def running(
         if ready:
             eventually(lambda: instance.get("/readyz").status_code == 200)
         if records is not None:
-            begin(folder / "state", records)
+            begin_records(folder / "state", records)
         yield instance
         process.send_signal(signal.SIGTERM)
         ended = process.wait(120)
@@ -217,37 +217,37 @@ def is_program(pid: int, name: str) -> bool:
         return False  # it has ended
 
 
-def evaluators(parent: int) -> list[int]:
-    return _children(parent, "evaluator")
+def list_evaluators(parent: int) -> list[int]:
+    return _list_children(parent, "evaluator")
 
 
-def fetchers(parent: int) -> list[int]:
-    return _children(parent, "git")
+def list_fetchers(parent: int) -> list[int]:
+    return _list_children(parent, "git")
 
 
-def alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def ran_until(pid: int, seconds: float) -> None:
+def wait_for_cpu_time(pid: int, seconds: float) -> None:
     """Wait until a process has had so much of a processor: proc_pid_schedstat(5)."""
     while int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) < seconds * 1e9:
         time.sleep(0.001)
 
 
-def peak_mib(process: int) -> int:
+def read_peak_mib(process: int) -> int:
     status = Path(f"/proc/{process}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) // 1024
 
 
-def children(parent: int) -> list[int]:
-    return [each for name in ("evaluator", "source", "serve") for each in _children(parent, name)]
+def list_children(parent: int) -> list[int]:
+    return [each for name in ("evaluator", "source", "serve") for each in _list_children(parent, name)]
 
 
-def _children(parent: int, name: str) -> list[int]:
+def _list_children(parent: int, name: str) -> list[int]:
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:

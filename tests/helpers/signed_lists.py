@@ -123,8 +123,10 @@ class ListSigner:
         meta = {f"{name}.json": MetaFile(version) for name in named_files}
         snapshot = add("snapshot.json", Snapshot(version=version, expires=FAR, meta=meta), own)
         named = MetaFile(version, len(snapshot), {"sha256": compute_digest(snapshot)})
-        about = {"gitboot": {"commit": commit, "made": format_instant(made), "manifest": manifest, "version": "0.2.0"}}
-        timestamp = Timestamp(version=version, expires=expires, snapshot_meta=named, unrecognized_fields=about)
+        custom_fields = {
+            "gitboot": {"commit": commit, "made": format_instant(made), "manifest": manifest, "version": "0.2.0"}
+        }
+        timestamp = Timestamp(version=version, expires=expires, snapshot_meta=named, unrecognized_fields=custom_fields)
         add("timestamp.json", timestamp, own, numbered=False)
         return {**found, **listings}
 
@@ -138,7 +140,7 @@ class ListSigner:
         return {**files, "timestamp.json": metadata.to_bytes()}
 
 
-def list_name(path: str) -> str:
+def get_list_name(path: str) -> str:
     is_secret = find_token(BOOT + path) is not None or find_non_script_kind(BOOT + path) is MEDIUM
     return hash_path(path) if is_secret else path
 
@@ -150,7 +152,9 @@ def encode_listing(
 ) -> bytes:
     """A listing of files by path below boot/, and of what they turn to at the end of the window that is open."""
     listed = {
-        list_name(path): [[None if since is None else format_instant(since), *_file(each)] for since, each in versions]
+        get_list_name(path): [
+            [None if since is None else format_instant(since), *_file(each)] for since, each in versions
+        ]
         for path, versions in files.items()
     }
     changed = end[1] if end is not None else {}
@@ -167,7 +171,7 @@ def _file(content: bytes | None) -> list[str | int | None]:
     return [None, 0] if content is None else [compute_digest(content), len(content)]
 
 
-def listings_of(root: Path) -> dict[str, bytes]:
+def read_listings(root: Path) -> dict[str, bytes]:
     """The listings of a tree with a list, by name below signed/, as the publisher made them."""
     signed = root / BOOT / "signed"
     paths = [signed / "shared.json", *(signed / "servers").iterdir()]
@@ -181,7 +185,7 @@ def sign_tree(
     made = made or datetime.now(UTC).replace(microsecond=0)
     manifest = compute_digest((root / MANIFEST).read_bytes())
     commit = json.loads((root / MANIFEST).read_bytes())["commit"]
-    files = signer.make(listings_of(root), made=made, expires=made + lasts, manifest=manifest, commit=commit)
+    files = signer.make(read_listings(root), made=made, expires=made + lasts, manifest=manifest, commit=commit)
     write_list(root / BOOT, files)
     return files
 
@@ -213,7 +217,7 @@ class FolderFetcher(FetcherInterface):
             raise DownloadHTTPError(str(error), 404) from error
 
 
-def client(url: str | Path, root: bytes, cache: Path) -> Updater:
+def make_client(url: str | Path, root: bytes, cache: Path) -> Updater:
     """Return python-tuf's client of the list at ``url``, which trusts a root and remembers in ``cache``."""
     for folder in (cache, cache / "targets"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -255,7 +259,7 @@ def assert_list_is_whole(files: Mapping[str, bytes]) -> None:
         assert signed["version"] == each["version"]
 
 
-def files_in(boot: Path) -> dict[str, bytes]:
+def read_files(boot: Path) -> dict[str, bytes]:
     return {str(path.relative_to(boot)): path.read_bytes() for path in boot.rglob("*") if path.is_file()}
 
 
@@ -275,7 +279,7 @@ def publish(directory: OutputDirectory, servers: dict[str, Files | None], shared
     directory.publish(servers, shared, complete=shared is not None, commit="c0ffee", at=at)
 
 
-def names(root: Path) -> set[str]:
+def list_names(root: Path) -> set[str]:
     return {each.name for each in (root / SIGNED).iterdir() if each.is_file()}
 
 

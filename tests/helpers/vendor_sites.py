@@ -12,7 +12,7 @@ from gitboot.image_sources.find_releases import read_vendor_document
 from gitboot.model.fields import read
 from gitboot.model.image_source import ImageSource
 from tests.helpers.artifact_servers import ArtifactServer
-from tests.helpers.git_repositories import Person, by_gpg
+from tests.helpers.git_repositories import Person, sign_with_gpg
 
 _KEY = re.compile(r"^    - [0-9A-F]{40}.*$", re.MULTILINE)
 
@@ -21,7 +21,7 @@ class VendorSite:
     """A local copy of the servers that a built-in source names: https://HOST/PATH is at /HOST/PATH."""
 
     def __init__(self, server: ArtifactServer, folder: Path, vendor: Person) -> None:
-        self.server, self._folder, self.vendor, self.fingerprint = server, folder, vendor, fingerprint_of(vendor)
+        self.server, self._folder, self.vendor, self.fingerprint = server, folder, vendor, read_fingerprint(vendor)
         keys, scratch = folder / "keys", folder / "scratch"
         for each in (keys, scratch):
             each.mkdir()
@@ -54,10 +54,10 @@ class VendorSite:
     def _sign(self, content: bytes, by: Person | None, how: str) -> bytes:
         file = self._folder / "content"
         file.write_bytes(content)
-        return by_gpg(by or self.vendor, file, how)
+        return sign_with_gpg(by or self.vendor, file, how)
 
 
-def fingerprint_of(person: Person) -> str:
+def read_fingerprint(person: Person) -> str:
     """Return the fingerprint of a person's OpenPGP key."""
     command = ["gpg", "--homedir", str(person.public.parent), "--batch", "--with-colons", "--show-keys"]
     listed = subprocess.run([*command, str(person.public)], check=True, capture_output=True, text=True).stdout

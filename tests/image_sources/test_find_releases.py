@@ -35,7 +35,7 @@ from gitboot.image_sources.find_releases import (
 from gitboot.image_sources.index_formats import FileRole, Release, ReleaseFiles
 from gitboot.model.image_source import ImageSource
 from gitboot.model.server import Architecture
-from tests.helpers.artifact_servers import GARDENLINUX, IRONCORE, Registry, artifact_server, digest_of, registry
+from tests.helpers.artifact_servers import GARDENLINUX, IRONCORE, Registry, artifact_server, compute_digest, registry
 from tests.helpers.git_repositories import Person, gpg_people
 from tests.helpers.vendor_sites import VendorSite, read_source
 
@@ -800,6 +800,6 @@ def test_local_files_are_read(tmp_path: Path) -> None:
     kernel.write_bytes(KERNEL)
     release_files = describe_local_files([(X86, FileRole.KERNEL, kernel, "assets:edge/1/vmlinuz")], "1")
     (file,) = release_files.files
-    assert (file.url, file.sha256, file.size) == ("assets:edge/1/vmlinuz", digest_of(KERNEL), 6)
+    assert (file.url, file.sha256, file.size) == ("assets:edge/1/vmlinuz", compute_digest(KERNEL), 6)
     with pytest.raises(IncompleteRelease, match="missing: No such file or directory; check the path of the file"):
         describe_local_files([(X86, FileRole.KERNEL, tmp_path / "missing", "assets:x")], "1")

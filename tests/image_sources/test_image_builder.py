@@ -30,8 +30,8 @@ from gitboot.image_sources.index_formats import FileRole, ImageSettings, Release
 from gitboot.model.boot_image import Checksums, DigestOrigin, Provenance, Signature
 from gitboot.model.scalars import ArtifactUrl
 from gitboot.model.server import Architecture
-from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.helpers.git_repositories import Minisign, Person, by_gpg, gpg_people
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, compute_digest
+from tests.helpers.git_repositories import Minisign, Person, gpg_people, sign_with_gpg
 
 KERNEL, INITRD, SECOND = b"kernel" * 100_000, b"initrd" * 1000, b"microcode"
 X86, ARM = Architecture.X86_64, Architecture.AARCH64
@@ -82,7 +82,7 @@ class Vendor:
     def sign(self, content: bytes, *how: str, by: str = "vendor") -> bytes:
         file = self.folder / "signed"
         file.write_bytes(content)
-        return by_gpg(self.people[by], file, *how)
+        return sign_with_gpg(self.people[by], file, *how)
 
     def file(
         self, role: FileRole, name: str, content: bytes, *, architecture: Architecture = X86, **facts: Any
@@ -148,25 +148,25 @@ def test_a_release_without_digests_becomes_a_document_with_the_digests_of_its_fi
         "    aarch64:\n"
         "      iso:\n"
         f"        url: {url}/arm.iso\n"
-        f"        sha256: {digest_of(KERNEL)}\n"
+        f"        sha256: {compute_digest(KERNEL)}\n"
         f"        size: {len(KERNEL)}\n"
         "        provenance:\n"
         "          digest: firstSeen\n"
         "    x86_64:\n"
         "      kernel:\n"
         f"        url: {url}/vmlinuz\n"
-        f"        sha256: {digest_of(KERNEL)}\n"
+        f"        sha256: {compute_digest(KERNEL)}\n"
         f"        size: {len(KERNEL)}\n"
         "        provenance:\n"
         "          digest: firstSeen\n"
         "      initrds:\n"
         f"      - url: {url}/initrd\n"
-        f"        sha256: {digest_of(INITRD)}\n"
+        f"        sha256: {compute_digest(INITRD)}\n"
         f"        size: {len(INITRD)}\n"
         "        provenance:\n"
         "          digest: firstSeen\n"
         f"      - url: {url}/microcode\n"
-        f"        sha256: {digest_of(SECOND)}\n"
+        f"        sha256: {compute_digest(SECOND)}\n"
         f"        size: {len(SECOND)}\n"
         "        provenance:\n"
         "          digest: firstSeen\n"
@@ -182,7 +182,7 @@ def test_a_signature_is_stronger_than_a_published_digest_and_that_than_none(vend
         FileRole.KERNEL,
         "vmlinuz",
         KERNEL,
-        sha256=digest_of(KERNEL),
+        sha256=compute_digest(KERNEL),
         digest_url=index,
         signature=Signature(openpgp=ArtifactUrl(signed)),
     )
@@ -215,7 +215,7 @@ def test_only_the_minisign_key_of_the_source_may_sign(vendor: Vendor) -> None:
 
 
 def test_a_signed_list_of_digests_covers_the_files_of_its_architecture(vendor: Vendor) -> None:
-    sums = f"{digest_of(KERNEL)}  vmlinuz\n{digest_of(INITRD)}  initrd\n".encode()
+    sums = f"{compute_digest(KERNEL)}  vmlinuz\n{compute_digest(INITRD)}  initrd\n".encode()
     url = vendor.put("SHA256SUMS", sums)
     signature = Signature(openpgp=ArtifactUrl(vendor.put("SHA256SUMS.gpg", vendor.sign(sums))))
     files = vendor.release(
@@ -270,7 +270,7 @@ def _too_large_without_a_length(vendor: Vendor) -> ReleaseFiles:
 
 
 def _other_sha256(vendor: Vendor) -> ReleaseFiles:
-    return vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL, sha256=digest_of(INITRD)))
+    return vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL, sha256=compute_digest(INITRD)))
 
 
 def _other_sha512(vendor: Vendor) -> ReleaseFiles:
@@ -294,7 +294,7 @@ def _signature_gone(vendor: Vendor) -> ReleaseFiles:
 
 
 def _signature_left_out(vendor: Vendor) -> ReleaseFiles:
-    kernel = vendor.file(FileRole.KERNEL, "vmlinuz", KERNEL, sha256=digest_of(KERNEL))
+    kernel = vendor.file(FileRole.KERNEL, "vmlinuz", KERNEL, sha256=compute_digest(KERNEL))
     return vendor.release(kernel, keys=(vendor.fingerprint(),))
 
 
@@ -351,10 +351,10 @@ def test_a_missing_file_is_found_before_the_others_are_downloaded(vendor: Vendor
 
 def test_a_redirect_is_followed_and_the_document_has_the_first_url(vendor: Vendor) -> None:
     vendor.put("elsewhere", KERNEL)
-    vendor.web.led["/a.iso"] = f"{vendor.web.url}/elsewhere"
+    vendor.web.redirects["/a.iso"] = f"{vendor.web.url}/elsewhere"
     iso = ReleaseFile(architecture=X86, role=FileRole.ISO, url=f"{vendor.web.url}/a.iso")
     built = vendor.build(vendor.release(iso))
-    assert [(each.url, each.sha256) for each in built.files] == [(iso.url, digest_of(KERNEL))]
+    assert [(each.url, each.sha256) for each in built.files] == [(iso.url, compute_digest(KERNEL))]
 
 
 @pytest.mark.parametrize("version", ["1.2\n# kind: Fleet", "\x1b[31m1.2", "1.2: {a", "\u202e2.1", "", "1" * 101])
@@ -377,7 +377,7 @@ def test_a_version_is_text_in_the_document(vendor: Vendor, version: str) -> None
 def test_a_server_that_refuses_head_is_asked_for_the_file(vendor: Vendor) -> None:
     vendor.web.refuses_head = 403
     built = vendor.build(vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL)))
-    assert built.files[0].sha256 == digest_of(KERNEL)
+    assert built.files[0].sha256 == compute_digest(KERNEL)
 
 
 def test_a_full_disk_is_an_error_that_names_the_remedy(vendor: Vendor) -> None:

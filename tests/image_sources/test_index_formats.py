@@ -33,7 +33,7 @@ from gitboot.image_sources.index_formats import (
 )
 from gitboot.model.image_source import FilesFormat, ImageSource, IndexFormat
 from gitboot.model.scalars import version_key
-from tests.helpers.cases import examples
+from tests.helpers.cases import count_examples
 
 T = TypeVar("T")
 URL = "https://vendor.test/index"
@@ -227,7 +227,7 @@ _LINES = st.lists(
 _CONTENTS = st.binary(max_size=60) | _JSON.map(lambda value: json.dumps(value).encode()) | _LINES
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=count_examples(400), deadline=None)
 @given(st.sampled_from(list(IndexFormat)), _CONTENTS, st.sampled_from(["{version}", "v{version}", "Leap/{version}"]))
 @example(IndexFormat.JSON_LIST, b"[" * 100_000, "{version}")
 @example(IndexFormat.ALPINE_RELEASES, b"[" * 100_000, "{version}")
@@ -272,7 +272,7 @@ def _damaged(draw: st.DrawFn) -> tuple[IndexFormat, bytes]:
         at = at[step]
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=count_examples(400), deadline=None)
 @given(_damaged())
 def test_a_damaged_value_is_malformed_or_ignored(damaged: tuple[IndexFormat, bytes]) -> None:
     index_format, content = damaged
@@ -282,7 +282,7 @@ def test_a_damaged_value_is_malformed_or_ignored(damaged: tuple[IndexFormat, byt
     assert not isinstance(found, MalformedIndex) or str(found).isprintable()
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=count_examples(200), deadline=None)
 @given(_CONTENTS)
 def test_other_parsers_raise_only_malformed_index(content: bytes) -> None:
     parsers: list[Any] = [
@@ -313,7 +313,7 @@ UNSIGNED_INDEX = [
 ]
 
 
-@settings(max_examples=examples(300), deadline=None)
+@settings(max_examples=count_examples(300), deadline=None)
 @given(st.sampled_from(UNSIGNED_INDEX), _CONTENTS | _damaged().map(lambda damaged: damaged[1]))
 def test_a_built_in_source_raises_only_errors_with_place_cause_and_hint(source: ImageSource, content: bytes) -> None:
     server, channel = Answering(content), next(iter(source.spec.channels), None)

@@ -14,7 +14,7 @@ from gitboot.importers.boot_comparison import ComparedMachine, OldBoot, parse_bo
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server
 from tests.helpers.cases import for_each
 from tests.helpers.http_peers import Authority
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 
 UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
 MAC = "52:54:00:12:34:56"
@@ -88,7 +88,7 @@ def answers(old: ArtifactServer, arguments: str = "console=ttyS0", ignition: str
 
 def compared(fleet: Path, old: ArtifactServer | str, code: int, *more: object) -> dict[str, Any]:
     url = old if isinstance(old, str) else old.url
-    done = typed("compare-old-system", fleet, "--old", url, "--as", "matchbox", "-o", "json", *more)
+    done = run_command("compare-old-system", fleet, "--old", url, "--as", "matchbox", "-o", "json", *more)
     assert done.code == code, done
     (item,) = done.json["items"]
     found: dict[str, Any] = item
@@ -132,7 +132,7 @@ def test_a_difference_is_shown_with_both_values_and_the_exit_code_is_2(fleet: Pa
 def test_a_secret_among_the_arguments_is_not_printed(fleet: Path, old: ArtifactServer) -> None:
     answers(old, "console=ttyS0 inst.rootpw=hunter2 root=http://u:hunter3@x/")
     for format in ("text", "markdown", "json"):
-        done = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", format)
+        done = run_command("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", format)
         assert done.code == 2 and "inst.rootpw=" in done.out and "hunter" not in done.out + done.err
         if format == "text":
             assert max(map(len, done.out.splitlines())) <= 100
@@ -178,12 +178,14 @@ def test_many_servers_are_compared_at_once_and_listed_by_name(fleet: Path, old: 
         other = other.replace("99:99:99", f"99:99:{number:02}").replace("12:34:56", f"12:34:{number:02}")
         (fleet / f"web{number:02}.yaml").write_text(other.replace("12:34:56", "12:34:99"))
     answers(old)
-    done = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", "json", "--parallel", "8")
+    done = run_command(
+        "compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", "json", "--parallel", "8"
+    )
     assert done.code == 2
     items = done.json["items"]
     assert [item["server"] for item in items] == [f"web{number:02}" for number in range(1, 40)]
     assert [item["verdict"] for item in items] == ["equal", *["missing"] * 38]
-    only = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "--server", "web01")
+    only = run_command("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "--server", "web01")
     assert (only.code, only.out) == (0, "1 server: 1 equal\n")
 
 

@@ -21,9 +21,9 @@ from gitboot.importers.inventory import Supplement, translate_ipxe_argument
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import make_first_records
 from gitboot.resolve.plan_at_time import make_plan
-from tests.helpers.cases import each_of, for_each
+from tests.helpers.cases import for_each, sample_cases
 from tests.helpers.fleets import at
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 
 UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
 MAC = "52:54:00:12:34:56"
@@ -480,7 +480,7 @@ def lay(folder: Path, files: dict[str, str]) -> Path:
 
 def imported(tmp_path: Path, system: str, *more: object, files: dict[str, str] | None = None) -> Path:
     source = lay(tmp_path / "source", files or SOURCES[system])
-    done = typed("import", system, source, "--out", tmp_path / "fleet", *more)
+    done = run_command("import", system, source, "--out", tmp_path / "fleet", *more)
     assert done.code == 0, done
     return tmp_path / "fleet"
 
@@ -548,7 +548,7 @@ def test_other_forms_of_a_source_give_the_same_documents(tmp_path: Path, form: s
     assert (spec["uuid"], spec["architecture"], spec["interfaces"][0]["mac"]) == (UUID, "x86_64", MAC)
     if system != "terraform":
         assert spec["interfaces"][0]["addresses"][0].startswith("10.0.0.13")
-    assert typed("validate", fleet).code == 0
+    assert run_command("validate", fleet).code == 0
     assert not any(PASSWORD.encode() in content for content in written(fleet).values())
     if form == "tinkerbell v1alpha2":
         assert spec["bmc"] == {"address": "https://10.9.0.13", "credentials": "bm-cred", "tls": {"verify": "false"}}
@@ -596,7 +596,7 @@ def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, ol
     fleet = imported(tmp_path, system, *make_known_options(tmp_path), files=files)
     assert server_of(fleet, system)["bmc"] == {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"}
     assert PASSWORD not in "".join(path.read_text() for path in fleet.rglob("*") if path.is_file())
-    assert typed("validate", fleet).code == 0
+    assert run_command("validate", fleet).code == 0
 
 
 ADDRESSES = {
@@ -696,7 +696,7 @@ def test_finding_p12_each_interface_of_a_bond_is_imported_with_its_address(tmp_p
     fleet = imported(tmp_path, system, *make_known_options(tmp_path), files={**SOURCES[system], **BONDS[system]})
     found = {each["mac"]: each.get("addresses") for each in server_of(fleet, system)["interfaces"]}
     assert found == {mac: [ADDRESSES[system]] for mac in (MAC, OTHER)}
-    assert typed("validate", fleet).code == 0
+    assert run_command("validate", fleet).code == 0
     assert "bond0" not in (fleet / "import-report.md").read_text()
 
 
@@ -717,7 +717,7 @@ def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Pat
     report = (imported(tmp_path, system, files=files) / "import-report.md").read_text()
     assert "1 server has no UUID" in report
     for command in ("gitboot bmc scan", "gitboot unknown-machines"):
-        assert f"`{command} " in report and typed(*command.split()[1:], "--help").code == 0
+        assert f"`{command} " in report and run_command(*command.split()[1:], "--help").code == 0
     report = (imported(tmp_path, system, *make_known_options(tmp_path), files=files) / "import-report.md").read_text()
     assert "no UUID" not in report
 
@@ -768,7 +768,7 @@ def test_incomplete_documents_are_pending_and_the_others_are_valid(tmp_path: Pat
         "pending/servers/web01.yaml",
         "pending/userdata/flatcar.j2",
     }
-    assert typed("validate", fleet).code == 0
+    assert run_command("validate", fleet).code == 0
     report = (fleet / "import-report.md").read_text()
     assert "### web01 (pending)" in report and f"the sha256 of {KERNEL}" in report
 
@@ -815,7 +815,7 @@ def test_two_machines_never_share_an_identity(tmp_path: Path) -> None:
         f"host {name} {{ hardware ethernet {MAC}; fixed-address 10.0.0.13; }}\n" for name in ("web01", "Web01")
     )
     fleet = imported(tmp_path, "isc", *make_known_options(tmp_path), files={"dhcpd.conf": text})
-    assert typed("validate", fleet).code == 0
+    assert run_command("validate", fleet).code == 0
     report = (fleet / "import-report.md").read_text()
     assert "the MAC address 52-54-00-12-34-56 was left out, because web01 also has it" in report
     assert "### web01-2 (pending)" in report
@@ -843,7 +843,7 @@ def test_bmcs_of_two_machines_with_one_name_share_no_password(tmp_path: Path) ->
 def test_a_directory_with_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "fleet").mkdir()
     (tmp_path / "fleet" / "mine").touch()
-    done = typed("import", "isc", lay(tmp_path / "source", SOURCES["isc"]), "--out", tmp_path / "fleet")
+    done = run_command("import", "isc", lay(tmp_path / "source", SOURCES["isc"]), "--out", tmp_path / "fleet")
     assert done.code == 64 and "is not empty" in done.err
 
 
@@ -851,13 +851,13 @@ def test_a_directory_with_other_files_is_rejected(tmp_path: Path) -> None:
 def test_an_unreadable_source_is_named_without_its_content(tmp_path: Path, system: str) -> None:
     source = lay(tmp_path, {"groups/x.json": f"{{{PASSWORD}: [", "x.yaml": f"a: [{PASSWORD}"})
     file = source / ("x.yaml" if system == "metal3" else "groups")
-    done = typed("import", system, tmp_path if system == "matchbox" else file, "--out", tmp_path / "fleet")
+    done = run_command("import", system, tmp_path if system == "matchbox" else file, "--out", tmp_path / "fleet")
     assert done.code == 64 and "is no" in done.err and PASSWORD not in done.err
     assert not done.err.rstrip().endswith(" at")
 
 
 def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
-    done = typed("import", "isc", lay(tmp_path / "source", {"x": "nothing"}), "--out", tmp_path / "fleet")
+    done = run_command("import", "isc", lay(tmp_path / "source", {"x": "nothing"}), "--out", tmp_path / "fleet")
     assert done.code == 64 and "contains no machines in" in done.err and not (tmp_path / "fleet").exists()
 
 
@@ -870,7 +870,7 @@ def test_finding_p11_a_large_file_of_machines_is_read_or_an_error(
     fleet = imported(tmp_path, "netbox")  # its files are larger
     assert list(fleet.rglob("servers/*.yaml"))
     monkeypatch.setattr("gitboot.cli.commands.old_system._MAX_DATA_BYTES", 100)
-    done = typed("import", "netbox", tmp_path / "source", "--out", tmp_path / "other")
+    done = run_command("import", "netbox", tmp_path / "source", "--out", tmp_path / "other")
     assert done.code == 64 and "devices.json has " in done.err and "more than 100" in done.err
 
 
@@ -878,7 +878,7 @@ def test_finding_p11_a_large_file_of_machines_is_read_or_an_error(
 def test_an_invalid_line_in_the_file_of_uuids_is_named(tmp_path: Path, line: str, word: str) -> None:
     (tmp_path / "uuids").write_text(f"{line}\n")
     source = lay(tmp_path / "source", SOURCES["isc"])
-    done = typed("import", "isc", source, "--out", tmp_path / "fleet", "--uuids", tmp_path / "uuids")
+    done = run_command("import", "isc", source, "--out", tmp_path / "fleet", "--uuids", tmp_path / "uuids")
     assert done.code == 64 and word in done.err
 
 
@@ -918,7 +918,7 @@ def test_any_content_of_a_source_is_read_without_an_error(system: str) -> None:
         if name.endswith(".ign"):
             continue
         for document in yaml.load_all(text, yaml.BaseLoader):
-            for odd in each_of([*_with_one_odd(document)], one_in=3):
+            for odd in sample_cases([*_with_one_odd(document)], one_in=3):
                 render_fleet(read_inventory({**files, name: _json(odd)}), Supplement())
 
 

@@ -47,9 +47,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import BootFile, OverrideEnabled, OverrideTarget
 from gitboot.status.conditions import Event
-from tests.helpers.cases import present
+from tests.helpers.cases import require_value
 from tests.helpers.fleets import at
-from tests.helpers.postgresql import CarriedConnections, PostgresServer, postgresql, public_folder
+from tests.helpers.postgresql import ForwardedConnections, PostgresServer, postgresql, public_folder
 from tests.helpers.running_instance import eventually
 
 NOON = at("20T12:00")
@@ -74,7 +74,7 @@ def recorded(path: Path) -> Iterator[RecordedFetches]:
 
 
 def address(path: Path, **settings: str) -> PostgresAddress:
-    found = present(read_address(path))
+    found = require_value(read_address(path))
     return structs.replace(found, url=found.url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
 
 
@@ -116,7 +116,7 @@ def run_out(path: Path, server: PostgresServer) -> None:
 def hold_lease(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
     with open_ledger(path) as ledger:
         ledger.database.take_lease(holder)
-        yield ledger, present(ledger.database.lease)
+        yield ledger, require_value(ledger.database.lease)
 
 
 def keeping(path: Path, lease: HeldLease, lost: Callable[[], None] = lambda: None) -> LeaseKeeper:
@@ -136,7 +136,7 @@ def test_an_instance_keeps_the_lease_until_it_has_not_renewed_it_for_the_duratio
                     two.database.take_lease(TWO)
                 clock.passes(ONE.seconds / 2)
             two.database.take_lease(TWO)
-            assert present(two.database.lease).lease == (TWO.id, first.lease.epoch + 1)
+            assert require_value(two.database.lease).lease == (TWO.id, first.lease.epoch + 1)
             with pytest.raises(LeaseLost, match="another instance is active"), one.writing() as tx:
                 instance_tables.write_facts(tx, accepted="stale")
             with two.writing() as tx:
@@ -153,7 +153,7 @@ def test_the_same_instance_gets_its_own_lease_at_once_and_a_clean_end_releases_i
         with hold_lease(path, ONE) as (_, again):
             assert again.lease.epoch == 1, "what it has published goes on as it is"
             assert again.previous_place is None, "nobody else had it"
-        assert present(summarize_ledger(path).lease)[:4] == (1, "host-a:/state", "one", False)
+        assert require_value(summarize_ledger(path).lease)[:4] == (1, "host-a:/state", "one", False)
     with hold_lease(path, TWO) as (_, lease):
         assert (lease.lease.epoch, lease.previous_place) == (2, "host-a:/state")
 
@@ -193,7 +193,7 @@ def test_a_thread_renews_the_lease_and_reports_when_it_is_lost(
             clock.passes(0.9 * ONE.seconds)
             eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
         renewed.check()
-        assert present(summarize_ledger(path).lease).is_current
+        assert require_value(summarize_ledger(path).lease).is_current
         give_to_two(path, postgres_server, renewed)
         assert lost.wait(60)
         with pytest.raises(LeaseLost, match="another instance is active"):
@@ -414,7 +414,7 @@ def test_a_one_time_boot_is_recorded_under_the_lease_of_the_output_tree_only(pat
         assert here.find_served_boot("web01", OFFER, None) is None
         assert here.serving_identity == str(first.lease)
         here.record(GIVEN, str(first.lease))
-        assert present(there.find_served_boot("web01", OFFER, None)).first == GIVEN
+        assert require_value(there.find_served_boot("web01", OFFER, None)).first == GIVEN
         clock.passes(ONE.seconds)
         with hold_lease(path, TWO) as (_, second):
             for giver in (None, str(first.lease), "0/nobody"):
@@ -569,7 +569,7 @@ def test_the_page_about_standbys_creates_a_ledger_and_gives_an_endpoint_minimal_
 # Paused writers
 
 
-class Line(CarriedConnections):
+class Line(ForwardedConnections):
     """Connections to the socket of the server that carry so many bytes in both directions, and then nothing more."""
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
@@ -590,7 +590,7 @@ class Line(CarriedConnections):
         with self._counting:
             self.count, self.carries = 0, carries
 
-    def carried(self, data: bytes) -> bytes:
+    def forward(self, data: bytes) -> bytes:
         with self._counting:
             data = data[: int(min(len(data), max(0, self.carries - self.count)))]
             self.count += len(data)

@@ -34,8 +34,8 @@ from gitboot.ledger.store import PostgresAddress, Transaction, read_address, wri
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
 from gitboot.status.conditions import Event
-from tests.helpers.cases import for_each, present
-from tests.helpers.fleets import uuid_of
+from tests.helpers.cases import for_each, require_value
+from tests.helpers.fleets import make_uuid
 from tests.helpers.git_repositories import free_port
 from tests.helpers.http_peers import Authority
 from tests.helpers.postgresql import PostgresServer, postgresql
@@ -109,7 +109,7 @@ def test_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_lost(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
-    schema, gone = schema_of(path), SystemUuid(uuid_of("old01"))
+    schema, gone = schema_of(path), SystemUuid(make_uuid("old01"))
     postgres_server.sql(
         f"DROP TABLE {schema}.lost_identities; "
         f"ALTER TABLE {schema}.records DROP COLUMN clearances, DROP COLUMN version; "
@@ -375,7 +375,7 @@ def test_finding_c2_a_call_without_a_response_ends_at_its_deadline(path: Path) -
     with open_ledger(path) as ledger:
         database = ledger.database
         assert isinstance(database, PostgresDatabase)
-        with database._connection.answering_within(0.5), pytest.raises(LedgerError, match="no answer within 0 s"):
+        with database._connection.call_timeout(0.5), pytest.raises(LedgerError, match="no answer within 0 s"):
             ledger.rows("SELECT pg_sleep(3600)")
         assert ledger.is_failing
         assert instance_tables.read_facts(ledger).accepted is None, "the next call has a new connection"
@@ -576,7 +576,7 @@ def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host_and_no_end
     path: Path, two: Path, tmp_path: Path
 ) -> None:
     written(path)
-    address = present(read_address(path))
+    address = require_value(read_address(path))
     assert "run the same `gitboot ledger copy` command on each of them" in moved(tmp_path, "file")
     place = re.escape(f"{socket.gethostname()}:{path}")
     with pytest.raises(LedgerLeft, match=f"this ledger was moved to {place}; "):
@@ -629,7 +629,7 @@ def test_a_former_holder_of_the_lease_of_a_moved_ledger_can_do_nothing_more(
     """An instance that was paused during the copy cannot renew its lease, write, or take another lease."""
     written(path)
     theirs = Holder("theirs", "another host", 3600)
-    address = present(read_address(path))
+    address = require_value(read_address(path))
     with open_ledger(two / "ledger.sqlite") as ledger, open_ledger(two / "ledger.sqlite") as commands:
         ledger.database.take_lease(theirs)
         run_out(path, postgres_server)
@@ -702,7 +702,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("to", ["file", "database"])
 @pytest.mark.parametrize(
     ("at", "is_used", "is_copy_used"),
-    [("note_left", True, False), ("_finish", False, False), ("_switch_address", False, True)],
+    [("record_move", True, False), ("_finish", False, False), ("_switch_address", False, True)],
 )
 def test_a_killed_copy_leaves_one_ledger_or_none_and_the_same_command_completes_it(
     postgres_server: PostgresServer,
@@ -756,7 +756,7 @@ def test_a_ledger_can_be_moved_back_to_a_former_place_that_was_emptied(
     path: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
-    address = present(read_address(path))
+    address = require_value(read_address(path))
     moved(tmp_path, "file")
     assert "already contains a moved ledger" in copy_fails(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
@@ -810,7 +810,7 @@ def test_a_former_place_is_used_again_if_the_new_one_is_lost_and_it_is_unverifie
 
 def test_a_place_with_only_an_identity_can_be_used_again_only_by_that_ledger(path: Path, tmp_path: Path) -> None:
     open_ledger(path).close()
-    address = present(read_address(path))
+    address = require_value(read_address(path))
     moved(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()

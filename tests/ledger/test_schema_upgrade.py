@@ -21,12 +21,12 @@ from gitboot.ledger.store import write_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Run
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.helpers.fleets import at, fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.fleets import at, fleet, image, maintenance, make_uuid, policy, profile, server
 from tests.helpers.forked_commands import by_migrations
 from tests.helpers.instance_in_process import Bench
 
 NAMES = ("app01", "db01", "doubt01", "old01", "web01")
-UUIDS = {name: SystemUuid(uuid_of(name)) for name in NAMES}
+UUIDS = {name: SystemUuid(make_uuid(name)) for name in NAMES}
 INSTALLED_AT = at("2026-11-22T04:43:52.867810+00:00")
 MADE_AT = at("2026-11-22T04:43:56.250814+00:00")
 HELD = "63cdb2e74364e3a00fbf55b39b8eafcef8fe99aa3d0e344767bae2ce7a0dbd08"

@@ -50,11 +50,11 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget, Wit
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime
-from tests.helpers.fleets import at, uuid_of
+from tests.helpers.fleets import at, make_uuid
 from tests.helpers.instance_in_process import Unsynced
 from tests.helpers.postgresql import PostgresServer
 
-WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
+WEB01, WEB02 = SystemUuid(make_uuid("web01")), SystemUuid(make_uuid("web02"))
 NOON = at("20T12:00")
 ONCE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
 
@@ -109,7 +109,7 @@ def written(path: Path) -> None:
             )
             instance_tables.write_events(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
             server_tables.write_machines(tx, [MACHINE])
-            server_tables.offer_evidence(tx, [OFFER], NOON)
+            server_tables.write_offers(tx, [OFFER], NOON)
             server_tables.write_versions(tx, [(ENTRY, 1, PLAN)], 1)
             server_tables.write_pending(tx, [Pending(1, OBSERVATION, OFFER)])
             server_tables.write_spool_positions(tx, {"a.jsonl": 7})
@@ -633,8 +633,8 @@ def test_events_are_read_in_the_order_in_which_they_happened_for_any_clock(path:
 @BOTH
 def test_an_offer_keeps_its_first_time(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, server_tables.offer_evidence, [OFFER], NOON)
-        put(ledger, server_tables.offer_evidence, [OFFER], NOON + timedelta(days=1))
+        put(ledger, server_tables.write_offers, [OFFER], NOON)
+        put(ledger, server_tables.write_offers, [OFFER], NOON + timedelta(days=1))
     with open_ledger(path) as ledger:
         assert (server_tables.find_offer(ledger, PLAN), server_tables.find_offer(ledger, OTHER_PLAN)) == (OFFER, None)
 
@@ -656,7 +656,7 @@ def test_an_observation_is_pending_until_it_is_judged(path: Path) -> None:
     other = Pending(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
     with open_ledger(path) as ledger:
         assert server_tables.read_last_observation_number(ledger) == 0
-        put(ledger, server_tables.offer_evidence, [OFFER], NOON)
+        put(ledger, server_tables.write_offers, [OFFER], NOON)
         put(ledger, server_tables.write_pending, [pending])
         assert server_tables.has_observation(ledger, OBSERVATION, PLAN)
         assert not server_tables.has_observation(ledger, other.observation, PLAN)
@@ -682,7 +682,7 @@ def test_current_rows_are_never_pruned(path: Path) -> None:
     judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
     waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
     with open_ledger(path) as ledger:
-        put(ledger, server_tables.offer_evidence, offers, long_ago)
+        put(ledger, server_tables.write_offers, offers, long_ago)
         put(
             ledger,
             server_tables.write_versions,
@@ -744,7 +744,7 @@ def test_requests_wait_for_the_instance_and_are_executed_once(path: Path) -> Non
             "retry",
             {"uuids": [WEB01]},
         )
-        put(ledger, instance_tables.carry_out, [(first, "done")], NOON)
+        put(ledger, instance_tables.write_outcomes, [(first, "done")], NOON)
         assert [instance_tables.read_outcome(ledger, number) for number in numbers] == ["done", None]
         assert instance_tables.read_requests(ledger) == (second,)
 
@@ -779,9 +779,9 @@ def test_a_backup_of_the_current_state_equals_the_ledger(path: Path) -> None:
 CHANGES: dict[str, tuple[Callable[..., None], tuple[Any, ...], bool]] = {
     "a record": (server_tables.write_records, ([(WEB01, "web01", Record(provision=2))],), True),
     "what was set": (server_tables.write_overrides, ([(WEB01, recorded(state=OverrideState.CONFIRMED))],), True),
-    "what was offered": (server_tables.offer_evidence, ([structs.replace(OFFER, plan=Digest("e" * 64))], NOON), True),
+    "what was offered": (server_tables.write_offers, ([structs.replace(OFFER, plan=Digest("e" * 64))], NOON), True),
     "what was forgotten": (server_tables.delete_all_records, (), True),
-    "what is offered again": (server_tables.offer_evidence, ([OFFER], at("21T11:00")), False),
+    "what is offered again": (server_tables.write_offers, ([OFFER], at("21T11:00")), False),
 }
 
 

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from gitboot.fleet.documents import KINDS, parse_blob
 from gitboot.fleet.yaml import parse
 from gitboot.review.formats.json import main
-from tests.helpers.cases import examples, for_each
+from tests.helpers.cases import count_examples, for_each
 from tests.helpers.fleets import document
 from tests.helpers.hypothesis_strategies import Document, documents
 
@@ -102,7 +102,7 @@ def test_documents_on_pages_are_valid(page: str, text: str) -> None:
     assert (parse_blob(text.encode(), page).problems, faults(text)) == ((), [])
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=count_examples(60))
 @given(documents())
 def test_a_document_that_gitboot_accepts_is_valid_by_the_schemas(drawn: Document) -> None:
     for name in ("any", drawn["kind"]):

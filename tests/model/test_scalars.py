@@ -51,7 +51,7 @@ from gitboot.model.scalars import (
     version_key,
 )
 from gitboot.problems import Code
-from tests.helpers.cases import AT_MOST, for_each, growth
+from tests.helpers.cases import MAX_GROWTH, for_each, measure_growth
 from tests.helpers.http_peers import Authority
 from tests.helpers.hypothesis_strategies import AWKWARD
 
@@ -306,7 +306,7 @@ def test_the_time_for_a_value_grows_linearly_with_its_length(parse: Callable[[ob
                 with suppress(Malformed):
                     parse(text + piece * size)
 
-            assert growth(work, 2000) < AT_MOST, beginning + piece
+            assert measure_growth(work, 2000) < MAX_GROWTH, beginning + piece
 
 
 @for_each("parse", PARSERS)

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 from gitboot import __version__
 from gitboot.cli.main import Exit, cli
 from tests.helpers.endpoints import IPXE
-from tests.helpers.git_repositories import Work, free_port, program
+from tests.helpers.git_repositories import WorkTree, free_port, program
 from tests.helpers.running_instance import eventually
 from tests.packages.debian import Debian, fresh, unpacked
 
@@ -212,7 +212,7 @@ def test_only_root_can_change_installed_files(debian: Debian) -> None:
 def test_an_installed_package_serves_a_machine(debian: Debian) -> None:
     """A first hour with the units: init, commit, run, begin the records, serve."""
     debian.run("gitboot", "init", "/srv/fleet")
-    Work(debian.root / "srv" / "fleet").commit(message="Begin")
+    WorkTree(debian.root / "srv" / "fleet").commit(message="Begin")
     debian.run("chown", "--recursive", "gitboot:", "/srv/fleet")
     debian.run("install", "--directory", "--owner=gitboot", "--mode=0700", "/var/lib/gitboot")  # StateDirectory=
     state, output, spool = ({place: debian.root / place[1:]} for place in PLACES)
@@ -241,7 +241,7 @@ def test_the_image_serves_machines_with_a_read_only_root(image: Image, tmp_path:
     fleet = inside["/mnt"]
     for path in (fleet, *fleet.rglob("*")):
         os.chown(path, 0, 0)  # git rejects folders of other users
-    Work(fleet).commit(message="Begin")
+    WorkTree(fleet).commit(message="Begin")
     image.debian.run("chown", "--recursive", image.user, "/mnt", volumes=inside)
     run = (*image.settings["Entrypoint"], "run", "/mnt", *HERE)
     image.debian.run(*run, "--once", user=image.user, volumes=inside, ends=Exit.PARTIAL)

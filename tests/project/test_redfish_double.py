@@ -47,7 +47,7 @@ from tests.helpers.redfish_double.server import (
     Huge,
     Ignored,
     Intrusion,
-    Presents,
+    PresentCertificate,
     RedfishServer,
     Redirect,
     Reverted,
@@ -524,7 +524,7 @@ def test_a_bad_certificate_affects_one_connection(authority: Authority, tmp_path
                 return str(error)
 
         for said, tls in bad.items():
-            server.fault(Presents(tls=tls), on="TLS")
+            server.fault(PresentCertificate(tls=tls), on="TLS")
             assert said in read()
             assert read() == "OK"
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from tests.helpers.git_repositories import ENVIRONMENT, Work, program
+from tests.helpers.git_repositories import ENVIRONMENT, WorkTree, program
 
 ROOT: Final = Path(__file__).parents[2]
 VERSION: Final = 'Text.\n\n__version__ = "1.2.0"\n'
@@ -18,9 +18,9 @@ CHANGELOG: Final = "# Changelog\n\n## 1.2.0\n\nA line.\n\n## 1.1.0\n\nAn old lin
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
+def work(tmp_path: Path) -> WorkTree:
     """A repository that can be released, with the script of this one."""
-    work = Work(tmp_path / "work")
+    work = WorkTree(tmp_path / "work")
     for name in ("scripts/release", ".gitignore"):
         (work.path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, work.path / name)
@@ -28,7 +28,7 @@ def work(tmp_path: Path) -> Work:
     return work
 
 
-def release(work: Work) -> tuple[int, str]:
+def release(work: WorkTree) -> tuple[int, str]:
     """Return the exit code and the errors."""
     command = [work.path / "scripts" / "release"]
     done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
@@ -36,27 +36,27 @@ def release(work: Work) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def leave_a_file(work: Work) -> None:
+def leave_a_file(work: WorkTree) -> None:
     work.write({"notes.txt": "To do.\n"})
 
 
-def edit_a_file(work: Work) -> None:
+def edit_a_file(work: WorkTree) -> None:
     work.write({"CHANGELOG.md": f"{CHANGELOG}\nAnother line.\n"})
 
 
-def begin_the_next_section(work: Work) -> None:
+def begin_the_next_section(work: WorkTree) -> None:
     work.commit({"CHANGELOG.md": CHANGELOG.replace("## 1.2.0", "## 1.3.0\n\nMore.\n\n## 1.2.0")})
 
 
-def have_no_section(work: Work) -> None:
+def have_no_section(work: WorkTree) -> None:
     work.commit({"CHANGELOG.md": "# Changelog\n"})
 
 
-def write_no_notes(work: Work) -> None:
+def write_no_notes(work: WorkTree) -> None:
     work.commit({"CHANGELOG.md": CHANGELOG.replace("A line.\n", "")})
 
 
-def tag_another_commit(work: Work) -> None:
+def tag_another_commit(work: WorkTree) -> None:
     work.git("tag", "--annotate", "--message=1.2.0", "v1.2.0")
     work.commit({"README.md": "More.\n"})
 
@@ -78,7 +78,7 @@ def tag_another_commit(work: Work) -> None:
     ],
 )
 def test_a_commit_that_cannot_be_released_is_refused(
-    work: Work, prepare: Callable[[Work], None], place: str, cause: str, hint: str
+    work: WorkTree, prepare: Callable[[WorkTree], None], place: str, cause: str, hint: str
 ) -> None:
     prepare(work)
     code, errors = release(work)
@@ -88,7 +88,7 @@ def test_a_commit_that_cannot_be_released_is_refused(
     assert remedy.startswith("  hint: ") and hint in remedy
 
 
-def test_a_commit_that_has_the_tag_of_its_version_is_released(work: Work) -> None:
+def test_a_commit_that_has_the_tag_of_its_version_is_released(work: WorkTree) -> None:
     program("dh", "debhelper")
     work.git("tag", "--annotate", "--message=1.2.0", "v1.2.0")
     code, errors = release(work)

@@ -16,7 +16,7 @@ import pytest
 
 from gitboot.cli.main import cli
 from gitboot.cli.options import Setting, list_keys
-from tests.helpers.documentation import read
+from tests.helpers.documentation import read_page
 from tests.helpers.fleets import SEED
 from tests.helpers.git_repositories import program
 from tests.helpers.running_instance import Repository
@@ -104,7 +104,7 @@ def test_an_instance_runs_without_memory_that_is_writable_and_executable(tmp_pat
 
 
 def test_every_setting_on_the_page_exists() -> None:
-    texts = [block.text for block in read("docs/how-to/run-an-instance.md").fenced]
+    texts = [block.text for block in read_page("docs/how-to/run-an-instance.md").fenced]
     files = [(found[1], text) for text in texts if (found := re.match(r"# /etc/gitboot/(run|serve)\.toml\n", text))]
     assert [name for name, _ in files] == ["run", "serve"]
     for name, text in files:

@@ -21,7 +21,7 @@ from gitboot.publish.durable_files import (
     is_readable_by_others,
 )
 from gitboot.publish.publisher import OutputDirectory
-from tests.helpers.endpoints import ALWAYS, FLEET, Fleet, planned
+from tests.helpers.endpoints import ALWAYS, FLEET, Fleet, plan_fleet
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 GROUP = 54321
@@ -65,14 +65,14 @@ def of_kind(root: Path, given: TreeModes) -> bool:
 def test_a_new_tree_and_its_changes_have_the_configured_permissions(root: Path, umask: int, given: TreeModes) -> None:
     publish(root, given)
     assert of_kind(root, given)
-    publish(root, given, planned(*ALWAYS), commit="other")
+    publish(root, given, plan_fleet(*ALWAYS), commit="other")
     assert of_kind(root, given)
 
 
 @needs_root
 def test_every_file_and_folder_has_the_group(root: Path) -> None:
     publish(root, build_restricted_modes(GROUP))
-    publish(root, build_restricted_modes(GROUP), planned(*ALWAYS), commit="other")
+    publish(root, build_restricted_modes(GROUP), plan_fleet(*ALWAYS), commit="other")
     assert {group for _, group in list_modes(root).values()} == {GROUP}
 
 

@@ -37,14 +37,14 @@ from gitboot.publish.mirror_comparison import (
 from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, find_content_type, find_path_kind
 from tests.helpers.cases import for_each
-from tests.helpers.documentation import mirror_file, page_script
-from tests.helpers.endpoints import BEFORE, ENTRY, MAC, Site, planned
+from tests.helpers.documentation import find_mirror_file, write_mirror_script
+from tests.helpers.endpoints import BEFORE, ENTRY, MAC, Site, plan_fleet
 from tests.helpers.fleets import SEED, fleet, policy, server
-from tests.helpers.forked_commands import captured
-from tests.helpers.git_repositories import free_port, listening, program
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.git_repositories import free_port, program, run_daemon
 from tests.helpers.http_peers import StrangeClient, run_server, strange_server
 
-FLEET = planned(
+FLEET = plan_fleet(
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
     server("new01", "role: new", "provision: 1"),
     policy("new", "{matchLabels: {role: new}}", often="Once"),
@@ -138,7 +138,7 @@ Verify = Callable[..., tuple[int, dict[str, str]]]
 
 
 def typed(*arguments: object) -> tuple[int, str, str]:
-    done = captured("verify-mirror", *arguments)
+    done = run_forked("verify-mirror", *arguments)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -309,7 +309,7 @@ def test_the_body_of_a_404_matters_only_to_loaders_of_the_fleet(
     tmp_path: Path, body: bytes, outputs: str, result: int
 ) -> None:
     root = tmp_path / "output"
-    Site(root).publish(planned(fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]"), *SEED[1:]))
+    Site(root).publish(plan_fleet(fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]"), *SEED[1:]))
     place_shim(root / "boot")
     with serving(root / "boot") as mirror:
         mirror.otherwise = (404, body)
@@ -409,7 +409,7 @@ def test_all_files_of_a_folder_are_compared(output: Path, copy: Path, verify: Ve
         shutil.rmtree(output / "boot/assets")
 
 
-DAEMON = mirror_file("# /etc/rsyncd.conf\n")
+DAEMON = find_mirror_file("# /etc/rsyncd.conf\n")
 
 
 @pytest.fixture
@@ -420,7 +420,7 @@ def source(output: Path, tmp_path: Path) -> Iterator[str]:
     daemon = DAEMON.replace("uid = gitboot", f"uid = {os.geteuid()}").replace("gid = gitboot", f"gid = {os.getegid()}")
     (tmp_path / "rsyncd.conf").write_text(daemon.replace("OUTPUT", str(output)))
     command = [rsync, "--daemon", "--no-detach", f"--config={tmp_path}/rsyncd.conf"]
-    with listening([*command, "--address=127.0.0.1", f"--port={port}"], port, os.environ):
+    with run_daemon([*command, "--address=127.0.0.1", f"--port={port}"], port, os.environ):
         yield f"rsync://127.0.0.1:{port}/boot"
     timestamp.unlink()
 
@@ -428,7 +428,7 @@ def source(output: Path, tmp_path: Path) -> Iterator[str]:
 def test_a_copy_by_the_script_in_the_documentation_matches_the_tree(
     source: str, tmp_path: Path, verify: Verify
 ) -> None:
-    script = page_script(folder := tmp_path / "srv")
+    script = write_mirror_script(folder := tmp_path / "srv")
     for served in ("a", "b", "a"):
         subprocess.run([script, source], check=True)
         assert (folder / "current").readlink() == Path(served)
@@ -443,7 +443,7 @@ def test_files_that_are_published_meanwhile_are_compared_again(tmp_path: Path) -
     site.publish(FLEET)
 
     def publish(_: int) -> None:
-        site.publish(planned(*SEED), commit="feed", at=BEFORE + timedelta(hours=1))
+        site.publish(plan_fleet(*SEED), commit="feed", at=BEFORE + timedelta(hours=1))
 
     mirror = FolderMirror(tmp_path / "output/boot", tmp_path / "output")
     found = compare_mirror(

@@ -30,10 +30,10 @@ from gitboot.publish.mirror_repair import join_program
 from gitboot.render.paths import File
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
-from tests.helpers.endpoints import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
+from tests.helpers.endpoints import ALWAYS, ENTRY, REPAIR, Fleet, eventually, plan_fleet
 from tests.helpers.fleets import at, maintenance
-from tests.helpers.forked_commands import captured
-from tests.helpers.git_repositories import free_port, listening
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.git_repositories import free_port, run_daemon
 from tests.helpers.git_repositories import program as program_of
 from tests.helpers.mirrors import nginx
 from tests.helpers.signed_lists import ListSigner, SignedSite, listed_server, make_keys, sign_tree
@@ -47,7 +47,7 @@ CONTENT = "o/5e1f/script"
 
 def window(now: datetime = INSIDE, **shared: bytes) -> Fleet:
     """A fleet in a maintenance window, with a file that boot scripts may name."""
-    fleet = planned(*ALWAYS, REPAIR, now=now)
+    fleet = plan_fleet(*ALWAYS, REPAIR, now=now)
     more = {f"boot/{CONTENT}": File(b"content\n"), **{f"boot/{name}": File(text) for name, text in shared.items()}}
     return replace(fleet, shared={**fleet.shared, **more})
 
@@ -102,7 +102,7 @@ def host(publisher: SignedSite, tmp_path: Path) -> MirrorHost:
 
 
 def script(now: datetime, path: str = ENTRY) -> bytes:
-    return planned(*ALWAYS, REPAIR, now=now).boot_files[path].content
+    return plan_fleet(*ALWAYS, REPAIR, now=now).boot_files[path].content
 
 
 WINDOW, ENDED = script(INSIDE), script(AFTER)
@@ -167,11 +167,11 @@ def test_a_symlink_in_the_place_of_a_folder_and_a_folder_in_the_place_of_a_file_
 def test_the_folder_is_compared_without_the_staging_folder(publisher: SignedSite, host: MirrorHost) -> None:
     host.run(INSIDE)
     assert (host.served / ".staging/boot.ipxe").exists()
-    done = captured("verify-mirror", host.served, "--tree", publisher.root)
+    done = run_forked("verify-mirror", host.served, "--tree", publisher.root)
     assert done.returncode == 0, done.stdout
     (host.served / "v1/.staging").mkdir()
     (host.served / "v1/.staging/boot.ipxe").write_text("#!ipxe\n")
-    done = captured("verify-mirror", host.served, "--tree", publisher.root)
+    done = run_forked("verify-mirror", host.served, "--tree", publisher.root)
     assert (done.returncode, "/v1/.staging/boot.ipxe" in done.stdout) == (8, True)
     assert host.run(INSIDE + SECOND) == 0
     assert not (host.served / "v1/.staging").exists(), "the program stages in one folder alone"
@@ -200,7 +200,7 @@ def test_finding_m1_a_mirror_ends_a_window_after_the_publisher_died_in_it(
     host.source = f"rsync://127.0.0.1:{port}/boot"
     (tmp_path / "nginx").mkdir()
     with nginx(host.served, publisher.root / "ops/serve", tmp_path / "nginx") as mirror:
-        with listening([*daemon, f"--port={port}"], port, os.environ):
+        with run_daemon([*daemon, f"--port={port}"], port, os.environ):
             assert _program(host, INSIDE).returncode == 0
             assert _get(f"{mirror.url}{ENTRY}") == WINDOW
             assert _program(host, ENDS - SECOND).returncode == 0
@@ -273,7 +273,7 @@ class Step(NamedTuple):
 
 EPOCH, BEFORE = datetime(1970, 1, 1, tzinfo=UTC), at("20T21:00")
 ADDED = window(added=b"#!ipxe\n")
-LONGER = planned(*ALWAYS, maintenance("repair", "20T22:00 21T06:00"), now=INSIDE)
+LONGER = plan_fleet(*ALWAYS, maintenance("repair", "20T22:00 21T06:00"), now=INSIDE)
 BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True, INSIDE), (False, AFTER))}
 
 
@@ -361,7 +361,7 @@ def test_a_window_that_a_commit_removed_ends_even_if_its_copy_was_interrupted(
 ) -> None:
     """The disk is full before the boot script of the new commit is in its place, and the publisher dies."""
     host.run(INSIDE)
-    publisher.publish(planned(*ALWAYS, now=INSIDE), INSIDE + SECOND)
+    publisher.publish(plan_fleet(*ALWAYS, now=INSIDE), INSIDE + SECOND)
 
     def full(*_: object) -> None:
         raise OSError("no space left on device")
@@ -668,7 +668,7 @@ def test_the_program_and_the_reader_of_lists_define_no_name_twice() -> None:
 @pytest.fixture
 def written(publisher: SignedSite, host: MirrorHost, tmp_path: Path) -> Path:
     out = tmp_path / "for-mirror"
-    done = captured("verify-mirror", host.served, "--write-program", out, "--from", publisher.boot, "--key", host.key)
+    done = run_forked("verify-mirror", host.served, "--write-program", out, "--from", publisher.boot, "--key", host.key)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -688,7 +688,7 @@ def test_systemd_accepts_the_written_units(written: Path, tmp_path: Path) -> Non
     folder = tmp_path / "a folder with 100% of $HOME"
     folder.mkdir()
     more = ("--from", "mirror@host:/srv/boot files", "--key", written / "root.pub")
-    captured("verify-mirror", folder, "--write-program", tmp_path / "other", *more)
+    run_forked("verify-mirror", folder, "--write-program", tmp_path / "other", *more)
     for each in (written, tmp_path / "other"):
         text = (each / "gitboot-mirror.service").read_text().replace("/usr/local/lib/gitboot-mirror/", f"{written}/")
         (each / "gitboot-mirror.service").write_text(text.replace("User=gitboot-mirror\n", "User=root\n"))
@@ -707,6 +707,6 @@ def test_the_files_of_a_mirror_need_a_source_a_key_and_an_absolute_folder(host: 
         (("boot", "--write-program", out, "--from", "x", "--key", host.key), "absolute path"),
         ((host.served, "--from", "x"), "--write-program"),
     ):
-        done = captured("verify-mirror", *arguments)
+        done = run_forked("verify-mirror", *arguments)
         assert (done.returncode, words in done.stderr) == (64, True), done.stderr
     assert not out.exists()

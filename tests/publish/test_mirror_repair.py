@@ -28,11 +28,11 @@ from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget, TargetFile
 from gitboot.render.paths import FIRST_SCRIPT, File
-from tests.helpers.endpoints import ALWAYS, ENTRY, MAC, REPAIR, Site, planned
-from tests.helpers.fleets import at, give_credentials
-from tests.helpers.forked_commands import captured
+from tests.helpers.endpoints import ALWAYS, ENTRY, MAC, REPAIR, Site, plan_fleet
+from tests.helpers.fleets import at, store_credentials
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.mirrors import KEY, Store, s3_server
-from tests.helpers.published_trees import TargetKilled, bring_up, followed, killed_after
+from tests.helpers.published_trees import TargetKilled, bring_up, kill_after, sync_target
 from tests.helpers.signed_lists import SignedSite
 from tests.publish.targets.test_s3 import ENTRY as UNLISTED_ENTRY
 from tests.publish.targets.test_s3 import fleet, split
@@ -61,7 +61,7 @@ def copy(output: Path, tmp_path: Path) -> Path:
 def repaired(mirror: object, output: Path, *paths: str) -> tuple[int, dict[str, str], list[str]]:
     """Type the command: its exit code, what it did with each path, and what it left."""
     options = [each for path in paths for each in ("--repair", path)]
-    done = captured("verify-mirror", mirror, "--tree", output, *options, "-o", "json")
+    done = run_forked("verify-mirror", mirror, "--tree", output, *options, "-o", "json")
     assert done.stdout, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return done.returncode, {each["path"]: each["action"] for each in found["repairs"]}, found["left"]
@@ -145,7 +145,7 @@ def test_a_symlink_in_the_place_of_a_file_is_replaced_and_one_of_a_folder_is_not
     (tmp_path / "folder").mkdir()
     shutil.rmtree(copy / f"v1/boot/{MAC}")
     (copy / f"v1/boot/{MAC}").symlink_to(tmp_path / "folder")
-    done = captured("verify-mirror", copy, "--tree", output, "--repair", ALL)
+    done = run_forked("verify-mirror", copy, "--tree", output, "--repair", ALL)
     assert (done.returncode, "expected a folder" in done.stderr) == (8, True)
     assert [*(tmp_path / "folder").iterdir()] == []
 
@@ -197,9 +197,9 @@ def test_wrong_arguments_are_named(copy: Path, output: Path, tmp_path: Path) -> 
         ((copy, "--tree", output, "--repair", "boot.ipx"), "did you mean boot.ipxe?"),
         ((tmp_path / "none", "--tree", output, "--repair", ALL), "is not a folder"),
     ):
-        done = captured("verify-mirror", *arguments)
+        done = run_forked("verify-mirror", *arguments)
         assert (done.returncode, words in done.stderr) == (64, True), done.stderr
-    done = captured("verify-mirror", copy, "--tree", output, "--repair", ALL)
+    done = run_forked("verify-mirror", copy, "--tree", output, "--repair", ALL)
     assert done.stdout.splitlines()[-1].endswith("files: 1 repaired")
 
 
@@ -232,12 +232,12 @@ def empty(tmp_path: Path) -> Path:
 
 def with_window(folder: Path) -> SignedSite:
     publisher = SignedSite(folder)
-    publisher.publish(planned(*ALWAYS, REPAIR, now=INSIDE), INSIDE)
+    publisher.publish(plan_fleet(*ALWAYS, REPAIR, now=INSIDE), INSIDE)
     return publisher
 
 
 def without_window(publisher: SignedSite) -> None:
-    publisher.publish(planned(*ALWAYS, now=INSIDE), INSIDE)
+    publisher.publish(plan_fleet(*ALWAYS, now=INSIDE), INSIDE)
 
 
 INSIDE, ENDS = at("20T23:00"), at("21T04:00")
@@ -313,7 +313,7 @@ def test_finding_m6_a_version_that_becomes_outdated_during_a_repair_is_not_writt
 def test_a_tree_that_is_published_to_repeatedly_ends_a_repair_with_a_message(
     empty: Path, publisher: SignedSite
 ) -> None:
-    fleets = cycle((planned(*ALWAYS, now=INSIDE), planned(*ALWAYS, REPAIR, now=INSIDE)))
+    fleets = cycle((plan_fleet(*ALWAYS, now=INSIDE), plan_fleet(*ALWAYS, REPAIR, now=INSIDE)))
 
     def publish(_: int) -> None:
         publisher.publish(next(fleets), INSIDE)
@@ -327,7 +327,7 @@ def test_a_repair_writes_nothing_from_a_tree_with_an_interrupted_publication(
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
     edit(copy / ENTRY[1:])
     with pytest.MonkeyPatch.context() as patch, suppress(TargetKilled):
-        patch.setattr(Disk, "place", killed_after(3))
+        patch.setattr(Disk, "place", kill_after(3))
         without_window(publisher)
     assert_refused(copy, r"a publication is in progress, or was interrupted", publisher)
     without_window(publisher)
@@ -358,7 +358,7 @@ def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_li
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
     edit(copy / ENTRY[1:])
     before = files_of(copy)
-    done = captured("verify-mirror", copy, "--tree", older, "--repair", ALL)
+    done = run_forked("verify-mirror", copy, "--tree", older, "--repair", ALL)
     assert (done.returncode, files_of(copy)) == (8, before)
     assert "earlier version" in done.stderr and "set --tree to the OUTPUT that gitboot publishes to now" in done.stderr
     assert repaired(copy, publisher.root, ENTRY)[0] == 0
@@ -376,14 +376,14 @@ def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(publisher: 
 
 def folder_target(folder: Path, root: Path, *, ledger: str = "test") -> StoreTarget:
     folder.mkdir(exist_ok=True)
-    return followed(TargetFolder(folder), root, name=str(folder), ledger=ledger)
+    return sync_target(TargetFolder(folder), root, name=str(folder), ledger=ledger)
 
 
 def test_finding_m6_a_folder_of_another_ledger_is_not_changed(output: Path, tmp_path: Path) -> None:
     target = folder_target(tmp_path / "target", output, ledger="theirs")
     edit(tmp_path / f"target/boot{ENTRY}")
     before = files_of(tmp_path / "target")
-    done = captured("verify-mirror", tmp_path / "target/boot", "--tree", output, "--repair", ALL)
+    done = run_forked("verify-mirror", tmp_path / "target/boot", "--tree", output, "--repair", ALL)
     assert (done.returncode, files_of(tmp_path / "target")) == (8, before)
     assert "belongs to the ledger theirs, not to test" in done.stderr and "set --tree to the OUTPUT" in done.stderr
     target.load()  # it is still the writer
@@ -394,7 +394,7 @@ def test_a_copy_of_a_complete_output_of_another_ledger_is_not_changed(output: Pa
     rename_ledger(theirs)
     edit(theirs / f"boot{ENTRY}")
     before = files_of(theirs)
-    done = captured("verify-mirror", theirs / "boot", "--tree", output, "--repair", ALL)
+    done = run_forked("verify-mirror", theirs / "boot", "--tree", output, "--repair", ALL)
     assert (done.returncode, files_of(theirs)) == (8, before)
     assert "belongs to the ledger theirs, not to test" in done.stderr
     ours = shutil.copytree(output, tmp_path / "ours")
@@ -405,7 +405,7 @@ def test_a_copy_of_a_complete_output_of_another_ledger_is_not_changed(output: Pa
 def test_the_tree_itself_is_not_repaired(output: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(output / "boot")
     for mirror in (output / "boot", tmp_path / "link"):
-        done = captured("verify-mirror", mirror, "--tree", output, "--repair", ALL)
+        done = run_forked("verify-mirror", mirror, "--tree", output, "--repair", ALL)
         assert (done.returncode, "belongs to the output tree" in done.stderr) == (64, True)
 
 
@@ -513,7 +513,7 @@ def opened(url: str) -> Bucket:
 
 def test_finding_m6_an_edited_object_is_repaired_in_a_bucket(store: Store, output: Path, tmp_path: Path) -> None:
     store.make("boots")
-    give_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    store_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     url = f"s3://boots/site?endpoint={store.url}&credentials={tmp_path}/keys"
     code, done, _ = repaired(url, output, ALL)
     assert code == 0 and {*done.values()} == {"Replaced"}
@@ -545,11 +545,11 @@ def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(stor
 
 def test_finding_m6_a_bucket_of_another_ledger_is_not_changed(store: Store, output: Path, tmp_path: Path) -> None:
     store.make("theirs")
-    give_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    store_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     url = f"s3://theirs/site?endpoint={store.url}&credentials={tmp_path}/keys"
-    followed(opened(url), output, ledger="theirs")
+    sync_target(opened(url), output, ledger="theirs")
     store.put("theirs", f"site/boot{ENTRY}", b"#!ipxe\nshell\n")
     before = store.contents("theirs")
-    done = captured("verify-mirror", url, "--tree", output, "--repair", ALL)
+    done = run_forked("verify-mirror", url, "--tree", output, "--repair", ALL)
     assert (done.returncode, store.contents("theirs")) == (8, before)
     assert "s3://theirs/site belongs to the ledger theirs, not to test" in done.stderr

@@ -31,7 +31,7 @@ from gitboot.publish.tree_reader import LOCK, read_manifest
 from gitboot.render.endpoint_files import ListedFile, state_path
 from gitboot.render.paths import ContentType, File, Files
 from tests.helpers import disks_and_terminals
-from tests.helpers.published_trees import owner, publish_files, server_files, split, verify_tree, watched
+from tests.helpers.published_trees import owner, publish_files, record_calls, server_files, split, verify_tree
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -227,7 +227,7 @@ def test_a_publication_checks_only_the_changed_servers(
 ) -> None:
     files = tree(servers=9)
     publish_files(directory, files, commit="one", at=AT)
-    looked = watched(monkeypatch, "lstat", "size")
+    looked = record_calls(monkeypatch, "lstat", "size")
     files[ENTRY] = File(b"another\n")
     published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
     own = split(files)[0][OWNER]
@@ -243,7 +243,7 @@ def test_content_comes_before_the_scripts_that_refer_to_it_and_the_manifest_last
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(root, tree(1))
-    steps = watched(monkeypatch, "place", "remove")
+    steps = record_calls(monkeypatch, "place", "remove")
     publish(root, tree(2, servers=2))
 
     def order(step: str) -> int:
@@ -636,7 +636,7 @@ def test_lost_files_are_found_without_reading_the_other_files(root: Path, monkey
     publish(root, tree())
     lose(root / IMMUTABLE)
     truncate(root / ENTRY)
-    read = watched(monkeypatch, "read")
+    read = record_calls(monkeypatch, "read")
     assert sorted(publish(root, tree()).written) == sorted([IMMUTABLE, ENTRY])
     assert {path for path in read if path.startswith("boot/")} <= {IMMUTABLE, ENTRY}
 

@@ -30,7 +30,7 @@ from gitboot.publish.tree_changes import amend_manifest
 from gitboot.publish.tree_reader import Tree, read_manifest
 from gitboot.render.endpoint_files import parse_state_path, shard_path, state_path
 from gitboot.render.paths import File, Files
-from tests.helpers.published_trees import server_files, verify_tree, watched
+from tests.helpers.published_trees import record_calls, server_files, verify_tree
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
@@ -83,7 +83,7 @@ def test_one_server_of_many_costs_a_few_files_and_kilobytes(
     tmp_path: Path, target: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(target, {f"s{n:04}": one(f"s{n:04}", mac(n)) for n in range(400)}, complete=True)
-    touched, placed = watched(monkeypatch, "lstat", "read"), watched(monkeypatch, "place")
+    touched, placed = record_calls(monkeypatch, "lstat", "read"), record_calls(monkeypatch, "place")
     publish(target, {"s0042": one("s0042", mac(42), text="2")})
     assert len({*touched, *placed}) < 15
     stand = [tmp_path / path for path in placed if (tmp_path / path).exists()]

@@ -47,7 +47,7 @@ from gitboot.render.paths import (
     is_immutable,
     publication_stage,
 )
-from tests.helpers.cases import every
+from tests.helpers.cases import get_interval
 from tests.helpers.published_trees import complete_tree, owner, publish_files, server_files, split, verify_tree
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -190,7 +190,7 @@ def publishers(root: Path) -> Iterator[Killed]:
 
 
 def test_killed_at_every_change_the_next_publication_completes_it(root: Path, publishers: Killed) -> None:
-    for version, at in enumerate(count(1, every(1)), 1):
+    for version, at in enumerate(count(1, get_interval(1)), 1):
         with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, version - 1)
         status = publishers.run(version=version, killed_at=at)
@@ -241,7 +241,7 @@ def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_b
     files = fleet_of(b"#!ipxe\n", range(2))
     if stands == "a mount point":
         monkeypatch.setattr(first_publication, "_can_be_moved", lambda *_: False)
-    for at in count(1, every(1)):
+    for at in count(1, get_interval(1)):
         shutil.rmtree(root, ignore_errors=True)
         (root / stands).mkdir(parents=True)
         with (
@@ -358,7 +358,7 @@ def test_with_an_error_at_every_call_the_next_publication_completes_it(
     monkeypatch.setattr(disk_module, "MAX_FSYNCS", 1000 if few else 0)
     with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 0)
-    for version, at in enumerate(count(1, every(1)), 1):
+    for version, at in enumerate(count(1, get_interval(1)), 1):
         with publish_with_errors(root, version, refusing(at, code, on=on), restarted=restarted) as calls:
             assert faults(everything(root), tree(version - 1), tree(version)) == []
         if calls.calls < at:
@@ -763,7 +763,7 @@ def test_killed_at_every_change_a_new_tree_appears_complete_or_not_at_all(root: 
 def test_with_an_error_at_every_call_a_new_tree_appears_complete_or_not_at_all(
     root: Path, code: int, on: bool, restarted: bool
 ) -> None:
-    for at in count(1, every(1)):
+    for at in count(1, get_interval(1)):
         shutil.rmtree(root, ignore_errors=True)
         with publish_with_errors(root, 1, refusing(at, code, on=on), restarted=restarted) as calls:
             assert_begun_or_not(root, 1)

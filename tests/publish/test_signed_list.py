@@ -42,9 +42,9 @@ from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import ListProblem, parse_keys, read_list
 from gitboot.render.endpoint_files import ListedFile, listing_path, render_listing
 from gitboot.render.paths import File, Files
-from tests.helpers.cases import every
+from tests.helpers.cases import get_interval
 from tests.helpers.git_repositories import program
-from tests.helpers.signed_lists import SIGNED, client, listed_server, make_keys, names, publish, target
+from tests.helpers.signed_lists import SIGNED, list_names, listed_server, make_client, make_keys, publish, target
 from tests.publish.test_publisher_kill import happening, killing
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # python-tuf's client goes by the clock of the machine
@@ -83,7 +83,7 @@ def read(tmp_path: Path, keys: Path) -> Read:
 
     def read(name: str) -> dict[str, Any] | None:
         root = (keys / "1.root.json").read_bytes()
-        return target(client(tmp_path / "out" / SIGNED, root, tmp_path / "cache"), name)
+        return target(make_client(tmp_path / "out" / SIGNED, root, tmp_path / "cache"), name)
 
     return read
 
@@ -118,12 +118,12 @@ def test_a_change_of_one_server_rewrites_its_bin_the_snapshot_and_the_timestamp(
     tmp_path: Path, read: Read, signing: ListKeys, directory: OutputDirectory
 ) -> None:
     directory.update_list(signing, NOW)
-    before = names(tmp_path / "out")
+    before = list_names(tmp_path / "out")
     publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
     directory.update_list(signing, NOW + HOUR)
     version = int((NOW + HOUR).timestamp())
     new = {f"{version}.{find_bin('servers/web02.json')}.json", f"{version}.snapshot.json"}
-    assert names(tmp_path / "out") - before == new
+    assert list_names(tmp_path / "out") - before == new
     for name, expected in (("web01", 1), ("web02", 2)):
         found = read(f"servers/{name}.json")
         content = server(name, expected)[f"boot/v1/boot/{name}/boot.ipxe"]
@@ -151,19 +151,19 @@ def test_a_current_list_is_not_written_again_and_a_due_one_is_renewed(
 ) -> None:
     directory.update_list(signing, NOW)
     assert directory.update_list(signing, NOW + VALID / 2) == NOW + VALID
-    manifest, bins = (tmp_path / "out/ops/manifest.json").read_bytes(), names(tmp_path / "out")
+    manifest, bins = (tmp_path / "out/ops/manifest.json").read_bytes(), list_names(tmp_path / "out")
     due = NOW + VALID / 2 + timedelta(seconds=1)
     assert directory.update_list(signing, due) == due + VALID
     assert (tmp_path / "out/ops/manifest.json").read_bytes() == manifest
-    assert names(tmp_path / "out") == bins  # the timestamp alone was replaced
-    client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "cache").refresh()
+    assert list_names(tmp_path / "out") == bins  # the timestamp alone was replaced
+    make_client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "cache").refresh()
 
 
 def test_without_a_key_the_list_has_the_same_files_without_signatures(
     tmp_path: Path, read: Read, keys: Path, directory: OutputDirectory
 ) -> None:
     directory.update_list(None, NOW)
-    found = {name: json.loads((tmp_path / "out" / SIGNED / name).read_bytes()) for name in names(tmp_path / "out")}
+    found = {name: json.loads((tmp_path / "out" / SIGNED / name).read_bytes()) for name in list_names(tmp_path / "out")}
     assert all(each.get("signatures", []) == [] for each in found.values())
     kinds = {name.split(".")[-2].partition("-")[0] for name in found}
     assert kinds == {"timestamp", "snapshot", "shared", "servers"}
@@ -171,7 +171,7 @@ def test_without_a_key_the_list_has_the_same_files_without_signatures(
     assert read("servers/web03.json") is not None
     directory.update_list(None, NOW + 2 * HOUR)
     with pytest.raises(UnsignedMetadataError):
-        client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "other").refresh()
+        make_client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "other").refresh()
 
 
 def test_a_publisher_does_not_reuse_a_bin_that_somebody_changed(
@@ -226,7 +226,7 @@ def test_a_damaged_list_is_made_again_and_no_version_goes_back(
     with published(tmp_path / "out") as first:
         first.update_list(signing, NOW)
     if is_signed:
-        client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache").refresh()
+        make_client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache").refresh()
     file = {"bin": find_bin("servers/web02.json")}.get(kind, kind)
     path = folder / ("timestamp.json" if kind == "timestamp" else f"{version:.0f}.{file}.json")
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
@@ -248,7 +248,7 @@ def test_a_process_that_ended_before_it_wrote_the_list_is_completed_by_the_next(
         first.update_list(signing, NOW)
         publish(first, {"web02": server("web02", 2)}, None, NOW + HOUR)  # and then it ends
     if lost == "the list":
-        for each in names(tmp_path / "out"):
+        for each in list_names(tmp_path / "out"):
             (folder / each).unlink()
     elif lost == "the timestamp":
         (folder / "timestamp.json").unlink()
@@ -264,10 +264,10 @@ def test_a_process_that_ended_before_it_wrote_the_list_is_completed_by_the_next(
 def test_a_new_process_continues_the_list_of_the_previous_one(tmp_path: Path, signing: ListKeys) -> None:
     with published(tmp_path / "out") as first:
         first.update_list(signing, NOW)
-    before = names(tmp_path / "out")
+    before = list_names(tmp_path / "out")
     with published(tmp_path / "out") as second:
         assert second.update_list(signing, NOW + HOUR) == NOW + VALID
-    assert names(tmp_path / "out") == before
+    assert list_names(tmp_path / "out") == before
 
 
 def test_superseded_metadata_is_deleted_after_ten_minutes(
@@ -278,7 +278,7 @@ def test_superseded_metadata_is_deleted_after_ten_minutes(
     for minute, stands in ((1, True), (5, True), (12, False)):
         publish(directory, {"web02": server("web02", 10 + minute)}, None, NOW + timedelta(minutes=minute))
         directory.update_list(signing, NOW + timedelta(minutes=minute))
-        assert (old in names(tmp_path / "out")) is stands
+        assert (old in list_names(tmp_path / "out")) is stands
 
 
 def test_a_clock_that_goes_back_makes_no_version_twice(
@@ -286,10 +286,10 @@ def test_a_clock_that_goes_back_makes_no_version_twice(
 ) -> None:
     directory.update_list(signing, NOW)
     root = (keys / "1.root.json").read_bytes()
-    client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
+    make_client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
     publish(directory, {"web02": server("web02", 2)}, None, NOW - HOUR)
     directory.update_list(signing, NOW - HOUR)
-    reader = client(tmp_path / "out" / SIGNED, root, tmp_path / "cache")
+    reader = make_client(tmp_path / "out" / SIGNED, root, tmp_path / "cache")
     assert target(reader, "servers/web02.json") is not None  # it would refuse an earlier version than it has seen
 
 
@@ -302,7 +302,7 @@ def test_a_fast_clock_leaves_no_list_that_is_valid_too_long_and_no_bin_that_expi
     publish(directory, {"web02": server("web02", 2)}, None, NOW)
     directory.update_list(signing, NOW)
     root = (keys / "1.root.json").read_bytes()
-    client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
+    make_client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
     for days in range(0, 3 * 365, 30):  # until the root expires
         now = NOW + timedelta(days=days)
         assert directory.update_list(signing, now) == now + VALID
@@ -331,7 +331,7 @@ def test_if_the_disk_rejects_the_list_the_earlier_one_stays(
 ) -> None:
     directory.update_list(signing, NOW)
     folder = tmp_path / "out" / SIGNED
-    before = {each: (folder / each).read_bytes() for each in names(tmp_path / "out")}
+    before = {each: (folder / each).read_bytes() for each in list_names(tmp_path / "out")}
     publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
     blocked = folder / staging_path("timestamp.json")
     blocked.mkdir()
@@ -343,7 +343,11 @@ def test_if_the_disk_rejects_the_list_the_earlier_one_stays(
     assert read("servers/web02.json") is not None
 
 
-STEPS_AT_A_TIME = {"a change": every(2), "a new publication key": every(40), "the first list": every(40)}
+STEPS_AT_A_TIME = {
+    "a change": get_interval(2),
+    "a new publication key": get_interval(40),
+    "the first list": get_interval(40),
+}
 
 
 @pytest.fixture
@@ -396,7 +400,7 @@ def test_killed_at_any_step_the_list_is_incomplete_and_the_next_process_complete
             again.update_list(signing, NOW)
         assert faults() == set(), number
         assert [path for path in (root / SIGNED).iterdir() if path.name.startswith(".")] == [], number
-        reader = client(root / SIGNED, (keys / "1.root.json").read_bytes(), memory / f"cache{number}")
+        reader = make_client(root / SIGNED, (keys / "1.root.json").read_bytes(), memory / f"cache{number}")
         shared, listing = target(reader, "shared.json"), target(reader, "servers/web02.json")
         assert shared is not None and shared["files"]["boot.ipxe"][0][1] == digest(newer["boot/boot.ipxe"])
         assert (
@@ -443,8 +447,8 @@ def test_after_a_lost_root_key_readers_only_need_the_new_public_key(
     new = make_keys(tmp_path / "new", NOW)
     directory.update_list(read_list_keys(new), NOW)
     folder = tmp_path / "out" / SIGNED
-    assert {name for name in names(tmp_path / "out") if name.endswith(".root.json")} == {"1.root.json"}
-    reader = client(folder, (new / "1.root.json").read_bytes(), tmp_path / "cache")
+    assert {name for name in list_names(tmp_path / "out") if name.endswith(".root.json")} == {"1.root.json"}
+    reader = make_client(folder, (new / "1.root.json").read_bytes(), tmp_path / "cache")
     assert target(reader, "servers/web01.json") is not None
     assert read_list(FolderMirror(folder).get, parse_keys((new / "root.pub").read_text())).is_verified
     with pytest.raises(ListProblem, match="the given public key did not sign any root"):
@@ -555,12 +559,12 @@ def assert_all_is_found(folder: Path, steps: list[tuple[Any, ...]]) -> None:
             case ("replace keys",):
                 replace_list_keys(keys, None, None, NOW)
             case ("lose", number):
-                lying = sorted(names(root))
+                lying = sorted(list_names(root))
                 (root / SIGNED / lying[number % len(lying)]).unlink()
                 shared = {**SHARED, "boot/again": File(str(at).encode())}
                 directory.publish({}, shared, complete=False, commit="c0ffee", at=at)
         directory.update_list(read_list_keys(keys), at)
-        reader = client(root / SIGNED, first_root, folder / "cache")
+        reader = make_client(root / SIGNED, first_root, folder / "cache")
         for name, found in stands.items():
             listing = target(reader, f"servers/{name}.json")
             path = f"v1/boot/{name}/boot.ipxe"

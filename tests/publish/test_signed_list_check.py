@@ -30,15 +30,15 @@ from gitboot.render.endpoint_files import build_shared_listing, listing_name, re
 from gitboot.render.paths import File
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from tests.helpers.cases import for_each
-from tests.helpers.endpoints import ENTRY, MAC, Site, planned
+from tests.helpers.endpoints import ENTRY, MAC, Site, plan_fleet
 from tests.helpers.fleets import fleet, image, policy, profile, server
-from tests.helpers.forked_commands import captured
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.mirrors import KEEP_ANSWERS, nginx
 from tests.helpers.signed_lists import ListSigner, SignedSite
 from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET, CopyServer, serving
 
 DAY = timedelta(days=1)
-CHANGED = planned(  # FLEET with another image
+CHANGED = plan_fleet(  # FLEET with another image
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
     server("new01", "role: new", "provision: 1"),
     policy("new", "{matchLabels: {role: new}}", often="Once"),
@@ -93,7 +93,7 @@ def verify(published: SignedSite) -> Verify:
     """Type the command with the public key: its exit code, the faults by path, and all that it prints as JSON."""
 
     def verify(mirror: object, *more: object, key: object = published.public) -> Verified:
-        done = captured("verify-mirror", mirror, "--key", key, "-o", "json", *more)
+        done = run_forked("verify-mirror", mirror, "--key", key, "-o", "json", *more)
         assert done.stdout, done.stderr
         found = json.loads(done.stdout)
         return done.returncode, {f"/{each['path']}": each["fault"] for each in found["items"]}, found
@@ -143,7 +143,7 @@ def test_finding_m6_a_file_that_was_edited_at_the_mirror_is_found_with_any_size_
             ((mirror.url, "--read-entries"), {FIRST, ENTRY}),
             ((copy,), {FIRST, ENTRY}),
         ):
-            done = captured("verify-mirror", *more, "--key", published.public, "-o", "json")
+            done = run_forked("verify-mirror", *more, "--key", published.public, "-o", "json")
             items = json.loads(done.stdout)["items"]
             assert done.returncode == 8
             assert {(f"/{each['path']}", each["fault"]) for each in items} == {(path, "Wrong") for path in found}
@@ -270,7 +270,7 @@ def test_finding_m10_a_clock_that_is_behind_is_reported_before_its_consequences(
     code, found, shown = verify(copy, key=publisher.public)
     assert (code, [*found.items()]) == (8, [(LIST, "Early"), (FIRST, "Missing")])
     assert "but the clock of this host shows " in shown["items"][0]["message"]
-    assert "ago)" not in captured("verify-mirror", copy).stdout
+    assert "ago)" not in run_forked("verify-mirror", copy).stdout
 
 
 def test_an_unsigned_list_is_reported_and_is_a_finding_if_a_key_is_named(
@@ -280,22 +280,22 @@ def test_an_unsigned_list_is_reported_and_is_a_finding_if_a_key_is_named(
     publisher.publish(FLEET, made=_now())
     copied(publisher, copy)
     assert verify(copy)[:2] == (8, {LIST: "Unsigned"})
-    done = captured("verify-mirror", copy)
+    done = run_forked("verify-mirror", copy)
     assert (done.returncode, "unsigned" in done.stdout) == (0, True)
     (copy / FIRST[1:]).unlink()
-    assert captured("verify-mirror", copy).returncode == 8
+    assert run_forked("verify-mirror", copy).returncode == 8
 
 
 def test_a_signed_list_is_compared_without_a_key_and_a_message_says_so(copy: Path) -> None:
-    done = captured("verify-mirror", copy)
+    done = run_forked("verify-mirror", copy)
     assert (done.returncode, "gitboot did not check the signatures" in done.stdout) == (0, True)
 
 
 def test_a_public_key_may_be_a_file_and_must_be_valid(copy: Path, tmp_path: Path, published: SignedSite) -> None:
     (tmp_path / "key").write_text(f"# root of lon1\n{published.key.hex()}\n")
-    assert captured("verify-mirror", copy, "--key", tmp_path / "key").returncode == 0
+    assert run_forked("verify-mirror", copy, "--key", tmp_path / "key").returncode == 0
     for key in ("x", "ab" * 31, tmp_path):
-        done = captured("verify-mirror", copy, "--key", key)
+        done = run_forked("verify-mirror", copy, "--key", key)
         assert (done.returncode, done.stderr.count("\n"), "--key" in done.stderr) == (64, 1, True)
 
 
@@ -303,7 +303,7 @@ def test_a_mirror_that_denies_the_list_is_one_error_that_names_who_may_read_it(
     mirror: CopyServer, published: SignedSite
 ) -> None:
     mirror.answers[LIST] = (403, b"")
-    done = captured("verify-mirror", mirror.url, "--key", published.public)
+    done = run_forked("verify-mirror", mirror.url, "--key", published.public)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (6, "", 1)
     assert "spec.provisioning.monitors" in done.stderr
 
@@ -401,7 +401,7 @@ def test_finding_m7_a_cache_that_keeps_responses_is_reported_as_one(tmp_path: Pa
         assert verify(mirror.url, key=key)[:2] == (0, {})
         assert verify(url, key=key)[1][LIST] == "Cached"
         for each, code in ((mirror.url, 0), (url, 8)):
-            assert captured("verify-mirror", each, "--tree", root).returncode == code
+            assert run_forked("verify-mirror", each, "--tree", root).returncode == code
 
 
 def test_a_publication_between_two_requests_is_not_a_cache(publisher: SignedSite, copy: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from gitboot.publish.signed_list import KeyUnreadable, read_list_keys
 from tests.helpers.endpoints import FLEET
-from tests.helpers.forked_commands import captured
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.git_repositories import program
 from tests.helpers.signed_lists import SignedSite
 from tests.publish.test_signed_list_check import _now
@@ -43,7 +43,7 @@ class Operator:
         for each in self.host.glob("*"):  # rsync skips what has the size and the time, and operators are no test
             os.utime(each, (0, 0))
         if words[0] == "gitboot":
-            done = captured(*words[1:])
+            done = run_forked(*words[1:])
             assert done.returncode == 0, done.stderr
         else:
             subprocess.run([program(words[0], words[0]), *words[1:]], check=True)
@@ -61,7 +61,7 @@ class Operator:
 
     def faults(self) -> set[str]:
         words = VERIFY.replace("https://fra1.example.net", str(self.mirror)).replace("root.pub", str(self.public))
-        done = captured(*shlex.split(words)[1:], "-o", "json")
+        done = run_forked(*shlex.split(words)[1:], "-o", "json")
         return {each["fault"] for each in json.loads(done.stdout)["items"]}
 
 

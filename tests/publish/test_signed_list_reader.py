@@ -36,7 +36,7 @@ from gitboot.publish.signed_list_reader import (
     verify_ed25519,
 )
 from tests.helpers.cases import for_each
-from tests.helpers.signed_lists import FAR, ListSigner, client, encode_listing, target, write_list
+from tests.helpers.signed_lists import FAR, ListSigner, encode_listing, make_client, target, write_list
 
 NOW = datetime(2026, 11, 27, 21, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -384,7 +384,7 @@ def test_a_list_that_is_replaced_while_it_is_read_is_read_again(signer: ListSign
 
 def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
     write_list(folder, files)
-    updater = client(folder / "signed", root, folder / "cache")
+    updater = make_client(folder / "signed", root, folder / "cache")
     try:
         return all(target(updater, name) is not None for name in LISTINGS)
     except (RepositoryError, DownloadHTTPError):

@@ -16,9 +16,9 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.tree_changes import WindowEnds, WindowsNotEnded, end_windows
 from gitboot.render.endpoint_files import parse_state_path
-from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, planned
-from tests.helpers.fleets import at, image, mac_of, maintenance, server
-from tests.helpers.published_trees import watched
+from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, plan_fleet
+from tests.helpers.fleets import at, image, maintenance, make_mac, server
+from tests.helpers.published_trees import record_calls
 
 OVER = at("21T04:00")
 WINDOW_BOOTS, DISK = "memtest-7", "exit"
@@ -27,7 +27,7 @@ WINDOW_BOOTS, DISK = "memtest-7", "exit"
 @pytest.fixture
 def here(tmp_path: Path) -> Site:
     made = Site(tmp_path / "out")
-    made.publish(planned(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
+    made.publish(plan_fleet(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
     return made
 
 
@@ -54,9 +54,9 @@ def test_every_lookup_boots_the_policy_after_a_window_if_that_writes_no_disk(tmp
     here = Site(tmp_path / "out")
     live = list(ALWAYS)
     live[2] = image("flatcar-1", "userData: Ignition/3.4, writesDisk: false", "kernel, initrd, loader")
-    here.publish(planned(*live, REPAIR, now=AFTER), at=AFTER)
+    here.publish(plan_fleet(*live, REPAIR, now=AFTER), at=AFTER)
     assert end_windows_at(here, OVER) == ("web01",)
-    whole = planned(*live, REPAIR, now=OVER).boot_files
+    whole = plan_fleet(*live, REPAIR, now=OVER).boot_files
     assert [boots(here, path).encode() for path in LOOKUPS] == [whole[path].content for path in LOOKUPS]
 
 
@@ -68,7 +68,7 @@ def test_before_the_end_of_a_window_nothing_changes(here: Site) -> None:
 
 def test_no_window_is_started(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
-    here.publish(planned(*ALWAYS, REPAIR, now=BEFORE))
+    here.publish(plan_fleet(*ALWAYS, REPAIR, now=BEFORE))
     before = tree(here)
     assert end_windows_at(here, AFTER) == ()
     assert tree(here) == before
@@ -76,7 +76,7 @@ def test_no_window_is_started(tmp_path: Path) -> None:
 
 def test_an_installation_that_follows_a_window_is_not_offered(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
-    here.publish(planned(*ONCE, REPAIR, now=AFTER), at=AFTER)
+    here.publish(plan_fleet(*ONCE, REPAIR, now=AFTER), at=AFTER)
     assert end_windows_at(here, OVER) == ("web01",)
     assert WINDOW_BOOTS not in boots(here) and "flatcar-1" not in boots(here)
     assert DISK in boots(here)
@@ -85,7 +85,7 @@ def test_an_installation_that_follows_a_window_is_not_offered(tmp_path: Path) ->
 def test_the_next_window_is_not_started_in_place_of_the_ended_one(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     next_one = maintenance("next", "21T04:00 21T08:00")
-    here.publish(planned(*ALWAYS, REPAIR, next_one, now=AFTER), at=AFTER)
+    here.publish(plan_fleet(*ALWAYS, REPAIR, next_one, now=AFTER), at=AFTER)
     assert "Maintenance/repair" in boots(here)
     assert end_windows_at(here, OVER) == ("web01",)
     assert "boots its local disk" in boots(here), "a newer commit may have cancelled the next window"
@@ -100,7 +100,7 @@ def test_a_file_that_somebody_else_wrote_is_not_changed(here: Site) -> None:
 
 def test_a_damaged_state_ends_no_window_and_blocks_no_other_server(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
-    here.publish(planned(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
+    here.publish(plan_fleet(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
     (here.root / "ops" / "servers" / "web00.json").write_text("{")
     assert parse_state_path("ops/servers/web00.json") == "web00"
     assert end_windows_at(here, OVER) == ("web01",)
@@ -130,8 +130,8 @@ def test_the_files_keep_the_permissions_of_the_tree(here: Site) -> None:
 
 def test_the_next_publication_writes_the_server_again(here: Site) -> None:
     end_windows_at(here, OVER)
-    here.publish(planned(*ALWAYS, REPAIR, now=OVER), commit="2", at=OVER)
-    whole = planned(*ALWAYS, REPAIR, now=OVER).boot_files
+    here.publish(plan_fleet(*ALWAYS, REPAIR, now=OVER), commit="2", at=OVER)
+    whole = plan_fleet(*ALWAYS, REPAIR, now=OVER).boot_files
     assert all(boots(here, path).encode() == whole[path].content for path in LOOKUPS)
 
 
@@ -155,10 +155,10 @@ def test_after_the_time_of_the_next_end_is_known_one_server_is_read(
     here: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repair = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}")
-    here.publish(planned(*ALWAYS, server("web02", "role: web"), repair, now=AFTER), at=AFTER)
+    here.publish(plan_fleet(*ALWAYS, server("web02", "role: web"), repair, now=AFTER), at=AFTER)
     ends = WindowEnds(frozen())
     assert end_windows(here.root, ends, AFTER) == ((), OVER)
-    read = watched(monkeypatch, "read")
+    read = record_calls(monkeypatch, "read")
     assert end_windows(here.root, ends, AFTER) == ((), OVER)
     assert not read, "nothing is due"
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
@@ -170,7 +170,7 @@ def test_windows_of_several_servers_end_one_after_another(tmp_path: Path) -> Non
     here, later = Site(tmp_path / "out"), at("21T06:00")
     second = maintenance("second", "20T22:00 21T06:00", select="{servers: [web02]}")
     first = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}")
-    here.publish(planned(*ALWAYS, server("web02", "role: web"), first, second, now=AFTER), at=AFTER)
+    here.publish(plan_fleet(*ALWAYS, server("web02", "role: web"), first, second, now=AFTER), at=AFTER)
     ends = WindowEnds(frozen())
     assert end_windows(here.root, ends, AFTER) == ((), OVER)
     assert end_windows(here.root, ends, OVER) == (("web01",), later)
@@ -195,7 +195,7 @@ def test_a_window_that_could_not_be_ended_ends_with_the_next_try(here: Site, mon
 def test_another_tree_in_its_place_is_detected(here: Site) -> None:
     ends = WindowEnds(lambda: 0.0)  # reading all states takes no time, so they are read each time
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
-    here.publish(planned(*ALWAYS, REPAIR, now=AFTER), commit="2", at=AFTER)
+    here.publish(plan_fleet(*ALWAYS, REPAIR, now=AFTER), commit="2", at=AFTER)
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
 
 
@@ -216,7 +216,7 @@ def test_all_states_are_read_again_soon_if_one_was_replaced_and_rarely_otherwise
     assert now_s == 1
     now_s += 199
     assert not ends.is_due(here.root, AFTER)
-    here.publish(planned(*ALWAYS, now=AFTER), commit="2", at=AFTER)
+    here.publish(plan_fleet(*ALWAYS, now=AFTER), commit="2", at=AFTER)
     assert ends.is_due(here.root, AFTER), "20 times as long as reading took is over"
     assert end_windows(here.root, ends, AFTER) == ((), None), "the window was cancelled"
     now_s += 199.5
@@ -234,8 +234,8 @@ def test_a_failure_halfway_forgets_no_server_and_reads_no_other_state_again(
     later = maintenance("later", "20T22:00 21T06:00", select="{servers: [web04, web05]}")
     repair = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01, web02, web03]}")
     servers = [server(name, "role: web") for name in names[1:]]
-    here.publish(planned(*ALWAYS, *servers, repair, later, now=AFTER), at=AFTER)
-    entry = f"boot/v1/boot/{mac_of('web03').replace(':', '-')}/boot.ipxe"
+    here.publish(plan_fleet(*ALWAYS, *servers, repair, later, now=AFTER), at=AFTER)
+    entry = f"boot/v1/boot/{make_mac('web03').replace(':', '-')}/boot.ipxe"
     ends, place, done = WindowEnds(frozen()), Disk.place, count(1)
     if not is_first:
         end_windows(here.root, ends, AFTER)
@@ -252,7 +252,7 @@ def test_a_failure_halfway_forgets_no_server_and_reads_no_other_state_again(
     touched = caught.value.servers
     assert touched == (("web01", "web02", "web03") if is_third_server else ("web01",))
     assert ends.is_due(here.root, OVER)
-    read = watched(monkeypatch, "read")
+    read = record_calls(monkeypatch, "read")
     assert end_windows(here.root, ends, OVER) == (("web01", "web02", "web03"), at("21T06:00"))
     assert [path for path in read if path.startswith("ops/servers")] == [f"ops/servers/{n}.json" for n in names[:3]]
     assert not ends.is_due(here.root, OVER)

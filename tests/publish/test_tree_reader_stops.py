@@ -11,7 +11,7 @@ import pytest
 from gitboot.publish.tree_reader import STOP_FILE, StopReader, list_stop_folders, remove_stop_file, write_stop_file
 from gitboot.resolve.provisioning_record import StopOrder
 from tests.helpers import http_peers
-from tests.helpers.endpoints import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site
+from tests.helpers.endpoints import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, plan_fleet, site
 from tests.helpers.fleets import fleet
 
 AT = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -25,7 +25,7 @@ PXELINUX = f"/pxelinux.cfg/01-{ENTRY.split('/')[3]}"
 
 @pytest.fixture
 def here() -> Iterator[Site]:
-    with site(planned(*ONCE)) as made:
+    with site(plan_fleet(*ONCE)) as made:
         yield made
 
 
@@ -80,7 +80,7 @@ def test_a_stop_withholds_install_boots_without_consuming_them(here: Site) -> No
 
 
 def test_a_stop_withholds_installs_for_every_boot_at_an_endpoint_without_a_fetch_log(here: Site) -> None:
-    here.publish(planned(*ALWAYS), commit="2")
+    here.publish(plan_fleet(*ALWAYS), commit="2")
     with here.serve(records=False) as url:
         assert GIVEN in get(url + ENTRY).text
         write_stop_file(here.root / "ops", WRITING, AT)
@@ -88,7 +88,7 @@ def test_a_stop_withholds_installs_for_every_boot_at_an_endpoint_without_a_fetch
 
 
 def test_boots_that_write_no_disk_are_served_unless_everything_is_stopped(here: Site) -> None:
-    here.publish(planned(fleet(OUTPUTS), *ALWAYS[1:], REPAIR, now=START), commit="2", at=START)
+    here.publish(plan_fleet(fleet(OUTPUTS), *ALWAYS[1:], REPAIR, now=START), commit="2", at=START)
     here.now = START
     with here.serve() as url:
         write_stop_file(here.root / "ops", WRITING, AT)
@@ -104,7 +104,7 @@ def test_boots_that_write_no_disk_are_served_unless_everything_is_stopped(here: 
 @pytest.mark.parametrize("path", ["/unknown.ipxe", "/unknown.grub.cfg", "/pxelinux.cfg/default"])
 def test_a_stop_of_everything_covers_unknown_machines(here: Site, path: str) -> None:
     boots = fleet(f"{OUTPUTS}, unknownServers: {{profile: repair}}")
-    here.publish(planned(boots, *ONCE[1:]), commit="2")
+    here.publish(plan_fleet(boots, *ONCE[1:]), commit="2")
     with here.serve() as url:
         assert "memtest-7" in get(url + path).text
         write_stop_file(here.root / "ops", ALL, AT)

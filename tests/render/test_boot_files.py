@@ -27,16 +27,16 @@ from gitboot.render.paths import PathKind, Role, find_path_kind
 from gitboot.render.server_files import RenderedState
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, Run, StopOrder, StopScope
-from tests.helpers.endpoints import BEFORE, START, Site, get, planned, site
-from tests.helpers.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.forked_commands import captured
+from tests.helpers.endpoints import BEFORE, START, Site, get, plan_fleet, site
+from tests.helpers.fleets import at, decided, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.git_repositories import free_port, program
 from tests.helpers.instance_with_bmcs import BASE_URL, POOL
 from tests.helpers.mirrors import nginx
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 from tests.helpers.signed_lists import make_keys
 
-MAC = mac_of("web01").replace(":", "-")
+MAC = make_mac("web01").replace(":", "-")
 ENTRIES = (f"/v1/boot/{MAC}/boot.ipxe", f"/v1/boot/{MAC}/grub.cfg")
 IMAGE = "flatcar-1/kernel"
 END = at("21T04:00")  # of the maintenance that begins at `START`
@@ -111,7 +111,7 @@ def test_a_copy_serves_a_one_time_boot_until_its_log_is_read_if_the_fleet_accept
         nginx(output / "boot", output / "ops/serve", tmp_path / "nginx") as mirror,
     ):
         assert [installs(mirror.url, ENTRIES[0]) for _ in range(2)] == [True, True]
-        assert captured("read-access-logs", mirror.log, "--spool", spool).returncode == 0
+        assert run_forked("read-access-logs", mirror.log, "--spool", spool).returncode == 0
         assert eventually(lambda: "Fetched" in str(instance.get("/api/v1/servers/web01").json()))
 
 
@@ -143,13 +143,13 @@ def test_finding_m2_a_copy_offers_no_boot_again_that_a_machine_may_have_fetched(
         ):
             for name, (agent, logs_agents, *_) in FETCHES.items():
                 url = (with_agents if logs_agents else without_agents).url
-                path = f"/v1/boot/{mac_of(name).replace(':', '-')}/grub.cfg"
+                path = f"/v1/boot/{make_mac(name).replace(':', '-')}/grub.cfg"
                 assert IMAGE in get(f"{url}{path}", headers={"user-agent": agent}).text, name
 
             lines = Counter[Path]()
 
             def read(log: Path) -> int:
-                done = captured("read-access-logs", log, "--spool", spool, "-o", "json")
+                done = run_forked("read-access-logs", log, "--spool", spool, "-o", "json")
                 lines[log] += json.loads(done.stdout)["read"]
                 return lines[log]
 
@@ -157,11 +157,11 @@ def test_finding_m2_a_copy_offers_no_boot_again_that_a_machine_may_have_fetched(
 
         def is_offered_later(name: str) -> bool:
             later = format_instant(datetime.now(UTC).replace(microsecond=0) + timedelta(minutes=2))
-            done = captured("boot-script", name, "--tree", output, "--at", later)
+            done = run_forked("boot-script", name, "--tree", output, "--at", later)
             assert done.returncode == 0, done.stderr
             return IMAGE in done.stdout
 
-        assert captured("reconcile", "--state", tmp_path / "state").returncode == 0
+        assert run_forked("reconcile", "--state", tmp_path / "state").returncode == 0
         used_up = {name: is_used_up for name, (*_, is_used_up) in FETCHES.items()}
         assert eventually(lambda: {name: not is_offered_later(name) for name in FETCHES} == used_up)
         for name, (_, _, is_installed, _) in FETCHES.items():
@@ -179,7 +179,7 @@ LIVE: Final = (
     profile("repair", "memtest-7"),
     policy("live", boots="live"),
 )
-ALL_LOADERS: Final = (*ENTRIES, f"/ipxe/{uuid_of('web01')}", f"/grub.cfg-01-{MAC}", f"/pxelinux.cfg/01-{MAC}")
+ALL_LOADERS: Final = (*ENTRIES, f"/ipxe/{make_uuid('web01')}", f"/grub.cfg-01-{MAC}", f"/pxelinux.cfg/01-{MAC}")
 _ASKS: Final = re.compile(
     r"^imgfetch .* (?P<ipxe>http\S+?)\?uuid=|^include (?P<pxelinux>http\S+)$|"
     r"configfile '?\(http,(?P<host>[^)]+)\)(?P<path>[^?'\s]+)\?hop=1",
@@ -193,7 +193,7 @@ def boots(copy: str, path: str) -> str | None:
     if (asks := _ASKS.search(script)) is not None:
         url = asks["ipxe"] or asks["pxelinux"] or f"http://{asks['host']}{asks['path']}"
         with suppress(httpx.TransportError):
-            answer = get(url.replace("${uuid}", uuid_of("web01")))
+            answer = get(url.replace("${uuid}", make_uuid("web01")))
             if answer.status_code == 200:
                 script = answer.text
     found = re.search(r"/assets/([a-z]+)-\d/kernel", script)
@@ -205,7 +205,7 @@ def test_finding_m1_a_maintenance_ends_on_every_copy_even_without_its_publisher(
     with site(None) as publisher:
         with publisher.serve() as endpoint:
             settings = f"baseURL: 'http://boot.test', endpoint: '{endpoint}', outputs: [ipxe, grub, pxelinux]"
-            fleet_of = planned(fleet(settings), *LIVE, maintenance("repair", window), now=START)
+            fleet_of = plan_fleet(fleet(settings), *LIVE, maintenance("repair", window), now=START)
             publisher.now = START
             publisher.publish(fleet_of, at=START)
             with mirrors(publisher.root, tmp_path) as urls:
@@ -255,7 +255,7 @@ def test_finding_m1_a_copy_of_a_killed_instance_leaves_a_window_and_does_not_sta
 
 def in_tree(*documents: str, now: datetime = START, **more: Any) -> dict[str, str | None]:
     """Return the image that each boot script of web01 boots without a response; "asks " marks scripts that ask."""
-    found = planned(*documents, now=now, **more).servers["web01"].files
+    found = plan_fleet(*documents, now=now, **more).servers["web01"].files
     texts = {path.removeprefix("boot"): each.content.decode() for path, each in found.items() if is_script(path)}
     images = {path: re.findall(r"/(?:assets/)?([a-z]+)-\d/", text) for path, text in texts.items()}
     return {
@@ -376,11 +376,11 @@ def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_after_
     ):
         with mirrors(output, tmp_path / "before") as urls:
             before |= {boots(url, path) for url in urls for path in paths}
-        stopped = captured("stop-installs", "--all-boots", "--reason", "INC-4711", "--state", state)
+        stopped = run_forked("stop-installs", "--all-boots", "--reason", "INC-4711", "--state", state)
         assert stopped.returncode == 0, stopped.stderr
         entry = output / f"boot/v1/boot/{dashed_mac('web03')}/boot.ipxe"
         eventually(lambda: "all boots from the network are stopped" in entry.read_text())
-        assert captured("reconcile", "--state", state).returncode == 0  # the stop is published, with a list
+        assert run_forked("reconcile", "--state", state).returncode == 0  # the stop is published, with a list
     found: list[set[str | None]] = []
     with mirrors(output, tmp_path / "copies") as urls:
         found.append({boots(url, path) for url in urls for path in paths})
@@ -401,7 +401,7 @@ def test_a_copy_from_before_a_stop_of_all_boots_boots_the_disk_by_the_response_o
     with site(None) as publisher, publisher.serve() as endpoint:
         settings = f"baseURL: 'http://boot.test', endpoint: '{endpoint}', {OUTPUTS}"
         publisher.now = START
-        publisher.publish(planned(fleet(settings), *LIVE, WINDOW, now=START), at=START)
+        publisher.publish(plan_fleet(fleet(settings), *LIVE, WINDOW, now=START), at=START)
         with mirrors(publisher.root, tmp_path) as urls:
             write_stop_file(publisher.root / "ops", StopOrder("ada", "a flood", everything=True), START)
             eventually(lambda: "are stopped" in get(f"{endpoint}{ENTRIES[0]}").text)
@@ -416,7 +416,7 @@ def run_at(now: datetime, arguments: list[str]) -> int:
 
 
 def dashed_mac(name: str) -> str:
-    return mac_of(name).replace(":", "-")
+    return make_mac(name).replace(":", "-")
 
 
 @pytest.mark.parametrize(("accepted", "expected"), [("", "live"), (", lateEnds: Accept", None)])
@@ -437,7 +437,7 @@ UKI: Final = (
     policy("live", boots="live"),
     WINDOW,
 )
-OFFER: Final = f"/httpboot/{uuid_of('web01')}.json"
+OFFER: Final = f"/httpboot/{make_uuid('web01')}.json"
 
 
 @pytest.mark.parametrize(
@@ -468,8 +468,8 @@ def test_user_data_that_a_machine_requests_by_its_uuid_is_that_of_the_policy() -
         WINDOW,
     )
     for settings, expected in ((HTTP, "live"), (f"{HTTP}, serving: {{lateEnds: Accept}}", "repair")):
-        files = planned(fleet(settings), *documents, now=START, templates=templates).servers["web01"].files
-        assert f'"x": "{expected}"' in files[f"boot/ignition/{uuid_of('web01')}"].content.decode()
+        files = plan_fleet(fleet(settings), *documents, now=START, templates=templates).servers["web01"].files
+        assert f'"x": "{expected}"' in files[f"boot/ignition/{make_uuid('web01')}"].content.decode()
         boots_image = {"live": "live-1", "repair": "memtest-7"}[expected]
         assert boots_image in files[f"boot{IPXE}"].content.decode(), "a script that asks would boot what finds no data"
 
@@ -490,9 +490,9 @@ def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_boot_of_the_policy
         maintenance("repair", "20T22:00 21T04:00", "run: 1, networkBoot: Once"),
     )
     templates = {name: f'{{"ignition": {{"version": "3.4.0"}}, "x": "{name}"}}' for name in ("live", "repair")}
-    made = planned(fleet(settings, copies=False), *documents, now=START, templates=templates).servers["web01"]
+    made = plan_fleet(fleet(settings, copies=False), *documents, now=START, templates=templates).servers["web01"]
     assert any("installer-2" in text for text in made.published.contents.values()), "the endpoint has the one-time boot"
-    assert '"x": "live"' in made.files[f"boot/ignition/{uuid_of('web01')}"].content.decode()
+    assert '"x": "live"' in made.files[f"boot/ignition/{make_uuid('web01')}"].content.decode()
     script = made.files[f"boot{IPXE}"].content.decode()
     assert "live-1" in script and "gitboot-asked" not in script
 
@@ -508,7 +508,7 @@ def test_finding_m1_the_response_of_an_endpoint_does_not_depend_on_the_setting_o
     documents = (*LIVE, maintenance("repair", window))
     for now in (BEFORE, START, END, at("21T23:00")):
         asking, plain = (
-            planned(fleet(f"{each}, {OUTPUTS}", copies=False), *documents, now=now).servers["web01"]
+            plan_fleet(fleet(f"{each}, {OUTPUTS}", copies=False), *documents, now=now).servers["web01"]
             for each in (settings, "baseURL: 'http://boot.test'")
         )
         assert (digests(asking), asking.published.paths) == (digests(plain), plain.published.paths)
@@ -544,7 +544,7 @@ def test_finding_m2_a_copy_has_a_one_time_boot_only_if_the_fleet_accepts_it(
 ) -> None:
     run = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="web")
     documents = (server("web01", spec="provision: 1"), *POOL[:1], *POOL[2:])
-    found = planned(fleet(settings), *documents, *(run for _ in maintenances), now=START).servers["web01"]
+    found = plan_fleet(fleet(settings), *documents, *(run for _ in maintenances), now=START).servers["web01"]
     assert script_in_tree(found, IPXE) == expected
     assert {each.once for turns in found.published.paths.values() if (each := turns[0].writes)} == {True}
 
@@ -558,7 +558,7 @@ def script_in_tree(state: RenderedState, path: str) -> str:
 @pytest.mark.parametrize("settings", [HTTP, f"{HTTP}, serving: {{oneTimeBoots: Copies}}"])
 def test_an_endpoint_that_cannot_record_redirects_to_the_endpoint_of_the_fleet(settings: str) -> None:
     # `serve` without a fetch log.
-    fleet_of = planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
+    fleet_of = plan_fleet(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
     with site(fleet_of) as here, here.serve(records=False) as url:
         assert "http://gitboot.test/v1/boot/" in get(f"{url}{ENTRIES[0]}").text
         assert not installs(url, f"{ENTRIES[0]}?hop=1"), "a machine that was sent here is sent no further"
@@ -567,7 +567,7 @@ def test_an_endpoint_that_cannot_record_redirects_to_the_endpoint_of_the_fleet(s
 @pytest.mark.parametrize("accepted", ["EndpointOnly", "Copies"])
 def test_an_endpoint_that_cannot_record_serves_the_fallback_if_the_fleet_names_none(accepted: str) -> None:
     settings = f"baseURL: 'http://boot.test', serving: {{oneTimeBoots: {accepted}}}"
-    with site(planned(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)) as here:
+    with site(plan_fleet(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)) as here:
         with here.serve(records=False) as url:
             assert not any(installs(url, path) for path in ENTRIES)
         with here.serve() as url:

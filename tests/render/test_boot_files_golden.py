@@ -33,10 +33,10 @@ from tests.helpers.fleets import (
     fleet,
     image,
     maintenance,
+    make_uuid,
     policy,
     profile,
     server,
-    uuid_of,
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -87,7 +87,7 @@ DHCP = (
 DATABASE = document(
     "Server",
     "db01",
-    f"uuid: {uuid_of('db01')}, architecture: aarch64, firmware: UEFI, lifecycle: Parked, interfaces: ["
+    f"uuid: {make_uuid('db01')}, architecture: aarch64, firmware: UEFI, lifecycle: Parked, interfaces: ["
     "{mac: '52:54:00:00:00:01', addresses: [192.0.2.11/24, 2001:db8::11/64]}, "
     "{mac: '52:54:00:00:00:02', addresses: [198.51.100.11/24], boot: false}]",
     "role: db",

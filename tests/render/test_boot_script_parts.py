@@ -21,7 +21,7 @@ from gitboot.resolve.fleet_decisions import decide, decide_all
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.server_decision import Decisions, list_idle_macs
 from tests.helpers import hypothesis_strategies
-from tests.helpers.cases import examples, for_each
+from tests.helpers.cases import count_examples, for_each
 from tests.helpers.fleets import (
     SEED,
     SHA,
@@ -30,12 +30,12 @@ from tests.helpers.fleets import (
     document,
     fleet,
     image,
-    mac_of,
+    make_mac,
+    make_uuid,
     policy,
     profile,
     repository,
     server,
-    uuid_of,
 )
 from tests.helpers.hypothesis_strategies import GeneratedFleet
 from tests.render.test_dhcp import configuration, elements
@@ -173,7 +173,7 @@ def files_of(spec: str) -> dict[str, File]:
 @pytest.mark.parametrize("serial", ["4J8VM72", "CZ2D465CVF", "A.40-866_X", "jk" * 31 + "1"])
 def test_a_serial_number_finds_the_same_boot_script_as_the_uuid(serial: str) -> None:
     files = files_of(f"serial: '{serial}'")
-    assert files[f"{BY_SERIAL}{serial}"] == files[f"boot/ipxe/{uuid_of('web01')}"]
+    assert files[f"{BY_SERIAL}{serial}"] == files[f"boot/ipxe/{make_uuid('web01')}"]
     assert b"boots flatcar-1" in files[f"{BY_SERIAL}{serial}"].content
 
 
@@ -236,12 +236,12 @@ def tree(decisions: Decisions) -> dict[str, File]:
     return files
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=count_examples(40))
 @given(made=hypothesis_strategies.fleets())
 def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: GeneratedFleet) -> None:
     spec = made.of("Fleet")[0]["spec"] | {"outputs": ["ipxe", "grub", "pxelinux", "uuid", "serial"]}
     decisions = hypothesis_strategies.decided(
-        made.having(hypothesis_strategies.document("Fleet", "test", spec)).documents
+        made.replace_documents(hypothesis_strategies.document("Fleet", "test", spec)).documents
     )
     files = hypothesis_strategies.tree(decisions, made.records, made.at)
     for host in decisions.hosts:
@@ -276,7 +276,7 @@ def test_the_local_disk_is_tried_by_each_shim_before_any_grub_and_by_the_fallbac
 )
 def test_grub_itself_tries_both_dialects_and_continues_if_it_has_neither(tmp_path: Path) -> None:
     # grub-emu has no Linux loader: each dialect fails at once, and the script runs to its end.
-    text = tree(decided(*SEED))[f"boot/grub.cfg-01-{mac_of('web01').replace(':', '-')}"].content.decode()
+    text = tree(decided(*SEED))[f"boot/grub.cfg-01-{make_mac('web01').replace(':', '-')}"].content.decode()
     script = text.replace("sleep 5", "true").partition('if [ "$grub_platform"')[0] + "exit\n"
     folder = tmp_path / "grub"
     folder.mkdir()
@@ -293,7 +293,7 @@ def test_grub_itself_tries_both_dialects_and_continues_if_it_has_neither(tmp_pat
 # The NIC that boots, in kernel arguments
 
 BONDED = (
-    f"uuid: {uuid_of('web01')}, architecture: x86_64, firmware: UEFI, "
+    f"uuid: {make_uuid('web01')}, architecture: x86_64, firmware: UEFI, "
     "interfaces: [{mac: '52:54:00:00:00:0a'}, {mac: '52:54:00:00:00:0b'}]"
 )
 NIC_PATHS = ("52-54-00-00-00-0a", "52-54-00-00-00-0b")
@@ -321,7 +321,7 @@ def of_boot_nic(
 
 def test_finding_p12_ipxe_names_the_nic_that_it_uses_in_every_script_of_a_server() -> None:
     files = of_boot_nic()
-    paths = [f"v1/boot/{mac}/boot.ipxe" for mac in NIC_PATHS] + [f"ipxe/{uuid_of('web01')}"]
+    paths = [f"v1/boot/{mac}/boot.ipxe" for mac in NIC_PATHS] + [f"ipxe/{make_uuid('web01')}"]
     [script] = {files[path] for path in paths}
     kernel = 'initrd=initrd0 BOOTIF=01-${netX/mac:hexhyp} nic="of ${netX/mac}" --- quiet || goto failed\n'
     assert kernel in script
@@ -358,7 +358,7 @@ def test_finding_p12_no_file_has_a_placeholder_and_a_boot_without_one_has_no_mor
     files = of_boot_nic(unknown=unknown)
     assert [path for path, text in files.items() if "boot_nic" in text] == []
     named = {path for path, text in files.items() if "BOOTIF" in text or "sysappend" in text}
-    assert {"unknown.ipxe", "unknown.grub.cfg", f"grub.cfg-{uuid_of('web01')}"} < named
+    assert {"unknown.ipxe", "unknown.grub.cfg", f"grub.cfg-{make_uuid('web01')}"} < named
     plain = of_boot_nic("kernelArguments: [quiet]")
     assert not any("gitboot_mac" in text or "netX/mac} " in text for text in plain.values())
 
@@ -375,8 +375,8 @@ NIC_GRUB = "{% raw %}# own{% endraw %}\nlinux /k {{ kernel_arguments | grub }} o
         ("52:54:00:00:00:0b", f"v1/boot/{NIC_PATHS[0]}/grub.cfg", NIC_PATHS[1]),  # another NIC than the path's
         ("", f"v1/boot/{NIC_PATHS[0]}/grub.cfg", NIC_PATHS[0]),
         ("", f"grub.cfg-01-{NIC_PATHS[1]}", NIC_PATHS[1]),
-        ("52:54:00:00:00:0b", f"grub.cfg-{uuid_of('web01')}", NIC_PATHS[1]),
-        ("", f"grub.cfg-{uuid_of('web01')}", None),
+        ("52:54:00:00:00:0b", f"grub.cfg-{make_uuid('web01')}", NIC_PATHS[1]),
+        ("", f"grub.cfg-{make_uuid('web01')}", None),
         ("52:54:00:00:00:0c", "unknown.grub.cfg", "52-54-00-00-00-0c"),
     ],
 )
@@ -422,8 +422,8 @@ def test_finding_p12_grub_understands_every_configuration_that_names_the_nic(tmp
 def test_finding_p12_templates_of_the_fleet_name_the_nic_by_their_filter() -> None:
     own = {"g": NIC_GRUB, "i": "#!ipxe\nkernel /k {{ kernel_arguments | ipxe }} own={{ boot_nic.mac | ipxe }}\nboot\n"}
     files = of_boot_nic(NIC_ARGUMENTS, ", templates: {grub: g, ipxe: i}", files=own)
-    assert "BOOTIF=01-${netX/mac:hexhyp} " in files[f"ipxe/{uuid_of('web01')}"]
-    assert files[f"ipxe/{uuid_of('web01')}"].endswith(" own=${netX/mac}\nboot\n")
+    assert "BOOTIF=01-${netX/mac:hexhyp} " in files[f"ipxe/{make_uuid('web01')}"]
+    assert files[f"ipxe/{make_uuid('web01')}"].endswith(" own=${netX/mac}\nboot\n")
     grub = files[f"v1/boot/{NIC_PATHS[0]}/grub.cfg"]
     assert grub.index('set gitboot_bootif="01-') < grub.index('# own\nlinux /k BOOTIF="$gitboot_bootif" ')
     assert '"52:54:00:00:00:0a"; do' in grub
@@ -506,7 +506,7 @@ def test_finding_p12_a_direct_boot_has_no_argument_with_the_nic(method: str) -> 
     assert "GB4003" in {problem.code for problem in caught.value.problems}
 
 
-MAC = mac_of("web01").replace(":", "-")
+MAC = make_mac("web01").replace(":", "-")
 OUTPUTS = "outputs: [pxelinux]"
 
 

@@ -21,8 +21,8 @@ from gitboot.render.boot_files import render_fleet_files
 from gitboot.render.dhcp import LOADERS, LONGEST_PROXY_URL
 from gitboot.resolve.server_decision import Decisions
 from tests.helpers import hypothesis_strategies
-from tests.helpers.documentation import code_block, inline_code
-from tests.helpers.fleets import uuid_of
+from tests.helpers.documentation import find_code_block, require_inline_code
+from tests.helpers.fleets import make_uuid
 
 OUTPUTS = ["ipxe", "grub", "pxelinux", "dhcp-dnsmasq", "dhcp-kea"]
 SITES = [
@@ -44,7 +44,7 @@ def needs(program: str) -> pytest.MarkDecorator:
 def server(
     name: str, interfaces: list[dict[str, Any]], site: str = "none", **spec: Any
 ) -> hypothesis_strategies.Document:
-    described = {"uuid": uuid_of(name), "architecture": "x86_64", "firmware": "UEFI", "interfaces": interfaces}
+    described = {"uuid": make_uuid(name), "architecture": "x86_64", "firmware": "UEFI", "interfaces": interfaces}
     return hypothesis_strategies.document("Server", name, described | spec, {"site": site})
 
 
@@ -152,10 +152,10 @@ FLEETS = {
 def test_dnsmasq_accepts_the_configuration_beside_an_existing_one(case: str, tmp_path: Path) -> None:
     included = tmp_path / "gitboot.conf"
     included.write_text(configuration(FLEETS[case]())["dnsmasq.conf"])
-    include = code_block(PAGE, "conf-file=").replace("/srv/gitboot/ops/dhcp/dnsmasq.conf", str(included))
+    include = find_code_block(PAGE, "conf-file=").replace("/srv/gitboot/ops/dhcp/dnsmasq.conf", str(included))
     own = f"port=0\ndhcp-range=10.1.0.0,static\ndhcp-host=52:54:00:ff:00:01,own\n{include}"
     (tmp_path / "dnsmasq.conf").write_text(own)
-    _passes(*inline_code(PAGE, "dnsmasq --test").split(), "-C", str(tmp_path / "dnsmasq.conf"))
+    _passes(*require_inline_code(PAGE, "dnsmasq --test").split(), "-C", str(tmp_path / "dnsmasq.conf"))
 
 
 @needs("dnsmasq")
@@ -177,13 +177,15 @@ def test_kea_accepts_the_configuration_beside_an_existing_one(case: str, version
     for name, text in configuration(FLEETS[case]()).items():
         (tmp_path / name).write_text(text)
     (tmp_path / "kea.json").write_text(kea_configuration(tmp_path, version))
-    command = {4: inline_code(PAGE, "kea-dhcp4 -t FILE"), 6: inline_code(PAGE, "kea-dhcp6 -t FILE")}[version]
+    command = {4: require_inline_code(PAGE, "kea-dhcp4 -t FILE"), 6: require_inline_code(PAGE, "kea-dhcp6 -t FILE")}[
+        version
+    ]
     _passes(*command.replace("FILE", str(tmp_path / "kea.json")).split())
 
 
 def kea_configuration(folder: Path, version: int) -> str:
     """Return the configuration of an operator, with the additions of docs/how-to/dhcp.md."""
-    block = code_block(PAGE, '{"Dhcp4": {\n    "client-classes"')
+    block = find_code_block(PAGE, '{"Dhcp4": {\n    "client-classes"')
     own = {
         "…": '"lease-database": {"type": "memfile", "persist": false}',
         '"client-classes": [': '"client-classes": [{"name": "own"}, ',

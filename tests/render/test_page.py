@@ -19,9 +19,9 @@ from gitboot.render.paths import PAGE, PAGE_DATA
 from gitboot.resolve.server_plan import Cause
 from gitboot.status.instance_status import Acknowledgement, ChangedArea, Status
 from tests.controller.test_reconcile import REPAIR, Instance, fleet_files
-from tests.helpers.endpoints import ALWAYS, planned
+from tests.helpers.endpoints import ALWAYS, plan_fleet
 from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, server
-from tests.helpers.instance_in_process import UNLIMITED, in_process, reconcile_once
+from tests.helpers.instance_in_process import UNLIMITED, reconcile_once, run_in_process
 from tests.helpers.published_trees import verify_tree
 from tests.helpers.running_instance import Repository, git
 
@@ -225,7 +225,7 @@ def test_the_page_has_the_values_of_both_a_policy_and_a_maintenance(instance: In
 
 
 def test_a_change_that_comes_only_if_no_instance_runs_is_not_shown() -> None:
-    state = planned(*ALWAYS, maintenance("repair")).servers["web01"]
+    state = plan_fleet(*ALWAYS, maintenance("repair")).servers["web01"]
     (_, unheard), *_ = state.later
     assert unheard is not None and unheard.cause is Cause.INSTANCE_SILENT
     assert list(list_plan_changes(state.plan, state.later)) == []
@@ -303,7 +303,7 @@ def test_the_page_is_added_and_removed_by_the_outputs_of_the_fleet(push: Push, i
 def test_finding_r12_an_instance_publishes_the_last_commits_and_their_files(
     tmp_path: Path, repository: Repository
 ) -> None:
-    with in_process(tmp_path, repository.bare, initial="fresh", limits=UNLIMITED) as parts:
+    with run_in_process(tmp_path, repository.bare, initial="fresh", limits=UNLIMITED) as parts:
         for number in range(2):
             reconcile_once(parts, number)
         pushed = repository.push({"04.yaml": profile("web", "flatcar-1", "kernelArguments: [debug]")}, "Debug web")

@@ -30,7 +30,7 @@ from gitboot.resolve.server_decision import Decisions
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
 from tests.helpers import http_peers, mirrors
-from tests.helpers.cases import for_each, present
+from tests.helpers.cases import for_each, require_value
 from tests.helpers.endpoints import LOADER, Site
 from tests.helpers.fleets import (
     SEED,
@@ -39,14 +39,14 @@ from tests.helpers.fleets import (
     decided,
     fleet,
     image,
-    mac_of,
     maintenance,
+    make_mac,
+    make_uuid,
     policy,
     profile,
     server,
-    uuid_of,
 )
-from tests.helpers.mirrors import WAYS
+from tests.helpers.mirrors import TREE_COPIES
 from tests.helpers.signed_lists import list_current_digests
 
 NOON = at("20T12:00")
@@ -64,7 +64,7 @@ def state(
 
 
 def find_script_version(found: RenderedState, instant: datetime) -> PathVersion:
-    return present(find_version(found.published.paths[ENTRY], instant)[0])
+    return require_value(find_version(found.published.paths[ENTRY], instant)[0])
 
 
 ENTRY = next(path for path in state(*SEED).files if path.endswith("boot.ipxe"))
@@ -120,9 +120,9 @@ def test_the_identities_of_a_server_are_in_its_state() -> None:
     documents = (*SEED[:1], server("web01", "role: web", "provision: 1, serial: 4J8VM72"), *SEED[2:])
     details = ServerDetails(site="fra1", labels={"role": "web"}, addresses=("10.0.0.7",))
     found = state(*documents, details=details).published
-    uuid = SystemUuid(uuid_of("web01"))
+    uuid = SystemUuid(make_uuid("web01"))
     assert set(found.identities) == {
-        f"mac/{mac_of('web01').replace(':', '-')}",
+        f"mac/{make_mac('web01').replace(':', '-')}",
         *(f"uuid/{each}" for each in (uuid, swap_byte_order(uuid))),
         "serial/4J8VM72",
         "address/10.0.0.7",
@@ -204,14 +204,14 @@ def test_a_mirrored_artifact_must_be_present_before_it_is_served() -> None:
     mirrors = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
     mirrored = image("flatcar-1").replace("assets:flatcar-1/kernel", "http://vendor.test/vmlinuz")
     found = state(mirrors, *(mirrored if each == image("flatcar-1") else each for each in SEED[1:]), record=Record())
-    needs = present(find_script_version(found, NOON).writes).needs
+    needs = require_value(find_script_version(found, NOON).writes).needs
     assert needs == (NeededFile("assets/flatcar-1/initrd", None), NeededFile(f"o/{SHA}/kernel", None))
 
 
 def test_a_signature_for_ipxe_must_be_present_before_a_boot_is_served() -> None:
     signed = image("flatcar-1", "", "kernel").replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:sig/k'}}", 1)
     found = state(*(signed if each == image("flatcar-1") else each for each in SEED), record=Record())
-    needs = present(find_script_version(found, NOON).writes).needs
+    needs = require_value(find_script_version(found, NOON).writes).needs
     assert needs == (NeededFile("assets/flatcar-1/kernel", None), NeededFile("assets/sig/k", None))
 
 
@@ -248,8 +248,8 @@ def test_unknown_machines_may_have_user_data() -> None:
         image("discovery-1", "writesDisk: false, userData: CloudInit"),
         profile("discover", "discovery-1", "userData: {format: CloudInit, template: t}"),
     )
-    (boot,) = present(decided(*documents, files={"t": "#cloud-config\n"}).unknown).values()
-    assert present(boot.user_data).files == {"meta-data": "", "user-data": "#cloud-config\n"}
+    (boot,) = require_value(decided(*documents, files={"t": "#cloud-config\n"}).unknown).values()
+    assert require_value(boot.user_data).files == {"meta-data": "", "user-data": "#cloud-config\n"}
 
 
 def test_an_argument_that_renders_to_an_empty_text_is_omitted() -> None:
@@ -309,7 +309,7 @@ def test_a_document_that_two_boots_share_gets_no_new_version() -> None:
 
 OUTPUTS = fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]")
 ONE = maintenance("m1", "20T22:00 20T23:00")
-LISTED_ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+LISTED_ENTRY = f"v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
 USER_DATA = "userData: {format: Ignition/3.4, template: t}"
 CONFIGURED = (
     OUTPUTS,
@@ -365,12 +365,12 @@ def test_the_listing_has_the_files_in_the_tree_now_and_after_each_transition(doc
 
 
 def test_a_path_with_a_token_is_listed_by_its_digest() -> None:
-    mac, token = mac_of("web01").replace(":", "-"), "a" * 64
+    mac, token = make_mac("web01").replace(":", "-"), "a" * 64
     for path in (
         DATA.build_path(mac, token, "user-data"),
         PROVISIONED.build_path(mac, token),
         FAILED.build_path(mac, token),
-        MEDIUM.build_path(uuid_of("web01"), token),
+        MEDIUM.build_path(make_uuid("web01"), token),
     ):
         assert listing_name(path) == f"sha256:{sha256(path.removeprefix('boot/').encode()).hexdigest()}"
     assert listing_name(IPXE_BY_MAC.build_path(mac)) == LISTED_ENTRY
@@ -416,7 +416,7 @@ def test_an_open_window_ends_with_the_files_of_the_next_plan() -> None:
     since, files = read_window_end("20T22:30", ONE)
     then = rendered(decisions, at("20T23:00")).files
     assert since == at("20T23:00")
-    assert set(files) >= {LISTED_ENTRY, f"grub.cfg-01-{mac_of('web01').replace(':', '-')}"}
+    assert set(files) >= {LISTED_ENTRY, f"grub.cfg-01-{make_mac('web01').replace(':', '-')}"}
     for path, text in files.items():
         assert text is not None and then[f"boot/{path}"].content.decode() == text
 
@@ -505,9 +505,12 @@ def test_the_data_of_a_boot_after_a_window_exists_before_the_end() -> None:
 def test_finding_m10_one_request_to_a_mirror_finds_each_file_of_one_server(tmp_path: Path) -> None:
     site, published = Site(tmp_path / "output"), mirrors.FLEET_OF_EVERY_PATH.servers
     site.publish(mirrors.FLEET_OF_EVERY_PATH)
-    for way in WAYS:
+    for way in TREE_COPIES:
         (folder := tmp_path / way).mkdir()
-        with WAYS[way](site.root, folder) as mirror, http_peers.Client(base_url=mirror.url, headers=LOADER) as client:
+        with (
+            TREE_COPIES[way](site.root, folder) as mirror,
+            http_peers.Client(base_url=mirror.url, headers=LOADER) as client,
+        ):
             for server, state in published.items():
                 found = client.get(f"/{listing_path(server).removeprefix('boot/')}").json()["files"]
                 assert found.keys() == in_tree(state, server).keys(), way

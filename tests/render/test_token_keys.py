@@ -19,8 +19,8 @@ from gitboot.render.server_files import RenderedState
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
 from tests.helpers.cases import for_each
-from tests.helpers.endpoints import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, planned, site
-from tests.helpers.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.endpoints import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, plan_fleet, site
+from tests.helpers.fleets import fleet, image, maintenance, make_uuid, policy, profile, server
 
 KEY, OTHER = bytes(range(32)), bytes(range(1, 33))
 KEYS: Final = TokenKeys(KEY)
@@ -42,7 +42,7 @@ def documents(format: str = "CloudInit", *more: str, of_image: str = "") -> tupl
 
 
 def plan_with_template(text: str, *given: str, keys: TokenKeys = KEYS, record: Record | None = None) -> Fleet:
-    return planned(*given or documents(), templates={"t": text}, keys=keys, records={"web01": record or Record()})
+    return plan_fleet(*given or documents(), templates={"t": text}, keys=keys, records={"web01": record or Record()})
 
 
 def render_user_data(text: str, keys: TokenKeys = KEYS) -> str:
@@ -55,7 +55,9 @@ def tokens_in(paths: Iterable[str]) -> set[str]:
     return {token for path in paths if (token := find_token(path)) is not None}
 
 
-PUBLIC: Final = planned(*documents(), templates={"t": "#cloud-config\n"}).servers["web01"].decision.token or Digest("")
+PUBLIC: Final = plan_fleet(*documents(), templates={"t": "#cloud-config\n"}).servers["web01"].decision.token or Digest(
+    ""
+)
 (NAME,) = tokens_in(plan_with_template("#cloud-config\n").files)
 SAID: Final = "#cloud-config\nurl: {{ urls.provisioned }}\n"
 
@@ -197,7 +199,7 @@ def test_t6_reports_with_a_token_of_an_earlier_key_count_while_that_key_is_valid
 ) -> None:
     (before,) = tokens_in(plan_with_template(SAID, keys=TokenKeys(key)).files)
     keys, at = TokenKeys(KEY, (EarlierKey(key, BEFORE, START),)), BEFORE + timedelta(minutes=minutes)
-    found = planned(*documents(), templates={"t": SAID}, keys=keys, now=at).servers["web01"]
+    found = plan_fleet(*documents(), templates={"t": SAID}, keys=keys, now=at).servers["web01"]
     paths = {
         PROVISIONED.build_path(MAC, before),
         FAILED.build_path(MAC, before),
@@ -213,13 +215,13 @@ def test_t6_reports_with_a_token_of_an_earlier_key_count_while_that_key_is_valid
 def test_t6_a_server_is_rendered_again_when_an_earlier_key_ends() -> None:
     keys = TokenKeys(KEY, (TURNED,))
     turns = [
-        planned(*documents(), templates={"t": SAID}, keys=keys, now=now, records={"web01": AT_WORK}).servers["web01"]
+        plan_fleet(*documents(), templates={"t": SAID}, keys=keys, now=now, records={"web01": AT_WORK}).servers["web01"]
         for now in (BEFORE - timedelta(minutes=1), BEFORE, START)
     ]
     # The served boot is served again for a minute, and its data for two hours.
     assert [each.refresh_at for each in turns] == [BEFORE, START, None]
     assert all(each.transition is not None and each.transition <= (each.refresh_at or AFTER) for each in turns[:2])
-    resting = planned(*documents(), templates={"t": SAID}, keys=keys, now=BEFORE, records={"web01": Record()})
+    resting = plan_fleet(*documents(), templates={"t": SAID}, keys=keys, now=BEFORE, records={"web01": Record()})
     assert resting.servers["web01"].transition == START
 
 
@@ -242,7 +244,7 @@ def test_t6_a_client_that_asks_by_uuid_gets_a_token_only_if_the_machine_may_ask_
     text: str, of_image: str, is_told: bool
 ) -> None:
     found = plan_with_template(text, *documents("Ignition/3.4", of_image=of_image)).servers["web01"]
-    said = contents_at(found, IGNITION.build_path(uuid_of("web01")))
+    said = contents_at(found, IGNITION.build_path(make_uuid("web01")))
     (data,) = [path for path in found.published.paths if path.endswith("/config.ign")]
     assert (NAME in said, PUBLIC in said) == (is_told, not is_told)
     assert NAME in contents_at(found, data)

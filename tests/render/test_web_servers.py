@@ -34,12 +34,12 @@ from tests.helpers.endpoints import (
     Site,
     connect,
     eventually,
-    planned,
+    plan_fleet,
     read_all,
 )
 from tests.helpers.fleets import SEED, fleet, image, policy, profile, server
-from tests.helpers.forked_commands import captured
-from tests.helpers.mirrors import Mirror, broken, caddy, nginx
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.mirrors import Mirror, caddy, make_unreadable, nginx
 
 REPORTING = (
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
@@ -51,7 +51,7 @@ REPORTING = (
     policy("edge", "{matchLabels: {role: edge}}", boots="edge"),
 )
 NOBODY = "52-54-00-00-00-99"
-FLEET = planned(*REPORTING, *SEED[1:], REPAIR)
+FLEET = plan_fleet(*REPORTING, *SEED[1:], REPAIR)
 ARTIFACTS = "/o/mirrored"
 SIZE = 8 * 1024 * 1024  # more than fits into the buffers between two sockets
 
@@ -126,7 +126,7 @@ def test_the_monitors_of_the_fleet_may_read_the_list_of_all_machines_too(tmp_pat
     networks = "[127.0.0.64/30, 'fd00:9::/64']"
     root = tmp_path / "output"
     Site(root).publish(
-        planned(fleet(f"baseURL: 'http://boot.test', provisioning: {{monitors: {networks}}}"), *SEED[1:]),
+        plan_fleet(fleet(f"baseURL: 'http://boot.test', provisioning: {{monitors: {networks}}}"), *SEED[1:]),
         listed=datetime.now(UTC),
     )
     (tmp_path / kind).mkdir()
@@ -282,7 +282,7 @@ def test_a_boot_script_is_sent_as_a_whole_and_not_in_parts(client: httpx.Client)
 @pytest.mark.parametrize("how", ["forbidden", "a loop of symlinks"])
 @pytest.mark.parametrize("below", [ENTRY, f"/v1/boot/{MAC}", "/v1"], ids=["file", "folder", "folder above"])
 def test_finding_m5_an_unreadable_file_is_not_absent(output: Path, client: httpx.Client, below: str, how: str) -> None:
-    with broken(output / f"boot{below}", how):
+    with make_unreadable(output / f"boot{below}", how):
         found = client.get(ENTRY)
         assert (_same(found), found.content) == ((503, *MISSING[1:]), b"#")
         assert client.get(f"/ipxe/{UUID}").status_code == (503 if below == ENTRY and how == "forbidden" else 200)
@@ -306,7 +306,7 @@ def test_finding_m5_a_known_machine_does_not_get_the_script_of_unknown_machines(
             found = asked.get(f"{script}{query}")
             assert (found.content, found.headers["cache-control"]) == (_content(script), "no-cache")
             assert "etag" in found.headers
-    with broken(output / f"boot{own}", "forbidden"):  # all names of this file, which is one
+    with make_unreadable(output / f"boot{own}", "forbidden"):  # all names of this file, which is one
         assert {client.get(f"{script}?{name}").status_code for name in names} == {503}
 
 
@@ -495,7 +495,7 @@ def test_an_interrupted_fetch_is_detected(
 
 
 def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
-    done = captured("verify-mirror", *arguments, "-o", "json")
+    done = run_forked("verify-mirror", *arguments, "-o", "json")
     found = json.loads(done.stdout)
     return done.returncode, {"files": found["files"], "items": found["items"]}
 
@@ -522,13 +522,13 @@ def test_read_access_logs_stores_the_fetches_of_a_mirror_once(
     client.get("/nothing")
     assert eventually(lambda: b"/nothing" in mirror.log.read_bytes())
     spool = tmp_path / "spool"
-    first = json.loads(captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
+    first = json.loads(run_forked("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
     taken = read_new(spool, {}).observations
     assert first["observed"] + first["unclear"] == len(taken)
     assert first["read"] == len(mirror.log.read_bytes().splitlines())
     assert first["ignored"]["of another path"] >= 1
     assert taken[-1].path == f"boot{ENTRY}"
-    assert captured("read-access-logs", mirror.log, "--spool", spool).stdout == "0 lines read, 0 observed\n"
+    assert run_forked("read-access-logs", mirror.log, "--spool", spool).stdout == "0 lines read, 0 observed\n"
 
 
 def test_read_access_logs_follows_until_it_is_terminated(mirror: Mirror, client: httpx.Client, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.boot_checks import is_accepted_by_kubelet
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, SHA, decided, fleet, image, maintenance, policy, profile, server, snapshot
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.running_instance import Repository
 
 
@@ -187,12 +187,12 @@ def test_finding_m1_m2_validate_and_diff_warn_of_what_copies_cannot_do(
     for settings in (HTTP, BASE):
         repository.push({"fleet.yaml": "---\n".join((fleet(settings, copies=False), *ONCE, WINDOW))})
     monkeypatch.chdir(repository.work)
-    validated, compared = typed("validate", "."), typed("diff", "HEAD~..HEAD")
+    validated, compared = run_command("validate", "."), run_command("diff", "HEAD~..HEAD")
     assert validated.code == 0, validated
     for shown in (validated.out, compared.out):
         assert "GB2025" in shown and NO_ENDPOINT in shown, shown
         assert "GB2026" in shown and f"Maintenance/repair: {LATE_END} (web01)" in shown, shown
-    assert "GB2025" not in typed("diff", "HEAD..HEAD~").out
+    assert "GB2025" not in run_command("diff", "HEAD..HEAD~").out
 
 
 ONLY_IPXE_OUTPUT = "baseURL: 'http://boot.test', outputs: [ipxe]"
@@ -347,10 +347,10 @@ def test_p4_validate_and_diff_warn_of_a_server_that_cannot_boot_under_secure_boo
         documents = (fleet(), server("web01", "role: web", spec), *SEED[2:])
         repository.push({"fleet.yaml": "---\n".join(documents)})
     monkeypatch.chdir(repository.work)
-    for done in (typed("validate", "."), typed("diff", "HEAD~..HEAD")):
+    for done in (run_command("validate", "."), run_command("diff", "HEAD~..HEAD")):
         assert done.code == 0, done
         assert "GB2031" in done.out and BUILT in " ".join(done.out.split()), done.out
-    assert "GB2031" not in typed("diff", "HEAD..HEAD~").out
+    assert "GB2031" not in run_command("diff", "HEAD..HEAD~").out
 
 
 REPAIR: Final = (

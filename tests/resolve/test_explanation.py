@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from gitboot.fleet.documents import Id
-from gitboot.fleet.yaml import locate, parse, value_lines
+from gitboot.fleet.yaml import list_value_lines, locate, parse
 from gitboot.jsonio import to_camel, to_json_value
 from gitboot.model.scalars import Path
 from gitboot.resolve.explanation import (
@@ -36,13 +36,13 @@ from tests.helpers.fleets import (
     document,
     fleet,
     image,
-    mac_of,
     maintenance,
+    make_mac,
+    make_uuid,
     policy,
     profile,
     repository,
     server,
-    uuid_of,
 )
 
 AGE: Final = f"age-encryption.org/v1\n-> X25519 {'A' * 43}\n{'A' * 43}\n--- {'A' * 43}\nsecret"
@@ -328,8 +328,8 @@ def test_every_field_of_a_decision_is_explained(
 @for_each(
     ("field", "value", "resource", "source"),
     [
-        ("uuid", uuid_of("web01"), "Server/web01", "uuid: "),
-        ("macs[0]", mac_of("web01").replace(":", "-"), "Server/web01", "mac: "),
+        ("uuid", make_uuid("web01"), "Server/web01", "uuid: "),
+        ("macs[0]", make_mac("web01").replace(":", "-"), "Server/web01", "mac: "),
         ("architecture", "x86_64", "Server/web01", "architecture: "),
         ("serial", "AB1234", "Server/web01", "serial: "),
         ("override", "Continuous", "BootPolicy/worker", "override: "),
@@ -401,7 +401,7 @@ def test_a_value_has_the_pointer_of_rfc_6901(path: Path, expected: str) -> None:
 
 def test_each_value_has_the_line_at_which_it_is_located() -> None:
     (_, document) = parse(NESTED, "x.yaml").documents
-    found = value_lines(NESTED, document.index)
+    found = list_value_lines(NESTED, document.index)
     assert found == {path: locate(NESTED, document.index, path).line for path in found}
     assert found[("spec", "kernelArguments", 1)] == 11
     assert found[("spec", "vars", "c~d")] == 7  # it is not written: its key is

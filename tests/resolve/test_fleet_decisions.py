@@ -19,7 +19,7 @@ from gitboot.resolve.policy_selection import is_in_rollout
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, StepEvidence
 from gitboot.resolve.server_decision import Boot
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.helpers.cases import for_each, present
+from tests.helpers.cases import for_each, require_value
 from tests.helpers.fleets import (
     SEED,
     SHA,
@@ -30,15 +30,15 @@ from tests.helpers.fleets import (
     fleet,
     image,
     maintenance,
+    make_uuid,
     planned,
     policy,
     profile,
     repository,
     server,
     snapshot,
-    uuid_of,
 )
-from tests.helpers.http_peers import authority_until
+from tests.helpers.http_peers import make_authority
 
 NOON = at("20T12:00")
 INSTALLED = Record(provision=1, image="flatcar-1", pool="web")
@@ -270,7 +270,7 @@ def test_r4_a_policy_boots_the_image_that_the_rules_select(
 
 
 def test_r4_a_higher_percentage_only_adds_servers() -> None:
-    uuids = [uuid_of(f"server{number}") for number in range(500)]
+    uuids = [make_uuid(f"server{number}") for number in range(500)]
     reached: set[str] = set()
     for percent in range(101):
         now = {uuid for uuid in uuids if is_in_rollout("flatcar", uuid, percent)}  # type: ignore[arg-type]
@@ -803,7 +803,7 @@ def test_a_plan_has_the_override_that_it_needs(
         profile("web", "a-1", method if http else "", method="UefiHttp" if http else method),
         policy("web", "All", policy_spec, often=often),
     )
-    found = present(planned(NOON, *documents, record=PENDING))
+    found = require_value(planned(NOON, *documents, record=PENDING))
     wanted = found.override
     shown = (wanted.enabled, wanted.target, wanted.http_boot_uri, wanted.reason, wanted.set_again) if wanted else None
     assert shown == expected
@@ -905,7 +905,7 @@ def with_bmc(name: str, tls: str) -> str:
 def test_finding_r15_an_expired_certificate_authority_for_bmcs_is_a_warning(
     case: str, tls: str, ends: list[str], since: str | None
 ) -> None:
-    pem = "".join(authority_until(at(end)) for end in ends)
+    pem = "".join(make_authority(at(end)) for end in ends)
     found = decided(*SEED, *(with_bmc(f"db{number}", tls) for number in range(3)), files={"ca.pem": pem})
     assert found.warnings == ()
     if since is None:
@@ -922,7 +922,7 @@ def test_finding_r15_an_expired_certificate_authority_for_bmcs_is_a_warning(
 
 def test_finding_r15_a_new_certificate_in_the_same_file_ends_the_warning() -> None:
     trees = [
-        snapshot(*SEED, with_bmc("db0", "ca: ca.pem"), files={"ca.pem": authority_until(at(end))}, revision=end)
+        snapshot(*SEED, with_bmc("db0", "ca: ca.pem"), files={"ca.pem": make_authority(at(end))}, revision=end)
         for end in ("20T12:00", "21T12:00")
     ]
     evaluator = Evaluator(lambda revision, previous: next(each for each in trees if each.revision == revision))

@@ -28,7 +28,7 @@ from gitboot.resolve.plan_at_time import find_next_transition, make_plan
 from gitboot.resolve.provisioning_record import Record, Run
 from gitboot.resolve.server_decision import Decision, Decisions, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Phase
-from tests.helpers.cases import examples
+from tests.helpers.cases import count_examples
 from tests.helpers.fleets import SEED, image, maintenance, planned, policy, profile, snapshot
 from tests.helpers.hypothesis_strategies import (
     FILES,
@@ -38,25 +38,25 @@ from tests.helpers.hypothesis_strategies import (
     Document,
     GeneratedFleet,
     bounds,
+    decide_texts,
     decided,
-    decided_of,
-    digests,
     document,
     fleets,
-    in_blocks,
-    in_json,
+    format_blocks,
+    format_json,
+    get_name,
     installed_record,
     is_selected,
-    name_of,
-    plans,
+    list_digests,
+    make_plans,
     server_documents,
-    shuffled,
+    shuffle_keys,
     tree,
 )
 
 # Whole fleets take a while to draw, which does not matter for a property, and much longer to explain.
 LAWS = settings(
-    max_examples=examples(25),
+    max_examples=count_examples(25),
     suppress_health_check=[HealthCheck.too_slow],
     phases=[step for step in Step if step is not Step.explain],
 )
@@ -70,8 +70,8 @@ PROCESSES = settings(LAWS, max_examples=2)
 @given(fleet=fleets(), order=st.integers(0, 999).map(random.Random))
 def test_the_order_of_files_documents_and_keys_changes_no_byte(fleet: GeneratedFleet, order: random.Random) -> None:
     before = decided(fleet.documents)
-    after = decided_of(files=_laid_out_anew(fleet.documents, order))
-    assert (digests(after), list(after.servers)) == (digests(before), list(before.servers))
+    after = decide_texts(files=_laid_out_anew(fleet.documents, order))
+    assert (list_digests(after), list(after.servers)) == (list_digests(before), list(before.servers))
     assert tree(after, fleet.records, fleet.at) == tree(before, fleet.records, fleet.at)
     assert _messages(after) == _messages(before)
 
@@ -79,7 +79,9 @@ def test_the_order_of_files_documents_and_keys_changes_no_byte(fleet: GeneratedF
 def _laid_out_anew(documents: Iterable[Document], order: random.Random) -> dict[str, str]:
     files: defaultdict[str, str] = defaultdict(str)
     for each in order.sample(list(documents), len(list(documents))):
-        files[order.choice(["a.yaml", "b/c.yml", "b/a.yaml", "z.yaml"])] += f"---\n{in_json(shuffled(each, order))}"
+        files[order.choice(["a.yaml", "b/c.yml", "b/a.yaml", "z.yaml"])] += (
+            f"---\n{format_json(shuffle_keys(each, order))}"
+        )
     return files
 
 
@@ -102,11 +104,11 @@ def test_the_order_of_keys_changes_nothing_that_a_template_prints() -> None:
 @given(fleet=fleets(), spaces=st.integers(1, 5))
 def test_r8_comments_moved_lines_and_other_spellings_change_no_byte(fleet: GeneratedFleet, spaces: int) -> None:
     def write(each: Document) -> str:
-        lines = in_blocks(each).splitlines()
+        lines = format_blocks(each).splitlines()
         return "\n" * spaces + "".join(f"# {number}\n{line}  # {spaces}\n" for number, line in enumerate(lines))
 
     before, after = decided(fleet.documents), decided(fleet.documents, write)
-    assert digests(after) == digests(before)
+    assert list_digests(after) == list_digests(before)
     assert tree(after, fleet.records, fleet.at) == tree(before, fleet.records, fleet.at)
 
 
@@ -116,17 +118,17 @@ def test_r8_comments_moved_lines_and_other_spellings_change_no_byte(fleet: Gener
 @LAWS
 @given(fleet=fleets())
 def test_deciding_planning_and_rendering_twice_gives_the_same_as_once(fleet: GeneratedFleet) -> None:
-    first, second = (decide(load(snapshot(*map(in_json, fleet.documents), files=FILES))) for _ in range(2))
+    first, second = (decide(load(snapshot(*map(format_json, fleet.documents), files=FILES))) for _ in range(2))
     assert first == second
     for decisions in (first, first, second):
-        assert plans(decisions, fleet.records, fleet.at) == plans(first, fleet.records, fleet.at)
+        assert make_plans(decisions, fleet.records, fleet.at) == make_plans(first, fleet.records, fleet.at)
         assert tree(decisions, fleet.records, fleet.at) == tree(first, fleet.records, fleet.at)
 
 
 @PROCESSES
 @given(several=st.lists(fleets(), min_size=4, max_size=8))
 def test_another_process_with_another_environment_makes_the_same_bytes(several: list[GeneratedFleet]) -> None:
-    asked = json.dumps([[list(map(in_json, fleet.documents)), fleet.at.isoformat()] for fleet in several])
+    asked = json.dumps([[list(map(format_json, fleet.documents)), fleet.at.isoformat()] for fleet in several])
     answer = subprocess.run(
         [
             sys.executable,
@@ -147,7 +149,7 @@ def test_another_process_with_another_environment_makes_the_same_bytes(several: 
 def render_requested(asked: str) -> str:
     made = []
     for texts, instant in json.loads(asked):
-        decisions = decided_of(*texts)
+        decisions = decide_texts(*texts)
         files = tree(decisions, dict.fromkeys(decisions.servers, Record()), datetime.fromisoformat(instant))
         made.append({path: [file.content.decode(), file.content_type] for path, file in files.items()})
     return json.dumps(made)
@@ -180,7 +182,10 @@ def test_r8_plans_that_want_different_overrides_have_different_digests() -> None
 def test_r8_a_future_maintenance_changes_no_plan_and_no_file(fleet: GeneratedFleet) -> None:
     spec = {"select": "All", "profile": "plain", "priority": -9, "reinstall": "EveryBoot"}
     spec["window"] = {"start": "2090-01-01T00:00:00Z", "end": "2091-01-01T00:00:00Z"}
-    before, after = decided(fleet.documents), decided(fleet.having(document("Maintenance", "later", spec)).documents)
+    before, after = (
+        decided(fleet.documents),
+        decided(fleet.replace_documents(document("Maintenance", "later", spec)).documents),
+    )
     found = tree(before, fleet.records, fleet.at), tree(after, fleet.records, fleet.at)
     boot_files = [{path: file for path, file in files.items() if path.startswith("boot/")} for files in found]
     assert boot_files[0] == boot_files[1]
@@ -220,7 +225,7 @@ def _check_transition(decision: Decision, record: Record | None, instant: dateti
 def test_r2_an_active_maintenance_always_wins_and_an_inactive_one_never_does(fleet: GeneratedFleet) -> None:
     decisions = decided(fleet.documents)
     for server in fleet.of("Server"):
-        name = name_of(server)
+        name = get_name(server)
         for instant in fleet.instants(fleet.records[name]):
             planned = make_plan(decisions.servers[name], instant, fleet.records[name])
             active = _active(fleet, server, instant)
@@ -243,7 +248,7 @@ def _active(fleet: GeneratedFleet, server: Document, instant: datetime) -> list[
 
 
 def _check_maintained(planned: BootPlan, winner: Document, record: Record | None, instant: datetime) -> None:
-    spec, name = winner["spec"], name_of(winner)
+    spec, name = winner["spec"], get_name(winner)
     assert planned.maintenance == name
     goes_on = spec["profile"] != "local"
     if spec.get("networkBoot") == "Once":
@@ -300,7 +305,7 @@ def test_a_lower_provision_never_requests_an_installation(fleet: GeneratedFleet,
     lowered = deepcopy(fleet.of("Server"))
     for server in lowered:
         server["spec"]["provision"] = data.draw(st.integers(0, server["spec"]["provision"]))
-    before, after = decided(fleet.documents), decided(fleet.having(*lowered).documents)
+    before, after = decided(fleet.documents), decided(fleet.replace_documents(*lowered).documents)
     for name, decision in before.servers.items():
         for record in (fleet.records[name], installed_record(decision, fleet.at)):
             for instant in fleet.instants(record):
@@ -329,7 +334,9 @@ def test_r11_a_change_to_the_document_of_one_server_changes_no_other_server(
 ) -> None:
     name = data.draw(st.sampled_from(fleet.names("Server")))
     changed = data.draw(server_documents(name, policies=fleet.names("BootPolicy"), bios=fleet.bios))
-    assert _without(decided(fleet.having(changed).documents), name) == _without(decided(fleet.documents), name)
+    assert _without(decided(fleet.replace_documents(changed).documents), name) == _without(
+        decided(fleet.documents), name
+    )
 
 
 def _without(decisions: Decisions, *names: str) -> dict[str, Decision]:
@@ -348,7 +355,10 @@ def test_r11_a_document_that_selects_and_names_nothing_else_changes_nothing(
         document("BootPolicy", "aside", boots | {"networkBoot": "Always"}),
         document("Maintenance", "aside", boots),
     ]
-    before, after = decided(fleet.documents), decided(fleet.having(*data.draw(st.permutations(aside))).documents)
+    before, after = (
+        decided(fleet.documents),
+        decided(fleet.replace_documents(*data.draw(st.permutations(aside))).documents),
+    )
     assert after.servers == before.servers
     assert tree(after, fleet.records, fleet.at) == tree(before, fleet.records, fleet.at)
 
@@ -359,7 +369,7 @@ def test_r11_unrelated_servers_and_their_resources_change_nothing(fleet: Generat
     names = data.draw(st.lists(st.sampled_from(["db01", "db02", "db03"]), min_size=1, unique=True))
     boots = {"profile": "plain", "select": {"servers": names}, "priority": 99}
     policies = (*fleet.names("BootPolicy"), "theirs")
-    added = fleet.having(
+    added = fleet.replace_documents(
         document("BootPolicy", "theirs", boots | {"networkBoot": "Always", "reinstall": "EveryBoot"}),
         document(
             "Maintenance", "theirs", boots | {"reinstall": "EveryBoot", "window": {"end": "2091-01-01T00:00:00Z"}}
@@ -382,7 +392,7 @@ def test_r4_a_higher_percentage_of_a_rollout_only_adds_servers(
     def rolled_out(percent: int) -> dict[str, Decision]:
         (stream,) = deepcopy(fleet.of("ImageStream"))
         stream["spec"]["rollout"] = {"image": image, "percent": percent}
-        return dict(decided(fleet.having(stream).documents).servers)
+        return dict(decided(fleet.replace_documents(stream).documents).servers)
 
     before, after = map(rolled_out, sorted(percents))
     for name, decision in after.items():

@@ -43,8 +43,8 @@ from gitboot.review.decision_changes import UnknownCause, UnknownReason
 from gitboot.review.guards import Limits, judge
 from gitboot.review.reinstalls import find_returning_servers
 from gitboot.review.risks import Risk
-from tests.helpers.cases import examples, for_each, present
-from tests.helpers.evaluations import FLEET, Files, compared, reviewed
+from tests.helpers.cases import count_examples, for_each, require_value
+from tests.helpers.evaluations import FLEET, Files, compare_files, review_files
 from tests.helpers.fleets import (
     SEED,
     at,
@@ -52,17 +52,17 @@ from tests.helpers.fleets import (
     decision,
     fleet,
     image,
-    mac_of,
     maintenance,
+    make_mac,
+    make_uuid,
     policy,
     profile,
     server,
     snapshot,
-    uuid_of,
 )
 from tests.ledger.test_store import RECORDS
 
-BEFORE = SystemUuid(uuid_of("before"))
+BEFORE = SystemUuid(make_uuid("before"))
 ATTEMPTED = Record(
     attempts=(InstallAttempt(key="provision/1", boots=(StepEvidence(at("20T22:00"), "boot/x", "10.0.0.7"),)),)
 )
@@ -143,14 +143,14 @@ def test_e11_e12_a_server_without_a_record_is_new_returning_or_unverified(
     )
     assert found.state is known
     assert found.why
-    boots = present(make_plan(decided, at("20T12:00"), found.record(decided)))
+    boots = require_value(make_plan(decided, at("20T12:00"), found.record(decided)))
     assert (boots.phase is Phase.NETWORK) == (known is not UnrecordedState.UNKNOWN and decided.provision > 0)
 
 
 @pytest.mark.parametrize(
     ("seen", "carries", "why"),
     [
-        ({uuid_of("web01")}, None, "the machine is known to the ledger"),
+        ({make_uuid("web01")}, None, "the machine is known to the ledger"),
         ((), "the MAC address 52:54:00:00:00:01 of db01", "replaces"),
     ],
 )
@@ -224,7 +224,7 @@ def test_e17_a_run_is_repeated_in_a_later_window_or_if_it_is_raised(window: str,
     decided = web01("provision: 1", maintenance("wipe", window, f"networkBoot: Once{spec}", boots="bios"))
     (asked,) = decided.maintenances
     instant = asked.end.replace(hour=asked.end.hour - 1, minute=59) if asked.end else at("28T00:00")
-    planned = present(make_plan(decided, instant, MADE))
+    planned = require_value(make_plan(decided, instant, MADE))
     assert (planned.phase, planned.cause) == (
         (Phase.MAINTENANCE, Cause.MAINTENANCE) if again else (Phase.DISK, Cause.MAINTENANCE_DONE)
     )
@@ -293,7 +293,7 @@ def test_e20_returning_servers_are_counted_from_the_ledger(
 def test_e20_deleted_servers_that_come_back_are_held() -> None:
     paths = [path for path in FLEET if path.startswith("servers/")]
     always = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}")}
-    changes = compared({path: always[path] for path in paths}, {**always, **dict.fromkeys(paths)})
+    changes = compare_files({path: always[path] for path in paths}, {**always, **dict.fromkeys(paths)})
     come = [each.new for each in changes.servers if each.new is not None]
     back = find_returning_servers(come, {}, {each.uuid for each in come})
     assert len(back) == 18
@@ -309,11 +309,11 @@ def own(spec: str, name: str = "fra1-web01") -> Files:
 
 
 def board(spec: str) -> Files:
-    text = str(own(spec)["servers/fra1-web01.yaml"]).replace(uuid_of("fra1-web01"), uuid_of("a new board"), 1)
+    text = str(own(spec)["servers/fra1-web01.yaml"]).replace(make_uuid("fra1-web01"), make_uuid("a new board"), 1)
     return {"servers/fra1-web01.yaml": text}
 
 
-OLD = uuid_of("fra1-web01")
+OLD = make_uuid("fra1-web01")
 
 
 @for_each(
@@ -323,8 +323,8 @@ OLD = uuid_of("fra1-web01")
         ("it comes at 3", own("provision: 3", "new01"), (UnknownReason(UnknownCause.NEW_SERVER, "3"),)),
         (
             "it replaces what nobody is",
-            own(f"provision: 2, replaces: {uuid_of('nobody')}", "new01"),
-            (UnknownReason(UnknownCause.REPLACES, uuid_of("nobody")),),
+            own(f"provision: 2, replaces: {make_uuid('nobody')}", "new01"),
+            (UnknownReason(UnknownCause.REPLACES, make_uuid("nobody")),),
         ),
         ("a new board", board("provision: 2"), (UnknownReason(UnknownCause.BOARD, OLD),)),
         (
@@ -344,16 +344,16 @@ OLD = uuid_of("fra1-web01")
 def test_e12_a_review_shows_which_servers_become_unverified(
     what: str, new: Files, expected: tuple[UnknownReason, ...]
 ) -> None:
-    (change,) = compared(new).servers
+    (change,) = compare_files(new).servers
     assert (change.unknown, Risk.BECOMES_UNKNOWN in change.risks) == (expected, bool(expected))
-    reasons = [danger.reasons for danger in reviewed(new).find_dangers() if danger.risk is Risk.BECOMES_UNKNOWN]
+    reasons = [danger.reasons for danger in review_files(new).find_dangers() if danger.risk is Risk.BECOMES_UNKNOWN]
     assert len(reasons) == len(expected)
 
 
 def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_changes() -> None:
     text = str(board(f"provision: 2, replaces: {OLD}")["servers/fra1-web01.yaml"])
-    moved = text.replace(mac_of("fra1-web01"), mac_of("other")).replace("name: fra1-web01", "name: ams2-new")
-    (change,) = compared({"servers/fra1-web01.yaml": None, "servers/new.yaml": moved}).servers
+    moved = text.replace(make_mac("fra1-web01"), make_mac("other")).replace("name: fra1-web01", "name: ams2-new")
+    (change,) = compare_files({"servers/fra1-web01.yaml": None, "servers/new.yaml": moved}).servers
     assert change.old is not None and (change.old.server, change.name) == ("fra1-web01", "ams2-new")
     assert Risk.REINSTALL in change.risks
 
@@ -369,7 +369,9 @@ def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_chan
 def test_e12_a_review_shows_what_a_machine_boots_after_its_document_is_deleted(unknown: str, boots: str) -> None:
     old = {**FLEET, "fleet.yaml": str(FLEET["fleet.yaml"]).replace("spec: {", f"spec: {{unknownServers: {unknown}, ")}
     (danger,) = (
-        each for each in reviewed({"servers/fra1-web01.yaml": None}, old).find_dangers() if each.risk is Risk.WITHDRAWN
+        each
+        for each in review_files({"servers/fra1-web01.yaml": None}, old).find_dangers()
+        if each.risk is Risk.WITHDRAWN
     )
     assert danger.reasons == (f"a machine without a document gets the boot of unknown machines: {boots}",)
 
@@ -447,10 +449,10 @@ def test_a_stop_in_an_invalid_commit_is_still_reported(
     assert (said.orders_for(None) if said is not None else None) == orders
 
 
-WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
+WEB01, WEB02 = SystemUuid(make_uuid("web01")), SystemUuid(make_uuid("web02"))
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=count_examples(60))
 @given(st.dictionaries(st.sampled_from([WEB01, WEB02]), RECORDS))
 def test_exported_records_are_imported_unchanged(records: dict[SystemUuid, Record]) -> None:
     found = parse_exported_records(encode_records(records), "records.json")
@@ -530,7 +532,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=2) | st.dictionaries(st.just("repa
 KEYS = st.sampled_from(sorted(json.loads(item())["items"][0]))
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=count_examples(100))
 @given(st.dictionaries(KEYS, VALUES, max_size=2))
 def test_any_json_gives_records_or_is_rejected(changed: dict[str, Any]) -> None:
     with suppress(UsageError):
@@ -691,7 +693,7 @@ def test_an_adopted_server_gets_no_user_data_and_has_no_transition() -> None:
     )
     wanted = decided(*documents, files={"a.j2": "#cloud-config\n{}\n"}).servers["web01"]
     record = make_adopted_record(wanted, at("20T12:00"))
-    found = present(make_plan(wanted, at("20T12:30"), record))
+    found = require_value(make_plan(wanted, at("20T12:30"), record))
     assert (found.cause, found.user_data, found.data, found.next_transition) == (Cause.PROVISIONED, None, None, None)
     reported = make_plan(wanted, at("20T12:30"), replace(record, evidence="Reported"))
     assert reported is not None and reported.user_data is not None

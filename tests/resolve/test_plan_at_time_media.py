@@ -21,7 +21,7 @@ from gitboot.resolve.provisioning_record import (
     StopScope,
 )
 from gitboot.resolve.server_decision import Decision
-from tests.helpers.cases import for_each, present
+from tests.helpers.cases import for_each, require_value
 from tests.helpers.fleets import decision, fleet, image, maintenance, policy, profile, server
 from tests.resolve.test_fleet_decisions import NOON
 
@@ -40,12 +40,12 @@ SEEN = StepEvidence(NOON, "v1/boot", "192.0.2.9")
 
 
 def _medium(record: Record | None, after: timedelta = timedelta(), *, stop: StopScope = StopScope.NONE) -> str | None:
-    found = present(make_plan(decision("web01", *SEED), NOON + after, record, stop=stop))
+    found = require_value(make_plan(decision("web01", *SEED), NOON + after, record, stop=stop))
     return found.medium
 
 
 def test_the_override_of_a_pending_server_boots_the_iso() -> None:
-    wanted = present(build_wanted_override(make_plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS))
+    wanted = require_value(build_wanted_override(make_plan(decision("web01", *SEED), NOON, FRESH), NO_KEYS))
     assert (wanted.override.enabled, wanted.override.target, wanted.override.medium) == ("Once", "Cd", ISO)
     assert wanted.override.http_boot_uri is None
 
@@ -137,7 +137,7 @@ def test_user_data_gets_its_own_medium_with_a_token_if_its_boot_ends(often: str,
     assert found is not None and found.user_data is not None
     token = found.data if named_by == "the installation" else found.user_data.digest
     assert found.data_medium == token is not None
-    wanted = present(build_wanted_override(found, KEYS))
+    wanted = require_value(build_wanted_override(found, KEYS))
     name = KEYS.build_name(token) if named_by == "the installation" else token
     assert wanted.override.media == (f"http://boot.test/media/{found.uuid}/{name}/user-data.iso", ISO)
 

@@ -21,7 +21,7 @@ from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve import secret_scan
 from gitboot.resolve.betterleaks_patterns import TOKENS, TokenRule
 from gitboot.resolve.secret_scan import RULES, Secret, SecretSpan, find_secrets
-from tests.helpers.cases import AT_MOST, TIMES, examples, for_each, growth
+from tests.helpers.cases import MAX_GROWTH, TIMES, count_examples, for_each, measure_growth
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\\nb3BlbnNzaC1rZXk\\n-----END OPENSSH PRIVATE KEY-----"
@@ -272,7 +272,7 @@ def test_t8_text_that_only_looks_similar_is_accepted(text: str) -> None:
 
 
 @pytest.mark.parametrize("rule", TOKENS, ids=lambda rule: f"{rule.kind} {rule.words[0]}")
-@settings(max_examples=examples(10), deadline=None, derandomize=True)
+@settings(max_examples=count_examples(10), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_t8_every_match_of_a_rule_contains_one_of_its_words(rule: TokenRule, data: st.DataObject) -> None:
     found = data.draw(st.from_regex(re.compile(rule.pattern, re.ASCII), fullmatch=True))
@@ -396,7 +396,7 @@ def scan_again(text: str) -> list[Secret]:
 @for_each("case", HOSTILE)
 def test_the_time_for_a_text_grows_linearly_with_its_length(case: str) -> None:
     texts = {size: HOSTILE[case](size) for size in (1500, 1500 * TIMES)}
-    assert growth(lambda size: scan_again(texts[size]), 1500) < AT_MOST, case
+    assert measure_growth(lambda size: scan_again(texts[size]), 1500) < MAX_GROWTH, case
 
 
 DIGEST, MAC = sha256(b"web01").hexdigest(), "24-6e-96-00-0d-4e"
@@ -431,7 +431,7 @@ def test_t8_the_time_for_a_text_of_token_like_words_grows_linearly(rule: TokenRu
         return "\n".join(f"{word * size}{'a1' * size}\n{word}{'a1.-_' * size}{word * size}" for word in words)
 
     texts = {size: text(size) for size in (300, 300 * TIMES)}
-    assert growth(lambda size: scan_again(texts[size]), 300) < AT_MOST, rule.kind
+    assert measure_growth(lambda size: scan_again(texts[size]), 300) < MAX_GROWTH, rule.kind
 
 
 @for_each("kind", KINDS)

@@ -39,7 +39,7 @@ from gitboot.resolve.templates import (
     render_template,
 )
 from tests.helpers.cases import for_each
-from tests.helpers.running_instance import peak_mib
+from tests.helpers.running_instance import read_peak_mib
 
 CONTEXT: Mapping[str, Any] = {
     "server": {
@@ -717,9 +717,9 @@ def test_t4_no_filter_has_an_argument_that_lets_it_grow(name: str) -> None:
     arguments = ("4000000000", "indent=4000000000", "width=4000000000", "'x', 4000000000", "4000000000, true", "'', -9")
     values = ("[1]", "'a\\nb'", "{'a': 1}", "[[1], [2]]", "7")
     Path("/proc/self/clear_refs").write_text("5")  # the most that was ever used is what is used now: proc(5)
-    before = peak_mib(os.getpid())
+    before = read_peak_mib(os.getpid())
     for value in values:
         for argument in arguments:
             with suppress(TemplateFault):
                 assert len(render(f"{{{{ {value}|{name}({argument}) }}}}")) < 1000
-    assert peak_mib(os.getpid()) - before < 32
+    assert read_peak_mib(os.getpid()) - before < 32

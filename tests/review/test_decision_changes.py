@@ -34,9 +34,9 @@ from gitboot.review.document_changes import ChangeKind
 from gitboot.review.guards import Limits, judge
 from gitboot.review.risks import Risk
 from tests.helpers import hypothesis_strategies
-from tests.helpers.cases import examples
-from tests.helpers.fleets import SEED, decided, document, fleet, image, maintenance, policy, server, snapshot, uuid_of
-from tests.helpers.hypothesis_strategies import FILES, GeneratedFleet, Write, fleets, in_blocks, in_json
+from tests.helpers.cases import count_examples
+from tests.helpers.fleets import SEED, decided, document, fleet, image, maintenance, make_uuid, policy, server, snapshot
+from tests.helpers.hypothesis_strategies import FILES, GeneratedFleet, Write, fleets, format_blocks, format_json
 
 
 def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffect]:
@@ -98,7 +98,7 @@ def test_a_moved_window_changes_two_fields() -> None:
 
 
 def test_a_renamed_server_is_changed_and_not_a_new_one() -> None:
-    renamed = server("web09", "role: web").replace(uuid_of("web09"), uuid_of("web01"))
+    renamed = server("web09", "role: web").replace(make_uuid("web09"), make_uuid("web01"))
     found = between(SEED, (SEED[0], renamed, *SEED[2:]))
     assert [(name, effect.kind) for name, effect in found.items()] == [("web09", EffectKind.CHANGED)]
     assert Change(field="server", old="web01", new="web09") in found["web09"].changes
@@ -132,7 +132,7 @@ def test_a_change_of_no_decision_has_no_effect(case: str, more: str) -> None:
     assert between(SEED, (*SEED, more)) == {}, case
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=count_examples(30), deadline=None)
 @given(fleets(), fleets())
 def test_there_is_an_effect_exactly_if_a_digest_differs(one: GeneratedFleet, other: GeneratedFleet) -> None:
     old, new = (
@@ -153,7 +153,7 @@ def test_there_is_an_effect_exactly_if_a_digest_differs(one: GeneratedFleet, oth
 
 
 LAWS = settings(
-    max_examples=examples(25),
+    max_examples=count_examples(25),
     suppress_health_check=[HealthCheck.too_slow],
     phases=[step for step in Step if step is not Step.explain],
 )
@@ -165,7 +165,7 @@ class Commit:
     repository: FleetRepository
 
     @staticmethod
-    def of(fleet: GeneratedFleet, write: Write = in_json) -> Commit:
+    def of(fleet: GeneratedFleet, write: Write = format_json) -> Commit:
         repository = load(snapshot(*map(write, fleet.documents), files=FILES))
         return Commit(decide(repository), repository)
 
@@ -181,7 +181,7 @@ def pairs(draw: st.DrawFn) -> tuple[GeneratedFleet, GeneratedFleet]:
     kinds = draw(st.sampled_from([None, ("Fleet",), ("ImageStream",), ("Server",), ("Fleet", "ImageStream")]))
     if kinds is None or ("Server" in kinds and (one.bios != other.bios or _list_policies(one) < _list_policies(other))):
         return one, other
-    return one, one.having(*(each for kind in kinds for each in other.of(kind) if _fits(each, one)))
+    return one, one.replace_documents(*(each for kind in kinds for each in other.of(kind) if _fits(each, one)))
 
 
 def _list_policies(fleet: GeneratedFleet) -> set[str]:
@@ -217,7 +217,7 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
 @LAWS
 @given(fleet=fleets())
 def test_a_fleet_does_not_differ_from_itself(fleet: GeneratedFleet) -> None:
-    changes = all_between(Commit.of(fleet), Commit.of(fleet, in_blocks))
+    changes = all_between(Commit.of(fleet), Commit.of(fleet, format_blocks))
     assert changes.is_empty
     assert (changes.servers, changes.images, dict(changes.documents), changes.bmcs) == ((), (), {}, ())
     assert changes.unchanged == changes.before == changes.after

@@ -21,15 +21,15 @@ from gitboot.review.guards import (
     format_ack_line,
     judge,
 )
-from tests.helpers.cases import AT_MOST, for_each, growth
-from tests.helpers.evaluations import FLEET, Files, compared, reviewed
-from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, repository, server, uuid_of
+from tests.helpers.cases import MAX_GROWTH, for_each, measure_growth
+from tests.helpers.evaluations import FLEET, Files, compare_files, review_files
+from tests.helpers.fleets import SEED, document, fleet, image, maintenance, make_uuid, policy, repository, server
 
 Tripped = set[tuple[str, str, int]]  # guard, group, number
 
 
 def tripped(new: Files, old: Files = FLEET, limits: Limits | None = None) -> Tripped:
-    verdict = judge(compared(new, old).extent, limits or Limits())
+    verdict = judge(compare_files(new, old).extent, limits or Limits())
     return {(trip.guard.value, trip.area, trip.number) for trip in verdict.trips}
 
 
@@ -46,7 +46,7 @@ ARGUMENT = "provision: 1, kernelArguments: [debug]"
 def acted_for(**ledgers: str) -> Files:
     sites = (
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test', "
-        f"ledger: {uuid_of(ledger)}}}"
+        f"ledger: {make_uuid(ledger)}}}"
         for site, ledger in ledgers.items()
     )
     servers = {f"servers/{site}.yaml": server(f"web-{site}", f"role: web, site: {site}") for site in ledgers}
@@ -158,7 +158,7 @@ def test_a_window_over_the_whole_fleet_is_judged_when_it_is_merged() -> None:
 
 
 def test_a_rewound_branch_is_held_unless_it_is_allowed() -> None:
-    changes = compared({})
+    changes = compare_files({})
     assert judge(changes.extent, Limits(), is_rewind=True).holding_guards == (Guard.ALLOW_REWIND,)
     assert not judge(changes.extent, Limits(allow_rewind=True), is_rewind=True).held
     assert not judge(changes.extent, Limits()).held
@@ -174,7 +174,7 @@ def test_a_first_commit_is_judged_only_by_its_pending_servers() -> None:
 
 
 def test_returning_servers_that_would_be_installed_again_count_as_reinstalled() -> None:
-    (trip,) = judge(compared({}).extent, Limits(), returning=2).trips
+    (trip,) = judge(compare_files({}).extent, Limits(), returning=2).trips
     assert (trip.guard, trip.number) == (Guard.MAX_REINSTALLS, 2)
     found = repository(*SEED)
     first = compare_decisions(None, decide(found), None, found).extent
@@ -207,9 +207,9 @@ def test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones() -> Non
         return {"fleet.yaml": fleet(f"baseURL: 'http://boot.test', guards: {{maxUpdatePercent: {percent}}}")}
 
     one = {"servers/fra1-web01.yaml": server("fra1-web01", "role: web, site: fra1", ARGUMENT)}
-    assert not reviewed(one).verdict.held  # type: ignore[union-attr]
-    assert reviewed({**one, **guarded(30)}, {**FLEET, **guarded(1)}).verdict.held  # type: ignore[union-attr]
-    assert reviewed({**one, **guarded(1)}).verdict.held  # type: ignore[union-attr]
+    assert not review_files(one).verdict.held  # type: ignore[union-attr]
+    assert review_files({**one, **guarded(30)}, {**FLEET, **guarded(1)}).verdict.held  # type: ignore[union-attr]
+    assert review_files({**one, **guarded(1)}).verdict.held  # type: ignore[union-attr]
 
 
 # Acknowledgements
@@ -279,7 +279,7 @@ def test_the_time_for_a_message_grows_linearly_with_its_empty_lines() -> None:
     def read(size: int) -> None:
         assert find_acknowledgements([Message("c1", LINE + "\n" * size)], DIGEST)[0]
 
-    assert growth(read, 10_000) < AT_MOST
+    assert measure_growth(read, 10_000) < MAX_GROWTH
 
 
 @for_each("message", ["", "Bump\n", f"> {LINE}\n", "Gitboot-Acked-by: Ada\n", f"see {LINE}\n"])
@@ -292,7 +292,7 @@ def test_an_acknowledgement_counts_only_for_its_guard_and_its_digest() -> None:
         "servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2"),
         "fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound"),
     }
-    changes = compared(new)
+    changes = compare_files(new)
     both: dict[tuple[str, str], str] = {
         (changes.digest, guard.value): "Ada" for guard in (Guard.MAX_REINSTALLS, Guard.MAX_UNKNOWN_CHANGES)
     }
@@ -309,12 +309,12 @@ def test_an_acknowledgement_counts_only_for_its_guard_and_its_digest() -> None:
 
 def test_the_lines_that_a_review_prints_are_accepted_as_acknowledgements() -> None:
     new = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
-    held = reviewed(new)
+    held = review_files(new)
     lines = held.ack_lines
     assert lines == (format_ack_line(held.verdict.digest, *held.verdict.holding_guards),)  # type: ignore[union-attr]
-    assert reviewed(new, messages=(Message("c1", "Bump\n\n" + "\n".join(lines)),)).outcome == "fine"
+    assert review_files(new, messages=(Message("c1", "Bump\n\n" + "\n".join(lines)),)).outcome == "fine"
     more = {**new, "policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}
-    voided = reviewed(more, messages=(Message("c1", "\n".join(lines)),))
+    voided = review_files(more, messages=(Message("c1", "\n".join(lines)),))
     assert voided.outcome == "held"
     assert len(voided.ignored_lines) == len(lines)
 

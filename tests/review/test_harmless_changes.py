@@ -48,9 +48,9 @@ from gitboot.review.guards import Guard, Limits, judge
 from gitboot.review.harmless_changes import is_harmless
 from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_reinstalls
 from gitboot.review.risks import Risk
-from tests.helpers.cases import examples, for_each
-from tests.helpers.evaluations import FLEET, SERVERS, Files, changed, compared, reviewed
-from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, policy, repository, uuid_of
+from tests.helpers.cases import count_examples, for_each
+from tests.helpers.evaluations import FLEET, SERVERS, Files, compare_files, merge_files, review_files
+from tests.helpers.fleets import SHA, at, document, fleet, image, maintenance, make_uuid, policy, repository
 
 NOON = at("20T12:00")
 
@@ -130,7 +130,7 @@ def decisions(draw: st.DrawFn) -> Decision:
     found = [draw(maintenances(name, priority)) for name, priority in zip("mn", priorities, strict=True)]
     return Decision(
         server="web01",
-        uuid=SystemUuid(uuid_of("web01")),
+        uuid=SystemUuid(make_uuid("web01")),
         macs=(),
         architecture=Architecture.X86_64,
         firmware=Firmware.UEFI,
@@ -146,7 +146,7 @@ def decisions(draw: st.DrawFn) -> Decision:
 
 AT_REST = Decision(
     server="web01",
-    uuid=SystemUuid(uuid_of("web01")),
+    uuid=SystemUuid(make_uuid("web01")),
     macs=(),
     architecture=Architecture.X86_64,
     firmware=Firmware.UEFI,
@@ -177,7 +177,7 @@ def _often(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
     if old.policy is None:
         return st.just(old)
     policy = old.policy
-    changed = st.one_of(
+    policies = st.one_of(
         st.sampled_from(NetworkBoot).map(lambda often: replace(policy, network_boot=often)),
         st.sampled_from(OverrideMode).map(lambda mode: replace(policy, override=mode)),
         st.integers(0, 2).map(lambda number: replace(policy, provision=number)),
@@ -185,7 +185,7 @@ def _often(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
         st.just(replace(policy, policy="b")),
         st.sampled_from(PolicyWait).map(lambda wait: replace(policy, wait_for=wait)),
     )
-    return changed.map(lambda policy: replace(old, policy=policy))
+    return policies.map(lambda policy: replace(old, policy=policy))
 
 
 def _window(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
@@ -301,7 +301,7 @@ def _is_policy_boot_offered(old: Decision, instants: list[datetime]) -> bool:
     )
 
 
-LAWS = settings(max_examples=examples(400), deadline=None)
+LAWS = settings(max_examples=count_examples(400), deadline=None)
 
 
 @LAWS
@@ -370,10 +370,10 @@ def test_a_decision_without_a_change_is_harmless(decision: Decision) -> None:
     "other",
     [
         {"server": "other"},
-        {"uuid": SystemUuid(uuid_of("other"))},
+        {"uuid": SystemUuid(make_uuid("other"))},
         {"macs": (MacAddress("52-54-00-00-00-01"),)},
         {"serial": "OTHER"},
-        {"replaces": SystemUuid(uuid_of("other"))},
+        {"replaces": SystemUuid(make_uuid("other"))},
         {"architecture": Architecture.AARCH64},
         {"firmware": Firmware.BIOS},
         {"restrict": True},
@@ -411,7 +411,7 @@ def test_a_window_that_is_shortened_after_a_run_requests_no_second_run(
 
 
 def find_trips(new: Files, old: Files) -> dict[str, int]:
-    return {trip.guard.value: trip.number for trip in judge(compared(new, old).extent, Limits()).trips}
+    return {trip.guard.value: trip.number for trip in judge(compare_files(new, old).extent, Limits()).trips}
 
 
 ALL = "20T22:00 21T04:00"
@@ -458,7 +458,7 @@ PARKED: Files = {
 )
 def test_e16_a_harmless_change_is_never_held(what: str, old: Files, new: Files) -> None:
     base = {**FLEET, **_at_places(old)}
-    changes = compared(_at_places(new), base)
+    changes = compare_files(_at_places(new), base)
     assert changes.servers
     assert {frozenset(each.risks & {Risk.HARMLESS}) for each in changes.servers} == {frozenset({Risk.HARMLESS})}
     assert find_trips(_at_places(new), base) == {}
@@ -511,14 +511,14 @@ def test_an_approval_is_a_change_of_its_file_and_no_reinstallation() -> None:
     base = {**FLEET, "approvals.txt": "\n", "m.yaml": text}
     digests = {
         each.before.digest
-        for decision in decide(repository(files=changed({}, base))).servers.values()
+        for decision in decide(repository(files=merge_files({}, base))).servers.values()
         for each in decision.maintenances
         if each.before is not None
     }
     lines = "".join(f"m {digest}\n" for digest in digests)
     trips = find_trips({"approvals.txt": lines}, base)  # the maintenance itself had the same and maxReinstalls
     assert set(trips) == {"maxUpdatePercent", "maxSmallGroup"}
-    (group,) = reviewed({"approvals.txt": lines}, base).groups
+    (group,) = review_files({"approvals.txt": lines}, base).groups
     assert ([str(each.id) for each in group.causes], len(group.servers), group.reinstalls) == (
         ["file/approvals.txt"],
         22,
@@ -528,7 +528,7 @@ def test_an_approval_is_a_change_of_its_file_and_no_reinstallation() -> None:
 
 def test_e21_a_boot_uncovered_by_a_removed_window_is_not_harmless() -> None:
     covered = {**FLEET, "m.yaml": maintenance("m", ALL), "policies/web.yaml": ALWAYS}
-    changes = compared({"m.yaml": None}, covered)
+    changes = compare_files({"m.yaml": None}, covered)
     assert {each.why for change in changes.filter_by_risk(Risk.REINSTALL) for each in change.reinstalls} == {
         ReinstallReason.UNCOVERED
     }
@@ -551,7 +551,7 @@ def test_e23_a_move_to_another_pool_with_the_same_key_is_no_reinstallation() -> 
             "label", "{servers: [fra1-web02]}", "priority: 9, nodeLabels: {a: b}", often="Once"
         ),
     }
-    changes = compared(moved)
+    changes = compare_files(moved)
     assert [each.name for each in changes.servers] == ["fra1-web01", "fra1-web02"]
     assert not changes.filter_by_risk(Risk.REINSTALL)
     assert find_trips(moved, FLEET) == {}
@@ -566,7 +566,7 @@ def test_e23_a_move_to_another_pool_with_the_same_key_is_no_reinstallation() -> 
 )
 def test_e23_a_move_to_another_pool_with_another_condition_is_a_reinstallation(spec: str, why: ReinstallReason) -> None:
     other = document("BootPolicy", "other", f"select: {{servers: [fra1-web01]}}, priority: 9, profile: web, {spec}")
-    (change,) = compared({"policies/other.yaml": other}).servers
+    (change,) = compare_files({"policies/other.yaml": other}).servers
     assert [each.why for each in change.reinstalls] == [why]
 
 
@@ -578,7 +578,7 @@ def test_e24_a_fleet_without_servers_is_not_held_and_one_that_lost_its_servers_i
 
 def test_ending_a_stop_is_held_and_names_every_server_that_would_boot() -> None:
     stopped = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
-    changes = compared({"fleet.yaml": FLEET["fleet.yaml"]}, stopped)
+    changes = compare_files({"fleet.yaml": FLEET["fleet.yaml"]}, stopped)
     assert {each.reinstalls for each in changes.servers} == {(Reinstall(ReinstallReason.STOPPED, None, None),)}
     assert judge(changes.extent, Limits()).holding_guards == (
         Guard.MAX_REINSTALLS,
@@ -590,7 +590,7 @@ def test_ending_a_stop_is_held_and_names_every_server_that_would_boot() -> None:
 def test_a_stop_changes_nothing_for_a_diskless_fleet() -> None:
     diskless = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}", boots="repair")}
     stop = {"fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
-    for each in compared(stop, diskless).servers:
+    for each in compare_files(stop, diskless).servers:
         assert each.new is not None
         planned = make_plan(each.new, NOON, Record())
         assert planned is not None

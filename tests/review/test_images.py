@@ -31,11 +31,11 @@ from gitboot.review.images import (
     report_images,
 )
 from tests.helpers.cases import for_each
-from tests.helpers.fleets import at, document, fleet, image, maintenance, policy, profile, repository, server, uuid_of
+from tests.helpers.fleets import at, document, fleet, image, maintenance, make_uuid, policy, profile, repository, server
 
 
 def identity(name: str) -> SystemUuid:
-    return SystemUuid(uuid_of(name))
+    return SystemUuid(make_uuid(name))
 
 
 NOON = at("20T12:00")
@@ -277,8 +277,8 @@ def test_pins_and_holds_are_listed_with_their_servers_and_overdue_ones_first() -
 
 
 def test_servers_that_have_an_image_are_listed_beside_those_that_boot_it() -> None:
-    records = {uuid_of(name): Record(provision=1, image="flatcar-0") for name in WEBS[:3]}
-    records |= {uuid_of("of another fleet"): Record(image="flatcar-0"), uuid_of("web09"): Record()}
+    records = {make_uuid(name): Record(provision=1, image="flatcar-0") for name in WEBS[:3]}
+    records |= {make_uuid("of another fleet"): Record(image="flatcar-0"), make_uuid("web09"): Record()}
     now = report(*fleet_with(stream(None)), records=records)
     assert {each.name: (each.decided, each.provisioned) for each in now.items} == {
         "flatcar-0": (0, 3),
@@ -329,5 +329,5 @@ def test_facts_are_versioned_json() -> None:
 
 
 def test_the_place_of_a_server_is_between_1_and_100() -> None:
-    places = {compute_rollout_percentage("flatcar", uuid_of(str(number))) for number in range(3000)}  # type: ignore[arg-type]
+    places = {compute_rollout_percentage("flatcar", make_uuid(str(number))) for number in range(3000)}  # type: ignore[arg-type]
     assert places == set(range(1, 101))

@@ -19,7 +19,7 @@ from gitboot.review.images import FileSigner, SignatureResult, parse_signature_r
 from gitboot.review.review import Review, ReviewOutcome, review_commits
 from gitboot.review.risks import Risk
 from tests.helpers.cases import for_each
-from tests.helpers.evaluations import FLEET, Files, reviewed
+from tests.helpers.evaluations import FLEET, Files, review_files
 from tests.helpers.fleets import SHA, document, image, maintenance, profile, server
 
 KEY = "F88CFEDEFF29A5B4D9523864E25D9AED0593B34A"
@@ -42,7 +42,7 @@ def with_signature(claim: str) -> Files:
 
 def checked(new: Files, *results: SignatureResult) -> Review:
     """Review a change of the fleet with the results of a check of signatures."""
-    review = reviewed(new)
+    review = review_files(new)
     found = parse_signature_results(format_document(items=[], files=results).encode(), "results.json")
     return review_commits(review.base, review.head, limits=Limits(), messages=(), command="", signature_results=found)
 
@@ -83,7 +83,7 @@ REQUIRING: Files = {**FLEET, **stream("current: flatcar-1, requireProvenance: si
     ],
 )
 def test_a_new_image_shows_what_it_claims(claim: str, expected: str) -> None:
-    assert kernel_text(reviewed({"images/3.yaml": claiming(claim)})) == expected
+    assert kernel_text(review_files({"images/3.yaml": claiming(claim)})) == expected
 
 
 @for_each(
@@ -153,9 +153,11 @@ def test_only_a_stated_and_unverified_provenance_is_annotated() -> None:
     def annotations(review: Review) -> list[tuple[str, str]]:
         return [(each.path, each.message) for each in as_problems(review) if each.code is Code.UNVERIFIED_PROVENANCE]
 
-    assert annotations(reviewed({"images/3.yaml": image("new-3")})) == []
+    assert annotations(review_files({"images/3.yaml": image("new-3")})) == []
     new = with_signature(SIGNED)
-    assert annotations(reviewed(new)) == [("images/3.yaml", f"BootImage/new-3: x86_64.kernel: claims: signed by {KEY}")]
+    assert annotations(review_files(new)) == [
+        ("images/3.yaml", f"BootImage/new-3: x86_64.kernel: claims: signed by {KEY}")
+    ]
     assert annotations(checked(new, result_of())) == []
 
 
@@ -166,7 +168,7 @@ def test_a_changed_claim_is_shown_with_the_claim_before_and_changes_no_boot() ->
         "images/memtest.yaml": claiming("provenance: {digest: firstSeen}", DISKLESS, "memtest-7"),
     }
     new = {"images/memtest.yaml": claiming(SIGNED, DISKLESS, "memtest-7")}
-    review = reviewed(new, old)
+    review = review_files(new, old)
     assert review.outcome is ReviewOutcome.UNCHANGED
     assert kernel_text(review).endswith("before: first seen")
     assert review.changes is not None
@@ -175,7 +177,7 @@ def test_a_changed_claim_is_shown_with_the_claim_before_and_changes_no_boot() ->
 
 def test_other_files_of_an_edited_image_are_still_an_edited_image() -> None:
     new = {"images/1.yaml": str(FLEET["images/1.yaml"]).replace(SHA, f"{'b' * 64}, provenance: {{digest: published}}")}
-    review = reviewed(new)
+    review = review_files(new)
     assert review.changes is not None
     assert [each.name for each in review.changes.images if each.mutated] == ["flatcar-1"]
     assert review.verdict is not None and "mutatedImages" in review.verdict.holding_guards
@@ -186,13 +188,13 @@ def test_a_claim_is_shown_again_if_the_image_no_longer_names_a_signature() -> No
     unsigned = claiming(SIGNED)
     signed = unsigned.replace("}}}}", "}}" + lists)
     assert "checksums" in signed
-    review = reviewed({"images/3.yaml": unsigned}, {**FLEET, "images/3.yaml": signed})
+    review = review_files({"images/3.yaml": unsigned}, {**FLEET, "images/3.yaml": signed})
     assert kernel_text(review) == f"claims: signed by {KEY}, but the image does not have a signature"
 
 
 def test_an_edit_of_other_fields_shows_no_claims() -> None:
     new = {"images/1.yaml": image("flatcar-1", "userData: CloudInit, kernelArguments: [quiet]")}
-    assert reviewed(new).provenance.images == ()
+    assert review_files(new).provenance.images == ()
 
 
 # Rules of streams
@@ -217,7 +219,7 @@ def risks(review: Review) -> list[str]:
 def test_a_stream_that_no_longer_requires_signed_images_is_a_risk_in_each_format(
     case: str, new: Files, old: Files
 ) -> None:
-    review = reviewed(new, old)
+    review = review_files(new, old)
     name = "spare" if "spare.yaml" in new else "stable"
     line = f"ImageStream/{name} no longer requires signed images: spec.requireProvenance: signed → any"
     assert risks(review) == [line]
@@ -233,7 +235,7 @@ def test_a_stream_that_no_longer_requires_signed_images_is_a_risk_in_each_format
 
 
 def test_a_stream_that_newly_requires_signed_images_is_shown_and_is_no_risk() -> None:
-    review = reviewed(
+    review = review_files(
         stream("current: flatcar-2, requireProvenance: signed"), {**FLEET, **stream("current: flatcar-2")}
     )
     assert review.outcome is ReviewOutcome.FINE
@@ -243,7 +245,7 @@ def test_a_stream_that_newly_requires_signed_images_is_shown_and_is_no_risk() ->
 
 
 def test_a_followed_source_changes_no_boot_and_is_shown() -> None:
-    review = reviewed(stream("current: flatcar-1, follow: {source: flatcar, channel: lts, belowVersion: '5'}"))
+    review = review_files(stream("current: flatcar-1, follow: {source: flatcar, channel: lts, belowVersion: '5'}"))
     assert review.outcome is ReviewOutcome.UNCHANGED
     assert "spec.follow: (absent) → source: flatcar, channel: lts, belowVersion: 5" in as_markdown(review)
 
@@ -261,7 +263,7 @@ def test_no_format_shows_a_secret_of_a_source_or_of_a_claim() -> None:
         **source("api.token=hunter2", f"https://vendor.test/?token={token}"),
         "images/3.yaml": claiming(claim),
     }
-    review = reviewed(new, {**FLEET, **source("quiet", "https://vendor.test/")})
+    review = review_files(new, {**FLEET, **source("quiet", "https://vendor.test/")})
     shown = (as_json(review), as_markdown(review), format_review_text(review, ""), str(as_problems(review)))
     assert all("HIDDEN" in each for each in shown)
     assert not any(token in each or "hunter2" in each for each in shown)
@@ -276,27 +278,27 @@ DIRECT = (
 
 
 def test_a_new_profile_that_names_an_image_of_the_stream_is_a_risk() -> None:
-    review = reviewed({"profiles/spare.yaml": profile("spare", "flatcar-1")}, REQUIRING)
+    review = review_files({"profiles/spare.yaml": profile("spare", "flatcar-1")}, REQUIRING)
     assert risks(review) == [DIRECT.format(profile="spare")]
 
 
 def test_a_new_rule_shows_the_boots_to_which_it_does_not_apply() -> None:
-    assert risks(reviewed({"stream.yaml": str(REQUIRING["stream.yaml"])})) == [DIRECT.format(profile="db")]
+    assert risks(review_files({"stream.yaml": str(REQUIRING["stream.yaml"])})) == [DIRECT.format(profile="db")]
 
 
 def test_a_boot_that_the_old_commit_had_is_not_shown_again() -> None:
-    assert risks(reviewed({"images/3.yaml": image("new-3")}, REQUIRING)) == []
+    assert risks(review_files({"images/3.yaml": image("new-3")}, REQUIRING)) == []
 
 
 def test_an_image_that_comes_into_the_stream_later_is_shown_too() -> None:
     old = {**REQUIRING, "profiles/spare.yaml": profile("spare", "flatcar-2")}
     new = stream("current: flatcar-1, requireProvenance: signed, rollout: {image: flatcar-2, percent: 1}")
-    assert risks(reviewed(new, old)) == [DIRECT.format(profile="spare").replace("flatcar-1", "flatcar-2")]
+    assert risks(review_files(new, old)) == [DIRECT.format(profile="spare").replace("flatcar-1", "flatcar-2")]
 
 
 def test_a_maintenance_whose_profile_names_an_image_of_the_stream_is_a_risk() -> None:
     new = {"m.yaml": maintenance("m", "27T22:00 28T04:00", "networkBoot: Once", boots="db")}
-    assert risks(reviewed(new, REQUIRING)) == [
+    assert risks(review_files(new, REQUIRING)) == [
         DIRECT.format(profile="db").replace("BootProfile/db", "Maintenance/m").replace("-1", "-1 by BootProfile/db")
     ]
 
@@ -316,7 +318,7 @@ def test_a_maintenance_whose_profile_names_an_image_of_the_stream_is_a_risk() ->
     ],
 )
 def test_servers_that_no_longer_need_signatures_are_a_risk(new: Files, profile_name: str) -> None:
-    review = reviewed(new, REQUIRING)
+    review = review_files(new, REQUIRING)
     assert risks(review) == [
         f"ams2-web01, ams2-web02, ams2-web03 and 15 more boot BootProfile/{profile_name} without the signatures that "
         "ImageStream/stable requires"
@@ -326,7 +328,7 @@ def test_servers_that_no_longer_need_signatures_are_a_risk(new: Files, profile_n
 
 def test_a_server_that_leaves_the_image_of_the_stream_needs_no_signature_any_more() -> None:
     """A profile that names the image itself needs its signature while a stream requires it."""
-    review = reviewed({"profiles/db.yaml": profile("db", "bios-2")}, REQUIRING)
+    review = review_files({"profiles/db.yaml": profile("db", "bios-2")}, REQUIRING)
     assert risks(review) == [
         "fra1-db01, fra1-db02, fra1-db03 and 1 more boot BootProfile/db without the signatures that ImageStream/stable "
         "requires"
@@ -335,7 +337,7 @@ def test_a_server_that_leaves_the_image_of_the_stream_needs_no_signature_any_mor
 
 def test_a_pinned_server_of_the_stream_still_needs_signatures() -> None:
     pinned = server("fra1-web01", "site: fra1, role: web", "provision: 1, pin: {image: flatcar-2, reason: GPU}")
-    assert risks(reviewed({"servers/fra1-web01.yaml": pinned}, REQUIRING)) == []
+    assert risks(review_files({"servers/fra1-web01.yaml": pinned}, REQUIRING)) == []
 
 
 def test_servers_that_change_to_another_stream_with_the_rule_are_no_risk() -> None:
@@ -343,8 +345,8 @@ def test_servers_that_change_to_another_stream_with_the_rule_are_no_risk() -> No
         "profiles/web.yaml": profile("web", "stream: strict"),
         **stream("current: flatcar-2, requireProvenance: signed", "strict"),
     }
-    assert risks(reviewed(new, REQUIRING)) == []
+    assert risks(review_files(new, REQUIRING)) == []
 
 
 def test_without_a_stream_with_the_rule_no_boot_is_a_risk() -> None:
-    assert risks(reviewed({"profiles/web.yaml": profile("web", "flatcar-2")})) == []
+    assert risks(review_files({"profiles/web.yaml": profile("web", "flatcar-2")})) == []

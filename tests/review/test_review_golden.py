@@ -22,8 +22,8 @@ from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import as_markdown
 from gitboot.review.review import Review, ReviewOutcome
 from tests.helpers.cases import for_each
-from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, reviewed
-from tests.helpers.fleets import SHA, document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, review_files
+from tests.helpers.fleets import SHA, document, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
 
 ROOT: Final = Path(__file__).parents[2]
 GOLDEN: Final = Path(__file__).parents[1] / "golden_review"
@@ -67,7 +67,7 @@ RENAMED: Final = server("fra1-web01", "site: fra1, role: web", "provision: 1").r
 def board(number: str, bmc: str) -> str:
     spec = f"provision: 1, serial: 4J8VM72, bmc: {{address: 'https://{bmc}.test', credentials: a}}"
     text = server("fra1-db01", "site: fra1, role: db", spec)
-    return text.replace(uuid_of("fra1-db01"), uuid_of(number)).replace(mac_of("fra1-db01"), mac_of(number))
+    return text.replace(make_uuid("fra1-db01"), make_uuid(number)).replace(make_mac("fra1-db01"), make_mac(number))
 
 
 KEY: Final = "F88CFEDEFF29A5B4D9523864E25D9AED0593B34A"
@@ -187,7 +187,7 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
     "interfaces-that-change-places": (
         {
             f"servers/{name}.yaml": server(name, "site: fra1, role: web", "provision: 1").replace(
-                mac_of(name), mac_of(other)
+                make_mac(name), make_mac(other)
             )
             for name, other in (("fra1-web01", "fra1-web02"), ("fra1-web02", "fra1-web01"))
         },
@@ -234,7 +234,7 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
 @for_each("name", SCENARIOS)
 def test_the_review_is_exactly_this(name: str) -> None:
     new, old, outcome = SCENARIOS[name]
-    review = reviewed(new, old)
+    review = review_files(new, old)
     assert review.outcome is outcome
     for extension, write in FORMATS.items():
         path, text = GOLDEN / f"{name}.{extension}", write(review)
@@ -252,7 +252,7 @@ def test_the_json_is_valid_by_its_schema(name: str) -> None:
 
 def test_an_ignored_acknowledgement_is_reported_in_each_format() -> None:
     line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
-    review = reviewed(SCENARIOS["reinstall"][0], messages=(Message("c" * 40, line),))
+    review = review_files(SCENARIOS["reinstall"][0], messages=(Message("c" * 40, line),))
     for write in FORMATS.values():
         shown = " ".join(write(review).split())
         assert line in shown
@@ -262,7 +262,7 @@ def test_an_ignored_acknowledgement_is_reported_in_each_format() -> None:
 def test_people_see_how_many_more_reasons_a_group_has_and_machines_see_each() -> None:
     """Twelve maintenances that write disks."""
     names = [f"m{day}" for day in range(10, 22)]
-    review = reviewed(
+    review = review_files(
         {f"{name}.yaml": maintenance(name, f"{name[1:]}T22:00 {name[1:]}T23:00", boots="bios") for name in names}
     )
     (group,) = review.groups
@@ -284,7 +284,7 @@ def test_the_text_states_what_it_omits(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         for number, name in enumerate(names)
     }
-    review = reviewed(new, {**FLEET, **old})
+    review = review_files(new, {**FLEET, **old})
     shown = click.unstyle(format_review_text(review, ""))
     assert "\nand 70 more groups: use -o json to see all\n" in shown
     assert "    and 115 more reasons\n" in shown
@@ -292,7 +292,7 @@ def test_the_text_states_what_it_omits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown.count("\nServer/w") == 50
     assert '"rendered": null' not in as_json(review)
     monkeypatch.setattr("gitboot.review.change_groups.RENDERED_LINES", 1)
-    assert as_json(reviewed(new, {**FLEET, **old})).count('"rendered": null') == 119
+    assert as_json(review_files(new, {**FLEET, **old})).count('"rendered": null') == 119
 
 
 def test_no_golden_file_is_without_a_scenario() -> None:

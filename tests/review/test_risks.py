@@ -28,7 +28,7 @@ from gitboot.review.document_changes import ChangeKind
 from gitboot.review.reinstalls import ReinstallReason
 from gitboot.review.risks import Effect, EffectTime, Risk, find_risks
 from tests.helpers.cases import for_each
-from tests.helpers.evaluations import FLEET, Files, compared
+from tests.helpers.evaluations import FLEET, Files, compare_files
 from tests.helpers.fleets import (
     SHA,
     at,
@@ -36,13 +36,13 @@ from tests.helpers.fleets import (
     document,
     fleet,
     image,
-    mac_of,
     maintenance,
+    make_mac,
+    make_uuid,
     policy,
     profile,
     server,
     snapshot,
-    uuid_of,
 )
 
 NAME = "fra1-web01"
@@ -50,7 +50,7 @@ PATH = f"servers/{NAME}.yaml"
 
 
 def one(new: Files, old: Files = FLEET, name: str = NAME) -> ServerChange:
-    return next(change for change in compared(new, old).servers if change.name == name)
+    return next(change for change in compare_files(new, old).servers if change.name == name)
 
 
 def own(spec: str, labels: str = "site: fra1, role: web") -> Files:
@@ -171,7 +171,7 @@ def test_finding_r9_a_server_that_leaves_parked_is_reinstalled_only_by_its_numbe
     number: str, often: str, risk: Risk, word: str
 ) -> None:
     parked = {**FLEET, **web("", often), **own(f"{number}, lifecycle: Parked")}
-    changes = compared(own(number), parked)
+    changes = compare_files(own(number), parked)
     (change,) = changes.servers
     assert change.risks & {Risk.REINSTALL, Risk.BECOMES_UNKNOWN} == {risk}
     assert [each.why for each in change.reinstalls] == [word]
@@ -183,7 +183,7 @@ def test_finding_r9_an_output_without_boot_files_changes_no_server(output: str) 
     old = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}
     new = {**FLEET, "fleet.yaml": fleet(f"baseURL: 'http://boot.test', outputs: [ipxe, {output}]")}
     for before, after in ((old, new), (new, old)):
-        changes = compared(after, before)
+        changes = compare_files(after, before)
         assert (changes.servers, changes.extent.areas[0].changed) == ((), 0)
         assert not changes.is_empty
 
@@ -235,8 +235,8 @@ MAINTENANCE: dict[str, Any] = {
 }
 SERVER: dict[str, Any] = {
     "server": "other",
-    "uuid": uuid_of("other"),
-    "macs": (mac_of("other"),),
+    "uuid": make_uuid("other"),
+    "macs": (make_mac("other"),),
     "serial": "OTHER",
     "architecture": Architecture.AARCH64,
     "firmware": Firmware.BIOS,
@@ -244,7 +244,7 @@ SERVER: dict[str, Any] = {
     "restrict": True,
     "base_url": "http://other.test",
     "provision": 0,
-    "replaces": uuid_of("other"),
+    "replaces": make_uuid("other"),
     "stopped": True,
 }
 
@@ -364,7 +364,7 @@ def test_the_fields_above_are_all_fields_of_a_boot() -> None:
 def test_a_reinstall_is_a_disk_writing_boot_that_could_not_be_requested_before(
     what: str, old: Files, new: Files, expected: set[ReinstallReason]
 ) -> None:
-    found = {change.name: change for change in compared(new, old).servers}
+    found = {change.name: change for change in compare_files(new, old).servers}
     asked = found[NAME].reinstalls if NAME in found else ()
     assert {each.why for each in asked} == expected
     assert (Risk.REINSTALL in found[NAME].risks if NAME in found else False) == bool(expected)
@@ -374,8 +374,8 @@ def test_a_reinstall_is_a_disk_writing_boot_that_could_not_be_requested_before(
 
 
 def machine(name: str, uuid: str, mac: str = "", serial: str = "", bmc: str = "") -> Files:
-    spec = f"uuid: {uuid_of(uuid)}, architecture: x86_64, firmware: UEFI, provision: 1, "
-    spec += f"interfaces: [{{mac: '{mac or mac_of(uuid)}'}}]"
+    spec = f"uuid: {make_uuid(uuid)}, architecture: x86_64, firmware: UEFI, provision: 1, "
+    spec += f"interfaces: [{{mac: '{mac or make_mac(uuid)}'}}]"
     spec += f", serial: {serial}" if serial else ""
     spec += f", bmc: {{address: 'https://{bmc}', credentials: a}}" if bmc else ""
     return {f"servers/{name}.yaml": document("Server", name, spec, "role: web")}
@@ -400,7 +400,7 @@ MAC = "52:54:00:00:00:01"
     ],
 )
 def test_a_server_with_a_common_identity_is_the_same_server(what: str, old: Files, new: Files) -> None:
-    changes = compared(new, {**FLEET, **old})
+    changes = compare_files(new, {**FLEET, **old})
     (change,) = changes.servers
     assert (change.fate, Risk.IDENTITY in change.risks, change.reinstalls) == (ChangeKind.EDITED, True, ())
     assert (changes.before, changes.after, changes.unchanged) == (23, 23, 22)
@@ -408,7 +408,7 @@ def test_a_server_with_a_common_identity_is_the_same_server(what: str, old: File
 
 def test_a_uuid_identifies_a_machine_better_than_a_name() -> None:
     old = {**FLEET, **machine("a", "1"), **machine("b", "2")}
-    changes = compared({**machine("a", "2"), **machine("b", "1")}, old)
+    changes = compare_files({**machine("a", "2"), **machine("b", "1")}, old)
     assert [(change.old and change.old.server, change.name) for change in changes.servers] == [("b", "a"), ("a", "b")]
 
 
@@ -427,24 +427,24 @@ def test_a_machine_that_another_document_now_matches_may_be_reinstalled(
     left = machine("a", "1", **other)
     found = {
         change.name: change
-        for change in compared({**left, **machine(taker, "2" if taker == "b" else "3", **mark)}, old).servers
+        for change in compare_files({**left, **machine(taker, "2" if taker == "b" else "3", **mark)}, old).servers
     }
     assert [(each.why, each.old) for each in found[taker].reinstalls] == [(why, "a")]
     assert Risk.REINSTALL in found[taker].risks
     assert found["a"].reinstalls == ()
     never = {"policies/web.yaml": policy("web", "{matchLabels: {role: web}}", often="Never")}
     assert not any(
-        change.reinstalls for change in compared({**left, **machine("b", "2", **mark)}, {**old, **never}).servers
+        change.reinstalls for change in compare_files({**left, **machine("b", "2", **mark)}, {**old, **never}).servers
     )
 
 
 def test_without_a_common_identity_one_server_is_removed_and_one_is_added() -> None:
-    changes = compared({"servers/a.yaml": None, **machine("b", "2")}, {**FLEET, **machine("a", "1")})
+    changes = compare_files({"servers/a.yaml": None, **machine("b", "2")}, {**FLEET, **machine("a", "1")})
     assert [change.fate for change in changes.servers] == [ChangeKind.REMOVED, ChangeKind.ADDED]
 
 
 def test_another_bmc_is_reported_even_if_no_decision_changes() -> None:
-    changes = compared(machine("a", "1", bmc="y"), {**FLEET, **machine("a", "1", bmc="x")})
+    changes = compare_files(machine("a", "1", bmc="y"), {**FLEET, **machine("a", "1", bmc="x")})
     assert changes.is_empty
     assert changes.moved_bmcs == ("a",)
 
@@ -488,10 +488,10 @@ def test_a_window_is_reported_with_its_new_times() -> None:
 
 
 def test_the_digest_depends_on_decisions_and_not_on_their_spelling() -> None:
-    one_way = compared(own("provision: 1, kernelArguments: [debug]"))
+    one_way = compare_files(own("provision: 1, kernelArguments: [debug]"))
     with_notes = {PATH: f"# Looks at CHG-7.\n{own('provision: 1, kernelArguments: [debug]')[PATH]}"}
-    assert compared(with_notes).digest == one_way.digest
-    assert compared(with_notes, {**FLEET, "images/3.yaml": image("unused-3")}).digest == one_way.digest
+    assert compare_files(with_notes).digest == one_way.digest
+    assert compare_files(with_notes, {**FLEET, "images/3.yaml": image("unused-3")}).digest == one_way.digest
 
 
 @for_each(
@@ -509,11 +509,11 @@ def test_the_digest_depends_on_decisions_and_not_on_their_spelling() -> None:
 )
 def test_any_further_change_gives_another_digest(what: str, new: Files) -> None:
     first = own("provision: 2")
-    assert compared({**first, **new}).digest != compared(first).digest
+    assert compare_files({**first, **new}).digest != compare_files(first).digest
 
 
 def test_the_bmc_of_a_new_server_is_part_of_the_digest() -> None:
-    one, other = (compared(machine("new", "1", bmc=bmc)) for bmc in ("x", "y"))
+    one, other = (compare_files(machine("new", "1", bmc=bmc)) for bmc in ("x", "y"))
     assert [change.pair for change in one.servers] == [change.pair for change in other.servers]
     assert one.digest != other.digest
     assert (one.moved_bmcs, other.moved_bmcs) == ((), ())
@@ -525,21 +525,21 @@ DHCP = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-kea]"
 
 
 def addressed(address: str, mac: str = MAC) -> Files:
-    nic = f"uuid: {uuid_of('1')}, architecture: x86_64, firmware: UEFI, provision: 1, interfaces: "
+    nic = f"uuid: {make_uuid('1')}, architecture: x86_64, firmware: UEFI, provision: 1, interfaces: "
     nic += f"[{{mac: '{mac}', addresses: [{address}]}}]"
     return {"servers/a.yaml": document("Server", "a", nic, "role: web")}
 
 
 def test_a_change_of_evidence_or_ledger_is_not_mere_presentation() -> None:
-    for spec in ("monitors: [10.0.0.0/8]", f"ledger: {uuid_of('other')}"):
-        found = compared({"fleet.yaml": fleet(f"baseURL: 'http://boot.test', provisioning: {{{spec}}}")})
+    for spec in ("monitors: [10.0.0.0/8]", f"ledger: {make_uuid('other')}"):
+        found = compare_files({"fleet.yaml": fleet(f"baseURL: 'http://boot.test', provisioning: {{{spec}}}")})
         assert (found.is_empty, found.servers) == (False, ())
 
 
 def test_an_address_counts_if_dhcp_is_an_output() -> None:
     old = {**FLEET, **addressed("10.0.0.1/24")}
-    assert compared(addressed("10.0.0.2/24"), old).is_empty
-    found = compared(addressed("10.0.0.2/24"), {**old, "fleet.yaml": fleet(DHCP)})
+    assert compare_files(addressed("10.0.0.2/24"), old).is_empty
+    found = compare_files(addressed("10.0.0.2/24"), {**old, "fleet.yaml": fleet(DHCP)})
     assert (found.is_empty, found.servers) == (False, ())
     assert found.shared is not None
     assert list(found.shared.new["hosts"]) == ["a"]
@@ -548,7 +548,7 @@ def test_an_address_counts_if_dhcp_is_an_output() -> None:
 def test_a_site_counts_if_dhcp_is_an_output() -> None:
     site = "sites: [{{name: {name}, select: {{matchLabels: {{site: fra1}}}}, baseURL: 'http://fra1.test'}}]"
     one, other = ({"fleet.yaml": fleet(f"{DHCP}, {site.format(name=name)}")} for name in ("x", "y"))
-    assert not compared(other, {**FLEET, **one}).is_empty
+    assert not compare_files(other, {**FLEET, **one}).is_empty
 
 
 @pytest.mark.parametrize(
@@ -563,7 +563,7 @@ def test_a_site_counts_if_dhcp_is_an_output() -> None:
 def test_a_server_that_moves_to_a_site_with_its_own_instance_is_unverified_there(
     ledgers: tuple[int | None, int | None], found: tuple[UnknownReason, ...]
 ) -> None:
-    named = [f", ledger: {uuid_of(str(each))}" if each is not None else "" for each in ledgers]
+    named = [f", ledger: {make_uuid(str(each))}" if each is not None else "" for each in ledgers]
     sites = ", ".join(
         f"{{name: {name}, baseURL: 'http://{name}.test', select: {{matchLabels: {{site: {name}}}}}{ledger}}}"
         for name, ledger in zip(("ams2", "fra1"), named, strict=True)
@@ -576,7 +576,7 @@ def test_a_server_that_moves_to_a_site_with_its_own_instance_is_unverified_there
         }
         for site in ("ams2", "fra1")
     )
-    (change,) = compared(new, old).servers
+    (change,) = compare_files(new, old).servers
     assert change.unknown == found
     assert (Risk.BECOMES_UNKNOWN in change.risks) == bool(found)
 
@@ -585,7 +585,9 @@ def test_addresses_of_other_servers_are_not_part_of_the_digest() -> None:
     """A rebase onto another server's document keeps an acknowledgement."""
     old = {**FLEET, "fleet.yaml": fleet(DHCP), **addressed("10.0.0.1/24")}
     rebased = {**old, **machine("new", "2")}
-    assert compared(addressed("10.0.0.2/24"), old).digest == compared(addressed("10.0.0.2/24"), rebased).digest
+    assert (
+        compare_files(addressed("10.0.0.2/24"), old).digest == compare_files(addressed("10.0.0.2/24"), rebased).digest
+    )
 
 
 def test_an_edited_image_counts_even_if_no_decision_changes() -> None:
@@ -594,14 +596,17 @@ def test_an_edited_image_counts_even_if_no_decision_changes() -> None:
 
     old = {**FLEET, "images/1.yaml": image("flatcar-1", "userData: Ignition/3.4")}
     old = {**old, "profiles/web.yaml": profile("web", "stream: stable")}
-    one, other = compared(edited("Ignition/3.5"), old), compared(edited("Ignition/3.6"), old)
+    one, other = compare_files(edited("Ignition/3.5"), old), compare_files(edited("Ignition/3.6"), old)
     assert one.is_empty
     assert [found.mutated for found in one.images] == [True]
-    assert len({one.digest, other.digest, compared({}, old).digest}) == 3
+    assert len({one.digest, other.digest, compare_files({}, old).digest}) == 3
 
 
 def test_the_reverse_change_has_another_digest() -> None:
-    there, back = compared(own("provision: 2")), compared(own("provision: 1"), {**FLEET, **own("provision: 2")})
+    there, back = (
+        compare_files(own("provision: 2")),
+        compare_files(own("provision: 1"), {**FLEET, **own("provision: 2")}),
+    )
     assert there.digest != back.digest
 
 

@@ -23,12 +23,12 @@ from gitboot.render.endpoint_files import PathVersion, find_version, parse_state
 from gitboot.system_clock import ClockState
 from tests.helpers import http_peers
 from tests.helpers.endpoints import LOADER
-from tests.helpers.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Parts, in_process
+from tests.helpers.fleets import at, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
+from tests.helpers.instance_in_process import Parts, run_in_process
 from tests.helpers.running_instance import Repository, eventually, git
 from tests.scenarios.test_kill import documents
 
-ENTRY = f"v1/boot/{mac_of('web0').replace(':', '-')}/boot.ipxe"
+ENTRY = f"v1/boot/{make_mac('web0').replace(':', '-')}/boot.ipxe"
 
 
 def history(repository: Path, commits: int) -> list[str]:
@@ -76,7 +76,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
             seen[kind][follow(fetch)] += 1
             time.sleep(0.005)  # the reconciles need some of this process, too
 
-    with in_process(tmp_path, repository.bare) as parts:
+    with run_in_process(tmp_path, repository.bare) as parts:
         reconciler = parts.reconciler
         output, listening = tmp_path / "output", open_listening_socket("127.0.0.1:0")
         tree = PublishedTree(output, lambda: at)
@@ -134,12 +134,12 @@ DOCUMENTS = (
 )
 TEMPLATE = '{"ignition": {"version": "3.4.0"}, "image": {{ image.name | tojson }}}\n'
 START, END = at("20T22:00"), at("21T04:00")
-MAC = mac_of("web01")
+MAC = make_mac("web01")
 LOOKUPS = (
     f"/v1/boot/{MAC}/boot.ipxe",
     f"/v1/boot/{MAC.replace(':', '')}/boot.ipxe",
-    f"/ipxe/{uuid_of('web01')}",
-    f"/ignition/{uuid_of('web01').upper()}",
+    f"/ipxe/{make_uuid('web01')}",
+    f"/ignition/{make_uuid('web01').upper()}",
     "/httpboot",
 )
 
@@ -165,7 +165,7 @@ def served(folder: Path, clock: Clock) -> Iterator[str]:
 def assembled(folder: Path, clock: Clock) -> Iterator[Parts]:
     repository = Repository.create(folder / "git")
     repository.push({"fleet.yaml": "---\n".join(DOCUMENTS), "t.j2": TEMPLATE})
-    with in_process(folder, repository.bare, clock=clock) as parts:
+    with run_in_process(folder, repository.bare, clock=clock) as parts:
         parts.source.fetch()
         yield parts
 

@@ -207,7 +207,7 @@ def test_finding_p1_a_rotated_url_and_secret_of_a_receiver_count_for_the_next_me
             send(NOTICE, NOON)
         write_private(secret, SECRET)
         send(NOTICE, NOON)
-        assert (len(first.got), len(second.got)) == (1, 2)
+        assert (len(first.received), len(second.received)) == (1, 2)
 
 
 def test_finding_p1_a_receiver_whose_secret_is_missing_is_a_condition(repository: Repository, tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_finding_p1_a_receiver_whose_secret_is_missing_is_a_condition(repository
             found = until(instance, "NotificationsSent", status=False)
             assert found["reason"] == "UsageError" and str(secret) in found["message"]
             write_private(secret, SECRET)
-            eventually(lambda: taken.got)
+            eventually(lambda: taken.received)
 
 
 @pytest.mark.parametrize("kind", ["github", "gitlab", "gitea"])

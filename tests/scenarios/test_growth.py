@@ -22,8 +22,8 @@ from gitboot.controller.instance_state import LastFetch
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import shard_name
-from tests.helpers.fleets import at, fleet, give_credentials, image, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Bench, Parts, in_process
+from tests.helpers.fleets import at, fleet, image, make_uuid, policy, profile, server, store_credentials
+from tests.helpers.instance_in_process import Bench, Parts, run_in_process
 from tests.helpers.running_instance import Repository
 
 NOON = at("20T12:00")
@@ -52,7 +52,7 @@ def test_memory_descriptors_and_packs_do_not_grow_over_many_commits(tmp_path: Pa
         lives * 2,
         [],
     )  # of three: what is made once, or grows in steps as the table of interned words, is in one
-    with in_process(tmp_path, repository.bare, initial="adopt") as parts:
+    with run_in_process(tmp_path, repository.bare, initial="adopt") as parts:
         reconcile(parts)
         tracemalloc.start()
         try:
@@ -157,7 +157,7 @@ def steps(act: Callable[[], object]) -> int:
 def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
     """Return the lines of a reconcile in which each server has a waiting BMC and one of them responds."""
     bmc = "bmc: {{address: 'https://{}.bmc.test', system: /redfish/v1/Systems/1, credentials: rack}}"
-    give_credentials(folder, password="correct horse")
+    store_credentials(folder, password="correct horse")
     with Bench(folder, credentials=folder) as bench:
         bmcs = Answering()
         bench.bmcs.bmcs = cast(BmcPool, bmcs)
@@ -192,12 +192,12 @@ def steps_of_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
         )
         bench.reconcile()
         # A record is written with all others of its shard.
-        shards = Counter(shard_name(SystemUuid(uuid_of(f"web{number:03}"))) for number in range(MANY))
-        alone = [name for name in names if shards[shard_name(SystemUuid(uuid_of(name)))] == 1]
+        shards = Counter(shard_name(SystemUuid(make_uuid(f"web{number:03}"))) for number in range(MANY))
+        alone = [name for name in names if shards[shard_name(SystemUuid(make_uuid(name)))] == 1]
         for name in alone[:3]:  # the first make what the others find made
             bench.fetch(bench.servers[name].plan)
             yield f"a fetch of {name}", steps(lambda: bench.instance.reconciler.reconcile(bench.now))
-            record = bench.knowledge.record(SystemUuid(uuid_of(name)))
+            record = bench.knowledge.record(SystemUuid(make_uuid(name)))
             assert record is not None and record.provision == 1
 
 

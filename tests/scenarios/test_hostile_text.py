@@ -23,10 +23,10 @@ from gitboot.cli.main import Exit, cli
 from tests.helpers.disks_and_terminals import read_to_end
 from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import SHA, document, fleet, image, policy, profile, server
-from tests.helpers.forked_commands import Command, Heard, captured
-from tests.helpers.git_repositories import Work
+from tests.helpers.forked_commands import Command, RunningCommand, run_forked
+from tests.helpers.git_repositories import WorkTree
 from tests.helpers.instance_with_bmcs import Rack
-from tests.helpers.running_instance import begin
+from tests.helpers.running_instance import begin_records
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202e\u200b\n::error::owned\n##[add-mask]owned ##vso[task.complete]owned"
 # Possible names of files: a slash would begin another folder.
@@ -61,9 +61,9 @@ def on_a_terminal(*arguments: object) -> str:
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkTree:
     """A fleet, checked out in the current directory; its next commit has files with hostile names."""
-    made = Work(tmp_path / "fleet")
+    made = WorkTree(tmp_path / "fleet")
     made.commit({"fleet.yaml": fleet()}, "First")
     made.write(dict.fromkeys(NAMES, "kind: [\n"))
     made.git("add", ".")
@@ -75,8 +75,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 @pytest.mark.parametrize(
     "command", ["validate", "validate --rev HEAD", "diff HEAD~1..HEAD", "plan", "images", "history web01"]
 )
-def test_finding_s14_no_file_name_begins_a_command_of_a_ci_system(work: Work, command: str) -> None:
-    done = captured(*command.split())
+def test_finding_s14_no_file_name_begins_a_command_of_a_ci_system(work: WorkTree, command: str) -> None:
+    done = run_forked(*command.split())
     assert done.returncode in (Exit.INVALID, Exit.USAGE)
     assert harmful(done.stdout + done.stderr) == []
     assert harmful(on_a_terminal(*command.split())) == []
@@ -84,9 +84,9 @@ def test_finding_s14_no_file_name_begins_a_command_of_a_ci_system(work: Work, co
 
 @pytest.mark.parametrize("format", ["text", "json", "sarif", "junit", "markdown"])
 @pytest.mark.parametrize("to_file", [False, True], ids=["printed", "in a file"])
-def test_no_format_contains_terminal_commands(work: Work, tmp_path: Path, format: str, to_file: bool) -> None:
+def test_no_format_contains_terminal_commands(work: WorkTree, tmp_path: Path, format: str, to_file: bool) -> None:
     file = tmp_path / "found"
-    done = captured("diff", "HEAD~1..HEAD", "-o", f"{format}={file}" if to_file else format)
+    done = run_forked("diff", "HEAD~1..HEAD", "-o", f"{format}={file}" if to_file else format)
     text = file.read_text() if to_file else done.stdout
     assert "owned" in text and harmful(text) == []
     if format == "json":
@@ -110,7 +110,7 @@ def test_no_format_contains_terminal_commands(work: Work, tmp_path: Path, format
 )
 def test_no_text_of_a_vendor_is_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """The version, the channel and the key of an image come from a vendor's server, or claim to."""
-    work, quoted = Work(tmp_path / "fleet"), json.dumps(HOSTILE)
+    work, quoted = WorkTree(tmp_path / "fleet"), json.dumps(HOSTILE)
     follow = f"follow: {{source: flatcar, channel: {quoted}, belowVersion: {quoted}}}"
     documents = {
         "fleet.yaml": fleet(),
@@ -125,7 +125,7 @@ def test_no_text_of_a_vendor_is_a_command(tmp_path: Path, monkeypatch: pytest.Mo
     new = image("flatcar-1").replace(f"sha256: {SHA}", claim).replace("version: '1'", f"version: {quoted}")
     work.commit({"image.yaml": new, "stream.yaml": document("ImageStream", "stable", f"current: flatcar-1, {follow}")})
     monkeypatch.chdir(work.path)
-    done = captured(*command.split())
+    done = run_forked(*command.split())
     assert "owned" in done.stdout
     lines = [line for line in done.stdout.splitlines() if not line.startswith(("::warning file=", "::error file="))]
     assert harmful("\n".join(lines) + done.stderr) == []
@@ -133,9 +133,9 @@ def test_no_text_of_a_vendor_is_a_command(tmp_path: Path, monkeypatch: pytest.Mo
         assert harmful(on_a_terminal(*command.split())) == []
 
 
-def test_commands_for_github_contain_no_other_commands(work: Work) -> None:
+def test_commands_for_github_contain_no_other_commands(work: WorkTree) -> None:
     """A command ends at the end of its line, and its properties at a comma or a colon."""
-    lines = captured("validate", "-o", "github").stdout.splitlines()
+    lines = run_forked("validate", "-o", "github").stdout.splitlines()
     commands = [re.fullmatch(r"::error file=([^,:]*),line=\d+,col=\d+,title=GB\d+::([^\n]*)", line) for line in lines]
     assert len(commands) >= len(NAMES) and all(commands)
     assert all(line.isprintable() for line in lines)
@@ -156,7 +156,7 @@ def test_commands_for_github_contain_no_other_commands(work: Work) -> None:
     ids=repr,
 )
 def test_finding_s17_no_name_of_an_author_ends_explain_or_controls_a_terminal(tmp_path: Path, author: bytes) -> None:
-    work = Work(tmp_path / "fleet")
+    work = WorkTree(tmp_path / "fleet")
     who = author.replace(b"\n", b"\r")  # a header ends with its line
     work.commit({"server.yaml": server("web01")}, "First")
     documents = [fleet(), image("flatcar-1"), profile("web", "flatcar-1"), policy("web")]
@@ -169,10 +169,10 @@ def test_finding_s17_no_name_of_an_author_ends_explain_or_controls_a_terminal(tm
     )
     work.git("reset", "--quiet", work.git("hash-object", "-t", "commit", "-w", "--literally", str(odd)))
     for command in (["explain", "web01", "--path"], ["history", "web01", "--path"], ["diff", "HEAD~1..HEAD"]):
-        done = captured(*command, work.path)
+        done = run_forked(*command, work.path)
         assert done.returncode in (Exit.FINE, Exit.HELD), done.stderr
         assert harmful(done.stdout + done.stderr) == []
-    reasons = json.loads(captured("explain", "web01", "--path", work.path, "-o", "json").stdout)["reasons"]
+    reasons = json.loads(run_forked("explain", "web01", "--path", work.path, "-o", "json").stdout)["reasons"]
     days = {each["commit"]["date"][:4] for each in reasons if each["commit"]}
     assert days == {"1970", "2026"}, "each line has the commit that wrote it"
 
@@ -188,14 +188,14 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 def test_finding_s7_no_machine_controls_the_terminal_that_shows_events(rack: Rack) -> None:
     """A machine sends a serial number in its query that differs from the document."""
-    begun = Heard(
+    begun = RunningCommand(
         *("run", rack.repository.bare, "--out", rack.output, "--state", rack.state, "--credentials", rack.credentials),
         *("--listen", "127.0.0.1:0", "--poll", "3600", "--log-format", "text"),
     )
     with begun as instance:
         lines: list[str] = []
         url = _until(instance.stderr, lines, r"http://127\.0\.0\.1:\d+")
-        begin(rack.state, "fresh")
+        begin_records(rack.state, "fresh")
         _until(instance.stderr, lines, "Published")
         path = rack.blades["web01"].entry
         asked = {"serial": HOSTILE.replace("\n", "\r"), "uuid": ""}
@@ -207,10 +207,10 @@ def test_finding_s7_no_machine_controls_the_terminal_that_shows_events(rack: Rac
     assert any("OWNED" in line for line in lines) and harmful("\n".join(lines)) == []
     for command in ("events", "events -o json", "status", "status -o json", "unknown-machines", "records show"):
         arguments = [*command.split(), "--state", rack.state]
-        done = captured(*arguments)
+        done = run_forked(*arguments)
         assert harmful(done.stdout + done.stderr) == [], command
         assert harmful(on_a_terminal(*arguments)) == [], command
-    assert "OWNED" in captured("events", "--state", rack.state).stdout
+    assert "OWNED" in run_forked("events", "--state", rack.state).stdout
 
 
 def _until(stream: Iterator[str], lines: list[str], pattern: str) -> str:
@@ -227,14 +227,14 @@ def test_no_bmc_controls_the_terminal_that_shows_it(rack: Rack) -> None:
     machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget=f"Pxe{HOSTILE}")
     for command in ("bmc get", "bmc apply --dry-run", "bmc power get"):
         arguments = [*command.split(), "--state", rack.state, "--credentials", rack.credentials]
-        done = captured(*arguments)
+        done = run_forked(*arguments)
         assert harmful(done.stdout + done.stderr) == [], command
         assert harmful(on_a_terminal(*arguments)) == [], command
 
 
 def test_finding_s17_doctor_prints_commands_whose_values_are_quoted(rack: Rack) -> None:
     rack.once()  # it has accepted a commit
-    done = captured("doctor", "--state", rack.state)
+    done = run_forked("doctor", "--state", rack.state)
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("    curl "))
     command, option, url = shlex.split(line)
     assert (command, option) == ("curl", "-I")
@@ -271,6 +271,6 @@ def test_no_command_obeys_or_passes_on_hostile_input(
         elif each.required:
             needed += [each.opts[0], HOSTILE]
     for more in ([], [HOSTILE], ["--no-such-option", HOSTILE], [f"--{HOSTILE}"]):
-        done = captured(*path, *needed, *more)
+        done = run_forked(*path, *needed, *more)
         assert harmful(done.stdout + done.stderr) == []
         assert "Traceback" not in done.stderr

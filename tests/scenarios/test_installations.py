@@ -24,8 +24,8 @@ from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Held
-from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Bench, Parts, in_process, note_fetch, summarize_plan
+from tests.helpers.fleets import SEED, at, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
+from tests.helpers.instance_in_process import Bench, Parts, record_fetch, run_in_process, summarize_plan
 from tests.helpers.running_instance import Repository
 
 INSTALLS = (Phase.NETWORK, Cause.PENDING)
@@ -51,7 +51,7 @@ def boot(bench: Bench, *documents: str) -> None:
     bench.wait(minutes=2)
 
 
-BOARD = uuid_of("a new board")
+BOARD = make_uuid("a new board")
 
 
 # Leftovers of a maintenance
@@ -105,7 +105,7 @@ def test_finding_m2_a_wipe_that_a_mirror_may_have_sent_leaves_the_record_unverif
     bench.now = at("20T12:10")
     bench.decide(*seed("provision: 1", maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Always", boots="bios")))
     bench.plan()
-    path = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/grub.cfg"
+    path = f"boot/v1/boot/{make_mac('web01').replace(':', '-')}/grub.cfg"
     modified = int(bench.now.timestamp())
     bench.observe(
         Observation(server="", path=path, modified=modified, client="10.0.0.7", at=bench.now, intent="a line's")
@@ -149,10 +149,10 @@ def test_e12_a_new_board_is_not_wiped_again_in_the_same_window(bench: Bench) -> 
     bench.now = at("20T12:10")
     boot(bench, *seed("provision: 1", wipe))
     bench.now = at("20T12:30")
-    on_board = f"provision: 2, replaces: {uuid_of('web01')}"
+    on_board = f"provision: 2, replaces: {make_uuid('web01')}"
 
     def board(job: str) -> list[str]:
-        return [each.replace(f"uuid: {uuid_of('web01')}", f"uuid: {BOARD}") for each in seed(on_board, job)]
+        return [each.replace(f"uuid: {make_uuid('web01')}", f"uuid: {BOARD}") for each in seed(on_board, job)]
 
     bench.decide(*board(wipe))
     assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
@@ -254,7 +254,7 @@ class World:
             assert plan is not None
             path = f"boot/v1/boot/{name}/boot.ipxe"
             fetched = Observation(server=name, path=path, digest=plan.digest, client="10.0.0.7", at=self.now)
-            note_fetch(self.parts.spool, fetched)
+            record_fetch(self.parts.spool, fetched)
 
     @property
     def applied(self) -> str | None:
@@ -278,7 +278,7 @@ class World:
         copy = folder / "copy"
         for name in ("state", "output"):
             shutil.copytree(folder / name, copy / name, symlinks=True)
-        with in_process(copy, self.repository.bare, limits=Limits(), evaluates=evaluates, site=site) as parts:
+        with run_in_process(copy, self.repository.bare, limits=Limits(), evaluates=evaluates, site=site) as parts:
             yield World(parts, self.repository, self.now)
 
     def told(self, type: str) -> list[Event]:
@@ -293,7 +293,7 @@ def get_held_digest(world: World) -> str:
 @contextmanager
 def world_of(folder: Path, limits: Limits, *documents: str, initial: str | None = "fresh") -> Iterator[World]:
     repository = Repository.create(folder / "git")
-    with in_process(folder, repository.bare, limits=limits, initial=initial) as parts:
+    with run_in_process(folder, repository.bare, limits=limits, initial=initial) as parts:
         world = World(parts, repository, at("20T12:00"))
         world.push(*documents)
         yield world
@@ -344,9 +344,9 @@ def test_e11_no_machine_that_came_with_a_higher_number_in_the_same_poll_is_new(t
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (f"replaces: {uuid_of('web00')}, provision: 2", INSTALLS),
-        (f"replaces: {uuid_of('web00')}, provision: 1", (Phase.DISK, Cause.UNKNOWN)),
-        (f"replaces: {uuid_of('nobody')}, provision: 2", (Phase.DISK, Cause.UNKNOWN)),
+        (f"replaces: {make_uuid('web00')}, provision: 2", INSTALLS),
+        (f"replaces: {make_uuid('web00')}, provision: 1", (Phase.DISK, Cause.UNKNOWN)),
+        (f"replaces: {make_uuid('nobody')}, provision: 2", (Phase.DISK, Cause.UNKNOWN)),
         ("provision: 1", (Phase.DISK, Cause.UNKNOWN)),
     ],
 )
@@ -356,7 +356,7 @@ def test_e12_a_replaced_board_is_installed_as_its_document_states(
     unlimited = Limits(max_reinstalls=10)
     with world_of(tmp_path, unlimited, servers("web00", "web01"), ONCE) as world:
         world.install("web00", "web01")
-        board = servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}")
+        board = servers("web00", spec=said).replace(f"uuid: {make_uuid('web00')}", f"uuid: {BOARD}")
         commit = world.push(board, servers("web01"), ONCE)
         assert (world.applied, summarize_plan(world.plan("web00"))) == (commit, expected)
         assert bool(world.told("ServerUnknown")) == (expected != INSTALLS)
@@ -368,9 +368,9 @@ def test_e12_a_replacement_of_a_board_may_be_declared_later(tmp_path: Path) -> N
         world.install("web00")
         for said, expected in (
             ("provision: 1", (Phase.DISK, Cause.UNKNOWN)),
-            (f"provision: 2, replaces: {uuid_of('web00')}", INSTALLS),
+            (f"provision: 2, replaces: {make_uuid('web00')}", INSTALLS),
         ):
-            world.push(servers("web00", spec=said).replace(f"uuid: {uuid_of('web00')}", f"uuid: {BOARD}"), ONCE)
+            world.push(servers("web00", spec=said).replace(f"uuid: {make_uuid('web00')}", f"uuid: {BOARD}"), ONCE)
             assert summarize_plan(world.plan("web00")) == expected
 
 
@@ -436,7 +436,7 @@ def test_e20_after_a_crash_new_servers_of_the_accepted_commit_do_not_count_as_ol
 
     world.parts.source.accept = fail  # type: ignore[method-assign]
     commit = world.push(servers(), servers("new"), ONCE)
-    assert str(uuid_of("new")) in world.parts.reconciler.state.knowledge.machines
+    assert str(make_uuid("new")) in world.parts.reconciler.state.knowledge.machines
     with world.restarted(tmp_path) as again:
         again.turn()
         assert (again.applied, again.held) == (commit, None)
@@ -462,7 +462,7 @@ def test_e23_a_move_of_an_installed_server_to_another_pool_is_no_reinstallation(
 def test_e24_a_fleet_without_servers_on_a_new_ledger_is_accepted(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     commit = repository.push({"fleet.yaml": fleet()})
-    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         world = World(parts, repository, at("20T12:00"))
         world.turn()
         assert (world.applied, world.held) == (commit, None)
@@ -496,7 +496,7 @@ def test_e15_a_typo_in_the_name_of_the_ledger_is_held_and_stops_the_instance_unt
     window = maintenance("m", "20T10:00 20T18:00")
     before = wanting.push(servers(), ONCE, window)
     assert summarize_plan(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    wanting.repository.push(files(f", provisioning: {{ledger: {uuid_of('typo')}}}", window))
+    wanting.repository.push(files(f", provisioning: {{ledger: {make_uuid('typo')}}}", window))
     wanting.turn()
     assert wanting.held is not None
     assert (wanting.applied, wanting.held.guards) == (before, ("allowTakeover",))
@@ -517,7 +517,7 @@ def test_e15_another_instance_takes_over_after_an_acknowledgement(tmp_path: Path
     wanting.repository.push(files(f", provisioning: {{ledger: {ours}}}"))
     wanting.turn()
     assert wanting.held is None
-    with in_process(tmp_path / "other", wanting.repository.bare, limits=Limits()) as parts:
+    with run_in_process(tmp_path / "other", wanting.repository.bare, limits=Limits()) as parts:
         other = World(parts, wanting.repository, wanting.now)
         other.turn()
         assert other.condition("LedgerNamed") == (False, "AnotherLedger")
@@ -634,7 +634,7 @@ def test_fetches_that_are_copied_into_the_fetch_log_twice_change_no_record(wanti
     assert fetches.count(b"\n") == 3
     wanting.turn(minutes=2)
     before, events = wanting.parts.reconciler.state.knowledge.records, len(wanting.parts.events)
-    assert all(before[parse_uuid(uuid_of(name))].provision == 1 for name in NAMES[:3])
+    assert all(before[parse_uuid(make_uuid(name))].provision == 1 for name in NAMES[:3])
     (wanting.parts.spool / "1-0123456789abcdef.jsonl").write_bytes(fetches)
     wanting.turn(minutes=5)
     assert wanting.parts.reconciler.state.knowledge.records == before
@@ -685,7 +685,7 @@ def request_boot(folder: Path, name: str, instant: datetime) -> str:
     facts = json.loads(status.read_text())
     status.write_text(json.dumps({**facts, "clock": None}))
     tree = PublishedTree(folder / "output", clock=lambda: instant)
-    path = f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
+    path = f"/v1/boot/{make_mac(name).replace(':', '-')}/boot.ipxe"
     answer = BootResponses(tree).find(path, lambda: "10.0.0.7", instant)
     assert answer is not None
     text = bytes(answer.reply.body).decode()

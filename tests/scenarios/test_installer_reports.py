@@ -20,7 +20,19 @@ from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import BEFORE, LOADER, START, Fleet, Site
 from tests.helpers.endpoints import site as new_site
-from tests.helpers.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.fleets import (
+    SEED,
+    at,
+    decided,
+    fleet,
+    image,
+    maintenance,
+    make_mac,
+    make_uuid,
+    policy,
+    profile,
+    server,
+)
 
 PENDING, INSTALLED = Record(), Record(provision=1, image="flatcar-1")
 CONSUMED = Record(consumed_at=BEFORE - timedelta(hours=1), consumed_key="provision/1")
@@ -32,7 +44,7 @@ WEB = (
     profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: t}"),
 )
 TEMPLATES = {"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ urls.provisioned }}"}'}
-MAC = mac_of("web01").replace(":", "-")
+MAC = make_mac("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
 
 
@@ -97,8 +109,10 @@ def test_user_data_is_available_as_long_as_the_installation_may_request_it(
 
 
 def test_each_nic_that_may_boot_has_a_report_path() -> None:
-    interfaces = f'[{{mac: "{mac_of("web01")}"}}, {{mac: "{mac_of("b")}"}}, {{mac: "{mac_of("c")}", boot: false}}]'
-    several = SERVER.replace(f'[{{mac: "{mac_of("web01")}"}}]', interfaces)
+    interfaces = (
+        f'[{{mac: "{make_mac("web01")}"}}, {{mac: "{make_mac("b")}"}}, {{mac: "{make_mac("c")}", boot: false}}]'
+    )
+    several = SERVER.replace(f'[{{mac: "{make_mac("web01")}"}}]', interfaces)
     assert several != SERVER
     found = reports(state(decisions(web01=several)))
     assert len(found) == 2
@@ -107,7 +121,7 @@ def test_each_nic_that_may_boot_has_a_report_path() -> None:
 
 def test_each_server_number_and_image_has_its_own_report_path() -> None:
     raised = state(decisions(web01=server("web01", "role: web", "provision: 2")))
-    other = SERVER.replace(uuid_of("web01"), uuid_of("web02"))
+    other = SERVER.replace(make_uuid("web01"), make_uuid("web02"))
     assert len({PATH, *reports(raised), *reports(state(decisions(web01=other)))}) == 3
     renamed = (image("flatcar-2", "userData: Ignition/3.4"), WEB[1].replace("flatcar-1", "flatcar-2"))
     changed = decided(REPORTED, SERVER, *renamed, SEED[3], SEED[5], ONCE, files=TEMPLATES)
@@ -192,7 +206,7 @@ def test_a_head_is_never_evidence(site: Site, client: httpx.Client) -> None:
         f"/v1/boot/{MAC}/provisioned/{TOKEN}/",
         f"/v1/boot/{MAC}/provisioned/",
         f"/v1/boot/{MAC}/provisioned",
-        f"/v1/boot/{mac_of('b')}/provisioned/{TOKEN}",
+        f"/v1/boot/{make_mac('b')}/provisioned/{TOKEN}",
         f"/v1/boot/x/provisioned/{TOKEN}",
         f"/provisioned/{TOKEN}",
     ],

@@ -34,13 +34,13 @@ from gitboot.render.boot_files import render_fleet_files, render_server_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record
-from tests.helpers.fleets import at, fleet, give_credentials, image, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Bench, in_process, summarize_plan
+from tests.helpers.fleets import at, fleet, image, make_uuid, policy, profile, server, store_credentials
+from tests.helpers.instance_in_process import Bench, run_in_process, summarize_plan
 from tests.helpers.redfish_double.machine import Answer, Boot, Machine
 from tests.helpers.redfish_double.profiles import ENABLED, Json
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import Repository, git, ran_until
-from tests.helpers.signed_lists import assert_list_is_whole, files_in
+from tests.helpers.running_instance import Repository, git, wait_for_cpu_time
+from tests.helpers.signed_lists import assert_list_is_whole, read_files
 from tests.scenarios.test_installations import INSTALLS, World
 from tests.scenarios.test_sites import BOOTS, SITES, fleet_of, placed
 
@@ -70,7 +70,7 @@ def boot_files(repository: Path, revision: str) -> dict[str, bytes]:
 
 
 def reconcile_forever(folder: Path, repository: Path) -> None:
-    with in_process(folder, repository, allow_rewind=True) as parts:
+    with run_in_process(folder, repository, allow_rewind=True) as parts:
         while True:
             parts.source.fetch()
             parts.reconciler.reconcile(datetime.now(UTC))
@@ -78,7 +78,7 @@ def reconcile_forever(folder: Path, repository: Path) -> None:
 
 def check(folder: Path, versions: dict[str, dict[str, bytes]]) -> None:
     boot = folder / "output" / "boot"
-    assert_list_is_whole(files_in(boot))
+    assert_list_is_whole(read_files(boot))
     folders = ("o", "signed")
     for path in (each for each in boot.rglob("*") if each.is_file() and each.relative_to(boot).parts[0] not in folders):
         name = str(path.relative_to(boot))
@@ -115,12 +115,12 @@ def test_an_instance_that_is_killed_repeatedly_leaves_complete_boot_scripts(tmp_
                 (tmp_path / "failure").write_text(traceback.format_exc())
             finally:
                 os._exit(1)
-        ran_until(child, order.uniform(0.005, 0.09))
+        wait_for_cpu_time(child, order.uniform(0.005, 0.09))
         os.kill(child, signal.SIGKILL)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert ended == -signal.SIGKILL, (tmp_path / "failure").read_text()
         check(tmp_path, versions)
-    with in_process(tmp_path, repository.bare, allow_rewind=True) as parts:
+    with run_in_process(tmp_path, repository.bare, allow_rewind=True) as parts:
         parts.source.fetch()
         parts.reconciler.reconcile(datetime.now(UTC))
         assert parts.reconciler.status.applied == commits[(kills - 1) % 2]
@@ -132,7 +132,7 @@ def test_an_instance_that_is_killed_repeatedly_leaves_complete_boot_scripts(tmp_
 # A server that changes its site while the process that hands it over is killed: at most one site ever installs it
 
 
-WEB01: Final = SystemUuid(uuid_of("web01"))
+WEB01: Final = SystemUuid(make_uuid("web01"))
 _LONGEST_S: Final = 60
 
 
@@ -150,7 +150,7 @@ class Move:
 
     def turn(self, site: str, *, installs: bool = False) -> tuple[object, object] | None:
         """Let the instance of a site look; what it wants of the server, if it has it."""
-        with in_process(self.folder / site, self.repository.bare, site=site) as parts:
+        with run_in_process(self.folder / site, self.repository.bare, site=site) as parts:
             world = World(parts, self.repository, at("20T12:00" if installs else "20T13:00"))  # no clock goes back
             world.turn()
             if installs:
@@ -216,7 +216,7 @@ def move(tmp_path: Path) -> Move:
     repository, ledgers = Repository.create(tmp_path / "git"), {}
     with ExitStack() as stack:
         for site in SITES:
-            parts = stack.enter_context(in_process(tmp_path / site, repository.bare, initial="fresh", site=site))
+            parts = stack.enter_context(run_in_process(tmp_path / site, repository.bare, initial="fresh", site=site))
             ledgers[site] = parts.reconciler.state.knowledge.facts.identity
     return Move(tmp_path, repository, ledgers)
 
@@ -363,9 +363,9 @@ def test_an_instance_that_is_killed_around_a_patch_sets_no_override_twice(
 ) -> None:
     kills = 10 * lives
     monkeypatch.setattr("gitboot.ledger.store.os.fdatasync", lambda _: None)  # no power is cut here
-    give_credentials(tmp_path, password="secret")
+    store_credentials(tmp_path, password="secret")
     chance, killed = random.Random(20261121), Counter[str]()
-    machine = Watched("web01", uuid=uuid_of("web01"))
+    machine = Watched("web01", uuid=make_uuid("web01"))
     booted: list[int] = []  # the numbers that were booted from the network, each time that one was
 
     def on_boot(boot: Boot) -> None:

@@ -21,10 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, record_facts
-from tests.helpers.bmcs import RESCUE, Watched
-from tests.helpers.cases import USUAL
-from tests.helpers.fleets import give_credentials
-from tests.helpers.machine_lives import MONITOR, STRANGER, Life, Repair, Way
+from tests.helpers.bmcs import RESCUE, WatchedMachine
+from tests.helpers.cases import USUAL_LIVES
+from tests.helpers.fleets import store_credentials
+from tests.helpers.machine_lives import MONITOR, STRANGER, BootMethod, Life, Repair
 from tests.helpers.redfish_double.profiles import (
     AMI,
     ENABLED,
@@ -79,7 +79,7 @@ PATCHES: tuple[Fault, ...] = (
     *(Intrusion(boot=boot) for boot in WRITTEN),
 )
 SECONDS = st.sampled_from([1, 6, 11, 31, 61, 301, 1801, 3601, 7300])
-BY_MEDIA = (Way.MEDIUM, Way.MEDIA)
+BY_MEDIA = (BootMethod.MEDIUM, BootMethod.MEDIA)
 MACHINES = st.sampled_from(["a", "a", "a", "b"])
 
 
@@ -87,7 +87,7 @@ class Lives(RuleBasedStateMachine):
     bmcs: dict[str, RedfishServer]
     folder: Path
     profile: Profile
-    way: Way
+    way: BootMethod
     totals: Counter[str]
 
     @initialize(
@@ -98,7 +98,7 @@ class Lives(RuleBasedStateMachine):
     )
     def begin(self, often: str, provision: int, netboots: bool, delays: bool) -> None:
         folder = Path(mkdtemp(dir=self.folder))
-        give_credentials(folder, password="secret")
+        store_credentials(folder, password="secret")
         self.life = Life(folder=folder, bmcs=self.bmcs, profile=self.profile, way=self.way)
         self.life.netboots, self.life.delays = netboots, delays
         self.life.push(often=often, provision=provision)
@@ -115,7 +115,7 @@ class Lives(RuleBasedStateMachine):
                 self.life.close()
                 self.totals.update(self.life.counts)
 
-    def machine(self, name: str) -> Watched:
+    def machine(self, name: str) -> WatchedMachine:
         return self.life.own if name == "a" else self.life.other
 
     # Commits
@@ -155,7 +155,7 @@ class Lives(RuleBasedStateMachine):
         )
     )
     def a_commit_changes_something(self, change: dict[str, Any]) -> None:
-        if self.way is not Way.ENTRY and change.get("override") == "Continuous":
+        if self.way is not BootMethod.ENTRY and change.get("override") == "Continuous":
             change = {"override": None}  # the other is an invalid commit
         self.life.push(**change)
 
@@ -235,12 +235,12 @@ class Lives(RuleBasedStateMachine):
 
     @rule(writes=st.integers(0, 9), how=st.sampled_from(["before", "unmarked", "after", "full"]))
     def it_dies_as_it_writes_its_ledger(self, writes: int, how: str) -> None:
-        self.life.fate.dies_in = (writes, how)
+        self.life.crash_plan.dies_in = (writes, how)
         self.life.reconcile()
 
     @rule(name=MACHINES, when=st.sampled_from(["before", "after"]))
     def it_will_die_as_it_writes_to_a_bmc(self, name: str, when: str) -> None:
-        self.machine(name).at_patch = when
+        self.machine(name).dies_at_patch = when
 
     @rule(what=st.sampled_from(["killed", "killed", "told to adopt", "given an older ledger", "given an older ledger"]))
     def it_is_restarted(self, what: str) -> None:
@@ -249,7 +249,7 @@ class Lives(RuleBasedStateMachine):
         elif what == "killed" or self.life.backup is None:
             self.life.kill()
         else:
-            self.life.put_back()
+            self.life.restore_backup()
 
     @rule()
     def its_ledger_is_backed_up(self) -> None:
@@ -273,7 +273,7 @@ class Lives(RuleBasedStateMachine):
         """Truthfully, after a look at the machine."""
         life, named = self.life, self.life.named
         plan = life.plan if life.instance is not None else None
-        if plan is None or named is None or any(machine.standing for machine in life.machines):
+        if plan is None or named is None or any(machine.active_override for machine in life.machines):
             return
         key = plan.override.reason if plan.override is not None else plan.key
         made = life.key() is not None and (life.key(), life.epochs[life.commit.uuid]) in life.consumed
@@ -306,16 +306,19 @@ def bmcs() -> Iterator[dict[str, RedfishServer]]:
 @pytest.mark.parametrize(
     ("profile", "way"),
     [
-        *((GENERIC, way) for way in Way),
-        *((profile, Way.ENTRY) for profile in (IDRAC10, ILO6, SUPERMICRO_X10, SUPERMICRO_X11, AMI, XCC, OPENBMC)),
-        (IDRAC9, Way.DIRECT),  # which takes no URI
+        *((GENERIC, way) for way in BootMethod),
+        *(
+            (profile, BootMethod.ENTRY)
+            for profile in (IDRAC10, ILO6, SUPERMICRO_X10, SUPERMICRO_X11, AMI, XCC, OPENBMC)
+        ),
+        (IDRAC9, BootMethod.DIRECT),  # which takes no URI
         *((profile, way) for way in BY_MEDIA for profile in (ILO6, XCC)),
     ],
     ids=lambda value: value.name if isinstance(value, Profile) else value.value,
 )
 def test_no_random_life_of_a_machine_installs_it_twice(
     profile: Profile,
-    way: Way,
+    way: BootMethod,
     bmcs: dict[str, RedfishServer],
     tmp_path: Path,
     lives: int,
@@ -328,7 +331,7 @@ def test_no_random_life_of_a_machine_installs_it_twice(
         type("LivesOf", (Lives,), facts),
         settings=settings(
             max_examples=lives,
-            stateful_step_count=40 if lives >= USUAL else 20,  # and a life comes to its end in any case
+            stateful_step_count=40 if lives >= USUAL_LIVES else 20,  # and a life comes to its end in any case
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.cases import present
-from tests.helpers.fleets import configured, document, image, policy, profile
+from tests.helpers.cases import require_value
+from tests.helpers.fleets import document, image, policy, profile, write_configuration
 from tests.helpers.forked_commands import RUN_FIRST
 from tests.helpers.http_peers import hook_system, write_private
-from tests.helpers.instance_with_bmcs import Rack, boots, pair, until_condition
+from tests.helpers.instance_with_bmcs import Rack, boots, pair, wait_for_condition
 from tests.helpers.postgresql import PostgresServer
-from tests.helpers.running_instance import Instance, begin, eventually
+from tests.helpers.running_instance import Instance, begin_records, eventually
 
 FILE = "approvals.txt"
 ORDER = ["DrainStarted", "Drained", "OverrideConfirmed", "PowerAsked"]
@@ -44,7 +44,7 @@ def test_a_maintenance_resets_and_boots_a_server_only_after_its_approval_and_dra
         rack.repository.push({FILE: "# nobody has approved anything\n"})
         rack.push()
         token = write_private(tmp_path / "drain.token", "very-secret\n")
-        hosts = configured(maintenance_hosts=[f"{system.origin}={token}"])
+        hosts = write_configuration(maintenance_hosts=[f"{system.origin}={token}"])
         with rack.running(*hosts, records="adopt") as instance:
 
             def state() -> tuple[int, bool, bool]:
@@ -56,7 +56,7 @@ def test_a_maintenance_resets_and_boots_a_server_only_after_its_approval_and_dra
                 return {}
 
             system.answers = drain
-            found = until_condition(instance, "MaintenancesCleared", status=False, reason="WaitingForApproval")
+            found = wait_for_condition(instance, "MaintenancesCleared", status=False, reason="WaitingForApproval")
             assert "Maintenance/reflash waits for approval: web01" in found["message"]
             digest = digest_of(rack)
             assert f"reflash {digest}" in rack.said("plan")
@@ -105,20 +105,20 @@ def test_a_standby_that_takes_over_continues_a_drain_and_begins_no_other(
             rack.push()
             hosts.one.start()
             eventually(lambda: hosts.one.url)
-            begin(hosts.one.state, "adopt")
+            begin_records(hosts.one.state, "adopt")
             hosts.two.start()
             eventually(lambda: hosts.two.reason == "StandbyStarted")
             eventually(lambda: system.calls)
-            epoch, _ = present(hosts.lease())
+            epoch, _ = require_value(hosts.lease())
             hosts.one.kill()
-            assert hosts.taken_over(epoch) is hosts.two
+            assert hosts.wait_for_takeover(epoch) is hosts.two
             system.wait_for_calls(3)
             assert (asked(), web01.machine.resets) == (["web01"], 0)
 
             system.drained.add("web01")
             eventually(lambda: web01.machine.resets == 1)
             commit = rack.repository.push({"README.md": "While web01 boots.\n"})
-            instance = present(hosts.two.instance)
+            instance = require_value(hosts.two.instance)
             eventually(lambda: instance.status()["applied"]["commit"] == commit)
             assert asked() == ["web01"]  # it is in POST until its clock moves
 
@@ -137,7 +137,7 @@ def test_a_standby_that_takes_over_continues_a_drain_and_begins_no_other(
 
 
 def digest_of(rack: Rack) -> str:
-    (item,) = rack.typed("plan", "-o", "json").json["items"]
+    (item,) = rack.run_command("plan", "-o", "json").json["items"]
     (found,) = item["preconditions"]
     assert (found["maintenance"], found["approved"], found["approvalFile"]) == ("reflash", False, FILE)
     return str(found["digest"])

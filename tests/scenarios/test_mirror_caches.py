@@ -18,18 +18,18 @@ import pytest
 from gitboot.fetchlog.spool import read_new
 from gitboot.render.paths import File, find_content_type, find_delivery
 from tests.helpers import http_peers, mirrors
-from tests.helpers.endpoints import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned, site
+from tests.helpers.endpoints import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, plan_fleet, site
 from tests.helpers.fleets import SEED, at, fleet, maintenance, policy, server
-from tests.helpers.forked_commands import captured
+from tests.helpers.forked_commands import run_forked
 from tests.helpers.instance_with_bmcs import POOL
-from tests.helpers.mirrors import CACHES, WAYS, Way, broken, endpoint_at, unconfigured_nginx
+from tests.helpers.mirrors import CACHES, TREE_COPIES, TreeCopy, make_unreadable, run_endpoint, unconfigured_nginx
 from tests.helpers.signed_lists import SignedSite
 from tests.publish.test_mirror_program import MirrorHost
 from tests.render.test_boot_files import ALL_LOADERS, ENTRIES, LIVE, boots, installs
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
-WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
-MORE = planned(*ALWAYS, REPAIR, server("web02", "role: web"), now=AFTER)
+WINDOW, ENDED = (plan_fleet(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
+MORE = plan_fleet(*ALWAYS, REPAIR, server("web02", "role: web"), now=AFTER)
 KERNEL = f"/o/{'5e' * 32}/vmlinuz"
 EVERY = replace(
     mirrors.FLEET_OF_EVERY_PATH,
@@ -39,7 +39,7 @@ FIRST = "/boot.ipxe"
 NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
 NAMES = [path for path in ENDED.boot_files if not path.startswith("/signed/")]
 # Each way out behind one cache; behind each cache files as nginx is set up to serve them, and a bucket.
-PAIRS = [(way, cache) for way in WAYS for cache in CACHES if cache == "varnish" or way in ("nginx", "bucket")]
+PAIRS = [(way, cache) for way in TREE_COPIES for cache in CACHES if cache == "varnish" or way in ("nginx", "bucket")]
 COPIES = ("caddy", "folder", "bucket", "branch")
 NEW = sorted(MORE.boot_files.keys() - ENDED.boot_files.keys())
 
@@ -48,7 +48,7 @@ class Cached(NamedTuple):
     """A way out, a cache before it, and the tree."""
 
     site: Site
-    way: Way
+    way: TreeCopy
     url: str  # of boot/ at the cache
 
     def publish(self, fleet: Fleet) -> None:
@@ -67,7 +67,9 @@ def cached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     site = Site(folder / "output")
     (folder / "way").mkdir()
     site.publish(WINDOW, at=INSIDE)
-    opened = endpoint_at(site.root, INSIDE, AFTER) if way == "endpoint" else WAYS[way](site.root, folder / "way")
+    opened = (
+        run_endpoint(site.root, INSIDE, AFTER) if way == "endpoint" else TREE_COPIES[way](site.root, folder / "way")
+    )
     with opened as found:
         behind = urlsplit(found.url)
         with CACHES[cache](f"{behind.scheme}://{behind.netloc}", folder / "cache") as url:
@@ -109,10 +111,10 @@ def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached) -> Non
     cached.publish(MORE)
     assert contents(cached, MORE) == {}
     if (folder := cached.way.folder) is not None:
-        with broken(folder() / ENTRY[1:], "forbidden"):
+        with make_unreadable(folder() / ENTRY[1:], "forbidden"):
             assert [cached.get(ENTRY).status_code for _ in range(2)] == [503, 503]
         assert contents(cached, MORE) == {}
-        with broken(folder() / FIRST[1:], "a loop of symlinks"):
+        with make_unreadable(folder() / FIRST[1:], "a loop of symlinks"):
             assert {cached.get(path).status_code for path in (NOBODY, FIRST)} == {503}, "the copy is not complete"
         assert cached.get(NOBODY).status_code == 404
 
@@ -150,7 +152,7 @@ def test_finding_m7_a_mirror_whose_boot_scripts_may_be_cached_is_reported(
 
 
 def faults(url: str, *more: object) -> dict[str, str]:
-    done = captured("verify-mirror", url, *more, "-o", "json")
+    done = run_forked("verify-mirror", url, *more, "-o", "json")
     assert done.stdout, done.stderr
     return {f"/{each['path']}": each["fault"] for each in json.loads(done.stdout)["items"]}
 
@@ -184,8 +186,8 @@ def test_finding_m1_a_maintenance_ends_on_each_kind_of_copy_even_without_the_pub
         with publisher.serve() as endpoint:
             settings = f"baseURL: 'http://boot.test', endpoint: '{endpoint}', outputs: [ipxe, grub, pxelinux]"
             publisher.now = INSIDE
-            publisher.publish(planned(fleet(settings), *LIVE, maintenance("repair", window), now=INSIDE), at=INSIDE)
-            url = ways.enter_context(WAYS[way](publisher.root, tmp_path)).url
+            publisher.publish(plan_fleet(fleet(settings), *LIVE, maintenance("repair", window), now=INSIDE), at=INSIDE)
+            url = ways.enter_context(TREE_COPIES[way](publisher.root, tmp_path)).url
             # Nothing is published from here on. Only the clock of the endpoint runs.
             inside = {boots(url, path) for path in ALL_LOADERS}
             publisher.now = AFTER
@@ -199,7 +201,7 @@ def test_finding_m1_the_mirror_program_ends_a_window_of_a_branch(tmp_path: Path)
     publisher, folder = SignedSite(tmp_path / "publisher"), tmp_path / "way"
     folder.mkdir()
     publisher.publish(WINDOW, INSIDE)
-    with WAYS["branch"](publisher.root, folder) as way:
+    with TREE_COPIES["branch"](publisher.root, folder) as way:
         assert way.folder is not None
         host = MirrorHost(tmp_path / "mirror", publisher)
         host.source = str(way.folder())
@@ -213,12 +215,12 @@ def test_finding_m2_no_kind_of_copy_installs_a_server(way: str, tmp_path: Path) 
     published = Site(tmp_path / "output")
     waiting = server("web01", spec="provision: 1"), *POOL
     without, named = (
-        planned(fleet(f"baseURL: 'http://boot.test'{more}", copies=False), *waiting)
+        plan_fleet(fleet(f"baseURL: 'http://boot.test'{more}", copies=False), *waiting)
         for more in ("", ", endpoint: 'http://127.0.0.1:9'")
     )
     published.publish(without)
     (tmp_path / "way").mkdir()
-    with WAYS[way](published.root, tmp_path / "way") as found:
+    with TREE_COPIES[way](published.root, tmp_path / "way") as found:
         assert [installs(found.url, path) for path in ENTRIES * 2] == [False] * 4
         published.publish(named)
         found.bring_up()
@@ -228,13 +230,13 @@ def test_finding_m2_no_kind_of_copy_installs_a_server(way: str, tmp_path: Path) 
 # The list
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", TREE_COPIES)
 def test_finding_m6_an_edited_file_is_found_on_each_kind_of_copy(way: str, tmp_path: Path) -> None:
     """By the list that the copy carries, with the public key alone; through a cache as without."""
     site, folder = SignedSite(tmp_path), tmp_path / "way"
     folder.mkdir()
     site.publish(ENDED, AFTER, made=datetime.now(UTC))
-    with WAYS[way](site.root, folder) as found, ExitStack() as stack:
+    with TREE_COPIES[way](site.root, folder) as found, ExitStack() as stack:
         behind = urlsplit(found.url)
         origin = f"{behind.scheme}://{behind.netloc}"
         caches = CACHES if way == "nginx" else {}
@@ -254,7 +256,7 @@ def test_finding_m6_an_edited_file_is_found_on_each_kind_of_copy(way: str, tmp_p
 
 # A bucket
 
-REPORTED = planned(
+REPORTED = plan_fleet(
     fleet("baseURL: 'http://boot.test', endpoint: 'http://endpoint.test', provisioning: {evidence: Reported}"),
     server("new01", "role: new", "provision: 1"),
     policy("new", "{matchLabels: {role: new}}", often="Once"),
@@ -267,7 +269,7 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(tmp_path:
     site = Site(tmp_path / "output")
     site.publish(REPORTED)
     (report, *_) = (path for path in REPORTED.boot_files if "/provisioned/" in path)
-    with WAYS["bucket"](site.root, tmp_path) as way:
+    with TREE_COPIES["bucket"](site.root, tmp_path) as way:
         behind, store = urlsplit(way.url), way.store
         assert store is not None
         assert any(" REST.GET.OBJECT " in line and "/provisioned/" in line for line in store.log)
@@ -276,7 +278,7 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(tmp_path:
             store.log.clear()
             with cache(f"{behind.scheme}://{behind.netloc}", tmp_path / name) as url:
                 for more in ((), ("--read-entries",)):
-                    done = captured("verify-mirror", f"{url}{behind.path}", "--tree", site.root, "--target", *more)
+                    done = run_forked("verify-mirror", f"{url}{behind.path}", "--tree", site.root, "--target", *more)
                     assert done.returncode == 8, "its 403 has a body"
                     assert evidence(store.log, tmp_path / f"spool of {name}") == []
                     assert any(f"{report}?check=1" in line for line in store.log) == bool(more)
@@ -285,6 +287,6 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(tmp_path:
 
 
 def evidence(log: list[str], spool: Path) -> list[str]:
-    done = captured("read-access-logs", "-", "--spool", spool, given="".join(log))
+    done = run_forked("read-access-logs", "-", "--spool", spool, given="".join(log))
     assert done.returncode == 0, done.stderr
     return [each.path for each in read_new(spool, {}).observations]

@@ -16,9 +16,9 @@ import pytest
 from gitboot.cli.main import Exit
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
-from tests.helpers.fleets import configured, fleet, image, mac_of, policy, profile, server
+from tests.helpers.fleets import fleet, image, make_mac, policy, profile, server, write_configuration
 from tests.helpers.git_repositories import free_port, program
-from tests.helpers.instance_with_bmcs import Rack, condition, typed, until_condition
+from tests.helpers.instance_with_bmcs import Rack, condition, run_command, wait_for_condition
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 IPXE = {"user-agent": "iPXE/1.21.1"}
@@ -44,7 +44,7 @@ class Client:
 
     @property
     def entry(self) -> str:
-        return f"/v1/boot/{mac_of(self.name).replace(':', '-')}/boot.ipxe"
+        return f"/v1/boot/{make_mac(self.name).replace(':', '-')}/boot.ipxe"
 
     def loads(self) -> str:
         found = self.get(self.entry, **IPXE)
@@ -80,7 +80,7 @@ def instance_of(folder: Path, files: dict[str, str], *arguments: str, fresh: boo
     repository.push(files)
     with running(repository.bare, folder, *arguments) as instance:
         if fresh:
-            done = typed(*FRESH, "--state", folder / "state")
+            done = run_command(*FRESH, "--state", folder / "state")
             assert done.code == 0, done
         yield instance
 
@@ -95,13 +95,13 @@ def steps(instance: Instance) -> dict[str, int]:
 
 def test_e7_boot_scripts_with_missing_kernels_are_not_installations(tmp_path: Path) -> None:
     names = [f"web{number:02}" for number in range(8)]
-    with instance_of(tmp_path, documents(*names), *configured(step_minutes=0.05)) as instance:
+    with instance_of(tmp_path, documents(*names), *write_configuration(step_minutes=0.05)) as instance:
         clients = [Client(name, instance.url) for name in names]
         eventually(lambda: steps(instance) == {"Pending": 8})
         assert all(each.is_given_its_boot() for each in clients)
         eventually(lambda: steps(instance) == {"Attempted": 8})
         eventually(lambda: "and 5 more" in condition(instance, "InstallsCompleted")["message"])
-        until_condition(instance, "InstallsCompleted", status=False, reason="Overdue")
+        wait_for_condition(instance, "InstallsCompleted", status=False, reason="Overdue")
         fetched = re.compile(r"web00 \(127\.0\.0\.1 fetched boot/v1/boot/\S+ at 20")
         eventually(lambda: fetched.search(condition(instance, "InstallsCompleted")["message"]))
         remedy = f"gitboot records set {' '.join(names)} provisioned "  # each step has its own three seconds
@@ -147,10 +147,10 @@ def test_finding_r4_an_installation_is_visible_from_its_first_fetch(tmp_path: Pa
         eventually(lambda: installing(instance, "web01") == ("Installing", "Attempted"))
         message = re.compile(r"Installing since 20\S+Z; last step: boot served at\s+20\S+Z")
         status = ("status", "--state", tmp_path / "state")
-        eventually(lambda: message.search(typed(*status).out))
-        assert "no installation is waiting for evidence" not in typed(*status).out
+        eventually(lambda: message.search(run_command(*status).out))
+        assert "no installation is waiting for evidence" not in run_command(*status).out
         plan = ("plan", tmp_path / "git" / "fleet.git", "--records", tmp_path / "output" / "ops" / "records")
-        eventually(lambda: message.search(typed(*plan).out))
+        eventually(lambda: message.search(run_command(*plan).out))
         web01.starts(script)
         eventually(lambda: installing(instance, "web01") == ("Installing", "Started"))
         counted = 'gitboot_servers_installing{state="Installing",step="Started"} 1.0'
@@ -175,22 +175,24 @@ def test_e13_a_rack_that_lost_its_overrides_is_repaired_by_one_request(tmp_path:
             for blade in blades:
                 blade.machine.restart_bmc(forgets=True)
             rack.said("bmc", "apply")
-            found = until_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
+            found = wait_for_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
             eventually(
                 lambda: (
                     "and 3 more"
-                    in until_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")["message"]
+                    in wait_for_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")[
+                        "message"
+                    ]
                 )
             )
             got = rack.bmc_get()
             assert {each["needsOperator"] for each in got.values()} == {True}
             assert all("gitboot records set " in each["hint"] for each in got.values())
-            found = until_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
+            found = wait_for_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
             order = found["remedy"].replace("provisioned", "pending").split(" --state")[0].split()[1:]
             assert order == ["records", "set", *(blade.name for blade in blades), "pending"]
             rack.said(*order, "--yes", *REASON)
             eventually(lambda: all(blade.override == ONCE for blade in blades))
-            until_condition(instance, "InstallsCompleted", status=True, reason="Completed")
+            wait_for_condition(instance, "InstallsCompleted", status=True, reason="Completed")
             assert [blade.times_set for blade in blades] == [2] * many
 
 
@@ -234,7 +236,7 @@ def test_a_failed_installer_reports_it_and_is_tried_as_often_as_the_fleet_allows
             assert http_peers.post(f"{instance.url}{path}", content=log).status_code == 204
             eventually(lambda: steps(instance) == ({"Pending": 1} if number == 1 else {"Failed": 1}))  # noqa: B023
         assert not web01.is_given_its_boot()
-        found = until_condition(instance, "InstallsCompleted", status=False, reason="Failed")
+        found = wait_for_condition(instance, "InstallsCompleted", status=False, reason="Failed")
         assert "[31mno disk" in found["message"] and "\x1b" not in found["message"]
         attempts = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
         assert [each["failed"]["log"].splitlines()[0] for each in attempts] == ["attempt 1", "attempt 2"]
@@ -252,13 +254,13 @@ def test_finding_s6_a_proxy_near_the_machines_caches_no_boot_and_a_condition_nam
         eventually(lambda: steps(instance) == {"Provisioned": 1})
         eventually(lambda: not web01.is_given_its_boot())
         assert web01.get("/api/v1/servers").status_code == 404
-        found = until_condition(instance, "ProxiesTrusted", status=False, reason="Unnamed")
+        found = wait_for_condition(instance, "ProxiesTrusted", status=False, reason="Unnamed")
         assert found["remedy"].startswith('trusted-proxies = ["127.0.0.2"]  # ')
         assert 'trusted-proxies = ["127.0.0.2"]' in found["message"]
 
 
 def test_finding_s6_a_named_proxy_gives_operators_access_by_the_forwarded_address(tmp_path: Path) -> None:
-    arguments = ("--operators", "127.0.0.1/32", *configured(trusted_proxies=[PROXY]))
+    arguments = ("--operators", "127.0.0.1/32", *write_configuration(trusted_proxies=[PROXY]))
     with (
         instance_of(tmp_path, documents("web01"), *arguments) as instance,
         forwarding(instance.url, tmp_path / "proxy") as url,
@@ -274,7 +276,7 @@ def test_finding_s6_a_named_proxy_gives_operators_access_by_the_forwarded_addres
 
 def test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_of_a_stop(tmp_path: Path) -> None:
     with instance_of(tmp_path, documents("web01")) as instance:
-        done = typed("stop-installs", "--state", tmp_path / "state", *REASON)
+        done = run_command("stop-installs", "--state", tmp_path / "state", *REASON)
         assert done.code == 0, done
         eventually(lambda: "INC-4711" in http_peers.get(f"{instance.url}/readyz").text)
         by_a_stranger = http_peers.get(f"{instance.url}/readyz", headers={"host": "boot.test"})
@@ -331,35 +333,35 @@ def test_a_timer_may_run_gitboot_once_beside_an_endpoint(tmp_path: Path) -> None
     places = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--spool", spool)
 
     def passes() -> None:
-        done = typed("run", repository.bare, *places, "--once")
+        done = run_command("run", repository.bare, *places, "--once")
         assert done.code in (Exit.FINE, Exit.PARTIAL), done
 
     passes()
-    assert typed(*FRESH, "--state", tmp_path / "state").code == 0
+    assert run_command(*FRESH, "--state", tmp_path / "state").code == 0
     passes()
     with served(tmp_path / "output", "--spool", str(spool)) as (url, _):
         web01 = Client("web01", url)
         script = web01.loads()
         assert "\nkernel " in script
         passes()
-        assert "1 Served" in typed("status", "--state", tmp_path / "state").out
+        assert "1 Served" in run_command("status", "--state", tmp_path / "state").out
         web01.starts(script)
         passes()
-        assert "1 Provisioned" in typed("status", "--state", tmp_path / "state").out
+        assert "1 Provisioned" in run_command("status", "--state", tmp_path / "state").out
         assert not web01.is_given_its_boot()
         web01.get("/healthz", **{"x-forwarded-for": "192.0.2.1"})
         eventually(lambda: any("127.0.0.1" in each.read_text() for each in spool.glob("*.report")))
-        done = typed("run", repository.bare, *places, "--once")
+        done = run_command("run", repository.bare, *places, "--once")
         assert done.code == Exit.FINE, "a client that claims to be another fails no timer"
-        assert "ProxiesTrusted" in typed("status", "--state", tmp_path / "state").out
+        assert "ProxiesTrusted" in run_command("status", "--state", tmp_path / "state").out
 
 
 def test_monitors_may_fetch_everything_without_an_effect(tmp_path: Path) -> None:
     files = documents("web01", evidence="Fetched, monitors: [192.0.2.0/24]")
-    with instance_of(tmp_path, files, *configured(trusted_proxies=[PROXY])) as instance:
+    with instance_of(tmp_path, files, *write_configuration(trusted_proxies=[PROXY])) as instance:
         eventually(lambda: steps(instance) == {"Pending": 1})
         web01, monitor = (Client("web01", instance.url, address) for address in ("10.0.0.7", "192.0.2.9"))
-        data = f"/v1/boot/{mac_of('web01').replace(':', '-')}/data/"
+        data = f"/v1/boot/{make_mac('web01').replace(':', '-')}/data/"
         published = next((tmp_path / "output" / "boot").glob(f"{data[1:]}*/user-data"))
         for path in (web01.entry, data + str(published.relative_to(published.parents[1])), "/healthz"):
             monitor.get(path)

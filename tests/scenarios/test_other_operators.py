@@ -62,11 +62,11 @@ from tests.helpers.fleets import (
     fleet,
     image,
     maintenance,
+    make_uuid,
     policy,
     profile,
     repository,
     server,
-    uuid_of,
 )
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, ILO6, PROFILES, Profile, Property
@@ -106,7 +106,7 @@ LAST_WEEK: Final = at("13T12:00")
 
 # select: which of several configurations that match one machine it boots
 
-REQUESTED: Final = uuid_of("the machine that asks")
+REQUESTED: Final = make_uuid("the machine that asks")
 TEMPLATE: Final = {"node.ign": '{"ignition": {"version": "3.4.0"}, "boots": "{{ image.name }}"}'}
 LOCAL_DISK: Final = "the local disk, as an unknown machine"
 
@@ -215,7 +215,7 @@ def _of_servers(given: Case) -> Iterator[str]:
     standing = {_key(each) for each in given["serverBootConfigurations"]}
     for each in given["servers"]:
         name, ref, active = each["name"], each["maintenanceBootConfigurationRef"], each["state"] == "Maintenance"
-        yield server(name).replace(uuid_of(name), REQUESTED)
+        yield server(name).replace(make_uuid(name), REQUESTED)
         select, window = f"{{servers: [{name}]}}", OPEN if active else OVER
         if active and ref is None:
             yield document("Maintenance", "nothing", f"select: {select}")
@@ -339,7 +339,7 @@ class Lifetime:
 
     @property
     def record(self) -> Record | None:
-        return self.knowledge.record(SystemUuid(uuid_of("web01")))
+        return self.knowledge.record(SystemUuid(make_uuid("web01")))
 
     def look(self) -> BootPlan:
         found = self.decision()
@@ -457,7 +457,7 @@ def validation_gate(case: Case) -> None:
     decisions = decided(*documents)
     found = decisions.servers["web01"]
     planned = make_plan(found, NOON, None)
-    answer = json.loads(boot_files(decisions, found, planned)[f"boot/httpboot/{uuid_of('web01')}.json"])
+    answer = json.loads(boot_files(decisions, found, planned)[f"boot/httpboot/{make_uuid('web01')}.json"])
     assert planned is not None
     assert planned.override is not None
     assert planned.override.http_boot_uri == answer["UKIURL"] == "http://boot.test/assets/a-1/uki"
@@ -487,7 +487,7 @@ class Rack:
     """One machine, its BMC over HTTP, and what gitboot has recorded of its overrides."""
 
     def __init__(self, profile: Profile = GENERIC) -> None:
-        self.machine = Machine("web01", uuid=uuid_of("web01"), profile=profile)
+        self.machine = Machine("web01", uuid=make_uuid("web01"), profile=profile)
         self.records: dict[str, OverrideRecord] = {}
         self._server = RedfishServer(Service(self.machine))
 
@@ -505,7 +505,7 @@ class Rack:
     def ask(self, wanted: WantedOverride | None, switching: WantedPowerChange | None = None) -> TaskResult:
         job = BmcTask(
             server="web01",
-            uuid=SystemUuid(uuid_of("web01")),
+            uuid=SystemUuid(make_uuid("web01")),
             bmc=BmcAccess(address=self._server.url, system=None, credentials="", verify=True, ca=None),
             wanted=wanted,
             records=tuple(self.records.values()),

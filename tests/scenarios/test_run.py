@@ -20,26 +20,26 @@ from tests.helpers import http_peers
 from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import (
     SEED,
-    configured,
-    give_credentials,
     image,
-    mac_of,
     maintenance,
-    naming,
+    make_mac,
+    make_uuid,
+    name_ledger,
     policy,
     profile,
     server,
-    uuid_of,
+    store_credentials,
+    write_configuration,
 )
 from tests.helpers.forked_commands import Command, start
 from tests.helpers.instance_with_bmcs import Rack
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import Hang, RedfishServer, Service
-from tests.helpers.running_instance import Instance, Repository, evaluators, eventually, ledger_in, running
+from tests.helpers.running_instance import Instance, Repository, create_ledger, eventually, list_evaluators, running
 
 ROOT = Path(__file__).parents[2]
-ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
-BY_UUID = f"/ipxe/{uuid_of('web01')}"
+ENTRY = f"/v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
+BY_UUID = f"/ipxe/{make_uuid('web01')}"
 
 
 def images_in(script: str) -> str:
@@ -74,7 +74,7 @@ def test_a_maintenance_boots_in_its_window_and_never_outside(tmp_path: Path, rep
                 answers.append((sent, datetime.now(UTC), images_in(body)))
                 time.sleep(0.02)
 
-    with running(repository.bare, tmp_path, *configured(max_reinstalls=9)) as instance:
+    with running(repository.bare, tmp_path, *write_configuration(max_reinstalls=9)) as instance:
         for patience in (timedelta(seconds=seconds) for seconds in (2, 5, 60, 240)):  # what a machine needs
             start = datetime.now(UTC).replace(microsecond=0) + patience
             end = start + patience
@@ -87,7 +87,7 @@ def test_a_maintenance_boots_in_its_window_and_never_outside(tmp_path: Path, rep
         with ThreadPoolExecutor(2) as pool:
             asking = pool.map(ask, [instance] * 2, [ENTRY, BY_UUID], [end] * 2)
             eventually(lambda: images_in(static.read_text()) == "memtest-7")
-            (evaluator,) = evaluators(instance.process.pid)
+            (evaluator,) = list_evaluators(instance.process.pid)
             os.kill(evaluator, signal.SIGSTOP)
             commit = repository.push({"late.yaml": server("web02", "role: web")})
             list(asking)
@@ -104,7 +104,7 @@ def test_a_maintenance_boots_in_its_window_and_never_outside(tmp_path: Path, rep
 def test_a_pushed_commit_is_served_without_waiting_for_the_poll_and_an_invalid_one_is_not_served_even_after_a_restart(
     tmp_path: Path, repository: Repository
 ) -> None:
-    arguments = ("--poll", "3600", *configured(max_reinstalls=9))
+    arguments = ("--poll", "3600", *write_configuration(max_reinstalls=9))
 
     def check_rejected(instance: Instance) -> None:
         status = eventually(lambda: instance.status() if instance.status()["attempted"]["commit"] == bad else None)
@@ -159,14 +159,14 @@ def count_reconciles(instance: Instance) -> int:
 
 def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
     """Once with UefiHttp or Pxe: set, consumed by a reset, proven by the fetch, and never set again."""
-    machine = Machine("web01", uuid=uuid_of("web01"), system="1", post_s=1)
+    machine = Machine("web01", uuid=make_uuid("web01"), system="1", post_s=1)
     credentials = tmp_path / "credentials"
-    give_credentials(credentials, "bmc", password="calvin")
+    store_credentials(credentials, "bmc", password="calvin")
     with RedfishServer(Service(machine, credentials={"root": "calvin"})) as bmc:
         spec = f"provision: 1, bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
         documents = (SEED[0], server("web01", "role: web", spec), *SEED[2:-1], policy("web", often="Once"))
         repository = Repository.create(tmp_path / "git")
-        named = naming(ledger_in(tmp_path / "state"), documents[0])
+        named = name_ledger(create_ledger(tmp_path / "state"), documents[0])
         repository.push(fleet_files(named, *documents[1:]))
         with running(repository.bare, tmp_path, "--credentials", str(credentials), records="fresh") as instance:
 

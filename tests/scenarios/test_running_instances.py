@@ -14,9 +14,9 @@ import pytest
 from gitboot.cli.main import Exit, find_exit_code
 from gitboot.errors import LockedByAnother
 from gitboot.fetchlog.spool import list_files
-from tests.helpers.fleets import uuid_of
-from tests.helpers.forked_commands import RUN_FIRST, WAITS_A_SECOND_FOR_LOCKS
-from tests.helpers.instance_with_bmcs import BASE_URL, Rack, boots, condition, typed, until_condition
+from tests.helpers.fleets import make_uuid
+from tests.helpers.forked_commands import RUN_FIRST, SHORT_LOCK_TIMEOUT
+from tests.helpers.instance_with_bmcs import BASE_URL, Rack, boots, condition, run_command, wait_for_condition
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.running_instance import Instance, eventually, locked_ledger, running
 
@@ -41,7 +41,7 @@ def failures(instance: Instance) -> list[str]:
 def test_e3_while_the_ledger_cannot_be_written_nothing_is_set_and_nothing_is_lost(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(RUN_FIRST, WAITS_A_SECOND_FOR_LOCKS)
+    monkeypatch.setenv(RUN_FIRST, SHORT_LOCK_TIMEOUT)
     takes_nothing(rack, lambda: locked_ledger(rack.state), "locked")
 
 
@@ -53,7 +53,7 @@ def test_e3_while_its_postgresql_is_down_nothing_is_set_and_nothing_is_lost(rack
         with rack.running(*ledger) as first:
             eventually(lambda: first.status()["records"] == {"Pending": 1, "Provisioned": 1})
             places = ("--out", rack.folder / "other", "--state", rack.folder / "elsewhere")
-            done = typed("run", rack.repository.bare, *places, *ledger, "--once")
+            done = run_command("run", rack.repository.bare, *places, *ledger, "--once")
             assert done.code == find_exit_code(LockedByAnother(""))
             assert f"is in use by the instance {gethostname()}:{rack.state}" in done.err
 
@@ -61,7 +61,7 @@ def test_e3_while_its_postgresql_is_down_nothing_is_set_and_nothing_is_lost(rack
 def test_finding_r18_status_api_and_metrics_agree_on_a_ledger_that_cannot_be_written(
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(RUN_FIRST, WAITS_A_SECOND_FOR_LOCKS)
+    monkeypatch.setenv(RUN_FIRST, SHORT_LOCK_TIMEOUT)
     rack.add("web01", provision=1)
     rack.push()
     with rack.running("--accept-filesystem", "tmpfs", records="fresh") as instance:
@@ -71,8 +71,8 @@ def test_finding_r18_status_api_and_metrics_agree_on_a_ledger_that_cannot_be_wri
                     rack.add("web02", provision=1)
                     rack.push("One more server")
                 reason = "Writable" if expected else "Failed"
-                until_condition(instance, "LedgerWritable", status=expected, reason=reason)
-                shown = typed("status", "--state", rack.state, "-o", "json").json["conditions"]
+                wait_for_condition(instance, "LedgerWritable", status=expected, reason=reason)
+                shown = run_command("status", "--state", rack.state, "-o", "json").json["conditions"]
                 api = instance.get("/api/v1/status").json()["conditions"]
                 for conditions in (shown, api):
                     assert [each["status"] for each in conditions if each["type"] == "LedgerWritable"] == [expected]
@@ -93,14 +93,14 @@ def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]
             assert bool([path for path in list_files(spool) if path.read_bytes()]) is is_given
             new = rack.add("web02", provision=1)
             rack.push("One more server")
-            until_condition(instance, "LedgerWritable", status=False, reason="Failed")
+            wait_for_condition(instance, "LedgerWritable", status=False, reason="Failed")
             wait_for_reconciles(instance)
             assert (web.times_set, new.times_set) == (1, 0), "no intent stands recorded"
             assert instance.status()["records"] == {"Pending": 1}
             kept = [path for path in list_files(spool) if web.entry.encode() in path.read_bytes()]
             assert bool(kept) is is_given, "nothing is forgotten"
             assert re.search(why, failures(instance)[-1])
-        until_condition(instance, "LedgerWritable", status=True, reason="Writable")
+        wait_for_condition(instance, "LedgerWritable", status=True, reason="Writable")
         eventually(lambda: new.stands)
         eventually(lambda: "flatcar-1" in instance.get(web.entry).text)  # it is, by now or in its minute of grace
         eventually(lambda: instance.status()["records"] == {"Pending": 1, "Provisioned": 1})
@@ -118,18 +118,18 @@ def test_e15_of_two_instances_the_named_one_is_active_and_after_a_typo_neither_i
         ours = one.status()["ledger"]
         rack.settings = f"{BASE_URL}, provisioning: {{ledger: {ours}}}"
         rack.push("Name this one")
-        until_condition(one, "CommitAccepted", status=True, reason="Valid")
+        wait_for_condition(one, "CommitAccepted", status=True, reason="Valid")
         with running(rack.repository.bare, tmp_path / "two", *theirs, ready=False) as two:
             eventually(lambda: (tmp_path / "two/state/status.json").exists())
-            until_condition(two, "LedgerNamed", status=False, reason="AnotherLedger")
-            refused = typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state")
+            wait_for_condition(two, "LedgerNamed", status=False, reason="AnotherLedger")
+            refused = run_command("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state")
             assert (refused.code, f"the Fleet names the ledger {ours}, but this instance has" in refused.err) == (
                 Exit.USAGE,
                 True,
             )
-            rack.settings = f"{BASE_URL}, provisioning: {{ledger: {uuid_of('typo')}}}"
+            rack.settings = f"{BASE_URL}, provisioning: {{ledger: {make_uuid('typo')}}}"
             rack.push("Name nobody")
-            until_condition(one, "LedgerNamed", status=False, reason="BecameStandby")
+            wait_for_condition(one, "LedgerNamed", status=False, reason="BecameStandby")
             eventually(lambda: not web.stands), "what it has set is withdrawn while it stands back"
             assert (boots(one, web), web.times_set) == ("disk", 1)
             assert one.get("/readyz").status_code == 200, "machines are answered as before, but for installers"
@@ -138,9 +138,9 @@ def test_e15_of_two_instances_the_named_one_is_active_and_after_a_typo_neither_i
             named = rack.push("Name the other")
             for instance, state in ((one, rack.state), (two, tmp_path / "two/state")):
                 approve(instance, state, named)
-            until_condition(two, "RecordsVerified", status=False, reason="NewLedger")
+            wait_for_condition(two, "RecordsVerified", status=False, reason="NewLedger")
             assert web.times_set == 1, "a new ledger knows nothing"
-            assert typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state").code == 0
+            assert run_command("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state").code == 0
             eventually(lambda: web.stands)
             eventually(lambda: boots(two, web) == "flatcar-1")
             assert web.times_set == 2
@@ -156,6 +156,6 @@ def approve(instance: Instance, state: Path, commit: str) -> None:
         return found["digest"] if found is not None and "allowTakeover" in found["guards"] else None
 
     digest = eventually(held)
-    done = typed("approve", digest, "--guard", "allowTakeover", "--reason", "handed over", "--state", state)
+    done = run_command("approve", digest, "--guard", "allowTakeover", "--reason", "handed over", "--state", state)
     assert done.code == 0, done
     eventually(lambda: instance.status()["attempted"]["held"] is None)

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import pytest
 
-from tests.helpers.cases import USUAL
+from tests.helpers.cases import USUAL_LIVES
 from tests.helpers.postgresql import PostgresServer
-from tests.helpers.site_lives.faults import lives_of, search
-from tests.helpers.site_lives.lives import KINDS, Life, Step, folder_for_lives, life_of, world
+from tests.helpers.site_lives.faults import open_world, search
+from tests.helpers.site_lives.lives import KINDS, Life, Step, draw_life, folder_for_lives, world
 from tests.helpers.site_lives.running_site import LOOKUPS, Ways
 
 SEED: Final = 2028
@@ -29,14 +29,14 @@ BY_MAC, BY_UUID, BY_GRUB = LOOKUPS
     ],
 )
 def test_no_random_life_with_faults_breaks_a_promise(table: str, first: int, lives: int) -> None:
-    found = search(table, SEED, range(first, first + 2 + lives), shortens=lives >= USUAL)
+    found = search(table, SEED, range(first, first + 2 + lives), shortens=lives >= USUAL_LIVES)
     assert found is None, found
 
 
 def test_no_random_life_of_two_hosts_with_one_ledger_breaks_a_promise(
     postgres_server: PostgresServer, lives: int
 ) -> None:
-    found = search("hosts", SEED, range(1 + lives), shortens=lives >= USUAL, server=postgres_server)
+    found = search("hosts", SEED, range(1 + lives), shortens=lives >= USUAL_LIVES, server=postgres_server)
     assert found is None, found
 
 
@@ -110,7 +110,7 @@ STORIES: Final[dict[str, tuple[str, bool, tuple[Step, ...]]]] = {
 def test_a_story_of_a_fault_keeps_every_promise(story: str) -> None:
     table, has_bmc, steps = STORIES[story]
     life = Life(Ways(is_guarded=table == "identities"), has_bmc, netboots=True, steps=steps)
-    with lives_of(table) as lived:
+    with open_world(table) as lived:
         violations = lived.live(life)
     assert violations == [], "\n".join(violations)
 
@@ -186,7 +186,7 @@ STORIES_OF_HOSTS: Final[dict[str, tuple[bool, tuple[Step, ...]]]] = {
 def test_a_story_of_two_hosts_keeps_every_promise(story: str, postgres_server: PostgresServer) -> None:
     has_bmc, steps = STORIES_OF_HOSTS[story]
     ways = Ways(often="OnImageChange", boots=2)  # of which each boot has a key of its own
-    with lives_of("hosts", postgres_server) as lived:
+    with open_world("hosts", postgres_server) as lived:
         violations = lived.live(Life(ways, has_bmc, netboots=True, steps=steps))
     assert violations == [], "\n".join(violations)
 
@@ -220,10 +220,10 @@ HAPPENS = (
 
 
 def test_no_random_life_of_a_site_installs_a_machine_twice(lives: int) -> None:
-    numbers = range(12 + lives * 12) if lives >= USUAL else SOME
+    numbers = range(12 + lives * 12) if lives >= USUAL_LIVES else SOME
     with folder_for_lives() as folder, world(Path(folder)) as lived:
         for number in numbers:
-            life = life_of(OTHER_SEED, number)
+            life = draw_life(OTHER_SEED, number)
             if lived.live(life):
                 shortest = lived.shortest(life)
                 pytest.fail("\n".join([f"life {number} of seed {OTHER_SEED}:", str(shortest), *lived.live(shortest)]))

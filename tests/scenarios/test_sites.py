@@ -52,18 +52,18 @@ from tests.helpers.cases import for_each
 from tests.helpers.fleets import (
     at,
     fleet,
-    give_credentials,
     image,
     maintenance,
+    make_uuid,
     policy,
     profile,
     server,
     snapshot,
-    uuid_of,
+    store_credentials,
 )
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
-from tests.helpers.instance_in_process import in_process, note_fetch, summarize_plan
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_in_process import record_fetch, run_in_process, summarize_plan
+from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC
 from tests.helpers.redfish_double.server import RedfishServer, Service
@@ -119,7 +119,7 @@ def country(tmp_path: Path) -> Iterator[Country]:
     repository = Repository.create(tmp_path / "git")
     with ExitStack() as stack:
         parts = {
-            site: stack.enter_context(in_process(tmp_path / site, repository.bare, initial="fresh", site=site))
+            site: stack.enter_context(run_in_process(tmp_path / site, repository.bare, initial="fresh", site=site))
             for site in SITES
         }
         instances = {site: World(each, repository, at("20T12:00")) for site, each in parts.items()}
@@ -187,12 +187,12 @@ def test_a_server_that_was_at_another_site_before_the_next_poll_is_unverified_th
     world.turn()
     assert country.planned("ams2")["web01"] == UNKNOWN
     assert [each.facts["servers"] for each in world.told("ServerUnknown")] == [["web01"]]
-    assert server_tables.read_current_machines(world.parts.ledger) == {uuid_of("web01")}
+    assert server_tables.read_current_machines(world.parts.ledger) == {make_uuid("web01")}
 
 
 def test_a_board_with_an_identity_of_another_site_is_not_new(country: Country) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
-    board = server("web01", "site: fra1", "provision: 1").replace(uuid_of("web01"), uuid_of("its new board"))
+    board = server("web01", "site: fra1", "provision: 1").replace(make_uuid("web01"), make_uuid("its new board"))
     country.push(board, *placed(web02="fra1"))
     assert country.planned("fra1")["web01"] == UNKNOWN
     assert "if it has a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
@@ -236,9 +236,9 @@ def test_no_instance_acts_for_a_site_without_a_ledger_and_of_two_only_the_named_
     country.push(*servers, ledgers={})
     assert [country.instances[site].condition("LedgerNamed") for site in SITES] == [(False, "AnotherLedger")] * 2
     assert [published(tmp_path / site) for site in SITES] == [set(), set()]
-    with in_process(tmp_path / "two", country.repository.bare, initial="fresh", site="ams2") as parts:
+    with run_in_process(tmp_path / "two", country.repository.bare, initial="fresh", site="ams2") as parts:
         second = World(parts, country.repository, at("20T12:00"))
-        with in_process(tmp_path / "all", country.repository.bare, initial="fresh") as others:
+        with run_in_process(tmp_path / "all", country.repository.bare, initial="fresh") as others:
             for_all = World(others, country.repository, at("20T12:00"))
             country.push(*servers)
             for each in (second, for_all):
@@ -252,7 +252,7 @@ def test_no_instance_acts_for_a_site_without_a_ledger_and_of_two_only_the_named_
 def test_an_instance_for_all_sites_must_acknowledge_that_others_take_over(country: Country, tmp_path: Path) -> None:
     servers = placed(web01="ams2", web02="fra1")
     country.push(*servers, ledgers={})
-    with in_process(tmp_path / "all", country.repository.bare, initial="fresh") as parts:
+    with run_in_process(tmp_path / "all", country.repository.bare, initial="fresh") as parts:
         for_all = World(parts, country.repository, at("20T12:00"))
         for_all.turn()
         assert summarize_plan(for_all.plan("web01")) == INSTALLS
@@ -307,14 +307,14 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Cou
     country.instances["ams2"].install("web01")
     (moved,) = (each.replace("name: web01", "name: shop01") for each in placed(web01="fra1"))
     country.push(moved, *placed(web02="fra1"))
-    assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["uuid"] == uuid_of("web01")
+    assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["uuid"] == make_uuid("web01")
     assert str(run_records("hand-over", "shop01", "--state", old).exception).endswith(
         "use the UUID of the server, or the last name that it had at this site"
     )
     (follower,) = (each.replace("name: web03", "name: web01") for each in placed(web03="ams2"))
     country.push(moved, follower, *placed(web02="fra1"))
     assert "web01 still belongs to this instance" in str(run_records("hand-over", "web01", "--state", old).exception)
-    file.write_text(run_records("hand-over", uuid_of("web01"), "--state", old).stdout)
+    file.write_text(run_records("hand-over", make_uuid("web01"), "--state", old).stdout)
     given = run_while_instance_runs(run_records, ("take-over", file, "--state", new, "--reason", "moved"), country)
     assert "recorded shop01 as provisioned: provision 1" in given
     assert country.planned("fra1")["shop01"] == (Phase.DISK, Cause.PROVISIONED)
@@ -338,7 +338,7 @@ def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_han
     fetched = Observation(
         server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
     )
-    note_fetch(world.parts.spool, fetched)
+    record_fetch(world.parts.spool, fetched)
     assert "the instance has not read the last fetches of web01 yet" in str(
         run_records("hand-over", "web01", "--state", old).exception
     )
@@ -348,7 +348,9 @@ def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_han
 
 def test_a_site_before_the_previous_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
     """Its record is older than the last site, which may have installed the machine."""
-    lon1 = f"{{name: lon1, select: {{matchLabels: {{site: lon1}}}}, baseURL: 'http://lon1', ledger: {uuid_of('lon1')}}}"
+    lon1 = (
+        f"{{name: lon1, select: {{matchLabels: {{site: lon1}}}}, baseURL: 'http://lon1', ledger: {make_uuid('lon1')}}}"
+    )
     old = tmp_path / "ams2/state"
 
     def push(site: str) -> None:
@@ -382,7 +384,7 @@ def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
         file.write_text(run_records("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
         with open_offline(tmp_path / new / "state", at("20T12:00")) as look:
             record = build_taken_record(read_hand_over(file), look)
-        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
+        item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(record)}
         given = {"items": [item], "reason": "moved", "commit": look.commit.revision, "unknown": True}
         world = country.instances[new]
         instance_tables.add_request(
@@ -391,7 +393,7 @@ def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
         copy = tmp_path / f"{new} again"
         for folder in ("state", "output"):
             shutil.copytree(tmp_path / new / folder, copy / folder, symlinks=True)
-        with in_process(copy, country.repository.bare, site=new) as parts:
+        with run_in_process(copy, country.repository.bare, site=new) as parts:
             again = World(parts, country.repository, world.now)
             again.turn()
             assert summarize_plan(again.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
@@ -429,13 +431,13 @@ def test_another_site_with_the_same_state_directory_is_rejected_at_once(
     tmp_path: Path, country: Country, other: str | None
 ) -> None:
     folder = tmp_path / "lon1"
-    with in_process(folder, country.repository.bare, initial="fresh", site="lon1"):
+    with run_in_process(folder, country.repository.bare, initial="fresh", site="lon1"):
         pass
-    with pytest.raises(UsageError) as refused, in_process(folder, country.repository.bare, site=other):
+    with pytest.raises(UsageError) as refused, run_in_process(folder, country.repository.bare, site=other):
         pass
     assert "has acted for --site lon1, but this start is for" in str(refused.value)
     assert "use another --state and --out" in str(refused.value)
-    with in_process(folder, country.repository.bare, site="lon1"):
+    with run_in_process(folder, country.repository.bare, site="lon1"):
         pass
 
 
@@ -474,7 +476,7 @@ def test_the_instance_of_a_removed_site_becomes_standby_at_once_and_releases_its
     assert goes.condition("LedgerNamed") == (False, "BecameStandby")
     assert (country.planned("fra1"), published(tmp_path / "fra1")) == ({}, set())
     places = ("--out", tmp_path / "fra1/output", "--state", tmp_path / "fra1/state", "--site", "fra1")
-    tried = typed("run", country.repository.bare, *places, "--dry-run")
+    tried = run_command("run", country.repository.bare, *places, "--dry-run")
     assert (tried.code, "GB2023" in tried.err) == (Exit.PARTIAL, False)
     assert "the Fleet names no ledger for fra1 (the ledger of this instance is" in tried.err
     assert "It still ends maintenance windows" in tried.err
@@ -513,7 +515,7 @@ def test_a_renamed_site_is_a_new_site_to_which_its_servers_move(country: Country
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["fra1"].install("web02")
     file, new = tmp_path / "web02.json", tmp_path / "par1/state"
-    with in_process(tmp_path / "par1", country.repository.bare, site="par1") as parts:
+    with run_in_process(tmp_path / "par1", country.repository.bare, site="par1") as parts:
         world = World(parts, country.repository, at("20T12:00"))
         country = Country(country.repository, {**country.instances, "par1": world})
         every = ("ams2", "fra1", "par1")
@@ -537,7 +539,7 @@ def test_an_instance_becomes_standby_if_a_broken_commit_names_another_ledger_for
     country: Country,
 ) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
-    text = "---\n".join((fleet_of({**country.ledgers, "fra1": uuid_of("another")}), *BOOTS, "kind: Nothing\n"))
+    text = "---\n".join((fleet_of({**country.ledgers, "fra1": make_uuid("another")}), *BOOTS, "kind: Nothing\n"))
     country.repository.push({"fleet.yaml": text}, "Name another, and break something")
     country.turn()
     found = [each.condition("LedgerNamed") for each in country.instances.values()]
@@ -546,7 +548,7 @@ def test_an_instance_becomes_standby_if_a_broken_commit_names_another_ledger_for
 
 def test_an_instance_for_an_unknown_site_accepts_nothing(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
-    with in_process(tmp_path / "fra2", country.repository.bare, initial="fresh", site="fra2") as parts:
+    with run_in_process(tmp_path / "fra2", country.repository.bare, initial="fresh", site="fra2") as parts:
         world = World(parts, country.repository, at("20T12:00"))
         world.turn()
         (problem,) = parts.reconciler.status.problems
@@ -565,12 +567,12 @@ def test_an_instance_for_an_unknown_site_accepts_nothing(country: Country, tmp_p
 def test_each_server_is_at_one_site_if_sites_have_instances(
     ledgers: tuple[str, ...], labels: str, found: list[str]
 ) -> None:
-    said = fleet_of({site: uuid_of(site) for site in ledgers})
+    said = fleet_of({site: make_uuid(site) for site in ledgers})
     assert problems(said, *BOOTS, server("web01", labels)) == found
 
 
 def test_a_server_of_two_sites_is_an_error() -> None:
-    said = fleet_of({site: uuid_of(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
+    said = fleet_of({site: make_uuid(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
     expected = ["GB2022 each site has its own instance, but the sites ams2, fra1 select the server"]
     assert problems(said, *BOOTS, server("web01", "site: ams2")) == expected
 
@@ -669,9 +671,9 @@ def at_sites(tree: Tree, draw: random.Random) -> Tree:
 def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_without_a_network(
     tmp_path: Path,
 ) -> None:
-    give_credentials(tmp_path / "credentials", password="correct horse")
+    store_credentials(tmp_path / "credentials", password="correct horse")
     names = dict(zip(("web01", "web02"), SITES, strict=True))
-    machines = {name: Machine(name, uuid=uuid_of(name), profile=GENERIC) for name in names}
+    machines = {name: Machine(name, uuid=make_uuid(name), profile=GENERIC) for name in names}
     repository, now = Repository.create(tmp_path / "git"), [at("20T12:00")]
     with ExitStack() as stack:
         bmcs = {
@@ -679,7 +681,7 @@ def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_wit
             for name, each in machines.items()
         }
         parts = stack.enter_context(
-            in_process(
+            run_in_process(
                 *(tmp_path / "ams2", repository.bare),
                 initial="fresh",
                 credentials=tmp_path / "credentials",
@@ -697,7 +699,7 @@ def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_wit
             for name, site in names.items()
         )
         documents = (
-            *(fleet_of({"ams2": ledger, "fra1": uuid_of("fra1")}), *BOOTS, *described),
+            *(fleet_of({"ams2": ledger, "fra1": make_uuid("fra1")}), *BOOTS, *described),
             *(image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7")),
             maintenance("check", "20T11:00 20T14:00"),
         )
@@ -734,13 +736,13 @@ def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_wit
 def test_overrides_of_the_instance_of_a_removed_site_are_cleared_before_the_first_look(
     tmp_path: Path, stays: bool
 ) -> None:
-    give_credentials(tmp_path / "credentials", password="correct horse")
-    machine = Machine("web01", uuid=uuid_of("web01"), profile=GENERIC)
+    store_credentials(tmp_path / "credentials", password="correct horse")
+    machine = Machine("web01", uuid=make_uuid("web01"), profile=GENERIC)
     repository, now = Repository.create(tmp_path / "git"), [at("20T12:00")]
     with ExitStack() as stack:
         bmc = stack.enter_context(RedfishServer(Service(machine, credentials={"root": "correct horse"})))
         parts = stack.enter_context(
-            in_process(
+            run_in_process(
                 *(tmp_path / "ams2", repository.bare),
                 initial="fresh",
                 credentials=tmp_path / "credentials",
@@ -748,7 +750,7 @@ def test_overrides_of_the_instance_of_a_removed_site_are_cleared_before_the_firs
                 site="ams2",
             )
         )
-        ledgers = {"ams2": parts.reconciler.state.knowledge.facts.identity, "fra1": uuid_of("fra1")}
+        ledgers = {"ams2": parts.reconciler.state.knowledge.facts.identity, "fra1": make_uuid("fra1")}
         access = f"bmc: {{address: '{bmc.url}', system: {machine.path}, credentials: rack}}"
 
         def turn(documents: tuple[str, ...], message: str = "Change") -> None:
@@ -769,7 +771,7 @@ def test_overrides_of_the_instance_of_a_removed_site_are_cleared_before_the_firs
         assert boot_of(machine) == "Disabled"
         writes = len(machine.writes)
         given = {"server": "web01", "consumed": False, "key": None, "bmc": None, "reason": "looked"}
-        instance_tables.add_request(parts.ledger, now[0], "ada", "resolve", {"uuid": uuid_of("web01"), **given})
+        instance_tables.add_request(parts.ledger, now[0], "ada", "resolve", {"uuid": make_uuid("web01"), **given})
         for _ in range(2):
             turn((fleet_of(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
         assert (boot_of(machine), len(machine.writes)) == ("Disabled", writes)

@@ -19,15 +19,25 @@ import pytest
 from msgspec import structs
 
 from gitboot.publish.targets.sync_steps import HEAD, parse_head, render_head
-from tests.helpers.fleets import SEED, configured, document, give_credentials, image, mac_of, policy, profile, uuid_of
-from tests.helpers.forked_commands import RUN_FIRST, captured
-from tests.helpers.instance_with_bmcs import BASE_URL, Rack, typed, until_condition
+from tests.helpers.fleets import (
+    SEED,
+    document,
+    image,
+    make_mac,
+    make_uuid,
+    policy,
+    profile,
+    store_credentials,
+    write_configuration,
+)
+from tests.helpers.forked_commands import RUN_FIRST, run_forked
+from tests.helpers.instance_with_bmcs import BASE_URL, Rack, run_command, wait_for_condition
 from tests.helpers.mirrors import KEY, Store, s3_server
 from tests.helpers.running_instance import Instance, Repository, eventually, git, running
 from tests.publish.test_mirror_repair import publish_signed
 
-ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
-BY_UUID = f"ipxe/{uuid_of('web01')}"
+ENTRY = f"v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
+BY_UUID = f"ipxe/{make_uuid('web01')}"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +50,7 @@ def store() -> Iterator[Store]:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    give_credentials(tmp_path / "keys", "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    store_credentials(tmp_path / "keys", "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     return tmp_path / "keys" / "store"
 
 
@@ -95,8 +105,8 @@ def test_a_branch_a_bucket_and_a_folder_receive_every_publication(tmp_path: Path
         *("--target", f"git+file://{boots}#boot"),
         *("--target", f"s3://boots?endpoint={store.url}&credentials={keys}"),
     )
-    with running(repository.bare, tmp_path, *configured(max_reinstalls=9), *targets) as instance:
-        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+    with running(repository.bare, tmp_path, *write_configuration(max_reinstalls=9), *targets) as instance:
+        wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
         eventually(lambda: b"next-1" in contents(store, "boots").get(f"boot/{ENTRY}", b""))
         commit = repository.push(with_user_data(2))
         eventually(lambda: b"next-2" in contents(store, "boots")[f"boot/{ENTRY}"])
@@ -129,7 +139,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
     bucket = f"s3://repaired?endpoint={store.url}&credentials={keys}"
 
     def repair(mirror: str | Path, tree: Path) -> subprocess.CompletedProcess[str]:
-        return captured("verify-mirror", mirror, "--tree", tree, "--repair", "all")
+        return run_forked("verify-mirror", mirror, "--tree", tree, "--repair", "all")
 
     def holds_all(number: int) -> bool:
         published = files_with_times(output)
@@ -141,7 +151,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
         }
 
     with running(
-        repository.bare, tmp_path, *configured(max_reinstalls=9), "--target", str(folder), "--target", bucket
+        repository.bare, tmp_path, *write_configuration(max_reinstalls=9), "--target", str(folder), "--target", bucket
     ) as instance:
         eventually(lambda: holds_all(1))
         for mirror in (folder / "boot", bucket):  # the head has it after the files exist
@@ -166,7 +176,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
         for mirror in (folder / "boot", bucket):
             assert repair(mirror, output).returncode in (0, 8)
         eventually(lambda: holds_all(2))
-        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
 
 
 def test_an_instance_killed_at_any_write_leaves_complete_chains_that_the_next_one_completes(
@@ -175,7 +185,11 @@ def test_an_instance_killed_at_any_write_leaves_complete_chains_that_the_next_on
     store.reset()
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))
-    target = (*configured(max_reinstalls=9), "--target", f"s3://killed?endpoint={store.url}&credentials={keys}")
+    target = (
+        *write_configuration(max_reinstalls=9),
+        "--target",
+        f"s3://killed?endpoint={store.url}&credentials={keys}",
+    )
     with running(repository.bare, tmp_path, *target):
         eventually(lambda: b"next-1" in contents(store, "killed").get(f"boot/{ENTRY}", b""))
     store.seen = lambda: assert_no_chain_is_mixed(contents(store, "killed"))
@@ -189,7 +203,7 @@ def test_an_instance_killed_at_any_write_leaves_complete_chains_that_the_next_on
         store.fails, store.is_cut = lambda *_: None, False
         assert_no_chain_is_mixed(contents(store, "killed"))
     with running(repository.bare, tmp_path, *target) as instance:
-        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
         eventually(lambda: b"next-4" in contents(store, "killed")[f"boot/{ENTRY}"])
         assert b"/o/" in contents(store, "killed")[f"boot/{ENTRY}"]
     assert store.wrong == []
@@ -212,16 +226,20 @@ def test_finding_s8_a_record_that_a_stranger_wrote_into_the_bucket_makes_the_tar
     store.reset()
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))
-    target = (*configured(max_reinstalls=9), "--target", f"s3://strange?endpoint={store.url}&credentials={keys}")
+    target = (
+        *write_configuration(max_reinstalls=9),
+        "--target",
+        f"s3://strange?endpoint={store.url}&credentials={keys}",
+    )
     with running(repository.bare, tmp_path, *target) as instance:
-        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
         eventually(lambda: HEAD in store.paths("strange") and parse_head(store.get("strange", HEAD).content).shards)
     strange, head = b"[]\n", parse_head(store.get("strange", HEAD).content)
     digest = sha256(strange).hexdigest()
     store.put("strange", f"ops/shards/{digest}.json", strange)
     store.put("strange", HEAD, render_head(structs.replace(head, shards=dict.fromkeys(head.shards, digest))))
     with running(repository.bare, tmp_path, *target) as instance:
-        found = until_condition(instance, "TargetsCurrent", status=False, reason="PublishError")
+        found = wait_for_condition(instance, "TargetsCurrent", status=False, reason="PublishError")
         assert "is damaged" in found["message"]
 
 
@@ -248,12 +266,15 @@ def test_finding_s8_a_running_instance_reports_a_thread_that_died_and_starts_it_
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))
     target = ("--target", f"s3://dies?endpoint={store.url}&credentials={keys}")
-    with suppress(_Traceback), running(repository.bare, tmp_path, *configured(max_reinstalls=9), *target) as instance:
-        until_condition(instance, "TargetsCurrent", status=False, reason="ThreadDied")
-        found = until_condition(instance, "ThreadsRunning", status=False, reason="Died")
+    with (
+        suppress(_Traceback),
+        running(repository.bare, tmp_path, *write_configuration(max_reinstalls=9), *target) as instance,
+    ):
+        wait_for_condition(instance, "TargetsCurrent", status=False, reason="ThreadDied")
+        found = wait_for_condition(instance, "ThreadsRunning", status=False, reason="Died")
         assert "s3://dies" in found["message"] and "MemoryError: 2.9 GB" in found["message"]
         fault.unlink()
-        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
         assert f"boot/{ENTRY}" in contents(store, "dies")
         raise _Traceback
 
@@ -280,16 +301,16 @@ def test_finding_m8_a_store_that_is_back_is_tried_at_once_by_reconcile_and_at_th
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))
     target = ("--target", f"s3://asked?endpoint={store.url}&credentials={keys}")
-    with running(repository.bare, tmp_path, *configured(max_reinstalls=9), *target) as instance:
-        until_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
+    with running(repository.bare, tmp_path, *write_configuration(max_reinstalls=9), *target) as instance:
+        wait_for_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
         store.fails = lambda *_: None
         instance.process.send_signal(signal.SIGHUP)  # as `gitboot reconcile` does
-        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
         store.fails = lambda *_: 503
         repository.push({"windows.yaml": "---\n".join(_windows())})
-        until_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
+        wait_for_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
         store.fails = lambda *_: None
-        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
 
 
 def _windows() -> Iterator[str]:
@@ -314,7 +335,7 @@ def test_an_override_waits_for_the_target_from_which_its_machine_boots(
         query = f"endpoint={store.url}&credentials={keys}&serves={store.url}/waits/boot"
         given = ("--target", f"s3://waits?{query}", "--check-assets", "off")  # the kernels that it names are nowhere
         with rack.running(*given, records="fresh") as instance:
-            until_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
+            wait_for_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
             assert "s3://waits: " in str(instance.status()["conditions"])
             eventually(lambda: (rack.output / "boot" / blade.entry[1:]).exists())
             assert not blade.stands
@@ -334,9 +355,9 @@ def test_a_one_time_boot_is_not_in_a_bucket_unless_an_endpoint_records_it(
         with rack.running(
             "--target", f"s3://waits/alone?endpoint={store.url}&credentials={keys}", records="fresh"
         ) as one:
-            found = until_condition(one, "OneTimeBootsServed", status=False, reason="NoEndpoint")
+            found = wait_for_condition(one, "OneTimeBootsServed", status=False, reason="NoEndpoint")
             assert "1 server cannot get its one-time boots" in found["message"]
-            until_condition(one, "TargetsCurrent", status=True, reason="Current")
+            wait_for_condition(one, "TargetsCurrent", status=True, reason="Current")
             lies = (rack.output / f"boot{blade.entry}").read_text()
             there = store.get("waits", f"alone/boot{blade.entry}").content.decode()
             assert "kernel " not in lies
@@ -357,7 +378,7 @@ def test_a_report_in_the_log_of_a_store_counts(tmp_path: Path) -> None:
                 f'"GET /{key} HTTP/1.1" 200 - - - 7 6 "-" "curl/8" - h= - - - boots.test TLSv1.3 - -\n'
             )
             (tmp_path / "s3.log").write_text(line * 2)
-            assert typed("read-access-logs", tmp_path / "s3.log", "--spool", rack.state / "spool").code == 0
+            assert run_command("read-access-logs", tmp_path / "s3.log", "--spool", rack.state / "spool").code == 0
             eventually(lambda: "Reported" in rack.said("records", "show", blade.name))
 
 

@@ -33,28 +33,28 @@ from tests.controller.test_checkpoint import Patient
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import (
     SEED,
-    configured,
     document,
     fleet,
-    give_credentials,
     image,
-    mac_of,
     maintenance,
+    make_mac,
+    make_uuid,
     policy,
     profile,
     server,
-    uuid_of,
+    store_credentials,
+    write_configuration,
 )
-from tests.helpers.forked_commands import RUN_FIRST, WAITS_A_SECOND_FOR_LOCKS
-from tests.helpers.instance_in_process import NOON, Bench, Parts, in_process
-from tests.helpers.instance_with_bmcs import POOL, Blade, Rack, typed, until_condition
+from tests.helpers.forked_commands import RUN_FIRST, SHORT_LOCK_TIMEOUT
+from tests.helpers.instance_in_process import NOON, Bench, Parts, run_in_process
+from tests.helpers.instance_with_bmcs import POOL, Blade, Rack, run_command, wait_for_condition
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import Repository, eventually, locked_ledger
 
 PASSWORD = "correct horse"
-WEB01 = SystemUuid(uuid_of("web01"))
+WEB01 = SystemUuid(make_uuid("web01"))
 IN_WINDOW = "20T11:00 20T13:00"
 
 
@@ -97,7 +97,7 @@ def ends_its_window(
             end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
             rack.pool = (*POOL, *repair_until(end))
             rack.push(f"Repair for {seconds} seconds")
-            assert rack.typed("reconcile").code == 0
+            assert rack.run_command("reconcile").code == 0
             eventually(partial(_is_set_or_over, rack, web, end))
             trying = ExitStack()
             trying.enter_context(failing())
@@ -117,7 +117,7 @@ def ends_its_window(
         if withdraws:
             eventually(lambda: not web.stands)
         failure.close()
-        until_condition(instance, "LedgerWritable", status=True, reason="Writable")
+        wait_for_condition(instance, "LedgerWritable", status=True, reason="Writable")
         eventually(lambda: not web.stands and not (rack.state / WITHDRAWALS).exists())
         assert not boots_maintenance(rack, web)
 
@@ -133,7 +133,7 @@ def test_finding_c2_a_window_ends_in_files_and_at_bmcs_while_the_ledger_is_locke
     rack: Rack, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
     if restarts:  # the other case waits as long for the lock as an instance does
-        monkeypatch.setenv(RUN_FIRST, WAITS_A_SECOND_FOR_LOCKS)
+        monkeypatch.setenv(RUN_FIRST, SHORT_LOCK_TIMEOUT)
     ends_its_window(rack, lambda: locked_ledger(rack.state), restarts=restarts)
 
 
@@ -167,7 +167,7 @@ def test_finding_c2_while_postgresql_hangs_a_window_ends_at_bmcs_only_during_the
     """After the lease has ended while the server hangs, another instance may take it, so nothing changes at BMCs."""
     with postgresql() as server:
         rack.address = server.address()
-        arguments = ("--ledger", rack.address.url, *configured(lease_seconds=lease_s))
+        arguments = ("--ledger", rack.address.url, *write_configuration(lease_seconds=lease_s))
         ends_its_window(rack, lambda: server_hung(server), *arguments, withdraws=lease_s == 600)
 
 
@@ -185,13 +185,13 @@ def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_its_postgr
                 end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
                 rack.pool = (*POOL, *repair_until(end))
                 rack.push(f"Repair for {seconds} seconds")
-                assert rack.typed("reconcile").code == 0
+                assert rack.run_command("reconcile").code == 0
                 if eventually(lambda: boots_maintenance(rack, web) or datetime.now(UTC) >= end):  # noqa: B023
                     break
     assert boots_maintenance(rack, web), "the machine is too slow"
 
     def starts_again() -> bool:
-        ended = typed("run", rack.repository.bare, "--out", rack.output, "--state", rack.state, *ledger)
+        ended = run_command("run", rack.repository.bare, "--out", rack.output, "--state", rack.state, *ledger)
         assert ended.code != 0 and "Traceback" not in ended.err
         return not boots_maintenance(rack, web)
 
@@ -296,7 +296,7 @@ class Restarting:
     @contextmanager
     def running(self, initial: str | None = None, *, evaluates: bool = True) -> Iterator[Parts]:
         clock, bare = (lambda: self.now), self._repository.bare
-        with in_process(self.folder, bare, initial=initial, clock=clock, evaluates=evaluates) as parts:
+        with run_in_process(self.folder, bare, initial=initial, clock=clock, evaluates=evaluates) as parts:
             parts.ledger.database.execute("PRAGMA busy_timeout = 0")
             yield parts
 
@@ -317,7 +317,7 @@ class Restarting:
         return found[0] if found is not None else None
 
     def _entry(self, name: str) -> str:
-        return f"boot/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
+        return f"boot/v1/boot/{make_mac(name).replace(':', '-')}/boot.ipxe"
 
     def begin(self) -> None:
         """Run the first instance, which publishes both boots, and end it."""
@@ -390,7 +390,7 @@ def test_a_restart_without_the_ledger_accepts_no_new_commit_and_withholds_an_unp
     """The file of web01 is missing, so nothing shows that the ledger has stored the boot."""
     before = restarting.boots("web02")
     restarting.push()
-    shutil.rmtree(restarting.folder / "output/boot/v1/boot" / mac_of("web01").replace(":", "-"))
+    shutil.rmtree(restarting.folder / "output/boot/v1/boot" / make_mac("web01").replace(":", "-"))
     with restarting.running() as parts:
         with restarting.locked():
             restarting.reconcile(parts)
@@ -497,8 +497,8 @@ class Maintained:
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self._stack = folder, stack
-        give_credentials(folder, password=PASSWORD)
-        self.machine = Machine("web01", uuid=uuid_of("web01"))
+        store_credentials(folder, password=PASSWORD)
+        self.machine = Machine("web01", uuid=make_uuid("web01"))
         self.bmc = stack.enter_context(RedfishServer(Service(self.machine, credentials={"root": PASSWORD})))
         self.bench = self._make_bench("fresh")
         self.bench.now = self.machine.now
@@ -681,7 +681,7 @@ def test_finding_c2_a_loop_that_hangs_shows_a_condition(tmp_path: Path, monkeypa
     def conditions() -> dict[str, bool]:
         return {each["type"]: each["status"] for each in read_status(tmp_path / "state")["conditions"]}
 
-    with in_process(tmp_path, repository.bare) as parts:
+    with run_in_process(tmp_path, repository.bare) as parts:
         running = Loop(
             parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=parts.events.append
         )

@@ -27,9 +27,9 @@ from uuid import uuid4
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.helpers.fleets import configured, give_credentials, image, maintenance, profile
-from tests.helpers.forked_commands import captured
-from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.fleets import image, maintenance, profile, store_credentials, write_configuration
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.instance_with_bmcs import CommandResult, run_command
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET
 from tests.helpers.running_instance import Instance, eventually, git
@@ -86,12 +86,12 @@ def left(tmp_path: Path) -> Path:
     return extracted("0.1.0", tmp_path)
 
 
-def once(left: Path, *arguments: object) -> Done:
+def once(left: Path, *arguments: object) -> CommandResult:
     places = ("--state", left / "state", "--out", left / "output", "--spool", left / "spool")
-    return typed("run", left / "fleet.git", *places, *arguments, "--once")
+    return run_command("run", left / "fleet.git", *places, *arguments, "--once")
 
 
-NAMING: Final = configured(max_update_percent=100, max_small_group=99)  # a commit that changes each server
+NAMING: Final = write_configuration(max_update_percent=100, max_small_group=99)  # a commit that changes each server
 
 
 def name_endpoint(left: Path) -> None:
@@ -118,10 +118,10 @@ def test_an_installed_server_stays_a_pending_one_is_offered_and_a_second_run_cha
     assert (installs(left, "web01"), installs(left, "web02")) == (True, True)
     done = once(left)
     assert done.code == 8, done.err  # as long as a condition names web02
-    shown = [typed("boot-script", name, "--tree", left / "output").out for name in ENTRIES]
+    shown = [run_command("boot-script", name, "--tree", left / "output").out for name in ENTRIES]
     assert [KERNEL in each for each in shown] == [False, True]
     assert (installs(left, "web01"), installs(left, "web02")) == (False, False), "OUTPUT is a copy"
-    shown = typed("records", "show", "--state", left / "state", "-o", "json").json["items"]
+    shown = run_command("records", "show", "--state", left / "state", "-o", "json").json["items"]
     assert {each["server"]: each["record"]["provision"] for each in shown} == {"web01": 1, "web02": None}
     before = boot_files(left)
     once(left)
@@ -147,7 +147,7 @@ def test_finding_m2_an_upgrade_follows_the_default_branch_and_names_the_servers_
         assert "endpoint:" in found["remedy"] and "oneTimeBoots: Copies" in found["remedy"]
         # A log in an older format does not show the clients.
         assert "the current nginx.conf or Caddyfile from " in found["remedy"] and "/ops/serve " in found["remedy"]
-        assert "branch         refs/heads/main" in typed("status", "--state", left / "state").out
+        assert "branch         refs/heads/main" in run_command("status", "--state", left / "state").out
         once(left)
     name_endpoint(left)
     once(left, *NAMING)
@@ -176,7 +176,7 @@ def test_output_stays_readable_by_everybody_until_a_group_is_named(left: Path) -
     """A web server may read it, as another user."""
     assert once(left).code in ENDED
     assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
-    shown = typed("doctor", "--state", left / "state", "--out", left / "output")
+    shown = run_command("doctor", "--state", left / "state", "--out", left / "output")
     assert "every user of this host can read" in shown.out
     assert once(left, "--output-group", os.getegid()).code in ENDED
     assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True)
@@ -207,7 +207,7 @@ def test_finding_r2_an_upgraded_instance_needs_a_rev_if_its_default_branch_lacks
     assert "--rev" in found["message"] and "--rev" in found["remedy"]
     assert (status["applied"]["commit"], status["accepted"]["commit"]) == (accepted, accepted)
     assert once(left, "--rev", "main").code != Exit.SOURCE
-    assert "branch         main" in typed("status", "--state", left / "state").out
+    assert "branch         main" in run_command("status", "--state", left / "state").out
 
 
 # Servers with BMCs
@@ -221,7 +221,7 @@ class Taken:
     machines: dict[str, Machine]
     version: str
 
-    def once(self) -> Done:
+    def once(self) -> CommandResult:
         return once(self.folder, "--credentials", self.folder / "credentials")
 
     def provisions(self) -> dict[str, int | None]:
@@ -245,11 +245,11 @@ class Taken:
         """Return whether an endpoint would serve each server its install boot."""
         found = {}
         for name in make.NAMES:
-            shown = typed("boot-script", name, "--tree", self.folder / "output")
+            shown = run_command("boot-script", name, "--tree", self.folder / "output")
             found[name] = make.installs(shown.out)
         return found
 
-    def change(self, name: str, text: str) -> Done:
+    def change(self, name: str, text: str) -> CommandResult:
         """Commit another document of a server, and reconcile once."""
         work = self.folder / "work"
         if not work.exists():
@@ -298,7 +298,7 @@ BEFORE_FIRST_RUN: Final = {"0.1.0-bmcs": 503, "2fefe59": 200}  # what an endpoin
 @contextmanager
 def take_over(version: str, folder: Path, overrides: Mapping[str, str]) -> Iterator[Taken]:
     """Extract an archive, and start BMCs with the overrides that the earlier version left them."""
-    give_credentials(folder / "credentials", user=make.USER, password=make.PASSWORD)
+    store_credentials(folder / "credentials", user=make.USER, password=make.PASSWORD)
     machines = make.machines(overrides)
     for name, machine in machines.items():
         machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
@@ -321,7 +321,9 @@ def test_a_fetch_of_an_earlier_version_that_matches_no_offer_makes_the_ledger_un
         ledger.execute("DELETE FROM offers WHERE json_extract(facts, '$.server') = 'web01'")
     assert once(left).code in ENDED
     assert condition(left, "RecordsVerified")[:2] == (False, "RestoredLedger")
-    offered = [name for name in make.NAMES if make.installs(typed("boot-script", name, "--tree", left / "output").out)]
+    offered = [
+        name for name in make.NAMES if make.installs(run_command("boot-script", name, "--tree", left / "output").out)
+    ]
     assert offered == []
 
 
@@ -364,7 +366,7 @@ def read_script_of_web03(taken: Taken) -> str:
     return (taken.folder / f"output/boot{make.format_script_path('web03')}").read_text()
 
 
-def change_to_a_new_memory_test(taken: Taken) -> Done:
+def change_to_a_new_memory_test(taken: Taken) -> CommandResult:
     """Commit an image that the earlier version has not accepted, and that claims to write no disk."""
     image_8 = image("memtest-8", "writesDisk: false", "kernel")
     profile_8 = profile("repair-8", "memtest-8")
@@ -414,10 +416,10 @@ class Progress(NamedTuple):
 def progress(left: Path) -> dict[str, Progress]:
     """Return the provision number, the last step and whether an endpoint would serve an install boot, by server."""
     found = {}
-    for each in typed("records", "show", "--state", left / "state", "-o", "json").json["items"]:
+    for each in run_command("records", "show", "--state", left / "state", "-o", "json").json["items"]:
         name, record = each["server"], each["record"]
         step = record["attempts"][-1]["step"] if record["attempts"] else None
-        shown = typed("boot-script", name, "--tree", left / "output").out
+        shown = run_command("boot-script", name, "--tree", left / "output").out
         found[name] = Progress(record["provision"], step, make.installs(shown))
     return found
 
@@ -464,7 +466,7 @@ def test_each_installation_goes_on_from_its_last_step_and_ends_after_the_upgrade
     accepted = json.loads((reporting / "state/status.json").read_bytes())["accepted"]
     assert (accepted["commit"], [each["guard"] for each in accepted["acknowledged"]]) == (newest, ["maxReinstalls"])
     assert progress(reporting) == expected
-    shown = typed("records", "show", "once01", "--state", reporting / "state", "-o", "json").json["items"]
+    shown = run_command("records", "show", "once01", "--state", reporting / "state", "-o", "json").json["items"]
     assert {name: each["run"] for name, each in shown[0]["record"]["runs"].items()} == {"memory": 1}
     assert not has_steps or find_offers(reporting) == offers
     with endpoint(reporting) as serving:
@@ -493,7 +495,7 @@ def test_a_line_whose_digest_the_upgrade_made_void_holds_its_commit_and_the_cond
     assert found["accepted"]["commit"] == before
     assert not progress(reporting)["old01"].is_offered
     (valid,) = found["attempted"]["held"]["lines"]
-    assert valid != line and valid in captured("status", "--state", reporting / "state").stdout
+    assert valid != line and valid in run_forked("status", "--state", reporting / "state").stdout
     work = reporting / "work"
     git(reporting, "clone", "--quiet", str(bare), str(work))
     git(work, "commit", "--quiet", "--amend", "--message", f"Install old01 again\n\n{valid}")
@@ -513,7 +515,7 @@ def installing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Taken
 
 def boots_by_server(left: Path) -> dict[str, list[int]]:
     """Return the number of fetches of the install boot that each attempt of a server counts."""
-    items = typed("records", "show", "--state", left / "state", "-o", "json").json["items"]
+    items = run_command("records", "show", "--state", left / "state", "-o", "json").json["items"]
     return {each["server"]: [len(attempt["boots"]) for attempt in each["record"]["attempts"]] for each in items}
 
 

@@ -145,7 +145,7 @@ def test_the_status_in_the_output_tree_is_shown_if_the_state_directory_is_full(t
 def test_a_first_start_has_a_status_before_the_first_publication(tmp_path: Path) -> None:
     StatusFile(tmp_path, lambda: AT).note_progress(WorkProgress(work=Work.READ, done=1, total=2, remaining_s=3))
     found = read_status(tmp_path)
-    assert endpoints.openapi_problems("InstanceStatus", {**found, "conditions": []}) == []
+    assert endpoints.find_openapi_problems("InstanceStatus", {**found, "conditions": []}) == []
     assert (found["progress"]["work"], found["progress"]["leftSeconds"]) == ("Reading", 3)
 
 

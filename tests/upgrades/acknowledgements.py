@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
-from tests.helpers.fleets import document, image, mac_of, maintenance, policy, profile, server
+from tests.helpers.fleets import document, image, maintenance, make_mac, policy, profile, server
 from tests.helpers.running_instance import Repository
 
 _BMC: Final = "bmc: {address: 'http://192.0.2.1', credentials: rack}"
@@ -63,7 +63,7 @@ CHANGES: Final = {
     "a server is added": Change(_BASE, _fleet(_WEB01, _WEB02, _server("web03"))),
     "a server is installed again": Change(_BASE, _fleet(_server("web01", "provision: 2"), _WEB02)),
     "a server is parked": Change(_BASE, _fleet(_server("web01", "provision: 1, lifecycle: Parked"), _WEB02)),
-    "a server takes over a MAC address": Change(_BASE, _fleet(_WEB01.replace(mac_of("web01"), mac_of("web02")))),
+    "a server takes over a MAC address": Change(_BASE, _fleet(_WEB01.replace(make_mac("web01"), make_mac("web02")))),
     "a server gets a BMC": Change(_BASE, _fleet(_server("web01", f"provision: 1, {_BMC}"), _WEB02)),
     "a policy installs whenever the image changes": Change(_BASE, _fleet(often="OnImageChange")),
     "an image is edited": Change(_BASE, _fleet(image_1="kernelArguments: [quiet]")),

@@ -60,7 +60,7 @@ from typing import Final
 import httpx
 
 from tests.helpers.endpoints import LOADER
-from tests.helpers.fleets import give_credentials, mac_of, uuid_of
+from tests.helpers.fleets import make_mac, make_uuid, store_credentials
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED
 from tests.helpers.redfish_double.server import RedfishServer, Service
@@ -162,7 +162,7 @@ spec:
 
 def machines(names: Iterable[str] = NAMES) -> dict[str, Machine]:
     """Return the machines as they were before gitboot first read their BMCs."""
-    return {name: Machine(name, uuid=uuid_of(name), system=name, post_s=1) for name in names}
+    return {name: Machine(name, uuid=make_uuid(name), system=name, post_s=1) for name in names}
 
 
 def bmcs(machines: dict[str, Machine]) -> RedfishServer:
@@ -183,7 +183,7 @@ def bmcs(machines: dict[str, Machine]) -> RedfishServer:
 def server(name: str) -> str:
     """Return the document of a server."""
     system = machines([name])[name].path
-    return _SERVER.format(name=name, uuid=uuid_of(name), mac=mac_of(name), host=HOST, port=PORT, system=system)
+    return _SERVER.format(name=name, uuid=make_uuid(name), mac=make_mac(name), host=HOST, port=PORT, system=system)
 
 
 def _fleet(*, more: str = "", image: str = "", profile: str = "") -> str:
@@ -199,12 +199,12 @@ def _reporting_fleet(more: str = "") -> str:
 
 
 def _reporting_server(name: str, provision: int) -> str:
-    return _REPORTING_SERVER.format(name=name, uuid=uuid_of(name), mac=mac_of(name), provision=provision)
+    return _REPORTING_SERVER.format(name=name, uuid=make_uuid(name), mac=make_mac(name), provision=provision)
 
 
 def format_script_path(name: str) -> str:
     """Return the path of a server's boot script, as a loader requests it."""
-    return f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
+    return f"/v1/boot/{make_mac(name).replace(':', '-')}/boot.ipxe"
 
 
 def installs(script: str) -> bool:
@@ -307,7 +307,7 @@ class _Version:
 def _leave_bmcs(version: _Version, stack: ExitStack) -> None:
     folder, rack = version.folder, machines()
     repository = Repository.create(folder)
-    give_credentials(folder / "credentials", user=USER, password=PASSWORD)
+    store_credentials(folder / "credentials", user=USER, password=PASSWORD)
     (folder / "spool").mkdir()
     stack.enter_context(bmcs(rack))
     documents = {f"{name}.yaml": server(name) for name in NAMES}
@@ -327,7 +327,7 @@ def _leave_bmcs(version: _Version, stack: ExitStack) -> None:
 def _leave_installing(version: _Version, stack: ExitStack) -> None:
     folder, rack = version.folder, machines(INSTALLING)
     repository = Repository.create(folder)
-    give_credentials(folder / "credentials", user=USER, password=PASSWORD)
+    store_credentials(folder / "credentials", user=USER, password=PASSWORD)
     (folder / "spool").mkdir()
     stack.enter_context(bmcs(rack))
     documents = {f"{name}.yaml": server(name) for name in INSTALLING}
@@ -361,7 +361,7 @@ def _fetch(url: str, path: str) -> str:
 def _leave_reports(version: _Version, stack: ExitStack) -> None:
     folder = version.folder
     repository = Repository.create(folder)
-    give_credentials(folder / "credentials", user=USER, password=PASSWORD)
+    store_credentials(folder / "credentials", user=USER, password=PASSWORD)
     (folder / "spool").mkdir()
     documents = {f"{name}.yaml": _reporting_server(name, int(name != "once01")) for name in REPORTING}
     more = {"fleet.yaml": _reporting_fleet(), "memory.yaml": _MAINTENANCE, "web.ign.j2": _USER_DATA}

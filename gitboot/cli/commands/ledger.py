@@ -26,17 +26,17 @@ from gitboot.ledger.store import (
     CopyNotes,
     PostgresAddress,
     Store,
-    address_file,
     checkpoint_log,
     copy_in_transaction,
     count_rows,
     end_lease,
     free_lease,
-    mark_path,
-    note_left,
+    get_address_file,
+    get_mark_path,
     open_database,
     read_address,
     read_mark,
+    record_move,
     write_address,
 )
 from gitboot.text import format_count
@@ -211,7 +211,7 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
     if read_address(path) == address:
         raise UsageError("the ledger is already at the new location")
     with ExitStack() as stack:
-        old = stack.enter_context(closing(open_database(path, takes_any=True)))
+        old = stack.enter_context(closing(open_database(path, open_moved=True)))
         notes = CopyNotes.read(old)
         if notes.moved_to is not None:
             if address is None and not path.exists():
@@ -242,12 +242,12 @@ def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
     """
     copy = str(uuid4())
     try:
-        old.begin(at_leisure=True)
+        old.begin(is_long=True)
         _require_fetches_read(old)
         found = copy_in_transaction(old, new, {COPY: copy, UNFINISHED: old.name})
         end_lease(old, place)
         _require_fetches_read(old)  # after this, endpoints cannot record fetches in the old ledger
-        note_left(old, place, copy)
+        record_move(old, place, copy)
         old.commit()
         checkpoint_log(old)
     except BaseException as error:
@@ -269,7 +269,7 @@ def _finish(new: Database) -> None:
 def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
     """Store the new address. If the ledger was a file, rename the file and return its new path."""
     if address is None:
-        address_file(path).unlink()
+        get_address_file(path).unlink()
         return None
     write_address(path, address)
     if not path.exists():
@@ -326,7 +326,7 @@ def open_place(path: Path, address: PostgresAddress | None) -> Database:
         from gitboot.ledger.postgresql import PostgresDatabase
 
         database = PostgresDatabase(address)
-    database.takes_any = True
+    database.open_moved = True
     return database
 
 
@@ -374,7 +374,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
         raise UsageError(f"{place} is not a file")
     with closing(_open_old_ledger(place)) as database:
         notes, name = CopyNotes.read(database), database.name
-    mark = read_mark(mark_path(path))
+    mark = read_mark(get_mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
         raise UsageError(f"{name} was not moved, so you cannot reclaim it")
     _require_no_live_ledger(path, notes)
@@ -403,7 +403,7 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
         return
     if place != path:
         place.rename(path)
-    address_file(path).unlink(missing_ok=True)
+    get_address_file(path).unlink(missing_ok=True)
 
 
 def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:

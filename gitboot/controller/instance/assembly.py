@@ -321,7 +321,7 @@ class _StatusReporter:
         if has_history and applied == self._history_of:
             return
         with suppress(CorruptClone):  # the next reconcile repairs the clone
-            changes = source.file_changes(Revision(applied), self._history)
+            changes = source.read_file_changes(Revision(applied), self._history)
             self._history = {each.commit.revision: each for each in changes}
             tree.write_status(render_history(changes) + b"\n", at, HISTORY)
             self._history_of = applied

@@ -44,7 +44,7 @@ from gitboot.jsonio import build_decoder, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import copy_ledger, read_lease, read_shared_token_keys
-from gitboot.ledger.store import Store, mark_path, read_address, read_mark, write_mark
+from gitboot.ledger.store import Store, get_mark_path, read_address, read_mark, write_mark
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.tree_changes import WindowEnds, end_windows
 from gitboot.publish.tree_reader import Inventory
@@ -178,7 +178,7 @@ class Standby:
 
         At a take-over, this instance uses the number to detect whether a backup has replaced the ledger.
         """
-        path = mark_path(self._settings.state / state.LEDGER)
+        path = get_mark_path(self._settings.state / state.LEDGER)
         before = read_mark(path)
         if progress is not None and (before is None or (before[0] == progress[0] and before[1] < progress[1])):
             with suppress(OSError):

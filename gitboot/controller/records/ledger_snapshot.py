@@ -446,7 +446,7 @@ def _write_update(tx: Transaction, update: KnowledgeUpdate) -> None:
         server_tables.write_spool_positions(tx, update.spool_offsets)
     if update.prune_before is not None:
         server_tables.prune(tx, update.prune_before)
-    instance_tables.carry_out(tx, update.request_outcomes, update.at)
+    instance_tables.write_outcomes(tx, update.request_outcomes, update.at)
     instance_tables.write_events(tx, update.events)
 
 

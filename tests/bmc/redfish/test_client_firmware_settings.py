@@ -13,7 +13,7 @@ from gitboot.bmc.override_steps import explain_dhcp_loader
 from gitboot.bmc.power_steps import PowerOperation, PowerRecordState, WantedPowerChange
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import MakeRack, Rack
-from tests.helpers.fleets import uuid_of
+from tests.helpers.fleets import make_uuid
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, IDRAC10, ILO6, Profile
 from tests.helpers.redfish_double.server import Drop, Ignored
@@ -29,7 +29,7 @@ RESTART = WantedPowerChange(
 
 
 def rack_of(make_rack: MakeRack, profile: Profile = IDRAC9, uri: str = "") -> Rack:
-    machine = Machine("web01", uuid=uuid_of("web01"), profile=profile)
+    machine = Machine("web01", uuid=make_uuid("web01"), profile=profile)
     if uri:
         machine.bios.attributes |= {profile.bios_uri: uri}
         machine.bios.attributes |= {profile.bios_switch: "Enabled"} if profile.bios_switch else {}
@@ -46,7 +46,7 @@ def booted(rack: Rack) -> tuple[str, str | None]:
 
 
 def read_bmc(rack: Rack) -> BmcObservation:
-    found = rack.bring_about(BY_LOADER, wanted_power=RESTART).observed
+    found = rack.run_task(BY_LOADER, wanted_power=RESTART).observed
     assert found is not None
     return found
 
@@ -58,7 +58,7 @@ def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
     profile: Profile, resets: int, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack, profile)
-    done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
+    done = rack.run_task(BY_LOADER, wanted_power=RESTART)
     message = (
         f"gitboot requested ForceRestart for power/check/1; after the next reset, the firmware boots from {LOADER}"
     )
@@ -79,7 +79,7 @@ def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
 )
 def test_no_uri_is_written_if_no_reset_is_allowed(switching: WantedPowerChange | None, make_rack: MakeRack) -> None:
     rack = rack_of(make_rack)
-    rack.bring_about(BY_LOADER, wanted_power=switching)
+    rack.run_task(BY_LOADER, wanted_power=switching)
     rack.boot()
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
 
@@ -96,7 +96,7 @@ def test_the_uri_of_an_installer_is_never_written_to_firmware_settings(
     wanted: WantedOverride, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack)
-    rack.bring_about(wanted, wanted_power=RESTART)
+    rack.run_task(wanted, wanted_power=RESTART)
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
 
@@ -107,7 +107,7 @@ def test_a_uri_that_somebody_else_set_is_neither_booted_nor_replaced(
     profile: Profile, wanted: WantedOverride, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack, profile, OTHERS)
-    done = rack.bring_about(wanted, wanted_power=RESTART)
+    done = rack.run_task(wanted, wanted_power=RESTART)
     assert done.observed is not None
     assert explain_dhcp_loader(HTTP, done.observed) == (
         f"the firmware would boot from a different URI in its settings, {OTHERS}"
@@ -119,14 +119,14 @@ def test_a_uri_that_somebody_else_set_is_neither_booted_nor_replaced(
 def test_a_uri_in_a_disabled_setting_still_belongs_to_somebody_else(make_rack: MakeRack) -> None:
     rack = rack_of(make_rack, uri=OTHERS)
     rack.machine.bios.attributes["HttpDev1EnDis"] = "Disabled"
-    rack.bring_about(BY_LOADER, wanted_power=RESTART)
+    rack.run_task(BY_LOADER, wanted_power=RESTART)
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
 
 
 def test_the_loader_of_an_older_image_is_not_booted_and_is_replaced(make_rack: MakeRack) -> None:
     rack = rack_of(make_rack, uri=BEFORE)
-    rack.bring_about(BY_LOADER, wanted_power=RESTART)
+    rack.run_task(BY_LOADER, wanted_power=RESTART)
     rack.wait(600)
     assert (len(written(rack)), booted(rack)) == (1, ("Pxe", None))
     assert explain_dhcp_loader(HTTP, read_bmc(rack)) is None
@@ -134,7 +134,7 @@ def test_the_loader_of_an_older_image_is_not_booted_and_is_replaced(make_rack: M
 
 def test_firmware_boots_the_same_loader_that_somebody_else_set(make_rack: MakeRack) -> None:
     rack = rack_of(make_rack, uri=LOADER)
-    done = rack.bring_about(BY_UKI, wanted_power=RESTART)
+    done = rack.run_task(BY_UKI, wanted_power=RESTART)
     rack.wait(600)
     assert (written(rack), booted(rack)) == ([], ("UefiHttp", LOADER))
     assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) is None
@@ -153,10 +153,10 @@ def test_if_firmware_does_not_keep_the_uri_dhcp_names_the_loader(why: str, make_
             bios.pending = {"HttpDev1Protocol": "IPv4"}
         case "the job fails":
             bios.job_fails = True
-    rack.bring_about(BY_LOADER)
+    rack.run_task(BY_LOADER)
     if why == "taken and forgotten":
         rack.server.fault(Ignored(), on="PATCH", times=1)
-    done = rack.bring_about(BY_LOADER, wanted_power=RESTART)
+    done = rack.run_task(BY_LOADER, wanted_power=RESTART)
     assert ("the DHCP server must name the boot loader, because the BMC did not store" in done.message) is (
         why in ("read-only", "a job")
     )
@@ -174,16 +174,16 @@ def test_after_a_crash_at_any_step_the_uri_is_written_once_and_the_machine_is_re
     method: str, applied: bool, make_rack: MakeRack
 ) -> None:
     rack = rack_of(make_rack)
-    rack.see_marks_move()
+    rack.observe_resets()
     rack.machine.boots.clear()
     before = rack.machine.resets
-    rack.bring_about(BY_LOADER)
+    rack.run_task(BY_LOADER)
     rack.server.fault(Drop(applied=applied), on=method, times=1)
-    assert rack.bring_about(BY_LOADER, wanted_power=RESTART).outcome is TaskOutcome.WAITING
+    assert rack.run_task(BY_LOADER, wanted_power=RESTART).outcome is TaskOutcome.WAITING
     assert rack.switches["web01"]["power/check/1"].state is PowerRecordState.RECORDED
     for _ in range(4):
         rack.wait(120)
-        rack.bring_about(BY_LOADER, wanted_power=RESTART)
+        rack.run_task(BY_LOADER, wanted_power=RESTART)
     assert booted(rack) == ("UefiHttp", LOADER)
     assert rack.machine.resets - before == 2, "one, and that of the job"
     assert len(written(rack)) == (2 if (method, applied) == ("PATCH", False) else 1)
@@ -194,10 +194,10 @@ def test_firmware_settings_are_read_only_for_http_boot_and_once_for_each_reset(m
         return sum(each.path.endswith("/Bios") for each in rack.machine.requests)
 
     rack = rack_of(make_rack, GENERIC)
-    rack.bring_about(BY_LOADER)
+    rack.run_task(BY_LOADER)
     assert reads() == 0, "it takes HttpBootUri"
     rack = rack_of(make_rack)
-    rack.bring_about(
+    rack.run_task(
         structs.replace(BY_LOADER, override=structs.replace(HTTP, target=OverrideTarget.PXE, http_boot_uri=None))
     )
     assert reads() == 0, "no HTTP boot is wanted"

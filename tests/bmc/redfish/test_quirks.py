@@ -163,8 +163,8 @@ def _inserted(bmc: BmcConnection, machine: Machine) -> list[str]:
     if not machine.drives:
         return []
     found = [_insert_by_steps(bmc, machine, "http://boot.test/old.iso")]
-    machine.drives[1].refuses("POST", machine.drives[1].action("Eject"), {})
-    machine.drives[1].refuses("PATCH", machine.drives[1].path, {"Inserted": False})
+    machine.drives[1].apply_request("POST", machine.drives[1].action("Eject"), {})
+    machine.drives[1].apply_request("PATCH", machine.drives[1].path, {"Inserted": False})
     if machine.profile.drives_are_stale:
         machine.drives[1].stale = ISO
     found.append(_insert_by_steps(bmc, machine, ISO))

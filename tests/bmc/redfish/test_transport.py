@@ -591,10 +591,10 @@ def test_finding_p6_an_override_is_set_with_any_form_of_etag_that_a_bmc_sends_an
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
     rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
-    result = rack.bring_about()
+    result = rack.run_task()
     assert (result.outcome, rack.records["web01"][ONCE.reason].state) == (TaskOutcome.APPLIED, OverrideState.CONFIRMED)
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
-    assert rack.bring_about(None).outcome is TaskOutcome.APPLIED
+    assert rack.run_task(None).outcome is TaskOutcome.APPLIED
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
 
 
@@ -613,7 +613,7 @@ def test_no_form_of_etag_overwrites_a_change_by_somebody_else(
 
 def test_finding_p6_the_message_lists_the_forms_of_etag_that_a_bmc_rejected(make_rack: MakeRack) -> None:
     rack = make_rack(profile=replace(GENERIC, etag_header='""{}""', if_match="", if_match_required=True))
-    result = rack.bring_about()
+    result = rack.run_task()
     etag = json.loads(json.dumps(rack.machine.system()))["@odata.etag"]
     assert result.outcome is TaskOutcome.WAITING
     assert result.message == (
@@ -637,14 +637,14 @@ def test_a_change_after_the_rejections_is_not_overwritten(make_rack: MakeRack) -
         return refused
 
     rack.machine.precondition = changed_by_another  # type: ignore[assignment,method-assign]
-    rack.bring_about()
+    rack.run_task()
     assert (rack.machine.override["BootSourceOverrideTarget"], len(if_matches(rack))) == ("BiosSetup", 2)
 
 
 def test_an_accepted_etag_costs_one_request_and_a_misread_etag_one_more_read(make_rack: MakeRack) -> None:
     for if_match, expected in (('"{}"', ["GET", "PATCH", "GET"]), ("{}", ["GET", "PATCH", "GET", "PATCH", "GET"])):
         rack = make_rack(profile=with_form(GENERIC, '"{}"', '"{}"', if_match))
-        rack.bring_about()
+        rack.run_task()
         assert [each.method for each in rack.machine.requests if "Managers" not in each.path] == expected
 
 
@@ -653,13 +653,13 @@ def test_an_accepted_etag_costs_one_request_and_a_misread_etag_one_more_read(mak
 def test_a_rejected_etag_is_detected_by_its_status(make_rack: MakeRack, status: int, body: bytes) -> None:
     rack = make_rack(profile=GENERIC)
     rack.server.fault(Status(status=status, body=body), on="PATCH")
-    assert rack.bring_about().outcome is TaskOutcome.APPLIED
+    assert rack.run_task().outcome is TaskOutcome.APPLIED
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
 
 
 def test_a_bmc_without_etags_that_requires_if_match_gets_an_asterisk(make_rack: MakeRack) -> None:
     rack = make_rack(profile=with_form(GENERIC, "", "", '"{}"'))
-    assert rack.bring_about().outcome is TaskOutcome.APPLIED
+    assert rack.run_task().outcome is TaskOutcome.APPLIED
     assert if_matches(rack) == [None, "*"]
 
 
@@ -674,9 +674,9 @@ def test_a_medium_is_inserted_and_ejected_with_any_form_of_etag(
         plan_digest="d" * 64,
         override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=iso),
     )
-    assert rack.bring_about(disc).outcome is TaskOutcome.APPLIED
+    assert rack.run_task(disc).outcome is TaskOutcome.APPLIED
     assert rack.machine.drives[1].image == iso
-    rack.bring_about(None)
+    rack.run_task(None)
     assert rack.machine.drives[1].ejected == [iso]
 
 
@@ -692,7 +692,7 @@ def test_a_uri_is_written_to_firmware_with_any_form_of_etag(
     restart = WantedPowerChange(
         reason="power/check/1", operation=PowerOperation.RESTART, override_reason="provision/1", may_start_now=True
     )
-    rack.bring_about(wanted, wanted_power=restart)
+    rack.run_task(wanted, wanted_power=restart)
     assert rack.machine.bios.pending[rack.machine.profile.bios_uri] == LOADER
 
 
@@ -726,5 +726,5 @@ def test_an_etag_that_no_header_can_contain_is_not_an_error(make_rack: MakeRack,
     rack = make_rack(profile=replace(GENERIC, etag_header="", etag_body=""))
     shown = json.dumps(rack.machine.system() | {"@odata.etag": "X"}).replace('"X"', json.dumps(etag))
     rack.server.fault(Body(body=shown.encode()))
-    assert rack.bring_about().outcome is TaskOutcome.APPLIED
+    assert rack.run_task().outcome is TaskOutcome.APPLIED
     assert set(SET_AT_BMC.items()) <= set(rack.machine.override.items())

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.forges import CommentHost, Fleet, comment_host, programs_of
-from tests.helpers.forked_commands import for_shells
+from tests.helpers.forges import CommentHost, Fleet, comment_host, write_programs
+from tests.helpers.forked_commands import build_shell_program
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def host() -> Iterator[CommentHost]:
 
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return programs_of(tmp_path_factory.mktemp("bin"), for_shells())
+    return write_programs(tmp_path_factory.mktemp("bin"), build_shell_program())
 
 
 @pytest.fixture

@@ -18,13 +18,13 @@ from tests.helpers.artifact_servers import (
     ArtifactServer,
     Registry,
     artifact_server,
+    compute_digest,
     digest,
-    digest_of,
     registry,
 )
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, policy, profile, server
-from tests.helpers.git_repositories import Work
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.git_repositories import WorkTree
+from tests.helpers.instance_with_bmcs import run_command
 
 KERNEL, INITRD, DISC = b"kernel", b"initrd", b"disc"
 
@@ -47,16 +47,18 @@ def written(folder: Path, *documents: str) -> Path:
 
 def test_resolve_prints_the_fields_of_a_boot_image(found: Registry, tmp_path: Path) -> None:
     name = f"oci://{found.host}/os/linux"
-    result = typed("artifacts", "resolve", f"{name}:1.0", "--registries", found.allowed)
+    result = run_command("artifacts", "resolve", f"{name}:1.0", "--registries", found.allowed)
     first, _, rest = result.out.partition("\n")
     assert first.startswith(f"# {name}@sha256:")
     spec = f"version: 1.0\n{rest}".replace("\n", "\n  ").rstrip()
     text = document("BootImage", "linux-1.0", "SPEC").replace("{SPEC}", f"\n  {spec}")
-    assert typed("validate", written(tmp_path / "fleet", *SEED, text)).code == 0
+    assert run_command("validate", written(tmp_path / "fleet", *SEED, text)).code == 0
     kernel = yaml.safe_load(rest)["architectures"]["x86_64"]["kernel"]
     assert kernel == {"url": f"{name}@sha256:{digest(KERNEL)}", "sha256": digest(KERNEL), "size": len(KERNEL)}
 
-    as_json = json.loads(typed("artifacts", "resolve", first[2:], "--registries", found.allowed, "-o", "json").out)
+    as_json = json.loads(
+        run_command("artifacts", "resolve", first[2:], "--registries", found.allowed, "-o", "json").out
+    )
     assert as_json["architectures"] == yaml.safe_load(rest)["architectures"]
     assert as_json["image"] == first[2:]
 
@@ -64,24 +66,24 @@ def test_resolve_prints_the_fields_of_a_boot_image(found: Registry, tmp_path: Pa
 def test_a_registry_that_is_not_listed_gets_no_request(found: Registry) -> None:
     name = f"oci://{found.host}/os/linux:1.0"
     for named in ((), ("--registries", "registry.test"), ("--registries", f"{found.allowed}/other/*")):
-        assert typed("artifacts", "resolve", name, *named).code == Exit.SOURCE
-    assert typed("artifacts", "resolve", "os/linux:1.0").code == Exit.USAGE
+        assert run_command("artifacts", "resolve", name, *named).code == Exit.SOURCE
+    assert run_command("artifacts", "resolve", "os/linux:1.0").code == Exit.USAGE
 
 
 def test_a_tag_is_rejected_with_the_digests_to_write(found: Registry, tmp_path: Path) -> None:
     name = f"oci://{found.host}/os/linux"
     text = image("linux-1.0", artifacts="kernel").replace("assets:linux-1.0/kernel", f"{name}:1.0")
     fleet = written(tmp_path / "fleet", *SEED, text)
-    alone = typed("validate", fleet)
+    alone = run_command("validate", fleet)
     assert (alone.code, f"instead of a tag, found {name}:1.0" in alone.out) == (Exit.INVALID, True), alone
     assert f"copy the output of `gitboot artifacts resolve {name}:1.0`" in alone.out
 
-    asked = typed("validate", fleet, "--registries", found.allowed)
+    asked = run_command("validate", fleet, "--registries", found.allowed)
     assert (asked.code, f"x86_64.kernel is {name}@sha256:{digest(KERNEL)}" in asked.out) == (Exit.INVALID, True), asked
     assert f"x86_64.initrds is {name}@sha256:{digest(INITRD)}" in asked.out
 
     unknown = written(tmp_path / "unknown", *SEED, text.replace(':1.0"', ':2.0"'))
-    asked = typed("validate", unknown, "--registries", found.allowed)
+    asked = run_command("validate", unknown, "--registries", found.allowed)
     assert asked.code == Exit.INVALID
     assert "the lookup failed: " in asked.out and "does not exist in the registry" in asked.out
 
@@ -89,7 +91,7 @@ def test_a_tag_is_rejected_with_the_digests_to_write(found: Registry, tmp_path: 
 def test_the_digest_of_a_manifest_is_rejected_as_the_digest_of_a_file(tmp_path: Path) -> None:
     text = image("linux-1.0", artifacts="kernel")
     text = text.replace("assets:linux-1.0/kernel", f"oci://registry.test/os/linux@sha256:{'0' * 64}")
-    result = typed("validate", written(tmp_path / "fleet", *SEED, text))
+    result = run_command("validate", written(tmp_path / "fleet", *SEED, text))
     assert (result.code, "the digest in the URL is not" in result.out) == (Exit.INVALID, True), result
 
 
@@ -104,14 +106,14 @@ def web() -> Iterator[ArtifactServer]:
 
 
 @pytest.fixture
-def work(tmp_path: Path, web: ArtifactServer, monkeypatch: pytest.MonkeyPatch) -> Work:
+def work(tmp_path: Path, web: ArtifactServer, monkeypatch: pytest.MonkeyPatch) -> WorkTree:
     """A fleet whose servers boot a kernel from their site, and in a window a disc by firmware."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    made = Work(tmp_path / "work")
-    kernel = f"{{url: 'assets:vmlinuz', sha256: {digest_of(KERNEL)}, size: {len(KERNEL)}}}"
-    initrd = f"{{url: 'assets:initrd', sha256: {digest_of(INITRD)}}}"
-    unused = f"{{url: 'assets:unused', sha256: {digest_of(b'')}}}"
-    disc = f"{{url: '{web.url}/disc.iso', sha256: {digest_of(DISC)}}}"
+    made = WorkTree(tmp_path / "work")
+    kernel = f"{{url: 'assets:vmlinuz', sha256: {compute_digest(KERNEL)}, size: {len(KERNEL)}}}"
+    initrd = f"{{url: 'assets:initrd', sha256: {compute_digest(INITRD)}}}"
+    unused = f"{{url: 'assets:unused', sha256: {compute_digest(b'')}}}"
+    disc = f"{{url: '{web.url}/disc.iso', sha256: {compute_digest(DISC)}}}"
     linux = f"version: '1', architectures: {{x86_64: {{kernel: {kernel}, initrds: [{initrd}], iso: {unused}}}}}"
     sites = f"sites: [{{name: fra, select: {{matchLabels: {{site: fra}}}}, baseURL: '{web.url}/fra'}}]"
     documents = (
@@ -134,8 +136,8 @@ def items(printed: str) -> dict[str, dict[str, Any]]:
     return {each["url"]: each for each in json.loads(printed)["items"]}
 
 
-def test_every_artifact_in_a_decision_is_read_once(work: Work, web: ArtifactServer) -> None:
-    code, out, _ = typed("artifacts", "verify", work.path, "-o", "json")
+def test_every_artifact_in_a_decision_is_read_once(work: WorkTree, web: ArtifactServer) -> None:
+    code, out, _ = run_command("artifacts", "verify", work.path, "-o", "json")
     found = items(out)
     assert code == 0
     assert found.keys() == {
@@ -148,66 +150,68 @@ def test_every_artifact_in_a_decision_is_read_once(work: Work, web: ArtifactServ
     assert {each["presence"] for each in found.values()} == {"Verified"}
     kernel = found[f"{web.url}/fra/assets/vmlinuz"]
     assert (kernel["sites"], kernel["images"], kernel["servers"]) == (["fra"], ["linux-1"], 2)
-    assert (kernel["sha256"], kernel["size"], kernel["byFirmware"]) == (digest_of(KERNEL), len(KERNEL), False)
+    assert (kernel["sha256"], kernel["size"], kernel["byFirmware"]) == (compute_digest(KERNEL), len(KERNEL), False)
     assert found[f"{web.url}/disc.iso"]["byFirmware"]
-    typed("artifacts", "verify", work.path)
+    run_command("artifacts", "verify", work.path)
     assert web.asked["GET", "/assets/vmlinuz"] == 1
     assert web.asked["HEAD", "/assets/vmlinuz"] == 2
 
 
 def test_a_missing_or_wrong_artifact_is_reported_with_its_image_and_the_number_of_servers(
-    work: Work, web: ArtifactServer
+    work: WorkTree, web: ArtifactServer
 ) -> None:
     del web.files["/fra/assets/initrd"]
     web.put("/assets/vmlinuz", b"KERNEL")
-    code, out, _ = typed("artifacts", "verify", work.path)
+    code, out, _ = run_command("artifacts", "verify", work.path)
     assert code == 8
     rows = [line.split() for line in out.splitlines()]
     assert ["Missing", "linux-1", "2", f"{web.url}/fra/assets/initrd"] in rows
     assert ["Wrong", "linux-1", "1", f"{web.url}/assets/vmlinuz"] in rows
     assert "the fleet: 3 artifacts: 2 verified, 1 wrong" in out
     assert "fra: 2 artifacts: 1 missing, 1 verified" in out
-    assert typed("artifacts", "verify", work.path, "--head")[0] == 8
-    code, out, _ = typed("artifacts", "verify", work.path, "--site", "fra", "-o", "json")
+    assert run_command("artifacts", "verify", work.path, "--head")[0] == 8
+    code, out, _ = run_command("artifacts", "verify", work.path, "--site", "fra", "-o", "json")
     assert code == 8
     assert items(out).keys() == {f"{web.url}/fra/assets/vmlinuz", f"{web.url}/fra/assets/initrd"}
 
 
-def test_the_signatures_that_ipxe_fetches_must_exist(work: Work, web: ArtifactServer) -> None:
+def test_the_signatures_that_ipxe_fetches_must_exist(work: WorkTree, web: ArtifactServer) -> None:
     text = (work.path / "04.yaml").read_text()
     for name in ("vmlinuz", "initrd"):
         text = text.replace(f"'assets:{name}',", f"'assets:{name}', loaderSignature: 'assets:{name}.sig',")
         web.put(f"/assets/{name}.sig", b"signature")
         web.put(f"/fra/assets/{name}.sig", b"signature")
     work.commit({"04.yaml": text}, "Sign")
-    code, out, _ = typed("artifacts", "verify", work.path, "-o", "json")
+    code, out, _ = run_command("artifacts", "verify", work.path, "-o", "json")
     found = items(out)[f"{web.url}/fra/assets/vmlinuz.sig"]
     assert (code, found["presence"], found["sha256"], found["servers"]) == (0, "Found", None, 2)
     assert web.asked["GET", "/fra/assets/vmlinuz.sig"] == 0
     del web.files["/fra/assets/vmlinuz.sig"]
-    code, out, _ = typed("artifacts", "verify", work.path)
+    code, out, _ = run_command("artifacts", "verify", work.path)
     rows = [line.split() for line in out.splitlines()]
     assert (code, ["Missing", "linux-1", "2", f"{web.url}/fra/assets/vmlinuz.sig"] in rows) == (8, True)
 
 
-def test_an_artifact_that_firmware_would_not_boot_is_reported(work: Work, web: ArtifactServer) -> None:
+def test_an_artifact_that_firmware_would_not_boot_is_reported(work: WorkTree, web: ArtifactServer) -> None:
     web.put("/disc.iso", DISC, "text/plain")
-    code, out, _ = typed("artifacts", "verify", work.path)
+    code, out, _ = run_command("artifacts", "verify", work.path)
     assert code == 8
     assert "but it is text/plain" in " ".join(out.split())
 
 
-def test_a_server_that_does_not_respond_has_its_own_exit_code(work: Work, web: ArtifactServer) -> None:
+def test_a_server_that_does_not_respond_has_its_own_exit_code(work: WorkTree, web: ArtifactServer) -> None:
     web.statuses["/disc.iso"] = 503
-    assert typed("artifacts", "verify", work.path)[0] == 6
+    assert run_command("artifacts", "verify", work.path)[0] == 6
     del web.files["/assets/initrd"]
-    assert typed("artifacts", "verify", work.path)[0] == 8
+    assert run_command("artifacts", "verify", work.path)[0] == 8
 
 
-def test_a_directory_is_read_instead_of_the_url_that_serves_it(work: Work, web: ArtifactServer, tmp_path: Path) -> None:
+def test_a_directory_is_read_instead_of_the_url_that_serves_it(
+    work: WorkTree, web: ArtifactServer, tmp_path: Path
+) -> None:
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets" / "vmlinuz").write_bytes(KERNEL)
-    _, out, _ = typed("artifacts", "verify", work.path, "--assets", tmp_path / "assets", "-o", "json")
+    _, out, _ = run_command("artifacts", "verify", work.path, "--assets", tmp_path / "assets", "-o", "json")
     found = items(out)
     assert found[f"{web.url}/assets/vmlinuz"]["presence"] == "Verified"
     assert found[f"{web.url}/assets/initrd"]["presence"] == "Missing"
@@ -225,29 +229,29 @@ def test_files_of_an_archive_are_verified_and_downloaded(web: ArtifactServer, tm
     web.put("/netboot.tar.xz", written_archive.getvalue())
     url = f"{web.url}/netboot.tar.xz"
     files = (
-        f"kernel: {{url: '{url}#amd64/linux', sha256: {digest_of(KERNEL)}, size: {len(KERNEL)}}}, "
-        f"initrds: [{{url: '{url}#amd64/initrd', sha256: {digest_of(INITRD)}}}]"
+        f"kernel: {{url: '{url}#amd64/linux', sha256: {compute_digest(KERNEL)}, size: {len(KERNEL)}}}, "
+        f"initrds: [{{url: '{url}#amd64/initrd', sha256: {compute_digest(INITRD)}}}]"
     )
     linux = document("BootImage", "linux-1", f"version: 1, architectures: {{x86_64: {{{files}}}}}")
     outputs = fleet("baseURL: 'http://boot.test', outputs: [ipxe, mirror]")
     made = (server("web01", "role: web"), linux, profile("web", "linux-1"), policy("web", "{matchLabels: {role: web}}"))
     path, out = written(tmp_path / "fleet", outputs, *made), tmp_path / "boot"
 
-    verified = typed("artifacts", "verify", path, "--sources", "-o", "json", "--no-cache")
+    verified = run_command("artifacts", "verify", path, "--sources", "-o", "json", "--no-cache")
     assert {each["presence"] for each in json.loads(verified.out)["items"]} == {"Verified"}
     for _ in range(2):
-        assert typed("artifacts", "download", path, "--out", out).code == 0
-    assert (out / "o" / digest_of(KERNEL) / "kernel").read_bytes() == KERNEL
-    assert (out / "o" / digest_of(INITRD) / "initrd").read_bytes() == INITRD
+        assert run_command("artifacts", "download", path, "--out", out).code == 0
+    assert (out / "o" / compute_digest(KERNEL) / "kernel").read_bytes() == KERNEL
+    assert (out / "o" / compute_digest(INITRD) / "initrd").read_bytes() == INITRD
 
     other = written(tmp_path / "other", outputs, *(each.replace("amd64/linux", "arm64/linux") for each in made))
-    failed = typed("artifacts", "download", other, "--out", tmp_path / "none", "-o", "json")
+    failed = run_command("artifacts", "download", other, "--out", tmp_path / "none", "-o", "json")
     assert failed.code == Exit.PARTIAL
     assert "the archive does not contain the file arm64/linux" in failed.out
 
 
 def test_an_interrupted_verification_continues_at_the_same_place(
-    work: Work, web: ArtifactServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    work: WorkTree, web: ArtifactServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     from gitboot.artifacts import availability
 
@@ -260,19 +264,19 @@ def test_an_interrupted_verification_continues_at_the_same_place(
 
     with monkeypatch.context() as patched:
         patched.setattr(availability, "check_artifact", interrupted)
-        typed("artifacts", "verify", work.path, "--parallel", "1")
+        run_command("artifacts", "verify", work.path, "--parallel", "1")
     before = web.asked["GET", "/assets/vmlinuz"]
-    code, out, _ = typed("artifacts", "verify", work.path, "-o", "json")
+    code, out, _ = run_command("artifacts", "verify", work.path, "-o", "json")
     assert (code, before, web.asked["GET", "/assets/vmlinuz"]) == (0, 1, 1)
     assert {each["presence"] for each in items(out).values()} == {"Verified"}
-    assert typed("artifacts", "verify", work.path, "--no-cache")[0] == 0
+    assert run_command("artifacts", "verify", work.path, "--no-cache")[0] == 0
     assert web.asked["GET", "/assets/vmlinuz"] == 2
     (tmp_path / "cache/gitboot/cache.sqlite").unlink()
-    assert typed("artifacts", "verify", work.path)[0] == 0
+    assert run_command("artifacts", "verify", work.path)[0] == 0
     assert web.asked["GET", "/assets/vmlinuz"] == 3
 
 
-def test_an_unknown_site_is_an_error_that_lists_the_sites(work: Work) -> None:
-    code, _, said = typed("artifacts", "verify", work.path, "--site", "frq")
+def test_an_unknown_site_is_an_error_that_lists_the_sites(work: WorkTree) -> None:
+    code, _, said = run_command("artifacts", "verify", work.path, "--site", "frq")
     assert code == 64
     assert "fra" in said

@@ -17,46 +17,46 @@ from gitboot.bmc.power_steps import PowerAction, PowerChangeRefusal, ResetType, 
 from gitboot.cli.main import Exit
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.cases import for_each
-from tests.helpers.documentation import inline_code
-from tests.helpers.fleets import configured, image, maintenance, policy, profile, uuid_of
-from tests.helpers.instance_with_bmcs import PASSWORD, USER, Done, Rack, typed
+from tests.helpers.documentation import require_inline_code
+from tests.helpers.fleets import image, maintenance, make_uuid, policy, profile, write_configuration
+from tests.helpers.instance_with_bmcs import PASSWORD, USER, CommandResult, Rack, run_command
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
 from tests.helpers.redfish_double.server import Drop, Status
 from tests.helpers.running_instance import eventually
 
 FINE = tuple(f"db{number:02}" for number in range(20))
-LOOSE = configured(max_small_group=100, max_update_percent=100)
+LOOSE = write_configuration(max_small_group=100, max_update_percent=100)
 
 
 @pytest.fixture(scope="module")
 def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
     """One server that needs a person, one whose BMC is dead, one whose BMC is busy, and twenty fine ones."""
     with Rack(tmp_path_factory.mktemp("night")) as rack:
-        rack.leave_in_doubt("web01")
+        rack.add_unverified("web01")
         dead, busy = rack.add("web02", provision=1), rack.add("web03", provision=1)
         for name in FINE:
             rack.add(name)
         rack.push()
         dead.bmc.__exit__(None, None, None)
         busy.bmc.fault(Status(status=503), on="PATCH", times=9)
-        assert rack.once(*LOOSE, *rack.spooling).code == Exit.PARTIAL
+        assert rack.once(*LOOSE, *rack.spool_options).code == Exit.PARTIAL
         busy.machine.requests.clear()
         yield rack
 
 
-def get(rack: Rack, *more: object) -> Done:
-    return rack.typed("bmc", "get", "--credentials", rack.credentials, *more)
+def get(rack: Rack, *more: object) -> CommandResult:
+    return rack.run_command("bmc", "get", "--credentials", rack.credentials, *more)
 
 
-def diff(rack: Rack, *more: object) -> Done:
-    return rack.typed("bmc", "diff", "--credentials", rack.credentials, *more)
+def diff(rack: Rack, *more: object) -> CommandResult:
+    return rack.run_command("bmc", "diff", "--credentials", rack.credentials, *more)
 
 
 # Looking
 
 
 def test_a_message_of_many_servers_is_printed_once(night: Rack) -> None:
-    done = night.typed("bmc", "diff")
+    done = night.run_command("bmc", "diff")
     (line,) = [line for line in done.out.splitlines() if "pass their directory with --credentials" in line]
     assert re.match(r"\w+, \w+, \w+ and \d+ more: no access: ", line)
 
@@ -64,9 +64,9 @@ def test_a_message_of_many_servers_is_printed_once(night: Rack) -> None:
 @pytest.mark.parametrize("command", [("bmc", "get"), ("bmc", "diff"), ("records", "show")])
 def test_servers_are_selected_by_labels_too(night: Rack, command: tuple[str, str]) -> None:
     more = () if command[0] == "records" else ("--credentials", night.credentials)
-    found = night.typed(*command, "web01", "web03", "-l", "!role", "-o", "json", *more).json["items"]
+    found = night.run_command(*command, "web01", "web03", "-l", "!role", "-o", "json", *more).json["items"]
     assert sorted(item["server"] for item in found) == ["web01", "web03"]
-    nobody = night.typed(*command, "-l", "role=db", *more)
+    nobody = night.run_command(*command, "-l", "role=db", *more)
     assert (nobody.code, "no server has the labels role=db" in nobody.err) == (Exit.USAGE, True), nobody
 
 
@@ -100,19 +100,19 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
     with Rack(tmp_path, named=False) as rack:
         web = rack.add("web01", provision=1)
         rack.push()
-        rack.once(*rack.spooling)
+        rack.once(*rack.spool_options)
         (item,) = get(rack, "-o", "json").json["items"]
         assert item["hint"].startswith(
             "gitboot records begin adopt --state STATE  # first check that STATE is the right folder"
         )
-        rack.once(*rack.spooling, records="fresh")
+        rack.once(*rack.spool_options, records="fresh")
         (item,) = get(rack, "-o", "json").json["items"]
         assert (item["next"], item["patch"]) == ("Wait", None)
         assert item["why"] == "the Fleet does not name a ledger, so another instance may change the same BMC"
         assert item["hint"].startswith(f"provisioning: {{ledger: {rack.ledger()}}}  # ")
-        assert rack.typed("bmc", "diff", "--credentials", rack.credentials, "--detailed-exitcode").code == 2
+        assert rack.run_command("bmc", "diff", "--credentials", rack.credentials, "--detailed-exitcode").code == 2
         with rack.running():
-            done = rack.typed("bmc", "apply", "web01")
+            done = rack.run_command("bmc", "apply", "web01")
         assert done == (
             0,
             "gitboot contacts 1 BMC now\n",
@@ -123,7 +123,7 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         assert item["next"] == "Wait", "nor is it noted whose that is"
         rack.named = True
         rack.push()
-        rack.once(*rack.spooling)
+        rack.once(*rack.spool_options)
         (item,) = get(rack, "-o", "json").json["items"]
         assert item["recorded"][0]["state"] == "SetByAnother"
         assert item["hint"].startswith("gitboot records set web01 provisioned --state STATE"), (
@@ -132,7 +132,7 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
 
 
 def test_every_line_fits_into_100_columns_without_colours(night: Rack) -> None:
-    for shown in (get(night), night.typed("records", "show"), night.typed("status")):
+    for shown in (get(night), night.run_command("records", "show"), night.run_command("status")):
         assert shown.code in (Exit.FINE, Exit.PARTIAL)
         lines = [line for line in shown.out.splitlines() if f"--state {night.state}" not in line]  # to be copied whole
         assert [line for line in lines if len(line) > 100 or "\x1b" in line] == []
@@ -185,8 +185,12 @@ def test_an_error_names_the_bmc_its_credentials_the_cause_and_the_next_step(nigh
 
 def test_secure_boot_and_the_boot_order_are_shown_for_named_servers(night: Rack) -> None:
     order = "boot order: Boot0001, Boot0002"
-    command = inline_code("docs/how-to/secure-boot.md", "gitboot bmc get SERVER").replace("SERVER", "db00").split()[1:]
-    shown = night.typed(*command, "--credentials", night.credentials).out
+    command = (
+        require_inline_code("docs/how-to/secure-boot.md", "gitboot bmc get SERVER")
+        .replace("SERVER", "db00")
+        .split()[1:]
+    )
+    shown = night.run_command(*command, "--credentials", night.credentials).out
     assert f"\n\ndb00: Secure Boot: off; {order}\n1 BMC: 1 as planned\n" in shown
     (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
     assert (seen["bootOrder"], seen["secureBoot"]) == (["Boot0001", "Boot0002"], False)
@@ -199,7 +203,7 @@ def test_an_override_that_a_later_window_ends_is_as_planned(rack: Rack) -> None:
     window = "2099-01-01T22:00:00 2099-01-02T04:00:00"
     rack.pool = (*rack.pool, maintenance("repair", window, select="All", boots="web"))
     rack.push()
-    done = rack.once(*LOOSE, *rack.spooling, records="fresh")
+    done = rack.once(*LOOSE, *rack.spool_options, records="fresh")
     assert done.code == Exit.FINE, done
     assert [item["next"] for item in rack.bmc_get().values()] == ["Leave", "Leave"]
     assert get(rack).out.endswith("\n2 BMCs: 2 as planned\n")
@@ -212,7 +216,7 @@ def test_an_override_that_a_later_window_ends_is_as_planned(rack: Rack) -> None:
 def test_diff_warns_about_a_kernel_that_secure_boot_will_reject(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    rack.once(*rack.spooling, records="fresh")
+    rack.once(*rack.spool_options, records="fresh")
     assets = rack.folder / "assets"
     (assets / "flatcar-1").mkdir(parents=True)
     program = "http://boot.test/assets/flatcar-1/kernel"
@@ -241,7 +245,7 @@ def test_diff_shows_when_dhcp_names_the_file_instead_of_the_wanted_uri(rack: Rac
     for name, kind in (("web01", GENERIC), ("web02", IDRAC9), ("web03", OPENBMC)):
         rack.add(name, provision=1, profile=kind).bmc.fault(Status(status=503), on="PATCH", times=9)
     rack.push()
-    assert rack.once(*LOOSE, *rack.spooling, records="fresh").code == Exit.PARTIAL
+    assert rack.once(*LOOSE, *rack.spool_options, records="fresh").code == Exit.PARTIAL
     said = diff(rack).out
     assert "web01: Set: required for provision/1\n" in said
     assert (
@@ -264,7 +268,7 @@ def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:
     dell = rack.add("web03", provision=1, profile=IDRAC9)
     busy.bmc.fault(Status(status=503), on="PATCH", times=9)
     rack.push()
-    rack.once(*LOOSE, *rack.spooling, records="fresh")
+    rack.once(*LOOSE, *rack.spool_options, records="fresh")
     assert "web01" not in diff(rack).out, "it is on"
     for blade in (web, busy, dell):
         blade.machine.reset("ForceOff")
@@ -299,7 +303,7 @@ def test_get_and_diff_write_nothing(night: Rack) -> None:
 
 
 def test_servers_whose_bmcs_fail_in_the_same_way_share_one_line(night: Rack) -> None:
-    done = night.typed("bmc", "get", *FINE)
+    done = night.run_command("bmc", "get", *FINE)
     assert done.out.splitlines()[-4:] == [
         "db00, db01, db02, db03, db04 and 15 more: gitboot needs the credentials rack: pass their directory",
         "    with --credentials",
@@ -311,9 +315,9 @@ def test_servers_whose_bmcs_fail_in_the_same_way_share_one_line(night: Rack) -> 
 def test_a_consumed_override_without_evidence_needs_an_operator_here_too(rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
-    rack.once(*rack.spooling, records="fresh")
+    rack.once(*rack.spool_options, records="fresh")
     web.machine.run_through()
-    rack.once(*rack.spooling)
+    rack.once(*rack.spool_options)
     assert get(rack, "-o", "json").json["items"][0]["needsOperator"] is False  # it has half an hour
     rack.age("UPDATE records SET consumed_at = '2026-11-01T00:00:00Z'")
     lines = get(rack).out.splitlines()
@@ -341,7 +345,7 @@ def test_a_consumed_override_without_evidence_needs_an_operator_here_too(rack: R
 
 
 def test_resolve_works_without_an_instance_and_the_next_reconcile_sets_the_override(rack: Rack) -> None:
-    rack.leave_in_doubt("web01")
+    rack.add_unverified("web01")
     said = rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "console is empty")
     assert said == (
         "web01: recorded the override as not set; gitboot sets it if the plan requires it (console is empty)\n"
@@ -350,7 +354,7 @@ def test_resolve_works_without_an_instance_and_the_next_reconcile_sets_the_overr
         rack.said("bmc", "resolve", "web01", "--not-set", "--reason", "x")
         == "web01: no override or power request is unresolved\n"
     )
-    rack.once(*rack.spooling)
+    rack.once(*rack.spool_options)
     assert (rack.blades["web01"].times_set, rack.blades["web01"].stands) == (1, True)
 
 
@@ -358,10 +362,10 @@ def test_another_machine_is_accepted_and_a_foreign_override_replaced_by_the_comm
     rack: Rack,
 ) -> None:
     web, other = rack.add("web01", provision=1), rack.add("web02", provision=1)
-    web.machine.uuid, web.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    web.machine.uuid, web.machine.serial = make_uuid("another"), "CZ29200XYZ"
     other.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
     rack.push()
-    rack.once(*LOOSE, *rack.spooling, records="fresh")
+    rack.once(*LOOSE, *rack.spool_options, records="fresh")
     another, foreign = get(rack, "-o", "json").json["items"]
     assert another["why"].startswith("AnotherMachine: the BMC reports UUID")
     assert "gitboot bmc resolve web01 --same" in another["hint"]
@@ -369,7 +373,7 @@ def test_another_machine_is_accepted_and_a_foreign_override_replaced_by_the_comm
     assert "gitboot bmc resolve web02 --replace" in foreign["hint"]
     assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: accepted the machine")
     rack.said("bmc", "resolve", "web02", "--replace", "--reason", "left by the old installer")
-    rack.once(*LOOSE, *rack.spooling)
+    rack.once(*LOOSE, *rack.spool_options)
     assert (web.times_set, web.stands, other.override) == (1, True, ("Once", "Pxe"))
 
 
@@ -379,11 +383,11 @@ def test_replace_does_not_allow_an_install_boot_that_the_instance_withholds(rack
     rack.add("web02")
     web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Usb")
     rack.push()
-    assert rack.once(*rack.spooling, records="fresh").code == Exit.PARTIAL
+    assert rack.once(*rack.spool_options, records="fresh").code == Exit.PARTIAL
     web.provision = 2
     del rack.blades["web02"]
     rack.push()
-    assert rack.once(*rack.spooling).code == Exit.HELD
+    assert rack.once(*rack.spool_options).code == Exit.HELD
     shown = rack.bmc_get()["web01"]
     assert shown["phase"] == "Disk" and "gitboot bmc resolve web01 --replace" in shown["hint"], shown
     said = rack.said("bmc", "resolve", "web01", "--replace", "--reason", "left by the old installer")
@@ -397,7 +401,7 @@ def test_replace_does_not_allow_an_install_boot_whose_files_are_missing(rack: Ra
     web.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Usb")
     rack.push()
     (assets := tmp_path / "assets").mkdir()
-    assert rack.once(*rack.spooling, "--assets", assets, records="fresh").code == Exit.PARTIAL
+    assert rack.once(*rack.spool_options, "--assets", assets, records="fresh").code == Exit.PARTIAL
     assert rack.bmc_get()["web01"]["wanted"]["reason"] == "disk"
     assert "by that of disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
 
@@ -410,7 +414,7 @@ def test_an_ended_window_stays_closed_after_the_clock_was_set_back(rack: Rack) -
         maintenance("repair", "2026-11-01T22:00:00 2099-01-02T04:00:00", boots="web"),
     )
     rack.push()
-    rack.once(*LOOSE, *rack.spooling, records="adopt")
+    rack.once(*LOOSE, *rack.spool_options, records="adopt")
     assert rack.bmc_get()["web01"]["phase"] == "Maintenance"
     rack.age("UPDATE facts SET value = json_set(value, '$.at', '2099-01-03T00:00:00Z') WHERE name = 'heartbeat'")
     shown = rack.bmc_get()["web01"]
@@ -422,7 +426,7 @@ def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) ->
     rack.add("web01")
     rack.push()
     rack.once()
-    done = rack.typed("bmc", "resolve", "web01", "--same", "--reason", "x")
+    done = rack.run_command("bmc", "resolve", "web01", "--same", "--reason", "x")
     assert (done.code, "gitboot has not read the BMC of web01 yet" in done.err) == (Exit.USAGE, True)
 
 
@@ -449,13 +453,13 @@ def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) ->
 )
 def test_a_command_that_cannot_be_done_fails_with_a_hint(night: Rack, command: str, said: str) -> None:
     more = ("--credentials", night.credentials) if "power" in command else ()
-    done = night.typed(*command.split(), *more)
+    done = night.run_command(*command.split(), *more)
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert said in done.err and "Traceback" not in done.err
 
 
 def test_missing_credentials_are_named_for_each_server(night: Rack, tmp_path: Path) -> None:
-    done = night.typed("bmc", "get", "db00", "--credentials", tmp_path)
+    done = night.run_command("bmc", "get", "db00", "--credentials", tmp_path)
     assert (done.code, "no access" in done.out) == (Exit.PARTIAL, True), done
     assert f"gitboot cannot read the credentials rack: {tmp_path / 'rack'} must contain the files" in " ".join(
         done.out.split()
@@ -468,7 +472,7 @@ def test_an_instance_does_not_start_if_its_credentials_directory_does_not_exist(
     rack.push()
     places = ("--out", rack.output, "--state", rack.state)
     for more in (("--once",), ("--dry-run",), ()):
-        done = typed("run", rack.repository.bare, *places, "--credentials", rack.folder / "credentails", *more)
+        done = run_command("run", rack.repository.bare, *places, "--credentials", rack.folder / "credentails", *more)
         assert done.code == Exit.USAGE
         assert f"the directory {rack.folder / 'credentails'} does not exist; create it" in done.err
     assert not rack.state.exists()
@@ -487,10 +491,10 @@ def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:
         paths = ("/metrics", "/api/v1/status", "/api/v1/servers", "/api/v1/servers/web01")
         shown = [instance.get(path).text for path in paths]
         for command in ("bmc get", "bmc diff", "bmc get -o json"):
-            done = rack.typed(*command.split(), "--credentials", rack.credentials)
+            done = rack.run_command(*command.split(), "--credentials", rack.credentials)
             shown += [done.out, done.err]
         for command in ("status", "status -o json", "records show", "events", "bmc apply"):
-            done = rack.typed(*command.split())
+            done = rack.run_command(*command.split())
             shown += [done.out, done.err]
         shown += map(str, instance.events)
     files = [path for path in rack.folder.rglob("*") if path.is_file() and rack.credentials not in path.parents]
@@ -559,12 +563,12 @@ def pair(rack: Rack) -> Rack:
     rack.add("web01", provision=1)
     rack.add("web02")
     rack.push()
-    rack.once(*rack.spooling, records="fresh")
+    rack.once(*rack.spool_options, records="fresh")
     return rack
 
 
-def power(rack: Rack, *command: object) -> Done:
-    return rack.typed("bmc", "power", *command, "--credentials", rack.credentials)
+def power(rack: Rack, *command: object) -> CommandResult:
+    return rack.run_command("bmc", "power", *command, "--credentials", rack.credentials)
 
 
 def resets(rack: Rack) -> list[int]:
@@ -609,7 +613,7 @@ def test_machines_are_reset_and_switched_on_once_by_hand_and_several_need_yes_wi
 def test_another_machine_gets_no_reset_and_after_a_lost_response_or_an_error_nothing_is_sent_again(pair: Rack) -> None:
     web, bmc = pair.blades["web01"].machine, pair.blades["web01"].bmc
     own, before = (web.uuid, web.serial), resets(pair)
-    web.uuid, web.serial = uuid_of("another"), "CZ29200XYZ"
+    web.uuid, web.serial = make_uuid("another"), "CZ29200XYZ"
     done = power(pair, "reset", "web01", "--force", "--reason", "x")
     assert (done.code, "AnotherMachine" in done.out) == (Exit.PARTIAL, True)
     assert resets(pair) == before and "by hand" not in pair.said("events")

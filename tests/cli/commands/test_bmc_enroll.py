@@ -23,14 +23,14 @@ from gitboot.bmc.scan import connect_pinned, read_certificates, scan
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid, byte_orders
 from tests.bmc.test_ipmi import ipmi_machine, needs_ipmitool
-from tests.helpers.fleets import configured, fleet, give_credentials, mac_of, naming, uuid_of
+from tests.helpers.fleets import fleet, make_mac, make_uuid, name_ledger, store_credentials, write_configuration
 from tests.helpers.fleets import server as server_document
 from tests.helpers.git_repositories import free_port
 from tests.helpers.http_peers import Authority
-from tests.helpers.instance_with_bmcs import PASSWORD, POOL, USER, Done, typed
+from tests.helpers.instance_with_bmcs import PASSWORD, POOL, USER, CommandResult, run_command
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
-from tests.helpers.running_instance import Repository, eventually, ledger_in
+from tests.helpers.running_instance import Repository, create_ledger, eventually
 
 NAMES = ("web01", "web02", "web03")
 
@@ -47,13 +47,13 @@ class Site:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        give_credentials(self.credentials, user=USER, password=PASSWORD)
+        store_credentials(self.credentials, user=USER, password=PASSWORD)
         (self.credentials / "access.toml").unlink(missing_ok=True)
         self.work.mkdir()
         (self.work / "fleet.yaml").write_text(fleet("baseURL: 'http://boot.test'"))
         for name in NAMES:
-            self.machines[name] = Machine(name, uuid=uuid_of(name))
-            self.machines[name].nics = {"NIC.1": mac_of(name)}
+            self.machines[name] = Machine(name, uuid=make_uuid(name))
+            self.machines[name].nics = {"NIC.1": make_mac(name)}
             self.start(name)
         return self
 
@@ -94,9 +94,9 @@ class Site:
         file.write_text("# the rack\n" + "".join(f"{self.bmcs[name].url} {name}\n" for name in NAMES))
         return file
 
-    def enroll(self, *more: object) -> Done:
+    def enroll(self, *more: object) -> CommandResult:
         places = ("--credentials", self.credentials, "--as", "rack", "--path", self.work)
-        return typed("bmc", "enroll", *(more or (self.list,)), *places)
+        return run_command("bmc", "enroll", *(more or (self.list,)), *places)
 
     def requests(self) -> int:
         return sum(len(each.service.requests) for each in self.bmcs.values())
@@ -120,13 +120,13 @@ def _push(site: Site) -> Path:
     return repository.bare
 
 
-def _run_once(site: Site, repository: Path, *more: object) -> Done:
+def _run_once(site: Site, repository: Path, *more: object) -> CommandResult:
     places = ("--out", site.folder / "out", "--state", site.state, "--credentials", site.credentials)
-    return typed("run", repository, *places, "--once", "--spool", site.folder / "spool", *more)
+    return run_command("run", repository, *places, "--once", "--spool", site.folder / "spool", *more)
 
 
 def _records(site: Site) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = typed("records", "show", "--state", site.state, "-o", "json").json["items"]
+    items: list[dict[str, Any]] = run_command("records", "show", "--state", site.state, "-o", "json").json["items"]
     return sorted(items, key=lambda each: str(each["server"]))
 
 
@@ -139,7 +139,7 @@ def test_one_command_enrols_three_bmcs_and_the_instance_accepts_and_adopts_them(
     assert (done.code, done.err) == (Exit.FINE, ""), done
     for name in NAMES:
         document = (site.work / "servers" / f"{name}.yaml").read_text()
-        assert f"uuid: {uuid_of(name)}" in document
+        assert f"uuid: {make_uuid(name)}" in document
         assert "provision: 0  #" in document and "lifecycle: Parked  #" in document
         assert f"{site.bmcs[name].url} {site.fingerprints[name]}  # new" in done.out.splitlines()
     ports = {name: site.bmcs[name].address[1] for name in NAMES}
@@ -152,9 +152,9 @@ def test_one_command_enrols_three_bmcs_and_the_instance_accepts_and_adopts_them(
     ran = _run_once(site, _push(site))
     assert ran.code == Exit.FINE and "the ledger begins with every server installed as Git describes it" in ran.err, ran
     assert [(each["server"], each["record"]["provision"]) for each in _records(site)] == [(name, 0) for name in NAMES]
-    got = typed("bmc", "get", "--state", site.state, "--credentials", site.credentials, "-o", "json")
+    got = run_command("bmc", "get", "--state", site.state, "--credentials", site.credentials, "-o", "json")
     assert [each["responded"] for each in got.json["items"]] == [True, True, True], got
-    shown = typed("bmc", "get", "--state", site.state, "--credentials", site.credentials).out.splitlines()
+    shown = run_command("bmc", "get", "--state", site.state, "--credentials", site.credentials).out.splitlines()
     assert [line.split()[1:3] for line in shown[1:4]] == [["no", "plan"]] * 3
     assert shown[-1] == "3 BMCs: 3 with no plan"
 
@@ -263,7 +263,7 @@ def test_an_instance_sends_nothing_to_a_bmc_with_another_certificate_and_states_
     document = site.work / "servers" / "web02.yaml"
     document.write_text(document.read_text().replace("provision: 0", "provision: 1"))
     _push(site)
-    _run_once(site, repository, *configured(max_reinstalls=1))
+    _run_once(site, repository, *write_configuration(max_reinstalls=1))
     stalled = _bmc_condition(site, "web02")
     assert stalled["reason"] == "Stalled"
     for part in (
@@ -276,8 +276,8 @@ def test_an_instance_sends_nothing_to_a_bmc_with_another_certificate_and_states_
 
 
 def test_unencrypted_bmcs_need_an_option_of_their_own(site: Site, tmp_path: Path) -> None:
-    machine = Machine("plain", uuid=uuid_of("plain"))
-    machine.nics = {"NIC.1": mac_of("plain")}
+    machine = Machine("plain", uuid=make_uuid("plain"))
+    machine.nics = {"NIC.1": make_mac("plain")}
     with RedfishServer(Service(machine, credentials={USER: PASSWORD})) as bmc:
         refused = site.enroll(bmc.url, "--yes")
         assert refused.code == Exit.USAGE and "add --allow-http" in refused.err
@@ -322,7 +322,7 @@ def test_only_a_new_ledger_begins_and_its_servers_are_adopted(site: Site) -> Non
 
 
 def test_a_ledger_that_exists_is_named_and_not_begun(site: Site) -> None:
-    ledger = ledger_in(site.state)
+    ledger = create_ledger(site.state)
     (site.work / "old.yaml").write_text(server_document("old01", spec="provision: 1, policy: web"))
     (site.work / "pool.yaml").write_text("---\n".join(POOL))
     site.enroll(site.list, "--yes", "--state", site.state)
@@ -335,13 +335,15 @@ def test_a_running_fleet_accepts_enrolled_bmcs_without_an_approval(site: Site) -
     """Its access file lets the new BMCs in, so the guard maxBmcChanges does not hold the commit."""
     (site.work / "old.yaml").write_text(server_document("old01", spec="policy: web"))
     (site.work / "pool.yaml").write_text("---\n".join(POOL))
-    (site.work / "fleet.yaml").write_text(naming(ledger_in(site.state), (site.work / "fleet.yaml").read_text()))
+    (site.work / "fleet.yaml").write_text(
+        name_ledger(create_ledger(site.state), (site.work / "fleet.yaml").read_text())
+    )
     repository = _push(site)
     assert _run_once(site, repository).code == Exit.FINE
     done = site.enroll(site.list, "--yes", "--state", site.state, "--policy", "web")
     assert (done.code, "ledger" in done.out) == (Exit.FINE, False), done
     _push(site)
-    ran = _run_once(site, repository, *configured(max_small_group=100, max_update_percent=100))
+    ran = _run_once(site, repository, *write_configuration(max_small_group=100, max_update_percent=100))
     assert ran.code == Exit.FINE and "Held" not in ran.err, ran
     assert [each["server"] for each in _records(site)] == ["old01", *NAMES]
 
@@ -352,10 +354,10 @@ def test_a_fleet_in_a_folder_of_a_work_tree_gets_documents_there(site: Site) -> 
     folder.mkdir()
     (folder.parent / "fleet.yaml").rename(folder / "fleet.yaml")
     options = ("--credentials", site.credentials, "--as", "rack", "--path", folder, "--state", site.state, "--yes")
-    done = typed("bmc", "enroll", site.list, *options)
+    done = run_command("bmc", "enroll", site.list, *options)
     assert done.code == Exit.FINE, done
     assert sorted(each.name for each in (folder / "servers").iterdir()) == [f"{name}.yaml" for name in NAMES]
-    assert f"ledger: {ledger_in(site.state)}" in (folder / "fleet.yaml").read_text()
+    assert f"ledger: {create_ledger(site.state)}" in (folder / "fleet.yaml").read_text()
 
 
 def test_nothing_is_written_with_wrong_files_or_a_wrong_password_or_if_the_fleet_contradicts(site: Site) -> None:
@@ -364,7 +366,7 @@ def test_nothing_is_written_with_wrong_files_or_a_wrong_password_or_if_the_fleet
         done = site.enroll(*given)
         assert done.code == Exit.USAGE and f"{file} cannot be read: 'utf-8' codec" in _one_line(done.err), done
     places = ("--credentials", site.credentials, "--as", "rack", "--path", _push(site))
-    done = typed("bmc", "enroll", site.list, *places, "--yes")
+    done = run_command("bmc", "enroll", site.list, *places, "--yes")
     assert done.code == Exit.USAGE and "use a directory or a Git work tree" in done.err
     assert site.requests() == 0
 
@@ -380,10 +382,10 @@ def test_nothing_is_written_with_wrong_files_or_a_wrong_password_or_if_the_fleet
     assert done.code == Exit.USAGE and "would exclude https://10.9.0.1" in _one_line(done.err)
     assert not (site.work / "servers").exists()
 
-    contradicts = server_document("old01", spec="lifecycle: Parked").replace(mac_of("old01"), mac_of("web03"))
+    contradicts = server_document("old01", spec="lifecycle: Parked").replace(make_mac("old01"), make_mac("web03"))
     (site.work / "old.yaml").write_text(contradicts)
     done = site.enroll(site.list, "--yes", "--state", site.state)
-    assert done.code == Exit.INVALID and mac_of("web03") in done.err
+    assert done.code == Exit.INVALID and make_mac("web03") in done.err
     assert list((site.work / "servers").iterdir()) == [] and not site.state.exists()
     assert not (site.credentials / "rack" / "access.toml").exists()
 
@@ -404,7 +406,7 @@ def test_a_ledger_that_cannot_be_created_leaves_no_file_behind(site: Site, befor
 
 
 def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
-    (site.work / "fleet.yaml").write_text(naming(uuid_of("ledger"), fleet("baseURL: 'http://boot.test'")))
+    (site.work / "fleet.yaml").write_text(name_ledger(make_uuid("ledger"), fleet("baseURL: 'http://boot.test'")))
     before = (site.work / "fleet.yaml").read_text()
     done = site.enroll(site.list, "--yes", "--state", site.state)
     assert done.code == Exit.FINE and "the Fleet already names the ledger" in done.err
@@ -412,7 +414,7 @@ def test_a_fleet_that_names_another_ledger_is_left_alone(site: Site) -> None:
 
 
 def test_a_certificate_that_changes_after_the_confirmation_gets_no_credentials(authority: Authority) -> None:
-    machine = Machine("web09", uuid=uuid_of("web09"))
+    machine = Machine("web09", uuid=make_uuid("web09"))
     with RedfishServer(Service(machine, credentials={USER: PASSWORD}), tls=authority.server_context()) as bmc:
         (contact,) = read_certificates([bmc.url], parallel=1)
         shown = structs.replace(contact, certificate="0" * 64)
@@ -477,28 +479,28 @@ def test_the_fake_driver_of_sushy_tools_is_enrolled_and_a_condition_states_that_
     assert _run_once(site, repository).code == Exit.FINE
     documents[0].write_text(documents[0].read_text().replace("provision: 0", "provision: 1"))
     _push(site)
-    _run_once(site, repository, *configured(max_reinstalls=1))
+    _run_once(site, repository, *write_configuration(max_reinstalls=1))
     name = documents[0].stem
     assert _bmc_condition(site, name)["reason"] == "ForeignOverride"  # it begins with Continuous Hdd
-    replaced = typed("bmc", "resolve", name, "--replace", "--reason", "a test", "--state", site.state)
+    replaced = run_command("bmc", "resolve", name, "--replace", "--reason", "a test", "--state", site.state)
     assert replaced.code == Exit.FINE, replaced
-    _run_once(site, repository, *configured(max_reinstalls=1))
+    _run_once(site, repository, *write_configuration(max_reinstalls=1))
     with closing(sqlite3.connect(site.state / "ledger.sqlite", isolation_level=None)) as ledger:
         ledger.execute("UPDATE overrides SET at = '2026-11-01T00:00:00Z'")  # long ago: the BMC had time to show it
-    _run_once(site, repository, *configured(max_reinstalls=1))
+    _run_once(site, repository, *write_configuration(max_reinstalls=1))
     asked = _bmc_condition(site, name)
     assert (asked["reason"], "the BMC does not implement Once" in asked["message"]) == ("NeedsOperator", True), asked
 
 
 def _bmc_condition(site: Site, server: str) -> dict[str, Any]:
-    shown = typed("status", "--state", site.state, "-o", "json").json["conditions"]
+    shown = run_command("status", "--state", site.state, "-o", "json").json["conditions"]
     (found,) = [each for each in shown if each["type"] == f"Bmc/{server}"]
     return dict(found)
 
 
 @needs_ipmitool
 def test_a_bmc_by_ipmi_is_enrolled_with_a_mac_address_that_the_operator_states(site: Site) -> None:
-    with ipmi_machine(uuid_of("old01"), "correct-horse") as machine:
+    with ipmi_machine(make_uuid("old01"), "correct-horse") as machine:
         (site.credentials / "rack" / "password").write_text("correct-horse\n")
         url = f"ipmi://127.0.0.1:{machine.port}"
         without = site.enroll(url, "--allow-ipmi", "--yes")
@@ -507,8 +509,8 @@ def test_a_bmc_by_ipmi_is_enrolled_with_a_mac_address_that_the_operator_states(s
         done = site.enroll(listed, "--allow-ipmi", "--yes")
         assert done.code == Exit.FINE, done
         document = (site.work / "servers" / "old01.yaml").read_text()
-        assert any(f"uuid: {each}" in document for each in byte_orders(SystemUuid(uuid_of("old01"))))
+        assert any(f"uuid: {each}" in document for each in byte_orders(SystemUuid(make_uuid("old01"))))
         assert 'mac: "52:54:00:00:00:09"' in document
         assert tomllib.loads(site.access) == {"ipmi": True, "networks": ["127.0.0.1/32"]}
-        assert typed("validate", site.work).code == Exit.FINE
+        assert run_command("validate", site.work).code == Exit.FINE
         assert machine.flags == bytearray(5)

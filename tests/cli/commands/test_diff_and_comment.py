@@ -12,11 +12,11 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
-from tests.helpers.artifact_servers import artifact_server, digest_of
+from tests.helpers.artifact_servers import artifact_server, compute_digest
 from tests.helpers.evaluations import FLEET
 from tests.helpers.fleets import SHA, document, image, maintenance, policy, server
-from tests.helpers.git_repositories import Person, Work, allowed, by_gpg, gpg_people, ssh_person
-from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.git_repositories import Person, WorkTree, gpg_people, make_ssh_person, sign_with_gpg, write_lines
+from tests.helpers.instance_with_bmcs import CommandResult, run_command
 
 BUMP = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
 ONE = {
@@ -29,21 +29,21 @@ OTHER = {"images/3.yaml": image("new-3")}
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "fleet"
-    Work(path).commit(FLEET)
+    WorkTree(path).commit(FLEET)
     return path
 
 
 @pytest.fixture
-def work(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+def work(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkTree:
     shutil.copytree(template, tmp_path / "fleet")
     monkeypatch.chdir(tmp_path / "fleet")
-    found = Work(Path.cwd())
+    found = WorkTree(Path.cwd())
     found.git("checkout", "--quiet", "-b", "topic")
     return found
 
 
-def diff(*arguments: str | Path) -> Done:
-    return typed("diff", *arguments)
+def diff(*arguments: str | Path) -> CommandResult:
+    return run_command("diff", *arguments)
 
 
 def facts(*arguments: str | Path) -> Any:
@@ -57,7 +57,7 @@ def changed(*arguments: str | Path) -> list[str]:
 # Signatures of images
 
 
-def test_verified_signatures_are_shown_beside_the_claims(work: Work, tmp_path: Path) -> None:
+def test_verified_signatures_are_shown_beside_the_claims(work: WorkTree, tmp_path: Path) -> None:
     claim = f"sha256: {SHA}, provenance: {{digest: signed, key: {'F' * 40}}}"
     work.commit({"images/3.yaml": image("new-3", artifacts="kernel").replace(f"sha256: {SHA}", claim)})
     (kernel,) = facts("main..topic")["provenance"][0]["files"]
@@ -72,7 +72,7 @@ def test_verified_signatures_are_shown_beside_the_claims(work: Work, tmp_path: P
     assert (kernel["claim"], kernel["verifiedBy"]) == ("signed", "F" * 40)
 
 
-def test_the_check_of_signatures_feeds_the_review(work: Work, tmp_path: Path) -> None:
+def test_the_check_of_signatures_feeds_the_review(work: WorkTree, tmp_path: Path) -> None:
     """A real signature, first of the file that the server has, then of another file."""
     keys, kernel, results = tmp_path / "keys", tmp_path / "kernel", tmp_path / "signatures.json"
     keys.mkdir()
@@ -80,15 +80,15 @@ def test_the_check_of_signatures_feeds_the_review(work: Work, tmp_path: Path) ->
     with gpg_people("vendor") as people, artifact_server() as web:
         (keys / "vendor.asc").write_bytes(people["vendor"].public.read_bytes())
         web.put("/kernel", kernel.read_bytes())
-        web.put("/kernel.sig", by_gpg(people["vendor"], kernel))
+        web.put("/kernel.sig", sign_with_gpg(people["vendor"], kernel))
         signature = f"signature: {{openpgp: '{web.url}/kernel.sig'}}"
-        file = f"url: '{web.url}/kernel', sha256: {digest_of(kernel.read_bytes())}, {signature}"
+        file = f"url: '{web.url}/kernel', sha256: {compute_digest(kernel.read_bytes())}, {signature}"
 
         def review(claim: str, code: int) -> str:
             text = f"version: '3', architectures: {{x86_64: {{kernel: {{{file}, provenance: {claim}}}}}}}"
             work.commit({"images/3.yaml": document("BootImage", "new-3", text)})
             options = ("--image-keys", keys, "--since", "main", "-o", f"json={results}")
-            assert typed("artifacts", "signatures", work.path, *options).code == code
+            assert run_command("artifacts", "signatures", work.path, *options).code == code
             (files,) = (each["files"] for each in facts("main..topic", "--verified", results)["provenance"])
             return str(files[0]["text"])
 
@@ -97,7 +97,7 @@ def test_the_check_of_signatures_feeds_the_review(work: Work, tmp_path: Path) ->
         assert found == f"verified: signed by vendor <vendor@example.net> ({key}); claims: published"
         true = f"{{digest: signed, key: {key}}}"
         assert review(true, 0) == f"verified: signed by vendor <vendor@example.net> ({key})"
-        web.put("/kernel.sig", by_gpg(people["vendor"], keys / "vendor.asc"))
+        web.put("/kernel.sig", sign_with_gpg(people["vendor"], keys / "vendor.asc"))
         found = review(true, 3)
         assert re.fullmatch(
             rf"not verified: the file is .*changed after it was signed.*; claims: signed by {key}", found
@@ -114,7 +114,7 @@ def test_the_check_of_signatures_feeds_the_review(work: Work, tmp_path: Path) ->
     ids=["malformed", "too large", "missing"],
 )
 def test_a_file_without_results_of_signatures_is_a_usage_error(
-    work: Work, tmp_path: Path, content: str | None, fault: str
+    work: WorkTree, tmp_path: Path, content: str | None, fault: str
 ) -> None:
     file = tmp_path / "signatures.json"
     if content is not None:
@@ -127,20 +127,20 @@ def test_a_file_without_results_of_signatures_is_a_usage_error(
 # Ranges
 
 
-def test_two_revisions_are_compared_regardless_of_the_work_tree(work: Work) -> None:
+def test_two_revisions_are_compared_regardless_of_the_work_tree(work: WorkTree) -> None:
     work.commit(ONE)
     work.write(RAISED)
     assert changed("main..topic") == changed("main..") == changed("HEAD^..HEAD") == ["fra1-web01"]
 
 
-def test_one_revision_is_compared_with_the_work_tree(work: Work) -> None:
+def test_one_revision_is_compared_with_the_work_tree(work: WorkTree) -> None:
     work.commit(ONE)
     work.write(RAISED)
     assert changed("HEAD") == changed("HEAD..WORKTREE") == ["fra1-db01"]
     assert changed("main") == ["fra1-db01", "fra1-web01"]
 
 
-def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(work: Work) -> None:
+def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(work: WorkTree) -> None:
     one = "{servers: [fra1-web01]}"
     windows = {f"{name}.yaml": maintenance(name, "20T22:00 21T04:00", select=one) for name in ("a", "b")}
     work.commit(windows)
@@ -155,7 +155,7 @@ def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(work: Wo
     assert facts("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z")["baseProblems"] == []
 
 
-def test_three_dots_ignore_newer_commits_of_main(work: Work) -> None:
+def test_three_dots_ignore_newer_commits_of_main(work: WorkTree) -> None:
     work.commit(ONE)
     work.git("checkout", "--quiet", "main")
     work.commit(RAISED)
@@ -163,7 +163,7 @@ def test_three_dots_ignore_newer_commits_of_main(work: Work) -> None:
     assert changed("main..topic") == ["fra1-db01", "fra1-web01"]
 
 
-def test_a_merge_shows_the_changes_to_main_and_writes_nothing(work: Work) -> None:
+def test_a_merge_shows_the_changes_to_main_and_writes_nothing(work: WorkTree) -> None:
     edited = str(FLEET["userdata/web.j2"])
     work.git("checkout", "--quiet", "main")
     long = {"userdata/web.j2": edited + "# 1\n# 2\n# 3\n# 4\n"}
@@ -181,7 +181,7 @@ def test_a_merge_shows_the_changes_to_main_and_writes_nothing(work: Work) -> Non
     assert sorted(path for path in (work.path / ".git").rglob("*") if path.is_file()) == before
 
 
-def test_branches_with_a_merge_conflict_are_invalid_at_the_conflicting_file(work: Work) -> None:
+def test_branches_with_a_merge_conflict_are_invalid_at_the_conflicting_file(work: WorkTree) -> None:
     work.commit(BUMP)
     work.git("checkout", "--quiet", "main")
     work.commit({"stream.yaml": document("ImageStream", "stable", "current: flatcar-1, holds: []")})
@@ -189,7 +189,9 @@ def test_branches_with_a_merge_conflict_are_invalid_at_the_conflicting_file(work
     assert (done.code, "stream.yaml:1:1: GB5008:" in done.out) == (3, True), done
 
 
-def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_may_be_bare(work: Work, tmp_path: Path) -> None:
+def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_may_be_bare(
+    work: WorkTree, tmp_path: Path
+) -> None:
     for name in FLEET:
         (work.path / "fleets" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.move(work.path / name, work.path / "fleets" / name)
@@ -200,13 +202,13 @@ def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_may_be_bar
     assert diff("main..main", work.bare(tmp_path / "bare.git")).code == 0
 
 
-def test_a_linked_work_tree_is_read_with_its_shared_objects(work: Work, tmp_path: Path) -> None:
+def test_a_linked_work_tree_is_read_with_its_shared_objects(work: WorkTree, tmp_path: Path) -> None:
     work.commit(ONE)
     work.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"), "topic")
     assert changed("main..HEAD", tmp_path / "linked", "--merge") == ["fra1-web01"]
 
 
-def test_a_merge_conflict_outside_the_fleet_does_not_count(work: Work) -> None:
+def test_a_merge_conflict_outside_the_fleet_does_not_count(work: WorkTree) -> None:
     work.commit({f"fleets/{path}": text for path, text in FLEET.items()})
     work.git("branch", "--force", "main")
     work.commit({"notes.txt": "topic", **{f"fleets/{path}": text for path, text in BUMP.items()}})
@@ -229,12 +231,14 @@ def test_a_merge_conflict_outside_the_fleet_does_not_count(work: Work) -> None:
         (("main..HEAD", "/"), "is not in a Git repository"),
     ],
 )
-def test_an_argument_that_is_not_a_range_is_a_usage_error(work: Work, arguments: tuple[str, ...], told: str) -> None:
+def test_an_argument_that_is_not_a_range_is_a_usage_error(
+    work: WorkTree, arguments: tuple[str, ...], told: str
+) -> None:
     done = diff(*arguments)
     assert (done.code, told in done.err) == (64, True), done
 
 
-def test_a_shallow_clone_gets_a_hint_to_fetch_more(work: Work, tmp_path: Path) -> None:
+def test_a_shallow_clone_gets_a_hint_to_fetch_more(work: WorkTree, tmp_path: Path) -> None:
     work.commit(ONE)
     clone = tmp_path / "shallow"
     url = f"file://{work.path}"
@@ -246,7 +250,7 @@ def test_a_shallow_clone_gets_a_hint_to_fetch_more(work: Work, tmp_path: Path) -
 # Exit codes and acknowledgements
 
 
-def test_the_exit_code_shows_whether_a_commit_changes_boots_is_held_or_is_invalid(work: Work) -> None:
+def test_the_exit_code_shows_whether_a_commit_changes_boots_is_held_or_is_invalid(work: WorkTree) -> None:
     assert diff("main..topic", "--detailed-exitcode").code == 0
     work.commit({"servers/fra1-web01.yaml": server("fra1-web01", "site: fra1, role: web", "provision: 0")})
     assert diff("main..topic").code == 0
@@ -257,12 +261,12 @@ def test_the_exit_code_shows_whether_a_commit_changes_boots_is_held_or_is_invali
     assert diff("main..topic", "--detailed-exitcode").code == 3
 
 
-def acknowledged(work: Work) -> str:
+def acknowledged(work: WorkTree) -> str:
     lines = [each["acknowledgement"] for each in facts("main..topic")["trips"]]
     return "\n".join(dict.fromkeys(lines))
 
 
-def test_an_acknowledgement_survives_a_squash_and_a_rebase_but_no_other_change(work: Work) -> None:
+def test_an_acknowledgement_survives_a_squash_and_a_rebase_but_no_other_change(work: WorkTree) -> None:
     work.commit(RAISED, "Reinstall db01")
     work.commit(BUMP, "Bump")
     assert diff("main..topic").code == 4
@@ -289,7 +293,7 @@ def test_an_acknowledgement_survives_a_squash_and_a_rebase_but_no_other_change(w
 # Formats
 
 
-def test_several_formats_are_written_at_once(work: Work) -> None:
+def test_several_formats_are_written_at_once(work: WorkTree) -> None:
     work.commit(BUMP)
     done = diff(
         "main..topic",
@@ -326,14 +330,14 @@ def lines(*arguments: str) -> list[str]:
     return [word.strip() for word in diff(*arguments).out.splitlines() if word.startswith("    Gitboot-Ack:")]
 
 
-def merged(work: Work, files: dict[str, str], *acks: str) -> None:
+def merged(work: WorkTree, files: dict[str, str], *acks: str) -> None:
     work.git("checkout", "--quiet", "-B", "topic", "main")
     work.commit(files, "\n".join(["Bump", "", *acks]))
     work.git("checkout", "--quiet", "main")
     work.git("merge", "--quiet", "--no-ff", "-m", "Merge", "topic")
 
 
-def test_e19_each_of_several_merges_lists_its_held_findings(work: Work) -> None:
+def test_e19_each_of_several_merges_lists_its_held_findings(work: WorkTree) -> None:
     work.git("branch", "--force", "accepted", "main")
     merged(work, RAISED)
     merged(work, AGAIN)
@@ -349,7 +353,7 @@ def test_e19_each_of_several_merges_lists_its_held_findings(work: Work) -> None:
     assert diff("accepted..main", "--each-merge").code == 0
 
 
-def test_e19_an_earlier_merge_does_not_hide_one_that_an_instance_would_hold(work: Work) -> None:
+def test_e19_an_earlier_merge_does_not_hide_one_that_an_instance_would_hold(work: WorkTree) -> None:
     """Parked and taken back, a server is what it was; an instance that looks in between sees it come back."""
     path = "servers/fra1-db02.yaml"
     before = work.git("show", f"main:{path}")
@@ -363,7 +367,7 @@ def test_e19_an_earlier_merge_does_not_hide_one_that_an_instance_would_hold(work
     assert diff("accepted..main", "--each-merge").code == 0
 
 
-def test_an_invalid_commit_in_between_is_not_a_step(work: Work) -> None:
+def test_an_invalid_commit_in_between_is_not_a_step(work: WorkTree) -> None:
     work.git("branch", "--force", "accepted", "main")
     work.commit({"servers/fra1-db01.yaml": "kind: Nonsense\n"})
     work.commit({**RAISED, **AGAIN})
@@ -371,7 +375,7 @@ def test_an_invalid_commit_in_between_is_not_a_step(work: Work) -> None:
     assert step["commit"] == work.git("rev-parse", "HEAD").strip()
 
 
-def test_a_branch_is_judged_as_a_whole_for_every_way_to_merge_it(work: Work) -> None:
+def test_a_branch_is_judged_as_a_whole_for_every_way_to_merge_it(work: WorkTree) -> None:
     work.commit(RAISED)
     (first,) = lines("main..topic")
     work.git("commit", "--quiet", "--amend", "-m", f"Bump\n\n{first}")
@@ -388,17 +392,17 @@ def test_a_branch_is_judged_as_a_whole_for_every_way_to_merge_it(work: Work) -> 
 
 @pytest.fixture
 def people(tmp_path: Path) -> dict[str, Person]:
-    return {name: ssh_person(tmp_path / "keys", name) for name in ("ada", "eve")}
+    return {name: make_ssh_person(tmp_path / "keys", name) for name in ("ada", "eve")}
 
 
 @pytest.fixture
 def trust(tmp_path: Path, people: dict[str, Person]) -> str:
-    file = allowed(tmp_path / "signers", [f"ada@example.net {people['ada'].key}"])
+    file = write_lines(tmp_path / "signers", [f"ada@example.net {people['ada'].key}"])
     return f"--allowed-signers={file}"
 
 
 def test_the_signer_of_a_commit_is_named_and_an_unlisted_signer_makes_it_invalid(
-    work: Work, people: dict[str, Person], trust: str
+    work: WorkTree, people: dict[str, Person], trust: str
 ) -> None:
     commit = people["ada"].commit(work, ONE)
     done = diff("main..topic", "--verify=range", trust)
@@ -416,7 +420,7 @@ def test_the_signer_of_a_commit_is_named_and_an_unlisted_signer_makes_it_invalid
 
 
 def test_t9_the_review_names_the_author_of_an_acknowledgement(
-    work: Work, people: dict[str, Person], trust: str
+    work: WorkTree, people: dict[str, Person], trust: str
 ) -> None:
     work.commit(RAISED)
     (line,) = lines("main..topic")
@@ -433,7 +437,7 @@ def test_t9_the_review_names_the_author_of_an_acknowledgement(
 
 @pytest.mark.parametrize("each", [(), ("--each-merge",)])
 def test_t9_an_instance_may_require_a_signature_or_an_approval_for_reinstallations(
-    work: Work, people: dict[str, Person], trust: str, each: tuple[str, ...]
+    work: WorkTree, people: dict[str, Person], trust: str, each: tuple[str, ...]
 ) -> None:
     work.commit(RAISED)
     (line,) = lines("main..topic")
@@ -459,6 +463,6 @@ def test_t9_an_instance_may_require_a_signature_or_an_approval_for_reinstallatio
         (["--verify=tag", "--forge-key=GitHub=missing"], "which follows a tag"),
     ],
 )
-def test_invalid_options_for_keys_are_rejected(work: Work, arguments: list[str], why: str) -> None:
+def test_invalid_options_for_keys_are_rejected(work: WorkTree, arguments: list[str], why: str) -> None:
     done = diff("main..topic", *arguments)
     assert (done.code, why in done.err) == (64, True)

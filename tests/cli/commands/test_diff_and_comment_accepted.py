@@ -13,9 +13,9 @@ from gitboot.cli.main import cli
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.review.formats.markdown import format_commit_marker, format_marker
 from tests.helpers.forges import CommentHost, comment_host
-from tests.helpers.git_repositories import Work
+from tests.helpers.git_repositories import WorkTree
 from tests.helpers.http_peers import WebResponse, file_server, web_server
-from tests.helpers.instance_with_bmcs import Rack, typed, until_condition
+from tests.helpers.instance_with_bmcs import Rack, run_command, wait_for_condition
 from tests.helpers.running_instance import eventually
 
 
@@ -27,7 +27,7 @@ def test_diff_uses_the_accepted_commit_of_an_instance_that_holds_a_newer_one_for
     with rack.running(records="adopt") as instance:
         web.provision = 2
         held = rack.push("Reinstall web01")
-        until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
+        wait_for_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
         found = instance.status()
         assert (found["attempted"]["commit"], found["accepted"]["commit"]) == (held, accepted)
         assert (
@@ -36,7 +36,7 @@ def test_diff_uses_the_accepted_commit_of_an_instance_that_holds_a_newer_one_for
             == fetch_accepted_commit(str(rack.output))
             == accepted
         )
-        done = typed("diff", "--accepted", instance.url, "..main", rack.repository.work)
+        done = run_command("diff", "--accepted", instance.url, "..main", rack.repository.work)
         assert (done.code, "Gitboot-Ack" in done.out, f"accepted ({accepted[:12]}) → main" in done.out) == (
             4,
             True,
@@ -46,10 +46,10 @@ def test_diff_uses_the_accepted_commit_of_an_instance_that_holds_a_newer_one_for
         held_digest = found["attempted"]["held"]["digest"]
         assert f"Gitboot-Ack: {held_digest} maxReinstalls" in done.out  # the instance has the same digest
     assert fetch_accepted_commit(str(rack.output)) == accepted  # whether it runs or not
-    done = typed("diff", "--accepted", rack.output, "WORKTREE", rack.repository.work)
+    done = run_command("diff", "--accepted", rack.output, "WORKTREE", rack.repository.work)
     assert done.code == 64  # it is no BASE
     (rack.repository.work / "more.txt").write_text("")
-    done = typed("diff", "--accepted", rack.output, "main", rack.repository.work)
+    done = run_command("diff", "--accepted", rack.output, "main", rack.repository.work)
     assert (done.code, "maxReinstalls" in done.out) == (4, True)
 
 
@@ -57,9 +57,9 @@ def test_a_mirror_provides_the_accepted_commit_which_the_clone_must_have(rack: R
     rack.add("web01")
     accepted = rack.push()
     rack.once(records="adopt")
-    other = Work(tmp_path / "other")
+    other = WorkTree(tmp_path / "other")
     other.commit({"fleet.yaml": "x"})
-    done = typed("diff", "main", other.path, "--accepted", rack.output)
+    done = run_command("diff", "main", other.path, "--accepted", rack.output)
     assert (done.code, f"has no commit {accepted}" in done.err) == (64, True)
     with file_server(rack.output) as url:
         assert fetch_accepted_commit(url) == accepted

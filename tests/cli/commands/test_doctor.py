@@ -30,9 +30,9 @@ from gitboot.endpoint.tls import CipherSuites
 from gitboot.system_clock import ClockState
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.disks_and_terminals import small_disk
-from tests.helpers.fleets import decided, fleet, image, policy, profile, server, uuid_of
-from tests.helpers.http_peers import Authority, Issued, QuietFileHandler, file_server
-from tests.helpers.instance_with_bmcs import POOL, Rack, typed
+from tests.helpers.fleets import decided, fleet, image, make_uuid, policy, profile, server
+from tests.helpers.http_peers import Authority, IssuedCertificate, QuietFileHandler, file_server
+from tests.helpers.instance_with_bmcs import POOL, Rack, run_command
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         made.add("web01")
         made.add("web02")
         made.push()
-        made.once(*made.spooling, records="fresh")
+        made.once(*made.spool_options, records="fresh")
         loaders = made.output / "boot/assets/loaders"
         loaders.mkdir(parents=True)
         for name in ("undionly.kpxe", "snponly-x86_64.efi", "ipxe-aarch64.efi", "grub-x86_64.efi"):
@@ -60,7 +60,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_doctor(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
-    done = typed("doctor", *arguments, "-o", "json")
+    done = run_command("doctor", *arguments, "-o", "json")
     items = defaultdict(list)
     for each in done.json["items"]:
         items[each["subject"]].append(each)
@@ -89,7 +89,7 @@ def test_a_missing_file_is_named_with_a_hint(rack: Rack, tmp_path: Path) -> None
     assert "2 servers (web01, web02)" in credentials["message"]
     assert credentials["hint"].startswith(f"create {tmp_path}/rack/username")
     (rack.output / "boot/boot.ipxe").rename(tmp_path / "boot.ipxe")
-    said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
+    said = run_command("doctor", "--state", rack.state, "--credentials", rack.credentials).out
     (tmp_path / "boot.ipxe").rename(rack.output / "boot/boot.ipxe")
     assert "failed   DHCP" in said and "    curl -I http://127.0.0.1:" in said
 
@@ -139,7 +139,7 @@ def test_doctor_changes_nothing(rack: Rack) -> None:
 
 def test_an_unknown_setting_of_run_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("outt = '/srv'\n")
-    done = typed("doctor", "--config", tmp_path / "run.toml")
+    done = run_command("doctor", "--config", tmp_path / "run.toml")
     assert (done.code, "there is no setting 'outt'; did you mean out?" in done.err) == (Exit.USAGE, True)
 
 
@@ -179,13 +179,13 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
         rack.add("web01", provision=1)
         rack.push()
         rack.once()
-        said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
+        said = run_command("doctor", "--state", rack.state, "--credentials", rack.credentials).out
         assert "failed   ledger       the Fleet names no ledger, so gitboot sets no boot overrides for 1 server" in said
         assert f"provisioning: {{ledger: {rack.ledger()}}}  # make sure that no other instance" in said
-        rack.settings += f", provisioning: {{ledger: {uuid_of('another')}}}"
+        rack.settings += f", provisioning: {{ledger: {make_uuid('another')}}}"
         rack.push()
         assert rack.once("--allow-takeover").code == Exit.PARTIAL
-        said = " ".join(typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out.split())
+        said = " ".join(run_command("doctor", "--state", rack.state, "--credentials", rack.credentials).out.split())
         assert f"the Fleet names a different ledger from {rack.ledger()}, so this instance is a standby" in said
         assert f" gitboot status --state {rack.state} # only if this instance must become active" in said
 
@@ -213,7 +213,7 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
     with file_server(tmp_path / "output/boot") as url, Rack(tmp_path, settings=_SECURE.format(url)) as rack:
         rack.add("web01")
         rack.push()
-        rack.once(*rack.spooling, records="fresh")
+        rack.once(*rack.spool_options, records="fresh")
         place_signed_loaders(assets)
         if kernel == "missing":
             shutil.rmtree(rack.output / "boot/grub")
@@ -255,7 +255,7 @@ def publish_signed_boot(rack: Rack, **loaders: bytes) -> None:
     """Publish the boot of one server, with programs that firmware with Secure Boot accepts."""
     rack.add("web01")
     rack.push()
-    rack.once(*rack.spooling, records="fresh")
+    rack.once(*rack.spool_options, records="fresh")
     assets = rack.output / "boot/assets"
     place_signed_loaders(assets, **loaders)
     (assets / "flatcar-1").mkdir()
@@ -313,7 +313,7 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_missing(
     ):
         rack.add("web01")
         rack.push()
-        rack.once(*rack.spooling, records="fresh")
+        rack.once(*rack.spool_options, records="fresh")
         place_signed_loaders(rack.output / "boot/assets")
         _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
     host = url.removeprefix("http://")
@@ -376,7 +376,7 @@ def serve_https(folder: Path, authority: Authority, pool: tuple[str, ...] = POOL
     ):
         made.add("web01")
         made.push()
-        made.once(*made.spooling, records="fresh")
+        made.once(*made.spool_options, records="fresh")
         options = ("--state", made.state, "--credentials", made.credentials)
         yield Https(made, context, (*options, "--machines-ca", folder / "ca.pem"))
 
@@ -385,7 +385,7 @@ def find_certificates(*options: object) -> list[tuple[str, str]]:
     return [(each["health"], each["message"]) for each in run_doctor(*options)[1].get("certificate", [])]
 
 
-def serving(issued: Issued) -> tuple[object, ...]:
+def serving(issued: IssuedCertificate) -> tuple[object, ...]:
     return ("--machines-tls", "0.0.0.0:8443", *issued)
 
 
@@ -487,5 +487,5 @@ def test_without_an_instance_the_certificate_itself_is_checked(authority: Author
     assert (health, message.endswith("if it is valid for the host of the base URL")) == ("ok", True)
     [(health, message)] = find_certificates(*serving(authority.issue(rsa_bits=2048, days=-1)))
     assert (health, "certificate has expired" in message) == ("failed", True)
-    done = typed("doctor", *serving(authority.issue(rsa_bits=2048)), "--machines-ca", tmp_path / "none.pem")
+    done = run_command("doctor", *serving(authority.issue(rsa_bits=2048)), "--machines-ca", tmp_path / "none.pem")
     assert done.code == Exit.USAGE

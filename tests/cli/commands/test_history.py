@@ -23,21 +23,21 @@ from tests.helpers.fleets import (
     SEED,
     SHA,
     at,
-    configured,
     document,
     fleet,
     image,
-    mac_of,
     maintenance,
-    naming,
+    make_mac,
+    make_uuid,
+    name_ledger,
     policy,
     profile,
     server,
-    uuid_of,
+    write_configuration,
 )
-from tests.helpers.git_repositories import Work
-from tests.helpers.instance_with_bmcs import typed
-from tests.helpers.running_instance import Instance, Repository, eventually, ledger_in, running
+from tests.helpers.git_repositories import WorkTree
+from tests.helpers.instance_with_bmcs import run_command
+from tests.helpers.running_instance import Instance, Repository, create_ledger, eventually, running
 
 Typed = Callable[..., tuple[int, str, str]]
 
@@ -49,12 +49,12 @@ TIE = policy("tie", "{matchLabels: {role: web}}")
 def gitboot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Typed:
     """Run a command and return its exit code, output and errors."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return typed
+    return run_command
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    made = Work(tmp_path / "work")
+def work(tmp_path: Path) -> WorkTree:
+    made = WorkTree(tmp_path / "work")
     made.commit(FILES, "Begin")
     return made
 
@@ -62,7 +62,9 @@ def work(tmp_path: Path) -> Work:
 # validate
 
 
-def test_validate_writes_several_formats_at_once(gitboot: Typed, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_writes_several_formats_at_once(
+    gitboot: Typed, work: WorkTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work.write({"tie.yaml": TIE})
     monkeypatch.chdir(work.path.parent)
     formats = ("-o", "text", "-o", "json=v.json", "-o", "sarif=v.sarif", "-o", "junit=v.xml", "-o", "github=v.txt")
@@ -82,7 +84,7 @@ def test_validate_writes_several_formats_at_once(gitboot: Typed, work: Work, mon
     [("", "work", "work/"), ("", "{work}", "work/"), ("work", "{work}", ""), ("b", "{work}", "")],
 )
 def test_a_code_host_gets_paths_relative_to_its_checkout(
-    gitboot: Typed, work: Work, monkeypatch: pytest.MonkeyPatch, here: str, path: str, expected: str
+    gitboot: Typed, work: WorkTree, monkeypatch: pytest.MonkeyPatch, here: str, path: str, expected: str
 ) -> None:
     work.write({"tie.yaml": TIE})
     (work.path.parent / "b").mkdir()
@@ -97,7 +99,7 @@ def test_a_code_host_gets_paths_relative_to_its_checkout(
 # explain
 
 
-def test_explain_shows_which_commit_wrote_each_field(gitboot: Typed, work: Work) -> None:
+def test_explain_shows_which_commit_wrote_each_field(gitboot: Typed, work: WorkTree) -> None:
     work.commit({"06.yaml": policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]")}, "Be quiet")
     (work.path / "01.yaml").write_text(server("web01", "role: web", "provision: 2"))
     code, out, _ = gitboot("explain", "web01", "--path", work.path)
@@ -116,7 +118,7 @@ def test_explain_shows_which_commit_wrote_each_field(gitboot: Typed, work: Work)
     assert commits["phase"] is None
 
 
-def test_explain_shows_a_field_that_no_document_sets_and_lists_such_fields(gitboot: Typed, work: Work) -> None:
+def test_explain_shows_a_field_that_no_document_sets_and_lists_such_fields(gitboot: Typed, work: WorkTree) -> None:
     web = ("explain", "web01", "--path", work.path, "--records", "adopt")
     out = gitboot(*web)[1].splitlines()
     (first,) = (number for number, line in enumerate(out) if line.startswith("Other fields: "))
@@ -132,13 +134,13 @@ def test_explain_shows_a_field_that_no_document_sets_and_lists_such_fields(gitbo
     listed = json.loads(gitboot(*web, "-o", "json")[1])
     assert {each["field"] for each in listed["others"]} >= {"uuid", "power", "files.kernel"}
     (uuid,) = (each for each in listed["others"] if each["field"] == "uuid")
-    assert (uuid["value"], uuid["path"], uuid["commit"]["subject"]) == (uuid_of("web01"), "01.yaml", "Begin")
+    assert (uuid["value"], uuid["path"], uuid["commit"]["subject"]) == (make_uuid("web01"), "01.yaml", "Begin")
 
 
 # history
 
 
-def test_history_shows_each_commit_and_its_changes(gitboot: Typed, work: Work, tmp_path: Path) -> None:
+def test_history_shows_each_commit_and_its_changes(gitboot: Typed, work: WorkTree, tmp_path: Path) -> None:
     work.commit({"image.yaml": image("flatcar-2"), "04.yaml": profile("web", "flatcar-2")}, "Bump")
     work.commit({"06.yaml": policy("web", spec="kernelArguments: [quiet]", often="Once")}, "Be quiet")
     work.commit({"bad.yaml": "kind: Nonsense"}, "Break")
@@ -174,7 +176,7 @@ def test_history_shows_each_commit_and_its_changes(gitboot: Typed, work: Work, t
 STREAM = "current: flatcar-1, rollout: {image: flatcar-2, percent: %s}"
 
 
-def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work: Work) -> None:
+def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work: WorkTree) -> None:
     """Comments, quotes and another file name change nothing. The rest of a commit may be invalid."""
     written = document("ImageStream", "flatcar", STREAM % "'10'")
     other = {"image.yaml": image("flatcar-2")}
@@ -221,7 +223,7 @@ def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work
     ],
 )
 def test_a_subject_that_does_not_exist_is_a_usage_error(
-    gitboot: Typed, work: Work, subject: str, expected: str
+    gitboot: Typed, work: WorkTree, subject: str, expected: str
 ) -> None:
     code, out, err = gitboot("history", subject, "--path", work.path)
     assert (code, out) == (64, "")
@@ -229,9 +231,9 @@ def test_a_subject_that_does_not_exist_is_a_usage_error(
 
 
 def test_history_shows_what_exported_records_name_as_the_last_installation(
-    gitboot: Typed, work: Work, tmp_path: Path
+    gitboot: Typed, work: WorkTree, tmp_path: Path
 ) -> None:
-    uuid, web = SystemUuid(uuid_of("web01")), ("web01", "--path", work.path)
+    uuid, web = SystemUuid(make_uuid("web01")), ("web01", "--path", work.path)
     record = Record(provision=1, image="flatcar-1", evidence="Reported", provisioned_at=at("19T10:00"))
     for known, expected in (
         (record, ["2026-11-19T10:00:00Z", "flatcar-1", "Reported"]),
@@ -253,17 +255,17 @@ def test_history_lists_every_installation_of_a_machine_in_the_ledger(gitboot: Ty
     repository, state = Repository.create(tmp_path / "git"), tmp_path / "state"
 
     def describe(image_name: str, provision: int) -> dict[str, str]:
-        settings = naming(ledger_in(state), fleet())
+        settings = name_ledger(create_ledger(state), fleet())
         web = server("web01", "role: web", f"provision: {provision}")
         rest = (image("flatcar-1"), image("flatcar-2"), profile("web", image_name), policy("web", often="Once"))
         return {"fleet.yaml": "---\n".join((settings, web, *rest))}
 
     def is_installed(instance: Instance, image_name: str) -> bool:
-        instance.get(f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe")
+        instance.get(f"/v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe")
         return any(each["type"] == "Provisioned" and each["image"] == image_name for each in instance.events)
 
     repository.push(describe("flatcar-1", 1))
-    options = ("--poll", "1", "--spool", str(tmp_path), *map(str, configured(max_reinstalls=9)))
+    options = ("--poll", "1", "--spool", str(tmp_path), *map(str, write_configuration(max_reinstalls=9)))
     with running(repository.bare, tmp_path, *options, records="fresh") as instance:
         eventually(lambda: is_installed(instance, "flatcar-1"))
         repository.push(describe("flatcar-2", 2), "Install 2")
@@ -274,7 +276,7 @@ def test_history_lists_every_installation_of_a_machine_in_the_ledger(gitboot: Ty
         found = ledger.execute("SELECT id, facts FROM events WHERE type = 'Provisioned' ORDER BY id").fetchall()
         facts = {name: value for name, value in json.loads(found[0][1]).items() if name != "uuid"}
         ledger.execute("UPDATE events SET facts = ? WHERE id = ?", (json.dumps(facts), found[0][0]))
-        other = {**facts, "uuid": uuid_of("another machine with this name")}
+        other = {**facts, "uuid": make_uuid("another machine with this name")}
         ledger.execute(
             "INSERT INTO events (at, type, message, facts) VALUES ('2026-11-01T00:00:00Z', 'Provisioned', '', ?)",
             (json.dumps(other),),
@@ -293,7 +295,9 @@ def test_history_lists_every_installation_of_a_machine_in_the_ledger(gitboot: Ty
     assert sorted((each["at"] for each in listed), reverse=True) == [each["at"] for each in listed]
 
 
-def test_history_shows_the_removed_and_added_elements_of_a_list_or_its_new_order(gitboot: Typed, work: Work) -> None:
+def test_history_shows_the_removed_and_added_elements_of_a_list_or_its_new_order(
+    gitboot: Typed, work: WorkTree
+) -> None:
     for arguments in ("a, b", "b, a", "b, c"):
         work.commit({"06.yaml": policy("web", spec=f"kernelArguments: [{arguments}]")}, arguments)
     lines = [line.split() for line in gitboot("history", "web01", "--path", work.path)[1].splitlines()]
@@ -302,7 +306,7 @@ def test_history_shows_the_removed_and_added_elements_of_a_list_or_its_new_order
 
 
 def test_history_is_cached_in_the_home_directory_by_default(
-    gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gitboot: Typed, work: WorkTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification says to ignore it
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -313,7 +317,7 @@ def test_history_is_cached_in_the_home_directory_by_default(
 
 
 def test_with_no_cache_everything_is_computed_again_and_nothing_is_stored(
-    gitboot: Typed, work: Work, tmp_path: Path
+    gitboot: Typed, work: WorkTree, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache" / "gitboot" / "cache.sqlite"
     expected = gitboot("history", "web01", "--path", work.path, "--no-cache")
@@ -327,7 +331,7 @@ def test_with_no_cache_everything_is_computed_again_and_nothing_is_stored(
 
 
 def test_if_its_cache_cannot_be_written_history_is_the_same_with_a_warning(
-    gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gitboot: Typed, work: WorkTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
     code, out, _ = gitboot("history", "web01", "--path", work.path)
@@ -341,21 +345,21 @@ def test_if_its_cache_cannot_be_written_history_is_the_same_with_a_warning(
 
 
 def test_history_stores_nothing_on_a_network_file_system(
-    gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gitboot: Typed, work: WorkTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "find_filesystem", lambda path: "nfs4" if path == tmp_path else "ext4")
     assert gitboot("history", "web01", "--path", work.path)[::2] == (0, "")
     assert not (tmp_path / "cache").exists()
 
 
-def test_history_shows_as_many_commits_as_requested(gitboot: Typed, work: Work) -> None:
+def test_history_shows_as_many_commits_as_requested(gitboot: Typed, work: WorkTree) -> None:
     work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
     assert gitboot("history", "web01", "--path", work.path, "-n", "1")[1].splitlines()[0].endswith("Stop")
     assert "Begin" not in gitboot("history", "web01", "--path", work.path, "-n", "1")[1]
     assert "Stop" not in gitboot("history", "web01", "--path", work.path, "--rev", "HEAD~1")[1]
 
 
-def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed, work: Work) -> None:
+def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed, work: WorkTree) -> None:
     work.commit({"bad.yaml": "kind: Nonsense"}, "Break")
     work.commit({"bad.yaml": None, "image.yaml": image("flatcar-2"), "04.yaml": profile("web", "flatcar-2")}, "Bump")
     found = json.loads(gitboot("history", "web01", "--path", work.path, "-o", "json")[1])
@@ -374,7 +378,7 @@ def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed,
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("command_line", "said"),
     [
         ("history web02 --path {work}", "no commit in the history of HEAD contains a server 'web02'"),
         ("history web01 --path {work} --rev WORKTREE", "WORKTREE has no history"),
@@ -386,17 +390,17 @@ def test_history_as_json_has_every_field_and_the_invalid_commits(gitboot: Typed,
     ],
 )
 def test_a_wrong_input_ends_in_one_message(
-    gitboot: Typed, work: Work, monkeypatch: pytest.MonkeyPatch, typed: str, said: str
+    gitboot: Typed, work: WorkTree, monkeypatch: pytest.MonkeyPatch, command_line: str, said: str
 ) -> None:
     nothing = work.path.parent / "nothing"
     nothing.mkdir()
     monkeypatch.chdir(work.path)
-    code, out, err = gitboot(*typed.format(work=work.path, nothing=nothing).split())
+    code, out, err = gitboot(*command_line.format(work=work.path, nothing=nothing).split())
     assert (code, out) == (64, "")
     assert said in " ".join(err.split())
 
 
-def test_a_shallow_clone_is_reported(gitboot: Typed, work: Work, tmp_path: Path) -> None:
+def test_a_shallow_clone_is_reported(gitboot: Typed, work: WorkTree, tmp_path: Path) -> None:
     work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
     work.git("clone", "--quiet", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
     assert "git fetch --unshallow" in gitboot("history", "web01", "--path", tmp_path / "shallow")[2]
@@ -405,7 +409,7 @@ def test_a_shallow_clone_is_reported(gitboot: Typed, work: Work, tmp_path: Path)
 # images
 
 
-def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typed, work: Work) -> None:
+def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typed, work: WorkTree) -> None:
     reason = "The NIC loses its VLAN tags under newer drivers of 2026"
     pin = f"pin: {{image: flatcar-0, reason: {reason}, until: '2026-11-01T00:00:00Z'}}"
     stream = document(
@@ -424,7 +428,7 @@ def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typ
             },
         }
     )
-    (work.path.parent / "records.json").write_bytes(encode_records({uuid_of("web01"): Record(image="flatcar-0")}))  # type: ignore[dict-item]
+    (work.path.parent / "records.json").write_bytes(encode_records({make_uuid("web01"): Record(image="flatcar-0")}))  # type: ignore[dict-item]
     code, out, _ = gitboot(
         "images", work.path, "--at", "2026-11-20T00:00:00Z", "--records", work.path.parent / "records.json"
     )
@@ -451,7 +455,9 @@ def test_images_fit_in_100_columns_and_show_pins_rollouts_and_holds(gitboot: Typ
     ]
 
 
-def test_images_show_claims_followed_sources_and_boots_without_a_required_signature(gitboot: Typed, work: Work) -> None:
+def test_images_show_claims_followed_sources_and_boots_without_a_required_signature(
+    gitboot: Typed, work: WorkTree
+) -> None:
     key, url = "F" * 40, "https://vendor.test/kernel"
     claims = f"{{kernel: {{url: '{url}', sha256: {SHA}, provenance: {{digest: signed, key: {key}}}}}, "
     claims += f"initrds: [{{url: 'assets:a', sha256: {SHA}, provenance: {{digest: firstSeen}}}}, "
@@ -495,7 +501,7 @@ def test_images_show_claims_followed_sources_and_boots_without_a_required_signat
     ]
 
 
-def test_a_fleet_without_streams_has_one_table(gitboot: Typed, work: Work) -> None:
+def test_a_fleet_without_streams_has_one_table(gitboot: Typed, work: WorkTree) -> None:
     _, out, _ = gitboot("images", work.path)
     assert out.splitlines()[0].split()[0] == "IMAGE"
     assert out.splitlines()[1].split() == ["flatcar-1", "1", "1", "?", "0", "-"]

@@ -12,13 +12,13 @@ import pytest
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.policy_selection import compute_rollout_percentage
-from tests.helpers.fleets import configured, fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.fleets import fleet, image, make_mac, make_uuid, policy, profile, server, write_configuration
+from tests.helpers.instance_with_bmcs import CommandResult, run_command
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 
 def joins(name: str) -> int:
-    return compute_rollout_percentage("stable", SystemUuid(uuid_of(name)))
+    return compute_rollout_percentage("stable", SystemUuid(make_uuid(name)))
 
 
 NAMES = sorted((f"web{number:02}" for number in range(6)), key=joins)
@@ -60,12 +60,12 @@ class Site:
             ["git", *arguments], cwd=at or self.clone, check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    def advance(self, *more: object, records: object = None, accepts: tuple[str, ...] = (ACCEPTED,)) -> Done:
+    def advance(self, *more: object, records: object = None, accepts: tuple[str, ...] = (ACCEPTED,)) -> CommandResult:
         where = ("--records", records or self.instance.url, "--path", self.clone, *accepts)
-        return typed("rollout", "advance", "stable", *STEPS, *where, *more)
+        return run_command("rollout", "advance", "stable", *STEPS, *where, *more)
 
     def boot(self, name: str) -> None:
-        assert self.instance.get(f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe").status_code == 200
+        assert self.instance.get(f"/v1/boot/{make_mac(name).replace(':', '-')}/boot.ipxe").status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("rollout")
     repository = Repository.create(folder / "git")
     repository.push(FLEET, "Begin")
-    options = ("--poll", "3600", "--check-assets", "off", *configured(max_update_percent=100))
+    options = ("--poll", "3600", "--check-assets", "off", *write_configuration(max_update_percent=100))
     with running(repository.bare, folder, *options, records="fresh") as instance:
         yield Site(folder, repository, instance)
 
@@ -182,5 +182,5 @@ def test_missing_records_prove_nothing(site: Site, records: str, code: Exit, sai
     ],
 )
 def test_wrong_arguments_are_usage_errors(site: Site, arguments: tuple[str, ...], said: str) -> None:
-    found = typed(*arguments, "--path", site.clone, "--records", site.output)
+    found = run_command(*arguments, "--path", site.clone, "--records", site.output)
     assert (found.code, said in found.err) == (Exit.USAGE, True), found

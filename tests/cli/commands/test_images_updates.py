@@ -13,11 +13,11 @@ import pytest
 
 from gitboot.cli.commands import images
 from gitboot.cli.main import Exit
-from tests.helpers.artifact_servers import digest_of
+from tests.helpers.artifact_servers import compute_digest
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.git_repositories import ENVIRONMENT, Person, gpg_people
 from tests.helpers.image_vendors import ImageVendor, image_vendor
-from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.instance_with_bmcs import CommandResult, run_command
 
 NOW = datetime(2026, 11, 20, 22, tzinfo=UTC)
 STREAM = """\
@@ -74,8 +74,8 @@ class Site:
     def follow(self, more: str, name: str = "stable") -> None:
         self.commit({f"streams/{name}.yaml": STREAM.format(name=name, follow=f", {more}" if more else "")})
 
-    def update(self, *more: object) -> Done:
-        return typed("update-images", "--path", self.path, "--image-keys", self.vendor.keys, *more)
+    def update(self, *more: object) -> CommandResult:
+        return run_command("update-images", "--path", self.path, "--image-keys", self.vendor.keys, *more)
 
     def update_one(self, *more: object) -> dict[str, Any]:
         (found,) = self.update("-o", "json", *more).json["streams"]
@@ -120,10 +120,10 @@ def test_a_new_release_becomes_one_commit_that_adds_the_image_and_begins_the_rol
         "Index signed by: the vendor does not sign it\n\n"
         f"x86_64.kernel: signed by {key} ({url}/1.1.0/amd64/vmlinuz.sig)\n"
         f"  {url}/1.1.0/amd64/vmlinuz\n"
-        f"  sha256 {digest_of(kernel)}, {len(kernel):,} bytes\n\n"
+        f"  sha256 {compute_digest(kernel)}, {len(kernel):,} bytes\n\n"
         f"x86_64.initrds.0: signed by {key} ({url}/1.1.0/amd64/initrd.sig)\n"
         f"  {url}/1.1.0/amd64/initrd\n"
-        f"  sha256 {digest_of(initrd)}, {len(initrd):,} bytes"
+        f"  sha256 {compute_digest(initrd)}, {len(initrd):,} bytes"
     )
     document = site.git("show", f"{BRANCH}:images/someos-1.1.0.yaml")
     assert "  kernelArguments:\n" not in document  # the current image has no arguments, so the new one has none
@@ -132,8 +132,8 @@ def test_a_new_release_becomes_one_commit_that_adds_the_image_and_begins_the_rol
     assert done.out.splitlines()[0] == "stable: proposed: someos-1.1.0 is the newest release that matches spec.follow"
     assert done.out.splitlines()[-1] == f"    committed on the branch {BRANCH}"
     site.git("checkout", "--quiet", BRANCH)
-    assert typed("validate", site.path).code == 0
-    checked = typed("artifacts", "signatures", site.path, "--image-keys", site.vendor.keys, "--since", "main")
+    assert run_command("validate", site.path).code == 0
+    checked = run_command("artifacts", "signatures", site.path, "--image-keys", site.vendor.keys, "--since", "main")
     assert checked.code == 0, checked
 
 
@@ -148,7 +148,7 @@ def test_a_later_run_and_one_in_another_clone_make_no_other_commit_until_a_newer
         assert again[name] == first[name], name
     assert site.vendor.web.asked - asked == {("GET", "/stable.json"): 1}, "nothing else is downloaded"
     options = ("--path", tmp_path / "other", "--image-keys", site.vendor.keys, "-o", "json")
-    assert typed("update-images", *options).json["streams"][0]["commit"] == first["commit"]
+    assert run_command("update-images", *options).json["streams"][0]["commit"] == first["commit"]
     site.vendor.publish("1.10.0", "2026-11-10T00:00:00Z")
     site.vendor.publish("1.9.0", "2026-11-09T00:00:00Z")
     site.vendor.publish("1.11.0-beta.1", "2026-11-11T00:00:00Z")
@@ -245,7 +245,7 @@ def test_a_release_without_a_date_has_the_age_of_its_commit(
     options = ("--path", clone, "--image-keys", site.vendor.keys, "-o", "json")
     for age, outcome in ((timedelta(days=3, seconds=-1), "Waits"), (timedelta(days=3), "Proposed")):
         monkeypatch.setattr(images, "current_second", lambda age=age: NOW + age)
-        (found,) = typed("update-images", *options).json["streams"]
+        (found,) = run_command("update-images", *options).json["streams"]
         assert (found["outcome"], found["ready"]) == (outcome, outcome == "Proposed")
         assert (found["commit"], found["new"], found["title"]) == (first["commit"], False, first["title"])
 
@@ -360,7 +360,9 @@ def test_one_failed_stream_does_not_stop_the_others(site: Site) -> None:
 def test_a_newer_image_of_another_channel_does_not_block_a_stream(site: Site) -> None:
     site.vendor.publish("2.0.0", "2026-11-05T00:00:00Z", channel="beta")
     assert (
-        typed("new", "image", "someos", "--channel", "beta", "--path", site.path, "--image-keys", site.vendor.keys).code
+        run_command(
+            "new", "image", "someos", "--channel", "beta", "--path", site.path, "--image-keys", site.vendor.keys
+        ).code
         == 0
     )
     site.commit({})
@@ -381,7 +383,7 @@ def test_streams_with_one_source_share_the_image_and_one_of_them_may_follow_late
     assert site.git("diff", "--name-only", f"main..{BRANCH}") == "streams/stable.yaml"
     assert "BootImage/someos-1.1.0 is already in the fleet." in later["message"]
     site.git("merge", "--quiet", BRANCH)
-    assert typed("validate", site.path).code == 0
+    assert run_command("validate", site.path).code == 0
 
 
 def test_a_release_of_another_channel_with_the_same_version_is_not_rolled_out(site: Site) -> None:
@@ -421,7 +423,7 @@ def test_settings_of_the_current_image_are_kept_and_those_of_the_source_follow_t
     new = ("new", "image", "someos", "1.0.0", "--path", site.path, "--image-keys", site.vendor.keys)
     site.commit({"images/someos-1.0.0.yaml": None})
     site.commit({"streams/stable.yaml": None, "profile.yaml": None, "policy.yaml": None, "servers/web01.yaml": None})
-    assert typed(*new).code == 0
+    assert run_command(*new).code == 0
     written = (site.path / "images/someos-1.0.0.yaml").read_text()
     assert "someos.release=1.0.0" in written
     site.follow("architectures: [x86_64]")

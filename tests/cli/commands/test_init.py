@@ -45,13 +45,13 @@ from tests.helpers.forges import (
     CommentHost,
     Fleet,
     fill_hashes,
-    fresh,
-    on_github,
-    on_gitlab,
-    programs_of,
-    shell,
+    recreate_folder,
+    run_on_github,
+    run_on_gitlab,
+    run_step,
+    write_programs,
 )
-from tests.helpers.git_repositories import Minisign, Work, by_gpg, find_fingerprint, gpg_people
+from tests.helpers.git_repositories import Minisign, WorkTree, find_fingerprint, gpg_people, sign_with_gpg
 
 ROOT = Path(__file__).parents[3]
 
@@ -167,7 +167,7 @@ def test_the_requirement_for_ci_is_what_was_installed(
 
 
 def test_a_checkout_is_installed_from_the_remote_that_has_its_commit(tmp_path: Path) -> None:
-    work = Work(tmp_path / "gitboot here")
+    work = WorkTree(tmp_path / "gitboot here")
     head = work.commit({"a": "1"})
     made = write_dist_info(
         tmp_path, "pip", {"url": f"file://{tmp_path}/gitboot%20here", "dir_info": {"editable": True}}
@@ -264,10 +264,10 @@ def test_a_file_is_rejected_as_a_directory(tmp_path: Path) -> None:
         gitboot("init", tmp_path / "fleet" / "below")
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_init_prints_how_to_complete_commands_in_a_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    gitboot("completion", shell)
-    assert f"_GITBOOT_COMPLETE={shell}_complete" in capsys.readouterr().out
+@pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
+def test_init_prints_how_to_complete_commands_in_a_shell(shell_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    gitboot("completion", shell_name)
+    assert f"_GITBOOT_COMPLETE={shell_name}_complete" in capsys.readouterr().out
 
 
 def test_commands_and_options_are_completed(
@@ -296,7 +296,7 @@ REINSTALLS = {"servers/web01.yaml": ("provision: 1", "provision: 2")}
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs as a job has them: each gitboot is a new process, and imports nothing from its working directory."""
     command = f'PYTHONPATH={ROOT} exec {sys.executable} -P -m gitboot "$@"'
-    return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
+    return write_programs(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 
 
 # The CI of a pull request
@@ -316,12 +316,14 @@ def test_a_valid_change_passes_and_gets_a_comment_about_the_changes_of_its_merge
     assert comment["body"].startswith("<!-- gitboot diff -->")
     assert "1 server changed · 0 added · 0 removed · 1 unchanged" in comment["body"] and "debug" in comment["body"]
     assert host.tokens in ({"Bearer secret"}, {"secret"})
-    assert (ran.kept / ("review.md" if job is on_github else f"{PIPELINE}.md")).read_text() == comment["body"]
-    if job is on_github:  # which shows the comment as the summary, too
+    assert (ran.artifacts / ("review.md" if job is run_on_github else f"{PIPELINE}.md")).read_text() == comment["body"]
+    if job is run_on_github:  # which shows the comment as the summary, too
         assert (fleet.job.parent / "summary.md").read_text() == comment["body"]
 
 
-@pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+@pytest.mark.parametrize(
+    ("job", "step"), [(run_on_github, "Diff"), (run_on_gitlab, "script")], ids=["GitHub", "GitLab"]
+)
 def test_a_held_change_fails_until_the_printed_line_is_in_the_commit(
     job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
@@ -336,7 +338,10 @@ def test_a_held_change_fails_until_the_printed_line_is_in_the_commit(
 
 @pytest.mark.parametrize(
     ("job", "steps"),
-    [pytest.param(on_github, ("Validate", "Diff"), id="GitHub"), pytest.param(on_gitlab, ("script",), id="GitLab")],
+    [
+        pytest.param(run_on_github, ("Validate", "Diff"), id="GitHub"),
+        pytest.param(run_on_gitlab, ("script",), id="GitLab"),
+    ],
 )
 def test_an_invalid_change_fails_at_its_line(
     job: Any, steps: tuple[str, ...], fleet: Fleet, host: CommentHost, programs: Path
@@ -347,14 +352,16 @@ def test_an_invalid_change_fails_at_its_line(
     assert re.search(r"^servers/web01\.yaml:\d+:3: GB1022: ", ran.out, re.MULTILINE)
     (comment,) = host.comments
     assert "invalid: 1 error" in comment["body"] and "GB1022" in comment["body"]
-    if job is on_github:
+    if job is run_on_github:
         assert re.search(r"^::error file=servers/web01\.yaml,line=\d+,col=3,title=GB1022::", ran.out, re.MULTILINE)
-        assert '"GB1022"' in (ran.kept / "problems.sarif").read_text()
+        assert '"GB1022"' in (ran.artifacts / "problems.sarif").read_text()
     else:
-        assert 'classname="GB1022"' in (ran.kept / f"{PIPELINE}.xml").read_text()
+        assert 'classname="GB1022"' in (ran.artifacts / f"{PIPELINE}.xml").read_text()
 
 
-@pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+@pytest.mark.parametrize(
+    ("job", "step"), [(run_on_github, "Diff"), (run_on_gitlab, "script")], ids=["GitHub", "GitLab"]
+)
 def test_e19_ci_also_judges_commits_that_the_instance_has_not_accepted_yet(
     job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
@@ -375,7 +382,9 @@ def test_e19_ci_also_judges_commits_that_the_instance_has_not_accepted_yet(
     assert job(fleet, host, programs, accepted=accepted).failed == {}
 
 
-@pytest.mark.parametrize(("job", "step"), [(on_github, "Signatures"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
+@pytest.mark.parametrize(
+    ("job", "step"), [(run_on_github, "Signatures"), (run_on_gitlab, "script")], ids=["GitHub", "GitLab"]
+)
 def test_an_unsigned_image_fails_if_the_runner_has_keys(
     job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
@@ -402,7 +411,7 @@ def test_the_comment_shows_which_claims_about_signatures_are_verified(
         kernel = tmp_path / "vmlinuz"
         kernel.write_bytes(b"kernel")
         file: dict[str, Any] = {"url": f"{server.url}/vmlinuz", "sha256": server.put("/vmlinuz", b"kernel").sha256}
-        server.put("/vmlinuz.sig", by_gpg(people["vendor"], kernel))
+        server.put("/vmlinuz.sig", sign_with_gpg(people["vendor"], kernel))
         file |= {"signature": {"openpgp": f"{server.url}/vmlinuz.sig"}, "provenance": {"digest": "signed", "key": key}}
         image: dict[str, Any] = {
             "apiVersion": "gitboot.dev/v1alpha1",
@@ -426,7 +435,7 @@ def test_the_comment_shows_which_claims_about_signatures_are_verified(
 
 def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
-    assert (on_gitlab(fleet, host, programs, GITBOOT_TOKEN="").failed, host.comments) == ({}, [])
+    assert (run_on_gitlab(fleet, host, programs, GITBOOT_TOKEN="").failed, host.comments) == ({}, [])
     assert yaml.safe_load(build_seed_file(CI[1]))["gitboot:note"]["rules"][0]["if"].endswith("&& $GITBOOT_TOKEN")
 
 
@@ -468,12 +477,12 @@ spec:
 """
 
 
-def rollout_jobs(fleet: Fleet, environment: dict[str, str], *, on_github: bool) -> Iterator[tuple[int, str]]:
+def rollout_jobs(fleet: Fleet, environment: dict[str, str], *, is_github: bool) -> Iterator[tuple[int, str]]:
     """The first job, then the second in a fresh folder, with what the first has left."""
-    temporary = fresh(fleet.job.parent / "temporary")
+    temporary = recreate_folder(fleet.job.parent / "temporary")
     environment = {**environment, "RUNNER_TEMP": str(temporary), "CI_COMMIT_SHA": fleet.work.git("rev-parse", "main")}
     fleet.begin_job()
-    if on_github:
+    if is_github:
         jobs = yaml.safe_load((fleet.work.path / CI[3]).read_text())["jobs"]
         first, second = ([each["run"] for each in jobs[name]["steps"] if "run" in each] for name in jobs)
         scripts = ["\n".join(each for each in first if "pip" not in each), *second]
@@ -483,20 +492,20 @@ def rollout_jobs(fleet: Fleet, environment: dict[str, str], *, on_github: bool) 
         jobs = yaml.safe_load((fleet.work.path / CI[1]).read_text())
         scripts = ["\n".join(jobs[name]["script"]) for name in ("gitboot:rollout", "gitboot:propose")]
         bundle = fleet.job / "rollout" / f"{PIPELINE}.bundle"
-    yield shell(fleet.job, scripts[0], environment)
-    kept = bundle.read_bytes() if bundle.exists() else None
-    if kept is not None:
+    yield run_step(fleet.job, scripts[0], environment)
+    artifacts = bundle.read_bytes() if bundle.exists() else None
+    if artifacts is not None:
         fleet.begin_job()
-        if on_github:
+        if is_github:
             fleet.checkout(merged=True)
-        fresh(bundle.parent)
-        bundle.write_bytes(kept)
-        yield shell(fleet.job, scripts[1], environment)
+        recreate_folder(bundle.parent)
+        bundle.write_bytes(artifacts)
+        yield run_step(fleet.job, scripts[1], environment)
 
 
-@pytest.mark.parametrize("on_github", [True, False], ids=["GitHub", "GitLab"])
+@pytest.mark.parametrize("is_github", [True, False], ids=["GitHub", "GitLab"])
 def test_a_job_without_gitboot_proposes_the_next_rollout_step_in_a_pull_request(
-    on_github: bool, fleet: Fleet, programs: Path, tmp_path: Path
+    is_github: bool, fleet: Fleet, programs: Path, tmp_path: Path
 ) -> None:
     fleet.work.git("switch", "--quiet", "main")
     applied = fleet.work.commit({"streams/stable.yaml": STABLE}, "Roll out")
@@ -534,19 +543,19 @@ def test_a_job_without_gitboot_proposes_the_next_rollout_step_in_a_pull_request(
         "GIT_CONFIG_KEY_0": f"url.{fleet.remote}.insteadOf",
         "GIT_CONFIG_VALUE_0": "https://gitboot:secret@x.test:443/acme/fleet.git",
     }
-    ((code, told),) = rollout_jobs(fleet, environment, on_github=on_github)
+    ((code, told),) = rollout_jobs(fleet, environment, is_github=is_github)
     assert (code, "f" * 12 in told) == (64, True), told  # an unknown commit
     (ops / "status.json").write_text(json.dumps({**status, "applied": {"commit": applied}}))
-    ran = list(rollout_jobs(fleet, environment, on_github=on_github))
+    ran = list(rollout_jobs(fleet, environment, is_github=is_github))
     assert [code for code, _ in ran] == [0, 0], ran
     branch = "gitboot/rollout-stable-1"
     assert fleet.work.git("--git-dir", str(fleet.remote), "log", "-1", "--format=%P %s", branch) == (
         f"{applied} Roll flatcar-4459.2.4 out to 1 % of stable"
     )
-    if on_github:
+    if is_github:
         assert (tmp_path / "outputs").read_text() == f"branch={branch}\n"
         assert (tmp_path / "asked").read_text() == f"pr create --head {branch} --fill\n"
-    ((code, told),) = rollout_jobs(fleet, environment, on_github=on_github)
+    ((code, told),) = rollout_jobs(fleet, environment, is_github=is_github)
     assert (code, "already" in told) == (0, True)  # it is proposed
 
 
@@ -608,9 +617,9 @@ def test_t13_only_the_job_without_the_branch_may_write() -> None:
 
 
 def test_main_is_validated_and_not_compared(fleet: Fleet, host: CommentHost, programs: Path) -> None:
-    ran = on_gitlab(fleet, host, programs, CI_MERGE_REQUEST_IID="")
+    ran = run_on_gitlab(fleet, host, programs, CI_MERGE_REQUEST_IID="")
     assert ran.failed == {}, ran.out
-    assert [path.name for path in ran.kept.iterdir()] == [f"{PIPELINE}.xml"]
+    assert [path.name for path in ran.artifacts.iterdir()] == [f"{PIPELINE}.xml"]
 
 
 # pre-commit

@@ -26,9 +26,9 @@ from tests.helpers.forges import (
     CommentHost,
     Fleet,
     fill_hashes,
-    fresh,
-    programs_of,
-    shell,
+    recreate_folder,
+    run_step,
+    write_programs,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ FOLDERS = ("review", "rollout", "gitboot")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs as a job has them: each gitboot is a new process, as its console script is."""
     command = f'exec {Path(sys.executable).parent}/gitboot "$@"'
-    return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
+    return write_programs(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 
 
 def link(fleet: Fleet, target: Path, *names: str) -> None:
@@ -125,7 +125,7 @@ def test_finding_s2_no_symlink_of_a_branch_is_followed_into_a_stored_artifact(
     link(fleet, key, "gitboot.key", "gitboot.yaml.txt", *WRITTEN, "review/key.md", "review/key.xml")
     fleet.change(HARMLESS)
     ran = job(fleet, host, programs)
-    found = [path for path in ran.kept.rglob("*") if path.is_file()]
+    found = [path for path in ran.artifacts.rglob("*") if path.is_file()]
     assert found
     assert not any(path.is_symlink() or b"PRIVATE KEY" in path.read_bytes() for path in found)
     assert "PRIVATE KEY" not in str(host.comments)
@@ -269,7 +269,7 @@ def test_finding_s17_the_command_in_the_packages_file_adds_the_hash_that_pip_req
     (command,) = re.findall(r"^#   (.+)$", text, re.MULTILINE)
     alone = "".join(f"{line}\n" for line in text.splitlines() if line.startswith(("#", "gitboot")))
     (repository / PACKAGES).write_text(alone)
-    tools = fresh(tmp_path / "tools")
+    tools = recreate_folder(tmp_path / "tools")
     (tools / "pip").write_text(f'#!/bin/sh\nexec {sys.executable} -m pip --disable-pip-version-check "$@"\n')
     (tools / "pip").chmod(0o755)
     environment = {
@@ -283,15 +283,17 @@ def test_finding_s17_the_command_in_the_packages_file_adds_the_hash_that_pip_req
     }
     steps = yaml.safe_load(build_seed_file(CI[0]))["jobs"]["comment"]["steps"]
     (install,) = (step["run"] for step in steps if step.get("name") == "Install")
-    code, out = shell(repository, install, environment)
+    code, out = run_step(repository, install, environment)
     assert (code, "sha256:MISSING" in out) == (1, True)
-    code, out = shell(repository, command, {name: value for name, value in environment.items() if name != "PIP_TARGET"})
+    code, out = run_step(
+        repository, command, {name: value for name, value in environment.items() if name != "PIP_TARGET"}
+    )
     assert code == 0, out
-    code, out = shell(repository, install, environment)
+    code, out = run_step(repository, install, environment)
     assert code == 0, out
     assert (tmp_path / "target" / "gitboot_as_packed.py").read_text() == "first = True"
     wheel(index, "second = True")
-    code, out = shell(repository, install, environment)
+    code, out = run_step(repository, install, environment)
     assert code != 0 and "DO NOT MATCH THE HASHES" in out
 
 
@@ -331,7 +333,7 @@ def push_rollout(
     main = fleet.work.git("rev-parse", "main")
     fleet.work.git("switch", "--quiet", "--force-create", branch, "main")
     fleet.work.commit(changed)
-    temporary = fresh(tmp_path / "temporary")
+    temporary = recreate_folder(tmp_path / "temporary")
     fleet.begin_job()
     if forge == "GitHub":
         fleet.checkout(merged=True)
@@ -349,7 +351,7 @@ def push_rollout(
         bundle = fleet.job / "rollout" / f"{PIPELINE}.bundle"
     bundle.parent.mkdir()
     fleet.work.git("bundle", "create", "--quiet", str(bundle), f"main..{branch}")
-    tools = fresh(tmp_path / "tools")
+    tools = recreate_folder(tmp_path / "tools")
     (tools / "gh").write_text("#!/bin/sh\n")
     (tools / "gh").chmod(0o755)
     environment = {
@@ -373,7 +375,7 @@ def push_rollout(
         "GITHUB_SHA": main,
         "BUNDLE": base64.b64encode(bundle.read_bytes()).decode(),
     }
-    return shell(fleet.job, script, environment)
+    return run_step(fleet.job, script, environment)
 
 
 # S14 and S15: names

@@ -23,9 +23,9 @@ import yaml
 from gitboot.cli.commands.init import CI, build_seed_file
 from gitboot.cli.main import cli
 from gitboot.resolve.provisioning_record import encode_records
-from tests.helpers.artifact_servers import ArtifactServer, artifact_server, digest_of
-from tests.helpers.forges import HARMLESS, INVALID, PIPELINE, Fleet, fresh, shell
-from tests.helpers.git_repositories import ENVIRONMENT, Person, by_gpg, find_fingerprint, gpg_people
+from tests.helpers.artifact_servers import ArtifactServer, artifact_server, compute_digest
+from tests.helpers.forges import HARMLESS, INVALID, PIPELINE, Fleet, recreate_folder, run_step
+from tests.helpers.git_repositories import ENVIRONMENT, Person, find_fingerprint, gpg_people, sign_with_gpg
 from tests.helpers.http_peers import WebRequest, WebResponse, web_server
 
 ROOT: Final = Path(__file__).parents[3]
@@ -218,7 +218,7 @@ class Repository:
 
     def write_updates(self, branches: list[str] | None = None) -> None:
         """Write the report, and a bundle with the branches of the report."""
-        fresh(self.updates)
+        recreate_folder(self.updates)
         Path(f"{self.bundle}.json").write_text(json.dumps({"streams": self.streams}))
         branches = branches if branches is not None else [each["branch"] for each in self.streams]
         if branches:
@@ -227,8 +227,8 @@ class Repository:
 
     def run_second_job(self) -> tuple[int, str]:
         self.fleet.work.git("push", "--quiet", "--force", "origin", "refs/heads/main")
-        fresh(self.fleet.job)
-        temporary = fresh(self.folder / "temporary")
+        recreate_folder(self.fleet.job)
+        temporary = recreate_folder(self.folder / "temporary")
         environment = {"PATH": f"{self.programs}:{os.environ['PATH']}", "GITBOOT_SUBPATH": self.subpath}
         match self.forge:
             case Forge.GITHUB:
@@ -248,7 +248,7 @@ class Repository:
                     "BUNDLE": base64.b64encode(bundle.read_bytes()).decode() if bundle.exists() else "",
                 }
                 script = find_step(GITEA, "propose", "Propose")
-        return shell(self.fleet.job, script, {"TMPDIR": str(temporary), **environment})
+        return run_step(self.fleet.job, script, {"TMPDIR": str(temporary), **environment})
 
     def describe_gitlab(self) -> dict[str, str]:
         return {
@@ -299,7 +299,7 @@ def make(tmp_path: Path) -> Iterator[Callable[[Forge], Repository]]:
             fleet.work.git("switch", "--quiet", "main")
             (tmp_path / "gitea" / "acme").mkdir(parents=True)
             (tmp_path / "gitea" / "acme" / "fleet.git").symlink_to(fleet.remote)
-            programs = fresh(tmp_path / "programs")
+            programs = recreate_folder(tmp_path / "programs")
             (programs / "gh").write_text(_GH.format(python=sys.executable, store=str(tmp_path / "gh.json")))
             (programs / "gh").chmod(0o755)
             host.remote = fleet.remote
@@ -484,7 +484,7 @@ def test_a_proposal_is_one_commit_on_the_commit_of_the_job(
             commit = work.git("commit-tree", "-p", "main", "-p", older, "-m", "Merge", f"{BRANCH}^{{tree}}")
             work.git("update-ref", f"refs/heads/{BRANCH}", commit)
             repository.streams[0]["commit"] = commit
-    fresh(repository.updates)
+    recreate_folder(repository.updates)
     Path(f"{repository.bundle}.json").write_text(json.dumps({"streams": repository.streams}))
     work.git("bundle", "create", "--quiet", str(repository.bundle), f"refs/heads/{BRANCH}", f"^{older}")
     code, out = repository.run_second_job()
@@ -569,8 +569,8 @@ def run_first_job(repository: Repository, exit_code: int | None, keys: str = "")
         _GITBOOT.format(folder=folder) if exit_code is not None else _INSTALLED
     )
     (repository.programs / "gitboot").chmod(0o755)
-    fresh(repository.fleet.job)
-    temporary, outputs = fresh(folder / "temporary"), folder / "outputs"
+    recreate_folder(repository.fleet.job)
+    temporary, outputs = recreate_folder(folder / "temporary"), folder / "outputs"
     outputs.write_text("")
     environment = {
         "PATH": f"{repository.programs}:{os.environ['PATH']}",
@@ -602,7 +602,7 @@ def run_first_job(repository: Repository, exit_code: int | None, keys: str = "")
     told = ""
     for number, script in enumerate(scripts):
         more = {"TOKEN": "job-secret"} if repository.forge is Forge.GITEA and number == 0 else {}
-        code, out = shell(repository.fleet.job, script, environment | more)
+        code, out = run_step(repository.fleet.job, script, environment | more)
         told += out
         if code:
             break
@@ -663,9 +663,9 @@ def test_gitea_refuses_more_than_a_variable_can_carry(make: Callable[[Forge], Re
 def test_on_gitea_only_the_default_branch_gets_proposals(make: Callable[[Forge], Repository]) -> None:
     repository = make(Forge.GITEA)
     script = find_step(GITEA, "update", "Clone").replace("/tmp/", f"{repository.folder}/")
-    fresh(repository.fleet.job)
+    recreate_folder(repository.fleet.job)
     environment = {**repository.describe_gitea(), "GITHUB_REF_NAME": "change", "TOKEN": TOKEN}
-    code, out = shell(repository.fleet.job, script, environment)
+    code, out = run_step(repository.fleet.job, script, environment)
     assert (code, "change is not the default branch" in out) == (1, True)
 
 
@@ -698,11 +698,11 @@ def publish(server: ArtifactServer, person: Person, version: str, folder_of_list
     folder = f"/metalos/{version}"
     content = f"kernel of {version}".encode()
     server.put(f"{folder}/vmlinuz-amd64", content)
-    listed = f"{digest_of(content)}  vmlinuz-amd64\n".encode()
+    listed = f"{compute_digest(content)}  vmlinuz-amd64\n".encode()
     server.put(f"{folder}/SHA256SUMS", listed)
     file = folder_of_lists / f"SHA256SUMS-{version}"
     file.write_bytes(listed)
-    server.put(f"{folder}/SHA256SUMS.asc", by_gpg(person, file, "--armor", "--detach-sign"))
+    server.put(f"{folder}/SHA256SUMS.asc", sign_with_gpg(person, file, "--armor", "--detach-sign"))
     versions = sorted({path.split("/")[2] for path in server.files if path.startswith("/metalos/1")})
     page = "".join(f'<a href="{each}/">{each}/</a>\n' for each in versions)
     server.put("/metalos/", f"<html>{page}</html>".encode(), "text/html")
@@ -760,7 +760,7 @@ def run_gitboot(*arguments: str | Path) -> None:
 
 def take_updates(repository: Repository, outputs: Mapping[str, str]) -> None:
     """Move what the first job kept to the place from which the second job takes it."""
-    fresh(repository.updates)
+    recreate_folder(repository.updates)
     match repository.forge:
         case Forge.GITHUB:
             for path in (repository.folder / "temporary" / "gitboot").iterdir():
@@ -824,8 +824,8 @@ def test_gitea_proposes_the_next_step_of_a_rollout(make: Callable[[Forge], Repos
     (ops / "status.json").write_text(json.dumps(status))
     (repository.programs / "gitboot").write_text(_INSTALLED)
     (repository.programs / "gitboot").chmod(0o755)
-    fresh(repository.fleet.job)
-    temporary, outputs = fresh(tmp_path / "temporary"), tmp_path / "outputs"
+    recreate_folder(repository.fleet.job)
+    temporary, outputs = recreate_folder(tmp_path / "temporary"), tmp_path / "outputs"
     environment = {
         **repository.describe_gitea(),
         "PATH": f"{repository.programs}:{os.environ['PATH']}",
@@ -839,10 +839,10 @@ def test_gitea_proposes_the_next_step_of_a_rollout(make: Callable[[Forge], Repos
     }
     for name in ("Clone", "Advance"):
         script = find_step(GITEA_ROLLOUT, "advance", name).replace("/tmp/", f"{temporary}/")
-        code, out = shell(repository.fleet.job, script, environment)
+        code, out = run_step(repository.fleet.job, script, environment)
         assert code == 0, out
     environment["BUNDLE"] = outputs.read_text().strip().removeprefix("bundle=")
-    code, out = shell(repository.fleet.job, find_step(GITEA_ROLLOUT, "propose", "Propose"), environment)
+    code, out = run_step(repository.fleet.job, find_step(GITEA_ROLLOUT, "propose", "Propose"), environment)
     assert code == 0, out
     (request,) = repository.host.read()
     branch, title = "gitboot/rollout-stable-1", "Roll flatcar-4459.2.4 out to 1 % of stable"
@@ -857,8 +857,8 @@ def run_review(fleet: Fleet, programs: Path, event: str = "pull_request", **more
     (folder / "acme").mkdir(exist_ok=True)
     (folder / "acme" / "fleet.git").unlink(missing_ok=True)
     (folder / "acme" / "fleet.git").symlink_to(fleet.remote)
-    temporary = fresh(folder / "gitea-temporary")
-    fresh(fleet.job)
+    temporary = recreate_folder(folder / "gitea-temporary")
+    recreate_folder(fleet.job)
     environment = {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "GITBOOT_SUBPATH": fleet.subpath,
@@ -872,9 +872,9 @@ def run_review(fleet: Fleet, programs: Path, event: str = "pull_request", **more
     scripts = [
         find_step(GITEA_REVIEW, "review", name).replace("/tmp/", f"{temporary}/") for name in ("Fetch", "Review")
     ]
-    code, out = shell(fleet.job, scripts[0], environment)
+    code, out = run_step(fleet.job, scripts[0], environment)
     if code == 0:
-        code, out = shell(fleet.job, scripts[1], environment)
+        code, out = run_step(fleet.job, scripts[1], environment)
     return code, out
 
 

@@ -32,8 +32,17 @@ from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import get
-from tests.helpers.fleets import configured, uuid_of
-from tests.helpers.instance_with_bmcs import POOL, Blade, Done, Rack, boots, condition, typed, until_condition
+from tests.helpers.fleets import make_uuid, write_configuration
+from tests.helpers.instance_with_bmcs import (
+    POOL,
+    Blade,
+    CommandResult,
+    Rack,
+    boots,
+    condition,
+    run_command,
+    wait_for_condition,
+)
 from tests.helpers.running_instance import Instance, eventually
 from tests.render.test_page import read_page_data, rows
 
@@ -78,9 +87,9 @@ def spoil(rack: Rack) -> None:
 
 
 def test_records_are_shown_with_the_wanted_provision_and_unknown_ones_come_first(rack: Rack) -> None:
-    rack.blades["web02"].uuid = uuid_of("another board")
+    rack.blades["web02"].uuid = make_uuid("another board")
     rack.push()
-    rack.once(*configured(max_small_group=100))
+    rack.once(*write_configuration(max_small_group=100))
     since = show_records(rack)["web01"]["record"]["provisionedAt"]
     assert rack.said("records", "show").splitlines() == [
         "SERVER  WANTED  PROVISIONED  IMAGE      POOL  EVIDENCE  SINCE              DRIFT",
@@ -101,7 +110,7 @@ def test_the_summary_of_records_counts_what_the_rows_show(rack: Rack) -> None:
     rack.said("approve", digest, *REINSTALL, *REASON)
     rack.add("web03", provision=1)
     rack.push()
-    rack.once(*configured(max_small_group=100), *rack.spooling)
+    rack.once(*write_configuration(max_small_group=100), *rack.spool_options)
     lines = rack.said("records", "show").splitlines()
     assert [re.split(r"\s{2,}", line)[:7] for line in lines[1:3]] == [
         ["web01", "2", "1", "flatcar-1", "web", "pending", "-"],
@@ -114,7 +123,7 @@ def test_a_record_set_without_an_instance_takes_effect_at_the_next_reconcile(rac
     said = rack.said("records", "set", "web01", "pending", *REASON)
     assert said == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-4711)\n"
     assert show_records(rack)["web01"]["record"]["provision"] is None
-    rack.once(*rack.spooling)
+    rack.once(*rack.spool_options)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 0)
     said = rack.said("records", "set", "web01", "provisioned", *REASON)
     assert said == "recorded web01 as provisioned: provision 1 with BootImage/flatcar-1 (INC-4711)\n"
@@ -125,16 +134,16 @@ def test_a_record_set_without_an_instance_takes_effect_at_the_next_reconcile(rac
 def test_many_records_are_set_by_one_request_that_lists_them_and_needs_yes(rack: Rack) -> None:
     before = show_records(rack)
     for more in ((), ("-l", "role=db", "--yes"), ("web01", "web03", "--yes")):
-        done = rack.typed("records", "set", "pending", *REASON, *more)
+        done = rack.run_command("records", "set", "pending", *REASON, *more)
         assert (done.code, show_records(rack)) == (Exit.USAGE, before), done
     order = ("records", "set", "pending", "-l", "!role", *REASON)
-    done = rack.typed(*order)  # no terminal
+    done = rack.run_command(*order)  # no terminal
     assert (done.code, show_records(rack)) == (Exit.USAGE, before) and "--yes" in done.err
     assert "web01   1       1            flatcar-1  web   Adopted" in done.out
     assert "gitboot would record 2 servers as pending: INC-4711" in done.out
     assert rack.said(*order, "--yes").endswith("set 2 records (INC-4711)\n")
     assert [item["step"] for item in show_records(rack).values()] == ["Pending", "Pending"]
-    rack.once(*rack.spooling)
+    rack.once(*rack.spool_options)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 1)
 
 
@@ -147,7 +156,7 @@ def test_a_person_at_a_terminal_must_confirm(
             return True
 
     monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
-    rack.typed("records", "set", "web01", "web02", "pending", *REASON)
+    rack.run_command("records", "set", "web01", "web02", "pending", *REASON)
     assert [item["step"] for item in show_records(rack).values()] == [step, step]
 
 
@@ -170,7 +179,7 @@ def test_an_installation_by_another_tool_is_recorded_with_its_version_or_image(r
     assert json.loads(rack.said("images", "-o", "json"))["foreign"] == {"Ubuntu 22.04.5": 1}
     rack.settings += ", outputs: [ipxe, grub, pages]"
     rack.push()
-    rack.once(*rack.spooling)
+    rack.once(*rack.spool_options)
     assert rack.blades["web01"].times_set == 0
     uuid = SystemUuid(rack.blades["web01"].uuid)
     published = read_records(rack.output / "ops" / "records")[uuid]
@@ -198,7 +207,7 @@ def test_a_wrong_statement_about_another_tool_changes_no_record(
     rack: Rack, arguments: tuple[str, ...], expected: str
 ) -> None:
     before = show_records(rack)
-    done = rack.typed("records", "set", "web01", *arguments, *REASON)
+    done = rack.run_command("records", "set", "web01", *arguments, *REASON)
     assert (done.code, expected in done.err, show_records(rack)) == (Exit.USAGE, True, before)
 
 
@@ -210,7 +219,7 @@ def test_another_image_that_a_policy_would_replace_needs_confirmation(tmp_path: 
         rack.push()
         rack.once(records="adopt")
         order = ("records", "set", "web01", "provisioned", "--version", "Ubuntu 22.04.5", *REASON)
-        done = rack.typed(*order)
+        done = rack.run_command(*order)
         assert done.code == Exit.USAGE and "--yes" in done.err
         expected = "1 server would be installed (web01), because their policies set networkBoot: OnImageChange"
         assert expected in done.out
@@ -222,10 +231,10 @@ def test_another_image_that_a_policy_would_replace_needs_confirmation(tmp_path: 
 def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: Rack) -> None:
     document = json.loads(encode_records(read_records(rack.output / "ops" / "records")))
     document["items"][0]["image"] = "flatcar-2"
-    document["items"].append({**document["items"][0], "uuid": uuid_of("a stray")})
+    document["items"].append({**document["items"][0], "uuid": make_uuid("a stray")})
     file = rack.folder / "told.json"
     file.write_text(json.dumps(document))
-    done = rack.typed("records", "import", file, *REASON)
+    done = rack.run_command("records", "import", file, *REASON)
     assert (done.code, done.out) == (Exit.FINE, "set 2 records (INC-4711)\n")
     assert done.err == "ignored 1 of 3 records: the accepted commit does not contain their servers\n"
     assert [list(item["drift"]) for item in show_records(rack).values()] == [["ImageDrift"], []]
@@ -248,7 +257,7 @@ def test_a_file_without_valid_records_changes_nothing(rack: Rack, content: str |
     else:
         file.write_text(content)
     before = show_records(rack)
-    done = rack.typed("records", "import", file, *REASON)
+    done = rack.run_command("records", "import", file, *REASON)
     assert (done.code, done.out, show_records(rack)) == (Exit.USAGE, "", before)
     assert str(file) in done.err and said in done.err and "Traceback" not in done.err
 
@@ -257,27 +266,27 @@ def test_a_file_without_valid_records_changes_nothing(rack: Rack, content: str |
 
 
 def test_an_approval_must_name_the_held_commit_and_the_guard_that_holds_it(rack: Rack) -> None:
-    nothing = rack.typed("approve", "0" * 64, *REINSTALL, *REASON)
+    nothing = rack.run_command("approve", "0" * 64, *REINSTALL, *REASON)
     assert (nothing.code, nothing.err) == (
         Exit.STALE,
         "gitboot: no guard holds a commit, so there is no commit to approve\n",
     )
     digest = hold(rack)
     for other_digest in ("0" * 64, "0" * 12):
-        stale = rack.typed("approve", other_digest, *REINSTALL, *REASON)
+        stale = rack.run_command("approve", other_digest, *REINSTALL, *REASON)
         assert (
             stale.code,
             f"the changes of the held commit have the digest {digest}, not {other_digest}: review them again"
             in stale.err,
         ) == (Exit.STALE, True), stale
-    other = rack.typed("approve", digest, "--guard", "maxDeletes", *REASON)
+    other = rack.run_command("approve", digest, "--guard", "maxDeletes", *REASON)
     assert (other.code, other.err) == (
         Exit.STALE,
         "gitboot: the commit is held by maxReinstalls, not by maxDeletes\n",
     )
     assert rack.once().code == Exit.HELD
     assert rack.said("approve", digest, *REINSTALL, *REASON).startswith("approved maxReinstalls")
-    assert rack.once(*rack.spooling).code == Exit.FINE
+    assert rack.once(*rack.spool_options).code == Exit.FINE
     assert rack.blades["web01"].times_set == 1
 
 
@@ -304,9 +313,9 @@ def test_finding_r10_status_prints_one_command_that_approves_the_held_commit_on_
         (command,) = (line for line in lines if "gitboot approve" in line or "--reason" in line)
         (review,) = (line for line in lines if "gitboot diff" in line or "--accepted" in line)
         assert command == f"gitboot approve {digest[:16]} --all-guards --state {rack.state} --reason '…'"
-        assert "maxReinstalls" in typed(*shlex.split(review)[1:]).out
+        assert "maxReinstalls" in run_command(*shlex.split(review)[1:]).out
         assert [line for line in lines if digest in line] == [f"Gitboot-Ack: {digest} maxReinstalls"]
-    pasted = typed(*shlex.split(command)[1:])
+    pasted = run_command(*shlex.split(command)[1:])
     assert (pasted.code, "is a placeholder from an example" in " ".join(pasted.err.split())) == (Exit.USAGE, True)
 
 
@@ -331,26 +340,26 @@ def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -
         (digest + "0", Exit.USAGE, "is not a digest"),
         ("0" * 8, Exit.STALE, f"have the digest {digest}, not 00000000"),
     ):
-        done = rack.typed("approve", prefix, "--all-guards", *REASON)
+        done = rack.run_command("approve", prefix, "--all-guards", *REASON)
         assert (done.code, said in done.err) == (code, True), done
     for guards in ((), ("--all-guards", *REINSTALL)):
-        done = rack.typed("approve", digest[:8], *guards, *REASON)
+        done = rack.run_command("approve", digest[:8], *guards, *REASON)
         assert (done.code, "--all-guards, or with --guard GUARD" in done.err) == (Exit.USAGE, True), done
     said = rack.said("approve", digest[:8].upper(), "--all-guards", *REASON)
     assert said.startswith(f"approved maxReinstalls for the changes {digest[:12]}")
-    assert rack.once(*rack.spooling).code == Exit.FINE
+    assert rack.once(*rack.spool_options).code == Exit.FINE
 
 
 def test_finding_r13_the_exit_code_of_status_shows_the_conditions(rack: Rack) -> None:
-    assert rack.typed("status").code == Exit.FINE
-    rack.typed("stop-installs", *REASON)
-    assert rack.typed("status", "-o", "json").code == Exit.PARTIAL
+    assert rack.run_command("status").code == Exit.FINE
+    rack.run_command("stop-installs", *REASON)
+    assert rack.run_command("status", "-o", "json").code == Exit.PARTIAL
     rack.said("allow-installs")
     hold(rack)
-    assert rack.typed("status").code == Exit.HELD
+    assert rack.run_command("status").code == Exit.HELD
     rack.said("suspend", *REASON, "--until", "1d12h")
     rack.once()
-    assert rack.typed("status").code == Exit.SUSPENDED
+    assert rack.run_command("status").code == Exit.SUSPENDED
 
 
 @for_each(
@@ -364,7 +373,7 @@ def test_finding_r13_the_exit_code_of_status_shows_the_conditions(rack: Rack) ->
     ],
 )
 def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: str) -> None:
-    done = rack.typed("suspend", *arguments.split())
+    done = rack.run_command("suspend", *arguments.split())
     assert (done.code, said in done.err) == (Exit.USAGE, True), done
     assert rack.said("resume") == "the acceptance of commits was not suspended\n"
 
@@ -392,7 +401,7 @@ def test_e16_install_boots_stopped_from_a_shell_stay_stopped_until_they_are_allo
         eventually(lambda: planned_phase(instance, web) == "Disk")
         assert boots(instance, web) == "disk"
         eventually(lambda: f"gitboot allow-installs --state {rack.state}" in rack.said("status"))
-    told = rack.typed("stop-installs", *REASON)
+    told = rack.run_command("stop-installs", *REASON)
     assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
@@ -408,7 +417,7 @@ def left(rack: Rack) -> Blade:
     """A server that is to be installed, by a tree whose instance has ended."""
     web = rack.add("web09", provision=1)
     rack.push()
-    with rack.running(*rack.spooling) as instance:
+    with rack.running(*rack.spool_options) as instance:
         eventually(lambda: planned_phase(instance, web) == "Network")
     return web
 
@@ -429,9 +438,9 @@ def offered(url: str) -> dict[str, Any]:
 
 
 def test_e16_endpoints_stop_at_once_without_an_instance(rack: Rack, left: Blade) -> None:
-    with served(rack.output, *map(str, rack.spooling)) as (url, _):
+    with served(rack.output, *map(str, rack.spool_options)) as (url, _):
         assert offered(url)["status"]
-        told = rack.typed("stop-installs", *REASON)
+        told = rack.run_command("stop-installs", *REASON)
         assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
         script = get(url + left.entry).text
         assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
@@ -447,15 +456,15 @@ def test_e16_endpoints_stop_at_once_without_an_instance(rack: Rack, left: Blade)
 def test_e16_a_stop_written_only_for_endpoints_reaches_the_ledger_later(rack: Rack, left: Blade) -> None:
     with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
-        told = rack.typed("stop-installs", *REASON)
+        told = rack.run_command("stop-installs", *REASON)
         assert (told.code, "the ledger does not record the stop" in told.err) == (Exit.PARTIAL, True), told
     for _ in range(2):  # it outlives restarts
-        with rack.running(*rack.spooling) as instance:
-            found = until_condition(instance, "InstallsAllowed", status=False, reason="Stopped")
+        with rack.running(*rack.spool_options) as instance:
+            found = wait_for_condition(instance, "InstallsAllowed", status=False, reason="Stopped")
             assert found["message"].endswith(": INC-4711")
             eventually(partial(has_phase, instance, left, "Disk"))
             eventually(lambda: not left.stands)
-    with rack.running(*rack.spooling) as instance:
+    with rack.running(*rack.spool_options) as instance:
         assert "web09" in rack.said("allow-installs")
         eventually(lambda: planned_phase(instance, left) == "Network")
 
@@ -464,11 +473,11 @@ def test_e16_an_unwritable_directory_is_named_and_other_endpoints_still_stop(rac
     """If OUTPUT is read-only, the stop reaches endpoints through the fetch log, and stays until it can be ended."""
     word = rack.output / "ops" / STOP_FILE
     (word / "in the way").mkdir(parents=True)
-    with served(rack.output, *map(str, rack.spooling)) as (url, _):
-        told = rack.typed("stop-installs", *REASON)
+    with served(rack.output, *map(str, rack.spool_options)) as (url, _):
+        told = rack.run_command("stop-installs", *REASON)
         assert (told.code, f"{word.parent} cannot be written" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
-        told = rack.typed("allow-installs")
+        told = rack.run_command("allow-installs")
         assert (told.code, "the stop stays in force for this folder" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         shutil.rmtree(word)
@@ -508,14 +517,14 @@ def test_requests_reach_a_running_instance_at_once(rack: Rack) -> None:
         assert "recorded web01 as provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
         eventually(lambda: not web.stands)
         rack.said("suspend", "--until", soon(hours=1), *REASON)
-        found = until_condition(instance, "AcceptingCommits", status=False, reason="Suspended")
+        found = wait_for_condition(instance, "AcceptingCommits", status=False, reason="Suspended")
         assert "INC-4711" in found["message"]
         rack.blades["web02"].provision = 2
         commit = rack.push("Reinstall web02")
-        assert rack.typed("reconcile").code == Exit.SUSPENDED
+        assert rack.run_command("reconcile").code == Exit.SUSPENDED
         assert (instance.status()["attempted"]["commit"], web.times_set) != (commit, 2)
         rack.said("resume")
-        until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
+        wait_for_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
         rack.said("approve", instance.status()["attempted"]["held"]["digest"], *REINSTALL, *REASON)
         eventually(lambda: rack.blades["web02"].stands)
         eventually(lambda: condition(instance, "CommitAccepted")["status"])
@@ -530,7 +539,7 @@ def test_status_counts_records_drift_and_bmcs(rack: Rack) -> None:
     rack.said("records", "set", "web01", "pending", *REASON)
     rack.pool = tuple(text.replace("image: flatcar-1", "image: flatcar-2") for text in rack.pool)
     rack.push("Go on to flatcar-2")
-    rack.once(*rack.spooling)
+    rack.once(*rack.spool_options)
     document = json.loads(rack.said("status", "-o", "json"))
     assert (document["records"], document["drift"]) == ({"Provisioned": 1, "Pending": 1}, {"ImageDrift": 1})
     assert document["bmcs"] == {"Applied": 1}
@@ -595,9 +604,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         yield made
 
 
-def type_on(state: Path, ended: Rack, command: str) -> Done:
+def type_on(state: Path, ended: Rack, command: str) -> CommandResult:
     words = [str(ended.output / "ops" / "records") if word == "FILE" else word for word in command.split()]
-    done = typed(*words, "--state", state)
+    done = run_command(*words, "--state", state)
     assert "Traceback" not in done.err
     return done
 
@@ -741,7 +750,7 @@ def test_finding_r13_events_are_chosen_by_number_and_time(rack: Rack) -> None:
     assert events(rack, "--since", "2h") == known[-1:]
     assert len(events(rack, "--since", "1d", "-n", "3")) == 3
     assert events(rack, "--since", soon(hours=1)) == []
-    wrong = rack.typed("events", "--since", "yesterday")
+    wrong = rack.run_command("events", "--since", "yesterday")
     assert (wrong.code, "a duration before now: 2h, 30m, 1d12h" in " ".join(wrong.err.split())) == (Exit.USAGE, True)
 
 
@@ -783,20 +792,20 @@ def unverified(tmp_path: Path) -> Iterator[Rack]:
         made.add("web01", provision=1)
         made.add("web02", provision=1)
         made.push()
-        assert made.once(*made.spooling).code == Exit.PARTIAL
+        assert made.once(*made.spool_options).code == Exit.PARTIAL
         yield made
 
 
-def begun_with(rack: Rack, records: Mapping[str, Record]) -> tuple[Done, list[list[str]]]:
+def begun_with(rack: Rack, records: Mapping[str, Record]) -> tuple[CommandResult, list[list[str]]]:
     """The outcome of `records begin FILE` without a terminal, and the rows of its table."""
     file = rack.folder / "records.json"
     file.write_text(json.dumps({"items": [{"uuid": uuid, **record_facts(each)} for uuid, each in records.items()]}))
-    done = rack.typed("records", "begin", file)
+    done = rack.run_command("records", "begin", file)
     return done, [re.split(r" {2,}", line) for line in done.out.splitlines() if "  " in line]
 
 
 def test_finding_r17_begin_shows_what_happens_to_each_server_and_asks_only_to_install(unverified: Rack) -> None:
-    installed, board = Record(provision=1, image="flatcar-1"), uuid_of("not yet described")
+    installed, board = Record(provision=1, image="flatcar-1"), make_uuid("not yet described")
     known = unverified.blades["web01"].uuid
     asked, rows = begun_with(unverified, {known: Record()})
     assert (asked.code, "add --yes to confirm" in asked.err) == (Exit.USAGE, True)

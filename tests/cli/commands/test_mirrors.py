@@ -13,7 +13,7 @@ import pytest
 from gitboot.fetchlog.spool import read_new
 from tests.fetchlog.test_access_logs import NGINX, OBSERVED
 from tests.helpers.endpoints import ENTRY
-from tests.helpers.forked_commands import captured
+from tests.helpers.forked_commands import run_forked
 
 LINE = json.dumps(NGINX) + "\n"
 HEAD = json.dumps({**NGINX, "method": "HEAD"}) + "\n"
@@ -42,7 +42,7 @@ def spool(tmp_path: Path) -> Path:
 
 def observe(*arguments: object, given: str = "", most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
     if most_bytes is None:
-        return captured("read-access-logs", *arguments, given=given)
+        return run_forked("read-access-logs", *arguments, given=given)
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.main import Exit
-from tests.helpers.artifact_servers import IRONCORE, digest_of, registry
+from tests.helpers.artifact_servers import IRONCORE, compute_digest, registry
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.git_repositories import Person, gpg_people
 from tests.helpers.image_vendors import ImageVendor, image_vendor
-from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.instance_with_bmcs import CommandResult, run_command
 
 KERNEL, INITRD, ISO = b"kernel" * 1000, b"initrd" * 1000, b"iso" * 1000
 
@@ -51,8 +51,8 @@ def path(vendor: ImageVendor, tmp_path: Path) -> Path:
     return path
 
 
-def new(path: Path, *arguments: object) -> Done:
-    return typed("new", "image", *arguments, "--path", path)
+def new(path: Path, *arguments: object) -> CommandResult:
+    return run_command("new", "image", *arguments, "--path", path)
 
 
 def keys(vendor: ImageVendor) -> tuple[str, Path]:
@@ -73,8 +73,8 @@ def test_the_newest_release_becomes_a_document_of_the_fleet(path: Path, vendor: 
     )
     for part in ("userData: Ignition/3.4", "- someos.release=1.10.0", "    aarch64:\n", "    x86_64:\n"):
         assert part in text
-    assert typed("validate", path).code == 0
-    assert typed("artifacts", "signatures", path, *keys(vendor)).code == 0
+    assert run_command("validate", path).code == 0
+    assert run_command("artifacts", "signatures", path, *keys(vendor)).code == 0
 
 
 def test_a_version_a_channel_an_architecture_and_a_name_can_be_chosen(path: Path, vendor: ImageVendor) -> None:
@@ -120,7 +120,7 @@ def test_an_existing_document_is_never_overwritten(path: Path, vendor: ImageVend
 def test_single_files_with_checksum_files_beside_them(path: Path, vendor: ImageVendor) -> None:
     vendor.web.put("/files/vmlinuz", KERNEL)
     vendor.web.put("/files/initrd", INITRD)
-    vendor.web.put("/files/SHA256SUMS", f"{digest_of(KERNEL)}  vmlinuz\n".encode())
+    vendor.web.put("/files/SHA256SUMS", f"{compute_digest(KERNEL)}  vmlinuz\n".encode())
     url = f"{vendor.url}/files"
     done = new(path, "rescue", "7.2", "--kernel", f"{url}/vmlinuz", "--initrd", f"{url}/initrd", "-o", "json")
     assert (done.code, done.json["name"]) == (0, "rescue-7.2"), done
@@ -130,15 +130,15 @@ def test_single_files_with_checksum_files_beside_them(path: Path, vendor: ImageV
     ]
     assert done.json["document"].startswith(f"# rescue-7.2. Written by gitboot from {url}/vmlinuz\n")
     assert "annotations" not in done.json["document"]
-    assert typed("validate", path).code == 0
+    assert run_command("validate", path).code == 0
     vendor.web.put("/files/vmlinuz", b"other")
     changed = new(path, "rescue", "7.3", "--kernel", f"{url}/vmlinuz")
-    assert (changed.code, f"but {url}/SHA256SUMS states {digest_of(KERNEL)}" in changed.err) == (Exit.SOURCE, True)
+    assert (changed.code, f"but {url}/SHA256SUMS states {compute_digest(KERNEL)}" in changed.err) == (Exit.SOURCE, True)
 
 
 def test_the_url_of_an_iso_image_is_enough(path: Path, vendor: ImageVendor) -> None:
     vendor.web.put("/memtest-7.20.iso", ISO)
-    vendor.web.put("/memtest-7.20.iso.sha256", f"{digest_of(ISO)}\n".encode())
+    vendor.web.put("/memtest-7.20.iso.sha256", f"{compute_digest(ISO)}\n".encode())
     done = new(path, f"{vendor.url}/memtest-7.20.iso", "7.20")
     assert done.code == 0, done
     assert "version: '7.20'" in (path / "images/memtest-7.20.yaml").read_text()
@@ -152,9 +152,11 @@ def test_files_of_this_host_get_the_urls_under_which_they_are_served(path: Path,
     done = new(path, "own", "1.0", *files, "--assets", assets, "--architecture", "aarch64")
     assert done.code == 0, done
     text = (path / "images/own-1.0.yaml").read_text()
-    assert f"url: assets:own/1.0/vmlinuz\n        sha256: {digest_of(KERNEL)}\n        size: {len(KERNEL)}\n" in text
+    assert (
+        f"url: assets:own/1.0/vmlinuz\n        sha256: {compute_digest(KERNEL)}\n        size: {len(KERNEL)}\n" in text
+    )
     assert "aarch64:" in text
-    assert typed("validate", path).code == 0
+    assert run_command("validate", path).code == 0
     outside = tmp_path / "outside"
     outside.write_bytes(KERNEL)
     assert "is not below" in new(path, "own", "1.1", "--kernel", outside, "--assets", assets).err
@@ -169,10 +171,10 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         done = new(path, at, "--registries", there.allowed)
         assert done.code == 0, done
         text = (path / "images/someos-3.0.yaml").read_text()
-        assert f"url: oci://{there.host}/team/someos@sha256:{digest_of(KERNEL)}\n" in text
+        assert f"url: oci://{there.host}/team/someos@sha256:{compute_digest(KERNEL)}\n" in text
         assert "digest: published" in text
         assert new(path, at, "--name", "other").code == Exit.SOURCE  # the registry is not allowed
-    assert typed("validate", path).code == 0
+    assert run_command("validate", path).code == 0
 
 
 @for_each(

@@ -17,11 +17,11 @@ from gitboot.fetchlog.unknown_machines import (
 )
 from gitboot.files import write_atomically
 from tests.fetchlog.test_unknown_machines import SENT
-from tests.helpers.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.helpers.instance_with_bmcs import Done, typed
+from tests.helpers.fleets import fleet, image, make_mac, make_uuid, policy, profile, server
+from tests.helpers.instance_with_bmcs import CommandResult, run_command
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
-UUID = uuid_of("new")
+UUID = make_uuid("new")
 MAC = "52:54:00:99:99:99"
 INTERFACES = [{"mac": "52:54:00:99:99:96"}, {"mac": "52:54:00:99:99:97", "name": "eno1"}]
 
@@ -46,13 +46,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "fleet"
 
 
-def new(path: Path, *arguments: object, name: str = "web02") -> Done:
-    return typed("new", "server", name, "--path", path, "--state", path.parent, *arguments)
+def new(path: Path, *arguments: object, name: str = "web02") -> CommandResult:
+    return run_command("new", "server", name, "--path", path, "--state", path.parent, *arguments)
 
 
 def test_the_printed_commands_can_be_typed(path: Path) -> None:
     path = path.rename(path.with_name("my fleet"))
-    done = typed("new", "server", "web02", "--path", path, "--mac", "52:54:00:99:99:97", "--uuid", UUID)
+    done = run_command("new", "server", "web02", "--path", path, "--mac", "52:54:00:99:99:97", "--uuid", UUID)
     assert done.out.endswith(f"next step: gitboot validate '{path}'\n")
 
 
@@ -83,9 +83,9 @@ def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(p
         "  vars:\n"
         "    console: ttyS1\n"
     )
-    validated = typed("validate", path)
+    validated = run_command("validate", path)
     assert (validated.code, validated.out.count("error")) == (Exit.FINE, 0), validated
-    [plan] = [each for each in typed("plan", path, "-o", "json").json["items"] if each["server"] == "web02"]
+    [plan] = [each for each in run_command("plan", path, "-o", "json").json["items"] if each["server"] == "web02"]
     assert plan["digest"] is None
 
 
@@ -98,8 +98,8 @@ def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(p
         ),
         (["--seen", "nonsense"], "expected a MAC address"),
         (["--uuid", UUID], "there is no MAC address: add --seen, --bmc or --mac"),
-        (["--mac", mac_of("web01"), "--uuid", UUID], "Server/web01 already has"),
-        (["--mac", MAC, "--uuid", uuid_of("web01").upper()], "Server/web01 already has"),
+        (["--mac", make_mac("web01"), "--uuid", UUID], "Server/web01 already has"),
+        (["--mac", MAC, "--uuid", make_uuid("web01").upper()], "Server/web01 already has"),
         (["--mac", MAC, "--uuid", UUID, "--like", "web09"], "there is no Server/web09"),
         (["--bmc", "https://127.0.0.1:1"], "--bmc needs --as"),
     ],
@@ -115,9 +115,9 @@ def test_a_machine_without_a_known_uuid_gets_a_document_without_one(path: Path) 
     assert new(path, "--seen", "52:54:00:99:99:98", "--like", "web01").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
     assert "uuid:" not in text and "# The UUID is missing" in text
-    assert typed("validate", path).code == Exit.FINE
+    assert run_command("validate", path).code == Exit.FINE
     (path / "servers" / "web02.yaml").write_text(text.replace("lifecycle: Parked", "provision: 1"))
-    refused = typed("validate", path)
+    refused = run_command("validate", path)
     assert refused.code == Exit.INVALID and "GB2021" in refused.out
 
 
@@ -131,7 +131,7 @@ def test_the_inventory_of_an_image_is_in_the_document(path: Path) -> None:
     )
     assert "  - mac: 52:54:00:99:99:96\n  - name: eno1\n    mac: 52:54:00:99:99:97\n" in text
     assert "  uuid: 4c4c4544" in text and "lifecycle: Parked" in text
-    assert typed("validate", path).code == Exit.FINE
+    assert run_command("validate", path).code == Exit.FINE
 
 
 def test_no_file_is_overwritten(path: Path) -> None:

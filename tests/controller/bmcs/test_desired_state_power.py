@@ -19,7 +19,7 @@ from gitboot.controller.bmcs.power_waves import update_power_waves
 from gitboot.controller.maintenance_hooks import HookClient
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Cause
-from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.fleets import fleet, image, maintenance, make_uuid, policy, profile, server, store_credentials
 from tests.helpers.instance_in_process import Bench
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, SUPERMICRO_X10, Profile
@@ -44,7 +44,7 @@ class Hall:
     artifacts: ArtifactWatch | None = None
 
     def __post_init__(self) -> None:
-        give_credentials(self.folder, password="secret")
+        store_credentials(self.folder, password="secret")
         for name in self.names:
             self.machines[name] = self.make_machine(name)
             service = Service(self.machines[name], credentials={"root": "secret"})
@@ -53,7 +53,7 @@ class Hall:
         self.bench.now = self.machines[self.names[0]].now
 
     def make_machine(self, name: str) -> Machine:
-        return Machine(name, uuid=uuid_of(name), profile=self.profile)
+        return Machine(name, uuid=make_uuid(name), profile=self.profile)
 
     def open(self, **given: Any) -> Bench:
         return self.stack.enter_context(
@@ -132,7 +132,7 @@ class Hall:
         return [machine.resets for machine in self.machines.values()]
 
     def states(self, name: str) -> dict[str, PowerRecordState]:
-        return {each.reason: each.state for each in self.bench.knowledge.list_switches(SystemUuid(uuid_of(name)))}
+        return {each.reason: each.state for each in self.bench.knowledge.list_switches(SystemUuid(make_uuid(name)))}
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     hall.machines["web03"].reset("On")
     hall.run(600, step=301)
     assert hall.resets[1] == 0
-    hall.bench.request("back", uuid=uuid_of("web01"), server="web01", reason="looked")
+    hall.bench.request("back", uuid=make_uuid("web01"), server="web01", reason="looked")
     hall.run()
     assert hall.resets[1] == 1 and (hall.bench.condition("PowerWavesRunning") or ())[:1] == (True,)
 
@@ -316,7 +316,7 @@ def test_a_machine_that_was_not_read_yet_counts_as_down(hall: Hall) -> None:
     hall.decide(check())
     hall.bench.reconcile()  # all are read, and their overrides set
     hall.bench.collect()  # and the result is known
-    schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(uuid_of(name)) for name in ("web01", "web02"))
+    schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(make_uuid(name)) for name in ("web01", "web02"))
     turn = partial(
         update_power_waves, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30)
     )
@@ -501,7 +501,7 @@ def test_a_raised_provision_number_waits_for_power_off_again(waiting: Hall) -> N
 
 def test_another_machine_that_is_off_does_not_release_the_installation(waiting: Hall) -> None:
     web01 = waiting.machines["web01"]
-    web01.uuid, web01.serial = uuid_of("another"), "CZ29200XYZ"
+    web01.uuid, web01.serial = make_uuid("another"), "CZ29200XYZ"
     web01.reset("ForceOff")
     waiting.run(62)
     assert waiting.cause("web01") is Cause.WAITING_FOR_POWER_OFF

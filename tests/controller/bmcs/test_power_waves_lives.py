@@ -20,7 +20,7 @@ import pytest
 from gitboot.bmc.power_steps import SHUTDOWN_TIMEOUT
 from gitboot.jsonio import format_instant
 from tests.controller.bmcs.test_desired_state_power import RACKS, Hall
-from tests.helpers.fleets import maintenance, uuid_of
+from tests.helpers.fleets import maintenance, make_uuid
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, SUPERMICRO_X10
 from tests.helpers.redfish_double.server import Drop, Status
@@ -64,9 +64,9 @@ class Blade(Machine):
         super().__init__(name, **facts)
         self.hall = hall
 
-    def asked(self, kind: str) -> None:
+    def execute_reset(self, kind: str) -> None:
         self.hall.is_asked(self, kind)
-        super().asked(kind)
+        super().execute_reset(kind)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class WaveLife(Hall):
         self.reconcile()
 
     def make_machine(self, name: str) -> Machine:
-        return Blade(name, uuid=uuid_of(name), profile=self.profile, hall=self)
+        return Blade(name, uuid=make_uuid(name), profile=self.profile, hall=self)
 
     @property
     def now(self) -> datetime:

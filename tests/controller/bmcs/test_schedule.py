@@ -19,7 +19,7 @@ from gitboot.bmc.override_state import OverrideRecord, OverrideState
 from gitboot.controller.bmcs.schedule import build_override_events
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.helpers.fleets import fleet, give_credentials, image, maintenance, policy, profile, server, uuid_of
+from tests.helpers.fleets import fleet, image, maintenance, make_uuid, policy, profile, server, store_credentials
 from tests.helpers.instance_in_process import Bench
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, ILO6, OPENBMC, SUPERMICRO_X10, Profile
@@ -85,7 +85,7 @@ class Site:
         self.machine.run_through()
         self.bench.now = self.machine.now
 
-    def see_marks_move(self) -> None:
+    def observe_resets(self) -> None:
         """Boot web01 once by a maintenance that writes no disk, so that the marks of its BMC are known to move."""
         self.decide("Never", maintenance("check", "20T11:00 20T14:00", "networkBoot: Once, run: 1"))
         planned = self.bench.reconcile()
@@ -114,7 +114,7 @@ class Site:
     @property
     def states(self) -> dict[str, OverrideState]:
         """Return the recorded state of each override, by its reason."""
-        kept = self.bench.knowledge.list_overrides(SystemUuid(uuid_of("web01")))
+        kept = self.bench.knowledge.list_overrides(SystemUuid(make_uuid("web01")))
         return {each.reason: each.state for each in kept}
 
     def condition(self, type: str) -> tuple[object, ...]:
@@ -137,8 +137,8 @@ def make_site(tmp_path: Path) -> Iterator[MakeSite]:
     with ExitStack() as stack:
 
         def make_site(*, initial: str | None = "fresh", password: str = PASSWORD, profile: Profile = GENERIC) -> Site:
-            give_credentials(tmp_path, password=password)
-            machine = Machine("web01", uuid=uuid_of("web01"), profile=profile)
+            store_credentials(tmp_path, password=password)
+            machine = Machine("web01", uuid=make_uuid("web01"), profile=profile)
             bmc = stack.enter_context(RedfishServer(Service(machine, credentials={"root": PASSWORD})))
 
             def make_bench(**given: Any) -> Bench:
@@ -311,7 +311,7 @@ def test_e27_an_override_that_vanishes_without_a_reset_is_set_again_only_if_mark
     site: Site, have_moved: bool, patches: int, state: OverrideState
 ) -> None:
     if have_moved:
-        site.see_marks_move()
+        site.observe_resets()
     before = site.patches
     site.apply(method="UefiHttp", artifacts="uki", image_spec="configFrom: None")
     site.machine.write(BootSourceOverrideEnabled="Disabled")
@@ -505,7 +505,7 @@ def test_a_fetch_waits_while_its_bmc_does_not_respond_and_counts_in_the_end(site
 
 
 def another_answers(site: Site) -> None:
-    site.machine.uuid, site.machine.serial = uuid_of("another"), "CZ29200XYZ"
+    site.machine.uuid, site.machine.serial = make_uuid("another"), "CZ29200XYZ"
 
 
 def get_bmc_message(site: Site) -> str:
@@ -518,11 +518,11 @@ def test_e25_another_machine_is_a_condition_that_names_both_until_the_document_n
     another_answers(site)
     site.apply()
     assert get_bmc_message(site).startswith(
-        f'AnotherMachine: the BMC reports UUID {uuid_of("another")}, serial "CZ29200XYZ"'
+        f'AnotherMachine: the BMC reports UUID {make_uuid("another")}, serial "CZ29200XYZ"'
     )
-    assert uuid_of("web01") in get_bmc_message(site)
+    assert make_uuid("web01") in get_bmc_message(site)
     assert (site.patches, site.states) == (0, {})
-    site.spec = site.spec.removesuffix("}") + f", reports: {{uuid: {uuid_of('another')}}}}}"
+    site.spec = site.spec.removesuffix("}") + f", reports: {{uuid: {make_uuid('another')}}}}}"
     site.apply()
     assert site.shown == "Once Pxe"
 
@@ -578,7 +578,7 @@ def test_e28_corrected_credentials_are_tried_at_once(make_site: MakeSite, tmp_pa
         (tmp_path / "rack" / "password").write_text(PASSWORD)
         site.reconcile_after(1)
     else:
-        give_credentials(tmp_path, "fixed", password=PASSWORD)
+        store_credentials(tmp_path, "fixed", password=PASSWORD)
         site.spec = site.spec.replace("credentials: rack", "credentials: fixed")
         site.apply()
     assert site.shown == "Once Pxe"
@@ -597,7 +597,7 @@ def test_e36_an_override_of_another_instance_stays(site: Site) -> None:
 @pytest.fixture
 def other(tmp_path: Path, site: Site) -> Iterator[RedfishServer]:
     """Another BMC of web01, which its new document names."""
-    machine = Machine("other", uuid=uuid_of("web01"))
+    machine = Machine("other", uuid=make_uuid("web01"))
     machine.now = site.machine.now
     with RedfishServer(Service(machine, credentials={"root": PASSWORD})) as server:
         yield server
@@ -614,7 +614,7 @@ def test_an_override_on_a_bmc_that_no_document_names_is_cleared(site: Site, gone
         site.decide(bmc=False)
     else:
         documents = [fleet(MONITORS), server("web01", "", f"provision: 1, {site.spec}"), image("flatcar-1")]
-        documents[1] = documents[1].replace(uuid_of("web01"), uuid_of("a new board"))
+        documents[1] = documents[1].replace(make_uuid("web01"), make_uuid("a new board"))
         site.bench.decide(*documents, profile("web", "flatcar-1"), policy("web", often="Once"))
     if again:
         site.restart()
@@ -779,9 +779,9 @@ def test_a_clearing_is_retried_every_ten_seconds_while_the_bmc_rejects_it_in_pos
 class Many:
     def __init__(self, folder: Path, stack: ExitStack, count: int, **given: Any) -> None:
         names = [f"web{number:02}" for number in range(count)]
-        self.machines = [Machine(name, uuid=uuid_of(name), system=name) for name in names]
+        self.machines = [Machine(name, uuid=make_uuid(name), system=name) for name in names]
         self.bmc = stack.enter_context(RedfishServer(Service(*self.machines, credentials={"root": PASSWORD})))
-        give_credentials(folder, password=PASSWORD)
+        store_credentials(folder, password=PASSWORD)
         self.bench = stack.enter_context(Bench(folder, credentials=folder, **given))
         self.bench.now = self.machines[0].now
 
@@ -870,7 +870,7 @@ def count_waiting_requests(many: Many, most: int, expected: int) -> int:
     eventually(lambda: len(many.bmc.service.requests) >= expected)
     time.sleep(0.3)  # in which one too many comes: on a slow machine it is missed, and no other is blamed
     waiting = len(many.bmc.service.requests)
-    many.bmc.let_go()
+    many.bmc.release_hangs()
     many.bench.collect()
     return waiting
 
@@ -903,7 +903,7 @@ def test_of_two_instances_that_were_begun_as_fresh_only_one_sets_a_bmc(
     (tmp_path / "other").mkdir()
     with Bench(tmp_path / "other", credentials=tmp_path) as other:
         other.now = site.bench.now
-        other.commits.push_of_another(site.bench.commits)
+        other.commits.push_copy(site.bench.commits)
         other.reconcile()
         events = [each.type for each in other.events if each.type.startswith("Override")]
         assert events == ["OverrideSetByAnother", "OverrideStalled"]
@@ -1058,7 +1058,7 @@ def test_an_override_for_every_boot_is_not_set_again_by_an_instance_that_may_set
 def test_a_changed_override_is_not_set_if_the_fleet_no_longer_names_the_ledger(site: Site, lost: bool) -> None:
     """Set as it was before, or about to be withdrawn, and wanted again."""
     if lost:
-        site.see_marks_move()
+        site.observe_resets()
     site.apply()
     if lost:
         site.bmc.fault(Drop(applied=True), on="PATCH")
@@ -1162,7 +1162,7 @@ def test_a_maintenance_that_writes_a_disk_is_left_to_the_instance_that_set_it(si
     (tmp_path / "other").mkdir()
     with Bench(tmp_path / "other", credentials=tmp_path) as other:
         other.now = site.bench.now
-        other.commits.push_of_another(site.bench.commits)
+        other.commits.push_copy(site.bench.commits)
         other.reconcile()
         plan = other.reconcile()
         assert plan is not None and (plan.phase, plan.boot) == (Phase.DISK, None)

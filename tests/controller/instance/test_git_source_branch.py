@@ -20,9 +20,9 @@ from gitboot.git.fetch import EMPTY
 from gitboot.git.remote import Remote
 from gitboot.ledger import instance_tables
 from tests.controller.test_reconcile import fleet_files
-from tests.helpers.git_repositories import Work, git_daemon
-from tests.helpers.instance_in_process import in_process
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.git_repositories import WorkTree, git_daemon
+from tests.helpers.instance_in_process import run_in_process
+from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.running_instance import Instance, eventually, locked_ledger, running
 from tests.scenarios.test_credential_files import until
 
@@ -45,19 +45,19 @@ class InMemory:
 
 
 @pytest.fixture
-def work(tmp_path: Path) -> Work:
-    work = Work(tmp_path / "served" / "fleet")
+def work(tmp_path: Path) -> WorkTree:
+    work = WorkTree(tmp_path / "served" / "fleet")
     work.commit(fleet_files())
     return work
 
 
-def place_of(work: Work, url: str, *, is_served: bool) -> str:
+def place_of(work: WorkTree, url: str, *, is_served: bool) -> str:
     return f"{url}/fleet" if is_served else str(work.path)
 
 
 def once(repository: object, folder: Path, *arguments: object) -> Any:
     places = ("--out", folder / "output", "--state", folder / "state", "--check-assets", "off")
-    return typed("run", repository, *places, "--once", *arguments)
+    return run_command("run", repository, *places, "--once", *arguments)
 
 
 def conditions_in(folder: Path) -> dict[str, dict[str, Any]]:
@@ -76,7 +76,7 @@ def without(instance: Instance, type: str) -> None:
     eventually(lambda: type not in {each["type"] for each in instance.status()["conditions"]})
 
 
-def commit_on_main(work: Work) -> str:
+def commit_on_main(work: WorkTree) -> str:
     made = work.git("commit-tree", "-p", "main", "-m", "On main", "main^{tree}")
     work.git("update-ref", "refs/heads/main", made)
     return made
@@ -90,7 +90,7 @@ def applies(instance: Instance, commit: str) -> bool:
 
 
 def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance_runs_and_after_a_restart(
-    work: Work, tmp_path: Path
+    work: WorkTree, tmp_path: Path
 ) -> None:
     with running(work.path, tmp_path, "--poll", "1", records="fresh") as instance:
         work.git("switch", "--quiet", "--create", "experiment")
@@ -103,7 +103,7 @@ def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance
             "still follows main"
         )
         assert instance.status()["branch"] == "refs/heads/main"
-        assert "branch         refs/heads/main" in typed("status", "--state", tmp_path / "state").out
+        assert "branch         refs/heads/main" in run_command("status", "--state", tmp_path / "state").out
     with running(work.path, tmp_path, "--poll", "1") as instance:
         commit = commit_on_main(work)
         eventually(lambda: applies(instance, commit))
@@ -117,7 +117,7 @@ def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance
 
 @pytest.mark.parametrize("is_served", [False, True])
 def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_condition(
-    work: Work, tmp_path: Path, is_served: bool
+    work: WorkTree, tmp_path: Path, is_served: bool
 ) -> None:
     bare = tmp_path / "bare" / "fleet"
     work.git("clone", "--quiet", "--bare", str(work.path), str(bare))
@@ -133,7 +133,8 @@ def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_
         assert (found["status"], found["reason"]) == (False, "DefaultBranchChanged")
         assert "is now trunk, but gitboot still follows main" in found["message"]
         assert (
-            "newest commit  " + work.git("rev-parse", "main")[:12] in typed("status", "--state", tmp_path / "state").out
+            "newest commit  " + work.git("rev-parse", "main")[:12]
+            in run_command("status", "--state", tmp_path / "state").out
         )
         assert "refs/heads/trunk" not in once(place, tmp_path, "--rev", "main").err
         assert "BranchFollowed" not in conditions_in(tmp_path), "a person has named the branch"
@@ -142,7 +143,7 @@ def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_
 
 
 def test_finding_r2_a_first_start_with_a_detached_head_makes_nothing_and_needs_a_rev(
-    work: Work, tmp_path: Path
+    work: WorkTree, tmp_path: Path
 ) -> None:
     work.git("switch", "--quiet", "--detach")
     done = once(work.path, tmp_path)
@@ -157,20 +158,20 @@ def test_finding_r2_a_first_start_with_a_detached_head_makes_nothing_and_needs_a
     assert branch_in(tmp_path) == "main"
 
 
-def test_finding_r2_a_dry_run_reads_the_stored_branch(work: Work, tmp_path: Path) -> None:
+def test_finding_r2_a_dry_run_reads_the_stored_branch(work: WorkTree, tmp_path: Path) -> None:
     once(work.path, tmp_path)
     main = work.head
     work.git("switch", "--quiet", "--create", "experiment")
     work.commit({"README.md": "Work in progress.\n"})
     places = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--check-assets", "off")
-    done = typed("run", work.path, *places, "--dry-run")
+    done = run_command("run", work.path, *places, "--dry-run")
     told = {each["type"]: each for each in map(json.loads, done.err.splitlines())}
     assert told["WouldAccept"]["commit"] == main
     assert branch_in(tmp_path) == "refs/heads/main"
 
 
-def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: Work, tmp_path: Path) -> None:
-    with in_process(tmp_path, work.path) as parts:
+def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: WorkTree, tmp_path: Path) -> None:
+    with run_in_process(tmp_path, work.path) as parts:
         loop = Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=lambda _: None)
         with locked_ledger(tmp_path / "state", parts.ledger):
             loop.run_once()
@@ -186,7 +187,7 @@ def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: 
 
 
 @pytest.mark.parametrize("is_served", [False, True])
-def test_the_default_branch_is_found_once(work: Work, tmp_path: Path, is_served: bool) -> None:
+def test_the_default_branch_is_found_once(work: WorkTree, tmp_path: Path, is_served: bool) -> None:
     record = InMemory()
     with git_daemon(work.path.parent) as url:
         remote = Remote(url=place_of(work, url, is_served=is_served))
@@ -202,7 +203,9 @@ def test_the_default_branch_is_found_once(work: Work, tmp_path: Path, is_served:
         assert later.branch_mismatch is not None and later.branch_mismatch == source.branch_mismatch
 
 
-def test_a_branch_that_was_stored_although_the_ledger_reported_an_error_is_followed(work: Work, tmp_path: Path) -> None:
+def test_a_branch_that_was_stored_although_the_ledger_reported_an_error_is_followed(
+    work: WorkTree, tmp_path: Path
+) -> None:
     class Unsure(InMemory):
         def write(self, followed: FollowedBranch) -> None:
             known, self.followed = self.followed, followed
@@ -222,7 +225,7 @@ def test_a_branch_that_was_stored_although_the_ledger_reported_an_error_is_follo
 
 
 @pytest.mark.parametrize("is_served", [False, True])
-def test_a_detached_head_needs_a_rev(work: Work, tmp_path: Path, is_served: bool) -> None:
+def test_a_detached_head_needs_a_rev(work: WorkTree, tmp_path: Path, is_served: bool) -> None:
     work.git("checkout", "--quiet", "--detach")
     record = InMemory()
     with git_daemon(work.path.parent) as url:
@@ -235,7 +238,9 @@ def test_a_detached_head_needs_a_rev(work: Work, tmp_path: Path, is_served: bool
 
 
 @pytest.mark.parametrize("is_served", [False, True])
-def test_a_changed_head_matters_only_if_gitboot_found_the_branch(work: Work, tmp_path: Path, is_served: bool) -> None:
+def test_a_changed_head_matters_only_if_gitboot_found_the_branch(
+    work: WorkTree, tmp_path: Path, is_served: bool
+) -> None:
     by_rev = MAIN._replace(is_default=False)
     cases: list[tuple[FollowedBranch, tuple[str, ...], str | None]] = [
         (MAIN, ("switch", "--quiet", "--create", "a"), "a is checked out"),
@@ -262,7 +267,7 @@ def test_a_changed_head_matters_only_if_gitboot_found_the_branch(work: Work, tmp
 
 
 def test_after_an_upgrade_a_default_branch_without_the_accepted_commit_is_not_followed(
-    work: Work, tmp_path: Path
+    work: WorkTree, tmp_path: Path
 ) -> None:
     work.git("switch", "--quiet", "--create", "experiment")
     accepted = work.commit({"README.md": "x"})
@@ -280,7 +285,9 @@ def test_after_an_upgrade_a_default_branch_without_the_accepted_commit_is_not_fo
     assert record.followed == FollowedBranch("refs/heads/experiment", is_default=True)
 
 
-def test_a_new_ledger_beside_a_clone_takes_no_branch_without_the_accepted_commit(work: Work, tmp_path: Path) -> None:
+def test_a_new_ledger_beside_a_clone_takes_no_branch_without_the_accepted_commit(
+    work: WorkTree, tmp_path: Path
+) -> None:
     """The ledger was damaged, and the clone still has the commit that was accepted last."""
     earlier = Source(Remote(url=str(work.path)), tmp_path, record=InMemory())
     earlier.accept(earlier.fetch())
@@ -294,7 +301,7 @@ def test_a_new_ledger_beside_a_clone_takes_no_branch_without_the_accepted_commit
 
 @pytest.mark.parametrize("is_served", [False, True])
 def test_the_message_for_a_missing_branch_lists_the_existing_branches(
-    work: Work, tmp_path: Path, is_served: bool
+    work: WorkTree, tmp_path: Path, is_served: bool
 ) -> None:
     work.git("branch", "--move", "main", "trunk")
     with git_daemon(work.path.parent) as url:
@@ -304,7 +311,7 @@ def test_the_message_for_a_missing_branch_lists_the_existing_branches(
             source.fetch()
 
 
-def test_a_new_clone_follows_the_stored_branch(work: Work, tmp_path: Path) -> None:
+def test_a_new_clone_follows_the_stored_branch(work: WorkTree, tmp_path: Path) -> None:
     record = InMemory()
     source = Source(Remote(url=str(work.path)), tmp_path, record=record)
     accepted = source.fetch()
@@ -315,7 +322,7 @@ def test_a_new_clone_follows_the_stored_branch(work: Work, tmp_path: Path) -> No
     assert (source.latest(), source.accepted(), record.followed) == (accepted, accepted, MAIN)
 
 
-def test_leftovers_of_a_killed_first_fetch_are_removed(work: Work, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_first_fetch_are_removed(work: WorkTree, tmp_path: Path) -> None:
     (tmp_path / f"{EMPTY}x" / "objects").mkdir(parents=True)
     with git_daemon(work.path.parent) as url:
         Source(Remote(url=f"{url}/fleet"), tmp_path, record=InMemory()).fetch()
@@ -325,5 +332,5 @@ def test_leftovers_of_a_killed_first_fetch_are_removed(work: Work, tmp_path: Pat
 def test_a_repository_without_a_commit_has_no_branch_to_store(tmp_path: Path) -> None:
     record = InMemory()
     with pytest.raises(SourceError, match="no commit yet"):
-        Source(Remote(url=str(Work(tmp_path / "empty").path)), tmp_path / "state", record=record).fetch()
+        Source(Remote(url=str(WorkTree(tmp_path / "empty").path)), tmp_path / "state", record=record).fetch()
     assert record.followed is None

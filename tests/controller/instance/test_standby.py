@@ -27,10 +27,10 @@ from gitboot.controller.instance.state_directory import CACHE, LEDGER
 from gitboot.git.fetch import CLONE
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import TABLES
-from gitboot.ledger.store import mark_path, read_mark
+from gitboot.ledger.store import get_mark_path, read_mark
 from gitboot.publish.tree_reader import STOP_FILE
 from gitboot.render.endpoint_files import TERMS
-from tests.helpers.cases import present
+from tests.helpers.cases import require_value
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import image, policy, profile
 from tests.helpers.fleets import server as described
@@ -42,14 +42,14 @@ from tests.helpers.instance_with_bmcs import (
     Links,
     Pair,
     Rack,
-    apart,
-    boots_at_host,
+    find_boot_at_host,
     pair,
-    typed,
-    until_condition,
+    run_command,
+    separate_ledger,
+    wait_for_condition,
 )
 from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
-from tests.helpers.running_instance import Instance, begin, eventually, git
+from tests.helpers.running_instance import Instance, begin_records, eventually, git
 
 _logger = logging.getLogger(__name__)
 UNTIL_CERTAIN_S = 600  # an override recorded while the server went down is set a minute later
@@ -60,7 +60,7 @@ def start_both(rack: Rack, hosts: Pair) -> None:
     rack.push()
     hosts.one.start()
     eventually(lambda: hosts.one.url)
-    begin(hosts.one.state, "fresh")
+    begin_records(hosts.one.state, "fresh")
     hosts.two.start()
     eventually(lambda: hosts.two.reason == "StandbyStarted")
 
@@ -73,43 +73,45 @@ def test_one_instance_is_active_and_the_other_shows_that_it_is_standby(rack: Rac
         assert hosts.acting() is hosts.one
         assert str(hosts.one.state) in hosts.two.condition["message"]
         assert hosts.two.url == ""
-        told = typed("status", "--state", hosts.two.state)
+        told = run_command("status", "--state", hosts.two.state)
         assert ", standby\n" in told.out
         assert "StandbyStarted" in told.out
         assert "servers" not in told.out
         assert f"{socket.gethostname()}:{hosts.one.state} is active" in " ".join(
-            typed("doctor", "--state", hosts.two.state).out.split()
+            run_command("doctor", "--state", hosts.two.state).out.split()
         )
         for command in TYPED:
-            refused = typed(*command, "--state", hosts.two.state)
+            refused = run_command(*command, "--state", hosts.two.state)
             assert refused.code == 64, refused
             place = f"{socket.gethostname()} with --state {hosts.one.state}"
             assert f"run the command on {place}" in " ".join(refused.err.split())
             assert "Traceback" not in refused.err
-        assert typed("records", "show", "--state", hosts.one.state).code == 0
-        said = typed("status", "--state", hosts.one.state).out
+        assert run_command("records", "show", "--state", hosts.one.state).code == 0
+        said = run_command("status", "--state", hosts.one.state).out
         assert re.search(r"^lease          1, until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", said, re.M), said
         assert "the instance on this host is active, and renews its lease 1 (valid until" in " ".join(
-            typed("doctor", "--state", hosts.one.state).out.split()
+            run_command("doctor", "--state", hosts.one.state).out.split()
         )
-        assert not hosts.one.told_of("TookOver"), "nobody had acted"
+        assert not hosts.one.has_event("TookOver"), "nobody had acted"
         epoch = hosts.lease()[0]  # type: ignore[index]
         hosts.one.stop()
         assert hosts.lease() is None or hosts.lease()[0] > epoch, "it is given back at once"  # type: ignore[index]
-        assert hosts.taken_over(epoch) is hosts.two
+        assert hosts.wait_for_takeover(epoch) is hosts.two
         (took,) = (event for event in hosts.two.events if event["type"] == "TookOver")
         assert took["lease"] == epoch + 1
         assert took["before"] == f"{socket.gethostname()}:{hosts.one.state}"
-        assert "TookOver" in typed("events", "--state", hosts.two.state).out
+        assert "TookOver" in run_command("events", "--state", hosts.two.state).out
         hosts.one.start()
         eventually(lambda: hosts.one.reason == "StandbyStarted")
         hosts.one.stop()
         assert hosts.one.told[-1]["type"] == "Stopped"
         assert web.times_set == 1
         suspended = ("suspend", "--until", "2100-01-01T00:00Z", "--reason", "a test", "--state")
-        assert typed(*suspended, hosts.one.state).code == 64, "also where nothing runs: it would write beside who acts"
+        assert run_command(*suspended, hosts.one.state).code == 64, (
+            "also where nothing runs: it would write beside who acts"
+        )
         hosts.two.stop()
-        assert typed(*suspended, hosts.one.state).code == 0, "nobody acts: it has the lease while it writes"
+        assert run_command(*suspended, hosts.one.state).code == 0, "nobody acts: it has the lease while it writes"
         assert hosts.lease() is None
         assert hosts.last_epoch == epoch + 2
 
@@ -131,23 +133,23 @@ def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_
             return all(each["status"] for each in status()["conditions"] if each["type"] == "InstallsAllowed")
 
         eventually(offers)
-        stopped = typed(*stop)
+        stopped = run_command(*stop)
         assert (
             stopped.code,
             f"uses the active instance (--state {hosts.one.state})" in " ".join(stopped.err.split()),
         ) == (0, True)
         eventually(lambda: not offers())
         assert [each.exists() for each in words] == [False, True]
-        assert typed(*start).code == 0
+        assert run_command(*start).code == 0
         eventually(offers)
         assert [each.exists() for each in words] == [False, False]
-        fetched = typed("reconcile", "--state", state)
+        fetched = run_command("reconcile", "--state", state)
         assert (
             fetched.code,
             f"uses the active instance (--state {hosts.one.state})" in " ".join(fetched.err.split()),
         ) == (0, True)
         server.sql(f"UPDATE {hosts.schema}.lease SET place = 'elsewhere:/state'")
-        for refused in (typed(*stop), typed(*start), typed("reconcile", "--state", state)):
+        for refused in (run_command(*stop), run_command(*start), run_command("reconcile", "--state", state)):
             assert refused.code == 64
             assert "run the command on elsewhere with --state /state" in " ".join(refused.err.split())
         assert offers()
@@ -155,10 +157,10 @@ def test_stop_and_allow_requests_reach_the_active_instance_on_the_same_host_and_
         hosts.one.pause()  # otherwise it publishes this file again
         server.sql(f"UPDATE {hosts.schema}.lease SET until = 'infinity'")  # and no instance takes over from it
         (hosts.one.folder / "output" / TERMS).unlink()  # as where only a path is the same
-        stopped = typed(*stop)
+        stopped = run_command(*stop)
         assert (stopped.code, "only the endpoints that use" in stopped.err) == (8, True)
         assert words[0].exists(), "endpoints of that host obey"
-        assert typed(*start).code == 8
+        assert run_command(*start).code == 8
         assert not words[0].exists()
 
 
@@ -169,13 +171,13 @@ def test_an_instance_whose_ledger_was_moved_is_no_longer_active(rack: Rack, serv
         start_both(rack, hosts)
         eventually(lambda: web.stands)
         hosts.one.stop()
-        assert hosts.taken_over(1) is hosts.two
+        assert hosts.wait_for_takeover(1) is hosts.two
         copy = ("ledger", "copy", "--state", hosts.one.state, "--to", "file")
 
         def copied() -> bool:
             hosts.two.pause()
             eventually(lambda: hosts.lease() is None)
-            if typed(*copy).code == 0:
+            if run_command(*copy).code == 0:
                 return True
             hosts.two.resume()  # it was in the middle of a write, whose lock it holds
             return False
@@ -204,9 +206,9 @@ def test_an_instance_reports_a_killed_ledger_copy_and_starts_once_the_copy_is_re
     open_ledger(other / LEDGER).close()
     copy = ("ledger", "copy", "--state", other, "--to", ledger.url)
     with monkeypatch.context() as patched:
-        patched.setattr(ledger_command, "note_left", kill)
+        patched.setattr(ledger_command, "record_move", kill)
         with pytest.raises(Killed):
-            typed(*copy)
+            run_command(*copy)
     rack.push()
     with pair(rack, server, ledger) as hosts:
         server.sql(f"UPDATE {hosts.schema}.lease SET until = clock_timestamp()")
@@ -214,7 +216,7 @@ def test_an_instance_reports_a_killed_ledger_copy_and_starts_once_the_copy_is_re
         eventually(lambda: hosts.one.reason == "LedgerUnfinished")
         assert f"an unfinished copy of {other / LEDGER}" in hosts.one.condition["message"]
         assert "run it again on that host: gitboot ledger copy" in hosts.one.condition["message"]
-        assert typed(*copy).code == 0
+        assert run_command(*copy).code == 0
         eventually(lambda: hosts.one.url)
         hosts.one.stop()
 
@@ -254,11 +256,11 @@ def test_a_standby_evaluates_the_newest_commit_and_tolerates_an_invalid_one(rack
         start_both(rack, hosts)
         eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * LARGE)  # a file and a decision each
         rack.repository.push({"web0000.yaml": "kind: Server\n"})
-        eventually(lambda: hosts.one.told_of("Rejected"))
+        eventually(lambda: hosts.one.has_event("Rejected"))
         lease = hosts.lease()
         assert (lease is not None, hosts.two.reason) == (True, "StandbyStarted")
         hosts.one.kill()
-        assert hosts.taken_over(lease[0]) is hosts.two  # type: ignore[index]
+        assert hosts.wait_for_takeover(lease[0]) is hosts.two  # type: ignore[index]
         states = hosts.two.folder / "output" / "ops" / "servers"
         eventually(lambda: len(list(states.glob("*.json"))) == LARGE + 1)
 
@@ -269,8 +271,8 @@ def test_finding_r2_a_standby_follows_the_branch_of_the_active_instance(rack: Ra
     with pair(rack, server, server.address()) as hosts:
         rack.push()
         hosts.one.start()
-        eventually(lambda: hosts.one.url and hosts.one.told_of("Fetched"))
-        begin(hosts.one.state, "fresh")
+        eventually(lambda: hosts.one.url and hosts.one.has_event("Fetched"))
+        begin_records(hosts.one.state, "fresh")
         wip = git(bare, "commit-tree", "-p", "main", "-m", "Work in progress", "main^{tree}")
         git(bare, "update-ref", "refs/heads/experiment", wip)
         git(bare, "symbolic-ref", "HEAD", "refs/heads/experiment")
@@ -282,9 +284,9 @@ def test_finding_r2_a_standby_follows_the_branch_of_the_active_instance(rack: Ra
         assert wip not in pygit2.Repository(clone).odb
         lease = hosts.lease()
         hosts.one.kill()
-        assert lease is not None and hosts.taken_over(lease[0]) is hosts.two
-        instance = present(hosts.two.instance)
-        found = until_condition(instance, "BranchFollowed", status=False, reason="DefaultBranchChanged")
+        assert lease is not None and hosts.wait_for_takeover(lease[0]) is hosts.two
+        instance = require_value(hosts.two.instance)
+        found = wait_for_condition(instance, "BranchFollowed", status=False, reason="DefaultBranchChanged")
         assert "is now experiment" in found["message"]
         assert instance.status()["branch"] == "refs/heads/main"
         eventually(lambda: instance.status()["applied"]["commit"] == commit)
@@ -304,16 +306,16 @@ def test_a_new_active_instance_withholds_what_a_held_revert_takes_back_before_it
         rack.push()
         hosts.one.start()
         eventually(lambda: hosts.one.url)
-        begin(hosts.one.state, "adopt")
+        begin_records(hosts.one.state, "adopt")
         status = hosts.one.instance.status  # type: ignore[union-attr]
         rack.pool = pool("flatcar-2")
         bad = rack.push("Roll out the bad image")
         held = eventually(lambda: status()["attempted"]["held"])
         given = ("approve", held["digest"], "--guard", "maxReinstalls", "--reason", "planned")
-        assert typed(*given, "--state", hosts.one.state).code == 0
+        assert run_command(*given, "--state", hosts.one.state).code == 0
         eventually(lambda: all(web.stands for web in (*installed, waiting)))
         for web in installed:
-            assert "flatcar-2" in boots_at_host(web, hosts.one)
+            assert "flatcar-2" in find_boot_at_host(web, hosts.one)
         rack.pool = pool("flatcar-1")
         revert = rack.push("Take the bad image back")
 
@@ -327,11 +329,11 @@ def test_a_new_active_instance_withholds_what_a_held_revert_takes_back_before_it
         hosts.one.kill()
         git(rack.repository.bare, "update-ref", "refs/heads/main", bad)  # a copy from before the revert
         hosts.two.start()
-        assert hosts.taken_over(hosts.last_epoch) is hosts.two
+        assert hosts.wait_for_takeover(hosts.last_epoch) is hosts.two
         status = hosts.two.instance.status  # type: ignore[union-attr]
         eventually(lambda: "web03" in [each["server"] for each in status()["attempted"]["withheld"]])
-        assert "flatcar" not in boots_at_host(waiting, hosts.two)
-        found = until_condition(hosts.two.instance, "HistoryComplete", status=False, reason="CommitMissing")  # type: ignore[arg-type]
+        assert "flatcar" not in find_boot_at_host(waiting, hosts.two)
+        found = wait_for_condition(hosts.two.instance, "HistoryComplete", status=False, reason="CommitMissing")  # type: ignore[arg-type]
         assert revert[:12] in found["message"]
         git(rack.repository.bare, "update-ref", "refs/heads/main", revert)
         eventually(is_held_by_installed)
@@ -345,11 +347,11 @@ def test_a_new_active_instance_knows_served_boots_and_a_paused_one_serves_and_se
     with pair(rack, server, server.address()) as hosts:
         start_both(rack, hosts)
         eventually(lambda: web.stands)
-        assert "flatcar-1" in boots_at_host(web, hosts.one)
+        assert "flatcar-1" in find_boot_at_host(web, hosts.one)
         status = hosts.one.instance.status  # type: ignore[union-attr]
         eventually(lambda: status()["records"] == {"Provisioned": 1})  # the outcome has reached the database
         hosts.one.pause()
-        assert hosts.taken_over(1) is hosts.two
+        assert hosts.wait_for_takeover(1) is hosts.two
         status = hosts.two.instance.status  # type: ignore[union-attr]
         eventually(lambda: status()["records"] == {"Provisioned": 1})
         again = rack.add("web02", provision=1)
@@ -359,7 +361,7 @@ def test_a_new_active_instance_knows_served_boots_and_a_paused_one_serves_and_se
         eventually(lambda: [each for each in hosts.one.events if each["type"] == "LeaseLost"])
         eventually(lambda: hosts.one.reason == "StandbyStarted")
         assert (web.times_set, again.times_set) == (1, 1)
-        assert "flatcar-1" in boots_at_host(again, hosts.two)
+        assert "flatcar-1" in find_boot_at_host(again, hosts.two)
         eventually(lambda: status()["records"] == {"Provisioned": 2})
         for host in hosts.hosts:
             host.stop()
@@ -375,10 +377,10 @@ def test_a_standby_recognizes_a_restored_backup_of_the_database(rack: Rack, serv
             "CREATE SCHEMA backup; "
             + "; ".join(f"CREATE TABLE backup.{table} AS TABLE {hosts.schema}.{table}" for table in tables)
         )
-        assert "flatcar-1" in boots_at_host(web, hosts.one)
+        assert "flatcar-1" in find_boot_at_host(web, hosts.one)
         status = hosts.one.instance.status  # type: ignore[union-attr]
         eventually(lambda: status()["records"] == {"Provisioned": 1})
-        come, noted = (mark_path(host.state / LEDGER) for host in hosts.hosts)
+        come, noted = (get_mark_path(host.state / LEDGER) for host in hosts.hosts)
         eventually(lambda: read_mark(noted) == read_mark(come))
         hosts.one.kill()
         server.sql(
@@ -387,10 +389,10 @@ def test_a_standby_recognizes_a_restored_backup_of_the_database(rack: Rack, serv
                 for table in tables
             )
         )
-        assert hosts.taken_over(1) is hosts.two
+        assert hosts.wait_for_takeover(1) is hosts.two
         status = hosts.two.instance.status  # type: ignore[union-attr]
         eventually(lambda: "RestoredLedger" in {each["reason"] for each in status()["conditions"]})
-        assert "flatcar-1" not in boots_at_host(web, hosts.two)
+        assert "flatcar-1" not in find_boot_at_host(web, hosts.two)
         assert web.times_set == 1
 
 
@@ -415,7 +417,7 @@ def test_endpoints_on_other_hosts_serve_no_install_boot_from_an_earlier_output_t
             assert hosts.one.instance is not None
             eventually(lambda: hosts.one.instance.status()["records"] == {"Pending": 1, "Provisioned": 1})  # type: ignore[union-attr]
             hosts.one.kill()
-            hosts.taken_over(1)
+            hosts.wait_for_takeover(1)
             other.machine.run_through()
             refused = serve.get(other.entry).text
             assert "flatcar-1" not in refused
@@ -432,7 +434,7 @@ def test_endpoints_on_other_hosts_serve_no_install_boot_from_an_earlier_output_t
 def test_random_failures_of_hosts_and_database_never_set_an_installation_twice(rack: Rack, lives: int) -> None:
     """Killed, paused, ended, cut off from the server, which is killed, too: at random, while a server is installed."""
     chance = random.Random(2027)
-    with apart() as (server, links):
+    with separate_ledger() as (server, links):
         schema = server.new_schema()
         with pair(rack, server, *(links.address(schema, each) for each in range(2))) as hosts:
             web = rack.add("web01", provision=1)
@@ -501,19 +503,19 @@ class Befalling:
     def killed(self, host: Host) -> None:
         epoch = self.epoch
         host.kill()
-        self.hosts.taken_over(epoch)
+        self.hosts.wait_for_takeover(epoch)
         host.start()
 
     def ended(self, host: Host) -> None:
         epoch = self.epoch
         host.stop()
-        self.hosts.taken_over(epoch)
+        self.hosts.wait_for_takeover(epoch)
         host.start()
 
     def paused(self, host: Host) -> None:
         epoch = self.epoch
         host.pause()
-        self.hosts.taken_over(epoch)
+        self.hosts.wait_for_takeover(epoch)
         time.sleep(self.chance.uniform(0, 1))
         host.resume()
 
@@ -525,7 +527,7 @@ class Befalling:
     def cut_off(self, host: Host) -> None:
         epoch, number = self.epoch, self.hosts.hosts.index(host)
         self.links.cut(number)
-        self.hosts.taken_over(epoch)
+        self.hosts.wait_for_takeover(epoch)
         self.links.join(number)
 
     def server_killed(self, _: Host) -> None:
@@ -545,7 +547,7 @@ class Befalling:
 
     @property
     def epoch(self) -> int:
-        lease = present(self.hosts.lease())
+        lease = require_value(self.hosts.lease())
         return lease[0]
 
 
@@ -556,7 +558,7 @@ def test_after_a_failover_of_the_database_both_instances_continue_and_no_record_
     """A standby of the server that has all that was acknowledged; the primary dies and does not come back."""
     web = rack.add("web01", provision=1)
     with postgresql() as primary, public_folder() as made:
-        replica = primary.replicated(made / "replica")
+        replica = primary.replicate(made / "replica")
         try:
             address = primary.address()
             sockets = ",".join(str(each.folder / "socket") for each in (primary, replica))
@@ -564,7 +566,7 @@ def test_after_a_failover_of_the_database_both_instances_continue_and_no_record_
             with pair(rack, primary, both) as hosts:
                 start_both(rack, hosts)
                 eventually(lambda: web.stands)
-                assert "flatcar-1" in boots_at_host(web, hosts.one)
+                assert "flatcar-1" in find_boot_at_host(web, hosts.one)
                 primary.stop(signal.SIGKILL)
                 replica.sql("SELECT pg_promote()")
                 hosts.server = replica
@@ -600,7 +602,7 @@ def test_while_the_database_is_full_or_down_no_override_is_set_and_afterwards_bo
         disk.joinpath("rest").unlink()
         server.stop(signal.SIGQUIT)
         eventually(lambda: hosts.two.reason == "LedgerFailed")
-        said = typed("status", "--state", hosts.two.state).out
+        said = run_command("status", "--state", hosts.two.state).out
         assert ", standby\n" in said and "LedgerFailed" in said and "cannot be read" in said
         assert not re.search("^(servers|planned|next) ", said, re.M), said
         server.start()

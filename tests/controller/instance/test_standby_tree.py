@@ -30,7 +30,7 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import LOCK, PENDING, PRIVATE_FOLDER
 from gitboot.render.endpoint_files import TERMS
-from tests.helpers.fleets import mac_of, policy
+from tests.helpers.fleets import make_mac, policy
 from tests.helpers.fleets import server as described
 from tests.helpers.instance_with_bmcs import (
     LARGE,
@@ -38,12 +38,12 @@ from tests.helpers.instance_with_bmcs import (
     Host,
     Pair,
     Rack,
-    boots_at_host,
+    find_boot_at_host,
     pair,
 )
 from tests.helpers.postgresql import PostgresServer
 from tests.helpers.published_trees import verify_tree
-from tests.helpers.running_instance import begin, eventually
+from tests.helpers.running_instance import begin_records, eventually
 
 pytestmark = pytest.mark.usefixtures("large_fleets")
 
@@ -58,7 +58,7 @@ def start_both(rack: Rack, hosts: Pair) -> Blade:
     rack.push()
     hosts.one.start()
     eventually(lambda: hosts.one.url)
-    begin(hosts.one.state, "fresh")
+    begin_records(hosts.one.state, "fresh")
     eventually(lambda: web.stands)
     hosts.two.start()
     return web
@@ -108,7 +108,7 @@ def differing(hosts: Pair) -> list[str]:
 
 def names(web: Blade) -> re.Pattern[str]:
     """Return the names of the files in the own part of the tree."""
-    mac, uuid = mac_of(web.machine.name).replace(":", "-"), web.uuid[18:]
+    mac, uuid = make_mac(web.machine.name).replace(":", "-"), web.uuid[18:]
     return re.compile(f"{web.name}|{mac}|{uuid}")
 
 
@@ -150,7 +150,7 @@ def test_a_new_active_instance_has_its_updated_output_tree_ready_and_serves_noth
         assert find_unready(hosts.two) == "the output tree was prepared for a host that is not active yet"
         assert verify_tree(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
-        assert "flatcar-1" in boots_at_host(web, hosts.one)
+        assert "flatcar-1" in find_boot_at_host(web, hosts.one)
         eventually(lambda: records(hosts.one) == {"Attempted": 1, "Provisioned": LARGE})
         again = rack.add("web02", provision=1)
         web.provision = 2
@@ -163,14 +163,14 @@ def test_a_new_active_instance_has_its_updated_output_tree_ready_and_serves_noth
         assert structs.replace(prepared(hosts.two), at=done.at) == done
         assert {path for path, stamp in stamps(hosts.two).items() if before[path] != stamp} <= {LOCK}
         hosts.one.kill()
-        assert hosts.taken_over(1) is hosts.two
+        assert hosts.wait_for_takeover(1) is hosts.two
         (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert (event["written"] < 20, event["unchanged"] < LARGE // 2) == (True, True), hosts.two.events
         assert hosts.two.instance is not None
         assert hosts.two.instance.get("/readyz").status_code == 200
         assert differing(hosts) == []
         for each in (web, again):
-            assert "flatcar-1" in boots_at_host(each, hosts.two)
+            assert "flatcar-1" in find_boot_at_host(each, hosts.two)
         eventually(lambda: records(hosts.two) == {"Attempted": 2, "Provisioned": LARGE})
         assert (web.times_set, again.times_set) == (2, 1)
 
@@ -183,11 +183,11 @@ def test_an_instance_that_becomes_active_after_its_first_preparation_writes_only
         web = start_both(rack, hosts)
         eventually(lambda: find_events(hosts.two, "Prepared"))
         hosts.one.kill()
-        assert hosts.taken_over(1) is hosts.two
+        assert hosts.wait_for_takeover(1) is hosts.two
         (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert (event["written"] < 10, event["unchanged"] < LARGE // 2) == (True, True), hosts.two.events
         assert differing(hosts) == []
-        assert "flatcar-1" in boots_at_host(web, hosts.two)
+        assert "flatcar-1" in find_boot_at_host(web, hosts.two)
         assert web.times_set == 1
 
 
@@ -197,7 +197,7 @@ def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_onl
     with pair(rack, server, server.address()) as hosts:
         web = start_both(rack, hosts)
         eventually(lambda: find_events(hosts.two, "Prepared"))
-        assert "flatcar-1" in boots_at_host(web, hosts.one)
+        assert "flatcar-1" in find_boot_at_host(web, hosts.one)
         eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
         eventually(lambda: prepared_soon(hosts.two))
         web.provision = 2
@@ -209,13 +209,13 @@ def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_onl
                 eventually(lambda: prepared_soon(hosts.two))
         assert (hosts.two.folder / "output" / PENDING).exists()
         hosts.one.kill()
-        assert hosts.taken_over(1) is hosts.two
+        assert hosts.wait_for_takeover(1) is hosts.two
         (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert event["written"] + event["unchanged"] < LARGE
         assert not (hosts.two.folder / "output" / PENDING).exists()
         assert verify_tree(hosts.two.folder / "output") == ()
         assert differing(hosts) == []
-        assert "flatcar-1" in boots_at_host(web, hosts.two)
+        assert "flatcar-1" in find_boot_at_host(web, hosts.two)
 
 
 def cut_short(act: Callable[[Disk, str], None], after: int) -> Callable[[Disk, str], None]:
@@ -252,7 +252,7 @@ def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_o
         web = start_both(rack, hosts)
         (event,) = eventually(lambda: find_events(hosts.two, "Prepared"))
         assert event["halted"] == 2
-        offered = {web.entry, f"/v1/boot/{mac_of('cache01').replace(':', '-')}/boot.ipxe"}
+        offered = {web.entry, f"/v1/boot/{make_mac('cache01').replace(':', '-')}/boot.ipxe"}
         hosts.two.stop()
         shutil.rmtree(hosts.two.folder / "output")
         (hosts.two.state / CACHE).unlink()
@@ -304,12 +304,12 @@ def test_a_standby_killed_while_it_prepares_leaves_nothing_in_the_way(
             killed += killed_while_it_prepares(settings, after_s=chance.uniform(0, 1) * longest_s)
             longest_s *= 1 if killed else 0.9  # the first one was slower than they are now
         hosts.one.kill()
-        assert hosts.taken_over(1) is hosts.two
+        assert hosts.wait_for_takeover(1) is hosts.two
         eventually(lambda: find_events(hosts.two, "Published"))
         eventually(lambda: "flatcar-1" in locate_boot_file(hosts.two, web.entry).read_text())
         eventually(lambda: verify_tree(hosts.two.folder / "output") == ())  # once the last change is published
         assert not (hosts.two.state / PREPARING).exists()
-        assert "flatcar-1" in boots_at_host(web, hosts.two)
+        assert "flatcar-1" in find_boot_at_host(web, hosts.two)
 
 
 def killed_while_it_prepares(settings: Settings, after_s: float) -> bool:

@@ -21,7 +21,7 @@ from gitboot.controller.instance.state_directory import check_spool_rights, make
 from gitboot.errors import UsageError
 from tests.helpers import http_peers
 from tests.helpers.fleets import SEED
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.mirrors import nginx
 from tests.helpers.running_instance import Repository, eventually, running
 from tests.scenarios.test_run import fleet_files
@@ -246,6 +246,6 @@ def test_finding_s6_nginx_serves_output_as_another_user_by_its_group(folder: Pat
 @needs_root
 def test_finding_s6_an_unknown_group_stops_the_start(folder: Path, repository: Repository) -> None:
     places = ("--out", folder / "output", "--state", folder / "state")
-    done = typed("run", repository.bare, *places, "--output-group", "no-such-group", "--once")
+    done = run_command("run", repository.bare, *places, "--output-group", "no-such-group", "--once")
     assert done.code == Exit.USAGE
     assert "--output-group no-such-group: this host has no group no-such-group" in done.err

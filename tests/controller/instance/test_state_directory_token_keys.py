@@ -28,18 +28,18 @@ from gitboot.resolve.server_decision import report_token
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
-from tests.helpers.cases import present
+from tests.helpers.cases import require_value
 from tests.helpers.endpoints import LOADER
-from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Bench, Parts, in_process
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.fleets import at, fleet, image, make_mac, make_uuid, policy, profile, server
+from tests.helpers.instance_in_process import Bench, Parts, run_in_process
+from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 from tests.scenarios.test_boot_chain import Clock
 from tests.scenarios.test_ordinary_days import Client, steps
 
-MAC: Final = mac_of("web01").replace(":", "-")
+MAC: Final = make_mac("web01").replace(":", "-")
 ENTRY: Final = f"boot/v1/boot/{MAC}/boot.ipxe"
-PUBLIC: Final = Digest(report_token(SystemUuid(uuid_of("web01")), 1, "flatcar-1"))
+PUBLIC: Final = Digest(report_token(SystemUuid(make_uuid("web01")), 1, "flatcar-1"))
 NOON: Final = at("20T12:00")
 SAYS: Final = "#cloud-config\ndone: {{ urls.provisioned }}\n"
 
@@ -287,7 +287,7 @@ def test_t6_a_stranger_who_knows_all_of_git_can_report_nothing_and_gets_no_secre
         eventually(lambda: steps(instance) == {"Provisioned": 1})
         assert instance.get(urls["join"]).status_code == 404
         pages = [instance.get(f"/api/v1/{page}").content for page in ("status", "servers", "servers/web01/plan")]
-    key = present(token_keys(tmp_path / "state", NOON, was_keyless=False).key)
+    key = require_value(token_keys(tmp_path / "state", NOON, was_keyless=False).key)
     for where, content in (*everything(tmp_path, instance), *(("a page", page) for page in pages)):
         assert key not in content and key.hex().encode() not in content, where
 
@@ -316,7 +316,7 @@ def test_t6_with_a_lost_key_no_server_is_installed_twice(tmp_path: Path) -> None
         assert not web01.is_given_its_boot()
         assert steps(instance) == {"Started": 1}
         said = ("web01", "provisioned", "--reason", "seen", "--yes")
-        assert typed("records", "set", *said, "--state", tmp_path / "state").code == 0
+        assert run_command("records", "set", *said, "--state", tmp_path / "state").code == 0
         eventually(lambda: steps(instance) == {"Provisioned": 1})
 
 
@@ -334,7 +334,7 @@ def test_t6_a_restart_changes_no_byte_for_machines(tmp_path: Path) -> None:
     repository.push(files())
     found = []
     for initial in ("fresh", None):
-        with in_process(tmp_path, repository.bare, initial=initial, clock=clock) as parts:
+        with run_in_process(tmp_path, repository.bare, initial=initial, clock=clock) as parts:
             pass_at(parts, clock, clock.now + timedelta(minutes=1))
         found.append(published(tmp_path))
     assert found[0] == found[1] and len(names_in(tmp_path)) == 1 and PUBLIC not in names_in(tmp_path)
@@ -346,13 +346,13 @@ def test_t6_a_dry_run_uses_the_token_key(tmp_path: Path) -> None:
     folders = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--listen", "127.0.0.1:0")
     with running(repository.bare, tmp_path, records="fresh") as instance:
         eventually(lambda: steps(instance) == {"Pending": 1})
-    tried = typed("run", repository.bare, *folders, "--dry-run")
+    tried = run_command("run", repository.bare, *folders, "--dry-run")
     assert (tried.code, tried.out) == (0, ""), tried
     (tmp_path / "state" / "token-keys").write_text("other\n")
-    refused = typed("run", repository.bare, *folders, "--dry-run")
+    refused = run_command("run", repository.bare, *folders, "--dry-run")
     assert (refused.code, f"{tmp_path}/state/token-keys:1: expected" in refused.err) == (Exit.USAGE, True), refused
     (tmp_path / "state" / "token-keys").unlink()
-    assert "/provisioned/" in typed("run", repository.bare, *folders, "--dry-run").out
+    assert "/provisioned/" in run_command("run", repository.bare, *folders, "--dry-run").out
     assert not (tmp_path / "state" / "token-keys").exists()
 
 
@@ -371,16 +371,16 @@ def test_t6_installers_from_before_the_upgrade_can_report_for_a_day(tmp_path: Pa
     repository = Repository.create(tmp_path / "git")
     repository.push(files())
     clock = Clock(NOON)
-    with in_process(tmp_path, repository.bare, initial="fresh", clock=clock) as parts:
+    with run_in_process(tmp_path, repository.bare, initial="fresh", clock=clock) as parts:
         pass_at(parts, clock, NOON)
         assert PUBLIC not in names_in(tmp_path)
     of_before_keys(tmp_path)
-    with in_process(tmp_path, repository.bare, clock=clock) as parts:
+    with run_in_process(tmp_path, repository.bare, clock=clock) as parts:
         pass_at(parts, clock, NOON)
         assert PUBLIC in names_in(tmp_path) and len(names_in(tmp_path)) == 2
         plan = parts.reconciler.state.plans.servers["web01"].plan
         assert plan is not None and (plan.phase, plan.cause) == (Phase.NETWORK, Cause.PENDING)
-    with in_process(tmp_path, repository.bare, clock=clock) as parts:
+    with run_in_process(tmp_path, repository.bare, clock=clock) as parts:
         due = pass_at(parts, clock, NOON + EARLIER_KEY_LIFETIME - timedelta(minutes=1))
         assert PUBLIC in names_in(tmp_path), "also after a restart"
         assert due is not None and due <= NOON + EARLIER_KEY_LIFETIME

@@ -13,8 +13,8 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger import server_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
 from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, site, summarize_plan
-from tests.helpers.cases import present
-from tests.helpers.fleets import mac_of, maintenance
+from tests.helpers.cases import require_value
+from tests.helpers.fleets import maintenance, make_mac
 from tests.helpers.instance_in_process import NOON
 from tests.helpers.redfish_double.profiles import GENERIC, TARGET
 from tests.helpers.redfish_double.server import Drop
@@ -22,7 +22,7 @@ from tests.helpers.redfish_double.server import Drop
 __all__ = ["make_site", "site"]  # fixtures
 
 KINDS = ("Fetched", "Reported", "Progress", "Declared")
-ENTRY = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+ENTRY = f"boot/v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
 REPORT = ENTRY.replace("boot.ipxe", "provisioned/token")
 REPAIR = maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1")
 
@@ -125,7 +125,7 @@ def test_a_fetch_waits_for_its_bmc_over_a_restart(site: Site, again: bool) -> No
 
 
 def test_a_judged_fetch_is_not_judged_again_if_the_fetch_log_is_read_twice(site: Site) -> None:
-    site.see_marks_move()
+    site.observe_resets()
     decide(site, "Fetched")
     plan = reconcile_times(site)
     fetched_at = site.bench.now
@@ -156,9 +156,9 @@ def test_finding_s5_a_client_that_keeps_fetching_a_boot_waits_for_the_bmc_only_o
 
 
 def test_finding_c6_a_bmc_rules_out_an_intent_without_an_outcome(site: Site) -> None:
-    site.see_marks_move()
+    site.observe_resets()
     decide(site, "Fetched")
-    plan = present(reconcile_times(site))
+    plan = require_value(reconcile_times(site))
     intent = Observation(
         server="web01",
         path="boot/ignition/m",
@@ -186,7 +186,7 @@ def test_the_machine_may_get_the_boot_that_was_published_before_the_fetch_of_ano
     site: Site, which: str
 ) -> None:
     """Until the boot is published again, endpoints serve the earlier one, and the machine requests the same data."""
-    site.see_marks_move()
+    site.observe_resets()
     decide(site, "Fetched")
     first = reconcile_times(site)
     site.bench.fetch(first, client="10.0.0.99")
@@ -300,7 +300,7 @@ def test_finding_m2_a_boot_that_a_mirror_may_have_sent_to_a_machine_is_used_up(
         unclear(site, client, str(number))
     reconcile_times(site)
     site.bench.wait(minutes=1)
-    plan = present(reconcile_times(site))
+    plan = require_value(reconcile_times(site))
     causes = {UNKNOWN: Cause.OUTCOME, PENDING: Cause.PENDING, INSTALLED_ONCE: Cause.PROVISIONED}
     assert plan.cause is causes[expected]
     assert (provisioned(site) == ["Fetched"]) is (expected == INSTALLED_ONCE)

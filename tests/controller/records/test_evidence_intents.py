@@ -15,9 +15,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import install_step
 from gitboot.resolve.provisioning_record import Record, parse_record, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.helpers.cases import present
-from tests.helpers.fleets import SEED, maintenance, policy, server, uuid_of
-from tests.helpers.instance_in_process import Bench, beginning, summarize_plan
+from tests.helpers.cases import require_value
+from tests.helpers.fleets import SEED, maintenance, make_uuid, policy, server
+from tests.helpers.instance_in_process import Bench, build_begin_request, summarize_plan
 
 INSTALL = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
 TO_INSTALL = (Phase.NETWORK, Cause.PENDING)
@@ -140,7 +140,7 @@ def test_a_client_with_many_intents_does_not_fill_the_record_and_returns_no_boot
 def test_an_operator_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
     line(bench, before := bench.plan())
     assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
-    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provision=0))}
+    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provision=0))}
     bench.request("records", items=[item], reason="it booted its disk")
     plan = bench.plan()
     assert summarize_plan(plan) == TO_INSTALL
@@ -163,7 +163,7 @@ def test_an_unknown_outcome_survives_a_restart_and_an_export_of_the_records(tmp_
             each.wait(minutes=2)
         assert summarize_plan(bench.plan()) == UNKNOWN
         other.plan()
-        other.request(BEGIN, **beginning({SystemUuid(uuid_of("web01")): record}))
+        other.request(BEGIN, **build_begin_request({SystemUuid(make_uuid("web01")): record}))
         assert summarize_plan(other.plan()) == UNKNOWN
 
 
@@ -184,7 +184,7 @@ def test_a_maintenance_with_an_unknown_outcome_is_used_up_until_its_run_is_raise
 
 def test_an_intent_without_an_offer_uses_no_boot_up(bench: Bench) -> None:
     """User data and secrets that were not received: their intent has no offer."""
-    plan = present(bench.plan())
+    plan = require_value(bench.plan())
     path = "boot/v1/boot/m/data/user-data"
     seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, intent="one")
     bench.observe(seen)

@@ -17,14 +17,14 @@ from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.conditions import Event
-from tests.helpers.fleets import uuid_of
+from tests.helpers.fleets import make_uuid
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 TOKEN = "ab" * 32
 MAC = "52-54-00-12-34-56"
 JOIN = f"boot/s/{TOKEN}/{MAC}/join"
 DATA = f"boot/v1/boot/{MAC}/data/{TOKEN}"
-WEB01 = SystemUuid(uuid_of("web01"))
+WEB01 = SystemUuid(make_uuid("web01"))
 
 
 def offer(key: str = "provision/1", attempt: int = 1, number: int = 1, phase: Phase = Phase.NETWORK) -> Offer:

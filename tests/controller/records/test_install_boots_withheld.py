@@ -23,10 +23,10 @@ from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Held
-from tests.helpers.cases import present
-from tests.helpers.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import Parts, in_process
-from tests.helpers.instance_with_bmcs import Rack, until_condition
+from tests.helpers.cases import require_value
+from tests.helpers.fleets import at, fleet, image, make_mac, make_uuid, policy, profile, server
+from tests.helpers.instance_in_process import Parts, run_in_process
+from tests.helpers.instance_with_bmcs import Rack, wait_for_condition
 from tests.helpers.instance_with_bmcs import boots as boots_of
 from tests.helpers.running_instance import Instance, Repository, eventually, git, running
 
@@ -81,7 +81,7 @@ def approved(
     repository: Repository, tmp_path: Path, unending: Collection[str] = (), *, evidence: str = "Fetched"
 ) -> Iterator[Parts]:
     """An instance that has accepted the bad image with an approval, and offers it to all web servers."""
-    with in_process(
+    with run_in_process(
         tmp_path, repository.bare, limits=LOOSE, initial="adopt", unending=unending, clock=lambda: NOON
     ) as parts:
         reconcile_at(parts)
@@ -98,7 +98,7 @@ def approved(
 @contextmanager
 def rolled_out(repository: Repository, tmp_path: Path) -> Iterator[Parts]:
     """An instance that has accepted the bad image within the limit, and offers it to all web servers."""
-    with in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
         reconcile_at(parts)
         bad = repository.push(documents(BAD))
         reconcile_at(parts, 1)
@@ -116,7 +116,7 @@ def reconcile_at(parts: Parts, *seconds: float) -> None:
 
 
 def get_held(parts: Parts) -> Held:
-    return present(parts.reconciler.status.held)
+    return require_value(parts.reconciler.status.held)
 
 
 def take_back(parts: Parts, repository: Repository) -> str:
@@ -140,7 +140,7 @@ def approve(parts: Parts, digest: str) -> None:
 
 
 def planned(parts: Parts, name: str) -> BootPlan:
-    return present(parts.reconciler.state.plans.servers[name].plan)
+    return require_value(parts.reconciler.state.plans.servers[name].plan)
 
 
 def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
@@ -150,7 +150,7 @@ def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
 
 def fetch(parts: Parts, plan: BootPlan, seconds: float, *, intent: str | None = None, file: str = "boot.ipxe") -> None:
     """The machine of a plan fetches its boot script; with ``intent``, an endpoint has written no more than that."""
-    path = f"boot/v1/boot/{mac_of(plan.server).replace(':', '-')}/{file}"
+    path = f"boot/v1/boot/{make_mac(plan.server).replace(':', '-')}/{file}"
     at = NOON + timedelta(seconds=seconds)
     parts.spool.mkdir(exist_ok=True)
     spool = SpoolFile(parts.spool)
@@ -276,7 +276,7 @@ def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_rea
     with rolled_out(repository, tmp_path) as parts:
         bad = parts.reconciler.status.accepted
     revert = repository.push(documents())
-    with in_process(tmp_path, repository.bare, limits=WITHIN, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=WITHIN, clock=lambda: NOON) as parts:
         assert parts.reconciler.state.plans.commit is None
         for seconds in (3, 4):
             reconcile_at(parts, seconds)
@@ -284,14 +284,14 @@ def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_rea
             assert f"{BAD}/kernel" not in scripts(tmp_path)
         reconcile_at(parts, 5)
         assert parts.reconciler.status.accepted == revert
-        assert instance_tables.read_facts(parts.ledger).rolled_back.keys() == {uuid_of(name) for name in SERVERS}
+        assert instance_tables.read_facts(parts.ledger).rolled_back.keys() == {make_uuid(name) for name in SERVERS}
 
 
 def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, repository: Repository) -> None:
     bad = planned(parts, "web03")
     repository.push(documents())
     reconcile_at(parts, 3)
-    candidate = present(parts.reconciler.state.attempt.candidate)
+    candidate = require_value(parts.reconciler.state.attempt.candidate)
     fetch(parts, bad, 3)
     line = f"Gitboot-Ack: {candidate.verdict.digest} maxReinstalls"
     revert = repository.push({"README.md": "Taken back."}, f"Take the bad image back\n\n{line}")
@@ -335,7 +335,7 @@ def test_a_revert_within_the_limit_applies_while_the_fetch_log_cannot_be_read(
 
 def test_a_revert_within_the_limit_applies_while_gitboot_cannot_publish(repository: Repository, tmp_path: Path) -> None:
     with rolled_out(repository, tmp_path) as parts:
-        script = tmp_path / "output" / "boot" / "v1" / "boot" / mac_of("web03").replace(":", "-") / "boot.ipxe"
+        script = tmp_path / "output" / "boot" / "v1" / "boot" / make_mac("web03").replace(":", "-") / "boot.ipxe"
         script.unlink()
         (script / "in-the-way").mkdir(parents=True)
         revert = repository.push(documents())
@@ -377,7 +377,7 @@ def test_a_revert_within_the_limit_waits_if_another_commit_parked_the_servers_be
 def test_a_change_of_a_server_of_which_no_boot_is_withheld_is_accepted_in_one_reconcile(
     repository: Repository, tmp_path: Path
 ) -> None:
-    with in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
         reconcile_at(parts)
         for seconds, files in ((10, documents(spec=PARKED)), (20, documents()), (30, documents(BAD))):
             commit = repository.push(files)
@@ -401,7 +401,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
     repository: Repository, tmp_path: Path, *, loses_clone: bool
 ) -> None:
     with approved(repository, tmp_path) as parts:
-        bad = present(parts.reconciler.status.accepted)
+        bad = require_value(parts.reconciler.status.accepted)
         revert = take_back(parts, repository)
         assert parts.reconciler.status.held is not None and history_kept(parts) is None
         git(repository.bare, "update-ref", "refs/heads/main", bad)
@@ -410,7 +410,7 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
             assert_is_gone(parts, revert)
     if loses_clone:
         lose(tmp_path / "state" / CLONE, repository)
-    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
         parts.reconciler.reconcile(NOON + timedelta(seconds=8))
         assert loses_clone or history_kept(parts) is None  # gitboot fetches now if it has no clone
         for seconds in (9, 10):
@@ -421,13 +421,13 @@ def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remed
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         assert [each.facts["commit"] for each in parts.events if each.type == "CommitMissing"] == [revert]
     rewinding = structs.replace(LOOSE, allow_rewind=True)
-    with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
         parts.reconciler.reconcile(NOON + timedelta(seconds=11))
         assert f"{BAD}/kernel" not in scripts(tmp_path)  # until gitboot has fetched
         reconcile_at(parts, 12)
         assert (history_kept(parts), parts.reconciler.status.withheld) == (None, ())
         assert f"{BAD}/kernel" in scripts(tmp_path)
-    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
         reconcile_at(parts, 13)
         assert (history_kept(parts), parts.reconciler.status.accepted) == (None, bad)
         assert f"{BAD}/kernel" in scripts(tmp_path)
@@ -445,7 +445,7 @@ def assert_is_gone(parts: Parts, revert: str) -> None:
 def test_a_newer_commit_ends_the_withholding_of_a_lost_commit_if_the_clone_has_that_commit(
     parts: Parts, repository: Repository, tmp_path: Path
 ) -> None:
-    bad = present(parts.reconciler.status.accepted)
+    bad = require_value(parts.reconciler.status.accepted)
     take_back(parts, repository)
     git(repository.bare, "update-ref", "refs/heads/main", bad)
     reconcile_at(parts, 7)
@@ -473,14 +473,14 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
     git(repository.work, "reset", "--hard", bad)
     held = repository.push(documents(BAD, servers=SERVERS[:4]))  # takes the boots of two servers back
     rewinding = structs.replace(LOOSE, allow_rewind=True, max_deletes=0)
-    with in_process(
+    with run_in_process(
         tmp_path, repository.bare, limits=structs.replace(LOOSE, max_deletes=0), clock=lambda: NOON
     ) as parts:
         reconcile_at(parts, 7, 8, 9)
         condition = history_kept(parts)
         assert condition is not None and f"{revert[:12]}, which had removed the install boots of" in condition.message
         assert [each.server for each in parts.reconciler.status.withheld] == list(SERVERS)
-    with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
         reconcile_at(parts, 10, 11, 12)
         status = parts.reconciler.status
         assert status.held is not None and status.held.commit == held
@@ -515,13 +515,13 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
         revert = repository.push(documents())
         reconcile_at(parts, 4)
         reconcile_at(parts, 5)
-    with in_process(tmp_path, repository.bare, limits=LOOSE, evaluates=False, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE, evaluates=False, clock=lambda: NOON) as parts:
         for seconds in (6, 7):
             parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
         stored = instance_tables.read_facts(parts.ledger).withheld
         assert stored is not None and stored.by == revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
-    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
         repository.push(documents(BAD))  # the revert is reverted
         reconcile_at(parts, 8, 9)
         assert boot(parts, "web01") == (Cause.PENDING, BAD)
@@ -534,7 +534,7 @@ def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_rever
     with approved(repository, tmp_path) as parts:
         revert = take_back(parts, repository)
     unending = {revert}
-    with in_process(tmp_path, repository.bare, limits=LOOSE, unending=unending, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE, unending=unending, clock=lambda: NOON) as parts:
         reconcile_at(parts, 7, 8, 9)
         status = parts.reconciler.status
         assert (commit_accepted(parts).reason, status.held) == ("NotEvaluated", None)
@@ -551,11 +551,11 @@ def test_after_a_restore_a_boot_stays_withheld_while_the_clone_lacks_the_revert(
     repository: Repository, tmp_path: Path
 ) -> None:
     with approved(repository, tmp_path) as parts:
-        bad = present(parts.reconciler.status.accepted)
+        bad = require_value(parts.reconciler.status.accepted)
         revert = take_back(parts, repository)
     shutil.rmtree(tmp_path / "state" / CLONE)
     git(repository.bare, "update-ref", "refs/heads/main", bad)  # a copy of the repository from before the revert
-    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
         reconcile_at(parts, 7, 8, 9)
         status = parts.reconciler.status
         assert (status.accepted, {each.server for each in status.withheld}) == (bad, set(SERVERS))
@@ -612,7 +612,7 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_its_loss_is_a_condit
     A force-push drops the held revert while the instance runs, or while it is stopped and its clone is lost, too.
     `status` shows the remedy.
     """
-    paths = {name: f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
+    paths = {name: f"/v1/boot/{make_mac(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
     loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
 
     def run(*arguments: str, records: str | None = None) -> AbstractContextManager[Instance]:
@@ -636,12 +636,12 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_its_loss_is_a_condit
             assert f"{BAD}/kernel" not in instance.get(path).text
         if not loses_clone:
             git(repository.bare, "update-ref", "refs/heads/main", bad)
-            until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
+            wait_for_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
     if loses_clone:
         git(repository.bare, "update-ref", "refs/heads/main", bad)
         lose(tmp_path / "state" / CLONE, repository)
     with run() as instance:
-        found = until_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
+        found = wait_for_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
         assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in found["message"]
         assert f"{BAD}/kernel" not in instance.get(paths["web01"]).text
     words = shlex.split(found["remedy"], comments=True)
@@ -661,19 +661,19 @@ def test_a_revert_clears_the_override_of_the_bad_image_and_applies_once_its_abse
         with rack.running(records="adopt") as instance:
 
             def accepted() -> str:
-                rack.typed("reconcile")
+                rack.run_command("reconcile")
                 commit: str = instance.status()["accepted"]["commit"]
                 return commit
 
             rack.pool = (image(OLD), image(BAD), profile("web", BAD), web_policy)
             bad = rack.push("Roll out the bad image")
-            rack.typed("reconcile")
+            rack.run_command("reconcile")
             held = eventually(lambda: instance.status()["attempted"]["held"])
             rack.said("approve", held["digest"], "--guard", "maxReinstalls", "--reason", "planned")
             eventually(lambda: accepted() == bad and web.stands)
             rack.pool = (image(OLD), image(BAD), profile("web", OLD), web_policy)
             revert = rack.push("Take the bad image back")
-            rack.typed("reconcile")
+            rack.run_command("reconcile")
             eventually(lambda: not web.stands)
             eventually(lambda: accepted() == revert)
             web.machine.run_through()

@@ -43,12 +43,12 @@ from gitboot.resolve.provisioning_record import (
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
-from tests.helpers.cases import examples, present
-from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.cases import count_examples, require_value
+from tests.helpers.fleets import fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
 from tests.helpers.instance_in_process import NOON, Bench, summarize_plan
 
-MAC = mac_of("web01").replace(":", "-")
+MAC = make_mac("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
 ASKING = (Phase.NETWORK, Cause.PENDING)
 # The offset of an endpoint's clock from the instance's: above 30 s nothing is served, and a clock may step later.
@@ -81,7 +81,7 @@ class Ordered(Bench):
         return self.planned()
 
     def planned(self) -> BootPlan:
-        return present(self.reconcile())
+        return require_value(self.reconcile())
 
     def entry(self, plan: BootPlan, off: timedelta = timedelta()) -> BootPlan:
         self.fetch(plan, path=ENTRY, at=self.now + off)
@@ -104,7 +104,7 @@ class Ordered(Bench):
 
     def order(self) -> BootPlan:
         """Let an operator set web01 pending."""
-        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=self.now))}
+        item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provisioned_at=self.now))}
         self.request("records", items=[item], reason="once more")
         return self.planned()
 
@@ -189,7 +189,7 @@ def test_an_operator_request_without_the_newest_evidence_is_rejected(web01: Orde
     before = web01.record
     web01.data(web01.token)
     assert before is not None and web01.record is not None
-    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=web01.now))}
+    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provisioned_at=web01.now))}
     words = map(last_provisioning_facts, (before, web01.record))
     numbers = [web01.request("records", items=[{**item, "seen": seen}], reason="x") for seen in words]
     web01.planned()
@@ -386,7 +386,7 @@ def test_the_date_of_a_mirror_tells_which_of_two_equal_offers_was_sent(web01: Or
 def test_an_offer_has_the_number_of_the_newest_decision_and_a_lower_one_than_a_later_request(web01: Ordered) -> None:
     numbers = []
     for plan in (web01.install(), web01.order()):
-        offer = present(server_tables.find_offer(web01.ledger, plan.digest))
+        offer = require_value(server_tables.find_offer(web01.ledger, plan.digest))
         numbers.append(offer.number)
     assert numbers == [2, 3]
     assert web01.record is not None and web01.record.offered == 3
@@ -395,7 +395,7 @@ def test_an_offer_has_the_number_of_the_newest_decision_and_a_lower_one_than_a_l
 # A property of every run of an instance: records and plans from changes equal those computed from all
 
 
-RUNS = settings(LAWS, max_examples=examples(20))
+RUNS = settings(LAWS, max_examples=count_examples(20))
 STEPS = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between
 
 
@@ -494,7 +494,7 @@ def begin_installation(decision: Decision, record: Record, at: datetime) -> Reco
 
 def in_full(plans: Plans) -> tuple[object, ...]:
     """Return the whole content of plans without the time of their files."""
-    commit = present(plans.commit)
+    commit = require_value(plans.commit)
 
     def files(state: ServerState) -> dict[str, bytes]:
         return {path: file.content for path, file in render_server(state, commit.decisions, NO_KEYS).files.items()}

@@ -28,11 +28,11 @@ from gitboot.resolve.provisioning_record import Record, record_facts
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.system_clock import ClockState, Uptime, decide_clock_state
-from tests.helpers.cases import for_each, present
-from tests.helpers.endpoints import rendered_states
-from tests.helpers.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.helpers.cases import for_each, require_value
+from tests.helpers.endpoints import render_states
+from tests.helpers.fleets import SEED, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
 from tests.helpers.forges import TOKEN, ForgeHost, forge_host
-from tests.helpers.instance_in_process import NOON, Bench, Parts, in_process
+from tests.helpers.instance_in_process import NOON, Bench, Parts, run_in_process
 from tests.helpers.running_instance import Repository
 
 TWO_HOURS = timedelta(hours=2)
@@ -68,7 +68,7 @@ def test_a_ledger_without_the_offer_of_a_served_boot_is_an_older_copy(
     bench.decide(*fleet_of())
     assert phase(bench) is Phase.NETWORK
     plan, offer = Digest("1" * 64), Digest("2" * 64) if is_once else None
-    entry = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/{path}"
+    entry = f"boot/v1/boot/{make_mac('web01').replace(':', '-')}/{path}"
     bench.observe(Observation(server="web01", path=entry, digest=plan, offer=offer, client="10.0.0.7", at=bench.now))
     assert phase(bench) is (Phase.NETWORK if trusted else Phase.DISK)
     assert bench.knowledge.is_trusted is trusted
@@ -131,8 +131,8 @@ def test_e4_a_fast_clock_that_is_corrected_within_the_minute_of_grace_reopens_no
 ) -> None:
     """A machine fetched its boot three minutes ago; by the clock that was ahead it was five seconds ago."""
     bench.now, bench.ahead = NOON + timedelta(minutes=3), timedelta(minutes=3)
-    plan = present(bench.decide(*fleet_of()).plan())
-    entry = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+    plan = require_value(bench.decide(*fleet_of()).plan())
+    entry = f"boot/v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
     up = Uptime("this", NOON.timestamp())
     bench.observe(Observation(server="web01", path=entry, digest=plan.digest, client="10.0.0.7", at=bench.now, up=up))
     if is_heard == "before":
@@ -145,7 +145,7 @@ def test_e4_a_server_that_was_set_pending_under_a_fast_clock_is_installed_once(b
     bench.now = NOON + TWO_HOURS
     bench.decide(*fleet_of(1))
     bench.fetch(bench.plan())
-    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record(provisioned_at=bench.now))}
+    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provisioned_at=bench.now))}
     bench.request("records", items=[item], reason="once more")
     assert phase(bench) is Phase.NETWORK
     bench.now = NOON
@@ -245,7 +245,7 @@ def test_e32_an_instance_writes_its_time_at_each_reconcile_and_endpoints_compare
     now = [NOON]
     repository = Repository.create(tmp_path / "git")
     repository.push(documents())
-    with in_process(tmp_path, repository.bare, initial="adopt", clock=lambda: now[0]) as parts:
+    with run_in_process(tmp_path, repository.bare, initial="adopt", clock=lambda: now[0]) as parts:
         reconcile_at(parts, now[0])
         offs = (timedelta(minutes=10), timedelta(minutes=-10), timedelta(seconds=20))
         trees = [PublishedTree(tmp_path / "output", lambda off=off: now[0] + off) for off in offs]  # type: ignore[misc]
@@ -338,7 +338,7 @@ def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -
     """Return whether a commit that reinstalls all servers with acknowledgements is accepted at once, and its id."""
     repository.push(documents(name))
     reconcile_at(parts, at)
-    held = present(parts.reconciler.status.held)
+    held = require_value(parts.reconciler.status.held)
     lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
     commit = repository.push({}, f"Agreed\n\n{lines}")
     reconcile_at(parts, at)
@@ -347,18 +347,18 @@ def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -
 
 def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, repository: Repository) -> None:
     """STATE and OUTPUT are from one old snapshot, so nothing in them shows the gap."""
-    with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
         reconcile_at(parts, NOON)
     for name in ("state", "output"):
         shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name)
-    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         was_accepted, commit = reinstalled(parts, repository, "flatcar-2", NOON + timedelta(minutes=30))
         assert was_accepted
     for name in ("state", "output"):
         shutil.rmtree(tmp_path / name)
         shutil.move(tmp_path / "snapshot" / name, tmp_path / name)
     later = NOON + timedelta(days=3)
-    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         for seconds in range(3):
             reconcile_at(parts, later + timedelta(seconds=seconds))
         held = parts.reconciler.status.held
@@ -405,14 +405,16 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
     (tmp_path / "spool").symlink_to(spool)
     try:
         for days, expected in ((0, True), (3, True)):
-            with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt" if not days else None) as parts:
+            with run_in_process(
+                tmp_path, repository.bare, limits=Limits(), initial="adopt" if not days else None
+            ) as parts:
                 reconcile_at(parts, NOON + timedelta(days=days))
                 assert instance_tables.read_facts(parts.ledger).gap is False
                 name = "flatcar-2" if not days else "flatcar-3"
                 assert reinstalled(parts, repository, name, NOON + timedelta(days=days))[0] is expected
         identity, changes = (spool / "ledger.mark").read_text().split()
         (spool / "ledger.mark").write_text(f"{identity} {int(changes) + 1}")
-        with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
             assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"  # the witness has a later change
     finally:
         shutil.rmtree(spool)
@@ -422,7 +424,7 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
 def test_e9_a_ledger_that_no_witness_confirms_installs_nothing(
     tmp_path: Path, repository: Repository, lost: str
 ) -> None:
-    with in_process(tmp_path, repository.bare, initial="adopt") as parts:
+    with run_in_process(tmp_path, repository.bare, initial="adopt") as parts:
         reconcile_at(parts, NOON)
         if lost == "what STATE has learnt since":
             with parts.ledger.writing() as tx:
@@ -436,14 +438,14 @@ def test_e9_a_ledger_that_no_witness_confirms_installs_nothing(
         status = tmp_path / "output" / "ops" / "status.json"
         found = json.loads(status.read_bytes())
         status.write_text(json.dumps({**found, "changes": found["changes"] + 1}))
-    with in_process(tmp_path, repository.bare) as parts:
+    with run_in_process(tmp_path, repository.bare) as parts:
         reconcile_at(parts, NOON + timedelta(seconds=1))
         assert instance_tables.read_facts(parts.ledger).doubt == "RestoredLedger"
         assert dict(parts.reconciler.status.records) == {"Unknown": 3}
         instance_tables.add_request(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
         reconcile_at(parts, NOON + timedelta(seconds=2))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
-    with in_process(tmp_path, repository.bare) as parts:  # reported once
+    with run_in_process(tmp_path, repository.bare) as parts:  # reported once
         reconcile_at(parts, NOON + timedelta(seconds=3))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
 
@@ -488,7 +490,7 @@ class Place:
 
     @contextmanager
     def running(self, initial: str | None = None) -> Iterator[Witnessed]:
-        with in_process(self.folder, self.repository.bare, limits=Limits(), initial=initial) as parts:
+        with run_in_process(self.folder, self.repository.bare, limits=Limits(), initial=initial) as parts:
             found = Witnessed(parts, self.host, self.folder / "token")
             try:
                 yield found
@@ -509,7 +511,7 @@ class Place:
         """Return whether a commit that reinstalls all servers with acknowledgements is accepted."""
         self.repository.push(documents(name))
         found.turn(at, asks=asks)
-        held = present(found.parts.reconciler.status.held)
+        held = require_value(found.parts.reconciler.status.held)
         lines = "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
         commit = self.repository.push({}, f"Agreed\n\n{lines}")
         found.turn(at, asks=asks)
@@ -533,7 +535,7 @@ def place(tmp_path: Path, repository: Repository) -> Iterator[Place]:
 
 def install(found: Witnessed, at: datetime) -> None:
     """Serve every server its boot."""
-    states = rendered_states(found.parts.reconciler.state)
+    states = render_states(found.parts.reconciler.state)
     writer = SpoolFile(found.parts.spool)
     for name, state in states.items():
         assert state.plan is not None and state.plan.phase is Phase.NETWORK

@@ -19,9 +19,9 @@ from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, StepEvidence, record_facts
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.helpers.cases import present
-from tests.helpers.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.helpers.instance_in_process import NOON, Bench, Said, Unsynced, beginning, summarize_plan
+from tests.helpers.cases import require_value
+from tests.helpers.fleets import SEED, at, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
+from tests.helpers.instance_in_process import NOON, Bench, InitialRecords, Unsynced, build_begin_request, summarize_plan
 
 
 def fleet_of(provision: int = 1, often: str = "Once", *more: str, boots: str = "flatcar-1") -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def boot_once(bench: Bench, plan: BootPlan | None, made_at: datetime | None = No
 def lose(bench: Bench) -> None:
     """The override of web01 was consumed, as an operator reports, and no evidence followed."""
     record = replace(bench.record or Record(), consumed_at=bench.now, consumed_key="provision/1")
-    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
+    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(record)}
     bench.request("records", items=[item], reason="as seen")
 
 
@@ -93,7 +93,7 @@ def test_a_server_that_is_new_in_an_existing_ledger_is_installed_if_its_provisio
 # A ledger in doubt
 
 
-def doubted(folder: Path, doubt: str, initial: Said | None) -> Bench:
+def doubted(folder: Path, doubt: str, initial: InitialRecords | None) -> Bench:
     """An instance whose ledger had web01 as provisioned, and is not to be believed any more."""
     with Bench(folder) as bench:
         boot_once(bench, bench.decide(*fleet_of()).plan())
@@ -106,12 +106,12 @@ def doubted(folder: Path, doubt: str, initial: Said | None) -> Bench:
 DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at=NOON)
 
 
-BEGINNINGS: dict[str, tuple[Said | None, tuple[Phase, Cause]]] = {
+BEGINNINGS: dict[str, tuple[InitialRecords | None, tuple[Phase, Cause]]] = {
     "nothing": (None, UNKNOWN),
     "fresh": ("fresh", UNKNOWN),  # allowed for a new ledger only
     "adopt": ("adopt", INSTALLED),
-    "a file that has it": ({SystemUuid(uuid_of("web01")): DONE}, INSTALLED),
-    "a file that has it pending": ({SystemUuid(uuid_of("web01")): Record()}, TO_INSTALL),
+    "a file that has it": ({SystemUuid(make_uuid("web01")): DONE}, INSTALLED),
+    "a file that has it pending": ({SystemUuid(make_uuid("web01")): Record()}, TO_INSTALL),
     "a file that has it not": ({}, UNKNOWN),
 }
 
@@ -149,10 +149,11 @@ def test_an_unverified_ledger_accepts_the_beginning_that_an_operator_names(
 
 
 @pytest.mark.parametrize(
-    ("initial", "web02"), [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(uuid_of("web01")): DONE}, UNKNOWN)]
+    ("initial", "web02"),
+    [("fresh", TO_INSTALL), ("adopt", INSTALLED), ({SystemUuid(make_uuid("web01")): DONE}, UNKNOWN)],
 )
 def test_the_beginning_of_a_new_ledger_stays_the_same_for_each_server_over_restarts(
-    tmp_path: Path, initial: Said, web02: tuple[Phase, Cause]
+    tmp_path: Path, initial: InitialRecords, web02: tuple[Phase, Cause]
 ) -> None:
     for start in (initial, None, "fresh", "adopt"):
         with Bench(tmp_path, initial=start) as bench:
@@ -164,7 +165,7 @@ def test_the_beginning_of_a_new_ledger_stays_the_same_for_each_server_over_resta
 
 
 def test_a_server_in_the_records_file_that_comes_back_later_is_verified(tmp_path: Path) -> None:
-    with Bench(tmp_path, initial={SystemUuid(uuid_of(name)): DONE for name in ("web01", "web02")}) as bench:
+    with Bench(tmp_path, initial={SystemUuid(make_uuid(name)): DONE for name in ("web01", "web02")}) as bench:
         bench.decide(*fleet_of(provision=1)).plan()
         bench.decide(*fleet_of(provision=1), server("web02", "role: web", "provision: 1")).plan()
         assert summarize_plan(bench.servers["web02"].plan) == INSTALLED
@@ -192,7 +193,7 @@ def test_no_record_is_verified_before_the_first_check_even_if_the_ledger_is_not_
 def test_an_operator_cannot_set_a_single_record_while_the_ledger_is_unverified(tmp_path: Path) -> None:
     with doubted(tmp_path, "RestoredLedger", None) as bench:
         bench.decide(*fleet_of(provision=2)).plan()
-        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
+        item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record())}
         number = bench.request("records", items=[item], reason="as seen")
         assert summarize_plan(bench.plan()) == UNKNOWN
         assert bench.outcome(number).startswith("refused: ") and "gitboot records begin" in bench.outcome(number)
@@ -232,8 +233,8 @@ def test_a_fetch_before_all_servers_were_adopted_proves_nothing(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("case", "spec"),
     [
-        ("another name", server("web09", "role: web", "provision: 1").replace(uuid_of("web09"), uuid_of("web01"))),
-        ("new NICs", server("web01", "role: web", "provision: 1").replace(mac_of("web01"), mac_of("new"))),
+        ("another name", server("web09", "role: web", "provision: 1").replace(make_uuid("web09"), make_uuid("web01"))),
+        ("new NICs", server("web01", "role: web", "provision: 1").replace(make_mac("web01"), make_mac("new"))),
         ("a new serial", server("web01", "role: web", "provision: 1, serial: S2B")),
         ("a new BMC", server("web01", "role: web", "provision: 1, bmc: {address: 'https://10.0.0.9', credentials: c}")),
     ],
@@ -263,7 +264,7 @@ def test_a_new_motherboard_is_unverified_until_an_operator_confirms_it(
     tmp_path: Path, case: str, name: str, mac: str, spec: str, expected: tuple[Phase, Cause], gap: bool
 ) -> None:
     board = server(name, "role: web", f"provision: 1{spec}")
-    board = board.replace(uuid_of(name), uuid_of("a new board")).replace(mac_of(name), mac_of(mac))
+    board = board.replace(make_uuid(name), make_uuid("a new board")).replace(make_mac(name), make_mac(mac))
     with Bench(tmp_path) as bench:
         bench.decide(SEED[0], server("web01", "role: web", f"provision: 1, {MARKED}"), *fleet_of()[2:]).plan()
         if gap:
@@ -275,7 +276,7 @@ def test_a_new_motherboard_is_unverified_until_an_operator_confirms_it(
         bench.decide(SEED[0], board, *fleet_of()[2:]).plan()
         assert summarize_plan(bench.servers[name].plan) == expected
         if expected == UNKNOWN:
-            item = {"uuid": uuid_of("a new board"), "server": name, **record_facts(Record())}
+            item = {"uuid": make_uuid("a new board"), "server": name, **record_facts(Record())}
             bench.request("records", items=[item], reason="it is empty")
             bench.plan()
             assert summarize_plan(bench.servers[name].plan) == TO_INSTALL
@@ -285,7 +286,7 @@ def test_a_new_motherboard_of_an_unverified_server_is_unverified_too(tmp_path: P
     with Bench(tmp_path, initial={}) as bench:
         assert summarize_plan(bench.decide(*fleet_of()).plan()) == UNKNOWN
         for board in ("second", "third"):
-            bench.decide(*(text.replace(uuid_of("web01"), uuid_of(board)) for text in fleet_of()))
+            bench.decide(*(text.replace(make_uuid("web01"), make_uuid(board)) for text in fleet_of()))
             assert summarize_plan(bench.plan()) == UNKNOWN, board
 
 
@@ -435,7 +436,7 @@ def test_evidence_meets_the_provision_key_and_is_reported_once(bench: Bench) -> 
     )
     assert event.facts == {
         "server": "web01",
-        "uuid": uuid_of("web01"),
+        "uuid": make_uuid("web01"),
         "evidence": "Fetched",
         "image": "flatcar-1",
         "plan": plan.digest,
@@ -496,7 +497,7 @@ def test_a_boot_for_every_time_is_recorded_as_no_installation(bench: Bench) -> N
 
 
 def test_a_boot_that_was_published_before_a_restart_is_still_evidence(bench: Bench, tmp_path: Path) -> None:
-    plan = present(bench.decide(*fleet_of(provision=1)).plan())
+    plan = require_value(bench.decide(*fleet_of(provision=1)).plan())
     bench.close()
     with Bench(tmp_path) as other:
         offer = book.find_offer(other.ledger, plan.digest)
@@ -540,7 +541,7 @@ def repair(run: int = 1, often: str = "Once") -> str:
 @pytest.mark.parametrize("restarts", [False, True])
 def test_an_operator_request_for_a_server_returns_no_boot_of_a_maintenance(tmp_path: Path, restarts: bool) -> None:
     """The operator may have looked before that boot was used, and the instance may be down at that time."""
-    item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(Record())}
+    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record())}
     with ExitStack() as stack:
         bench = stack.enter_context(Bench(tmp_path))
         boot_once(bench, bench.decide(*fleet_of(1, "Once", repair())).plan())
@@ -555,7 +556,7 @@ def test_an_operator_request_for_a_server_returns_no_boot_of_a_maintenance(tmp_p
 def test_a_maintenance_of_an_adopted_ledger_gets_no_minute_of_grace(tmp_path: Path) -> None:
     with Bench(tmp_path, initial=None) as bench:
         bench.decide(*fleet_of(1, "Once", repair())).plan()
-        bench.request(BEGIN, **beginning("adopt"))
+        bench.request(BEGIN, **build_begin_request("adopt"))
         assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
 
 

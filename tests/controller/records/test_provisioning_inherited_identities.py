@@ -19,16 +19,16 @@ from gitboot.model.scalars import SystemUuid, swap_byte_order
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare_decisions
 from gitboot.status.instance_status import Held
-from tests.helpers.cases import present
-from tests.helpers.fleets import at, document, fleet, image, mac_of, policy, profile, uuid_of
+from tests.helpers.cases import require_value
+from tests.helpers.fleets import at, document, fleet, image, make_mac, make_uuid, policy, profile
 from tests.helpers.fleets import repository as repository_of
-from tests.helpers.instance_in_process import UNLIMITED, Parts, in_process
+from tests.helpers.instance_in_process import UNLIMITED, Parts, run_in_process
 from tests.helpers.running_instance import Repository
 
 NOON = at("20T12:00")
 OLD = "web01"  # installed; its machine keeps what its document loses
 NEW = "web02"  # waits for its first installation, if a commit has it
-MAC, ADDRESS, SERIAL = mac_of("shared"), "10.0.0.7", "CZ1234"
+MAC, ADDRESS, SERIAL = make_mac("shared"), "10.0.0.7", "CZ1234"
 LIMITS = structs.replace(UNLIMITED, max_reinstalls=0)
 
 
@@ -49,9 +49,9 @@ class Machine:
     lifecycle: str = "Active"
 
     def document(self) -> str:
-        own = f'{{mac: "{mac_of(self.name)}"{f", addresses: [{self.address}/24]" if self.address else ""}}}'
+        own = f'{{mac: "{make_mac(self.name)}"{f", addresses: [{self.address}/24]" if self.address else ""}}}'
         nics = [own, *([f'{{mac: "{self.mac}", boot: {str(self.boots).lower()}}}'] if self.mac else [])]
-        spec = f"uuid: {self.uuid or uuid_of(self.name)}, provision: {self.provision}, lifecycle: {self.lifecycle}, "
+        spec = f"uuid: {self.uuid or make_uuid(self.name)}, provision: {self.provision}, lifecycle: {self.lifecycle}, "
         spec += f"architecture: x86_64, firmware: UEFI, interfaces: [{', '.join(nics)}]"
         spec += f", serial: {self.serial}" if self.serial else ""
         spec += f", replaces: {self.replaces}" if self.replaces else ""
@@ -94,7 +94,7 @@ Start = Callable[[], AbstractContextManager[Parts]]
 
 @pytest.fixture
 def start(tmp_path: Path, repository: Repository) -> Start:
-    return lambda: in_process(tmp_path, repository.bare, limits=LIMITS)
+    return lambda: run_in_process(tmp_path, repository.bare, limits=LIMITS)
 
 
 def reconcile_twice(parts: Parts, seconds: float = 0) -> None:
@@ -122,7 +122,7 @@ def tell(repository: Repository, start: Start, story: Story, *, looks: bool = Tr
         return held.guards if held is not None else ()
 
 
-U_OLD, U_NEXT = uuid_of(OLD), uuid_of("next")
+U_OLD, U_NEXT = make_uuid(OLD), make_uuid("next")
 HELD: dict[str, Story] = {
     "a MAC address": [
         [old(mac=MAC), new()],
@@ -163,7 +163,7 @@ HELD: dict[str, Story] = {
     "a name": [
         [old(), new()],
         [old(name="web07", uuid=U_OLD), new()],
-        [old(name="web07", uuid=U_OLD), new(name=OLD, uuid=uuid_of(NEW))],
+        [old(name="web07", uuid=U_OLD), new(name=OLD, uuid=make_uuid(NEW))],
     ],
     "an xname": [
         [old(labels="xname: x1000c0s0b0n0"), new()],
@@ -302,7 +302,7 @@ def push(parts: Parts, repository: Repository, story: Story) -> None:
 def begin(parts: Parts, repository: Repository, story: Story) -> Held:
     """Let the instance accept all commits of a story but the last, which it then holds."""
     push(parts, repository, story)
-    return present(parts.reconciler.status.held)
+    return require_value(parts.reconciler.status.held)
 
 
 def approve(parts: Parts, digest: str) -> None:
@@ -330,7 +330,7 @@ def test_a_commit_is_held_for_an_identity_that_a_machine_lost_in_an_earlier_held
         gains = repository.push(files([old(), new(mac=MAC), reinstalled]), "web02 gets the address of web01")
         newest = repository.push({"README": "even more"}, "Change the README again")
         reconcile_twice(parts, 60)
-        assert present(parts.reconciler.status.held).commit == newest
+        assert require_value(parts.reconciler.status.held).commit == newest
         assert [(each.commit, each.says) for each in parts.reconciler.status.passed_commits] == [
             (loses, "held by maxReinstalls"),
             (unrelated, f"held behind {loses[:12]}"),
@@ -384,13 +384,13 @@ def test_an_identity_moves_with_an_approval_and_then_belongs_to_its_new_machine(
         repository.push(files([old(), new()]))
         reconcile_twice(parts, 360)
         assert [(each.key, each.uuid) for each in server_tables.read_lost_identities(parts.ledger)] == [
-            (("MAC", MAC.replace(":", "-")), uuid_of(NEW))
+            (("MAC", MAC.replace(":", "-")), make_uuid(NEW))
         ]
 
 
 def test_a_server_counts_once_for_all_its_reasons(tmp_path: Path, repository: Repository) -> None:
     limits = structs.replace(UNLIMITED, max_reinstalls=1)
-    with in_process(tmp_path, repository.bare, limits=limits) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=limits) as parts:
         push(parts, repository, [*TWO_COMMITS[:2], [old(), new(mac=MAC, serial=SERIAL, provision=2)]])
         assert parts.reconciler.status.held is None
 
@@ -399,7 +399,7 @@ def test_an_instance_whose_clone_is_lost_compares_with_the_machines_in_the_ledge
     tmp_path: Path, repository: Repository
 ) -> None:
     limits = structs.replace(LIMITS, allow_rewind=True)
-    with in_process(tmp_path, repository.bare, limits=limits) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=limits) as parts:
         repository.push(files([old(mac=MAC), new()]))
         instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
         reconcile_twice(parts)
@@ -407,7 +407,7 @@ def test_an_instance_whose_clone_is_lost_compares_with_the_machines_in_the_ledge
     shutil.rmtree(tmp_path / "state" / "repository.git")
     repository = Repository.create(tmp_path / "git")
     repository.push(files([old(), new(mac=MAC)]))
-    with in_process(tmp_path, repository.bare, limits=limits) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=limits) as parts:
         reconcile_twice(parts, 60)
         held = parts.reconciler.status.held
         assert held is not None and "maxReinstalls" in held.guards
@@ -472,7 +472,7 @@ def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of
     with ExitStack() as stack:
         each_site = {
             site: stack.enter_context(
-                in_process(tmp_path / site, repository.bare, limits=LIMITS, initial="fresh", site=site)
+                run_in_process(tmp_path / site, repository.bare, limits=LIMITS, initial="fresh", site=site)
             )
             for site in SITES
         }

@@ -27,11 +27,11 @@ from gitboot.resolve.provisioning_record import (
     parse_exported_records,
 )
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.helpers.cases import present
-from tests.helpers.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
+from tests.helpers.cases import require_value
+from tests.helpers.fleets import fleet, image, maintenance, make_mac, make_uuid, policy, profile, repository, server
 from tests.helpers.instance_in_process import NOON, Bench
 
-MAC = mac_of("web01").replace(":", "-")
+MAC = make_mac("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
 NIC, OTHER_NIC = "10.0.0.7", "10.0.0.8"
 FILES = {"t": "#cloud-config\n"}
@@ -61,7 +61,7 @@ class Installing(Bench):
         return self.reconcile()
 
     def asked(self, path: str, client: str = NIC, at: datetime | None = None, log: str | None = None) -> None:
-        token = present(self.decisions.servers["web01"].token)
+        token = require_value(self.decisions.servers["web01"].token)
         whole = f"boot/v1/boot/{MAC}/{path.replace('TOKEN', token)}"
         digest, at = Digest(token), at or self.now
         self.observe(Observation(server="web01", path=whole, digest=digest, client=client, at=at, log=log))
@@ -79,7 +79,7 @@ class Installing(Bench):
 
     @property
     def boots(self) -> tuple[Phase, Cause, str | None]:
-        plan = present(self.reconcile())
+        plan = require_value(self.reconcile())
         return plan.phase, plan.cause, plan.key
 
     @property
@@ -152,7 +152,7 @@ def test_requests_from_before_an_operator_set_a_server_pending_do_not_count(web0
     first = web01.install(evidence="Reported")
     web01.entry(first)
     web01.wait(hours=1)
-    item = {"uuid": uuid_of("web01"), "server": "web01", "provisionedAt": web01.now.isoformat(), "runs": {}}
+    item = {"uuid": make_uuid("web01"), "server": "web01", "provisionedAt": web01.now.isoformat(), "runs": {}}
     nothing = ("provision", "image", "pool", "decisionDigest", "evidence", "graceUntil", "consumedAt", "consumedKey")
     web01.request("records", items=[{**item, **dict.fromkeys(nothing)}], reason="x")
     web01.reconcile()
@@ -173,7 +173,7 @@ def test_a_fetch_by_another_client_is_taken_back_unless_its_system_has_started(w
     plan = web01.install()
     state = web01.servers["web01"]
     assert plan is not None
-    offer = present(build_offer(state.decision, plan, state.record))
+    offer = require_value(build_offer(state.decision, plan, state.record))
     entry, data = StepEvidence(NOON, ENTRY, NIC), StepEvidence(NOON + timedelta(seconds=20), f"{ENTRY}/data", NIC)
     given = apply_boot_served(offer, Record(), entry)
     begun = apply_start(offer, given, data)
@@ -268,7 +268,7 @@ def test_an_earlier_installation_is_no_proof_once_another_one_has_begun(web01: I
     assert (web01.step, web01.boots[1]) == ("Failed", Cause.FAILED) if fails else ("Attempted", Cause.ATTEMPTED)
     web01.install(evidence="Reported", provision=1)
     looked = replace(web01.record or Record(), provisioned_at=web01.now, evidence="Operator")
-    (item,) = json.loads(encode_records({SystemUuid(uuid_of("web01")): looked}))["items"]
+    (item,) = json.loads(encode_records({SystemUuid(make_uuid("web01")): looked}))["items"]
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
     assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
     assert web01.step == "Provisioned"
@@ -405,7 +405,7 @@ def test_an_installation_is_shown_from_its_first_fetch_until_an_operator_ends_it
         web01.install(evidence=evidence, provision=provision)
         assert summarize_installation(web01) == ("Installing", "Started")
     looked = replace(web01.record or Record(), provision=1, provisioned_at=web01.now, evidence="Operator")
-    (item,) = json.loads(encode_records({SystemUuid(uuid_of("web01")): looked}))["items"]
+    (item,) = json.loads(encode_records({SystemUuid(make_uuid("web01")): looked}))["items"]
     web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
     assert summarize_installation(web01) is None
 
@@ -456,8 +456,8 @@ def test_the_next_disk_boot_ends_the_display_as_served(web01: Installing) -> Non
     assert web01.record is not None and web01.record.attempts[-1].disk_boot == StepEvidence(web01.now, ENTRY, NIC)
     assert (web01.record.provision, web01.record.evidence) == (1, "Fetched")
     assert ENTRY not in web01.rendered["web01"].evidence_digests, "no further boot of the disk is written down"
-    assert parse_exported_records(encode_records({SystemUuid(uuid_of("web01")): web01.record}), "x") == {
-        SystemUuid(uuid_of("web01")): web01.record
+    assert parse_exported_records(encode_records({SystemUuid(make_uuid("web01")): web01.record}), "x") == {
+        SystemUuid(make_uuid("web01")): web01.record
     }
 
 
@@ -626,7 +626,7 @@ class Maintained(Bench):
         return self.planned()
 
     def planned(self) -> BootPlan:
-        return present(self.reconcile())
+        return require_value(self.reconcile())
 
     def entry(self, plan: BootPlan) -> BootPlan:
         self.fetch(plan, path=ENTRY)
@@ -700,7 +700,7 @@ def test_a_maintenance_without_data_is_done_once_its_boot_was_served(maintained:
 
 def test_a_direct_boot_of_a_maintenance_starts_with_a_fetch_by_uuid(maintained: Maintained) -> None:
     plan = maintained.maintain(uki=True)
-    maintained.data(plan.digest, IGNITION.build_path(uuid_of("web01")))
+    maintained.data(plan.digest, IGNITION.build_path(make_uuid("web01")))
     assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
     assert (
         maintained.record is not None and maintained.record.runs["bios"].given == maintained.record.runs["bios"].started

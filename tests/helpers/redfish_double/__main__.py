@@ -120,7 +120,7 @@ def main() -> None:
         uuid, _, mac = identity.partition(",")
         machine = Machine(name, uuid=uuid, system=name, profile=PROFILES[arguments.profile], post_s=arguments.post)
         machine.nics = {"NIC.1": mac} if mac else {}
-        machine.on_boot = _boots(machine, mac, arguments)
+        machine.on_boot = _make_boot_handler(machine, mac, arguments)
         machines.append(machine)
     # Waited for, not handled: a handler may interrupt the thread that holds the lock of the Event that it sets.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
@@ -160,7 +160,7 @@ def _credentials(directory: Path | None) -> dict[str, str] | None:
     }
 
 
-def _boots(machine: Machine, mac: str, arguments: argparse.Namespace) -> Callable[[Boot], None]:
+def _make_boot_handler(machine: Machine, mac: str, arguments: argparse.Namespace) -> Callable[[Boot], None]:
     """Return what a boot of this machine leads to: a line, and what it fetches from ``--fetch``."""
 
     def say(line: str) -> None:
@@ -169,12 +169,12 @@ def _boots(machine: Machine, mac: str, arguments: argparse.Namespace) -> Callabl
     base = arguments.fetch.rstrip("/") if arguments.fetch else None
     network = Network(machine, mac, base, arguments.work, say, arguments.hold) if base else None
 
-    def boots(boot: Boot) -> None:
+    def on_boot(boot: Boot) -> None:
         say(f"boots {boot.uri or boot.target.replace('None', 'its disk')}")
         if network:
             network.begin(boot)
 
-    return boots
+    return on_boot
 
 
 def _say(line: str) -> None:

@@ -62,22 +62,22 @@ class Bios:
             "Attributes": self.pending if self._by_job else self.attributes | self.pending,
         }
 
-    def refuses(self, content: Any) -> str | None:
+    def apply_request(self, content: Any) -> str | None:
         """Apply a write to the Settings, or return why not: all or nothing."""
-        given = content.get("Attributes") if isinstance(content, dict) else None
-        if not isinstance(given, dict):
+        written = content.get("Attributes") if isinstance(content, dict) else None
+        if not isinstance(written, dict):
             return "expected an object with Attributes"
         if ("@Redfish.SettingsApplyTime" in content) is not self._by_job:
             return "@Redfish.SettingsApplyTime is missing, or not known"
         if self.pending and self._by_job:
             return "a job for this resource is there already"
-        wrong = sorted(name for name in given if name not in self.attributes or name in self.read_only)
+        wrong = sorted(name for name in written if name not in self.attributes or name in self.read_only)
         if wrong:
             return f"{', '.join(wrong)} cannot be written"
-        is_on = self._switch == "" or "Enabled" in (self.attributes[self._switch], given.get(self._switch))
-        if self._uri in given and not is_on:
+        is_on = self._switch == "" or "Enabled" in (self.attributes[self._switch], written.get(self._switch))
+        if self._uri in written and not is_on:
             return f"{self._uri} depends on {self._switch}"
-        self.pending = given
+        self.pending = written
         return None
 
     def reset(self) -> bool:
@@ -256,7 +256,7 @@ class Machine:
             self._ahead = [(self.now + after, kind)]
         self.advance(0)
 
-    def asked(self, kind: str) -> None:
+    def execute_reset(self, kind: str) -> None:
         """Execute a ComputerSystem.Reset."""
         self.reset(kind)
 
@@ -347,14 +347,14 @@ class Machine:
 
     def system(self) -> Json:
         with self._lock:
-            return self.tagged(self._system())
+            return self.add_etag(self._system())
 
     def settings(self) -> Json:
         with self._lock:
             body = sample(self.profile.settings_sample) | {"@odata.id": self.settings_path}
             if self.profile.overrides is not Overrides.SYSTEM:
                 body["Boot"] = {**_without_override(body["Boot"]), **self._boot(self.override)}
-            return self.tagged(body)
+            return self.add_etag(body)
 
     def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
         """Apply a PATCH whole, or refuse it whole."""
@@ -366,9 +366,9 @@ class Machine:
                 return refusal(400, "Base.1.18.MalformedJSON", "expected an object with Boot")
             refused = (
                 self.precondition(resource, if_match)
-                or self._not_in_post(boot)
-                or self._not_here(boot, to_settings)
-                or self._not_so(boot)
+                or self._refuse_in_post(boot)
+                or self._refuse_resource(boot, to_settings)
+                or self._refuse_values(boot)
             )
             if refused:
                 return refused
@@ -381,13 +381,13 @@ class Machine:
         if event in _OFF:
             self._ahead = []
             if self.power == "On":
-                self._has_reset()
+                self._record_reset()
             self.power = "Off"
             self._progress("None")
             return None
         if event in RESET_TYPES:
             if self.power == "Off" or event == "PowerCycle" or self.profile.reboot_is_a_reset:
-                self._has_reset()
+                self._record_reset()
             self.power = "On"
             self.resets += 1
             self._ahead = [(self.now + timedelta(seconds=part * self.post_s), state) for part, state in _POST]
@@ -404,7 +404,7 @@ class Machine:
     def _disc(self) -> str | None:
         return next((drive.image for drive in self.drives if drive.image and "CD" in drive.types), None)
 
-    def _has_reset(self) -> None:
+    def _record_reset(self) -> None:
         if self.profile.marks_move:
             self.last_reset = self.bmc_now
 
@@ -512,7 +512,7 @@ class Machine:
         shown = {name: value for name, value in body.items() if name != "@odata.etag"}
         return form.replace("{}", hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:8])
 
-    def tagged(self, body: Json) -> Json:
+    def add_etag(self, body: Json) -> Json:
         """A resource with its ``@odata.etag``, if this BMC shows one."""
         form = self.profile.etag_body
         return body | {"@odata.etag": self.etag(body, form)} if form else body
@@ -528,7 +528,7 @@ class Machine:
             return refusal(412, "Base.1.18.PreconditionFailed", "the ETag did not match")
         return None
 
-    def _not_in_post(self, boot: Json) -> Answer | None:
+    def _refuse_in_post(self, boot: Json) -> Answer | None:
         if not self.in_post:
             return None
         if self.profile.in_post is InPost.REFUSED:
@@ -539,7 +539,7 @@ class Machine:
             return refusal(503, message_id, "not while the host is booting", **{"Retry-After": "30"})
         return None
 
-    def _not_here(self, boot: Json, to_settings: bool) -> Answer | None:
+    def _refuse_resource(self, boot: Json, to_settings: bool) -> Answer | None:
         if "BootOrder" in boot and len(boot) > 1:
             return refusal(400, "Base.1.18.PropertyValueConflict", "BootOrder and an override at once")
         if to_settings is (self.profile.overrides is not Overrides.SYSTEM):
@@ -549,7 +549,7 @@ class Machine:
             return refusal(400, message_id, f"moved to FutureState URI({self.settings_path})")
         return refusal(400, "Base.1.18.PropertyNotWritable", f"{', '.join(boot)} cannot be written here")
 
-    def _not_so(self, boot: Json) -> Answer | None:
+    def _refuse_values(self, boot: Json) -> Answer | None:
         fixed = {MODE: self.profile.mode, HTTP_BOOT_URI: self.profile.http_boot_uri}
         for name, value in boot.items():
             if fixed.get(name, Property.WRITABLE) is not Property.WRITABLE:

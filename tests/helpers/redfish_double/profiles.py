@@ -90,7 +90,7 @@ class Drive:
     def action(self, name: str) -> str:
         return f"{self.path}/Actions/VirtualMedia.{name}Media"
 
-    def refuses(self, method: str, path: str, content: Any) -> str | None:
+    def apply_request(self, method: str, path: str, content: Any) -> str | None:
         """Execute an action; return why not, if it fails."""
         content = content or {}
         if self.lacks_actions:

@@ -98,14 +98,25 @@ class Intrusion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Presents:
+class PresentCertificate:
     """Another certificate than the right one; it strikes a connection, not a request."""
 
     tls: SSLContext
 
 
 Fault: TypeAlias = (
-    Hang | Slow | Status | Body | Huge | Truncated | Redirect | Drop | Ignored | Reverted | Intrusion | Presents
+    Hang
+    | Slow
+    | Status
+    | Body
+    | Huge
+    | Truncated
+    | Redirect
+    | Drop
+    | Ignored
+    | Reverted
+    | Intrusion
+    | PresentCertificate
 )
 
 
@@ -257,7 +268,7 @@ class Service:
         method, path = request.method, request.path.rstrip("/")
         if (method, path) == ("GET", ROOT):
             return Answer(status=200, body=sample("root"))
-        content = _parsed(body)
+        content = _parse_body(body)
         if (method, path) == ("POST", SESSIONS):
             if self.redirects_logins is not None and request.path == SESSIONS:  # old Supermicro
                 return Answer(status=self.redirects_logins, headers={"Location": f"{SESSIONS}/"})
@@ -276,11 +287,11 @@ class Service:
                 return Answer(status=200, body=managed.manager())
         for owner in self.machines:
             if path.startswith(owner.media_path):
-                return _of_drives(owner, request, content)
+                return _answer_drives(owner, request, content)
         machine = self.machine_at(path)
         if machine is None:
             return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
-        return _of_machine(machine, request, content)
+        return _answer_machine(machine, request, content)
 
     def _systems(self) -> Json:
         members = [{"@odata.id": machine.path} for machine in self.machines]
@@ -291,7 +302,7 @@ def _without_basic(headers: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in headers.items() if name != "Authorization"}
 
 
-def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
+def _answer_machine(machine: Machine, request: Request, content: Any) -> Answer:
     path = request.path
     if path == machine.path.rstrip("/") != machine.path:
         return Answer(status=308, headers={"Location": machine.path})  # iLO
@@ -305,12 +316,12 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
         case "GET", machine.bios.path if machine.bios.attributes:
             return Answer(status=200, body=machine.bios.resource())
         case "GET", machine.bios.settings_path if machine.bios.attributes:
-            return _respond_with(machine, machine.tagged(machine.bios.settings()))
+            return _respond_with(machine, machine.add_etag(machine.bios.settings()))
         case "PATCH", machine.bios.settings_path if machine.bios.attributes:
-            shown = machine.tagged(machine.bios.settings())
+            shown = machine.add_etag(machine.bios.settings())
             if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
                 return refused
-            if (why := machine.bios.refuses(content)) is not None:
+            if (why := machine.bios.apply_request(content)) is not None:
                 return refusal(400, "Base.1.18.PropertyNotWritable", why)
             return Answer(status=200)
         case "POST", machine.reset_path:
@@ -322,7 +333,7 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
     return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
 
 
-def _of_drives(machine: Machine, request: Request, content: Any) -> Answer:
+def _answer_drives(machine: Machine, request: Request, content: Any) -> Answer:
     method, path = request.method, request.path.rstrip("/")
     if (method, path) == ("GET", machine.media_path):
         members = [{"@odata.id": drive.path} for drive in (*machine.stored_drives, *machine.drives)]
@@ -333,12 +344,12 @@ def _of_drives(machine: Machine, request: Request, content: Any) -> Answer:
     if drive is None:
         return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
     if method == "GET":
-        return _respond_with(machine, machine.tagged(drive.resource()))
+        return _respond_with(machine, machine.add_etag(drive.resource()))
     if method == "PATCH":
-        shown = machine.tagged(drive.resource())
+        shown = machine.add_etag(drive.resource())
         if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
             return refused
-    if (why := drive.refuses(method, path, content)) is not None:
+    if (why := drive.apply_request(method, path, content)) is not None:
         return refusal(400, "Base.1.18.ActionParameterNotSupported", why)
     return Answer(status=204)
 
@@ -347,7 +358,7 @@ def _reset(machine: Machine, content: Any) -> Answer:
     kind = (content or {}).get("ResetType", "On")
     if kind not in machine.profile.reset_types:
         return refusal(400, "Base.1.18.ActionParameterNotSupported", f"ResetType cannot be {kind}")
-    machine.asked(kind)
+    machine.execute_reset(kind)
     return Answer(status=204)
 
 
@@ -356,7 +367,7 @@ def _respond_with(machine: Machine, body: Json) -> Answer:
     return Answer(status=200, body=body, headers={"ETag": machine.etag(body, form)} if form else {})
 
 
-def _parsed(body: bytes) -> Any:
+def _parse_body(body: bytes) -> Any:
     try:
         return json.loads(body) if body else None
     except ValueError:
@@ -388,7 +399,7 @@ class RedfishServer:
         self._faults: list[tuple[str, Fault]] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._let_go = threading.Event()  # set with it
+        self._released = threading.Event()  # set with it
         self._open: set[socket.socket] = set()
         self._http = _Http((host, port), self)
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01})
@@ -411,12 +422,12 @@ class RedfishServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.set()
-        self._let_go.set()
+        self._released.set()
         self._http.shutdown()
         self._thread.join()
         with self._lock:
             for connection in self._open:
-                _shut(connection)
+                _shut_down(connection)
         self._http.server_close()  # waits for the threads of all connections
 
     def fault(self, fault: Fault, *, on: str = "GET", times: int = 1) -> None:
@@ -444,18 +455,18 @@ class RedfishServer:
         self._closing.wait(seconds)
 
     def hang(self, seconds: float) -> None:
-        """Sleep, but not longer than until `let_go`."""
-        self._let_go.wait(seconds)
+        """Sleep, but not longer than until `release_hangs`."""
+        self._released.wait(seconds)
 
-    def let_go(self) -> None:
+    def release_hangs(self) -> None:
         """Hang up where a request hangs, now and from now on."""
-        self._let_go.set()
+        self._released.set()
 
-    def opened(self, connection: socket.socket) -> socket.socket:
+    def accept_connection(self, connection: socket.socket) -> socket.socket:
         """Take a connection in, by TLS where there is to be TLS."""
         if self._tls:
             fault = self.take_fault("TLS")
-            tls = fault.tls if isinstance(fault, Presents) else self._tls
+            tls = fault.tls if isinstance(fault, PresentCertificate) else self._tls
             connection.settimeout(_HANDSHAKE_S)
             connection = tls.wrap_socket(connection, server_side=True)
             connection.settimeout(None)
@@ -467,7 +478,7 @@ class RedfishServer:
             self._open.add(connection)
         return connection
 
-    def closed(self, connection: socket.socket) -> None:
+    def forget_connection(self, connection: socket.socket) -> None:
         with self._lock:
             self._open.discard(connection)
 
@@ -490,15 +501,15 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Http
 
     def setup(self) -> None:
-        self.request = self.server.redfish.opened(self.request)
+        self.request = self.server.redfish.accept_connection(self.request)
         super().setup()
 
     def finish(self) -> None:
-        self.server.redfish.closed(self.request)
+        self.server.redfish.forget_connection(self.request)
         try:
             super().finish()
         finally:
-            _shut(self.request)
+            _shut_down(self.request)
             self.request.close()
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -511,7 +522,7 @@ class _Handler(BaseHTTPRequestHandler):
         request = service.receive(self.command, self.path, headers, body)
         redfish.wait(redfish.latency_s)
 
-        def applied() -> Answer:
+        def apply() -> Answer:
             return service.answer(request, headers, body)
 
         machine = service.machine_at(self.path)
@@ -526,20 +537,20 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send(Answer(status=fault.status, headers={"Location": fault.location}))
             case Drop():
                 if fault.applied:
-                    applied()
+                    apply()
                 self._hang_up()
             case Ignored():
                 self._send(Answer(status=200, body={}))
             case Reverted() if machine:
                 before = dict(machine.override)
-                answer = applied()
+                answer = apply()
                 machine.write_later(fault.after_s, before)
                 self._send(answer)
             case Intrusion() if machine:
                 machine.write(**fault.boot)
-                self._send(applied())
+                self._send(apply())
             case _:
-                self._send(applied(), fault=fault)
+                self._send(apply(), fault=fault)
 
     do_GET = do_HEAD = do_PATCH = do_POST = do_DELETE = _respond  # noqa: N815
 
@@ -552,7 +563,7 @@ class _Handler(BaseHTTPRequestHandler):
         head = self._head(answer, length)
         match fault:
             case Slow():
-                self._slowly(head + body, fault.every_s)
+                self._send_slowly(head + body, fault.every_s)
             case Truncated():
                 self.wfile.write(head + body[: len(body) // 2])
                 self._hang_up()
@@ -579,16 +590,16 @@ class _Handler(BaseHTTPRequestHandler):
         ]
         return "\r\n".join(lines).encode("latin-1")
 
-    def _slowly(self, content: bytes, every_s: float) -> None:
+    def _send_slowly(self, content: bytes, every_s: float) -> None:
         for byte in content:
             self.wfile.write(bytes([byte]))
             self.server.redfish.wait(every_s)
 
     def _hang_up(self) -> None:
         self.close_connection = True
-        _shut(self.connection)
+        _shut_down(self.connection)
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut_down(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it is already
         connection.shutdown(socket.SHUT_RDWR)

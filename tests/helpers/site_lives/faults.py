@@ -43,9 +43,9 @@ from tests.helpers.site_lives.lives import (
     Kinds,
     Life,
     World,
-    chosen_from,
+    choose_from,
+    draw_life,
     folder_for_lives,
-    life_of,
     say,
     step,
     world,
@@ -93,8 +93,8 @@ TABLES: Final[dict[str, Kinds]] = {
     "hosts": HOSTS,
 }
 
-SYNCS: Final = chosen_from(((), (), (0,), (1,), (0, 1), (0, 1, 2)))
-HOW: Final = chosen_from(("full", "locked"))
+SYNCS: Final = choose_from(((), (), (0,), (1,), (0, 1), (0, 1, 2)))
+HOW: Final = choose_from(("full", "locked"))
 
 
 @step(
@@ -104,7 +104,7 @@ HOW: Final = chosen_from(("full", "locked"))
     path=PATHS,
     reads=SYNCS,
     fails=SYNCS,
-    expires=chosen_from((None, 0, 0, 1)),
+    expires=choose_from((None, 0, 0, 1)),
     ends=ENDS,
     passes=PASSES,
 )
@@ -129,7 +129,7 @@ def the_machine_boots_while_the_log_is_slow(
         site.reconcile()
 
 
-@step(kinds=WINDOWS, weight=6, lasts=chosen_from((61, 301)), how=HOW, path=PATHS)
+@step(kinds=WINDOWS, weight=6, lasts=choose_from((61, 301)), how=HOW, path=PATHS)
 def a_repair_ends_while_the_ledger_cannot_be_written(site: Site, lasts: int, how: str, path: str) -> None:
     window = _open_window(site, lasts)
     site.ask_for_repair(window)
@@ -137,7 +137,7 @@ def a_repair_ends_while_the_ledger_cannot_be_written(site: Site, lasts: int, how
     site.outlast(window, how, path)
 
 
-@step(kinds=WINDOWS, weight=4, lasts=chosen_from((301, 3601)), how=HOW, path=PATHS, boots=BOOLEANS)
+@step(kinds=WINDOWS, weight=4, lasts=choose_from((301, 3601)), how=HOW, path=PATHS, boots=BOOLEANS)
 def a_wipe_ends_while_the_ledger_cannot_be_written(site: Site, lasts: int, how: str, path: str, boots: bool) -> None:
     window = _open_window(site, lasts)
     site.ask_for_wipe(window)
@@ -158,7 +158,7 @@ def _open_window(site: Site, lasts: int) -> Window:
     kinds=IDENTITIES,
     weight=8,
     waits=BOOLEANS,
-    commits=chosen_from((1, 2)),
+    commits=choose_from((1, 2)),
     path=PATHS,
     ends=ENDS,
 )
@@ -176,7 +176,7 @@ def the_mac_address_moves_back(site: Site) -> None:
     site.reconcile()
 
 
-@step(kinds=MIRRORS, weight=4, replaced=chosen_from((0, 0, 0, 1, 2, 3, 4, 6, 9)), path=PATHS, is_new=BOOLEANS)
+@step(kinds=MIRRORS, weight=4, replaced=choose_from((0, 0, 0, 1, 2, 3, 4, 6, 9)), path=PATHS, is_new=BOOLEANS)
 def a_target_follows(site: Site, replaced: int, path: str, is_new: bool) -> None:
     """The target may be killed; the machine boots from the mirror as it is then."""
     if is_new:
@@ -187,7 +187,7 @@ def a_target_follows(site: Site, replaced: int, path: str, is_new: bool) -> None
 
 
 @step(
-    kinds=MIRRORS, weight=4, call=chosen_from(tuple(range(1, documentation.CALLS + 1))), path=PATHS, is_killed=BOOLEANS
+    kinds=MIRRORS, weight=4, call=choose_from(tuple(range(1, documentation.CALLS + 1))), path=PATHS, is_killed=BOOLEANS
 )
 def a_mirror_copies_the_tree(site: Site, call: int, path: str, is_killed: bool) -> None:
     """The copy is killed, or a commit requests an installation meanwhile; the machine then boots from the mirror."""
@@ -203,13 +203,13 @@ def a_mirror_copies_the_tree(site: Site, call: int, path: str, is_killed: bool) 
 
 # Two hosts with one ledger
 
-HOW_SHARED: Final = chosen_from(("full", "hung"))
-CALLS: Final = chosen_from((1, 1, 2, 5, 1000))
+HOW_SHARED: Final = choose_from(("full", "hung"))
+CALLS: Final = choose_from((1, 1, 2, 5, 1000))
 
-step(kinds=HOSTS, weight=3, lasts=chosen_from((61, 301)), how=HOW_SHARED, path=PATHS)(
+step(kinds=HOSTS, weight=3, lasts=choose_from((61, 301)), how=HOW_SHARED, path=PATHS)(
     a_repair_ends_while_the_ledger_cannot_be_written
 )
-step(kinds=HOSTS, weight=2, lasts=chosen_from((301, 3601)), how=HOW_SHARED, path=PATHS, boots=BOOLEANS)(
+step(kinds=HOSTS, weight=2, lasts=choose_from((301, 3601)), how=HOW_SHARED, path=PATHS, boots=BOOLEANS)(
     a_wipe_ends_while_the_ledger_cannot_be_written
 )
 
@@ -219,10 +219,10 @@ def machines_ask_the_other_host(site: SharedSite) -> None:
     site.ask_other_host()
 
 
-@step(kinds=HOSTS, weight=4, calls=chosen_from(tuple(range(160))), restarts=BOOLEANS)
+@step(kinds=HOSTS, weight=4, calls=choose_from(tuple(range(160))), restarts=BOOLEANS)
 def the_acting_instance_is_killed(site: SharedSite, calls: int, restarts: bool) -> None:
     """At any change to a file, or at any call to the PostgreSQL."""
-    site.instance_fate.dies_in = calls
+    site.instance_crash_plan.dies_in = calls
     site.reconcile()
     if restarts and site.instance is None:
         site.start_instance()
@@ -231,15 +231,15 @@ def the_acting_instance_is_killed(site: SharedSite, calls: int, restarts: bool) 
 @step(
     kinds=HOSTS,
     weight=8,
-    how=chosen_from(("ends", "killed", "paused")),
-    dies_in=chosen_from((None, *range(160))),
-    calls=chosen_from((None, None, *range(120))),
+    how=choose_from(("ends", "killed", "paused")),
+    dies_in=choose_from((None, *range(160))),
+    calls=choose_from((None, None, *range(120))),
     passes=PASSES,
 )
 def the_standby_takes_over(site: SharedSite, how: str, dies_in: int | None, calls: int | None, passes: int) -> None:
     """An instance that is killed dies in the middle of a reconcile, and the standby perhaps while it takes over."""
     if how == "killed" and dies_in is not None:
-        site.instance_fate.dies_in = dies_in
+        site.instance_crash_plan.dies_in = dies_in
         site.reconcile()
     site.take_over(how, calls)
     site.start_endpoints()
@@ -251,18 +251,18 @@ def the_standby_takes_over(site: SharedSite, how: str, dies_in: int | None, call
 
 @step(kinds=HOSTS, weight=4, path=PATHS)
 def the_replaced_host_goes_on(site: SharedSite, path: str) -> None:
-    site.let_replaced_go_on(path)
+    site.run_replaced(path)
 
 
 @step(kinds=HOSTS, weight=1)
 def a_standby_tries_too_early(site: SharedSite) -> None:
-    site.try_too_early()
+    site.start_too_early()
 
 
-@step(kinds=HOSTS, weight=6, after=chosen_from(tuple(range(100))), calls=CALLS, is_done=BOOLEANS, passes=PASSES)
+@step(kinds=HOSTS, weight=6, after=choose_from(tuple(range(100))), calls=CALLS, is_done=BOOLEANS, passes=PASSES)
 def calls_of_the_instance_hang(site: SharedSite, after: int, calls: int, is_done: bool, passes: int) -> None:
     """From one call to the PostgreSQL on; the PostgreSQL may execute the calls, but does not respond."""
-    with site.unanswered(site.instance_fate, hang=Hang(after, calls, is_done)):
+    with site.hang_calls(site.instance_crash_plan, hang=Hang(after, calls, is_done)):
         site.reconcile()
     for _ in range(passes):
         site.reconcile()
@@ -273,12 +273,12 @@ def calls_of_the_instance_hang(site: SharedSite, after: int, calls: int, is_done
     weight=6,
     is_new=BOOLEANS,
     path=PATHS,
-    after=chosen_from(tuple(range(14))),
+    after=choose_from(tuple(range(14))),
     calls=CALLS,
     is_done=BOOLEANS,
     ends=ENDS,
     again=PATHS,
-    seconds=chosen_from((0, 5, 61)),
+    seconds=choose_from((0, 5, 61)),
 )
 def calls_of_an_endpoint_hang(
     site: SharedSite,
@@ -296,14 +296,14 @@ def calls_of_an_endpoint_hang(
         site.ask_for_installation()
         site.reconcile()
     if site.serving is not None:
-        with site.unanswered(site.serving.fate, hang=Hang(after, calls, is_done)):
+        with site.hang_calls(site.serving.crash_plan, hang=Hang(after, calls, is_done)):
             site.boot(path, goes_on=True, ends=ends)
     site.wait(seconds)
     site.ask_other_host()
     site.boot(again, goes_on=True)
 
 
-@step(kinds=HOSTS, weight=6, is_new=BOOLEANS, path=PATHS, again=PATHS, seconds=chosen_from((0, 5, 61)), ends=ENDS)
+@step(kinds=HOSTS, weight=6, is_new=BOOLEANS, path=PATHS, again=PATHS, seconds=choose_from((0, 5, 61)), ends=ENDS)
 def the_instance_reconciles_while_the_machine_boots(
     site: SharedSite, is_new: bool, path: str, again: str, seconds: int, ends: str | None
 ) -> None:
@@ -323,8 +323,8 @@ def the_instance_reconciles_while_the_machine_boots(
     weight=8,
     is_new=BOOLEANS,
     path=PATHS,
-    number=chosen_from((0, 0, *range(10))),
-    meanwhile=chosen_from((None, "reconcile", "take over", "take over")),
+    number=choose_from((0, 0, *range(10))),
+    meanwhile=choose_from((None, "reconcile", "take over", "take over")),
     expires=BOOLEANS,
     is_lost=BOOLEANS,
     ends=ENDS,
@@ -356,7 +356,7 @@ def the_machine_boots_while_a_call_hangs(
 
 
 def fault_life(table: str, seed: int, number: int) -> Life:
-    life = life_of(seed, number, TABLES[table])
+    life = draw_life(seed, number, TABLES[table])
     if table in ("windows", "mirrors", "hosts"):
         return life
     # The instance reads the log while the machine boots: a BMC would wait for the machine.
@@ -365,7 +365,7 @@ def fault_life(table: str, seed: int, number: int) -> Life:
 
 
 @contextmanager
-def lives_of(table: str, server: PostgresServer | None = None) -> Iterator[World]:
+def open_world(table: str, server: PostgresServer | None = None) -> Iterator[World]:
     """Yield a world for lives of one table. ``server`` has the ledgers of ``hosts``; without it, one is started."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(folder_for_lives()))
@@ -387,9 +387,9 @@ def search(
     """Live lives one after the other; return the first in which a promise is broken, or None.
 
     With ``shortens``, leave out the steps that the fault does not need. That takes many times as long as one life.
-    ``server`` is that of `lives_of`. ``counts`` gets what has happened.
+    ``server`` is that of `open_world`. ``counts`` gets what has happened.
     """
-    with lives_of(table, server) as lived:
+    with open_world(table, server) as lived:
         lived.counts = counts if counts is not None else lived.counts
         for number in numbers:
             life = fault_life(table, seed, number)

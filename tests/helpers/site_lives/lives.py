@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.site_lives.book import Window
-from tests.helpers.site_lives.processes import mortals
+from tests.helpers.site_lives.processes import patch_system_calls
 from tests.helpers.site_lives.running_site import LOOKUPS, OTHERS, Ways
 from tests.helpers.site_lives.site import Site
 
@@ -53,16 +53,16 @@ Kinds = Mapping[str, Kind]
 KINDS: Final[dict[str, Kind]] = {}
 
 
-def chosen_from(values: tuple[Any, ...]) -> Callable[[Random], Any]:
+def choose_from(values: tuple[Any, ...]) -> Callable[[Random], Any]:
     return lambda draws: draws.choice(values)
 
 
-SECONDS: Final = chosen_from((1, 5, 31, 61, 301, 3601, 7300))
-PATHS: Final = chosen_from(LOOKUPS)
-PASSES: Final = chosen_from((0, 1, 1))
-BOOLEANS: Final = chosen_from((False, True))
-ENDS: Final = chosen_from((None, "provisioned", "failed"))
-REPORTS: Final = chosen_from(("provisioned", "failed"))
+SECONDS: Final = choose_from((1, 5, 31, 61, 301, 3601, 7300))
+PATHS: Final = choose_from(LOOKUPS)
+PASSES: Final = choose_from((0, 1, 1))
+BOOLEANS: Final = choose_from((False, True))
+ENDS: Final = choose_from((None, "provisioned", "failed"))
+REPORTS: Final = choose_from(("provisioned", "failed"))
 
 
 def step(
@@ -70,14 +70,14 @@ def step(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function a kind of step among ``kinds``; its arguments are drawn."""
 
-    def kept(do: Callable[..., None]) -> Callable[..., None]:
+    def register(do: Callable[..., None]) -> Callable[..., None]:
         def draw(draws: Random) -> dict[str, Any]:
             return {name: each(draws) for name, each in drawn.items()}
 
         kinds[do.__name__] = Kind(do, draw, weight)
         return do
 
-    return kept
+    return register
 
 
 def _pass(site: Site, passes: int) -> None:
@@ -94,7 +94,7 @@ def an_installation_is_asked_for(site: Site, passes: int) -> None:
     _pass(site, passes)
 
 
-@step(begins=chosen_from((-60, 0, 30, 600)), lasts=SECONDS, passes=PASSES)
+@step(begins=choose_from((-60, 0, 30, 600)), lasts=SECONDS, passes=PASSES)
 def a_repair_is_written(site: Site, begins: int, lasts: int, passes: int) -> None:
     site.ask_for_repair(_window(site, begins, lasts))
     _pass(site, passes)
@@ -102,9 +102,9 @@ def a_repair_is_written(site: Site, begins: int, lasts: int, passes: int) -> Non
 
 @step(
     weight=4,
-    begins=chosen_from((-60, -60, 0, 30, 600)),
+    begins=choose_from((-60, -60, 0, 30, 600)),
     lasts=SECONDS,
-    power=chosen_from((None, "Restart", "Restart", "On")),
+    power=choose_from((None, "Restart", "Restart", "On")),
     passes=PASSES,
 )
 def a_wipe_is_written(site: Site, begins: int, lasts: int, power: str | None, passes: int) -> None:
@@ -117,7 +117,7 @@ def _window(site: Site, begins: int, lasts: int) -> Window:
     return Window(start, start + timedelta(seconds=lasts))
 
 
-@step(weight=6, power=chosen_from(("Restart", "On")))
+@step(weight=6, power=choose_from(("Restart", "On")))
 def a_wipe_switches_the_machine(site: Site, power: str) -> None:
     """The window of the wipe is open, and nothing disturbs it for a while."""
     if power == "On":
@@ -134,7 +134,7 @@ def the_machine_is_switched_off(site: Site) -> None:
     site.own.reset("ForceOff")
 
 
-@step(weight=1, start=chosen_from((-3600, 0, 0, 30)), end=chosen_from((-600, 0, 61, 3600)), passes=PASSES)
+@step(weight=1, start=choose_from((-3600, 0, 0, 30)), end=choose_from((-600, 0, 61, 3600)), passes=PASSES)
 def a_window_is_moved(site: Site, start: int, end: int, passes: int) -> None:
     site.move_window(start, end)
     _pass(site, passes)
@@ -159,8 +159,8 @@ def two_commits_come_together(site: Site, lasts: int) -> None:
 
 @step(
     weight=1,
-    lifecycle=chosen_from(("Active", "Active", "Parked")),
-    stopped=chosen_from((False, False, True)),
+    lifecycle=choose_from(("Active", "Active", "Parked")),
+    stopped=choose_from((False, False, True)),
     passes=PASSES,
 )
 def a_commit_parks_or_stops(site: Site, lifecycle: str, stopped: bool, passes: int) -> None:
@@ -168,19 +168,19 @@ def a_commit_parks_or_stops(site: Site, lifecycle: str, stopped: bool, passes: i
     _pass(site, passes)
 
 
-@step(weight=1, bmc=chosen_from(("a", "a", "b", None)), passes=PASSES)
+@step(weight=1, bmc=choose_from(("a", "a", "b", None)), passes=PASSES)
 def a_commit_names_another_bmc(site: Site, bmc: str | None, passes: int) -> None:
     site.push(bmc=bmc if site.bmcs else None)
     _pass(site, passes)
 
 
-@step(how=chosen_from(("shell", "message", "message")))
+@step(how=choose_from(("shell", "message", "message")))
 def what_is_held_is_acknowledged(site: Site, how: str) -> None:
     site.approve() if how == "shell" else site.acknowledge_in_message()
     site.reconcile()
 
 
-@step(passes=PASSES, how=chosen_from((None, "shell", "message", "message")), path=PATHS)
+@step(passes=PASSES, how=choose_from((None, "shell", "message", "message")), path=PATHS)
 def the_branch_is_rewound(site: Site, passes: int, how: str | None, path: str) -> None:
     """The rewind is held; no line in a message acknowledges it."""
     site.rewind()
@@ -199,7 +199,7 @@ def time_passes(site: Site, seconds: int, passes: int) -> None:
     _pass(site, passes)
 
 
-@step(seconds=chosen_from((-7200, -180, -45, 45, 180, 7200, 0, 0)))
+@step(seconds=choose_from((-7200, -180, -45, 45, 180, 7200, 0, 0)))
 def the_clock_is_moved(site: Site, seconds: int) -> None:
     site.skew = timedelta(seconds=seconds)
 
@@ -212,7 +212,7 @@ def the_machine_boots(site: Site, path: str, goes_on: bool, ends: str | None) ->
     site.boot(path, goes_on=goes_on, ends=ends)
 
 
-@step(weight=4, first=PATHS, then=PATHS, seconds=SECONDS, goes_on=BOOLEANS, ends=ENDS, passes=chosen_from((0, 0, 1)))
+@step(weight=4, first=PATHS, then=PATHS, seconds=SECONDS, goes_on=BOOLEANS, ends=ENDS, passes=choose_from((0, 0, 1)))
 def the_machine_boots_again(
     site: Site, first: str, then: str, seconds: int, goes_on: bool, ends: str | None, passes: int
 ) -> None:
@@ -227,7 +227,7 @@ def the_machine_boots_through_a_proxy(site: Site, path: str, goes_on: bool) -> N
     site.boot(path, goes_on=goes_on, proxy=True)
 
 
-@step(weight=6, is_new=BOOLEANS, path=PATHS, ends=chosen_from((None, None, "provisioned", "failed")), passes=PASSES)
+@step(weight=6, is_new=BOOLEANS, path=PATHS, ends=choose_from((None, None, "provisioned", "failed")), passes=PASSES)
 def the_machine_is_installed(site: Site, is_new: bool, path: str, ends: str | None, passes: int) -> None:
     """The machine boots what is offered; its installer reports at once, or later."""
     if is_new:
@@ -246,7 +246,7 @@ def an_installer_that_was_silent_reports(site: Site, ends: str, passes: int) -> 
 
 
 @step(
-    weight=3, kind=chosen_from(("ForceRestart", "ForceRestart", "ForceOff", "On")), seconds=chosen_from((31, 130, 301))
+    weight=3, kind=choose_from(("ForceRestart", "ForceRestart", "ForceOff", "On")), seconds=choose_from((31, 130, 301))
 )
 def the_machine_resets(site: Site, kind: str, seconds: int) -> None:
     site.own.reset(kind)
@@ -258,7 +258,7 @@ def somebody_else_writes_to_its_bmc(site: Site) -> None:
     site.own.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
 
 
-@step(clock=chosen_from((None, 0, -9, 9)), forgets=BOOLEANS, resets=BOOLEANS, passes=PASSES)
+@step(clock=choose_from((None, 0, -9, 9)), forgets=BOOLEANS, resets=BOOLEANS, passes=PASSES)
 def its_bmc_restarts(site: Site, clock: int | None, forgets: bool, resets: bool, passes: int) -> None:
     """The BMC restarts, for example after an update: it may start in 1970 or hours off, and without its override."""
     _pass(site, 1)
@@ -269,7 +269,7 @@ def its_bmc_restarts(site: Site, clock: int | None, forgets: bool, resets: bool,
     _pass(site, passes)
 
 
-@step(path=PATHS, agent=chosen_from(tuple(OTHERS)), method=chosen_from(("GET", "HEAD")))
+@step(path=PATHS, agent=choose_from(tuple(OTHERS)), method=choose_from(("GET", "HEAD")))
 def a_monitor_looks(site: Site, path: str, agent: str, method: str) -> None:
     site.look(path, agent, method)
 
@@ -277,12 +277,12 @@ def a_monitor_looks(site: Site, path: str, agent: str, method: str) -> None:
 @step(weight=1, path=PATHS)
 def another_machine_asks(site: Site, path: str) -> None:
     other = site.other.uuid
-    site.nobody_else_is_given(site.fetch(f"{path}?uuid={other}"), "another machine")
+    site.check_not_served(site.fetch(f"{path}?uuid={other}"), "another machine")
 
 
 @step(weight=1, path=PATHS)
 def another_endpoint_is_asked(site: Site, path: str) -> None:
-    site.nobody_else_is_given(site.fetch_elsewhere(path), "who asks another endpoint")
+    site.check_not_served(site.fetch_elsewhere(path), "who asks another endpoint")
 
 
 @step(weight=1, path=PATHS)
@@ -292,9 +292,9 @@ def a_mirror_serves(site: Site, path: str) -> None:
 
 @step(weight=3, path=PATHS)
 def assets_vanish_for_a_while(site: Site, path: str) -> None:
-    site.assets_are_lost()
+    site.delete_assets()
     site.boot(path, goes_on=True)
-    site.assets_are_there()
+    site.write_assets()
 
 
 # Processes
@@ -323,26 +323,26 @@ def the_instance_comes_back(site: Site) -> None:
         site.reconcile()
 
 
-@step(weight=3, calls=chosen_from(tuple(range(40))), restarts=BOOLEANS)
+@step(weight=3, calls=choose_from(tuple(range(40))), restarts=BOOLEANS)
 def the_instance_is_killed(site: Site, calls: int, restarts: bool) -> None:
-    site.instance_fate.dies_in = calls
+    site.instance_crash_plan.dies_in = calls
     site.reconcile()
     if restarts and site.instance is None:
         site.start_instance()
 
 
-@step(weight=1, when=chosen_from(("before", "after")))
+@step(weight=1, when=choose_from(("before", "after")))
 def the_instance_dies_at_a_bmc(site: Site, when: str) -> None:
-    site.own.at_patch = when
+    site.own.dies_at_patch = when
     site.reconcile()
     if site.instance is None:
         site.start_instance()
 
 
-@step(weight=4, path=PATHS, calls=chosen_from(tuple(range(9))), again=PATHS, seconds=chosen_from((0, 0, 5, 61)))
+@step(weight=4, path=PATHS, calls=choose_from(tuple(range(9))), again=PATHS, seconds=choose_from((0, 0, 5, 61)))
 def the_endpoint_is_killed(site: Site, path: str, calls: int, again: str, seconds: int) -> None:
     if site.serving is not None:
-        site.serving.fate.dies_in = calls
+        site.serving.crash_plan.dies_in = calls
         site.boot(path, goes_on=True)
         site.start_endpoint()
         site.wait(seconds)
@@ -365,9 +365,9 @@ def a_backup_is_made(site: Site) -> None:
 
 
 @step(
-    which=chosen_from((0, 1, 2, 3)),
-    what=chosen_from((("state",), ("output",), ("state", "output"))),
-    passes=chosen_from((0, 1)),
+    which=choose_from((0, 1, 2, 3)),
+    what=choose_from((("state",), ("output",), ("state", "output"))),
+    passes=choose_from((0, 1)),
 )
 def a_backup_is_put_back(site: Site, which: int, what: tuple[str, ...], passes: int) -> None:
     if site.backups:
@@ -397,7 +397,7 @@ def the_tree_knows_less_than_was_given(site: Site, path: str, again: str, is_res
     site.boot(again, goes_on=True)
 
 
-@step(weight=1, passes=chosen_from((0, 1)))
+@step(weight=1, passes=choose_from((0, 1)))
 def the_tree_is_lost(site: Site, passes: int) -> None:
     site.lose_output()
     site.start_instance()
@@ -409,7 +409,7 @@ def the_tree_is_lost(site: Site, passes: int) -> None:
 # Operators
 
 
-@step(provisioned=chosen_from((False, False, True)))
+@step(provisioned=choose_from((False, False, True)))
 def an_operator_sets_its_record(site: Site, provisioned: bool) -> None:
     site.set_record(provisioned=provisioned)
     site.reconcile()
@@ -454,7 +454,7 @@ class Life:
         return "\n".join([f"{self.ways} has_bmc={self.has_bmc} netboots={self.netboots}", *map(str, self.steps)])
 
 
-def life_of(seed: int, number: int, kinds: Kinds = KINDS) -> Life:
+def draw_life(seed: int, number: int, kinds: Kinds = KINDS) -> Life:
     draws = Random(f"{seed}/{number}")
     evidence = draws.choice(("Fetched", "Reported"))
     ways = Ways(
@@ -495,7 +495,7 @@ class World:
             return site.book.violations
         finally:
             site.close()
-            self.counts["asked for"] += len(site.book.asks)
+            self.counts["asked for"] += len(site.book.requests)
             self.counts.update(site.counts)
 
     def shortest(self, life: Life) -> Life:
@@ -521,7 +521,7 @@ def world(
     """Yield a world whose processes are mortal, for lives of these kinds of steps."""
     with ExitStack() as stack:
         bmcs = {name: stack.enter_context(RedfishServer(Service())) for name in ("a", "b")}
-        stack.enter_context(mortals())
+        stack.enter_context(patch_system_calls())
         logging.disable(logging.CRITICAL)
         stack.callback(logging.disable, logging.NOTSET)
         yield World(folder, bmcs, kinds=kinds, is_strict=is_strict, site_of=site_of)
@@ -548,7 +548,7 @@ def main() -> int:
     began, wrong = time.monotonic(), 0
     with folder_for_lives() as folder, world(Path(folder)) as lived:
         for number in range(given.first, given.first + given.lives):
-            life = life_of(given.seed, number)
+            life = draw_life(given.seed, number)
             if lived.live(life):
                 wrong += 1
                 shortest = lived.shortest(life)

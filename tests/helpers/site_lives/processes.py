@@ -91,7 +91,7 @@ class HeldCall:
         self._ends.set_result(is_lost)
 
 
-class Fate:
+class CrashPlan:
     """When a process dies, whether it has, and which of its calls to a PostgreSQL hang."""
 
     def __init__(self) -> None:
@@ -145,29 +145,29 @@ class HeldSyncs:
                     ends.set_result(None)
 
 
-_living: list[Fate] = []  # whose calls are made now: the last
-_held: list[HeldSyncs] = []  # the last one that holds syncs
+_processes: list[CrashPlan] = []  # whose calls are made now: the last
+_held_syncs: list[HeldSyncs] = []  # the last one that holds syncs
 _unwritable: list[str] = []  # why no ledger can be written now
 
 
 @contextmanager
-def living(fate: Fate) -> Iterator[None]:
+def run_as(crash_plan: CrashPlan) -> Iterator[None]:
     """A block in which it is this process that makes calls."""
-    _living.append(fate)
+    _processes.append(crash_plan)
     try:
         yield
     finally:
-        _living.pop()
+        _processes.pop()
 
 
 @contextmanager
-def holding(syncs: HeldSyncs) -> Iterator[None]:
+def hold_syncs(syncs: HeldSyncs) -> Iterator[None]:
     """Hold each sync of a fetch log that begins in this block."""
-    _held.append(syncs)
+    _held_syncs.append(syncs)
     try:
         yield
     finally:
-        _held.remove(syncs)
+        _held_syncs.remove(syncs)
         syncs.release()
 
 
@@ -181,16 +181,16 @@ def full_ledger() -> Iterator[None]:
         _unwritable.pop()
 
 
-def _next() -> None:
-    if _living:
-        _living[-1].next()
+def _count_call() -> None:
+    if _processes:
+        _processes[-1].next()
 
 
-def _mortal(real: Callable[..., Any], *, counts: Callable[..., bool] = lambda *_: True) -> Callable[..., Any]:
+def _count_calls(real: Callable[..., Any], *, counts: Callable[..., bool] = lambda *_: True) -> Callable[..., Any]:
     @wraps(real)
     def call(*arguments: Any, **more: Any) -> Any:
         if counts(*arguments):
-            _next()
+            _count_call()
         return real(*arguments, **more)
 
     return call
@@ -200,14 +200,14 @@ def _opens_to_change(_path: Any, flags: int, *_: Any) -> bool:
     return bool(flags & _TO_CHANGE)
 
 
-def _nothing(*_: Any) -> None:
+def _do_nothing(*_: Any) -> None:
     """A sync of what no power cut will take."""
 
 
-def _held_or_nothing(*_: Any) -> None:
+def _sync(*_: Any) -> None:
     """A sync that a test may hold. Raises OSError."""
-    if _held and threading.current_thread().name == HeldSyncs.thread:
-        _held[-1].hold()
+    if _held_syncs and threading.current_thread().name == HeldSyncs.thread:
+        _held_syncs[-1].hold()
 
 
 @contextmanager
@@ -215,11 +215,11 @@ def _writing(store: Store) -> Iterator[Transaction]:
     """A transaction, before which and before whose end its process may die. Raises LedgerError in `full_ledger`."""
     if _unwritable:
         raise LedgerError(_unwritable[-1])
-    _next()
+    _count_call()
     with _REAL_WRITING(store) as tx:
         yield tx
         tx.send()
-        _next()
+        _count_call()
 
 
 _REAL_WRITING: Final = Store.writing
@@ -230,19 +230,19 @@ _RENEWS: Final = (
 
 def _postgresql_call(connection: psycopg.Connection[Any], calls: Any, *arguments: Any, **more: Any) -> Any:
     """Make one call to a PostgreSQL, which may hang. Raises OperationalError as `LimitedConnection` does then."""
-    if not _living or threading.current_thread().name == _RENEWS:
+    if not _processes or threading.current_thread().name == _RENEWS:
         return _REAL_WAIT(connection, calls, *arguments, **more)
-    fate = _living[-1]
+    crash_plan = _processes[-1]
     try:
-        fate.next()
+        crash_plan.next()
     except Killed:
         connection.close()
         raise
-    held = fate.held
+    held = crash_plan.held
     is_lost = held is not None and held.takes(connection) and held.hold()
-    if not is_lost and (fate.hang is None or not fate.hang.takes()):
+    if not is_lost and (crash_plan.hang is None or not crash_plan.hang.takes()):
         return _REAL_WAIT(connection, calls, *arguments, **more)
-    if not is_lost and fate.hang is not None and fate.hang.is_done:
+    if not is_lost and crash_plan.hang is not None and crash_plan.hang.is_done:
         with suppress(psycopg.Error):
             _REAL_WAIT(connection, calls, *arguments, **more)
     calls.close()
@@ -250,11 +250,11 @@ def _postgresql_call(connection: psycopg.Connection[Any], calls: Any, *arguments
     raise psycopg.OperationalError("no answer within 5 s")
 
 
-def _connected(cls: type[psycopg.Connection[Any]], *arguments: Any, **more: Any) -> psycopg.Connection[Any]:
+def _connect(cls: type[psycopg.Connection[Any]], *arguments: Any, **more: Any) -> psycopg.Connection[Any]:
     """Connect to a PostgreSQL, which may hang. Raises OperationalError then."""
-    if _living and threading.current_thread().name != _RENEWS:
-        _next()
-        if (hang := _living[-1].hang) is not None and hang.takes():
+    if _processes and threading.current_thread().name != _RENEWS:
+        _count_call()
+        if (hang := _processes[-1].hang) is not None and hang.takes():
             raise psycopg.OperationalError("connection timeout expired")
     made: psycopg.Connection[Any] = _REAL_CONNECT(cls, *arguments, **more)
     return made
@@ -265,18 +265,18 @@ _REAL_CONNECT: Final = psycopg.Connection.connect.__func__  # type: ignore[attr-
 
 
 @contextmanager
-def mortals() -> Iterator[None]:
+def patch_system_calls() -> Iterator[None]:
     """A block in which processes can die so."""
     with ExitStack() as stack:
         for name in _CHANGES:
-            stack.enter_context(patch.object(os, name, _mortal(getattr(os, name))))
+            stack.enter_context(patch.object(os, name, _count_calls(getattr(os, name))))
         for name in _SYNCS:
-            sync = _held_or_nothing if name == "fdatasync" else _nothing
-            stack.enter_context(patch.object(os, name, _mortal(sync)))
-        stack.enter_context(patch.object(os, "open", _mortal(os.open, counts=_opens_to_change)))
+            sync = _sync if name == "fdatasync" else _do_nothing
+            stack.enter_context(patch.object(os, name, _count_calls(sync)))
+        stack.enter_context(patch.object(os, "open", _count_calls(os.open, counts=_opens_to_change)))
         stack.enter_context(patch.object(Store, "writing", _writing))
         stack.enter_context(patch.object(psycopg.Connection, "wait", _postgresql_call))
-        stack.enter_context(patch.object(psycopg.Connection, "connect", classmethod(_connected)))
+        stack.enter_context(patch.object(psycopg.Connection, "connect", classmethod(_connect)))
         yield
 
 
@@ -299,7 +299,7 @@ class SlowSyncs(NamedTuple):
     expires: int | None = None  # the sync during which the endpoint's deadline passes
 
 
-class Given(NamedTuple):
+class BootResponse(NamedTuple):
     status: int
     headers: dict[str, str]
     body: str
@@ -311,7 +311,7 @@ class Given(NamedTuple):
         return found[1] if found else None
 
     @property
-    def why_not(self) -> str | None:
+    def denial_reason(self) -> str | None:
         """Why a boot is withheld."""
         found = re.search(r"# gitboot withheld the boot of [^:]+: .* \((\w+)\)\n", self.body)
         return found[1] if found else None
@@ -331,7 +331,7 @@ class MortalSpool(Spool):
             self.ended()
 
 
-class Forwarding(NamedTuple):
+class FetchForwarding(NamedTuple):
     """The way in which an endpoint records in the PostgreSQL ledger that several hosts share."""
 
     shared: SharedFetchLog
@@ -339,47 +339,47 @@ class Forwarding(NamedTuple):
 
 
 @dataclass
-class Serving:
+class RunningEndpoint:
     endpoint: Endpoint
     tree: PublishedTree
-    compared: CheckedClock
+    checked_clock: CheckedClock
     spool: MortalSpool
     recording: SpoolRecorder
-    forwarding: Forwarding | None = None
-    fate: Fate = field(default_factory=Fate)
+    forwarding: FetchForwarding | None = None
+    crash_plan: CrashPlan = field(default_factory=CrashPlan)
     is_behind: bool = False  # whether something waits in its fetch log for the PostgreSQL
 
     def look(self) -> None:
         """Do what the process does each second."""
         self.tree.refresh()
-        self.compared.save()
+        self.checked_clock.save()
         if self.forwarding is not None:
             self.is_behind = True
-            with living(self.fate), suppress(BatchRejected, Killed):
+            with run_as(self.crash_plan), suppress(BatchRejected, Killed):
                 self.forwarding.forwarder.send()
                 self.is_behind = False
 
     def close(self) -> None:
         """End the process, which may be dead."""
-        with living(self.fate), suppress(Killed):
+        with run_as(self.crash_plan), suppress(Killed):
             self.spool.close()
         if self.forwarding is not None:
             self.forwarding.shared.close()
 
 
-async def until_sync(asked: asyncio.Task[Given], syncs: HeldSyncs) -> None:
+async def wait_for_sync(task: asyncio.Task[BootResponse], syncs: HeldSyncs) -> None:
     """Wait until a fetch gets a response, or a sync of its log begins."""
     begins, loop = asyncio.Event(), asyncio.get_running_loop()
     syncs.on_begin = lambda: loop.call_soon_threadsafe(begins.set)
     if syncs.begun.empty():
         waits = asyncio.create_task(begins.wait())
-        await asyncio.wait([asked, waits], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, waits], return_when=asyncio.FIRST_COMPLETED)
         waits.cancel()
 
 
 async def ask_endpoint(
     endpoint: Endpoint, method: str, path: str, client: str, headers: Iterable[tuple[str, str]], body: str
-) -> Given:
+) -> BootResponse:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -403,4 +403,4 @@ async def ask_endpoint(
     }
     await endpoint(scope, receive, send)
     answered = {name.decode().lower(): value.decode() for name, value in sent[0]["headers"]}
-    return Given(sent[0]["status"], answered, b"".join(each.get("body", b"") for each in sent[1:]).decode())
+    return BootResponse(sent[0]["status"], answered, b"".join(each.get("body", b"") for each in sent[1:]).decode())

@@ -30,28 +30,28 @@ from gitboot.publish.tree_reader import StopReader, list_stop_folders
 from gitboot.review.guards import Limits
 from gitboot.system_clock import Uptime
 from tests.helpers import fleets
-from tests.helpers.bmcs import NETWORK, Reading, Watched
-from tests.helpers.fleets import give_credentials, mac_of, uuid_of
-from tests.helpers.instance_in_process import UNGUARDED, Parts, in_process
+from tests.helpers.bmcs import NETWORK, ReadTracker, WatchedMachine
+from tests.helpers.fleets import make_mac, make_uuid, store_credentials
+from tests.helpers.instance_in_process import UNGUARDED, Parts, run_in_process
 from tests.helpers.redfish_double.machine import Boot
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, TARGET
 from tests.helpers.redfish_double.server import RedfishServer
-from tests.helpers.running_instance import ledger_in
-from tests.helpers.site_lives.book import GRACE, Ask, Book, Window
+from tests.helpers.running_instance import create_ledger
+from tests.helpers.site_lives.book import GRACE, Book, BootRequest, Window
 from tests.helpers.site_lives.processes import (
-    Fate,
-    Forwarding,
-    Given,
+    BootResponse,
+    CrashPlan,
+    FetchForwarding,
     HeldSyncs,
     Killed,
     MortalSpool,
     PassingLoop,
-    Serving,
+    RunningEndpoint,
     SlowSyncs,
     ask_endpoint,
-    holding,
-    living,
-    until_sync,
+    hold_syncs,
+    run_as,
+    wait_for_sync,
 )
 
 # The commits about the one server of a life, and a repository in which commits cost nothing.
@@ -99,10 +99,10 @@ class Spare:
     """Another server in Git, spare01, which waits for its first installation."""
 
     label: str
-    mac: str = mac_of("spare01")
+    mac: str = make_mac("spare01")
 
     def documents(self) -> list[str]:
-        server = fleets.server("spare01", "role: spare", "provision: 1").replace(mac_of("spare01"), self.mac)
+        server = fleets.server("spare01", "role: spare", "provision: 1").replace(make_mac("spare01"), self.mac)
         arguments = f"userData: {{format: Ignition/3.4, template: t}}, kernelArguments: ['ask={self.label}']"
         return [
             server,
@@ -122,7 +122,7 @@ class Commit:
     stopped: bool = False
     bmc: str | None = None
     job: Job | None = None
-    mac: str = mac_of("web01")  # of web01's only interface
+    mac: str = make_mac("web01")  # of web01's only interface
     spare: Spare | None = None
 
     @property
@@ -144,7 +144,7 @@ class Commit:
         server = f"provision: {self.provision}, lifecycle: {self.lifecycle}{bmc or ''}"
         documents = [
             fleets.fleet(spec),
-            fleets.server("web01", "role: web", server).replace(mac_of("web01"), self.mac),
+            fleets.server("web01", "role: web", server).replace(make_mac("web01"), self.mac),
             *(fleets.image(f"flatcar-{each}", f"userData: Ignition/3.4, boots: {ways.boots}") for each in (1, 2)),
             fleets.image("wiper-1"),
             fleets.image("memtest-7", "writesDisk: false"),
@@ -188,9 +188,9 @@ class Origin:
         return True
 
 
-def ask_of(ways: Ways) -> Ask:
+def make_request(ways: Ways) -> BootRequest:
     """Return the request for an installation with this provisioning."""
-    return Ask(boots=ways.boots, attempts=ways.attempts if ways.evidence == "Reported" else 1)
+    return BootRequest(boots=ways.boots, attempts=ways.attempts if ways.evidence == "Reported" else 1)
 
 
 # A site: repository, instance, endpoints, a mirror, machines with BMCs, and clocks that may be wrong.
@@ -198,8 +198,8 @@ def ask_of(ways: Ways) -> Ask:
 # Git, ledger, tree, fetch log, endpoints and Redfish are real; all run in this process, and can die at any of their
 # system calls. The boots of machines go into a book that does not use gitboot.
 
-MAC: Final = mac_of("web01").replace(":", "-")
-LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{uuid_of('web01')}", f"/v1/boot/{MAC}/grub.cfg")
+MAC: Final = make_mac("web01").replace(":", "-")
+LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{make_uuid('web01')}", f"/v1/boot/{MAC}/grub.cfg")
 ITSELF, PROXY, MONITOR, CURL, HERE = "10.0.0.7", "10.0.0.3", "10.9.0.5", "10.0.0.99", "127.0.0.1"
 IPXE: Final = "iPXE/1.21.1+ (g988d2)"
 ASSETS: Final = tuple(f"{image}/kernel" for image in ("flatcar-1", "flatcar-2", "wiper-1", "memtest-7"))
@@ -228,7 +228,7 @@ class Boots(NamedTuple):
 class Installer(NamedTuple):
     """The installer that runs on the machine, or ran last, and has not reported yet."""
 
-    ask: Ask
+    request: BootRequest
     report: str  # the path that its user data names
 
     def said(self, end: str) -> str:
@@ -255,37 +255,37 @@ class RunningSite:
     trailers: list[str] = field(default_factory=list)  # of all messages that have acknowledged anything
     seen: set[str] = field(default_factory=set)  # commits that the instance may have accepted
     since: list[Commit] = field(default_factory=list)  # the commits one of which the instance goes by
-    settled: Commit | None = None  # the one, if that is certain
+    known_commit: Commit | None = None  # the one, if that is certain
     history: list[Commit] = field(default_factory=list)
-    open_as_set: list[str] = field(default_factory=list)  # the purpose of the present override
+    open_requests: list[str] = field(default_factory=list)  # the purpose of the present override
     reconciled_at: datetime | None = None
     stopped: bool = False  # an operator has stopped installs, and the instance knows
-    stop_asked: bool = False
+    stop_requested: bool = False
     loses_assets: bool = False
     slow: SlowSyncs | None = None  # how the endpoint's fetch log syncs
 
     # Processes
     instance: Parts | None = None
-    instance_fate: Fate = field(default_factory=Fate)
-    serving: Serving | None = None
+    instance_crash_plan: CrashPlan = field(default_factory=CrashPlan)
+    serving: RunningEndpoint | None = None
 
     installer: Installer | None = None
-    cached: dict[str, Given] = field(default_factory=dict)  # by a proxy, by path
+    cached: dict[str, BootResponse] = field(default_factory=dict)  # by a proxy, by path
 
     def __post_init__(self) -> None:
         self._stack, self._loop, self._next = ExitStack(), PassingLoop(), Boots(LOOKUPS[0])
         self.own, self.other = (self._machine(name) for name in ("web01", "stranger"))
         for name, server in self.bmcs.items():
             server.heal()
-            server.service = Reading(self.other if name == "b" else self.own, credentials={"root": "secret"})
-        self.own.on_boot, self.other.on_boot = self._own_booted, self._other_booted
+            server.service = ReadTracker(self.other if name == "b" else self.own, credentials={"root": "secret"})
+        self.own.on_boot, self.other.on_boot = self._on_own_boot, self._on_other_boot
         for asset in ASSETS:
             (self.folder / "assets" / asset).parent.mkdir(parents=True)
-        self.assets_are_there()
-        give_credentials(self.folder, password="secret")
+        self.write_assets()
+        store_credentials(self.folder, password="secret")
         self.origin, self.ledger = Origin(self.folder / "git"), self._make_ledger()
         self.commit = replace(self.commit, bmc="a" if self.bmcs else None)
-        self.book.ask(self.commit.label, ask_of(self.ways))
+        self.book.request(self.commit.label, make_request(self.ways))
         self.push()
         self.start_instance("fresh")
         self.start_endpoint()
@@ -295,7 +295,7 @@ class RunningSite:
         """Make the ledger and the folders of fetch logs; return the identity of the ledger."""
         for name in ("spool", "spool-b"):
             (self.folder / name).mkdir()
-        return ledger_in(self.folder / "state")
+        return create_ledger(self.folder / "state")
 
     @property
     def place(self) -> Path:
@@ -306,8 +306,8 @@ class RunningSite:
     def spool(self) -> Path:
         return self.folder / "spool"
 
-    def _machine(self, name: str) -> Watched:
-        machine = Watched(name, uuid=uuid_of(name), profile=GENERIC)
+    def _machine(self, name: str) -> WatchedMachine:
+        machine = WatchedMachine(name, uuid=make_uuid(name), profile=GENERIC)
         machine.witness = self
         return machine
 
@@ -326,22 +326,22 @@ class RunningSite:
         return Uptime("this", (self.now - _BEGAN).total_seconds())
 
     @property
-    def fate(self) -> Fate:
+    def crash_plan(self) -> CrashPlan:
         """The instance's, for machines at whose BMC it dies."""
-        return self.instance_fate
+        return self.instance_crash_plan
 
     def wait(self, seconds: float) -> None:
         """Let time pass for all, event by event."""
         ends = self.now + timedelta(seconds=seconds)
         for machine in (self.own, self.other):
             machine.advance((ends - machine.now).total_seconds())
-        if self.serving is not None and not self.serving.fate.dead:
+        if self.serving is not None and not self.serving.crash_plan.dead:
             self.serving.look()
 
     # Git
 
     def push(self, message: str = "Change", **changes: Any) -> None:
-        self.commit, self.settled = replace(self.commit, **changes), None
+        self.commit, self.known_commit = replace(self.commit, **changes), None
         self.since.append(self.commit)
         self.history.append(self.commit)
         addresses = {name: server.url for name, server in self.bmcs.items()}
@@ -354,9 +354,9 @@ class RunningSite:
     def ask_for_installation(self, message: str = "Install it again", *, acknowledged: bool = True) -> None:
         """A commit by which it is to be installed."""
         label = self.new_label("install")
-        ask = ask_of(self.ways)
-        ask.acknowledged = acknowledged and not self.ways.is_guarded
-        self.book.ask(label, ask)
+        request = make_request(self.ways)
+        request.acknowledged = acknowledged and not self.ways.is_guarded
+        self.book.request(label, request)
         image = self.commit.image
         if self.ways.often == "OnImageChange":
             image = 3 - image
@@ -364,28 +364,28 @@ class RunningSite:
 
     def ask_for_repair(self, window: Window) -> None:
         label = self.new_label("repair")
-        ask = ask_of(self.ways)
-        ask.writes, ask.windows = False, [window]
-        self.book.ask(label, ask)
+        request = make_request(self.ways)
+        request.writes, request.windows = False, [window]
+        self.book.request(label, request)
         self.push(job=Job(label=label, window=window))
 
     def ask_for_wipe(self, window: Window, power: str | None = None) -> None:
         label = self.new_label("wipe")
-        ask = ask_of(Ways())
-        ask.windows, ask.acknowledged = [window], not self.ways.is_guarded
-        self.book.ask(label, ask)
+        request = make_request(Ways())
+        request.windows, request.acknowledged = [window], not self.ways.is_guarded
+        self.book.request(label, request)
         self.push(job=Job(label=label, window=window, run=self.asked["wipe"], power=power))
 
     # The instance
 
     def start_instance(self, initial: str | None = None) -> None:
-        self.instance_fate, stack = Fate(), ExitStack()
+        self.instance_crash_plan, stack = CrashPlan(), ExitStack()
         self.instance = stack.enter_context(self._instance(initial))
         self._stack = stack
 
     def _instance(self, initial: str | None = None) -> AbstractContextManager[Parts]:
         limits = {**UNGUARDED, "max_bmc_changes": 10**6, "max_reinstalls": 0 if self.ways.is_guarded else 10**6}
-        return in_process(
+        return run_in_process(
             self.place,
             self.origin.path,
             limits=Limits(**limits),
@@ -401,18 +401,18 @@ class RunningSite:
         return lambda: self.up
 
     def stop_instance(self) -> None:
-        with living(self.instance_fate), suppress(Killed):
+        with run_as(self.instance_crash_plan), suppress(Killed):
             self._stack.close()
         self._stack, self.instance = ExitStack(), None
         for machine in (self.own, self.other):
-            machine.at_patch = None
+            machine.dies_at_patch = None
 
     def reconcile(self) -> None:
         """Fetch and reconcile, as far as the instance lives."""
         if self.instance is None:
             return
         parts, fetched = self.instance, True
-        with living(self.instance_fate), suppress(Killed):
+        with run_as(self.instance_crash_plan), suppress(Killed):
             try:
                 parts.source.fetch()
             except GitbootError:  # the next reconcile replaces a restored clone
@@ -422,38 +422,38 @@ class RunningSite:
                 due = parts.reconciler.reconcile(self.clock, wait=True)
                 if due is None or due > self.clock:
                     break
-        self.instance_fate.dies_in = None
-        if self.is_strict and not self.instance_fate.dead:
-            self._no_file_is_left_in_a_window()
-        if self.serving is not None and not self.serving.fate.dead:
+        self.instance_crash_plan.dies_in = None
+        if self.is_strict and not self.instance_crash_plan.dead:
+            self._check_files_ended()
+        if self.serving is not None and not self.serving.crash_plan.dead:
             self.serving.look()
         self.seen.add(self.origin.line[-1])
-        if self.instance_fate.dead:
+        if self.instance_crash_plan.dead:
             self.counts["instance killed"] += 1
             self.stop_instance()
             return
         self.counts["reconciled"] += 1
         self.reconciled_at = self.now
-        self.stopped = self.stop_asked
+        self.stopped = self.stop_requested
         newest, status = self.origin.line[-1], parts.reconciler.status
         if fetched and status.accepted == status.applied == newest:
-            self.settled, self.since = self.commit, [self.commit]
-            self._every_report_was_heard()
+            self.known_commit, self.since = self.commit, [self.commit]
+            self._check_reports()
 
     # The endpoint
 
     def start_endpoint(self) -> None:
         self.stop_endpoint()
-        self.serving = self._served(self.spool)
+        self.serving = self._open_endpoint(self.spool)
 
-    def _served(self, folder: Path) -> Serving:
+    def _open_endpoint(self, folder: Path) -> RunningEndpoint:
         output, up = self.place / "output", self._uptime_of(folder.parent)
         spool = MortalSpool(folder)
-        compared = CheckedClock(lambda: self.clock, folder=endpoint_folder(folder), uptime=up)
+        checked_clock = CheckedClock(lambda: self.clock, folder=endpoint_folder(folder), uptime=up)
         tree = PublishedTree(
             output,
             lambda: self.clock,
-            checked_clock=compared,
+            checked_clock=checked_clock,
             stop_orders=StopReader(*list_stop_folders(output, folder)),
         )
         recording, forwarding = SpoolRecorder(spool, _DEADLINE_S), self._forwarding(folder)
@@ -461,9 +461,9 @@ class RunningSite:
         if forwarding is not None:
             recorder = SharedRecorder(recording, forwarding.shared, _DEADLINE_S)
         endpoint = Endpoint(output, tree, lambda: self.clock, recorder, assets=self.folder / "assets")
-        return Serving(endpoint, tree, compared, spool, recording, forwarding)
+        return RunningEndpoint(endpoint, tree, checked_clock, spool, recording, forwarding)
 
-    def _forwarding(self, folder: Path) -> Forwarding | None:
+    def _forwarding(self, folder: Path) -> FetchForwarding | None:
         """Return how an endpoint with this fetch log reaches the ledger that other hosts share."""
         return None
 
@@ -472,76 +472,76 @@ class RunningSite:
             self.serving.close()
         self.serving = None
 
-    def fetch(self, path: str, client: str = ITSELF, agent: str = IPXE, **more: str) -> Given | None:
+    def fetch(self, path: str, client: str = ITSELF, agent: str = IPXE, **more: str) -> BootResponse | None:
         """Return the response of the endpoint; None if there is no endpoint or it died."""
         if (serving := self.serving) is None:
             return None
         answer = self._fetch_from(serving, path, client, agent, more)
-        if serving.fate.dead:
+        if serving.crash_plan.dead:
             self.counts["endpoint killed"] += 1
             for each in self.since:  # it may have served everything that it had recorded
-                self.book.asks[each.label].may_be_done = True
+                self.book.requests[each.label].may_be_done = True
             self.stop_endpoint()
         return answer
 
-    def fetch_elsewhere(self, path: str) -> Given | None:
+    def fetch_elsewhere(self, path: str) -> BootResponse | None:
         """Return the response of another endpoint of the same tree with its own fetch log."""
-        other = self._served(self.folder / "spool-b")
+        other = self._open_endpoint(self.folder / "spool-b")
         try:
             return self._fetch_from(other, path, ITSELF, IPXE, {})
         finally:
             other.close()
 
     def _fetch_from(
-        self, serving: Serving, path: str, client: str, agent: str, more: Mapping[str, str]
-    ) -> Given | None:
+        self, serving: RunningEndpoint, path: str, client: str, agent: str, more: Mapping[str, str]
+    ) -> BootResponse | None:
         headers = {"host": "boot.test", "user-agent": agent, **more}
         method, body = headers.pop("method", "GET"), headers.pop("body", "")
-        with living(serving.fate):
+        with run_as(serving.crash_plan):
             try:
                 serving.look()
-                asked = self._loop.create_task(
+                task = self._loop.create_task(
                     ask_endpoint(serving.endpoint, method, path, client, headers.items(), body)
                 )
-                serving.spool.ended = lambda: self._ended(asked)
+                serving.spool.ended = lambda: self._cancel_fetch(task)
                 if serving.spool.has_ended:  # since the answer before: it writes the outcome after the answer
-                    self._ended(asked)
-                self._disturb(serving, asked)
-                answer = self._loop.run_until_complete(asked)
-                self._come_to_rest(serving)
+                    self._cancel_fetch(task)
+                self._disturb(serving, task)
+                answer = self._loop.run_until_complete(task)
+                self._wait_for_outcomes(serving)
             except (asyncio.CancelledError, Killed):
                 return None
-            if serving.fate.dies_in is not None:  # it dies before its response, with everything recorded
-                serving.fate.dead = True
+            if serving.crash_plan.dies_in is not None:  # it dies before its response, with everything recorded
+                serving.crash_plan.dead = True
                 return None
-        if (why := answer.why_not) is not None:
+        if (why := answer.denial_reason) is not None:
             self.counts[f"refused: {why}"] += 1
         return answer
 
-    def _disturb(self, serving: Serving, asked: asyncio.Task[Given]) -> None:
+    def _disturb(self, serving: RunningEndpoint, task: asyncio.Task[BootResponse]) -> None:
         """Let a fault happen while a fetch is served."""
         if self.slow is not None:
-            self._answer_slowly(serving, asked, self.slow)
+            self._answer_slowly(serving, task, self.slow)
 
-    def _come_to_rest(self, serving: Serving) -> None:
+    def _wait_for_outcomes(self, serving: RunningEndpoint) -> None:
         """Wait for what an endpoint goes on with after an answer, if what follows depends on that."""
 
-    def _answer_slowly(self, serving: Serving, asked: asyncio.Task[Given], slow: SlowSyncs) -> None:
+    def _answer_slowly(self, serving: RunningEndpoint, task: asyncio.Task[BootResponse], slow: SlowSyncs) -> None:
         """Answer a fetch while the fetch log syncs slowly, and let the log come to rest."""
         syncs, number = HeldSyncs(), 0
-        with holding(syncs):
-            while not asked.done():
-                self._loop.run_until_complete(until_sync(asked, syncs))
+        with hold_syncs(syncs):
+            while not task.done():
+                self._loop.run_until_complete(wait_for_sync(task, syncs))
                 if not syncs.begun.empty() and (ends := syncs.begun.get()) is not None:
-                    self._sync(ends, number, asked, slow)
+                    self._sync(ends, number, task, slow)
                     number += 1
             serving.spool.run_in_writer(lambda: None).add_done_callback(lambda _: syncs.begun.put(None))
             while (ends := syncs.begun.get()) is not None:  # what takes a line back is synced after the answer
-                self._sync(ends, number, asked, slow)
+                self._sync(ends, number, task, slow)
                 number += 1
         self._loop.run_until_complete(serving.recording.wait_for_check())  # it records again
 
-    def _sync(self, ends: Future[None], number: int, asked: asyncio.Task[Given], slow: SlowSyncs) -> None:
+    def _sync(self, ends: Future[None], number: int, task: asyncio.Task[BootResponse], slow: SlowSyncs) -> None:
         """Do what happens during one sync, and end the sync."""
         try:
             if number in slow.reads:
@@ -549,7 +549,7 @@ class RunningSite:
                 self.reconcile()
             if number == slow.expires:
                 self.counts["the deadline passed during a sync"] += 1
-                self._pass_deadlines(asked)
+                self._pass_deadlines(task)
         finally:
             if number in slow.fails:
                 self.counts["a sync failed"] += 1
@@ -557,16 +557,16 @@ class RunningSite:
             else:
                 ends.set_result(None)
 
-    def _pass_deadlines(self, asked: asyncio.Task[Given]) -> None:
+    def _pass_deadlines(self, task: asyncio.Task[BootResponse]) -> None:
         """Let the deadlines of an endpoint pass until it responds."""
         for _ in range(_MOST_DEADLINES):
-            if asked.done():
+            if task.done():
                 break
             self._loop.passed_s += _DEADLINE_S + 1
-            self._loop.run_until_complete(asyncio.wait([asked], timeout=_ANSWERED_S))
+            self._loop.run_until_complete(asyncio.wait([task], timeout=_ANSWERED_S))
 
-    def _ended(self, asked: asyncio.Task[Given]) -> None:
-        self._loop.call_soon_threadsafe(asked.cancel)
+    def _cancel_fetch(self, task: asyncio.Task[BootResponse]) -> None:
+        self._loop.call_soon_threadsafe(task.cancel)
 
     # Boots
 
@@ -577,26 +577,26 @@ class RunningSite:
             self.own.reset()
             self.wait(self.own.post_s)
         else:
-            self._boots_network(self._next)
+            self._boot_network(self._next)
 
-    def _own_booted(self, boot: Boot) -> None:
+    def _on_own_boot(self, boot: Boot) -> None:
         by_override = boot.target in NETWORK
         if by_override:
             self.counts["consumed"] += 1
-            self.book.is_consumed(self.open_as_set, self.now)
-            self.open_as_set = []
+            self.book.mark_consumed(self.open_requests, self.now)
+            self.open_requests = []
         if by_override or (boot.target == "None" and self.netboots):
-            self._boots_network(self._next)
+            self._boot_network(self._next)
 
-    def _other_booted(self, boot: Boot) -> None:
+    def _on_other_boot(self, boot: Boot) -> None:
         if boot.target in NETWORK:
-            self.book.wrong(self.now, "another machine boots from the network")
+            self.book.add_violation(self.now, "another machine boots from the network")
 
-    def _boots_network(self, boots: Boots) -> None:
+    def _boot_network(self, boots: Boots) -> None:
         """Let the machine fetch its boot script, the files that it names, and the report of its installer."""
-        answer = self._through_proxy(boots.path) if boots.proxy else self.fetch(boots.path)
-        self._judge(answer)
-        self._has_entry()
+        answer = self._fetch_through_proxy(boots.path) if boots.proxy else self.fetch(boots.path)
+        self._check_boot(answer)
+        self._after_boot_script()
         label = answer.label if answer is not None else None
         if answer is None or label is None or not boots.goes_on:
             return
@@ -604,18 +604,18 @@ class RunningSite:
             if "/assets/" in url or (data := self.fetch(url)) is None or data.status != 200:
                 continue
             if data.label is None and "/data/" in url:
-                ask = self.book.started(label)
-                self.installer = self._installer(ask, data.body)
+                request = self.book.record_start(label)
+                self.installer = self._installer(request, data.body)
                 if boots.ends is not None:
                     self.report(boots.ends)
 
-    def _has_entry(self) -> None:
+    def _after_boot_script(self) -> None:
         """Let something happen between the boot script and the files that it names."""
 
-    def _installer(self, ask: Ask, data: str) -> Installer | None:
+    def _installer(self, request: BootRequest, data: str) -> Installer | None:
         """Return the installer with this user data, or None if it does not report."""
         url = str(json.loads(data)["x"])
-        return Installer(ask, urlsplit(url).path) if url else None
+        return Installer(request, urlsplit(url).path) if url else None
 
     def report(self, end: str) -> bool:
         """Let the installer report its end to the path in its user data, after any decision since."""
@@ -629,28 +629,28 @@ class RunningSite:
         if said.status not in (200, 204):
             self.counts[f"report not taken: {said.status}"] += 1
             if self.slow is not None and end == "failed":
-                installer.ask.reported(failed=True)  # the log may have it all the same, and it is true
+                installer.request.record_report(failed=True)  # the log may have it all the same, and it is true
             return False
-        installer.ask.reported(failed=end == "failed")
+        installer.request.record_report(failed=end == "failed")
         self.counts[f"reported {end}"] += 1
         return True
 
-    def _through_proxy(self, path: str) -> Given | None:
+    def _fetch_through_proxy(self, path: str) -> BootResponse | None:
         """Return the response of a cache that revalidates what it has."""
         held = self.cached.get(path)
-        asked = {}
+        headers = {}
         if held is not None and "etag" in held.headers:
-            asked["if-none-match"] = held.headers["etag"]
+            headers["if-none-match"] = held.headers["etag"]
         if held is not None and "last-modified" in held.headers:
-            asked["if-modified-since"] = held.headers["last-modified"]
-        answer = self.fetch(path, PROXY, **asked)
+            headers["if-modified-since"] = held.headers["last-modified"]
+        answer = self.fetch(path, PROXY, **headers)
         if answer is not None and answer.status == 304:
             return held
         if answer is not None and answer.status == 200 and "no-store" not in answer.headers.get("cache-control", ""):
             self.cached[path] = answer
         return answer
 
-    def _judge(self, answer: Given | None) -> None:
+    def _check_boot(self, answer: BootResponse | None) -> None:
         """Compare the boot that a machine got with the book."""
         if answer is None:
             return
@@ -659,50 +659,55 @@ class RunningSite:
         if label is None:
             return
         self.book.given(label, self.now, self.clock)
-        ask = self.book.asks[label]
-        if self.settled is not None and label not in self.settled.labels:
-            self.book.wrong(self.now, f"{label} is given, and Git does not want it any more")
-        if not ask.writes:
+        request = self.book.requests[label]
+        if self.known_commit is not None and label not in self.known_commit.labels:
+            self.book.add_violation(self.now, f"{label} is given, and Git does not want it any more")
+        if not request.writes:
             return
         if self.stopped:
-            self.book.wrong(self.now, f"{label} is given, and an operator has stopped all that writes disks")
-        if self.settled is not None and (self.settled.stopped or self.settled.lifecycle != "Active"):
-            self.book.wrong(self.now, f"{label} is given, and Git has stopped it, or parked the server")
+            self.book.add_violation(self.now, f"{label} is given, and an operator has stopped all that writes disks")
+        if self.known_commit is not None and (self.known_commit.stopped or self.known_commit.lifecycle != "Active"):
+            self.book.add_violation(self.now, f"{label} is given, and Git has stopped it, or parked the server")
         if self.loses_assets:
-            self.book.wrong(self.now, f"{label} is given, and its kernel is not there")
+            self.book.add_violation(self.now, f"{label} is given, and its kernel is not there")
 
     def look(self, path: str, agent: str, method: str) -> None:
         """Fetch the boot script as another client."""
         answer = self.fetch(path, OTHERS[agent], agent, method=method)
-        self.nobody_else_is_given(answer, f"{agent} from {OTHERS[agent]}")
+        self.check_not_served(answer, f"{agent} from {OTHERS[agent]}")
 
-    def nobody_else_is_given(self, answer: Given | None, who: str) -> None:
+    def check_not_served(self, answer: BootResponse | None, who: str) -> None:
         label = answer.label if answer is not None else None
-        if label is not None and self.book.asks[label].writes:
-            self.book.wrong(self.now, f"{label} is given to {who}")
+        if label is not None and self.book.requests[label].writes:
+            self.book.add_violation(self.now, f"{label} is given to {who}")
 
-    def assets_are_there(self) -> None:
+    def write_assets(self) -> None:
         for asset in ASSETS:
             (self.folder / "assets" / asset).write_bytes(b"kernel")
             (self.folder / "assets" / asset).with_name("initrd").write_bytes(b"initrd")
         self.loses_assets = False
 
-    def assets_are_lost(self) -> None:
+    def delete_assets(self) -> None:
         for asset in ASSETS:
             (self.folder / "assets" / asset).unlink(missing_ok=True)
         self.loses_assets = True
 
     # BMCs
 
-    def intruded(self, at: datetime) -> None:
+    def on_intrusion(self, at: datetime) -> None:
         """Do nothing: a write by another client to a BMC does not count here."""
 
-    def ejected(self, machine: Watched, image: str) -> None:
+    def ejected(self, machine: WatchedMachine, image: str) -> None:
         """Fail: no commit of this life wants a medium, so this medium belongs to somebody else."""
         raise AssertionError(f"{image} was ejected from {machine.name}")
 
-    def written(
-        self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
+    def on_override_write(
+        self,
+        machine: WatchedMachine,
+        before: Mapping[str, str | None],
+        after: Mapping[str, str | None],
+        *,
+        overwrote_unseen: bool,
     ) -> None:
         if after[ENABLED] == "Disabled":
             self.counts["withdrawn"] += 1
@@ -710,51 +715,53 @@ class RunningSite:
         self.counts["set"] += 1
         shown = f"{after[ENABLED]} {after[TARGET]}"
         if machine is not self.own:
-            self.book.wrong(self.now, f"{shown} is set on another machine")
+            self.book.add_violation(self.now, f"{shown} is set on another machine")
         wanted = set().union(*(each.own_labels for each in self.since))
-        self.open_as_set = [label for label in sorted(wanted) if self.book.is_open(label, self.clock)]
-        if not self.open_as_set:
-            self.book.wrong(self.now, f"{shown} is set, and nothing that was asked for is open")
-        if self.stopped and not any(not self.book.asks[label].writes for label in wanted):
-            self.book.wrong(self.now, f"{shown} is set, and an operator has stopped all that writes disks")
+        self.open_requests = [label for label in sorted(wanted) if self.book.is_open(label, self.clock)]
+        if not self.open_requests:
+            self.book.add_violation(self.now, f"{shown} is set, and nothing that was asked for is open")
+        if self.stopped and not any(not self.book.requests[label].writes for label in wanted):
+            self.book.add_violation(self.now, f"{shown} is set, and an operator has stopped all that writes disks")
 
-    def switched(self, machine: Watched, kind: str) -> None:
+    def switched(self, machine: WatchedMachine, kind: str) -> None:
         """Judge what gitboot does to a machine's power."""
         self.counts[f"power: {kind}"] += 1
         if machine is not self.own:
-            self.book.wrong(self.now, f"{kind} is asked for of another machine")
+            self.book.add_violation(self.now, f"{kind} is asked for of another machine")
         if (machine.power == "Off") is not (kind == "On"):
-            self.book.wrong(self.now, f"{kind} is asked for of a machine that is {machine.power}")
+            self.book.add_violation(self.now, f"{kind} is asked for of a machine that is {machine.power}")
         if self.stopped:
-            self.book.wrong(self.now, f"{kind} is asked for, and an operator has stopped all that writes disks")
+            self.book.add_violation(self.now, f"{kind} is asked for, and an operator has stopped all that writes disks")
         jobs = (each.job for each in self.since if each.job is not None and each.job.power is not None)
         self.book.switched({job.label for job in jobs}, self.now, self.clock)
 
     def _is_over(self, label: str) -> bool:
         """Return whether a boot belongs to a maintenance without an open window."""
-        windows = self.book.asks[label].windows
+        windows = self.book.requests[label].windows
         return bool(windows) and all(each.end + GRACE <= self.now for each in windows)
 
-    def _no_file_is_left_in_a_window(self) -> None:
+    def _check_files_ended(self) -> None:
         """Check that a published file of a maintenance ends with its window, whatever the ledger takes."""
         if self.skew:
             return
         for path in LOOKUPS:
             with suppress(FileNotFoundError):
                 text = (self.place / "output" / "boot" / path.lstrip("/")).read_text()
-                label = Given(200, {}, text).label
+                label = BootResponse(200, {}, text).label
                 if label is not None and self._is_over(label):
-                    self.book.wrong(self.now, f"the file of {path} still boots {label}, which is over")
+                    self.book.add_violation(self.now, f"the file of {path} still boots {label}, which is over")
 
-    def _every_report_was_heard(self) -> None:
+    def _check_reports(self) -> None:
         """Check that each reported installation is recorded, or that a condition explains why not."""
         assert self.instance is not None
-        wanted, conditions = self.settled, self.instance.reconciler.status.conditions
-        if wanted is None or not self.book.asks[wanted.label].provisioned:
+        wanted, conditions = self.known_commit, self.instance.reconciler.status.conditions
+        if wanted is None or not self.book.requests[wanted.label].provisioned:
             return
         if not all(each.status for each in conditions):
             return
-        record = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(uuid_of("web01")))
+        record = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(make_uuid("web01")))
         self.counts["known as provisioned"] += 1
         if record is None or record.provision is None or record.provision < wanted.provision:
-            self.book.wrong(self.now, f"{wanted.label} was reported as provisioned, and is not known as that: {record}")
+            self.book.add_violation(
+                self.now, f"{wanted.label} was reported as provisioned, and is not known as that: {record}"
+            )

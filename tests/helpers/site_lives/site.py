@@ -30,25 +30,25 @@ from gitboot.publish.tree_reader import list_stop_folders, remove_stop_file, wri
 from gitboot.resolve.provisioning_record import Record, StopOrder, record_facts
 from gitboot.review.guards import Guard, format_ack_line
 from gitboot.system_clock import Uptime
-from tests.helpers.bmcs import Watched
+from tests.helpers.bmcs import WatchedMachine
 from tests.helpers.documentation import CopyScript
-from tests.helpers.fleets import mac_of, uuid_of
+from tests.helpers.fleets import make_mac, make_uuid
 from tests.helpers.instance_in_process import Parts
 from tests.helpers.postgresql import PostgresServer
-from tests.helpers.published_trees import TargetKilled, bring_up, killed_after
+from tests.helpers.published_trees import TargetKilled, bring_up, kill_after
 from tests.helpers.redfish_double.profiles import ENABLED
-from tests.helpers.running_instance import ledger_in, locked_ledger
+from tests.helpers.running_instance import create_ledger, locked_ledger
 from tests.helpers.site_lives.book import GRACE, Window
 from tests.helpers.site_lives.processes import (
-    Fate,
-    Forwarding,
-    Given,
+    BootResponse,
+    CrashPlan,
+    FetchForwarding,
     Hang,
     HeldCall,
     Killed,
-    Serving,
+    RunningEndpoint,
     full_ledger,
-    living,
+    run_as,
 )
 from tests.helpers.site_lives.running_site import (
     BASE,
@@ -59,7 +59,7 @@ from tests.helpers.site_lives.running_site import (
     Boots,
     RunningSite,
     Spare,
-    ask_of,
+    make_request,
 )
 
 _ASKED_AFTER_S: Final = 31 * 60  # the fate of an override that is gone is awaited, and then an operator is asked
@@ -83,31 +83,31 @@ class Site(RunningSite):
         if self.commit.spare is not None:
             return
         label = self.new_label("install")
-        ask = ask_of(self.ways)
-        ask.acknowledged = not (self.ways.is_guarded and self._is_installed)
-        self.book.ask(label, ask)
+        request = make_request(self.ways)
+        request.acknowledged = not (self.ways.is_guarded and self._is_installed)
+        self.book.request(label, request)
         if waits:
             self.push(spare=Spare(label=label))
             self.reconcile()
         if commits > 1:
-            self.push(mac=mac_of("web01-new"))
+            self.push(mac=make_mac("web01-new"))
             self.reconcile()
-        self.push(mac=mac_of("web01-new"), spare=Spare(label=label, mac=mac_of("web01")))
+        self.push(mac=make_mac("web01-new"), spare=Spare(label=label, mac=make_mac("web01")))
         self.reconcile()
         self.counts["moved a MAC address"] += 1
 
     def move_mac_back(self) -> None:
         """Remove spare01, and give web01 the MAC address of its machine again."""
         if self.commit.spare is not None:
-            self.push(mac=mac_of("web01"), spare=None)
+            self.push(mac=make_mac("web01"), spare=None)
 
     @property
     def _is_installed(self) -> bool:
         """Return whether the machine was installed, by the evidence that this fleet accepts."""
-        installs = [ask for ask in self.book.asks.values() if ask.writes and not ask.windows]
+        installs = [request for request in self.book.requests.values() if request.writes and not request.windows]
         if self.ways.evidence == "Reported":
-            return any(ask.provisioned for ask in installs)
-        return any(ask.provisioned or len(ask.given) >= ask.boots for ask in installs)
+            return any(request.provisioned for request in installs)
+        return any(request.provisioned or len(request.given) >= request.boots for request in installs)
 
     def move_window(self, start: float, end: float) -> None:
         """Another window for what is in Git; it is the same job, unless it has run before its new start."""
@@ -116,7 +116,7 @@ class Site(RunningSite):
             return
         moved = Window(job.window.start + timedelta(seconds=start), job.window.end + timedelta(seconds=end))
         if moved.start < min(moved.end, job.window.end):
-            self.book.asks[job.label].windows.append(moved)
+            self.book.requests[job.label].windows.append(moved)
             self.push(job=replace(job, window=moved))
 
     def rewind(self) -> None:
@@ -150,7 +150,7 @@ class Site(RunningSite):
         with suppress(OSError):
             text = (self.place / "output" / "boot" / path.lstrip("/")).read_text()
             if self.ways.names_endpoint:
-                self.nobody_else_is_given(Given(200, {}, text), "a mirror's client")
+                self.check_not_served(BootResponse(200, {}, text), "a mirror's client")
 
     def bring_up_mirror(self, replaced: int) -> None:
         """Bring a folder target up to the tree; ``replaced`` files later it is killed, unless that is 0."""
@@ -161,7 +161,7 @@ class Site(RunningSite):
                 "mirror", lambda: store, ledger="of the site", heir_of=lambda: None, writer="a process"
             )
             tree = FollowedTree(self.folder / "output")
-            with suppress(TargetKilled), patch.object(Disk, "place", killed_after(replaced)):
+            with suppress(TargetKilled), patch.object(Disk, "place", kill_after(replaced)):
                 bring_up(target, tree)
                 return
         self.counts["mirror copied halfway"] += 1
@@ -183,14 +183,16 @@ class Site(RunningSite):
         for script in (each for each in boot.rglob("*") if each.is_file() and "/data/" not in str(each)):
             for url in re.findall(rf"{BASE}(/[^\s'\";]+)", script.read_text()):
                 if "/data/" in url and not (boot / url.lstrip("/")).exists():
-                    self.book.wrong(self.now, f"the mirror's {script.name} names {url}, which the mirror does not have")
+                    self.book.add_violation(
+                        self.now, f"the mirror's {script.name} names {url}, which the mirror does not have"
+                    )
         try:
             text = (boot / path.lstrip("/")).read_text()
         except FileNotFoundError:
             return
-        entry = Given(200, {}, text)
+        entry = BootResponse(200, {}, text)
         if self.ways.names_endpoint:
-            self.nobody_else_is_given(entry, "a mirror's client")
+            self.check_not_served(entry, "a mirror's client")
         self.counts["booted from a mirror"] += entry.label is not None
 
     # Disasters
@@ -213,13 +215,13 @@ class Site(RunningSite):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             if (backup / name).exists():
                 shutil.copytree(backup / name, self.folder / name, symlinks=True)
-        self._is_unsure()
+        self._forget_state()
 
     def lose_output(self) -> None:
         self.stop_instance()
         self.stop_endpoint()
         shutil.rmtree(self.folder / "output", ignore_errors=True)
-        self._is_unsure()
+        self._forget_state()
 
     @contextmanager
     def full(self) -> Iterator[None]:
@@ -249,13 +251,13 @@ class Site(RunningSite):
         self.own.restart_bmc(clock=off.get(clock, self.now + timedelta(hours=clock or 0)), forgets=forgets)
         self.counts["BMC restarted"] += 1
 
-    def _is_unsure(self) -> None:
+    def _forget_state(self) -> None:
         """Forget the expected state: an older copy may lack any request."""
-        self.settled, self.stopped, self.stop_asked = None, False, False
+        self.known_commit, self.stopped, self.stop_requested = None, False, False
         self.since = list(self.history)
         self.seen.clear()
         if not self.ways.is_guarded:
-            self.book.acknowledge(self.book.asks)
+            self.book.acknowledge(self.book.requests)
 
     # Operators
 
@@ -267,43 +269,43 @@ class Site(RunningSite):
 
     def set_record(self, *, provisioned: bool) -> None:
         """Set the record as an operator: pending, or installed."""
-        if provisioned and self.settled is None:
+        if provisioned and self.known_commit is None:
             return  # nobody could know of which
-        wanted = self.settled or self.commit
+        wanted = self.known_commit or self.commit
         record = Record()
         if provisioned:
             image = f"flatcar-{wanted.image}"
             record = Record(provision=wanted.provision, image=image, evidence="Operator", provisioned_at=self.clock)
-        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
+        item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(record)}
         if self.instance is not None:
-            known = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(uuid_of("web01")))
+            known = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(make_uuid("web01")))
             item["runs"] = record_facts(known or Record())["runs"]  # as `gitboot records set` keeps them
         if self._request(RECORDS, {"items": [item], "reason": "I was there"}):
             for label in {each.label for each in self.since}:
                 if provisioned:
-                    self.book.asks[label].may_be_done = True
-                elif self.book.asks[label].acknowledged:
-                    self.book.ask_again(label, since=self.reconciled_at)
+                    self.book.requests[label].may_be_done = True
+                elif self.book.requests[label].acknowledged:
+                    self.book.request_again(label, since=self.reconciled_at)
 
     def stop(self, *, everything: bool) -> None:
         """Stop installs: for endpoints at once, and for the instance, if there is one."""
-        for folder in self._looked_into:
+        for folder in self._stop_folders:
             write_stop_file(folder, StopOrder("ada", "smoke", everything), self.clock)
-            self.stopped = self.stop_asked = True
+            self.stopped = self.stop_requested = True
         self.counts["stopped without an instance"] += self.instance is None
         if self._request(STOP, {"reason": "smoke", "everything": everything}):
-            self.stop_asked = True
+            self.stop_requested = True
             self.reconcile()
 
     def start(self) -> None:
-        for folder in self._looked_into:
+        for folder in self._stop_folders:
             remove_stop_file(folder)
-        self.stopped = self.stop_asked = False
+        self.stopped = self.stop_requested = False
         if self._request(START, {}):
             self.reconcile()
 
     @property
-    def _looked_into(self) -> list[Path]:
+    def _stop_folders(self) -> list[Path]:
         return [each for each in list_stop_folders(self.place / "output", self.spool) if each.is_dir()]
 
     def adopt(self) -> None:
@@ -317,8 +319,8 @@ class Site(RunningSite):
             return
         if any(each.type == "RecordsBegun" and "begins with" in each.message for each in self.instance.events[before:]):
             self.counts["adopted"] += 1
-            if self.settled is not None:
-                self.book.is_done(self.settled.label)
+            if self.known_commit is not None:
+                self.book.mark_done(self.known_commit.label)
 
     def accept_clock(self) -> None:
         if self._request(CLOCK, {"reason": "it is right"}):
@@ -329,38 +331,40 @@ class Site(RunningSite):
     def calm_down(self) -> None:
         """Let all processes run with the right clock for a while."""
         for machine in (self.own, self.other):
-            machine.at_patch = None
+            machine.dies_at_patch = None
         if self.instance is None:
             self.start_instance()
         self.skew = timedelta(0)
-        self.assets_are_there()
+        self.write_assets()
         self.start_endpoint()
         self.slow = None
         if self.is_strict:
             self.reconcile()
-            self._record_was_given()
+            self._check_record()
         for path in LOOKUPS:
             self.wait(61)
             self.reconcile()
             self.boot(path, goes_on=False)
-        self._every_report_was_heard()
+        self._check_reports()
         job = self.commit.job
         for path in LOOKUPS:
             answer = self.fetch(path, MONITOR, "monitor")
             label = answer.label if answer is not None else None
             if job is not None and label == job.label and job.window.end + GRACE <= self.now:
-                self.book.wrong(self.now, f"{path} offers {label}, which is over")
+                self.book.add_violation(self.now, f"{path} offers {label}, which is over")
         self.wait(_ASKED_AFTER_S)
         self.reconcile()
         self.boot(LOOKUPS[0], goes_on=False)
-        self._nobody_is_stranded()
+        self._check_request_served()
 
-    def no_override_is_left_in_a_window(self) -> None:
+    def check_override_cleared(self) -> None:
         """Check that an override of a maintenance is cleared after its window, whatever the ledger takes."""
-        if self.instance is None or self.own.override[ENABLED] == "Disabled" or not self.open_as_set:
+        if self.instance is None or self.own.override[ENABLED] == "Disabled" or not self.open_requests:
             return
-        if all(map(self._is_over, self.open_as_set)):
-            self.book.wrong(self.now, f"{self.own.shows()} still stands for {', '.join(self.open_as_set)}: it is over")
+        if all(map(self._is_over, self.open_requests)):
+            self.book.add_violation(
+                self.now, f"{self.own.format_boot()} still stands for {', '.join(self.open_requests)}: it is over"
+            )
 
     def outlast(self, window: Window, how: str, path: str) -> None:
         """Let a window end while the ledger cannot be written; then the machine boots."""
@@ -371,38 +375,40 @@ class Site(RunningSite):
                 for _ in range(3):
                     self.wait(_WITHDRAWN_WITHIN_S / 3)
                     self.reconcile()
-                self.no_override_is_left_in_a_window()
+                self.check_override_cleared()
             self.boot(path, goes_on=True)
         self.reconcile()
 
-    def _record_was_given(self) -> None:
+    def _check_record(self) -> None:
         """Check that each begun or installed record was served to the machine or set by an operator."""
-        if self.instance is None or self.settled is None:
+        if self.instance is None or self.known_commit is None:
             return
-        record = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(uuid_of("web01")))
-        ask = self.book.asks[self.settled.label]
-        if record is None or ask.may_have_been_made:
+        record = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(make_uuid("web01")))
+        request = self.book.requests[self.known_commit.label]
+        if record is None or request.may_be_fulfilled:
             return
-        key = ["provision", str(self.settled.provision)]  # OnImageChange adds the image
-        if record.provision == self.settled.provision:
-            self.book.wrong(self.now, f"{self.settled.label} was not given, and is recorded as installed: {record}")
+        key = ["provision", str(self.known_commit.provision)]  # OnImageChange adds the image
+        if record.provision == self.known_commit.provision:
+            self.book.add_violation(
+                self.now, f"{self.known_commit.label} was not given, and is recorded as installed: {record}"
+            )
         elif any(each.key.split("/")[:2] == key and each.boots for each in record.attempts):
-            self.book.wrong(self.now, f"{self.settled.label} was not given, and is recorded as begun")
+            self.book.add_violation(self.now, f"{self.known_commit.label} was not given, and is recorded as begun")
 
-    def _nobody_is_stranded(self) -> None:
+    def _check_request_served(self) -> None:
         """Check that each request was served by now, or that a condition explains why not."""
         assert self.instance is not None
-        found, wanted = self.instance.reconciler.status, self.settled
+        found, wanted = self.instance.reconciler.status, self.known_commit
         if wanted is None or not (self.netboots or wanted.bmc == "a"):
             return
         if wanted.stopped or wanted.lifecycle != "Active" or self.stopped:
             return
-        ask = self.book.asks[wanted.label]
-        if ask.may_have_been_made or not all(each.status for each in found.conditions):
+        request = self.book.requests[wanted.label]
+        if request.may_be_fulfilled or not all(each.status for each in found.conditions):
             return
-        if wanted.job is not None and self.book.asks[wanted.job.label].windows[-1].covers(self.now):
+        if wanted.job is not None and self.book.requests[wanted.job.label].windows[-1].covers(self.now):
             return
-        self.book.wrong(self.now, f"{wanted.label} was asked for, is not given, and no condition says why")
+        self.book.add_violation(self.now, f"{wanted.label} was asked for, is not given, and no condition says why")
 
     def close(self) -> None:
         self.stop_instance()
@@ -432,9 +438,9 @@ class Replaced(NamedTuple):
     """An instance whose lease another has taken, and an endpoint of the tree that it published."""
 
     instance: Parts
-    fate: Fate
+    crash_plan: CrashPlan
     stack: ExitStack
-    serving: Serving
+    serving: RunningEndpoint
 
 
 @dataclass
@@ -444,7 +450,7 @@ class SharedSite(Site):
     server: PostgresServer = field(kw_only=True)
     acting: int = 0  # the number of the host whose instance acts
     asked_host: int = 0  # the number of the host whose endpoint machines use
-    beside: Serving | None = None  # the endpoint of the other host; both serve the tree of the host that acts
+    beside: RunningEndpoint | None = None  # the endpoint of the other host; both serve the tree of the host that acts
     replaced: Replaced | None = None
     reconciles_in_boots: bool = False  # whether the instance reconciles after the machine has got its boot script
     late: LateCall | None = None  # what hangs the next time that an endpoint calls the PostgreSQL
@@ -454,7 +460,7 @@ class SharedSite(Site):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.beside = self._served(self._spools[1])
+        self.beside = self._open_endpoint(self._spools[1])
 
     def _make_ledger(self) -> str:
         self._schema = self.server.new_schema()
@@ -463,7 +469,7 @@ class SharedSite(Site):
         identity = ""
         for host in self._hosts:
             (host / "spool").mkdir(parents=True)
-            identity = ledger_in(host / "state", self._address)
+            identity = create_ledger(host / "state", self._address)
         return identity
 
     @property
@@ -485,9 +491,9 @@ class SharedSite(Site):
     def _uptime_of(self, host: Path) -> Callable[[], Uptime]:
         return lambda: Uptime(host.name, self.up.seconds)
 
-    def _forwarding(self, folder: Path) -> Forwarding:
+    def _forwarding(self, folder: Path) -> FetchForwarding:
         shared = SharedFetchLog(self._address)
-        return Forwarding(shared, Forwarder(folder, shared))
+        return FetchForwarding(shared, Forwarder(folder, shared))
 
     # Endpoints
 
@@ -503,64 +509,64 @@ class SharedSite(Site):
 
     def _look(self) -> None:
         """Let the endpoint of the other host do what it does each second."""
-        if self.beside is not None and not self.beside.fate.dead:
+        if self.beside is not None and not self.beside.crash_plan.dead:
             self.beside.look()
 
     def wait(self, seconds: float) -> None:
         super().wait(seconds)
         self._look()
 
-    def _boots_network(self, boots: Boots) -> None:
+    def _boot_network(self, boots: Boots) -> None:
         """Boot, and let the endpoint forward its records, as it does twice a second.
 
         The other host does not learn records that cannot be forwarded: for a minute after a boot, it serves the boot
         again.
         """
-        super()._boots_network(boots)
+        super()._boot_network(boots)
         if self.serving is not None:
             self.serving.look()
         if self.serving is None or self.serving.is_behind:
-            for ask in self.book.asks.values():
-                if ask.given and self.now - ask.given[-1] < GRACE:
-                    ask.is_over = False
+            for request in self.book.requests.values():
+                if request.given and self.now - request.given[-1] < GRACE:
+                    request.is_over = False
 
-    def _has_entry(self) -> None:
+    def _after_boot_script(self) -> None:
         if self.reconciles_in_boots and not self.bmcs:
             self.counts["reconcile within a boot"] += 1
             if self.serving is not None:
                 self.serving.look()
             self.reconcile()
 
-    def _disturb(self, serving: Serving, asked: asyncio.Task[Given]) -> None:
-        super()._disturb(serving, asked)
+    def _disturb(self, serving: RunningEndpoint, task: asyncio.Task[BootResponse]) -> None:
+        super()._disturb(serving, task)
         if self.late is not None:
-            self._answer_late(serving, asked, self.late)
+            self._answer_late(serving, task, self.late)
 
-    def _answer_late(self, serving: Serving, asked: asyncio.Task[Given], late: LateCall) -> None:
+    def _answer_late(self, serving: RunningEndpoint, task: asyncio.Task[BootResponse], late: LateCall) -> None:
         """Answer a fetch while one call to the PostgreSQL hangs, and let that call come to its end."""
-        call = serving.fate.held = HeldCall(late.number)
-        self._loop.run_until_complete(_until_held(asked, call))
+        call = serving.crash_plan.held = HeldCall(late.number)
+        self._loop.run_until_complete(_wait_for_call(task, call))
         if call.connection is None:
-            serving.fate.held = None
+            serving.crash_plan.held = None
             return
         self.counts["a call hung while a fetch was answered"] += 1
         self.late, self._is_answering = None, True
         try:
             if late.meanwhile is not None and call.is_between_transactions and not self.bmcs:
-                self._meanwhile(late.meanwhile)
+                self._run_meanwhile(late.meanwhile)
             if late.expires:
-                self._pass_deadlines(asked)
+                self._pass_deadlines(task)
         finally:
-            serving.fate.held, self._is_answering = None, False
+            serving.crash_plan.held, self._is_answering = None, False
             call.end(is_lost=late.is_lost)
-        self._loop.run_until_complete(asyncio.wait([asked]))
+        self._loop.run_until_complete(asyncio.wait([task]))
         assert serving.forwarding is not None
         with suppress(FetchLogUnavailable, Killed):
             serving.forwarding.shared.has_installer_reported(
                 "", ""
             )  # waits for the thread that went on after the deadline
 
-    def _meanwhile(self, what: str) -> None:
+    def _run_meanwhile(self, what: str) -> None:
         self.counts[f"{what} while a call hung"] += 1
         if what == "reconcile":
             self.reconcile()
@@ -569,7 +575,7 @@ class SharedSite(Site):
             self.ask_for_installation()
             self.reconcile()
 
-    def _come_to_rest(self, serving: Serving) -> None:
+    def _wait_for_outcomes(self, serving: RunningEndpoint) -> None:
         """Wait until the outcomes of the intents of a fetch are in the endpoint's own fetch log."""
         done = asyncio.Event()
 
@@ -585,12 +591,12 @@ class SharedSite(Site):
 
     def reconcile(self) -> None:
         for each in (self.serving, self.beside):
-            if each is not None and not each.fate.dead:
+            if each is not None and not each.crash_plan.dead:
                 each.look()
         super().reconcile()
         self._look()
-        self._record_was_given()
-        self._every_outcome_is_known()
+        self._check_record()
+        self._check_outcomes()
 
     def take_over(self, how: str, calls: int | None) -> None:
         """Let the instance of the other host act; it is killed after so many ``calls`` unless that is None.
@@ -600,56 +606,56 @@ class SharedSite(Site):
         self.counts[f"take-over: {how}"] += 1
         self.end_replaced()
         if how == "paused" and self.instance is not None:
-            self._leave_behind(self.instance)
+            self._pause_instance(self.instance)
         elif how == "killed":
-            self.instance_fate.dead = True
+            self.instance_crash_plan.dead = True
         self.stop_instance()
-        self._run_out()
-        self.acting, self.settled = 1 - self.acting, None
-        fate, stack = Fate(), ExitStack()
-        fate.dies_in = calls
-        self.instance_fate, self._stack = fate, stack
-        with living(fate), suppress(Killed):
+        self._end_lease()
+        self.acting, self.known_commit = 1 - self.acting, None
+        crash_plan, stack = CrashPlan(), ExitStack()
+        crash_plan.dies_in = calls
+        self.instance_crash_plan, self._stack = crash_plan, stack
+        with run_as(crash_plan), suppress(Killed):
             self.instance = stack.enter_context(self._instance())
-        if fate.dead:
+        if crash_plan.dead:
             self.counts["standby killed"] += 1
             self.stop_instance()
             self.start_instance()
 
-    def _run_out(self) -> None:
+    def _end_lease(self) -> None:
         self._admin.execute("UPDATE lease SET until = clock_timestamp()")
 
-    def _leave_behind(self, instance: Parts) -> None:
+    def _pause_instance(self, instance: Parts) -> None:
         """Pause an instance and its endpoint until its lease has run out."""
         lease = instance.ledger.database.lease
         assert lease is not None
         lease.until_s = 0.0  # by its own clock
-        serving = self._served(self._spools[self.acting])
-        self.replaced = Replaced(instance, self.instance_fate, self._stack, serving)
-        self.instance, self.instance_fate, self._stack = None, Fate(), ExitStack()
+        serving = self._open_endpoint(self._spools[self.acting])
+        self.replaced = Replaced(instance, self.instance_crash_plan, self._stack, serving)
+        self.instance, self.instance_crash_plan, self._stack = None, CrashPlan(), ExitStack()
 
     def end_replaced(self) -> None:
         if (replaced := self.replaced) is not None:
             self.replaced = None
-            with living(replaced.fate), suppress(Killed):
+            with run_as(replaced.crash_plan), suppress(Killed):
                 replaced.stack.close()
             replaced.serving.close()
 
-    def let_replaced_go_on(self, path: str) -> None:
+    def run_replaced(self, path: str) -> None:
         """Let a replaced instance reconcile and its endpoint serve: both may only end boots."""
         if (replaced := self.replaced) is None:
             return
         self.counts["a replaced host went on"] += 1
         self._is_replaced_at_work = True
-        with living(replaced.fate), suppress(Killed):
+        with run_as(replaced.crash_plan), suppress(Killed):
             with suppress(GitbootError):
                 replaced.instance.source.fetch()
             replaced.instance.reconciler.reconcile(self.clock, wait=True)
         self._is_replaced_at_work = False
         answer = self._fetch_from(replaced.serving, path, ITSELF, IPXE, {})
-        self.nobody_else_is_given(answer, "a machine that asks a host that was replaced")
+        self.check_not_served(answer, "a machine that asks a host that was replaced")
 
-    def try_too_early(self) -> None:
+    def start_too_early(self) -> None:
         """Let the standby start while the lease runs."""
         if self.instance is None or self.replaced is not None:
             return
@@ -657,36 +663,41 @@ class SharedSite(Site):
         self.acting = 1 - before
         try:
             with self._instance():
-                self.book.wrong(self.now, "two instances act by one ledger")
+                self.book.add_violation(self.now, "two instances act by one ledger")
         except HeldByAnother:
             self.counts["a standby tried too early"] += 1
         finally:
             self.acting = before
 
-    def written(
-        self, machine: Watched, before: Mapping[str, str | None], after: Mapping[str, str | None], *, overwrote: bool
+    def on_override_write(
+        self,
+        machine: WatchedMachine,
+        before: Mapping[str, str | None],
+        after: Mapping[str, str | None],
+        *,
+        overwrote_unseen: bool,
     ) -> None:
         if self._is_replaced_at_work:
-            self.book.wrong(self.now, "an instance whose lease another has writes to a BMC")
-        super().written(machine, before, after, overwrote=overwrote)
+            self.book.add_violation(self.now, "an instance whose lease another has writes to a BMC")
+        super().on_override_write(machine, before, after, overwrote_unseen=overwrote_unseen)
 
-    def switched(self, machine: Watched, kind: str) -> None:
+    def switched(self, machine: WatchedMachine, kind: str) -> None:
         if self._is_replaced_at_work:
-            self.book.wrong(self.now, "an instance whose lease another has switches a machine")
+            self.book.add_violation(self.now, "an instance whose lease another has switches a machine")
         super().switched(machine, kind)
 
     # The PostgreSQL
 
     @contextmanager
-    def unanswered(self, *fates: Fate, hang: Hang) -> Iterator[None]:
+    def hang_calls(self, *crash_plans: CrashPlan, hang: Hang) -> Iterator[None]:
         """A block in which calls of these processes to the PostgreSQL hang."""
-        for fate in fates:
-            fate.hang = hang
+        for crash_plan in crash_plans:
+            crash_plan.hang = hang
         try:
             yield
         finally:
-            for fate in fates:
-                fate.hang = None
+            for crash_plan in crash_plans:
+                crash_plan.hang = None
 
     @contextmanager
     def unwritable(self, how: str) -> Iterator[None]:
@@ -696,42 +707,42 @@ class SharedSite(Site):
             with full_ledger():
                 yield
             return
-        fates = [each.fate for each in (self.serving, self.beside) if each is not None]
-        with self.unanswered(self.instance_fate, *fates, hang=Hang()):
+        crash_plans = [each.crash_plan for each in (self.serving, self.beside) if each is not None]
+        with self.hang_calls(self.instance_crash_plan, *crash_plans, hang=Hang()):
             yield
 
     # The end
 
     def calm_down(self) -> None:
         self.end_replaced()
-        self.late = self.instance_fate.dies_in = None
+        self.late = self.instance_crash_plan.dies_in = None
         self.reconciles_in_boots = False
         if self.instance is None:
-            self._run_out()
+            self._end_lease()
             self.start_instance()
         self.start_endpoints()
         self.wait(0)
         self._is_calm = True
         super().calm_down()
 
-    def _every_outcome_is_known(self) -> None:
+    def _check_outcomes(self) -> None:
         """Check that a withheld boot is offered again, unless an endpoint was killed."""
         if self.instance is None or self._is_answering or self.counts["endpoint killed"]:
             return
-        standing = self.instance.reconciler.state
-        record = standing.knowledge.stored_record(SystemUuid(uuid_of("web01")))
+        state = self.instance.reconciler.state
+        record = state.knowledge.stored_record(SystemUuid(make_uuid("web01")))
         is_behind = any(each is None or each.is_behind for each in (self.serving, self.beside))
-        if record is None or is_behind or standing.ledger_error is not None or standing.fetch_log_error is not None:
+        if record is None or is_behind or state.ledger_error is not None or state.fetch_log_error is not None:
             return
         if any(not each.is_withheld for each in record.unknown_serves):
-            self.book.wrong(
+            self.book.add_violation(
                 self.now, f"no endpoint died, and what came of a boot is not known: {record.unknown_serves}"
             )
 
-    def _every_report_was_heard(self) -> None:
+    def _check_reports(self) -> None:
         """Check at the end of a life: until then a report may wait on a host that cannot reach the PostgreSQL."""
         if self._is_calm:
-            super()._every_report_was_heard()
+            super()._check_reports()
 
     def close(self) -> None:
         self.end_replaced()
@@ -743,11 +754,11 @@ class SharedSite(Site):
         self._admin.close()
 
 
-async def _until_held(asked: asyncio.Task[Given], call: HeldCall) -> None:
+async def _wait_for_call(task: asyncio.Task[BootResponse], call: HeldCall) -> None:
     """Wait until a fetch gets a response, or its call to the PostgreSQL hangs."""
     begins, loop = asyncio.Event(), asyncio.get_running_loop()
     call.on_begin = lambda: loop.call_soon_threadsafe(begins.set)
     if call.connection is None:
         waits = asyncio.create_task(begins.wait())
-        await asyncio.wait([asked, waits], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, waits], return_when=asyncio.FIRST_COMPLETED)
         waits.cancel()

@@ -16,7 +16,7 @@ from gitboot.importers.inventory import ImportedInventory
 from gitboot.importers.sources.boot_servers import read_cobbler
 from gitboot.resolve.kernel_arguments import merge_arguments
 from tests.helpers.artifact_servers import artifact_server
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 from tests.importers.test_fleet_files import lay
 
 _INHERIT: Final = "<<inherit>>"
@@ -122,7 +122,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "uuids").write_text("\n".join(uuids))
     names = ("vmlinuz-1", "initrd-1.img", "vmlinuz-9", "initrd-9.img")
     (folder / "sums").write_text("".join(f"{'feed' * 16}  {name}\n" for name in names))
-    done = typed(
+    done = run_command(
         *("import", "cobbler", source, "--out", folder / "fleet"),
         "--uuids",
         folder / "uuids",
@@ -134,13 +134,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_cobbler_and_gitboot_serve_the_same_boot_or_the_difference_is_listed(fleet: Path) -> None:
-    assert typed("validate", fleet).code == 0
+    assert run_command("validate", fleet).code == 0
     with artifact_server() as old:
         for name, answer in ANSWERS.items():
             script = f"#!ipxe\n{answer}\n".replace("URL", old.url)
             old.put(f"/cblr/svc/op/ipxe/system/{name}", script.encode())
             old.put(f"/cblr/svc/op/autoinstall/system/{name}", b"# rendered\n")
-        done = typed("compare-old-system", fleet, "--old", old.url, "--as", "cobbler", "-o", "json")
+        done = run_command("compare-old-system", fleet, "--old", old.url, "--as", "cobbler", "-o", "json")
     found = {each["server"]: {one["field"] for one in each["differences"]} for each in done.json["items"]}
     assert {name: what for name, what in found.items() if what} == DIFFERENT
     assert done.code == 2 and found.keys() == ANSWERS.keys()

@@ -12,7 +12,7 @@ import pytest
 from gitboot.errors import UsageError
 from gitboot.importers.inventory import ImportedInventory, Texts
 from gitboot.importers.sources.dhcp_servers import read_dnsmasq, read_isc_dhcpd, read_kea
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 from tests.importers.test_fleet_files import MAC, UUID, imported, lay
 
 A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
@@ -174,7 +174,7 @@ def test_finding_p11_a_configuration_with_kinds_of_comments_is_read() -> None:
 
 def test_finding_p11_the_reasons_are_in_the_error_if_no_host_is_left(tmp_path: Path) -> None:
     source = lay(tmp_path / "source", {"dnsmasq.conf": f"dhcp-host={A},ignore\nconf-dir=/etc/dnsmasq.d\n"})
-    done = typed("import", "dnsmasq", source, "--out", tmp_path / "fleet")
+    done = run_command("import", "dnsmasq", source, "--out", tmp_path / "fleet")
     assert done.code == 64 and "dnsmasq ignores this host" in done.err and "conf-dir /etc/dnsmasq.d" in done.err
 
 
@@ -182,7 +182,7 @@ def test_finding_p11_interfaces_of_a_bond_share_their_address_and_another_machin
     line = f"dhcp-host={MAC},{B},web01,10.0.0.13\ndhcp-host={A},web02,10.0.0.13\n"
     (tmp_path / "uuids").write_text(f"{MAC} {UUID}\n{A} {UUID[:-1]}3\n")
     fleet = imported(tmp_path, "dnsmasq", "--uuids", tmp_path / "uuids", files={"hosts.conf": line})
-    done = typed("validate", fleet)
+    done = run_command("validate", fleet)
     assert done.code == 0 and "GB2003" not in done.out, done
     report = (fleet / "import-report.md").read_text()
     assert "the address 10.0.0.13 was left out, because web01 also has it" in report

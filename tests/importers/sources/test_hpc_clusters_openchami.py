@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.importers.sources.hpc_clusters import read_openchami
 from tests.helpers.artifact_servers import artifact_server
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID, imported, make_known_options
 
 NODES: Final = [
@@ -99,6 +99,6 @@ def test_finding_i2_boot_service_is_compared_without_its_legacy_api(tmp_path: An
     with artifact_server() as old:
         for text, code, verdict in ((script, 0, "equal"), (failed, 2, "missing")):
             old.put(f"/bootscript?mac={MAC}", text.encode())
-            done = typed(*asks, old.url)
+            done = run_command(*asks, old.url)
             assert (done.code, done.json["items"][0]["verdict"]) == (code, verdict), done
     assert UUID in (fleet / "servers" / f"node-{MAC.replace(':', '-')}.yaml").read_text()

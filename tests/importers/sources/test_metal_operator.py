@@ -13,7 +13,7 @@ import yaml
 from gitboot.importers.inventory import ImportedInventory, ImportedMachine
 from gitboot.importers.sources.metal_operator import read_inventory
 from tests.helpers.artifact_servers import artifact_server
-from tests.helpers.instance_with_bmcs import typed
+from tests.helpers.instance_with_bmcs import run_command
 from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID, lay, make_known_options
 
 VECTORS: Final = json.loads((Path(__file__).parents[2] / "data/vectors/boot_operator_selection.json").read_text())
@@ -218,7 +218,7 @@ spec: {{systemUUID: {UUID}, networkIdentifiers: [10.0.0.13, "{MAC}"], ukiURL: "{
     make_known_options(tmp_path)
     (tmp_path / "sums").write_text(f"{'feed' * 16}  web.efi\n")
     source = lay(tmp_path / "source", {"o.yaml": text})
-    done = typed("import", "boot-operator", source, "--out", tmp_path / "fleet", "--sums", tmp_path / "sums")
+    done = run_command("import", "boot-operator", source, "--out", tmp_path / "fleet", "--sums", tmp_path / "sums")
     assert done.code == 0 and "pending" not in done.err, done
     asks = ("compare-old-system", tmp_path / "fleet", "--as", "boot-operator", "-o", "json", "--old")
     with artifact_server() as old:
@@ -228,19 +228,19 @@ spec: {{systemUUID: {UUID}, networkIdentifiers: [10.0.0.13, "{MAC}"], ukiURL: "{
             ({"ClientIPs": "10.0.0.13", "UKIURL": uki}, 2, "missing"),  # the default uki, of every unknown machine
         ):
             old.put("/httpboot", json.dumps(found).encode())
-            done = typed(*asks, old.url)
+            done = run_command(*asks, old.url)
             assert (done.code, done.json["items"][0]["verdict"]) == (code, verdict), done
         assert set(old.forwarded) == {f"10.0.0.13, {MAC}"}
         # iPXE is disabled, and the machine is asked for by HTTP boot alone.
         old.statuses[f"/ipxe/{UUID}"] = 503
         old.put("/httpboot", json.dumps({"UKIURL": uki, "SystemUUID": UUID}).encode())
-        assert typed(*asks, old.url).code == 0
+        assert run_command(*asks, old.url).code == 0
         # Without a default uki, boot-operator answers 500 for a machine that it does not know.
         old.statuses["/httpboot"] = 500
-        assert typed(*asks, old.url).json["items"][0]["verdict"] == "unknown"
+        assert run_command(*asks, old.url).json["items"][0]["verdict"] == "unknown"
         del old.statuses[f"/ipxe/{UUID}"]
-        assert typed(*asks, old.url).json["items"][0]["verdict"] == "missing"
+        assert run_command(*asks, old.url).json["items"][0]["verdict"] == "missing"
         del old.statuses["/httpboot"]
         old.put(f"/ignition/{UUID}", b'{"ignition": {"version": "3.4.0"}}')
-        done = typed(*asks, old.url)
+        done = run_command(*asks, old.url)
         assert [each["field"] for each in done.json["items"][0]["differences"]] == ["user data"]

@@ -32,10 +32,10 @@ from gitboot.publish.targets.sync_steps import (
     parse_unlisted,
 )
 from gitboot.render.paths import File
-from tests.helpers.cases import every
+from tests.helpers.cases import get_interval
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.published_trees import bring_up
-from tests.helpers.signed_lists import SignedSite, assert_list_is_whole, files_in, make_keys
+from tests.helpers.signed_lists import SignedSite, assert_list_is_whole, make_keys, read_files
 from tests.publish.targets.test_s3 import AT, DAY, ENTRY, assert_holds, assert_no_chain_is_mixed, fleet, split
 from tests.publish.test_publisher_kill import Os, happening
 
@@ -179,7 +179,7 @@ def test_the_list_in_a_folder_is_complete_at_each_call_and_comes_after_all_that_
         if (timestamp := seen.get("signed/timestamp.json")) not in (None, *timestamps):
             timestamps.append(timestamp or b"")
             assert {
-                path for path, content in files_in(site.root / "boot").items() if seen.get(path) != content
+                path for path, content in read_files(site.root / "boot").items() if seen.get(path) != content
             } == set()
 
     for number in range(3):
@@ -193,7 +193,7 @@ def test_the_list_in_a_folder_is_complete_at_each_call_and_comes_after_all_that_
 def test_finding_m4_killed_at_any_call_a_folder_has_complete_chains_that_the_next_process_completes(site: Site) -> None:
     site.bring(0)
     version = 0
-    for at in count(1, every(1)):
+    for at in count(1, get_interval(1)):
         version += 1
         site.publish(version, (0, 1 + version % 2))
         site.begin()

@@ -22,11 +22,11 @@ from gitboot.publish.targets import folder as rsync_module
 from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.follower import RsyncAddress, parse_target
 from gitboot.publish.targets.sync_steps import UNLISTED, FileStore
-from tests.helpers.cases import every
+from tests.helpers.cases import get_interval
 from tests.helpers.endpoints import ENTRY, eventually
-from tests.helpers.fleets import give_credentials
-from tests.helpers.forked_commands import captured
-from tests.helpers.git_repositories import Relay, SshServer, free_port, listening, program
+from tests.helpers.fleets import store_credentials
+from tests.helpers.forked_commands import run_forked
+from tests.helpers.git_repositories import Relay, SshServer, free_port, program, run_daemon
 from tests.publish.targets.test_folder import ENTRIES, Site, files_of
 from tests.publish.targets.test_s3 import assert_no_chain_is_mixed
 from tests.publish.test_mirror_repair import GONE, edit, publish_signed, repaired
@@ -73,7 +73,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             f"auth users = {_USER}\nsecrets file = {root}/secrets\n"
         )
         daemon = [program("rsync", "rsync"), "--daemon", "--no-detach", f"--config={root}/rsyncd.conf"]
-        stack.enter_context(listening(daemon, port, {"PATH": os.environ["PATH"]}))
+        stack.enter_context(run_daemon(daemon, port, {"PATH": os.environ["PATH"]}))
         yield {
             "folder": str(folder),
             "port": str(port),
@@ -150,7 +150,7 @@ def test_finding_m4_killed_before_or_after_any_rsync_another_host_has_complete_c
     site, version = by_daemon, 0
     site.bring(0)
     rsyncs = Rsyncs(monkeypatch)
-    for at in count(1, every(3)):
+    for at in count(1, get_interval(3)):
         version += 1
         site.publish(version, (0, 1 + version % 2))
         site.begin()
@@ -339,7 +339,7 @@ def test_finding_m6_repair_replaces_edited_files_on_another_host(
 ) -> None:
     root = publish_signed(tmp_path / "publisher").root
     shutil.copytree(root / "boot", folder / "boot")
-    give_credentials(tmp_path, "rsync", user=_USER, password=_PASSWORD)
+    store_credentials(tmp_path, "rsync", user=_USER, password=_PASSWORD)
     url = f"{hosts['rsync']}?credentials={tmp_path}/rsync"
     assert repaired(url, root, ALL)[0] == 0  # a target has no one-time boots
     assert _verified(folder, root) == []
@@ -355,7 +355,7 @@ def test_finding_m6_repair_replaces_edited_files_on_another_host(
 
 
 def _verified(folder: Path, root: Path) -> list[str]:
-    done = captured("verify-mirror", folder / "boot", "--tree", root, "--target", "-o", "json")
+    done = run_forked("verify-mirror", folder / "boot", "--tree", root, "--target", "-o", "json")
     return [each["path"] for each in json.loads(done.stdout)["items"]]
 
 

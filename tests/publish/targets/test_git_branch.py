@@ -15,11 +15,11 @@ import pytest
 
 from gitboot.errors import ForeignTree, PublishError, SourceError, SourceRefused, UsageError
 from gitboot.git.branch_writer import Authorship, OwnedBranch
-from gitboot.git.fetch import Fetching
+from gitboot.git.fetch import Fetcher
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.render.paths import File
-from tests.helpers.documentation import checkout_script, clone_for_checkouts
+from tests.helpers.documentation import build_checkout_script, clone_for_checkouts
 from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, git_daemon
 from tests.publish.targets.test_s3 import COMMIT, ENTRY, FollowedSite, assert_holds, fleet
 
@@ -45,12 +45,12 @@ class Site(FollowedSite):
     def __init__(self, folder: Path, remote: Remote, *, ledger: str = "ours", heir_of: str | None = None) -> None:
         self._folder, self._remote = folder, remote
         self.follows_default = False
-        self.fetching: Fetching | None = None  # in this process
+        self.fetcher: Fetcher | None = None  # in this process
         super().__init__(folder / "out", ledger=ledger, heir_of=heir_of)
 
     def begin(self, clone: str = "clone.git") -> None:
         """Open a target as a new process does, with only a clone from before."""
-        branch = OwnedBranch(lambda: self._remote, REF, self._folder / clone, fetching=self.fetching)
+        branch = OwnedBranch(lambda: self._remote, REF, self._folder / clone, fetcher=self.fetcher)
         self.target = BranchTarget(
             "git+test#boot",
             branch,
@@ -290,7 +290,7 @@ def test_finding_m4_a_checkout_by_the_documented_script_serves_one_commit_whenev
         """Run the script, and kill it at this command; return its exit code."""
         counter.write_text(f"{steps}\n")
         environment = {**ENVIRONMENT, "PATH": f"{tools}:{ENVIRONMENT['PATH']}"}
-        command = ["sh", "-c", checkout_script(boots)]
+        command = ["sh", "-c", build_checkout_script(boots)]
         return subprocess.run(command, cwd=clone, env=environment, check=False, start_new_session=True).returncode
 
     def lies() -> dict[str, bytes]:

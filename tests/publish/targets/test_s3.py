@@ -39,7 +39,7 @@ from gitboot.publish.targets.sync_steps import (
 )
 from gitboot.render.paths import File, Files
 from tests.helpers import endpoints, mirrors
-from tests.helpers.cases import every
+from tests.helpers.cases import get_interval
 from tests.helpers.fleets import SEED, policy
 from tests.helpers.fleets import server as server_of
 from tests.helpers.git_repositories import free_port
@@ -391,7 +391,7 @@ def test_after_any_interruption_no_chain_is_mixed_and_the_next_try_completes_it(
     site.bring(fleet(0))
     store.seen = lambda: assert_no_chain_is_mixed(machines_see(store, bucket))
     version = 1
-    for at in count(1, max(every(1) - 1, 1)):  # prime to 6: what happens, and what is wanted then, alternate
+    for at in count(1, max(get_interval(1) - 1, 1)):  # prime to 6: what happens, and what is wanted then, alternate
         what = ("cut", "after", 503)[at % 3]
         store.fails = lambda number, *_, at=at, what=what: what if number == at else None
         writes = _writes_of_a_change(site, store, version)
@@ -464,7 +464,7 @@ def test_a_bucket_is_compared_with_the_part_of_the_tree_that_a_target_has(
     tmp_path: Path, store: Store, bucket: str
 ) -> None:
     root, once = tmp_path / "out", (server_of("web01", "role: web", "provision: 1"), policy("web", often="Once"))
-    endpoints.Site(root).publish(endpoints.planned(SEED[0], *SEED[2:-1], *once))
+    endpoints.Site(root).publish(endpoints.plan_fleet(SEED[0], *SEED[2:-1], *once))
     site = Site(root, store.url, bucket, ledger="test")
     site.follow()
     store.let_anyone_read(bucket)

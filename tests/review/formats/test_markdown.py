@@ -19,7 +19,7 @@ from gitboot.review.formats.markdown import LIMIT, as_markdown, as_problems, for
 from gitboot.review.guards import format_ack_line
 from gitboot.review.rendered_diffs import hide_secrets
 from tests.helpers.cases import for_each
-from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, reviewed
+from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, review_files
 from tests.helpers.fleets import decision, document, fleet, image, policy, profile, server
 
 HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** | [a](http://x)"
@@ -62,7 +62,7 @@ def test_no_text_from_yaml_is_markdown_or_html() -> None:
             "fra1-db01", "site: fra1, role: db", f"provision: 2, serial: {quoted}, kernelArguments: ['a=`@b</details>']"
         ),
     }
-    shown = as_markdown(reviewed(new))
+    shown = as_markdown(review_files(new))
     assert "everyone" in shown
     outside = outside_code(shown)
     assert "everyone" not in outside
@@ -88,7 +88,7 @@ def test_no_text_of_a_vendor_is_markdown_html_or_a_command() -> None:
             f"{rollout}, follow: {{source: flatcar, channel: {quoted}, belowVersion: {quoted}}}",
         ),
     }
-    review = reviewed(new)
+    review = review_files(new)
     shown = as_markdown(review)
     assert shown.count("everyone") >= 4
     outside = outside_code(shown)
@@ -103,7 +103,7 @@ def test_no_text_of_a_vendor_is_markdown_html_or_a_command() -> None:
 def test_no_format_contains_a_control_character_of_a_vendor(text: str) -> None:
     claim = f", provenance: {{digest: signed, key: {json.dumps(text)}}}}}, initrds"
     given = image("new-3").replace("version: '3'", f"version: {json.dumps(text)}").replace("}, initrds", claim)
-    review = reviewed({"images/3.yaml": given})
+    review = review_files({"images/3.yaml": given})
     assert review.provenance.images
     for shown in (
         as_markdown(review),
@@ -115,7 +115,7 @@ def test_no_format_contains_a_control_character_of_a_vendor(text: str) -> None:
 
 
 def test_no_problem_is_markdown_or_html() -> None:
-    shown = as_markdown(reviewed({"oops.yaml": f"apiVersion: {json.dumps(HOSTILE)}\nkind: '<b>@you'\n"}))
+    shown = as_markdown(review_files({"oops.yaml": f"apiVersion: {json.dumps(HOSTILE)}\nkind: '<b>@you'\n"}))
     assert "GB10" in shown
     assert "@" not in outside_code(shown)
     assert "<b>" not in outside_code(shown)
@@ -124,7 +124,7 @@ def test_no_problem_is_markdown_or_html() -> None:
 def test_no_ignored_acknowledgement_is_markdown_or_html() -> None:
     line = f"Gitboot-Ack: {'0' * 64} <script>@everyone![x](http://x)"
     new = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")}
-    shown = as_markdown(reviewed(new, messages=(Message("c" * 40, line),)))
+    shown = as_markdown(review_files(new, messages=(Message("c" * 40, line),)))
     assert shown.count("@everyone") == 2
     assert not re.search("@|script|http", outside_code(shown))
 
@@ -134,7 +134,7 @@ def test_the_path_of_a_file_mentions_no_account() -> None:
     old = {**FLEET, path: USER_DATA}
     spec = f"stream: stable, userData: {{format: CloudInit, template: '{path}'}}"
     old = {**old, "profiles/web.yaml": document("BootProfile", "web", f"method: Pxe, {spec}")}
-    shown = as_markdown(reviewed({path: USER_DATA + "# more\n"}, old))
+    shown = as_markdown(review_files({path: USER_DATA + "# more\n"}, old))
     assert "<summary><code>userdata/@owner/team.j2 changes 18 servers" in shown
     assert "@" not in outside_code(shown)
 
@@ -145,7 +145,7 @@ def test_changed_outputs_reveal_no_secret_in_the_boot_of_unknown_machines() -> N
 
     secret = {"profiles/repair.yaml": profile("repair", "memtest-7", "kernelArguments: ['luks.password=hunter2']")}
     shown = as_markdown(
-        reviewed(publishing("outputs: [ipxe, grub]"), {**FLEET, **secret, **publishing("outputs: [ipxe]")})
+        review_files(publishing("outputs: [ipxe, grub]"), {**FLEET, **secret, **publishing("outputs: [ipxe]")})
     )
     assert "luks.password=HIDDEN" in shown
     assert "hunter2" not in shown
@@ -158,7 +158,7 @@ def changed_arguments(old: list[str], new: list[str]) -> list[str]:
         spec = f"role: web, stream: stable, kernelArguments: {json.dumps(arguments)}"
         return {"profiles/web.yaml": document("BootProfile", "web", f"method: Pxe, {spec.partition(', ')[2]}")}
 
-    shown = as_markdown(reviewed(passing(new), {**FLEET, **passing(old)}))
+    shown = as_markdown(review_files(passing(new), {**FLEET, **passing(old)}))
     return [line for line in shown.splitlines() if re.match("[-+]kernel ", line)]
 
 
@@ -217,7 +217,7 @@ def test_a_group_with_many_long_changed_lines_leaves_room_for_other_groups(lette
 
     user_data = "kernelArguments: [quiet], userData: {format: CloudInit, template: userdata/db.j2}"
     old = {**FLEET, "profiles/db.yaml": profile("db", "flatcar-1", user_data), **write("nosmt")}
-    shown = as_markdown(reviewed(write("debug"), old))
+    shown = as_markdown(review_files(write("debug"), old))
     assert len(shown.encode()) <= LIMIT
     assert "of changes not shown" not in shown
     groups = re.findall("<details>.*?</details>", shown, re.DOTALL)
@@ -240,7 +240,7 @@ def many(count: int, spec: str) -> Files:
 
 def test_the_comment_of_a_large_change_is_cut_and_states_what_it_omits() -> None:
     old = {**FLEET, **many(200, "provision: 1")}
-    shown = as_markdown(reviewed(many(200, "provision: 2, kernelArguments: ['note={number}']"), old))
+    shown = as_markdown(review_files(many(200, "provision: 2, kernelArguments: ['note={number}']"), old))
     assert 50_000 < len(shown.encode()) <= LIMIT
     assert re.search(r"^and [\d,]+ more groups: see the command below$", shown, re.MULTILINE)
     assert re.search(r"^and [\d,]+ more server groups$", shown, re.MULTILINE)
@@ -250,7 +250,7 @@ def test_the_comment_of_a_large_change_is_cut_and_states_what_it_omits() -> None
 
 def test_the_comment_of_a_commit_with_many_problems_is_cut() -> None:
     bad = {f"bad/{number:04}{'é' * 60}.yaml": "kind: [\n" for number in range(2000)}
-    shown = as_markdown(reviewed(bad))
+    shown = as_markdown(review_files(bad))
     assert len(shown.encode()) <= LIMIT
     assert re.search(r"^and [\d,]+ more problems$", shown, re.MULTILINE)
 
@@ -273,16 +273,16 @@ FORMATS = (as_json, as_markdown, lambda review: "\n".join(map(str, as_problems(r
 )
 def test_no_format_shows_text_that_looks_like_a_secret(what: str, user_data: str) -> None:
     for new, old in (({"userdata/web.j2": user_data}, FLEET), ({}, {**FLEET, "userdata/web.j2": user_data})):
-        review = reviewed(new, old)
+        review = review_files(new, old)
         for write in FORMATS:
             assert "c2VjcmV0" not in write(review)
             assert "bW9yZQ" not in write(review)
-    assert "HIDDEN: looks like a password" in as_markdown(reviewed({"userdata/web.j2": user_data}))
+    assert "HIDDEN: looks like a password" in as_markdown(review_files({"userdata/web.j2": user_data}))
 
 
 def test_variables_and_arguments_of_documents_are_named_and_not_shown() -> None:
     spec = "provision: 1, vars: {key: c2VjcmV0}, kernelArguments: ['my.token=c2VjcmV0']"
-    review = reviewed({"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", spec)})
+    review = review_files({"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", spec)})
     for write in FORMATS:
         assert "c2VjcmV0" not in write(review)
     assert "`spec.kernelArguments; spec.vars.key`" in as_markdown(review)
@@ -338,7 +338,7 @@ RAISED = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", 
 
 
 def test_a_limit_is_reported_at_its_cause_with_the_line_to_copy() -> None:
-    review = reviewed({**BUMP, **RAISED})
+    review = review_files({**BUMP, **RAISED})
     assert review.verdict is not None
     found = {problem.message.partition(":")[0]: problem for problem in as_problems(review) if problem.code == Code.HELD}
     reinstalls, updates = found["maxReinstalls"], found["maxUpdatePercent"]
@@ -349,8 +349,8 @@ def test_a_limit_is_reported_at_its_cause_with_the_line_to_copy() -> None:
 
 
 def test_an_acknowledged_limit_is_a_warning() -> None:
-    lines = "\n".join(reviewed(BUMP).ack_lines)
-    review = reviewed(BUMP, messages=(Message("c", lines, "Ada <ada@example.net>"),))
+    lines = "\n".join(review_files(BUMP).ack_lines)
+    review = review_files(BUMP, messages=(Message("c", lines, "Ada <ada@example.net>"),))
     found = [problem for problem in as_problems(review) if problem.code == Code.HELD]
     assert found
     assert {(problem.severity, problem.hint) for problem in found} == {(Severity.WARNING, "")}
@@ -358,19 +358,19 @@ def test_an_acknowledged_limit_is_a_warning() -> None:
 
 
 def test_a_danger_is_a_warning_that_names_its_group() -> None:
-    (danger,) = (problem for problem in as_problems(reviewed(RAISED)) if problem.code == Code.DANGEROUS)
+    (danger,) = (problem for problem in as_problems(review_files(RAISED)) if problem.code == Code.DANGEROUS)
     assert danger.severity is Severity.WARNING
     assert danger.message == "Server/fra1-db01 changes 1 server (fra1-db01): reinstall"
 
 
 def test_a_change_for_unknown_servers_is_reported_at_the_fleet() -> None:
     new = {"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}")}
-    (held,) = as_problems(reviewed(new))
+    (held,) = as_problems(review_files(new))
     assert (held.code, held.path, held.line) == (Code.HELD, "fleet.yaml", 4)
 
 
 def test_deleted_servers_are_reported_at_the_fleet_too() -> None:
-    found = as_problems(reviewed(dict.fromkeys(SERVERS)))
+    found = as_problems(review_files(dict.fromkeys(SERVERS)))
     assert {problem.path for problem in found} == {"fleet.yaml"}
 
 
@@ -378,7 +378,7 @@ def test_an_acknowledgement_that_does_not_count_is_a_warning() -> None:
     line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
     (found,) = (
         problem
-        for problem in as_problems(reviewed(RAISED, messages=(Message("c" * 40, line),)))
+        for problem in as_problems(review_files(RAISED, messages=(Message("c" * 40, line),)))
         if problem.code == Code.UNHEEDED
     )
     assert "the line acknowledges other changes" in found.message
@@ -388,7 +388,7 @@ def test_an_acknowledgement_that_does_not_count_is_a_warning() -> None:
 def test_warnings_of_the_commit_come_last_and_problems_of_an_invalid_commit_come_alone() -> None:
     never = {"policies/none.yaml": policy("other", "None")}
     tie = {"policies/none.yaml": policy("tie", "All")}
-    assert as_problems(reviewed(never)) == ()
-    invalid = reviewed({**tie, **RAISED}, FLEET)
+    assert as_problems(review_files(never)) == ()
+    invalid = review_files({**tie, **RAISED}, FLEET)
     assert as_problems(invalid) == invalid.head.problems
     assert invalid.head.problems[0].code == Code.POLICY_TIE
