@@ -16,7 +16,7 @@ from tests.boots.machine import Machine, Running
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN
 from tests.boots.test_whole_way import image
-from tests.endpoint.test_boot_responses_secrets import Sealed
+from tests.endpoint.test_boot_responses_secrets import SealedFleet
 from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import fleet, make_mac, make_uuid, policy, profile, server
 from tests.helpers.running_instance import Repository, eventually, running
@@ -29,7 +29,7 @@ IGNITION = '{"ignition": {"version": "3.4.0"}, "join": "{{ urls.secrets.join }}"
 def test_a_server_fetches_its_secret_until_it_reports(
     network: None, images: Images, tmp_path: Path, row: Callable[[Running, float], None]
 ) -> None:
-    sealed = Sealed(tmp_path / "keys")
+    sealed = SealedFleet(tmp_path / "keys")
     (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and no DHCP options
     user_data = "userData: {format: Ignition/3.4, template: node.ign, secrets: {join: join.age}}"
     documents = (

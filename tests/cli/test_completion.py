@@ -39,7 +39,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def proposed(*words: str) -> list[str]:
+def complete_words(*words: str) -> list[str]:
     """The words for the last of these words."""
     complete = ShellComplete(cli, {}, "gitboot", "_GITBOOT_COMPLETE")
     return [each.value for each in complete.get_completions(list(words[:-1]), words[-1])]
@@ -62,26 +62,26 @@ def test_finding_r13_names_of_documents_are_found_without_parsing(fleet: Path) -
     ],
 )
 def test_finding_r13_completion_knows_server_names(fleet: Path, words: str) -> None:
-    assert proposed(*words.split(), "web") == ["web01", "web02"], words
+    assert complete_words(*words.split(), "web") == ["web01", "web02"], words
 
 
 def test_finding_r13_completion_knows_streams_kinds_and_guards(fleet: Path) -> None:
-    assert proposed("rollout", "advance", "") == ["stable"]
-    assert proposed("new", "image", "talo") == ["talos", "talos-factory"]
-    assert proposed("explain", "Boot") == ["BootImage", "BootPolicy", "BootProfile"]
-    assert proposed("explain", "web01") == ["web01"]
-    assert proposed("history", "web01") == ["web01"]
-    assert proposed("history", "ImageStream/") == ["ImageStream/stable"]
-    assert proposed("records", "set", "pr") == ["provisioned"]
-    assert proposed("approve", "01234567", "--guard", "maxRe") == ["maxReinstalls", "maxResets"]
+    assert complete_words("rollout", "advance", "") == ["stable"]
+    assert complete_words("new", "image", "talo") == ["talos", "talos-factory"]
+    assert complete_words("explain", "Boot") == ["BootImage", "BootPolicy", "BootProfile"]
+    assert complete_words("explain", "web01") == ["web01"]
+    assert complete_words("history", "web01") == ["web01"]
+    assert complete_words("history", "ImageStream/") == ["ImageStream/stable"]
+    assert complete_words("records", "set", "pr") == ["provisioned"]
+    assert complete_words("approve", "01234567", "--guard", "maxRe") == ["maxReinstalls", "maxResets"]
 
 
 def test_finding_r13_completion_reads_the_fleet_of_path(
     fleet: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert proposed("history", "web") == []
-    assert proposed("history", "--path", str(fleet), "web") == ["web01", "web02"]
+    assert complete_words("history", "web") == []
+    assert complete_words("history", "--path", str(fleet), "web") == ["web01", "web02"]
 
 
 def test_finding_r13_completion_with_a_state_directory_knows_its_machines(
@@ -91,14 +91,14 @@ def test_finding_r13_completion_with_a_state_directory_knows_its_machines(
         rack.add("web07", provision=1)
         rack.push()
         rack.once(records="adopt")
-        assert proposed("records", "show", "--state", str(rack.state), "w") == ["web07"]
+        assert complete_words("records", "show", "--state", str(rack.state), "w") == ["web07"]
         monkeypatch.setenv("GITBOOT_STATE", str(rack.state))
-        assert proposed("events", "--server", "") == ["web07"]
-        assert proposed("approve", "") == []
+        assert complete_words("events", "--server", "") == ["web07"]
+        assert complete_words("approve", "") == []
         rack.blades["web07"].provision += 1
         rack.push()
         rack.once()
-        (digest,) = proposed("approve", "")
+        (digest,) = complete_words("approve", "")
         assert rack.said("approve", digest, "--all-guards", "--reason", "INC-1").startswith("approved maxReinstalls")
 
 
@@ -112,8 +112,8 @@ def test_finding_r13_a_fault_proposes_nothing(
         folder.mkdir()
     if state == "damaged":
         (folder / "ledger.sqlite").write_bytes(b"no ledger" * 99)
-    assert proposed("records", "show", "--state", str(folder), "") == []
-    assert proposed("approve", "--state", str(folder), "") == []
+    assert complete_words("records", "show", "--state", str(folder), "") == []
+    assert complete_words("approve", "--state", str(folder), "") == []
     assert capfd.readouterr() == ("", "")
 
 

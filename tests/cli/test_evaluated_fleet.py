@@ -198,7 +198,7 @@ def signers(tmp_path: Path, ada: Person) -> Path:
     return write_lines(tmp_path / "signers", [f"ada@example.net {ada.key}"])
 
 
-def review(
+def compare_commits(
     path: Path,
     signers: Path,
     range: str,
@@ -211,11 +211,11 @@ def review(
     return compare_range(path, range, merge=merge, at=current_second(), accepted=accepted, trust=trust)
 
 
-def faults(found: ComparedRange) -> list[str]:
+def list_faults(found: ComparedRange) -> list[str]:
     return [f"{problem.code}: {problem.message}" for problem in found.head.problems]
 
 
-def signed(found: ComparedRange) -> list[str]:
+def list_signed(found: ComparedRange) -> list[str]:
     assert {signer.person for _, signer in found.signers} <= {"ada@example.net"}
     return [commit for commit, _ in found.signers]
 
@@ -226,12 +226,12 @@ def signed(found: ComparedRange) -> list[str]:
 def test_a_trial_merge_needs_no_signature_of_its_own(repo: WorkTree, ada: Person, signers: Path) -> None:
     repo.git("checkout", "--quiet", "-b", "topic")
     repo.commit(ONE)  # by a branch's author, unsigned
-    found = review(repo.path, signers, "main..topic", merge=True)
-    assert (faults(found), signed(found)) == ([], [])
+    found = compare_commits(repo.path, signers, "main..topic", merge=True)
+    assert (list_faults(found), list_signed(found)) == ([], [])
     repo.git("checkout", "--quiet", "main")
     merge = ada.merge(repo, "topic")
-    found = review(repo.path, signers, f"{merge}~..{merge}")
-    assert (faults(found), signed(found)) == ([], [merge])
+    found = compare_commits(repo.path, signers, f"{merge}~..{merge}")
+    assert (list_faults(found), list_signed(found)) == ([], [merge])
 
 
 def test_commits_below_a_trial_merge_must_be_signed(repo: WorkTree, ada: Person, signers: Path) -> None:
@@ -240,13 +240,16 @@ def test_commits_below_a_trial_merge_must_be_signed(repo: WorkTree, ada: Person,
     repo.commit(ONE)
     repo.git("checkout", "--quiet", "main")
     waiting = ada.commit(repo, TWO)
-    found = review(repo.path, signers, "main..topic", merge=True, accepted=accepted)
-    assert (faults(found), signed(found)) == ([], [waiting])
+    found = compare_commits(repo.path, signers, "main..topic", merge=True, accepted=accepted)
+    assert (list_faults(found), list_signed(found)) == ([], [waiting])
     unsigned = repo.commit(THREE)
     ada.commit(repo, message="On top")
-    found = review(repo.path, signers, "main..topic", merge=True, accepted=accepted)
-    assert faults(found) == [f"GB5020: {unsigned[:12]} is not signed"]
-    assert faults(review(repo.path, signers, "main..topic", Verify.HEAD, merge=True, accepted=accepted)) == []
+    found = compare_commits(repo.path, signers, "main..topic", merge=True, accepted=accepted)
+    assert list_faults(found) == [f"GB5020: {unsigned[:12]} is not signed"]
+    assert (
+        list_faults(compare_commits(repo.path, signers, "main..topic", Verify.HEAD, merge=True, accepted=accepted))
+        == []
+    )
 
 
 def test_a_signed_acknowledgement_of_a_branch_still_counts_in_a_trial_merge(
@@ -255,7 +258,7 @@ def test_a_signed_acknowledgement_of_a_branch_still_counts_in_a_trial_merge(
     repo.git("checkout", "--quiet", "-b", "topic")
     for person in ("ada", "eve"):
         people[person].commit(repo, message=f"Fine\n\nGitboot-Ack: {'0' * 64} maxReinstalls of {person}")
-    found = review(repo.path, signers, "main..topic", merge=True)
+    found = compare_commits(repo.path, signers, "main..topic", merge=True)
     by = {each.text.split()[-1]: each.signer for each in found.messages}
     assert (by["ada"] is not None, by["eve"]) == (True, None)
 
@@ -269,18 +272,18 @@ def test_a_fleet_in_a_folder_checks_signatures_and_acknowledgements_like_one_at_
     line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
     new = {f"infra/boot/{path}": text for path, text in ONE.items()}
     good = people["ada"].commit(repo, new, message=f"New\n\n{line}")
-    found = review(repo.path / "infra/boot", signers, f"{base}..HEAD")
-    assert (faults(found), signed(found)) == ([], [good])
+    found = compare_commits(repo.path / "infra/boot", signers, f"{base}..HEAD")
+    assert (list_faults(found), list_signed(found)) == ([], [good])
     assert [(each.text.strip(), each.signer is not None) for each in found.messages] == [(f"New\n\n{line}", True)]
     beside = repo.commit({"readme": "of another team, unsigned"})
-    found = review(repo.path / "infra/boot", signers, f"{base}..HEAD")
-    assert faults(found) == [f"GB5020: {beside[:12]} is not signed"]
+    found = compare_commits(repo.path / "infra/boot", signers, f"{base}..HEAD")
+    assert list_faults(found) == [f"GB5020: {beside[:12]} is not signed"]
 
 
 # A clone that is shallow
 
 
-def shallow(repo: WorkTree, folder: Path, depth: int, *others: str) -> Path:
+def clone_shallow(repo: WorkTree, folder: Path, depth: int, *others: str) -> Path:
     """A clone of so many commits of main, as CI makes it, and the commits that it fetches besides."""
     source = f"file://{repo.path}"
     commands: Sequence[Sequence[str]] = (
@@ -301,14 +304,14 @@ def test_a_shallow_clone_that_lacks_commits_of_a_range_verifies_no_range(
     people["eve"].commit(repo, ONE)
     people["ada"].commit(repo, TWO)
     newest = people["ada"].commit(repo, THREE)
-    clone = shallow(repo, tmp_path / "clone", depth, base)
+    clone = clone_shallow(repo, tmp_path / "clone", depth, base)
     with pytest.raises(
         UsageError, match=f"this shallow clone does not contain the commits before {newest[:12]}; fetch more"
     ):
-        review(clone, signers, f"{base}..HEAD")
-    assert faults(review(clone, signers, f"{base}..HEAD", Verify.HEAD)) == []
+        compare_commits(clone, signers, f"{base}..HEAD")
+    assert list_faults(compare_commits(clone, signers, f"{base}..HEAD", Verify.HEAD)) == []
     with pytest.raises(UsageError, match="no common ancestor of the two commits; fetch more of the history"):
-        review(clone, signers, f"{base}..HEAD", merge=True)
+        compare_commits(clone, signers, f"{base}..HEAD", merge=True)
 
 
 def test_a_shallow_clone_that_reaches_the_base_is_sufficient(
@@ -316,13 +319,13 @@ def test_a_shallow_clone_that_reaches_the_base_is_sufficient(
 ) -> None:
     base = repo.head
     good = people["ada"].commit(repo, ONE)
-    found = review(shallow(repo, tmp_path / "good", 2), signers, f"{base}..HEAD")
-    assert (faults(found), signed(found)) == ([], [good])
+    found = compare_commits(clone_shallow(repo, tmp_path / "good", 2), signers, f"{base}..HEAD")
+    assert (list_faults(found), list_signed(found)) == ([], [good])
     bad = people["eve"].commit(repo, TWO)
     people["ada"].commit(repo, THREE)
     for depth in (2, 3, 4):  # once that one is there, it is named
-        found = review(shallow(repo, tmp_path / f"bad-{depth}", depth, base), signers, f"{base}..HEAD")
-        assert [each.partition(" by ")[0] for each in faults(found)] == [f"GB5020: {bad[:12]} is signed"]
+        found = compare_commits(clone_shallow(repo, tmp_path / f"bad-{depth}", depth, base), signers, f"{base}..HEAD")
+        assert [each.partition(" by ")[0] for each in list_faults(found)] == [f"GB5020: {bad[:12]} is signed"]
 
 
 # A branch that was rebased
@@ -335,17 +338,17 @@ def test_a_rebase_removes_signatures_and_adds_them_with_the_documented_option(
     repo.git("checkout", "--quiet", "-b", "topic")
     ada.commit(repo, ONE)
     ada.commit(repo, TWO)
-    assert faults(review(repo.path, signers, "main..topic")) == []
+    assert list_faults(compare_commits(repo.path, signers, "main..topic")) == []
     repo.git("checkout", "--quiet", "main")
     ada.commit(repo, THREE)
     repo.git("checkout", "--quiet", "topic")
     repo.git("rebase", "--quiet", "main")
     first = repo.git("rev-parse", "topic~1")
-    assert faults(review(repo.path, signers, "main..topic")) == [f"GB5020: {first[:12]} is not signed"]
+    assert list_faults(compare_commits(repo.path, signers, "main..topic")) == [f"GB5020: {first[:12]} is not signed"]
     for option, value in (each.split("=", 1) for each in ada.options if "=" in each):
         repo.git("config", option, value)
     repo.git("rebase", "--quiet", "--exec", "git commit --quiet --amend --no-edit -S", "main")
-    found = review(repo.path, signers, "main..topic")
-    assert (faults(found), len(signed(found))) == ([], 2)
+    found = compare_commits(repo.path, signers, "main..topic")
+    assert (list_faults(found), len(list_signed(found))) == ([], 2)
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "sign-commits.md").read_text()
     assert "`git rebase --exec 'git commit --amend --no-edit -S'`" in page

@@ -180,17 +180,17 @@ def wait_for_end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def stored(tmp_path: Path, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+def read_stored(tmp_path: Path, keys: Sequence[bytes]) -> dict[bytes, bytes]:
     with DiskCache(tmp_path / "gitboot" / "cache.sqlite", pytest.fail) as cache:
         return cache.get_many(KIND, keys)
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
+def read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-WAITS = """
+SIGNAL_PROGRAM = """
 def note(number, _):
     os.write(1, f"{signal.Signals(number).name}\\n".encode())
     if number == signal.SIGTERM:
@@ -204,11 +204,11 @@ while True:
 
 
 def test_the_child_gets_each_signal_once(tmp_path: Path) -> None:
-    with begin(tmp_path, WAITS) as process:
-        line_of(process)
+    with begin(tmp_path, SIGNAL_PROGRAM) as process:
+        read_line(process)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
             process.send_signal(number)
-            assert line_of(process) == number.name
+            assert read_line(process) == number.name
         process.terminate()
         assert wait_for_end(process) == (7, "SIGTERM\n", "")
 
@@ -219,10 +219,10 @@ def test_a_terminal_sends_its_signal_to_the_child_itself(tmp_path: Path) -> None
     def control() -> None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    with begin(tmp_path, WAITS, stdin=its_end, start_new_session=True, preexec_fn=control) as process:
-        line_of(process)
+    with begin(tmp_path, SIGNAL_PROGRAM, stdin=its_end, start_new_session=True, preexec_fn=control) as process:
+        read_line(process)
         os.write(terminal, b"\x03")
-        assert line_of(process) == "SIGINT"
+        assert read_line(process) == "SIGINT"
         process.terminate()  # the parent takes the signal of the terminal first
         assert wait_for_end(process) == (7, "SIGTERM\n", "")
     os.close(terminal)
@@ -230,8 +230,8 @@ def test_a_terminal_sends_its_signal_to_the_child_itself(tmp_path: Path) -> None
 
 
 def test_a_killed_parent_ends_its_child(tmp_path: Path) -> None:
-    with begin(tmp_path, WAITS) as process:
-        child = int(line_of(process))
+    with begin(tmp_path, SIGNAL_PROGRAM) as process:
+        child = int(read_line(process))
         assert is_alive(child) and child != process.pid
         os.kill(child, signal.SIGSTOP)  # it comes to no end by itself
         process.kill()
@@ -246,7 +246,7 @@ cache.insert_many({str(KIND)!r}, rows)
 print(cache.get_many(ResultKind({str(KIND)!r}), [*rows, b"other"]) == rows)
 """
     assert wait_for_end(begin(tmp_path, body)) == (0, "True\n", "")
-    assert stored(tmp_path, [*rows, b"other"]) == rows
+    assert read_stored(tmp_path, [*rows, b"other"]) == rows
 
 
 RIGHT = build_frame(encode(NewResults(KIND, {b"right": encode("a problem")})))
@@ -269,7 +269,7 @@ if {wrong!r} != "part of a frame":
     print(cache.get_many(ResultKind({str(KIND)!r}), [b"right"]))
 """
     assert wait_for_end(begin(tmp_path, body)) == (0, "" if wrong == "part of a frame" else "{}\n", "")
-    assert stored(tmp_path, [b"right", b"wrong"]) == {b"right": encode("a problem")}
+    assert read_stored(tmp_path, [b"right", b"wrong"]) == {b"right": encode("a problem")}
 
 
 def test_a_process_that_the_child_leaves_behind_blocks_nothing(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ if (left := os.fork()) == 0:
 print(left)
 """
     with begin(tmp_path, body) as process:
-        left = int(line_of(process))
+        left = int(read_line(process))
         try:
             assert process.wait(300) == 0
         finally:
@@ -290,7 +290,7 @@ print(left)
 
 # Real commands
 
-NOTED = """
+TRACING_PROGRAM = """
 import os, sys
 def note(event, arguments):
     if event in ("open", "sqlite3.connect") and "cache.sqlite" in str(arguments[0]):
@@ -311,11 +311,11 @@ def large(tmp_path: Path) -> Path:
     return work.path
 
 
-def opened_by(tmp_path: Path, *arguments: object) -> tuple[int, set[str], set[str]]:
+def trace_opens(tmp_path: Path, *arguments: object) -> tuple[int, set[str], set[str]]:
     """Run a command; return its pid, the pids that opened a cache, and how they did."""
     log = tmp_path / "opened"
     log.unlink(missing_ok=True)
-    command = [sys.executable, "-c", NOTED, str(log), *map(str, arguments)]
+    command = [sys.executable, "-c", TRACING_PROGRAM, str(log), *map(str, arguments)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         pass
@@ -333,7 +333,7 @@ def test_only_the_parent_opens_the_cache(tmp_path: Path, large: Path, rack: Rack
         ("records", "show", "--state", rack.state),
     )
     for command in commands:
-        pid, pids, events = opened_by(tmp_path, *command)
+        pid, pids, events = trace_opens(tmp_path, *command)
         assert pids == {str(pid)}
         assert "sqlite3.connect" in events
 

@@ -23,7 +23,7 @@ from tests.scenarios.test_installations import World
 
 NOON = at("20T12:00")
 # In a decision, as msgpack: the value of the commit, and a value that no evaluation gives.
-BELIEVED = b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS"
+FIRMWARE_PATCH = b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS"
 
 
 @dataclass(frozen=True)
@@ -56,24 +56,24 @@ def site(tmp_path: Path) -> Iterator[Site]:
     repository.push({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
     with run_in_process(tmp_path, repository.bare, initial="fresh") as parts:
         world = World(parts, repository, NOON)
-        world.turn()
+        world.advance()
         yield Site(world, tmp_path / "state")
 
 
-def written(path: Path) -> tuple[int, int, int]:
+def read_stat(path: Path) -> tuple[int, int, int]:
     """Return the file with its bytes and modification time; reading changes none of these."""
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def test_a_read_only_command_uses_the_cache_of_the_instance_and_changes_nothing(site: Site) -> None:
-    kept = site.store(*BELIEVED)  # no evaluation comes to this, so it shows that the cache was used
-    before = written(kept)
+    kept = site.store(*FIRMWARE_PATCH)  # no evaluation comes to this, so it shows that the cache was used
+    before = read_stat(kept)
     assert site.firmware() == {"web01": "BIOS"}
     site.world.repository.push({"web02.yaml": server("web02", "role: web")})
-    site.world.turn()
+    site.world.advance()
     assert site.firmware() == {"web01": "BIOS", "web02": "UEFI"}  # by the difference from the cache
-    assert written(kept) == before
+    assert read_stat(kept) == before
 
 
 @pytest.mark.parametrize("spoil", [lambda kept: kept.unlink(), lambda kept: kept.write_bytes(kept.read_bytes()[:-1])])

@@ -69,7 +69,7 @@ FLEET = (
 TIE = policy("tie", "{matchLabels: {role: web}}")
 
 
-def cells(done: CommandResult) -> list[list[str]]:
+def parse_cells(done: CommandResult) -> list[list[str]]:
     """Return the cells of a table below its header, without the text after the table."""
     lines = (line for line in done.out.splitlines()[1:] if not line.startswith(" "))
     return [re.split(r"\s{2,}", line) for line in lines]
@@ -485,7 +485,7 @@ def test_a_wrong_input_ends_with_one_message_and_a_code(
 
 
 @contextmanager
-def as_nobody() -> Iterator[None]:
+def drop_root() -> Iterator[None]:
     """Run without root's right to read everything, if tests run as root."""
     if os.geteuid() != 0:
         yield
@@ -530,7 +530,7 @@ def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, command_
         import_module(f"gitboot.{module}")
     (tmp_path / "closed").chmod(0)
     try:
-        with as_nobody():
+        with drop_root():
             named = {"closed": tmp_path / "closed", "open": tmp_path / "open"}
             done = gitboot(*(word.format(**named) for word in command_line.split()))
     finally:
@@ -544,7 +544,7 @@ def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, command_
 
 def test_plan_shows_what_each_server_boots(fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON, "--records", "fresh")
-    assert cells(done) == [
+    assert parse_cells(done) == [
         ["web01", "Network", "flatcar-1", "Pxe", "web", "2026-11-20 22:00Z"],
         ["web02", "Disk", "local disk", "-", "web", "-"],
     ]
@@ -580,7 +580,7 @@ def test_plan_takes_a_time_some_servers_and_the_records(
     (tmp_path / "records.json").write_bytes(encode_records(records))  # type: ignore[arg-type]
     done = gitboot("plan", fleet, *options.replace("FILE", str(tmp_path / "records.json")).split())
     code = Exit.FINE if expected else Exit.USAGE  # no server has the labels
-    assert (done.code, " ".join(row[1] for row in cells(done))) == (code, expected)
+    assert (done.code, " ".join(row[1] for row in parse_cells(done))) == (code, expected)
 
 
 def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_instance(
@@ -590,7 +590,7 @@ def test_e8_a_server_that_a_file_of_records_lacks_is_unknown_as_it_is_to_an_inst
     file.write_bytes(encode_records({parse_uuid(make_uuid("web02")): Record(provision=1)}))
     given = ("--at", NOON, "--records", file)
     planned = gitboot("plan", fleet, "--server", "web01", *given)
-    assert cells(planned)[0][:3] == ["web01", "Disk", "local disk"]
+    assert parse_cells(planned)[0][:3] == ["web01", "Disk", "local disk"]
     assert "1 server may need an installation" in planned.err
     assert gitboot("render", fleet, "--out", tmp_path / "out", *given).code == Exit.FINE
     assert "does not install unknown servers" in (tmp_path / "out" / "boot" / ENTRY).read_text()
@@ -636,7 +636,7 @@ def test_plan_reads_any_revision_and_uncommitted_files(tmp_path: Path) -> None:
     (made.work / "08.yaml").unlink()
 
     def boots(*options: object) -> list[str]:
-        return [row[1] for row in cells(gitboot("plan", *options, "--at", NOON))]
+        return [row[1] for row in parse_cells(gitboot("plan", *options, "--at", NOON))]
 
     assert boots(made.work) == ["Disk", "Disk"]  # as in the work tree
     assert boots(made.work, "--rev", "HEAD") == ["Disk", "Maintenance"]
@@ -701,7 +701,7 @@ def test_yaml_has_the_same_content_as_json(fleet: Path) -> None:
 )
 def test_explain_narrows_to_a_field_in_text_and_json(fleet: Path, field: str, fields: list[str]) -> None:
     arguments = ("explain", "web01", field, "--path", fleet, "--at", NOON, "--records", "fresh")
-    assert [row[0] for row in cells(gitboot(*arguments))] == fields
+    assert [row[0] for row in parse_cells(gitboot(*arguments))] == fields
     reasons = gitboot(*arguments, "-o", "json").json["reasons"]
     assert [(reason["field"], reason["commit"]) for reason in reasons] == [(each, None) for each in fields]
 
@@ -714,13 +714,13 @@ def test_explain_prints_the_meaning_of_a_code_in_upper_and_lower_case() -> None:
 
 def test_timeline_shows_every_change_without_a_commit(fleet: Path) -> None:
     arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", "fresh")
-    rows = cells(gitboot(*arguments))
+    rows = parse_cells(gitboot(*arguments))
     assert [row[:4] for row in rows] == [
         ["2026-11-20 12:00Z", "Network", "flatcar-1", "web"],
         ["2026-11-20 22:00Z", "Maintenance", "memtest-7", "Maintenance/repair"],
         ["2026-11-21 04:00Z", "Network", "flatcar-1", "web"],
     ]
-    assert cells(gitboot(*arguments, "--until", "2026-11-20T22:00:00Z")) == rows[:2]
+    assert parse_cells(gitboot(*arguments, "--until", "2026-11-20T22:00:00Z")) == rows[:2]
     items = gitboot(*arguments, "-o", "json").json["items"]
     assert [format_time(item["from"]) for item in items] == [row[0] for row in rows]
     assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out)["items"] == items
@@ -765,7 +765,7 @@ def test_every_field_of_a_kind_is_found_below_the_fields_that_explain_names() ->
 
 
 def test_explain_lists_all_kinds() -> None:
-    assert [row[0] for row in cells(gitboot("explain", "Any"))] == [kind.__name__ for kind in KINDS]
+    assert [row[0] for row in parse_cells(gitboot("explain", "Any"))] == [kind.__name__ for kind in KINDS]
 
 
 def test_explain_prints_the_schema_of_each_kind_and_of_any_or_writes_them_all(tmp_path: Path) -> None:
@@ -830,7 +830,7 @@ def test_serve_serves_a_rendered_output_tree_until_it_is_stopped_and_logs_events
 
 
 @dataclass
-class Followed:
+class FollowedRepository:
     repository: Repository
     folder: Path
 
@@ -854,34 +854,34 @@ class Followed:
 
 
 @pytest.fixture
-def followed(tmp_path: Path, repository: Repository) -> Followed:
+def followed_repository(tmp_path: Path, repository: Repository) -> FollowedRepository:
     made = Repository(
         bare=Path(shutil.copytree(repository.bare, tmp_path / "fleet.git")),
         work=Path(shutil.copytree(repository.work, tmp_path / "work")),
     )
     git(made.work, "remote", "set-url", "origin", str(made.bare))
-    return Followed(made, tmp_path)
+    return FollowedRepository(made, tmp_path)
 
 
 def test_run_once_reconciles_once_and_its_exit_code_and_the_status_show_the_result_and_a_dry_run_writes_nothing(
-    followed: Followed,
+    followed_repository: FollowedRepository,
 ) -> None:
     """The first run lacks the beginning of its ledger, the third its clone, and the last the repository."""
-    state = followed.folder / "state"
-    done = followed.run()
+    state = followed_repository.folder / "state"
+    done = followed_repository.run()
     assert (done.code, "with gitboot records begin" in " ".join(done.err.split())) == (Exit.PARTIAL, True), done
     assert gitboot("records", "begin", "fresh", "--state", state, "--yes").code == Exit.FINE
-    assert followed.run().code == Exit.FINE
-    assert "flatcar-1" in followed.published
+    assert followed_repository.run().code == Exit.FINE
+    assert "flatcar-1" in followed_repository.published
     shutil.rmtree(state / "repository.git")
-    assert followed.run().code == Exit.FINE, "it is cloned again"
-    before = followed.published
-    followed.repository.push({"tie.yaml": TIE})
-    files = listing(followed.folder)
-    assert followed.run(once="--dry-run").code == Exit.INVALID
-    assert listing(followed.folder) == files
-    done = followed.run()
-    assert (done.code, followed.published) == (Exit.INVALID, before)
+    assert followed_repository.run().code == Exit.FINE, "it is cloned again"
+    before = followed_repository.published
+    followed_repository.repository.push({"tie.yaml": TIE})
+    files = list_files(followed_repository.folder)
+    assert followed_repository.run(once="--dry-run").code == Exit.INVALID
+    assert list_files(followed_repository.folder) == files
+    done = followed_repository.run()
+    assert (done.code, followed_repository.published) == (Exit.INVALID, before)
     assert any(json.loads(line)["type"] == "Rejected" for line in done.err.splitlines())
     shown = gitboot("status", "--state", state).out
     assert "gitboot        not running\n" in shown
@@ -891,24 +891,24 @@ def test_run_once_reconciles_once_and_its_exit_code_and_the_status_show_the_resu
     titles = {page.read_text().partition("\n")[0] for page in (ROOT / "docs/reference").glob("*.md")}
     named = re.findall(r'"(.+?)"', " ".join(shown.rpartition("\n\n")[2].split()))
     assert named and titles >= {f"# {title}" for title in named}
-    shutil.move(followed.repository.bare, followed.folder / "away")
-    assert (followed.run().code, followed.published) == (Exit.SOURCE, before)
+    shutil.move(followed_repository.repository.bare, followed_repository.folder / "away")
+    assert (followed_repository.run().code, followed_repository.published) == (Exit.SOURCE, before)
 
 
 def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
+    followed_repository: FollowedRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state, work = followed.folder / "state", followed.repository.work
-    assert followed.run(records="adopt").code == Exit.FINE
-    accepted = followed.repository.push({"99.yaml": image("flatcar-99")})
-    assert followed.run().code == Exit.FINE
-    held = followed.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
-    assert followed.run().code == Exit.HELD
+    state, work = followed_repository.folder / "state", followed_repository.repository.work
+    assert followed_repository.run(records="adopt").code == Exit.FINE
+    accepted = followed_repository.repository.push({"99.yaml": image("flatcar-99")})
+    assert followed_repository.run().code == Exit.FINE
+    held = followed_repository.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
+    assert followed_repository.run().code == Exit.HELD
 
     def rows(*command: object) -> tuple[list[list[str]], str]:
         done = gitboot(*command)
         assert done.code == Exit.FINE, done
-        return cells(done), done.err
+        return parse_cells(done), done.err
 
     alone = "Without --state, gitboot cannot read the accepted commit and the records of an instance."
     known = f"commit {accepted[:12]}, which the instance of {state} has accepted, with the records of its ledger; "
@@ -947,25 +947,28 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
     monkeypatch.setenv("GITBOOT_STATE", str(state))
     assert chosen in " ".join(gitboot("history", "web01").err.split())
     script = gitboot("boot-script", "web01")
-    assert script == gitboot("boot-script", "web01", "--tree", followed.folder / "output") and script.code == Exit.FINE
+    assert (
+        script == gitboot("boot-script", "web01", "--tree", followed_repository.folder / "output")
+        and script.code == Exit.FINE
+    )
 
 
-def test_commands_withhold_the_same_boots_as_the_instance(followed: Followed) -> None:
-    state = ("--state", followed.folder / "state")
-    assert followed.run(records="fresh").code == Exit.FINE
+def test_commands_withhold_the_same_boots_as_the_instance(followed_repository: FollowedRepository) -> None:
+    state = ("--state", followed_repository.folder / "state")
+    assert followed_repository.run(records="fresh").code == Exit.FINE
 
     def phases() -> list[str]:
         """What the instance, `plan` and `explain` state about the next boot of web01, and its first line in time."""
-        (published,) = re.findall(r"^# web01: (\w+)", followed.published, re.MULTILINE)
+        (published,) = re.findall(r"^# web01: (\w+)", followed_repository.published, re.MULTILINE)
         (planned,) = gitboot("plan", "--server", "web01", *state, "-o", "json").json["items"]
         timeline = gitboot("plan", "--timeline", "web01", *state, "-o", "json").json["items"]
         (explained,) = gitboot("explain", "web01", "phase", *state, "-o", "json").json["reasons"]
         return [published, planned["phase"], timeline[0]["phase"], explained["value"]]
 
     assert phases() == ["Network"] * 4
-    (followed.repository.work / "02.yaml").unlink()
-    held = followed.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
-    assert followed.run().code == Exit.HELD
+    (followed_repository.repository.work / "02.yaml").unlink()
+    held = followed_repository.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
+    assert followed_repository.run().code == Exit.HELD
     assert phases() == ["Disk"] * 4
     done = gitboot("explain", "web01", "withheld", *state)
     assert f"the newer commit {held[:12]} does not offer this install boot" in " ".join(done.out.split())
@@ -974,26 +977,28 @@ def test_commands_withhold_the_same_boots_as_the_instance(followed: Followed) ->
     assert "are stopped by" in gitboot(*stop).out
     done = gitboot("allow-installs", *state)
     assert done.code == Exit.FINE and "may boot from the network now" not in done.out, done
-    followed.repository.push({"01.yaml": FLEET[1], "02.yaml": FLEET[2]})
-    assert followed.run().code == Exit.FINE
+    followed_repository.repository.push({"01.yaml": FLEET[1], "02.yaml": FLEET[2]})
+    assert followed_repository.run().code == Exit.FINE
     assert phases() == ["Network"] * 4
     assert "are stopped by" in gitboot(*stop).out
-    assert followed.run().code == Exit.PARTIAL
+    assert followed_repository.run().code == Exit.PARTIAL
     assert phases() == ["Disk"] * 4
     assert "1 server may boot from the network now: web01" in gitboot("allow-installs", *state).out
 
 
-def test_plan_shows_before_a_window_that_gitboot_withholds_its_install_boot(followed: Followed) -> None:
-    state, now = ("--state", followed.folder / "state"), datetime.now(UTC).replace(microsecond=0)
+def test_plan_shows_before_a_window_that_gitboot_withholds_its_install_boot(
+    followed_repository: FollowedRepository,
+) -> None:
+    state, now = ("--state", followed_repository.folder / "state"), datetime.now(UTC).replace(microsecond=0)
     start, end = (f"{now + timedelta(hours=hours):%Y-%m-%dT%H:%M:%S}" for hours in (2, 4))
-    followed.repository.push(
+    followed_repository.repository.push(
         {"99.yaml": maintenance("wipe", f"{start} {end}", select="{servers: [web02]}", boots="web")}
     )
-    assert followed.run(records="adopt").code == Exit.FINE
+    assert followed_repository.run(records="adopt").code == Exit.FINE
     for removed in ("99.yaml", "02.yaml"):
-        (followed.repository.work / removed).unlink()
-    held = followed.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
-    assert followed.run().code == Exit.HELD
+        (followed_repository.repository.work / removed).unlink()
+    held = followed_repository.repository.push({"01.yaml": FLEET[1].replace("provision: 1", "provision: 2")})
+    assert followed_repository.run().code == Exit.HELD
     timeline = gitboot("plan", "--timeline", "web02", *state, "-o", "json").json["items"]
     withheld = "a newer commit, which is not accepted yet, does not offer this install boot"
     assert [(each["from"], each["phase"]) for each in timeline if each["why"] == withheld] == [(f"{start}Z", "Disk")]
@@ -1004,16 +1009,18 @@ def test_plan_shows_before_a_window_that_gitboot_withholds_its_install_boot(foll
     assert f"Maintenance/wipe R5 the newer commit {held[:12]} does not offer this install boot" in explained
 
 
-def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(followed: Followed) -> None:
-    state, now = followed.folder / "state", datetime.now(UTC).replace(microsecond=0)
+def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(
+    followed_repository: FollowedRepository,
+) -> None:
+    state, now = followed_repository.folder / "state", datetime.now(UTC).replace(microsecond=0)
 
     def hours(number: int) -> str:
         return f"{now + timedelta(hours=number):%Y-%m-%dT%H:%M:%S}"
 
     windows = {"early": f"{hours(-4)} {hours(-2)}", "late": f"{hours(-1)} {hours(1)}"}
     made = (maintenance(name, window, select="{servers: [web01]}") for name, window in windows.items())
-    followed.repository.push({"99.yaml": "---\n".join(made)})
-    assert followed.run(records="adopt").code == Exit.FINE
+    followed_repository.repository.push({"99.yaml": "---\n".join(made)})
+    assert followed_repository.run(records="adopt").code == Exit.FINE
 
     def phases(*more: str) -> list[str]:
         """What `plan` and `explain` state about the next boot of web01, and its timeline."""
@@ -1033,21 +1040,21 @@ def test_an_ended_window_stays_closed_in_commands_after_the_clock_was_set_back(f
     with closing(sqlite3.connect(state / "ledger.sqlite", isolation_level=None)) as ledger:
         change = "UPDATE facts SET value = json_set(value, '$.at', ?) WHERE name = 'heartbeat'"
         assert ledger.execute(change, (f"{hours(2)}Z",)).rowcount == 1
-    followed.run()
-    assert "# web01: Disk" in followed.published
+    followed_repository.run()
+    assert "# web01: Disk" in followed_repository.published
     assert phases() == ["Disk"] * 3
     assert maintained() == 0
 
 
 def test_a_revision_is_read_in_the_repository_of_the_instance(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    followed_repository: FollowedRepository, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The current directory has another repository, and --path names the one to read."""
-    assert followed.run(records="adopt").code == Exit.FINE
-    work, state = followed.repository.work, ("-o", "json", "--state", followed.folder / "state")
+    assert followed_repository.run(records="adopt").code == Exit.FINE
+    work, state = followed_repository.repository.work, ("-o", "json", "--state", followed_repository.folder / "state")
     old = git(work, "rev-parse", "HEAD")
-    followed.repository.push({"99.yaml": image("flatcar-99")})
-    assert followed.run().code == Exit.FINE
+    followed_repository.repository.push({"99.yaml": image("flatcar-99")})
+    assert followed_repository.run().code == Exit.FINE
     there = Repository.create(tmp_path / "elsewhere")
     newest = there.push({path.name: path.read_text() for path in work.glob("*.yaml")}, "Another repository")
     monkeypatch.chdir(there.work)
@@ -1064,48 +1071,52 @@ def test_a_revision_is_read_in_the_repository_of_the_instance(
 
 
 def test_the_work_tree_is_shown_with_the_records_of_the_instance(
-    followed: Followed, monkeypatch: pytest.MonkeyPatch
+    followed_repository: FollowedRepository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert followed.run(records="adopt").code == Exit.FINE
-    work = followed.repository.work
+    assert followed_repository.run(records="adopt").code == Exit.FINE
+    work = followed_repository.repository.work
     (work / "99.yaml").write_text(image("flatcar-99"))
     monkeypatch.chdir(work)
-    monkeypatch.setenv("GITBOOT_STATE", str(followed.folder / "state"))
+    monkeypatch.setenv("GITBOOT_STATE", str(followed_repository.folder / "state"))
     for command in ("explain web01 provision", "plan --server web01", "images"):
         words = (*command.split(), "-o", "json")
         named = gitboot(*words, "--path", ".")
         for rev in (("--rev", "WORKTREE"), ("--rev", "WORKTREE", "--path", work)):
             done = gitboot(*words, *rev)
             assert done.code == Exit.FINE and done.json == named.json, done
-            assert f"with the records of the instance of {followed.folder / 'state'}" in " ".join(done.err.split())
+            assert f"with the records of the instance of {followed_repository.folder / 'state'}" in " ".join(
+                done.err.split()
+            )
     assert gitboot("history", "web01", "--rev", "WORKTREE").err == (
         "gitboot: WORKTREE has no history; name a revision, or omit --rev to use HEAD\n"
     )
 
 
-def test_run_once_with_a_stalled_bmc_is_partial(followed: Followed) -> None:
+def test_run_once_with_a_stalled_bmc_is_partial(followed_repository: FollowedRepository) -> None:
     spec = "provision: 1, bmc: {address: 'http://127.0.0.1:1', credentials: rack}"
-    followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
-    followed.name()
-    done = followed.run(records="fresh")
+    followed_repository.repository.push({"01.yaml": server("web01", "role: web", spec)})
+    followed_repository.name()
+    done = followed_repository.run(records="fresh")
     assert done.code == Exit.PARTIAL
     assert "gitboot needs the credentials rack: pass their directory with --credentials" in done.err
-    assert "flatcar-1" in followed.published
+    assert "flatcar-1" in followed_repository.published
 
 
-def test_an_output_tree_of_another_ledger_is_not_touched_until_it_is_adopted(followed: Followed) -> None:
-    followed.run(records="fresh")
-    shutil.rmtree(followed.folder / "state")
-    done = followed.run()
+def test_an_output_tree_of_another_ledger_is_not_touched_until_it_is_adopted(
+    followed_repository: FollowedRepository,
+) -> None:
+    followed_repository.run(records="fresh")
+    shutil.rmtree(followed_repository.folder / "state")
+    done = followed_repository.run()
     assert (done.code, "belongs to the ledger" in done.err) == (Exit.PARTIAL, True)
-    assert followed.run(records="adopt").code == Exit.FINE
+    assert followed_repository.run(records="adopt").code == Exit.FINE
 
 
-def test_a_damaged_ledger_is_named_and_kept_aside(followed: Followed) -> None:
-    (followed.folder / "state").mkdir()
-    ledger = followed.folder / "state" / "ledger.sqlite"
+def test_a_damaged_ledger_is_named_and_kept_aside(followed_repository: FollowedRepository) -> None:
+    (followed_repository.folder / "state").mkdir()
+    ledger = followed_repository.folder / "state" / "ledger.sqlite"
     ledger.write_bytes(b"this is no ledger" * 100)
-    done = followed.run()
+    done = followed_repository.run()
     assert (done.code, f"{ledger}: the ledger cannot be read" in done.err) == (Exit.PARTIAL, True), done
     assert "gitboot renamed it to ledger.sqlite.damaged-1" in done.err
     assert (ledger.parent / "ledger.sqlite.damaged-1").read_bytes() == b"this is no ledger" * 100
@@ -1114,7 +1125,7 @@ def test_a_damaged_ledger_is_named_and_kept_aside(followed: Followed) -> None:
 # run --dry-run
 
 
-def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
+def list_files(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Everything below a folder: when it was last written to, and what it holds."""
     return {
         str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
@@ -1122,16 +1133,18 @@ def listing(folder: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_dry_run_of_a_new_instance_lists_every_file_and_writes_nothing(followed: Followed) -> None:
-    before = listing(followed.folder)
-    done = followed.run(once="--dry-run")
+def test_a_dry_run_of_a_new_instance_lists_every_file_and_writes_nothing(
+    followed_repository: FollowedRepository,
+) -> None:
+    before = list_files(followed_repository.folder)
+    done = followed_repository.run(once="--dry-run")
     assert done.code == Exit.PARTIAL  # the records are not begun yet
-    assert listing(followed.folder) == before
+    assert list_files(followed_repository.folder) == before
     written = [line.removeprefix("would write ") for line in done.out.splitlines()]
     assert written == sorted(written)
-    assert str(followed.folder / "output" / "boot" / ENTRY) in written
-    followed.run()
-    made = {path for path in (followed.folder / "output").rglob("*") if path.is_file()}
+    assert str(followed_repository.folder / "output" / "boot" / ENTRY) in written
+    followed_repository.run()
+    made = {path for path in (followed_repository.folder / "output").rglob("*") if path.is_file()}
     bookkeeping = {
         path
         for path in made
@@ -1141,41 +1154,43 @@ def test_a_dry_run_of_a_new_instance_lists_every_file_and_writes_nothing(followe
 
 
 @pytest.mark.parametrize("left", ["closed", "killed"])
-def test_a_dry_run_of_an_instance_prints_the_differences_and_writes_nothing(followed: Followed, left: str) -> None:
-    followed.run(records="fresh")
+def test_a_dry_run_of_an_instance_prints_the_differences_and_writes_nothing(
+    followed_repository: FollowedRepository, left: str
+) -> None:
+    followed_repository.run(records="fresh")
     if left == "killed":  # with what was written last only in the log beside the ledger
-        state = followed.folder / "state"
+        state = followed_repository.folder / "state"
         with open_ledger(state / "ledger.sqlite") as ledger:
             with ledger.writing() as tx:
                 instance_tables.write_facts(tx, initialised="fresh")
-            shutil.copytree(state, followed.folder / "copy")
+            shutil.copytree(state, followed_repository.folder / "copy")
         shutil.rmtree(state)
-        (followed.folder / "copy").rename(state)
+        (followed_repository.folder / "copy").rename(state)
         assert (state / "ledger.sqlite-wal").stat().st_size > 0
-    followed.repository.push({"08.yaml": maintenance("repair")})
-    before = listing(followed.folder)
-    done = followed.run(once="--dry-run")
+    followed_repository.repository.push({"08.yaml": maintenance("repair")})
+    before = list_files(followed_repository.folder)
+    done = followed_repository.run(once="--dry-run")
     assert done.code == Exit.FINE
-    assert listing(followed.folder) == before
-    assert f"would write {followed.folder / 'output' / 'boot' / ENTRY}\n" in done.out
+    assert list_files(followed_repository.folder) == before
+    assert f"would write {followed_repository.folder / 'output' / 'boot' / ENTRY}\n" in done.out
     told = {event["type"]: event["message"] for event in map(json.loads, done.err.splitlines())}
     assert told["WouldAccept"].startswith("dry run: ") and not {"Accepted", "Published"} & told.keys()
-    followed.run()
-    assert "memtest-7" in followed.published
+    followed_repository.run()
+    assert "memtest-7" in followed_repository.published
 
 
-def test_a_dry_run_shows_each_patch_and_sends_none(followed: Followed) -> None:
-    credentials = followed.folder / "credentials"
+def test_a_dry_run_shows_each_patch_and_sends_none(followed_repository: FollowedRepository) -> None:
+    credentials = followed_repository.folder / "credentials"
     store_credentials(credentials, password="correct horse")
     machine = Machine("web01", uuid=make_uuid("web01"))
     with RedfishServer(Service(machine, credentials={"root": "correct horse"})) as bmc:
         spec = f"provision: 1, bmc: {{address: '{bmc.url}', credentials: rack}}"
-        followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
-        followed.name()
-        followed.run(records="fresh")
-        before = listing(followed.folder)
-        done = followed.run("--credentials", credentials, once="--dry-run")
-    assert (machine.writes, listing(followed.folder)) == ([], before)
+        followed_repository.repository.push({"01.yaml": server("web01", "role: web", spec)})
+        followed_repository.name()
+        followed_repository.run(records="fresh")
+        before = list_files(followed_repository.folder)
+        done = followed_repository.run("--credentials", credentials, once="--dry-run")
+    assert (machine.writes, list_files(followed_repository.folder)) == ([], before)
     *_, said = done.out.splitlines()
     assert said.startswith('web01: would PATCH /redfish/v1/Systems/1: {"Boot": {"BootSourceOverrideEnabled": "Once"')
     assert "correct horse" not in done.out + done.err
@@ -1184,7 +1199,7 @@ def test_a_dry_run_shows_each_patch_and_sends_none(followed: Followed) -> None:
 # Settings
 
 
-def config(folder: Path, text: str) -> Path:
+def write_config(folder: Path, text: str) -> Path:
     (folder / "gitboot.toml").write_text(text)
     return folder / "gitboot.toml"
 
@@ -1198,7 +1213,7 @@ def test_settings_come_from_flags_then_variables_then_the_file(
         (found,) = {Path(line.split()[-1]).relative_to(tmp_path).parts[0] for line in done.out.splitlines()}
         return found
 
-    file = config(
+    file = write_config(
         tmp_path,
         f"repository = '{repository.bare}'\nout = '{tmp_path / 'file'}'\nstate = '{tmp_path / 'state'}'\n"
         f"poll = 5\nspool = '{tmp_path / 'spool'}'\n",
@@ -1256,7 +1271,7 @@ def test_a_variable_with_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch,
     ],
 )
 def test_a_typo_in_the_file_is_named(repository: Repository, tmp_path: Path, text: str | None, said: str) -> None:
-    file = config(tmp_path, text) if text is not None else tmp_path / "missing.toml"
+    file = write_config(tmp_path, text) if text is not None else tmp_path / "missing.toml"
     done = gitboot(
         "run", repository.bare, "--out", tmp_path / "o", "--state", tmp_path / "s", "--config", file, "--dry-run"
     )
@@ -1291,9 +1306,11 @@ def test_status_shows_an_instance_that_runs(instance: Instance, state: Path) -> 
     assert document["attempted"] == {"commit": applied, "problems": [], "held": None, "withheld": []}
 
 
-def test_finding_c5_status_shows_its_age_and_a_false_condition_if_it_is_stale(followed: Followed) -> None:
-    followed.run(records="fresh")
-    state = followed.folder / "state"
+def test_finding_c5_status_shows_its_age_and_a_false_condition_if_it_is_stale(
+    followed_repository: FollowedRepository,
+) -> None:
+    followed_repository.run(records="fresh")
+    state = followed_repository.folder / "state"
     shown = gitboot("status", "--state", state).out
     assert re.search(r"^written        \d+ seconds? ago$", shown, re.MULTILINE)
     assert "StatusCurrent" not in shown

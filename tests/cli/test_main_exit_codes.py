@@ -90,7 +90,7 @@ def test_each_exit_code_is_that_of_a_command(rack: Rack) -> None:
 EXAMPLE: Final = str(Path(__file__).parents[2] / "example-repo")
 
 
-def unread() -> int:
+def unread_pipe() -> int:
     read, write = os.pipe()
     os.close(read)
     return write
@@ -98,9 +98,9 @@ def unread() -> int:
 
 def code(*command: str, unread_errors: bool = False) -> int:
     """Return the exit code of a command whose output is not read; its errors do not mention that."""
-    output = unread()
+    output = unread_pipe()
     with TemporaryFile("w+") as kept:
-        errors = unread() if unread_errors else os.dup(kept.fileno())
+        errors = unread_pipe() if unread_errors else os.dup(kept.fileno())
         try:
             return Command(command, os.environ, output=output, errors=errors).wait(300)
         finally:
@@ -138,7 +138,7 @@ def test_an_instance_works_even_if_its_log_is_not_read(tmp_path: Path) -> None:
 def test_a_full_output_is_reported_once_and_is_a_failure(command: tuple[str, ...]) -> None:
     """It was a traceback, and code 1 or 120."""
     where = (EXAMPLE,) if command[0] == "plan" else ()
-    done = redirected(f"gitboot {' '.join([*command, *where])} > /dev/full")
+    done = run_redirected(f"gitboot {' '.join([*command, *where])} > /dev/full")
     assert done.returncode == Exit.PARTIAL
     lines = [
         line
@@ -149,19 +149,19 @@ def test_a_full_output_is_reported_once_and_is_a_failure(command: tuple[str, ...
 
 
 def test_if_errors_cannot_be_written_the_exit_code_is_still_right() -> None:
-    assert redirected(f"gitboot validate {EXAMPLE} 2> /dev/full").returncode == Exit.FINE
-    assert redirected(f"gitboot explain nobody --path {EXAMPLE} 2> /dev/full").returncode == Exit.USAGE
-    assert redirected(f"gitboot explain nobody --path {EXAMPLE} > /dev/full").returncode == Exit.USAGE
+    assert run_redirected(f"gitboot validate {EXAMPLE} 2> /dev/full").returncode == Exit.FINE
+    assert run_redirected(f"gitboot explain nobody --path {EXAMPLE} 2> /dev/full").returncode == Exit.USAGE
+    assert run_redirected(f"gitboot explain nobody --path {EXAMPLE} > /dev/full").returncode == Exit.USAGE
 
 
 def test_a_command_works_without_any_open_output(tmp_path: Path) -> None:
     """`>&-` was a traceback. Other files that the command opens do not replace its output or errors."""
-    done = redirected(f"gitboot render {EXAMPLE} --out {tmp_path / 'tree'} <&- >&- 2>&-")
+    done = run_redirected(f"gitboot render {EXAMPLE} --out {tmp_path / 'tree'} <&- >&- 2>&-")
     assert done.returncode == Exit.FINE and (tmp_path / "tree" / "boot" / "boot.ipxe").exists()
-    assert redirected(f"gitboot plan {EXAMPLE} >&-").returncode == Exit.FINE
+    assert run_redirected(f"gitboot plan {EXAMPLE} >&-").returncode == Exit.FINE
 
 
-def redirected(command: str) -> subprocess.CompletedProcess[str]:
+def run_redirected(command: str) -> subprocess.CompletedProcess[str]:
     """A command as a shell starts it: what is closed there is closed from the start."""
     script = f'gitboot() {{ {sys.executable} -m gitboot "$@"; }}; {command}'
     return subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=300, check=False)

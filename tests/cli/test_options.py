@@ -182,7 +182,7 @@ def command(name: str) -> click.Command:
     return found
 
 
-def settings(name: str) -> dict[str, Setting]:
+def list_settings(name: str) -> dict[str, Setting]:
     return {key: each for key, each in list_keys(command(name)).items() if isinstance(each, Setting)}
 
 
@@ -234,9 +234,9 @@ def test_a_setting_on_the_command_line_names_the_file_that_is_used() -> None:
     assert f"write bmc-parallel = 5 to {file}" in " ".join(done.err.split())
 
 
-@for_each("key", sorted(settings("run")))
+@for_each("key", sorted(list_settings("run")))
 def test_a_variable_of_a_setting_takes_precedence_over_the_file(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    setting = settings("run")[key]
+    setting = list_settings("run")[key]
     assert setting.name is not None
     numbers = isinstance(setting.type, click.types.IntParamType | click.types.FloatParamType)
     written, varied = (7, "8") if numbers else ("x", "y")

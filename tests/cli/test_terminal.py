@@ -207,11 +207,11 @@ def test_a_message_is_wrapped_between_words_only_on_a_terminal(
 @pytest.mark.parametrize("words", ["explain GB2018", "explain GB9999", "validate"])
 def test_explanations_errors_and_problems_are_wrapped_on_a_terminal(words: str, tmp_path: Path) -> None:
     (tmp_path / "fleet.yaml").write_text("apiVersion: gitboot.dev/v1\nkind: Fleet\nmetadata: {name: a}\nspec: {}\n")
-    lines = shown_on_terminal(*words.split(), folder=tmp_path)
+    lines = run_on_terminal(*words.split(), folder=tmp_path)
     assert len(lines) > 1 and max(map(len, lines)) <= COLUMNS, lines
 
 
-def shown_on_terminal(*words: str, folder: Path) -> list[str]:
+def run_on_terminal(*words: str, folder: Path) -> list[str]:
     """Run gitboot in a folder on a terminal, and return the lines that it prints."""
     screen, written = os.openpty()
     tty.setraw(written)
@@ -330,7 +330,7 @@ EVENT: Final = Event(
 
 
 @pytest.fixture(autouse=True)
-def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+def auto_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FORMAT, LogFormat.AUTO)
 
 

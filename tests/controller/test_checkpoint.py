@@ -44,21 +44,21 @@ from tests.helpers.fleets import at, fleet, image, maintenance, make_mac, make_u
 from tests.helpers.instance_in_process import InProcessEvaluator, Parts, record_fetch, run_in_process
 from tests.helpers.running_instance import Repository
 
-SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # the status of the instance
+STATUS_FILES = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # the status of the instance
 NAMES = tuple(f"web{number:02}" for number in range(6))
-SPARE = "52:54:00:00:00:99"
+SPARE_MAC = "52:54:00:00:00:99"
 NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
 
 
 @pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Store checkpoints of small fleets too, and after each change."""
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
-    monkeypatch.setattr(assembly, "DamageSearch", Patient)
+    monkeypatch.setattr(assembly, "DamageSearch", PatientSearch)
 
 
-class Patient(DamageSearch):
+class PatientSearch(DamageSearch):
     """A check that returns its findings when all files were read."""
 
     def take_damaged(self) -> frozenset[str]:
@@ -119,9 +119,9 @@ class Twin:
             (self.folder / "state" / CACHE).unlink(missing_ok=True)
         process = run_in_process(self.folder, self._repository, initial=initial, clock=lambda: now)
         self.parts = self._open.enter_context(process)
-        self.turn(now)
+        self.reconcile_until_checked(now)
 
-    def turn(self, now: datetime) -> None:
+    def reconcile_until_checked(self, now: datetime) -> None:
         """Reconcile until all published files were checked and wrong ones were repaired."""
         self.parts.source.fetch()
         for _ in range(2):
@@ -131,7 +131,7 @@ class Twin:
     def end(self) -> None:
         self._open.close()
 
-    def cut_short(self, now: datetime, after: int) -> None:
+    def kill_publication(self, now: datetime, after: int) -> None:
         """It ends at a change that it makes to its tree, after so many."""
         self.parts.source.fetch()
         left = count(after, -1)
@@ -162,7 +162,7 @@ class Twin:
         tree = {
             name: (UNKNOWN.sub(b"", path.read_bytes()), path.stat().st_mtime)
             for name, path in named
-            if name not in (*SAID, "ops/.gitboot/lock") and "manifest" not in name
+            if name not in (*STATUS_FILES, "ops/.gitboot/lock") and "manifest" not in name
         }
         if LIST_TIMESTAMP in tree and (output / MANIFEST).exists():
             content, date = tree[LIST_TIMESTAMP]
@@ -225,13 +225,21 @@ class Twins:
         for each in self.both:
             each.end()
 
-    def happen(self) -> str:
+    def take_step(self) -> str:
         """Let one thing happen, and return its description."""
-        usual = (self.commit, self.fetch, self.pass_, self.say, self.restart, self.restart, self.lose)
-        what = self._draw.choice((*usual, *(self.cut * len(usual) * (self.cut_short,))))
+        usual = (
+            self.commit,
+            self.fetch,
+            self.pass_time,
+            self.request_records,
+            self.restart,
+            self.restart,
+            self.lose_file,
+        )
+        what = self._draw.choice((*usual, *(self.cut * len(usual) * (self.kill_publication,))))
         what()
         for each in self.both:
-            each.turn(self.now)
+            each.reconcile_until_checked(self.now)
         return str(what.__name__)
 
     def compare(self) -> None:
@@ -251,7 +259,7 @@ class Twins:
         if self.cut and self._draw.random() < 0.5:
             documents = documents.replace("outputs: [ipxe]", "outputs: [ipxe, pages]")
         if self.cut and self._draw.random() < 0.5:
-            documents = documents.replace(make_mac("web04"), SPARE).replace(make_mac("web05"), make_mac("web04"))
+            documents = documents.replace(make_mac("web04"), SPARE_MAC).replace(make_mac("web05"), make_mac("web04"))
         self.repository.push({"all.yaml": documents})
 
     def fetch(self) -> None:
@@ -266,10 +274,10 @@ class Twins:
                 Observation(server=name, path=entry, digest=state.plan.digest, client="10.0.0.7", at=self.now),
             )
 
-    def pass_(self) -> None:
+    def pass_time(self) -> None:
         self.now += timedelta(minutes=self._draw.choice((1, 10, 45, 240)))
 
-    def say(self) -> None:
+    def request_records(self) -> None:
         name = self._draw.choice(NAMES)
         item = item_of(name, self._draw.choice((1, None)))
         for each in self.both:
@@ -281,24 +289,24 @@ class Twins:
         if self._draw.random() < 0.4:
             self.commit()
         if self._draw.random() < 0.3:
-            self.pass_()
+            self.pass_time()
         self._begin()
 
-    def cut_short(self) -> None:
+    def kill_publication(self) -> None:
         """Interrupt a publication once or twice, perhaps after other changes, and perhaps revert the commit."""
         for _ in range(self._draw.randrange(1, 3)):
             before = self.pushed
             self.commit()
             if self._draw.random() < 0.3:
-                self.pass_()
+                self.pass_time()
             after = self._draw.randrange(1, 120)
             for each in self.both:
-                each.cut_short(self.now, after)
+                each.kill_publication(self.now, after)
             if self._draw.random() < 0.6:
                 self.push(before if self._draw.random() < 0.6 else documents(self._draw))
             self._begin()
 
-    def lose(self) -> None:
+    def lose_file(self) -> None:
         """Lose or damage a file while no instance runs."""
         paths = sorted(self.one.tree())
         self.end()
@@ -328,7 +336,7 @@ def test_a_restart_from_a_checkpoint_ends_in_the_same_state_as_one_without(
     twins, happened = Twins(tmp_path, random.Random(seed)), list[str]()
     try:
         for _ in range(6):
-            happened.append(twins.happen())
+            happened.append(twins.take_step())
             twins.compare()
     finally:
         twins.end()
@@ -351,7 +359,7 @@ def test_a_start_after_an_interrupted_publication_ends_like_one_without_a_checkp
     twins = Twins(tmp_path, random.Random(seed), cut=1)
     try:
         for _ in range(4):
-            twins.happen()
+            twins.take_step()
             twins.compare()
     finally:
         twins.end()
@@ -384,7 +392,7 @@ def reconcile(parts: Parts) -> None:
     parts.reconciler.reconcile(NOON, fetched=LastFetch(), wait=True)
 
 
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+def evaluations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     """Record which commits are evaluated from now on, and against which base."""
     found: list[tuple[str, str | None]] = []
     evaluate = InProcessEvaluator.evaluate
@@ -397,7 +405,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     return found
 
 
-def written(folder: Path) -> dict[Path, int]:
+def read_times(folder: Path) -> dict[Path, int]:
     found = (
         path for path in (folder / "output").rglob("*") if path.is_file() and path.name not in ("status.json", "lock")
     )
@@ -408,14 +416,14 @@ def test_a_restart_without_changes_reads_no_commit_plans_no_server_and_writes_no
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, _ = left
-    before, asked = written(folder), evaluated(monkeypatch)
+    before, asked = read_times(folder), evaluations(monkeypatch)
     monkeypatch.setattr(current_plans, "plan_server", None)
     with run_in_process(folder, left[1].bare) as parts:
         reconcile(parts)
         status = parts.reconciler.status
         assert (status.applied, status.phases) == (status.accepted, {"Network": len(NAMES)})
         assert (asked, parts.events[-1].type) == ([], "Accepted")
-    assert written(folder) == before
+    assert read_times(folder) == before
 
 
 def test_a_commit_after_the_checkpoint_is_compared_with_it(
@@ -432,7 +440,7 @@ def test_a_commit_after_the_checkpoint_is_compared_with_it(
         reconcile(parts)
         second = parts.reconciler.status.applied
     (folder / "state" / CACHE).write_bytes(kept)
-    asked = evaluated(monkeypatch)
+    asked = evaluations(monkeypatch)
     with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.applied == second != first
@@ -475,12 +483,12 @@ def test_records_that_are_newer_than_the_checkpoint_count(left: tuple[Path, Repo
         instance_tables.add_request(parts.ledger, NOON, "ada", "records", {"items": [item]})
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
-    before = written(folder)
+    before = read_times(folder)
     (folder / "state" / CACHE).write_bytes(kept)
     with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
-    assert written(folder) == before
+    assert read_times(folder) == before
 
 
 def test_an_output_tree_that_is_older_than_the_checkpoint_is_updated(left: tuple[Path, Repository]) -> None:
@@ -507,7 +515,7 @@ def test_an_unusable_checkpoint_is_ignored(
     folder, repository = left
     with run_in_process(folder, repository.bare) as parts:
         assert parts.reconciler.state.plans.commit is not None
-    asked = evaluated(monkeypatch)
+    asked = evaluations(monkeypatch)
     if harm == "of a commit that is gone":
         answers = iter([True, False])  # the accepted one is there
         monkeypatch.setattr(Source, "has", lambda *_: next(answers, True))
@@ -530,7 +538,7 @@ def sql(path: Path, statement: str) -> list[tuple[Any, ...]]:
         return found
 
 
-def put_a_directory(path: Path) -> None:
+def make_directory(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
@@ -543,12 +551,12 @@ HARMS: dict[str, Callable[[Path], object]] = {
     "overwritten with ones": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
     "without entries": lambda path: sql(path, "DELETE FROM entry"),
     "with damaged entries": lambda path: sql(path, "UPDATE entry SET value = zeroblob(length(value))"),
-    "a directory": put_a_directory,
+    "a directory": make_directory,
 }
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in written(folder)}
+    return {path: path.read_bytes() for path in read_times(folder)}
 
 
 def is_resumed(folder: Path, repository: Repository) -> bool:

@@ -340,7 +340,7 @@ def lines(parts: Parts) -> str:
     return "\n".join(f"Gitboot-Ack: {get_held(parts).digest} {guard}" for guard in get_held(parts).guards)
 
 
-def acknowledging(tmp_path: Path, repository: Repository, files: dict[str, str]) -> str:
+def find_acks(tmp_path: Path, repository: Repository, files: dict[str, str]) -> str:
     """The lines for one more commit with these files, as CI finds them: on a branch of its own."""
     copy = tmp_path / f"ci-{len(list(tmp_path.glob('ci-*')))}"
     head = git(repository.work, "rev-parse", "HEAD")
@@ -359,7 +359,7 @@ def test_e19_a_merge_of_several_branches_is_one_step_with_the_acknowledgements_o
     tmp_path: Path, parts: Parts, repository: Repository, is_acknowledged: bool
 ) -> None:
     files, work = documents(provision=1), repository.work
-    found = acknowledging(tmp_path, repository, files) if is_acknowledged else ""
+    found = find_acks(tmp_path, repository, files) if is_acknowledged else ""
     branches = {
         "raises": (files, "Raise"),
         "says": ({"README": found}, f"Say so\n\n{found}"),
@@ -385,7 +385,7 @@ def test_e19_an_unacknowledged_merge_holds_later_commits_and_no_earlier_ones(
     tmp_path: Path, parts: Parts, repository: Repository
 ) -> None:
     files = documents(provision=1)
-    first = repository.push(files, f"Raise\n\n{acknowledging(tmp_path, repository, files)}")
+    first = repository.push(files, f"Raise\n\n{find_acks(tmp_path, repository, files)}")
     second = repository.push(documents(provision=2), "Raise again")
     third = repository.push({"README.md": "x"})
     reconcile_once(parts, 1)
@@ -452,7 +452,7 @@ def test_a_clone_that_is_older_than_the_ledger_rewinds_nothing(
 # Time
 
 
-def windows(second: str) -> tuple[str, ...]:
+def make_windows(second: str) -> tuple[str, ...]:
     """Two maintenances of web00 with one priority; the first ends ten minutes after noon."""
     return (
         image("memtest-7", "writesDisk: false"),
@@ -474,7 +474,7 @@ def test_finding_r11_a_commit_is_rejected_until_the_overlap_of_its_maintenances_
 ) -> None:
     parts = unlimited
     before, due = applied(parts), NOON + timedelta(minutes=10)
-    commit = repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
+    commit = repository.push(documents("flatcar-1", *make_windows("20T12:05 20T14:00")))
     reconcile_once(parts, 1)
     assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
     (problem,) = parts.reconciler.status.problems
@@ -491,7 +491,7 @@ def test_finding_r11_a_commit_is_rejected_until_the_overlap_of_its_maintenances_
 def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_after_a_restart(
     tmp_path: Path, repository: Repository
 ) -> None:
-    commit = repository.push(documents("flatcar-1", *windows("20T11:30 20T11:59")))
+    commit = repository.push(documents("flatcar-1", *make_windows("20T11:30 20T11:59")))
     for number in range(2):
         with run_in_process(tmp_path, repository.bare) as parts:
             reconcile_once(parts, number)
@@ -504,9 +504,9 @@ def test_finding_r11_a_commit_before_a_valid_one_may_be_invalid_for_a_time(
     unlimited: Parts, repository: Repository
 ) -> None:
     parts = unlimited
-    repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
+    repository.push(documents("flatcar-1", *make_windows("20T12:05 20T14:00")))
     reconcile_once(parts, 1)
-    fixed = repository.push(documents("flatcar-1", *windows("20T12:10 20T14:00")))
+    fixed = repository.push(documents("flatcar-1", *make_windows("20T12:10 20T14:00")))
     reconcile_once(parts, 2)
     assert (applied(parts), accepted(parts)) == (fixed, (True, "Valid"))
 
@@ -627,7 +627,7 @@ OWN_UUID, OWN_MAC = f"uuid: {make_uuid('web01')}", f'"{server_mac("web01")}"'
 REPORTS = "bmc: {{address: 'https://10.1.0.1', credentials: a, reports: {{{}: {!r}}}}}"
 
 
-def web01(field: str, value: str) -> str:
+def make_web01(field: str, value: str) -> str:
     match field:
         case "uuid":
             return server("web01", "role: web").replace(OWN_UUID, f"uuid: {value}")
@@ -650,7 +650,7 @@ REFUSED = [
 @for_each(("field", "value"), REFUSED)
 def test_finding_p2_a_document_with_a_placeholder_identity_is_rejected(field: str, value: str) -> None:
     with pytest.raises(InvalidRepository) as caught:
-        decided(SEED[0], web01(field, value), *SEED[2:])
+        decided(SEED[0], make_web01(field, value), *SEED[2:])
     [problem] = caught.value.problems
     assert problem.code in ("GB2024", "GB1034", "GB1033"), problem
     assert problem.hint and (problem.path, problem.line) == ("001.yaml", 4)

@@ -76,7 +76,7 @@ def instance(work: WorkTree, trust: TrustSettings) -> Iterator[Parts]:
         yield parts
 
 
-def settle(parts: Parts, seconds: float) -> None:
+def reconcile_all(parts: Parts, seconds: float) -> None:
     """Fetch, publish without the withheld boots, read all fetches, and judge by the records."""
     for _ in range(3):
         reconcile_once(parts, seconds)
@@ -94,13 +94,13 @@ def find_ignored_acknowledgements(parts: Parts) -> str:
     return next(event.message for event in reversed(parts.events) if event.type == "Held")
 
 
-def switch(parts: Parts, work: WorkTree, person: Person, name: str) -> tuple[Revision, str]:
+def switch_image(parts: Parts, work: WorkTree, person: Person, name: str) -> tuple[Revision, str]:
     """Change the image with a signed acknowledgement; return the signed commit and its lines."""
     commit_by_git(work, documents(name))
     reconcile_once(parts, 1)
     said = lines(parts)
     signed = person.commit(work, message=f"Agreed\n\n{said}")
-    settle(parts, 2)
+    reconcile_all(parts, 2)
     assert applied(parts) == signed
     return signed, said
 
@@ -108,18 +108,18 @@ def switch(parts: Parts, work: WorkTree, person: Person, name: str) -> tuple[Rev
 # In another form
 
 
-def _gpgsig(raw: bytes) -> re.Match[bytes]:
+def _match_signature(raw: bytes) -> re.Match[bytes]:
     """The header with a commit's signature; its first group is the signature."""
     found = re.search(rb"^gpgsig (.*(?:\n .*)*)\n", raw, re.MULTILINE)
     assert found is not None
     return found
 
 
-def _lines(raw: bytes) -> list[bytes]:
-    return [line.removeprefix(b" ") for line in _gpgsig(raw)[1].split(b"\n")]
+def _read_lines(raw: bytes) -> list[bytes]:
+    return [line.removeprefix(b" ") for line in _match_signature(raw)[1].split(b"\n")]
 
 
-def _data(lines: list[bytes]) -> bytes:
+def _decode_armour(lines: list[bytes]) -> bytes:
     """The signature itself, without armour."""
     body = lines[1:-1]
     body = body[body.index(b"") + 1 :] if b"" in body else body
@@ -136,7 +136,7 @@ def _crc24(data: bytes) -> bytes:
     return crc.to_bytes(3)
 
 
-def _armour(lines: list[bytes], data: bytes, width: int = 64, headers: Sequence[bytes] = ()) -> list[bytes]:
+def _encode_armour(lines: list[bytes], data: bytes, width: int = 64, headers: Sequence[bytes] = ()) -> list[bytes]:
     encoded = base64.b64encode(data)
     body = [encoded[start : start + width] for start in range(0, len(encoded), width)]
     if not lines[0].startswith(b"-----BEGIN PGP"):
@@ -144,15 +144,15 @@ def _armour(lines: list[bytes], data: bytes, width: int = 64, headers: Sequence[
     return [lines[0], *headers, b"", *body, b"=" + base64.b64encode(_crc24(data)), lines[-1]]
 
 
-def _packet(data: bytes) -> bytes:
+def _read_packet(data: bytes) -> bytes:
     """The content of an OpenPGP packet: RFC 4880, 4.2."""
     assert data[0] & 0xC3 == 0x80, "an old packet header with a length of one byte"
     return data[2:]
 
 
-def _with_unhashed(data: bytes) -> bytes:
+def _add_subpacket(data: bytes) -> bytes:
     """An OpenPGP signature with one more subpacket that it does not cover: RFC 4880, 5.2.3."""
-    body = _packet(data)
+    body = _read_packet(data)
     at = 6 + int.from_bytes(body[4:6])
     more = b"\x06\x64extra"  # length, a type for private use, content
     size = int.from_bytes(body[at : at + 2]) + len(more)
@@ -160,16 +160,16 @@ def _with_unhashed(data: bytes) -> bytes:
     return bytes((data[0], len(body))) + body
 
 
-def _moved(raw: bytes) -> bytes:
+def _move_signature(raw: bytes) -> bytes:
     """The commit with its signature before its author."""
-    header = _gpgsig(raw)
+    header = _match_signature(raw)
     rest = raw[: header.start()] + raw[header.end() :]
     return rest.replace(b"author ", header[0] + b"author ", 1)
 
 
-def _with_header(name: bytes, raw: bytes) -> bytes:
+def _add_header(name: bytes, raw: bytes) -> bytes:
     """The commit with its signature in one more header."""
-    header = _gpgsig(raw)
+    header = _match_signature(raw)
     return raw[: header.start()] + name + b" " + header[1] + b"\n" + raw[header.start() :]
 
 
@@ -182,62 +182,78 @@ class Form:
     by_gitboot: bool = True  # whether gitboot takes it as signed
 
 
-def _rewritten(change: Callable[[list[bytes]], list[bytes]], *, verifies: bool = True) -> Form:
+def _rewrite_lines(change: Callable[[list[bytes]], list[bytes]], *, verifies: bool = True) -> Form:
     """A form with other lines of the signature."""
 
     def changed(raw: bytes) -> bytes:
-        header = _gpgsig(raw)
-        return raw[: header.start(1)] + b"\n ".join(change(_lines(raw))) + raw[header.end(1) :]
+        header = _match_signature(raw)
+        return raw[: header.start(1)] + b"\n ".join(change(_read_lines(raw))) + raw[header.end(1) :]
 
     return Form(change=changed, by_git=verifies, by_gitboot=verifies)
 
 
-def _compressed(raw: bytes) -> bytes:
+def _compress_signature(raw: bytes) -> bytes:
     """The commit with its OpenPGP signature in a compressed packet: RFC 4880, 5.6."""
-    packet = b"\xa3\x02" + zlib.compress(_data(_lines(raw)))
-    return _rewritten(lambda lines: _armour(lines, packet)).change(raw)
+    packet = b"\xa3\x02" + zlib.compress(_decode_armour(_read_lines(raw)))
+    return _rewrite_lines(lambda lines: _encode_armour(lines, packet)).change(raw)
 
 
-NARROW: Final = _rewritten(lambda lines: _armour(lines, _data(lines), 20))
+NARROW: Final = _rewrite_lines(lambda lines: _encode_armour(lines, _decode_armour(lines), 20))
 FORMS: Final[Mapping[str, Form]] = {
     "a width of 20": NARROW,
-    "one line": _rewritten(lambda lines: _armour(lines, _data(lines), 4096)),
-    "a line behind it": _rewritten(lambda lines: [*lines, b"and more"]),
-    "spaces before its lines": _rewritten(lambda lines: [lines[0], *(b" " + line for line in lines[1:-1]), lines[-1]]),
-    "spaces behind its lines": _rewritten(lambda lines: [lines[0], *(line + b" " for line in lines[1:-1]), lines[-1]]),
-    "empty lines": _rewritten(lambda lines: [lines[0], b"", *lines[1:-1], b"", lines[-1], b""]),
-    "before the author": Form(change=_moved),
-    "data behind it": _rewritten(lambda lines: _armour(lines, _data(lines) + b"more"), verifies=False),
-    "a line before it": _rewritten(lambda lines: [b"and more", *lines], verifies=False),
-    "a header for SHA-256": Form(change=partial(_with_header, b"gpgsig-sha256"), by_gitboot=False),
+    "one line": _rewrite_lines(lambda lines: _encode_armour(lines, _decode_armour(lines), 4096)),
+    "a line behind it": _rewrite_lines(lambda lines: [*lines, b"and more"]),
+    "spaces before its lines": _rewrite_lines(
+        lambda lines: [lines[0], *(b" " + line for line in lines[1:-1]), lines[-1]]
+    ),
+    "spaces behind its lines": _rewrite_lines(
+        lambda lines: [lines[0], *(line + b" " for line in lines[1:-1]), lines[-1]]
+    ),
+    "empty lines": _rewrite_lines(lambda lines: [lines[0], b"", *lines[1:-1], b"", lines[-1], b""]),
+    "before the author": Form(change=_move_signature),
+    "data behind it": _rewrite_lines(
+        lambda lines: _encode_armour(lines, _decode_armour(lines) + b"more"), verifies=False
+    ),
+    "a line before it": _rewrite_lines(lambda lines: [b"and more", *lines], verifies=False),
+    "a header for SHA-256": Form(change=partial(_add_header, b"gpgsig-sha256"), by_gitboot=False),
 }
 SSH_FORMS: Final[Mapping[str, Form]] = {
-    "twice": _rewritten(lambda lines: [*lines, *lines]),
-    "CRLF": _rewritten(lambda lines: [line + b"\r" for line in lines], verifies=False),
-    "two headers": Form(change=partial(_with_header, b"gpgsig"), by_gitboot=False),
+    "twice": _rewrite_lines(lambda lines: [*lines, *lines]),
+    "CRLF": _rewrite_lines(lambda lines: [line + b"\r" for line in lines], verifies=False),
+    "two headers": Form(change=partial(_add_header, b"gpgsig"), by_gitboot=False),
 }
 OPENPGP_FORMS: Final[Mapping[str, Form]] = {
-    "CRLF": _rewritten(lambda lines: [line + b"\r" for line in lines]),
-    "a comment": _rewritten(lambda lines: _armour(lines, _data(lines), headers=[b"Comment: again", b"Version: 7"])),
-    "one more unhashed subpacket": _rewritten(lambda lines: _armour(lines, _with_unhashed(_data(lines)))),
-    "a new packet header": _rewritten(
-        lambda lines: _armour(lines, bytes((0xC2, len(_packet(_data(lines))))) + _packet(_data(lines)))
+    "CRLF": _rewrite_lines(lambda lines: [line + b"\r" for line in lines]),
+    "a comment": _rewrite_lines(
+        lambda lines: _encode_armour(lines, _decode_armour(lines), headers=[b"Comment: again", b"Version: 7"])
     ),
-    "a length of two bytes": _rewritten(
-        lambda lines: _armour(lines, b"\x89" + len(_packet(_data(lines))).to_bytes(2) + _packet(_data(lines)))
+    "one more unhashed subpacket": _rewrite_lines(
+        lambda lines: _encode_armour(lines, _add_subpacket(_decode_armour(lines)))
     ),
-    "a marker packet": _rewritten(lambda lines: _armour(lines, b"\xca\x03PGP" + _data(lines))),  # RFC 4880, 5.8
-    "twice": _rewritten(lambda lines: [*lines, *lines], verifies=False),
-    "its packet twice": _rewritten(lambda lines: _armour(lines, _data(lines) * 2), verifies=False),
-    "compressed": Form(change=_compressed, by_gitboot=False),
-    "two headers": Form(change=partial(_with_header, b"gpgsig"), by_git=False, by_gitboot=False),
+    "a new packet header": _rewrite_lines(
+        lambda lines: _encode_armour(
+            lines, bytes((0xC2, len(_read_packet(_decode_armour(lines))))) + _read_packet(_decode_armour(lines))
+        )
+    ),
+    "a length of two bytes": _rewrite_lines(
+        lambda lines: _encode_armour(
+            lines, b"\x89" + len(_read_packet(_decode_armour(lines))).to_bytes(2) + _read_packet(_decode_armour(lines))
+        )
+    ),
+    "a marker packet": _rewrite_lines(
+        lambda lines: _encode_armour(lines, b"\xca\x03PGP" + _decode_armour(lines))
+    ),  # RFC 4880, 5.8
+    "twice": _rewrite_lines(lambda lines: [*lines, *lines], verifies=False),
+    "its packet twice": _rewrite_lines(lambda lines: _encode_armour(lines, _decode_armour(lines) * 2), verifies=False),
+    "compressed": Form(change=_compress_signature, by_gitboot=False),
+    "two headers": Form(change=partial(_add_header, b"gpgsig"), by_git=False, by_gitboot=False),
 }
 FORMS_OF: Final = {"ssh": {**FORMS, **SSH_FORMS}, "openpgp": {**FORMS, **OPENPGP_FORMS}}
 
 
-def in_another_form(work: WorkTree, commit: Revision, form: Form) -> Revision:
+def rewrite_commit(work: WorkTree, commit: Revision, form: Form) -> Revision:
     """A commit with the same content as a signed one, which is checked out then, and another id."""
-    raw = raw_of(work, commit)
+    raw = read_raw(work, commit)
     changed = form.change(raw)
     assert split_signatures(changed)[0] == split_signatures(raw)[0]
     made = store_commit(work, changed)
@@ -245,7 +261,7 @@ def in_another_form(work: WorkTree, commit: Revision, form: Form) -> Revision:
     return made
 
 
-def raw_of(work: WorkTree, commit: Revision) -> bytes:
+def read_raw(work: WorkTree, commit: Revision) -> bytes:
     import pygit2
 
     return CommitReader(pygit2.Repository(str(work.path))).read(commit).raw
@@ -271,7 +287,7 @@ def test_each_form_of_a_signature_verifies_as_its_row_states(
     options = (*person.options, "-c", f"gpg.ssh.allowedSignersFile={trust.keys.allowed_signers}")
     found = {}
     for name, form in forms.items():
-        made = in_another_form(work, signed, form)
+        made = rewrite_commit(work, signed, form)
         command = ["git", *options, "verify-commit", made]
         by_git = subprocess.run(command, cwd=work.path, env=ENVIRONMENT, check=False, capture_output=True)
         by_gitboot = SignatureChecker(StoredRepository(work.path / ".git", SourceError), keys).find_signer(made)
@@ -286,10 +302,10 @@ def test_a_used_acknowledgement_in_another_form_counts_for_nothing(
     """Each form is merged on its own into what was accepted before."""
     forms = {name: form for name, form in FORMS_OF[kind].items() if form.by_gitboot}
     with instance(work, trust) as parts:
-        signed, said = switch(parts, work, people[kind], "flatcar-2")
-        back, _ = switch(parts, work, people[kind], "flatcar-1")
+        signed, said = switch_image(parts, work, people[kind], "flatcar-2")
+        back, _ = switch_image(parts, work, people[kind], "flatcar-1")
         for seconds, (name, form) in enumerate(forms.items(), 3):
-            replayed = in_another_form(work, signed, form)
+            replayed = rewrite_commit(work, signed, form)
             newest = merge_with(work, back, replayed, "flatcar-2", f"Fine: {name}\n\n{said}")
             reconcile_once(parts, seconds)
             held = parts.reconciler.status.held
@@ -313,7 +329,7 @@ def test_several_commits_in_one_poll_end_in_the_same_state(
         there = lines(parts)
         work.git("reset", "--quiet", "--hard", first)
         signed = ada.commit(work, documents("flatcar-2"), message=f"Agreed\n\n{there}")
-        replayed = in_another_form(work, signed, NARROW)
+        replayed = rewrite_commit(work, signed, NARROW)
         work.git("reset", "--quiet", "--hard", signed)
         reconcile_once(parts, 2)
         assert applied(parts) == signed
@@ -321,7 +337,7 @@ def test_several_commits_in_one_poll_end_in_the_same_state(
         reconcile_once(parts, 2)
         back = ada.commit(work, message=f"Back\n\n{lines(parts)}")
         newest = merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{there}")
-        settle(parts, 3)
+        reconcile_all(parts, 3)
         assert applied(parts) == back
         assert parts.reconciler.status.held is not None
     fresh = WorkTree(work.path.parent / "elsewhere" / "git")
@@ -330,7 +346,7 @@ def test_several_commits_in_one_poll_end_in_the_same_state(
     with instance(fresh, trust) as parts:
         assert applied(parts) == first
         fresh.git("reset", "--quiet", "--hard", newest)
-        settle(parts, 1)
+        reconcile_all(parts, 1)
         assert applied(parts) == back
         assert parts.reconciler.status.held is not None
 
@@ -346,7 +362,7 @@ def test_an_acknowledgement_is_used_up_when_its_commit_is_accepted_even_if_it_di
         said = lines(parts)
         work.git("reset", "--quiet", "--hard", before)
         signed = people["ssh"].commit(work, message=f"Agreed\n\n{said}")
-        broken = in_another_form(work, signed, _rewritten(lambda lines: [lines[0], b"AAAA", lines[-1]]))
+        broken = rewrite_commit(work, signed, _rewrite_lines(lambda lines: [lines[0], b"AAAA", lines[-1]]))
         reconcile_once(parts, 2)
         assert applied(parts) == broken  # without an effect
         newest = merge_with(work, broken, signed, "flatcar-2", f"Fine\n\n{said}")
@@ -413,11 +429,11 @@ def test_a_rewind_does_not_make_an_acknowledgement_count_again(
 ) -> None:
     first = work.head
     with instance(work, trust) as parts:
-        signed, _ = switch(parts, work, people["ssh"], "flatcar-2")
+        signed, _ = switch_image(parts, work, people["ssh"], "flatcar-2")
         work.git("reset", "--quiet", "--hard", first)
     limits = Limits(allow_rewind=True, max_reinstalls=99, max_update_percent=100)
     with run_in_process(work.path.parent, work.path, limits=limits, trust=trust) as parts:
-        settle(parts, 3)
+        reconcile_all(parts, 3)
         assert applied(parts) == first
     with instance(work, trust) as parts:
         work.git("reset", "--quiet", "--hard", signed)
@@ -426,12 +442,12 @@ def test_a_rewind_does_not_make_an_acknowledgement_count_again(
         assert "counts only once" in find_ignored_acknowledgements(parts)
 
 
-def _signed_with(algorithm: str, person: Person, raw: bytes) -> bytes:
+def _sign_with(algorithm: str, person: Person, raw: bytes) -> bytes:
     """A commit with another SSH signature by the same key."""
     private = person.public.with_suffix("")
     command = ["ssh-keygen", "-q", "-Y", "sign", "-n", "git", "-O", f"hashalg={algorithm}", "-f", str(private)]
     signature = subprocess.run(command, input=split_signatures(raw)[0], capture_output=True, check=True).stdout
-    header = _gpgsig(raw)
+    header = _match_signature(raw)
     return raw[: header.start(1)] + signature.strip().replace(b"\n", b"\n ") + raw[header.end(1) :]
 
 
@@ -442,10 +458,10 @@ def test_a_used_acknowledgement_with_another_signature_counts_for_nothing(
     """Ed25519 signatures are the same each time, so one of both is in another form only."""
     ada = people["ssh"]
     with instance(work, trust) as parts:
-        signed, said = switch(parts, work, ada, "flatcar-2")
-        back, _ = switch(parts, work, ada, "flatcar-1")
-        form = Form(change=lambda raw: _signed_with(algorithm, ada, _moved(raw)))
-        replayed = in_another_form(work, signed, form)
+        signed, said = switch_image(parts, work, ada, "flatcar-2")
+        back, _ = switch_image(parts, work, ada, "flatcar-1")
+        form = Form(change=lambda raw: _sign_with(algorithm, ada, _move_signature(raw)))
+        replayed = rewrite_commit(work, signed, form)
         merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
         reconcile_once(parts, 3)
         assert applied(parts) == back
@@ -463,12 +479,12 @@ def test_an_acknowledgement_with_other_line_endings_and_another_encoding_counts_
         reconcile_once(parts, 1)
         said = lines(parts)
         signed = person.commit(work, message=f"Agreed: Caf\u00e9\r\n\r\n{said}\r\n")
-        raw = raw_of(work, signed)
+        raw = read_raw(work, signed)
         assert b"\nencoding ISO-8859-1\n" in raw and f"{said}\r\n".encode() in raw
         reconcile_once(parts, 2)
         assert applied(parts) == signed
-        back, _ = switch(parts, work, person, "flatcar-1")
-        replayed = in_another_form(work, signed, NARROW)
+        back, _ = switch_image(parts, work, person, "flatcar-1")
+        replayed = rewrite_commit(work, signed, NARROW)
         merge_with(work, back, replayed, "flatcar-2", "Fine")
         reconcile_once(parts, 3)
         assert applied(parts) == back
@@ -488,7 +504,7 @@ def test_a_signed_tag_acknowledges_nothing_even_if_a_merge_keeps_its_text(
         work.git(*ada.options, "tag", "--sign", f"--message=Agreed\n\n{said}", "agreed", changed)
         work.git("reset", "--quiet", "--hard", main)
         work.git("merge", "--quiet", "--no-ff", "--no-edit", "agreed")
-        raw = raw_of(work, work.head)
+        raw = read_raw(work, work.head)
         assert b"\nmergetag object " in raw and said.encode() in raw.partition(b"\n\n")[2]
         reconcile_once(parts, 2)
         assert applied(parts) == main
@@ -497,7 +513,7 @@ def test_a_signed_tag_acknowledges_nothing_even_if_a_merge_keeps_its_text(
 # After an upgrade, or a restore
 
 
-def without_acknowledgements(folder: Path) -> None:
+def remove_acknowledgements(folder: Path) -> None:
     """Let a ledger be as a gitboot left it that did not note them."""
     with closing(sqlite3.connect(folder / "state" / LEDGER, isolation_level=None)) as ledger:
         ledger.executescript("DELETE FROM acknowledgements; DELETE FROM facts WHERE name = 'searched'")
@@ -510,17 +526,17 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
     """Commits that were accepted before a rewind count, too: the ledger's events name them."""
     first, folder = work.head, work.path.parent
     with instance(work, trust) as parts:
-        signed, said = switch(parts, work, people["ssh"], "flatcar-2")
-        back = signed if rewound else switch(parts, work, people["ssh"], "flatcar-1")[0]
+        signed, said = switch_image(parts, work, people["ssh"], "flatcar-2")
+        back = signed if rewound else switch_image(parts, work, people["ssh"], "flatcar-1")[0]
     if rewound:
         back = first
         work.git("reset", "--quiet", "--hard", first)
         limits = Limits(allow_rewind=True, max_reinstalls=99, max_update_percent=100)
         with run_in_process(folder, work.path, limits=limits, trust=trust) as parts:
-            settle(parts, 3)
+            reconcile_all(parts, 3)
             assert applied(parts) == first
-    without_acknowledgements(folder)
-    replayed = in_another_form(work, signed, NARROW)
+    remove_acknowledgements(folder)
+    replayed = rewrite_commit(work, signed, NARROW)
     merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
     with instance(work, trust) as parts:
         assert applied(parts) == back
@@ -538,7 +554,7 @@ def test_an_older_ledger_does_not_let_an_acknowledgement_count_again(
         reconcile_once(parts, 1)
     shutil.copytree(folder / "state", folder / "backup")
     with instance(work, trust) as parts:
-        switch(parts, work, people["ssh"], "flatcar-2")
+        switch_image(parts, work, people["ssh"], "flatcar-2")
         content = {each for each in instance_tables.read_acknowledgements(parts.ledger) if " " not in each}
         assert content
     for file in (folder / "backup").glob(f"{LEDGER}*"):
@@ -570,7 +586,7 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
 
         signed, said = install("flatcar-2")
         back, _ = install("flatcar-1")
-        replayed = in_another_form(work, signed, NARROW)
+        replayed = rewrite_commit(work, signed, NARROW)
         merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
         eventually(lambda: instance.status()["attempted"]["commit"] == work.head)
         status = instance.status()
@@ -588,7 +604,7 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
 
 def test_the_counted_text_is_the_text_that_the_signature_covers(work: WorkTree, people: dict[str, Person]) -> None:
     for person in people.values():
-        raw = raw_of(work, person.commit(work))
+        raw = read_raw(work, person.commit(work))
         signed = parse_commit_signature(raw)
         assert signed is not None
         assert split_signatures(raw)[0] == signed.payload

@@ -66,7 +66,7 @@ def instance(
         yield parts
 
 
-def refusal(parts: Parts) -> str:
+def get_refusal(parts: Parts) -> str:
     status = parts.reconciler.status
     (problem,) = status.problems
     (condition,) = (each for each in status.conditions if each.type == "CommitAccepted")
@@ -92,7 +92,7 @@ def test_a_commit_without_a_trusted_signature_is_rejected_and_the_accepted_one_s
             reconcile_once(parts, number)
             assert applied(parts) == good
             first = bad if verify is Verify.HEAD or number == 0 else work.git("rev-parse", "HEAD^")
-            assert first[:12] in refusal(parts)
+            assert first[:12] in get_refusal(parts)
         said = [event.message for event in parts.events if event.type == "Rejected"]
         assert len(said) == 2 and all("GB5020" in each for each in said)
         verdict = list_verdicts(parts.reconciler.status, 1)[-1]
@@ -125,7 +125,7 @@ def test_verify_head_accepts_a_signed_commit_on_unsigned_ones_and_verify_range_d
         for parts in (head, range_):
             reconcile_once(parts, 1)
         assert applied(head) == newest
-        assert unsigned[:12] in refusal(range_)
+        assert unsigned[:12] in get_refusal(range_)
 
 
 def test_commits_before_an_unsigned_commit_are_accepted(
@@ -137,7 +137,7 @@ def test_commits_before_an_unsigned_commit_are_accepted(
         people["ada"].commit(work, {"x": "on top of it"})
         reconcile_once(parts, 1)
         assert applied(parts) == good
-        assert bad[:12] in refusal(parts)
+        assert bad[:12] in get_refusal(parts)
 
 
 def test_an_unsigned_commit_is_never_accepted_on_the_way_to_a_signed_one(
@@ -172,7 +172,7 @@ def test_an_unsigned_commit_is_not_evaluated(work: WorkTree, people: dict[str, P
     with instance(work, signers, Verify.HEAD) as parts:
         work.commit({"fleet.yaml": "no: yaml: at all"})
         reconcile_once(parts, 1)
-        assert "is not signed" in refusal(parts)
+        assert "is not signed" in get_refusal(parts)
 
 
 def test_a_rewound_branch_is_verified_and_then_held(work: WorkTree, people: dict[str, Person], signers: Path) -> None:
@@ -184,7 +184,7 @@ def test_a_rewound_branch_is_verified_and_then_held(work: WorkTree, people: dict
         unsigned = work.commit({"x": "2"})
         people["ada"].commit(work, {"x": "3"})
         reconcile_once(parts, 2)
-        assert unsigned[:12] in refusal(parts)
+        assert unsigned[:12] in get_refusal(parts)
         work.git("reset", "--quiet", "--hard", "HEAD^^")
         signed = people["ada"].commit(work, {"x": "4"})
         reconcile_once(parts, 3)
@@ -206,7 +206,7 @@ def test_a_merge_commit_of_the_forge_is_accepted_and_a_squash_is_not(
         people["forge"].commit(work, {"x": "squashed"})
         reconcile_once(parts, 2)
         assert applied(parts) == merged
-        assert "signed by the forge GitHub, whose key is trusted only for merge commits" in refusal(parts)
+        assert "signed by the forge GitHub, whose key is trusted only for merge commits" in get_refusal(parts)
 
 
 def test_a_commit_counts_as_soon_as_its_key_is_listed(work: WorkTree, people: dict[str, Person], signers: Path) -> None:
@@ -232,7 +232,7 @@ def test_keys_are_read_when_an_instance_starts(work: WorkTree, tmp_path: Path) -
 # T9: whose acknowledgement counts for reinstallations
 
 
-def acknowledged(parts: Parts) -> list[dict[str, Any]]:
+def list_acknowledged(parts: Parts) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = parts.reconciler.status.facts()["accepted"]["acknowledged"]
     return found
 
@@ -262,8 +262,8 @@ def test_t9_a_copied_acknowledgement_counts_for_no_reinstallation_if_it_must_be_
         signed = people["ada"].commit(work, message=f"Fine\n\n{lines}")
         reconcile_once(parts, 3)
         assert applied(parts) == signed
-        assert [each["guard"] for each in acknowledged(parts)] == ["maxReinstalls", "maxUpdatePercent"]
-        assert acknowledged(parts)[0]["by"].startswith("ada@example.net (SHA256:")
+        assert [each["guard"] for each in list_acknowledged(parts)] == ["maxReinstalls", "maxUpdatePercent"]
+        assert list_acknowledged(parts)[0]["by"].startswith("ada@example.net (SHA256:")
         said = [event for event in parts.events if event.type == "Acknowledged"]
         assert "by ada@example.net (SHA256:" in said[0].message
         verdicts = [each.says for each in list_verdicts(parts.reconciler.status, 1)]
@@ -302,7 +302,7 @@ def test_t9_only_an_approval_counts_if_approvals_are_required(
         instance_tables.add_request(parts.ledger, NOON, "grace", "approve", given)
         reconcile_once(parts, 3)
         assert applied(parts) == newest
-        assert acknowledged(parts)[0]["by"] == "grace, with gitboot approve: planned"
+        assert list_acknowledged(parts)[0]["by"] == "grace, with gitboot approve: planned"
 
 
 def test_t9_without_a_requirement_an_acknowledgement_counts_and_its_author_is_named(
@@ -313,6 +313,6 @@ def test_t9_without_a_requirement_an_acknowledgement_counts_and_its_author_is_na
         commit = work.commit(message=f"Fine\n\n{lines}")
         reconcile_once(parts, 2)
         assert applied(parts) == commit
-        by = acknowledged(parts)[0]["by"]
+        by = list_acknowledged(parts)[0]["by"]
         assert by.startswith("Ada Lovelace <ada@example.net>, committed by Merge Bot") and "not signed" in by
         assert json.dumps(parts.reconciler.status.facts())

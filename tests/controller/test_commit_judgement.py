@@ -78,7 +78,7 @@ def test_the_status_gives_a_judgement_of_the_newest_commit(
 # Over faults
 
 
-def verdict(commit: str, judgement: Judgement = Judgement.ACCEPTED, change: int = 1) -> CommitVerdict:
+def make_verdict(commit: str, judgement: Judgement = Judgement.ACCEPTED, change: int = 1) -> CommitVerdict:
     return CommitVerdict(commit=commit, judgement=judgement, says=str(judgement), ledger="mine", change=change)
 
 
@@ -90,15 +90,15 @@ def test_a_failed_report_to_the_forge_is_retried_and_does_not_block_the_instance
     host.faults += [(503, {}), (500, {}), (401, {})] * 100  # until they are removed
     woken = threading.Event()
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
-    verdicts.note([verdict(A)])
+    verdicts.note([make_verdict(A)])
     eventually(lambda: verdicts.forge_report.failure is not None and woken.is_set() and len(host.requests) > 3)
-    verdicts.note([verdict(A, Judgement.HELD)])  # meanwhile it has come to something else
-    verdicts.note([verdict(B)])
+    verdicts.note([make_verdict(A, Judgement.HELD)])  # meanwhile it has come to something else
+    verdicts.note([make_verdict(B)])
     host.faults.clear()
     eventually(lambda: len(host.statuses) == 2)
     assert list_statuses(host) == [("a", "held"), ("b", "accepted")]
     eventually(lambda: verdicts.forge_report.commit == B and verdicts.forge_report.failure is None)
-    verdicts.note([verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
+    verdicts.note([make_verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
     assert len(host.statuses) == 2
     verdicts.close(patience_s=60)
     assert len(host.statuses) == 3  # the change number is reported at the end, at the latest
@@ -108,7 +108,7 @@ def test_a_failed_report_to_the_forge_is_retried_and_does_not_block_the_instance
 def test_the_change_number_of_the_ledger_is_reported_when_it_stops_increasing(host: ForgeHost, token: Path) -> None:
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=0.1)
     for change in range(1, 20):
-        verdicts.note([verdict(A, change=change)])
+        verdicts.note([make_verdict(A, change=change)])
     eventually(lambda: host.statuses and "change 19" in host.statuses[-1]["description"])
     verdicts.close()
 
@@ -116,10 +116,10 @@ def test_the_change_number_of_the_ledger_is_reported_when_it_stops_increasing(ho
 @pytest.mark.parametrize("host", ["github", "gitlab", "gitea"], indirect=True)
 def test_a_forge_that_accepts_no_more_statuses_for_a_commit_causes_no_failure(host: ForgeHost, token: Path) -> None:
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=3600)
-    verdicts.note([verdict(A)])
+    verdicts.note([make_verdict(A)])
     eventually(lambda: verdicts.forge_report.commit == A)
     host.commits = set()
-    verdicts.note([verdict(A, change=2)])
+    verdicts.note([make_verdict(A, change=2)])
     verdicts.close(patience_s=60)
     assert (verdicts.forge_report.failure, len(host.statuses)) == (None, 1)
     assert any(method == "POST" for method, _, _ in host.requests[-2:])
@@ -127,12 +127,12 @@ def test_a_forge_that_accepts_no_more_statuses_for_a_commit_causes_no_failure(ho
 
 def test_nothing_is_reported_before_the_forge_was_read(host: ForgeHost, token: Path) -> None:
     forge = Forge(Project.parse(host.project), token, name="gitboot")
-    forge.write(verdict(A, change=7).with_proof(KEY))
-    forge.write(replace(verdict(A, change=70), ledger="another").with_proof(KEY))
+    forge.write(make_verdict(A, change=7).with_proof(KEY))
+    forge.write(replace(make_verdict(A, change=70), ledger="another").with_proof(KEY))
     woken = threading.Event()
     verdicts = VerdictSender(forge, woken.set, reads_first=True)
     assert verdicts.forge_report == ForgeReport(has_asked=False)
-    verdicts.note([verdict(B, change=3)])
+    verdicts.note([make_verdict(B, change=3)])
     verdicts.read_known_changes((), "mine", KEY)  # nothing was fetched
     assert verdicts.forge_report == ForgeReport(has_asked=True)
     host.faults.append((503, {}))
@@ -142,7 +142,7 @@ def test_nothing_is_reported_before_the_forge_was_read(host: ForgeHost, token: P
     verdicts.read_known_changes((B, A), "mine", KEY)
     assert (verdicts.forge_report, woken.is_set()) == (ForgeReport(known_changes=7), True)
     eventually(lambda: len(host.statuses) == 3)
-    assert f"change 3, proof {verdict(B, change=3).with_proof(KEY).proof})" in host.statuses[-1]["description"]
+    assert f"change 3, proof {make_verdict(B, change=3).with_proof(KEY).proof})" in host.statuses[-1]["description"]
     before = len(host.requests)
     verdicts.read_known_changes((B, A), "mine", KEY)  # once is enough
     assert len(host.requests) == before
@@ -155,7 +155,7 @@ def test_the_queue_of_reports_is_bounded(host: ForgeHost, token: Path) -> None:
         Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, first_retry_s=0.05
     )
     for number in range(100):
-        verdicts.note([verdict(f"{number:040}")])
+        verdicts.note([make_verdict(f"{number:040}")])
     host.faults.clear()
     eventually(lambda: verdicts.forge_report.commit == f"{99:040}")
     verdicts.close()
@@ -167,7 +167,7 @@ def test_the_queue_of_reports_is_bounded(host: ForgeHost, token: Path) -> None:
 def test_the_end_does_not_wait_for_an_unreachable_forge(token: Path) -> None:
     dead = Forge(Project.parse("gitea=http://127.0.0.1:9/acme/fleet"), token, name="gitboot")
     verdicts = VerdictSender(dead, lambda: None, first_retry_s=60)
-    verdicts.note([verdict(A)])
+    verdicts.note([make_verdict(A)])
     eventually(lambda: verdicts.forge_report.failure is not None)
     verdicts.close(patience_s=60)  # it has failed: the end does not wait for the next try
     eventually(lambda: "forge" not in {each.name for each in threading.enumerate()})

@@ -42,10 +42,10 @@ from tests.helpers.instance_in_process import Commits
 
 NOON = at("20T12:00")
 WEB01 = SystemUuid(make_uuid("web01"))
-MINE = make_uuid("this ledger")
+LEDGER_ID = make_uuid("this ledger")
 
 
-def commit_of(*documents: str) -> Commit:
+def make_commit(*documents: str) -> Commit:
     commits = Commits()
     commits.push(snapshot(*documents))
     revision = commits.latest()
@@ -53,10 +53,10 @@ def commit_of(*documents: str) -> Commit:
     return commits.evaluate(revision, None).commit
 
 
-COMMIT = commit_of(*SEED)
+COMMIT = make_commit(*SEED)
 INSTALLS = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
-WANTING = commit_of(*INSTALLS)
-ANOTHERS = commit_of(
+INSTALL_COMMIT = make_commit(*INSTALLS)
+OTHER_COMMIT = make_commit(
     fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {make_uuid('another ledger')}}}"), *SEED[1:]
 )
 
@@ -74,8 +74,8 @@ def accepted(commit: Commit) -> Attempt:
     return Attempt(accepted=commit, attempted=commit.revision, is_adopted=True)
 
 
-FINE = InstanceState(
-    knowledge=Knowledge(facts=Facts(identity=MINE, initialised="adopt"), recorded_commit=COMMIT.revision),
+GOOD_STATE = InstanceState(
+    knowledge=Knowledge(facts=Facts(identity=LEDGER_ID, initialised="adopt"), recorded_commit=COMMIT.revision),
     attempt=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
     publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
@@ -87,9 +87,11 @@ LIST = SignedListState(
     signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61), key_folder=KEYS
 )
 STOPPED = Knowledge(
-    facts=structs.replace(FINE.knowledge.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False))
+    facts=structs.replace(
+        GOOD_STATE.knowledge.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False)
+    )
 )
-DOUBTED = Facts(identity=MINE, initialised="adopt", doubt="RestoredLedger")
+DOUBTED = Facts(identity=LEDGER_ID, initialised="adopt", doubt="RestoredLedger")
 UNFETCHED = "git@forge.example.net:fleet.git: connection refused"
 RENAMED = BranchMismatch(
     "DefaultBranchChanged",
@@ -120,14 +122,14 @@ def change_knowledge(**changes: Any) -> Callable[[InstanceState], InstanceState]
     return lambda state: structs.replace(state, knowledge=structs.replace(state.knowledge, **changes))
 
 
-def with_(**changes: Any) -> Callable[[InstanceState], InstanceState]:
+def change_state(**changes: Any) -> Callable[[InstanceState], InstanceState]:
     return lambda state: structs.replace(state, **changes)
 
 
 KERNEL = BootFile(url="http://boot.test/kernel", sha256=Digest("a" * 64), size=None)
 ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
 SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
-THERE = Sighting(presence=Presence.FOUND)
+FOUND_FILE = Sighting(presence=Presence.FOUND)
 
 
 def check_artifacts(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceState], InstanceState]:
@@ -136,7 +138,7 @@ def check_artifacts(sightings: dict[BootFile, Sighting]) -> Callable[[InstanceSt
     return lambda state: change_knowledge(sightings=sightings)(structs.replace(state, plans=plans))
 
 
-def mirrored(state: InstanceState) -> InstanceState:
+def set_mirrored(state: InstanceState) -> InstanceState:
     plans = Plans(commit=COMMIT, needs={ImageFile("flatcar-1", replace(KERNEL, source="oci://x/y")): 3}, sightings={})
     return structs.replace(change_knowledge(sightings={})(state), plans=plans)
 
@@ -145,7 +147,7 @@ def hold_commit() -> Attempt:
     """The state of a commit that a guard holds."""
     commits = Commits()
     accepting = CommitAcceptor(cast(Source, commits), cast(EvaluatorClient, commits), limits=Limits(max_installs=0))
-    initial = Knowledge(facts=Facts(identity=MINE, initialised="fresh"))
+    initial = Knowledge(facts=Facts(identity=LEDGER_ID, initialised="fresh"))
     commits.push(
         snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
     )
@@ -154,24 +156,24 @@ def hold_commit() -> Attempt:
     return attempt
 
 
-def same(state: InstanceState) -> InstanceState:
+def keep_state(state: InstanceState) -> InstanceState:
     return state
 
 
 @for_each(
     ("case", "change", "type", "expected"),
     [
-        ("fetched", same, "SourceReady", (True, "Fetched")),
-        ("never fetched", with_(fetched=None), "SourceReady", None),
+        ("fetched", keep_state, "SourceReady", (True, "Fetched")),
+        ("never fetched", change_state(fetched=None), "SourceReady", None),
         (
             "a fetch failed",
-            with_(fetched=LastFetch(reason="SourceError", message=UNFETCHED, failed=True)),
+            change_state(fetched=LastFetch(reason="SourceError", message=UNFETCHED, failed=True)),
             "SourceReady",
             (False, "SourceError"),
         ),
         (
             "the clone cannot be read",
-            with_(
+            change_state(
                 attempt=structs.replace(
                     accepted(COMMIT), clone_failure=("CorruptClone", "the clone lacks objects of refs/gitboot/accepted")
                 )
@@ -179,62 +181,64 @@ def same(state: InstanceState) -> InstanceState:
             "SourceReady",
             (False, "CorruptClone"),
         ),
-        ("HEAD names the branch that is followed", same, "BranchFollowed", None),
+        ("HEAD names the branch that is followed", keep_state, "BranchFollowed", None),
         (
             "HEAD names another branch",
-            with_(fetched=LastFetch(branch_mismatch=RENAMED)),
+            change_state(fetched=LastFetch(branch_mismatch=RENAMED)),
             "BranchFollowed",
             (False, "DefaultBranchChanged"),
         ),
         (
             "HEAD named another branch before a fetch failed",
-            with_(fetched=LastFetch(reason="SourceError", message=UNFETCHED, failed=True, branch_mismatch=RENAMED)),
+            change_state(
+                fetched=LastFetch(reason="SourceError", message=UNFETCHED, failed=True, branch_mismatch=RENAMED)
+            ),
             "BranchFollowed",
             (False, "DefaultBranchChanged"),
         ),
-        ("no thread that died", same, "ThreadsRunning", None),
+        ("no thread that died", keep_state, "ThreadsRunning", None),
         (
             "a thread that died",
-            with_(thread_failures=(ThreadFailure("fetch", "ValueError: invalid literal for int()", 2),)),
+            change_state(thread_failures=(ThreadFailure("fetch", "ValueError: invalid literal for int()", 2),)),
             "ThreadsRunning",
             (False, "Died"),
         ),
-        ("no endpoint", same, "Serving", None),
+        ("no endpoint", keep_state, "Serving", None),
         (
             "all endpoints run",
-            with_(endpoints=Endpoints(expected=2, alive=2, restarts=1)),
+            change_state(endpoints=Endpoints(expected=2, alive=2, restarts=1)),
             "Serving",
             (True, "Running"),
         ),
         (
             "an endpoint has ended",
-            with_(endpoints=Endpoints(expected=2, alive=1, restarts=0)),
+            change_state(endpoints=Endpoints(expected=2, alive=1, restarts=0)),
             "Serving",
             (False, "Restarting"),
         ),
         (
             "an endpoint is stopped",
-            with_(endpoints=Endpoints(expected=2, alive=1, restarts=0, hung=1)),
+            change_state(endpoints=Endpoints(expected=2, alive=1, restarts=0, hung=1)),
             "Serving",
             (False, "NotResponding"),
         ),
-        ("no target", same, "TargetsCurrent", None),
-        ("a target that holds everything", with_(target_status=(TARGET,)), "TargetsCurrent", (True, "Current")),
+        ("no target", keep_state, "TargetsCurrent", None),
+        ("a target that holds everything", change_state(target_status=(TARGET,)), "TargetsCurrent", (True, "Current")),
         (
             "a target that is just brought up",
-            with_(target_status=(structs.replace(TARGET, behind_since=NOON - timedelta(seconds=299)),)),
+            change_state(target_status=(structs.replace(TARGET, behind_since=NOON - timedelta(seconds=299)),)),
             "TargetsCurrent",
             (True, "Current"),
         ),
         (
             "a target that is long behind",
-            with_(target_status=(TARGET, structs.replace(TARGET, behind_since=NOON - timedelta(minutes=5)))),
+            change_state(target_status=(TARGET, structs.replace(TARGET, behind_since=NOON - timedelta(minutes=5)))),
             "TargetsCurrent",
             (False, "Behind"),
         ),
         (
             "a target that cannot be reached",
-            with_(
+            change_state(
                 target_status=(
                     TARGET,
                     structs.replace(
@@ -249,7 +253,7 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a target that takes over a transition just now",
-            with_(
+            change_state(
                 target_status=(structs.replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=119)),)
             ),
             "TargetsCurrent",
@@ -257,7 +261,7 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a target that does not hold a transition",
-            with_(
+            change_state(
                 target_status=(
                     structs.replace(
                         TARGET,
@@ -272,39 +276,39 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a target without a recording endpoint has all that it may",
-            with_(target_status=(structs.replace(TARGET, withheld=2),)),
+            change_state(target_status=(structs.replace(TARGET, withheld=2),)),
             "TargetsCurrent",
             (True, "Current"),
         ),
         (
             "a target without a recording endpoint",
-            with_(target_status=(structs.replace(TARGET, withheld=2),)),
+            change_state(target_status=(structs.replace(TARGET, withheld=2),)),
             "OneTimeBootsServed",
             (False, "NoEndpoint"),
         ),
-        ("no publication since the start", same, "SignedListCurrent", None),
+        ("no publication since the start", keep_state, "SignedListCurrent", None),
         (
             "an unsigned list",
-            with_(signed_list=structs.replace(LIST, signed=False)),
+            change_state(signed_list=structs.replace(LIST, signed=False)),
             "SignedListCurrent",
             (True, "Unsigned"),
         ),
-        ("a signed list", with_(signed_list=LIST), "SignedListCurrent", (True, "Signed")),
+        ("a signed list", change_state(signed_list=LIST), "SignedListCurrent", (True, "Signed")),
         (
             "a list that expires now, its end exclusive",
-            with_(signed_list=structs.replace(LIST, expires=NOON)),
+            change_state(signed_list=structs.replace(LIST, expires=NOON)),
             "SignedListCurrent",
             (False, "Expired"),
         ),
         (
             "a root that expires soon",
-            with_(signed_list=structs.replace(LIST, root_expires=NOON + timedelta(days=60))),
+            change_state(signed_list=structs.replace(LIST, root_expires=NOON + timedelta(days=60))),
             "SignedListCurrent",
             (False, "RootExpires"),
         ),
         (
             "a list that cannot be signed",
-            with_(
+            change_state(
                 signed_list=structs.replace(
                     LIST,
                     failure=(
@@ -318,7 +322,7 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "keys that could not be read since the start",
-            with_(
+            change_state(
                 signed_list=structs.replace(
                     LIST,
                     expires=None,
@@ -333,24 +337,26 @@ def same(state: InstanceState) -> InstanceState:
         ),
         (
             "a target without a recording endpoint that is behind",
-            with_(target_status=(structs.replace(TARGET, withheld=2, behind_since=NOON - timedelta(minutes=5)),)),
+            change_state(
+                target_status=(structs.replace(TARGET, withheld=2, behind_since=NOON - timedelta(minutes=5)),)
+            ),
             "TargetsCurrent",
             (False, "Behind"),
         ),
-        ("a target with every boot", with_(target_status=(TARGET,)), "OneTimeBootsServed", (True, "Served")),
-        ("no target that could lack a boot", same, "OneTimeBootsServed", None),
+        ("a target with every boot", change_state(target_status=(TARGET,)), "OneTimeBootsServed", (True, "Served")),
+        ("no target that could lack a boot", keep_state, "OneTimeBootsServed", None),
         (
             "a server whose boot an upgrade took out of OUTPUT",
-            change_knowledge(facts=Facts(identity=MINE, left_output=frozenset({WEB01}))),
+            change_knowledge(facts=Facts(identity=LEDGER_ID, left_output=frozenset({WEB01}))),
             "OneTimeBootsServed",
             (False, "OutputWithoutEndpoint"),
         ),
-        ("no suspension", same, "AcceptingCommits", (True, "Accepting")),
+        ("no suspension", keep_state, "AcceptingCommits", (True, "Accepting")),
         (
             "suspended",
             change_knowledge(
                 facts=Facts(
-                    identity=MINE,
+                    identity=LEDGER_ID,
                     suspension=Suspension("ada", "the network moves tonight", NOON + timedelta(seconds=1)),
                 )
             ),
@@ -360,24 +366,24 @@ def same(state: InstanceState) -> InstanceState:
         (
             "a suspension that is over, its end exclusive",
             change_knowledge(
-                facts=Facts(identity=MINE, suspension=Suspension("ada", "the network moves tonight", NOON))
+                facts=Facts(identity=LEDGER_ID, suspension=Suspension("ada", "the network moves tonight", NOON))
             ),
             "AcceptingCommits",
             (True, "Accepting"),
         ),
-        ("the newest commit is the accepted one", same, "CommitAccepted", (True, "Valid")),
-        ("no attempt", with_(attempt=Attempt()), "CommitAccepted", None),
+        ("the newest commit is the accepted one", keep_state, "CommitAccepted", (True, "Valid")),
+        ("no attempt", change_state(attempt=Attempt()), "CommitAccepted", None),
         (
             "the newest commit is invalid",
-            with_(attempt=structs.replace(accepted(COMMIT), attempted=Revision("0" * 40), problems=(TIE,))),
+            change_state(attempt=structs.replace(accepted(COMMIT), attempted=Revision("0" * 40), problems=(TIE,))),
             "CommitAccepted",
             (False, "Invalid"),
         ),
-        ("a guard holds it", with_(attempt=hold_commit()), "CommitAccepted", (False, "GuardTripped")),
-        ("no commit withholds boots", same, "HistoryComplete", None),
+        ("a guard holds it", change_state(attempt=hold_commit()), "CommitAccepted", (False, "GuardTripped")),
+        ("no commit withholds boots", keep_state, "HistoryComplete", None),
         (
             "a commit that the branch does not have withholds boots",
-            with_(
+            change_state(
                 attempt=structs.replace(
                     accepted(COMMIT), missing_commit=MissingCommit(Revision("0" * 40), 2, is_here=False)
                 )
@@ -385,98 +391,112 @@ def same(state: InstanceState) -> InstanceState:
             "HistoryComplete",
             (False, "CommitMissing"),
         ),
-        ("nobody looks at artifacts", same, "ArtifactsPresent", None),
+        ("nobody looks at artifacts", keep_state, "ArtifactsPresent", None),
         ("nothing is known of any", change_knowledge(sightings={}), "ArtifactsPresent", (True, "Present")),
         ("one is missing", check_artifacts({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),
         ("one cannot be looked at", check_artifacts({KERNEL: SILENT}), "ArtifactsPresent", (True, "Present")),
-        ("one that is mirrored was not looked at", mirrored, "ArtifactsPresent", (False, "Missing")),
-        ("one is there", check_artifacts({KERNEL: THERE}), "ArtifactsPresent", (True, "Present")),
-        ("the ledger takes what is new", same, "LedgerWritable", (True, "Writable")),
+        ("one that is mirrored was not looked at", set_mirrored, "ArtifactsPresent", (False, "Missing")),
+        ("one is there", check_artifacts({KERNEL: FOUND_FILE}), "ArtifactsPresent", (True, "Present")),
+        ("the ledger takes what is new", keep_state, "LedgerWritable", (True, "Writable")),
         (
             "it does not",
-            with_(
+            change_state(
                 ledger_error="/var/lib/gitboot/ledger.sqlite: the ledger cannot be written (database or disk is full)"
             ),
             "LedgerWritable",
             (False, "Failed"),
         ),
-        ("the Fleet names no ledger", same, "LedgerNamed", None),
-        ("it names another ledger", with_(attempt=accepted(ANOTHERS)), "LedgerNamed", (False, "BecameStandby")),
+        ("the Fleet names no ledger", keep_state, "LedgerNamed", None),
+        (
+            "it names another ledger",
+            change_state(attempt=accepted(OTHER_COMMIT)),
+            "LedgerNamed",
+            (False, "BecameStandby"),
+        ),
         (
             "it names another, and this one never acted",
-            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity=MINE))),
+            change_state(attempt=accepted(OTHER_COMMIT), knowledge=Knowledge(facts=Facts(identity=LEDGER_ID))),
             "LedgerNamed",
             (False, "AnotherLedger"),
         ),
-        ("an operator has stopped boots", with_(knowledge=STOPPED), "InstallsAllowed", (False, "Stopped")),
+        ("an operator has stopped boots", change_state(knowledge=STOPPED), "InstallsAllowed", (False, "Stopped")),
         (
             "a Fleet that is not accepted has",
-            with_(attempt=structs.replace(accepted(COMMIT), orders=FleetOrders("wrong image, INC-4711", None))),
+            change_state(attempt=structs.replace(accepted(COMMIT), orders=FleetOrders("wrong image, INC-4711", None))),
             "InstallsAllowed",
             (False, "StoppedByFleet"),
         ),
         (
             "another ledger acts",
-            with_(attempt=accepted(ANOTHERS), knowledge=Knowledge(facts=Facts(identity=MINE))),
+            change_state(attempt=accepted(OTHER_COMMIT), knowledge=Knowledge(facts=Facts(identity=LEDGER_ID))),
             "Published",
             None,
         ),
-        ("every server is verified", same, "RecordsVerified", (True, "Verified")),
+        ("every server is verified", keep_state, "RecordsVerified", (True, "Verified")),
         (
             "one is unknown",
-            with_(plans=Plans(unknown=frozenset({"web01"}))),
+            change_state(plans=Plans(unknown=frozenset({"web01"}))),
             "RecordsVerified",
             (False, "UnverifiedServers"),
         ),
         ("an older copy", change_knowledge(facts=DOUBTED), "RecordsVerified", (False, "RestoredLedger")),
         (
             "another's tree",
-            change_knowledge(facts=Facts(identity=MINE, initialised="adopt", foreign="theirs")),
+            change_knowledge(facts=Facts(identity=LEDGER_ID, initialised="adopt", foreign="theirs")),
             "RecordsVerified",
             (False, "ForeignLedger"),
         ),
         (
             "a new ledger where nothing is wanted",
-            change_knowledge(facts=Facts(identity=MINE)),
+            change_knowledge(facts=Facts(identity=LEDGER_ID)),
             "RecordsVerified",
             (True, "Verified"),
         ),
         (
             "a new ledger where something is",
-            lambda each: structs.replace(change_knowledge(facts=Facts(identity=MINE))(each), attempt=accepted(WANTING)),
+            lambda each: structs.replace(
+                change_knowledge(facts=Facts(identity=LEDGER_ID))(each), attempt=accepted(INSTALL_COMMIT)
+            ),
             "RecordsVerified",
             (False, "NewLedger"),
         ),
-        ("all can be proven", same, "EvidenceAvailable", (True, "Available")),
-        ("one cannot", with_(plans=Plans(unseen=frozenset({"web01"}))), "EvidenceAvailable", (False, "NoEvidence")),
+        ("all can be proven", keep_state, "EvidenceAvailable", (True, "Available")),
+        (
+            "one cannot",
+            change_state(plans=Plans(unseen=frozenset({"web01"}))),
+            "EvidenceAvailable",
+            (False, "NoEvidence"),
+        ),
         ("not while the ledger is unverified", change_knowledge(recorded_commit=None), "EvidenceAvailable", None),
-        ("all is published", same, "Published", (True, "Published")),
+        ("all is published", keep_state, "Published", (True, "Published")),
         (
             "the disk is full",
-            with_(publication=TargetState(failure=("PublishError", "/srv/boot/boot/v1: no space left on device"))),
+            change_state(
+                publication=TargetState(failure=("PublishError", "/srv/boot/boot/v1: no space left on device"))
+            ),
             "Published",
             (False, "PublishError"),
         ),
-        ("no publication yet", with_(publication=TargetState()), "Published", None),
-        ("no override was consumed unseen", same, "InstallsCompleted", (True, "Completed")),
+        ("no publication yet", change_state(publication=TargetState()), "Published", None),
+        ("no override was consumed unseen", keep_state, "InstallsCompleted", (True, "Completed")),
         (
             "something was",
-            with_(plans=Plans(consumed=frozenset({"web01"}))),
+            change_state(plans=Plans(consumed=frozenset({"web01"}))),
             "InstallsCompleted",
             (False, "NeedsOperator"),
         ),
-        ("no deadline is past", same, "OptOutsInTime", (True, "InTime")),
+        ("no deadline is past", keep_state, "OptOutsInTime", (True, "InTime")),
         (
             "one is, to the second",
-            with_(attempt=accepted(replace(COMMIT, opt_outs=(PIN,)))),
+            change_state(attempt=accepted(replace(COMMIT, opt_outs=(PIN,)))),
             "OptOutsInTime",
             (False, "Overdue"),
         ),
-        ("no BMC was contacted", same, "BmcsReachable", None),
-        ("BMCs respond", with_(schedule=Schedule(has_results=True)), "BmcsReachable", (True, "Reachable")),
+        ("no BMC was contacted", keep_state, "BmcsReachable", None),
+        ("BMCs respond", change_state(schedule=Schedule(has_results=True)), "BmcsReachable", (True, "Reachable")),
         (
             "too many in a row do not",
-            with_(
+            change_state(
                 schedule=Schedule(
                     has_results=True, failures=3, most_failures=3, last_failure="web01: 10.0.0.7 does not respond"
                 )
@@ -484,14 +504,14 @@ def same(state: InstanceState) -> InstanceState:
             "BmcsReachable",
             (False, "FailuresInARow"),
         ),
-        ("one is waited for", with_(schedule=FAILING), "Bmc/web01", (False, "Waiting")),
+        ("one is waited for", change_state(schedule=FAILING), "Bmc/web01", (False, "Waiting")),
     ],
     ids=lambda value: value if isinstance(value, str) and " " in value else "",
 )
 def test_each_condition_follows_from_the_instance_state(
     case: str, change: Callable[[InstanceState], InstanceState], type: str, expected: tuple[bool, str] | None
 ) -> None:
-    found = {each.type: (each.status, each.reason) for each in conditions(change(FINE), NOON)}
+    found = {each.type: (each.status, each.reason) for each in conditions(change(GOOD_STATE), NOON)}
     assert found.get(type) == expected, case
 
 
@@ -499,7 +519,7 @@ def test_a_waiting_bmc_is_overdue_after_five_minutes() -> None:
     reasons = [
         next(
             each.reason
-            for each in conditions(structs.replace(FINE, schedule=FAILING), NOON + wait)
+            for each in conditions(structs.replace(GOOD_STATE, schedule=FAILING), NOON + wait)
             if "Bmc/" in each.type
         )
         for wait in (timedelta(seconds=299), timedelta(minutes=5))
@@ -508,7 +528,7 @@ def test_a_waiting_bmc_is_overdue_after_five_minutes() -> None:
 
 
 def test_conditions_come_in_the_order_of_their_types() -> None:
-    types = [each.type for each in conditions(structs.replace(FINE, schedule=FAILING), NOON)]
+    types = [each.type for each in conditions(structs.replace(GOOD_STATE, schedule=FAILING), NOON)]
     assert types == sorted(types) and len(types) == len(set(types)) > 8
 
 
@@ -529,7 +549,7 @@ def test_the_transition_time_of_a_condition_is_when_its_status_last_changed(
     case: str, before: Condition, kept: bool
 ) -> None:
     later = NOON + timedelta(hours=1)
-    found = conditions(structs.replace(FINE, conditions=(before,)), later)
+    found = conditions(structs.replace(GOOD_STATE, conditions=(before,)), later)
     assert next(each.last_transition_time for each in found if each.type == "Published") == (NOON if kept else later), (
         case
     )
@@ -584,7 +604,7 @@ def test_the_transition_time_of_a_condition_is_when_its_status_last_changed(
 def test_a_changed_condition_is_announced_once(
     case: str, before: Condition, now: Condition, expected: list[str]
 ) -> None:
-    events = list(build_condition_events([before], [now], FINE, NOON))
+    events = list(build_condition_events([before], [now], GOOD_STATE, NOON))
     assert [event.type for event in events] == expected, case
     assert all(event.warning for event in events)
 
@@ -628,7 +648,7 @@ def test_the_remedy_of_a_failed_installation_is_another_one(
     servers: tuple[str, ...], message: str, remedy: str
 ) -> None:
     found = find_condition(
-        structs.replace(FINE, plans=Plans(commit=COMMIT, begun=failed(*servers))), "InstallsCompleted"
+        structs.replace(GOOD_STATE, plans=Plans(commit=COMMIT, begun=failed(*servers))), "InstallsCompleted"
     )
     assert (found.reason, found.message, found.remedy) == ("Failed", message, remedy)
 
@@ -637,13 +657,15 @@ def test_the_remedy_of_a_failed_installation_spares_servers_that_may_be_installi
     """The remedy erases disks, so it does not name a server whose installation only makes no progress."""
     (late,) = failed("web01").values()
     late = structs.replace(late, failed=None, boots=(late.boots[0]._replace(at=NOON - timedelta(hours=1)),))
-    web01 = WANTING.decisions.servers["web01"]
+    web01 = INSTALL_COMMIT.decisions.servers["web01"]
     plans = Plans(
-        commit=WANTING,
+        commit=INSTALL_COMMIT,
         servers={"web01": cast(ServerState, SimpleNamespace(decision=web01))},
         begun={"web01": late, **failed("web02")},
     )
-    found = find_condition(structs.replace(FINE, attempt=accepted(WANTING), plans=plans), "InstallsCompleted")
+    found = find_condition(
+        structs.replace(GOOD_STATE, attempt=accepted(INSTALL_COMMIT), plans=plans), "InstallsCompleted"
+    )
     assert found.reason == "Failed" and "web01 has made no progress since 2026-11-20T11:00:00Z, when" in found.message
     assert found.remedy is not None and found.remedy.startswith("gitboot records set web02 pending ")
 
@@ -665,7 +687,7 @@ def test_the_remedy_of_a_failed_installation_spares_servers_that_may_be_installi
     ],
 )
 def test_the_remedy_of_a_locked_ledger_looks_for_the_process(error: str, message: str, remedy: str) -> None:
-    found = find_condition(structs.replace(FINE, ledger_error=error), "LedgerWritable")
+    found = find_condition(structs.replace(GOOD_STATE, ledger_error=error), "LedgerWritable")
     assert found.message.startswith(message) and found.remedy is not None and found.remedy.startswith(remedy)
 
 
@@ -690,7 +712,7 @@ def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_si
     untrusted = structs.replace(
         accepted(COMMIT), attempted=Revision("0" * 40), problems=(Code.UNTRUSTED.build_problem(problem),)
     )
-    found = find_condition(structs.replace(FINE, attempt=untrusted), "CommitAccepted")
+    found = find_condition(structs.replace(GOOD_STATE, attempt=untrusted), "CommitAccepted")
     served = f"gitboot still serves commit {COMMIT.revision[:12]}"
     assert (found.reason, found.message) == (
         "Untrusted",
@@ -703,19 +725,19 @@ def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_si
     ("change", "type", "remedy"),
     [
         (
-            with_(fetched=LastFetch(branch_mismatch=RENAMED)),
+            change_state(fetched=LastFetch(branch_mismatch=RENAMED)),
             "BranchFollowed",
             "gitboot run … --rev trunk  # restart gitboot run once with this option to follow trunk. To stay on main, "
             "use --rev main. gitboot remembers the choice",
         ),
         (
-            with_(fetched=LastFetch(branch_mismatch=RENAMED._replace(branch=None))),
+            change_state(fetched=LastFetch(branch_mismatch=RENAMED._replace(branch=None))),
             "BranchFollowed",
             "gitboot run … --rev BRANCH  # restart gitboot run once with this option to follow BRANCH. To stay on "
             "main, use --rev main. gitboot remembers the choice",
         ),
         (
-            with_(
+            change_state(
                 signed_list=structs.replace(
                     LIST, failure=("KeyUnreadable", f"{KEYS}/publication.key cannot be read: Permission denied")
                 )
@@ -729,7 +751,7 @@ def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_si
 def test_a_remedy_has_the_names_and_the_folder_that_gitboot_knows(
     change: Callable[[InstanceState], InstanceState], type: str, remedy: str
 ) -> None:
-    assert find_condition(change(FINE), type).remedy == remedy
+    assert find_condition(change(GOOD_STATE), type).remedy == remedy
 
 
 @for_each(
@@ -739,7 +761,7 @@ def test_a_remedy_has_the_names_and_the_folder_that_gitboot_knows(
 def test_a_commit_that_the_branch_lost_states_what_another_commit_does(is_here: bool, expected: str) -> None:
     missing_commit = MissingCommit(Revision("0" * 40), 2, is_here=is_here)
     found = find_condition(
-        structs.replace(FINE, attempt=structs.replace(accepted(COMMIT), missing_commit=missing_commit)),
+        structs.replace(GOOD_STATE, attempt=structs.replace(accepted(COMMIT), missing_commit=missing_commit)),
         "HistoryComplete",
     )
     assert expected in found.message

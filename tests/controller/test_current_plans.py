@@ -39,7 +39,7 @@ def documents(settings: str = "baseURL: 'http://boot.test'", **specs: str) -> li
     return [fleet(settings), *named, *boots]
 
 
-def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
+def make_commits(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
     commits = Commits()
     found: list[Commit] = []
     for each in (first, then):
@@ -61,7 +61,7 @@ def both(first: list[str], then: list[str]) -> tuple[Commit, Commit]:
     ],
 )
 def test_a_commit_names_the_servers_that_it_changes(case: str, then: list[str], expected: set[str]) -> None:
-    before, now = both(documents(), then)
+    before, now = make_commits(documents(), then)
     assert find_changed_servers(before, now) == expected, case
     assert find_changed_servers(before, replace(now, base=None)) == expected, "compared with all"
     assert find_changed_servers(None, now) == set(now.decisions.servers)
@@ -75,7 +75,7 @@ def make_knowledge(commit: Commit) -> Knowledge:
 
 
 def test_an_unchanged_server_keeps_its_plan() -> None:
-    before, now = both(documents(), documents(web02="kernelArguments: [quiet]", web03="gone"))
+    before, now = make_commits(documents(), documents(web02="kernelArguments: [quiet]", web03="gone"))
     plans, different = replan(Plans(), before, make_knowledge(before), (), NOON)
     assert different == set(NAMES)
     again, different = replan(plans, now, make_knowledge(now), find_changed_servers(before, now), NOON)
@@ -115,7 +115,7 @@ def test_servers_below_the_minimum_version_are_counted_until_the_stream_or_serve
 
 
 def test_a_new_output_changes_all_servers() -> None:
-    before, now = both(documents(), documents("baseURL: 'http://boot.test', outputs: [ipxe]"))
+    before, now = make_commits(documents(), documents("baseURL: 'http://boot.test', outputs: [ipxe]"))
     plans, _ = replan(Plans(), before, make_knowledge(before), (), NOON)
     _, different = replan(plans, now, make_knowledge(now), find_changed_servers(before, now), NOON)
     assert different == set(NAMES)
@@ -124,7 +124,7 @@ def test_a_new_output_changes_all_servers() -> None:
 def test_a_new_base_url_also_changes_the_servers_of_a_site_that_had_it() -> None:
     """Their decisions are the same, but the artifacts that they fetch are the endpoint's own from then on."""
     sites = "sites: [{name: a, baseURL: 'http://a.test', select: {servers: [web02]}}]"
-    before, now = both(
+    before, now = make_commits(
         documents(f"baseURL: 'http://boot.test', {sites}"), documents(f"baseURL: 'http://a.test', {sites}")
     )
     plans, _ = replan(Plans(), before, make_knowledge(before), (), NOON)
@@ -135,7 +135,7 @@ def test_a_new_base_url_also_changes_the_servers_of_a_site_that_had_it() -> None
 
 def test_the_plan_of_a_server_holds_none_of_its_files_in_memory() -> None:
     names = [f"web{number:02}" for number in range(50)]
-    commit, _ = both([fleet(), *(server(name, "role: web") for name in names), *documents()[-3:]], documents())
+    commit, _ = make_commits([fleet(), *(server(name, "role: web") for name in names), *documents()[-3:]], documents())
     knowledge = make_knowledge(commit)
     tracemalloc.start()
     try:
@@ -168,7 +168,7 @@ def test_the_state_of_a_server_has_the_decision_of_its_commit() -> None:
 def test_a_transition_plans_only_its_servers_and_a_clock_that_is_set_back_plans_all() -> None:
     window = maintenance("repair", "20T13:00 20T14:00", select="{servers: [web02]}")
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), window)
-    commit, _ = both([*documents(), *more], documents())
+    commit, _ = make_commits([*documents(), *more], documents())
     plans, _ = replan(Plans(), commit, make_knowledge(commit), (), NOON)
     assert plans.transitions.next_due == at("20T13:00")
     opened, different = replan(plans, commit, make_knowledge(commit), (), at("20T13:00"))
@@ -192,7 +192,7 @@ MISSING = Sighting(presence=Presence.MISSING)
 def test_the_end_of_a_stop_releases_each_server_that_gitboot_then_boots_from_the_network(
     case: str, released: tuple[str, ...]
 ) -> None:
-    commit, _ = both(
+    commit, _ = make_commits(
         [
             *documents(web01="provision: 1", web03="gone")[:-1],
             image("other-1"),
@@ -219,7 +219,7 @@ def test_the_end_of_a_stop_releases_each_server_that_gitboot_then_boots_from_the
 
 
 def test_servers_without_a_verified_record_are_counted_until_they_have_one() -> None:
-    commit, _ = both(documents(web02="provision: 1"), documents())
+    commit, _ = make_commits(documents(web02="provision: 1"), documents())
     doubtful = Knowledge(facts=Facts(identity="mine", initialised="adopt", doubt="RestoredLedger"))
     plans, _ = replan(Plans(), commit, doubtful, (), NOON)
     assert plans.unknown == set(NAMES)

@@ -73,7 +73,7 @@ def test_statuses_that_others_write_are_not_judgements(host: ForgeHost, token: P
 KEY = b"of the ledger"
 
 
-def posted(host: ForgeHost, token: Path, *verdicts: CommitVerdict) -> Forge:
+def post_verdict(host: ForgeHost, token: Path, *verdicts: CommitVerdict) -> Forge:
     found = forge(host, token)
     for verdict in verdicts:
         found.write(verdict)
@@ -81,7 +81,7 @@ def posted(host: ForgeHost, token: Path, *verdicts: CommitVerdict) -> Forge:
 
 
 def test_only_the_key_of_the_ledger_proves_the_change_in_a_status(host: ForgeHost, token: Path) -> None:
-    told = posted(host, token, ACCEPTED.with_proof(KEY), replace(HELD, change=999_999_999))
+    told = post_verdict(host, token, ACCEPTED.with_proof(KEY), replace(HELD, change=999_999_999))
     assert told.find_known_changes([TWO, ONE], LEDGER, KEY) == KnownChanges(proven=7, claimed=999_999_999)
     assert told.find_known_changes([TWO, ONE], LEDGER, b"another") == KnownChanges(proven=None, claimed=999_999_999)
     assert told.find_known_changes([ONE], "another", KEY) == KnownChanges()
@@ -93,24 +93,24 @@ def test_only_the_key_of_the_ledger_proves_the_change_in_a_status(host: ForgeHos
 def test_a_proof_is_valid_for_one_status_only(host: ForgeHost, token: Path, other: dict[str, Any]) -> None:
     """An attacker who may write statuses copies the proof of another one."""
     copied = replace(replace(ACCEPTED, **other), proof=ACCEPTED.with_proof(KEY).proof)
-    told = posted(host, token, copied)
+    told = post_verdict(host, token, copied)
     assert told.find_known_changes([copied.commit], copied.ledger, KEY).proven is None
 
 
 def test_a_repeated_old_status_hides_no_newer_one(host: ForgeHost, token: Path) -> None:
     old, new = replace(ACCEPTED, change=3).with_proof(KEY), replace(ACCEPTED, change=9).with_proof(KEY)
-    told = posted(host, token, new, *[old] * 30)
+    told = post_verdict(host, token, new, *[old] * 30)
     assert told.find_known_changes([ONE], LEDGER, KEY).proven == 9
 
 
 def test_a_proof_counts_beside_any_number_of_statuses(host: ForgeHost, token: Path) -> None:
-    told = posted(host, token, ACCEPTED.with_proof(KEY))
+    told = post_verdict(host, token, ACCEPTED.with_proof(KEY))
     host.statuses *= 1100
     assert told.find_known_changes([ONE], LEDGER, KEY).proven == ACCEPTED.change
 
 
 def test_many_statuses_without_proof_do_not_hide_the_proof_of_an_earlier_commit(host: ForgeHost, token: Path) -> None:
-    told = posted(host, token, ACCEPTED.with_proof(KEY), replace(HELD, commit=TWO, change=999))
+    told = post_verdict(host, token, ACCEPTED.with_proof(KEY), replace(HELD, commit=TWO, change=999))
     host.statuses += [{**host.statuses[-1], "id": 10_000 + number} for number in range(1100)]
     assert told.find_known_changes([TWO, ONE], LEDGER, KEY) == KnownChanges(proven=ACCEPTED.change, claimed=999)
 

@@ -28,7 +28,7 @@ from tests.helpers.running_instance import Repository, eventually, git, locked_l
 
 
 @pytest.fixture(autouse=True)
-def _writes_its_status_for_something_else_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _slow_status_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests here count reconciles."""
     monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 3600.0)
 
@@ -40,14 +40,16 @@ def repository(tmp_path: Path) -> Repository:
     return made
 
 
-def loop(parts: Parts, tell: Callable[[Event], None] = lambda _: None, wake_signal: WakeSignal | None = None) -> Loop:
+def make_loop(
+    parts: Parts, tell: Callable[[Event], None] = lambda _: None, wake_signal: WakeSignal | None = None
+) -> Loop:
     clock = partial(datetime.now, UTC)
     return Loop(parts.reconciler, parts.source, poll_s=3600, clock=clock, tell=tell, wake_signal=wake_signal)
 
 
 @contextmanager
-def looping(parts: Parts, wake_signal: WakeSignal) -> Iterator[Loop]:
-    running = loop(parts, wake_signal=wake_signal)
+def run_loop(parts: Parts, wake_signal: WakeSignal) -> Iterator[Loop]:
+    running = make_loop(parts, wake_signal=wake_signal)
     thread = Thread(target=running.run)
     thread.start()
     try:
@@ -57,12 +59,12 @@ def looping(parts: Parts, wake_signal: WakeSignal) -> Iterator[Loop]:
         thread.join()
 
 
-def reconciles(parts: Parts) -> int:
+def count_reconciles(parts: Parts) -> int:
     found = parts.reconciler.stage_times.facts().get("reconcile")
     return sum(found["counts"]) if found is not None else 0
 
 
-class HeardBell(WakeSignal):
+class TrackedBell(WakeSignal):
     """Tells whether the loop waits for it: then what has begun before has ended, and counts."""
 
     is_waited_for = False
@@ -75,7 +77,7 @@ class HeardBell(WakeSignal):
             self.is_waited_for = False
 
 
-def until_applied(parts: Parts, commit: str, wake_signal: HeardBell) -> None:
+def wait_until_applied(parts: Parts, commit: str, wake_signal: TrackedBell) -> None:
     """Wait until a commit is, and the reconcile that did it has ended."""
     eventually(lambda: parts.reconciler.status.applied == commit and wake_signal.is_waited_for)
 
@@ -88,22 +90,22 @@ def test_a_ledger_that_cannot_be_written_does_not_end_the_instance(tmp_path: Pat
     good = git(repository.work, "rev-parse", "HEAD")
     events: list[Event] = []
     with run_in_process(tmp_path, repository.bare) as parts:
-        loop(parts, events.append).run_once()
+        make_loop(parts, events.append).run_once()
         next_commit = repository.push({"fleet.yaml": "---\n".join((*SEED, maintenance("repair")))})
         with locked_ledger(tmp_path / "state", parts.ledger):
-            loop(parts, events.append).run_once()
+            make_loop(parts, events.append).run_once()
         assert [event.type for event in events] == ["Fetched", "Fetched"]
         assert [event.type for event in parts.events].count("LedgerFailed") == 1
         assert conditions(parts)["LedgerWritable"] is False
         assert parts.reconciler.status.applied == good
-        loop(parts, events.append).run_once()
+        make_loop(parts, events.append).run_once()
         assert conditions(parts)["LedgerWritable"] is True
         assert parts.reconciler.status.applied == next_commit
 
 
 def test_an_unreadable_fetch_log_is_a_condition_and_is_reported_once(tmp_path: Path, repository: Repository) -> None:
     with run_in_process(tmp_path, repository.bare) as parts:
-        running = loop(parts)
+        running = make_loop(parts)
         running.run_once()
         assert "FetchLogReadable" not in conditions(parts)
         kept = parts.spool.rename(tmp_path / "kept") if parts.spool.exists() else None
@@ -145,7 +147,7 @@ def test_garbage_collection_runs_again_after_a_pause_ends_in_any_way() -> None:
 
 def test_each_stage_of_a_reconcile_is_measured_and_shown_in_the_status(tmp_path: Path, repository: Repository) -> None:
     with run_in_process(tmp_path, repository.bare) as parts:
-        running = loop(parts)
+        running = make_loop(parts)
         running.run_once()
         running.run_once()
     said = json.loads((tmp_path / "output" / STATUS).read_bytes())["stages"]
@@ -163,7 +165,7 @@ def test_each_stage_of_a_reconcile_is_measured_and_shown_in_the_status(tmp_path:
 def test_an_unreachable_source_is_a_condition_and_is_reported_once(tmp_path: Path, repository: Repository) -> None:
     events: list[Event] = []
     with run_in_process(tmp_path, repository.bare) as parts:
-        running = loop(parts, events.append)
+        running = make_loop(parts, events.append)
         running.run_once()
         away = repository.bare.rename(tmp_path / "away")
         running.run_once()
@@ -180,9 +182,9 @@ def test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends(
     tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = git(repository.work, "rev-parse", "HEAD")
-    wake_signal, is_free = HeardBell(), threading.Event()
-    with run_in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, looping(parts, wake_signal):
-        until_applied(parts, first, wake_signal)
+    wake_signal, is_free = TrackedBell(), threading.Event()
+    with run_in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, run_loop(parts, wake_signal):
+        wait_until_applied(parts, first, wake_signal)
         assert conditions(parts)["SourceReady"] is True
         fetch = parts.source.fetch
 
@@ -213,32 +215,32 @@ def test_a_commit_takes_one_reconcile_and_none_waits_while_it_is_evaluated(
 
     monkeypatch.setattr(Reconciler, "start_evaluation", noted)
     first = git(repository.work, "rev-parse", "HEAD")
-    wake_signal = HeardBell()
+    wake_signal = TrackedBell()
     with (
         run_in_process(tmp_path, repository.bare, apart=True, wake=wake_signal.wake) as parts,
-        looping(parts, wake_signal) as running,
+        run_loop(parts, wake_signal) as running,
     ):
-        until_applied(parts, first, wake_signal)
-        before = reconciles(parts)
+        wait_until_applied(parts, first, wake_signal)
+        before = count_reconciles(parts)
         asked.clear()
         for number in range(4):
-            until_applied(parts, repository.push({"README.md": f"{number}"}), wake_signal)
+            wait_until_applied(parts, repository.push({"README.md": f"{number}"}), wake_signal)
         assert any(asked)
         rings_late = 5 - asked.count(True)  # commits that were evaluated before the loop waited; the first may be one
-        assert 4 <= reconciles(parts) - before <= 4 + rings_late
-        before = reconciles(parts)
+        assert 4 <= count_reconciles(parts) - before <= 4 + rings_late
+        before = count_reconciles(parts)
         running.fetch_now()  # an operator requests it: a reconcile follows, with or without a commit
-        eventually(lambda: reconciles(parts) > before)
+        eventually(lambda: count_reconciles(parts) > before)
 
 
 def test_a_commit_that_is_still_being_evaluated_is_shown_as_pending(tmp_path: Path, repository: Repository) -> None:
     first = git(repository.work, "rev-parse", "HEAD")
-    wake_signal = HeardBell()
-    with run_in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, wake_signal):
-        until_applied(parts, first, wake_signal)
-        before = reconciles(parts)
+    wake_signal = TrackedBell()
+    with run_in_process(tmp_path, repository.bare, evaluates=False) as parts, run_loop(parts, wake_signal):
+        wait_until_applied(parts, first, wake_signal)
+        before = count_reconciles(parts)
         repository.push({"README.md": "one"})
-        eventually(lambda: reconciles(parts) == before + 1)
+        eventually(lambda: count_reconciles(parts) == before + 1)
 
 
 def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
@@ -246,8 +248,8 @@ def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
 ) -> None:
     monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 0.01)
     first = git(repository.work, "rev-parse", "HEAD")
-    wake_signal = HeardBell()
-    with run_in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, looping(parts, wake_signal):
-        until_applied(parts, first, wake_signal)
-        before = reconciles(parts)
-        eventually(lambda: reconciles(parts) > before + 3)
+    wake_signal = TrackedBell()
+    with run_in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, run_loop(parts, wake_signal):
+        wait_until_applied(parts, first, wake_signal)
+        before = count_reconciles(parts)
+        eventually(lambda: count_reconciles(parts) > before + 3)

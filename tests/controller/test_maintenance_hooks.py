@@ -49,7 +49,7 @@ def system() -> Iterator[HookSystem]:
         yield found
 
 
-def asker(*hosts: str, now: datetime = NOON) -> HookClient:
+def make_client(*hosts: str, now: datetime = NOON) -> HookClient:
     return HookClient(parse_hook_hosts(hosts), lambda: now, lambda: None, every_s=SOON_S)
 
 
@@ -63,7 +63,7 @@ def question(url: str, kind: HookKind = HookKind.DRAIN, digest: str = DIGEST) ->
 
 
 def test_a_drain_is_requested_until_it_answers_200(system: HookSystem) -> None:
-    with closing(asker(system.origin)) as hooks:
+    with closing(make_client(system.origin)) as hooks:
         asked = question(f"{system.origin}/drain")
         hooks.want([asked])
         system.wait_for_calls(2)
@@ -88,7 +88,7 @@ def test_a_drain_is_requested_until_it_answers_200(system: HookSystem) -> None:
 
 def test_a_token_reaches_only_its_host(system: HookSystem, tmp_path: Path) -> None:
     token = write_private(tmp_path / "token", "very-secret\n")
-    with hook_system() as other, closing(asker(f"{system.origin}={token}", other.origin)) as hooks:
+    with hook_system() as other, closing(make_client(f"{system.origin}={token}", other.origin)) as hooks:
         hooks.want([question(f"{system.origin}/drain"), question(f"{other.origin}/drain")])
         hooks.wait()
         assert {each.authorization for each in system.calls} == {"Bearer very-secret"}
@@ -98,7 +98,7 @@ def test_a_token_reaches_only_its_host(system: HookSystem, tmp_path: Path) -> No
 def test_a_token_that_others_can_read_is_not_sent(system: HookSystem, tmp_path: Path) -> None:
     token = write_private(tmp_path / "token", "very-secret\n")
     token.chmod(0o644)
-    with closing(asker(f"{system.origin}={token}")) as hooks:
+    with closing(make_client(f"{system.origin}={token}")) as hooks:
         hooks.want([question(f"{system.origin}/drain")])
         hooks.wait()
         assert "chmod 600" in hooks.get_failures()[0].message
@@ -106,7 +106,7 @@ def test_a_token_that_others_can_read_is_not_sent(system: HookSystem, tmp_path: 
 
 
 def test_a_redirect_is_not_followed(system: HookSystem) -> None:
-    with hook_system(status=200) as other, closing(asker(system.origin, other.origin)) as hooks:
+    with hook_system(status=200) as other, closing(make_client(system.origin, other.origin)) as hooks:
         system.status, system.location = 307, f"{other.origin}/drain"
         hooks.want([question(f"{system.origin}/drain")])
         system.wait_for_calls(2)
@@ -116,7 +116,7 @@ def test_a_redirect_is_not_followed(system: HookSystem) -> None:
 
 
 def test_a_host_that_is_not_listed_gets_no_request(system: HookSystem) -> None:
-    with hook_system(status=200) as listed, closing(asker(listed.origin)) as hooks:
+    with hook_system(status=200) as listed, closing(make_client(listed.origin)) as hooks:
         hooks.want([question(f"{system.origin}/drain"), question(f"{listed.origin}/drain")])
         eventually(hooks.get_answers)
         (failure,) = hooks.get_failures()
@@ -141,7 +141,7 @@ def test_an_approval_names_the_maintenance_and_the_digest(
 ) -> None:
     with (
         hook_system(status=status, answers=lambda body: {**approve(body), **answer}) as system,
-        closing(asker(system.origin)) as hooks,
+        closing(make_client(system.origin)) as hooks,
     ):
         hooks.want([question(f"{system.origin}/approve", HookKind.APPROVAL)])
         hooks.wait()
@@ -149,7 +149,7 @@ def test_an_approval_names_the_maintenance_and_the_digest(
 
 
 def test_a_question_is_not_asked_after_its_window(system: HookSystem) -> None:
-    with hook_system(status=200) as other, closing(asker(system.origin, other.origin, now=END)) as hooks:
+    with hook_system(status=200) as other, closing(make_client(system.origin, other.origin, now=END)) as hooks:
         hooks.want([question(f"{system.origin}/drain")])
         hooks.want([question(f"{system.origin}/drain"), replace_end(question(f"{other.origin}/drain"))])
         eventually(hooks.get_answers)
@@ -186,7 +186,7 @@ def test_a_question_that_is_wanted_again_during_its_request_is_not_asked_twice(s
         return {}
 
     system.answers, system.status = hang, 200
-    with closing(asker(system.origin)) as hooks:
+    with closing(make_client(system.origin)) as hooks:
         asked, later = question(f"{system.origin}/drain"), question(f"{system.origin}/later")
         hooks.want([asked])
         assert held.acquire(timeout=60)
@@ -251,46 +251,46 @@ class HookedHall(Hall):
         return {each.before.digest for decision in decisions for each in decision.maintenances if each.before}
 
 
-def check(spec: str, window: str = "20T11:00 20T18:00", more: str = "") -> str:
+def make_check(spec: str, window: str = "20T11:00 20T18:00", more: str = "") -> str:
     return maintenance("check", window, f"{ONE_BY_ONE}, {spec}{more}")
 
 
-def drained_by(system: HookSystem) -> str:
+def drain_spec(system: HookSystem) -> str:
     return f"before: {{drain: {{url: '{system.origin}/drain'}}}}"
 
 
-def approved_by(system: HookSystem) -> str:
+def approval_spec(system: HookSystem) -> str:
     return f"before: {{approval: {{url: '{system.origin}/approve'}}}}"
 
 
 def test_a_server_waits_for_the_approval_in_the_file(tmp_path: Path, stack: ExitStack) -> None:
     hall = HookedHall(tmp_path, stack)
-    hall.decide(check(APPROVAL_FILE), files={"approvals.txt": "# nothing yet\n"})
+    hall.decide(make_check(APPROVAL_FILE), files={"approvals.txt": "# nothing yet\n"})
     assert hall.resets_after(3600, step=600) == [0, 0, 0]
     assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
     assert {each.plan.boot for each in hall.bench.servers.values()} == {None}
     assert hall.condition("MaintenancesCleared") == (False, "WaitingForApproval")
     (digest,) = hall.digests()  # every server boots the same
 
-    hall.decide(check(APPROVAL_FILE), files={"approvals.txt": f"check {'0' * 64}\nother {digest}\n"})
+    hall.decide(make_check(APPROVAL_FILE), files={"approvals.txt": f"check {'0' * 64}\nother {digest}\n"})
     assert hall.resets_after(62) == [0, 0, 0]
 
-    hall.decide(check(APPROVAL_FILE), files={"approvals.txt": f"check {digest}  # ada\n"})
+    hall.decide(make_check(APPROVAL_FILE), files={"approvals.txt": f"check {digest}  # ada\n"})
     assert hall.resets_after() == [1, 0, 0]
     assert hall.bench.servers["web01"].plan.phase is Phase.MAINTENANCE
     assert hall.condition("MaintenancesCleared") == ()
 
-    hall.decide(check(APPROVAL_FILE), files={"approvals.txt": "\n"})  # withdrawn
+    hall.decide(make_check(APPROVAL_FILE), files={"approvals.txt": "\n"})  # withdrawn
     assert hall.resets_after(3600, step=62) == [1, 0, 0]
 
 
-def digest_of(spec: str = "", window: str = "20T11:00 20T18:00", boots: str = "", template: str = "a") -> str:
+def get_digest(spec: str = "", window: str = "20T11:00 20T18:00", boots: str = "", template: str = "a") -> str:
     """Return the digest of what web01 boots in a maintenance."""
     found = decided(
         *(fleet(), server("web01", "role: web"), image("memtest-7", "writesDisk: false, userData: CloudInit")),
         profile("repair", "memtest-7", f"userData: {{format: CloudInit, template: data}}{boots}"),
         policy("web", boots="repair"),
-        check(APPROVAL_FILE, window, spec),
+        make_check(APPROVAL_FILE, window, spec),
         files={"approvals.txt": "", "data": f"#cloud-config\n# {template}\n"},
     )
     (decision,) = found.servers["web01"].maintenances
@@ -311,14 +311,14 @@ def digest_of(spec: str = "", window: str = "20T11:00 20T18:00", boots: str = ""
     ],
 )
 def test_the_digest_changes_with_what_the_maintenance_does(case: str, given: dict[str, str], is_same: bool) -> None:
-    assert (digest_of(**given) == digest_of()) is is_same, case
+    assert (get_digest(**given) == get_digest()) is is_same, case
 
 
 def test_a_drain_that_never_ends_resets_nothing_and_ends_with_the_window(
     tmp_path: Path, stack: ExitStack, system: HookSystem
 ) -> None:
     hall = HookedHall(tmp_path, stack, system.origin)
-    hall.decide(check(drained_by(system)))
+    hall.decide(make_check(drain_spec(system)))
     assert hall.resets_after(6 * 3600 - 60, step=600) == [0, 0, 0]
     assert hall.causes() == [Cause.WAITING_FOR_DRAIN] * 3
     assert hall.condition("MaintenancesCleared") == (False, "WaitingForDrain")
@@ -334,7 +334,7 @@ def test_a_drain_that_ends_after_the_window_changes_nothing(
     tmp_path: Path, stack: ExitStack, system: HookSystem
 ) -> None:
     hall = HookedHall(tmp_path, stack, system.origin)
-    hall.decide(check(drained_by(system)))
+    hall.decide(make_check(drain_spec(system)))
     hall.run()
     hall.run()
     system.wait_for_calls(1)
@@ -348,7 +348,7 @@ def test_a_drain_that_ends_after_the_window_changes_nothing(
 
 
 def drain_first_server(hall: HookedHall, system: HookSystem) -> None:
-    hall.decide(check(drained_by(system)))
+    hall.decide(make_check(drain_spec(system)))
     hall.run(31)
     hall.bench.bmcs.takes = False  # so the drained server is not reset
     hall.answer(system)
@@ -366,7 +366,7 @@ def test_a_drain_does_not_count_after_its_window_even_if_a_commit_extends_the_wi
     assert hall.causes() == [Cause.NEVER] * 3
     system.status = 503
     hall.bench.bmcs.takes = True
-    hall.decide(check(drained_by(system), "20T11:00 21T18:00"))
+    hall.decide(make_check(drain_spec(system), "20T11:00 21T18:00"))
     assert hall.resets_after(93) == [0, 0, 0]
     assert hall.causes() == [Cause.WAITING_FOR_DRAIN] * 3
 
@@ -375,13 +375,13 @@ def test_a_commit_that_moves_the_end_of_an_open_window_keeps_the_drains(
     tmp_path: Path, stack: ExitStack, system: HookSystem
 ) -> None:
     hall = HookedHall(tmp_path, stack, system.origin)
-    hall.decide(check(drained_by(system)))
+    hall.decide(make_check(drain_spec(system)))
     hall.run(31)
     hall.answer(system)
     assert hall.resets_after(31) == [1, 0, 0]
     for number in range(60):  # the first commit comes before web01 boots, the second one after web02 has booted
         if number in (0, 30):
-            hall.decide(check(drained_by(system), f"20T11:00 20T{19 if number else 17}:00"))
+            hall.decide(make_check(drain_spec(system), f"20T11:00 20T{19 if number else 17}:00"))
         hall.run(31)
         hall.waits.wait()
     assert hall.resets == [1, 1, 1]
@@ -394,13 +394,13 @@ def test_a_drain_ends_if_a_commit_ends_or_removes_the_maintenance(
     tmp_path: Path, stack: ExitStack, system: HookSystem
 ) -> None:
     hall = HookedHall(tmp_path, stack, system.origin)
-    for other in (check(drained_by(system), "20T11:00 20T11:30"), ""):
+    for other in (make_check(drain_spec(system), "20T11:00 20T11:30"), ""):
         drain_first_server(hall, system)
         system.status = 503
         hall.decide(other)
         hall.run()
         hall.bench.bmcs.takes = True
-        hall.decide(check(drained_by(system)))
+        hall.decide(make_check(drain_spec(system)))
         assert hall.resets_after(93) == [0, 0, 0]
         assert hall.causes() == [Cause.WAITING_FOR_DRAIN] * 3
 
@@ -421,7 +421,7 @@ def test_a_server_is_not_drained_for_a_boot_that_gitboot_would_not_offer(
     found = decided(
         *(fleet(), server("web01", "role: web", bmc), image("flatcar-1"), profile("repair", "flatcar-1")),
         policy("web", boots="repair", often="Never"),
-        check("before: {drain: {url: 'http://drain.test/drain'}}"),
+        make_check("before: {drain: {url: 'http://drain.test/drain'}}"),
     )
     decision = found.servers["web01"]
     boot = decision.maintenances[0].boot
@@ -433,7 +433,7 @@ def test_a_server_is_not_drained_for_a_boot_that_gitboot_would_not_offer(
 
 def test_servers_are_drained_and_reset_one_after_another(tmp_path: Path, stack: ExitStack, system: HookSystem) -> None:
     hall = HookedHall(tmp_path, stack, system.origin)
-    hall.decide(check(drained_by(system)))
+    hall.decide(make_check(drain_spec(system)))
     hall.run(31)
     assert (hall.resets, hall.causes()) == ([0, 0, 0], [Cause.WAITING_FOR_DRAIN] * 3)
     hall.answer(system)
@@ -451,7 +451,7 @@ def test_servers_are_drained_and_reset_one_after_another(tmp_path: Path, stack: 
 def test_an_instance_that_reconciles_once_drains_nothing(tmp_path: Path, stack: ExitStack, system: HookSystem) -> None:
     hall = HookedHall(tmp_path, stack, system.origin)
     hall.waits.may_drain = False
-    hall.decide(check(drained_by(system)))
+    hall.decide(make_check(drain_spec(system)))
     hall.run(93)
     assert (system.calls, hall.causes()) == ([], [Cause.WAITING_FOR_DRAIN] * 3)
     hall.waits.may_drain = True
@@ -463,7 +463,7 @@ def make_approved_hall(folder: Path, stack: ExitStack) -> tuple[HookedHall, Hook
     """Return a hall whose maintenance a URL has approved. The URL would not approve it again."""
     system = stack.enter_context(hook_system(answers=approve))
     hall = HookedHall(folder, stack, system.origin)
-    hall.decide(check(approved_by(system)))
+    hall.decide(make_check(approval_spec(system)))
     hall.bench.bmcs.takes = False  # no BMC is asked, so no machine is reset yet
     hall.run()
     assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
@@ -486,7 +486,7 @@ def test_an_approval_from_a_url_survives_a_restart(tmp_path: Path, stack: ExitSt
 
 def test_a_restart_continues_a_drain_and_begins_no_other(tmp_path: Path, stack: ExitStack, system: HookSystem) -> None:
     hall = HookedHall(tmp_path, stack, system.origin)
-    hall.decide(check(drained_by(system)))
+    hall.decide(make_check(drain_spec(system)))
     hall.run(31)
     system.wait_for_calls(1)
     hall.restart()
@@ -500,7 +500,7 @@ def test_a_restart_continues_a_drain_and_begins_no_other(tmp_path: Path, stack: 
 
 def test_the_answer_of_another_url_does_not_count(tmp_path: Path, stack: ExitStack) -> None:
     hall, system = make_approved_hall(tmp_path, stack)
-    hall.decide(check(approved_by(system).replace("/approve", "/other")))
+    hall.decide(make_check(approval_spec(system).replace("/approve", "/other")))
     hall.run()
     assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
 
@@ -508,7 +508,7 @@ def test_the_answer_of_another_url_does_not_count(tmp_path: Path, stack: ExitSta
 def test_an_approval_from_a_url_does_not_count_for_another_digest(tmp_path: Path, stack: ExitStack) -> None:
     hall, system = make_approved_hall(tmp_path, stack)
     hall.bench.bmcs.takes = True
-    hall.decide(check(approved_by(system), more=", run: 2"))
+    hall.decide(make_check(approval_spec(system), more=", run: 2"))
     assert hall.resets_after(62) == [0, 0, 0]
     assert hall.causes() == [Cause.WAITING_FOR_APPROVAL] * 3
 
@@ -517,7 +517,7 @@ def test_the_drain_follows_the_approval(tmp_path: Path, stack: ExitStack) -> Non
     system = stack.enter_context(hook_system(answers=approve))
     hall = HookedHall(tmp_path, stack, system.origin)
     both = f"approval: {{url: '{system.origin}/approve'}}, drain: {{url: '{system.origin}/drain'}}"
-    hall.decide(check(f"before: {{{both}}}"))
+    hall.decide(make_check(f"before: {{{both}}}"))
     hall.run(62)
     assert system.paths() == {"/approve"}
     hall.answer(system)
@@ -528,7 +528,7 @@ def test_the_drain_follows_the_approval(tmp_path: Path, stack: ExitStack) -> Non
 def test_a_host_that_the_settings_do_not_list_is_a_condition(tmp_path: Path, stack: ExitStack) -> None:
     system = stack.enter_context(hook_system(status=200, answers=approve))
     hall = HookedHall(tmp_path, stack)
-    hall.decide(check(approved_by(system)))
+    hall.decide(make_check(approval_spec(system)))
     assert hall.resets_after(62) == [0, 0, 0]
     assert hall.condition("MaintenancesCleared") == (False, "HostNotListed")
     found = next(each for each in hall.bench.instance.reconciler.state.conditions if each.type == "MaintenancesCleared")
@@ -567,13 +567,13 @@ class DrainedHall(HookedHall):
         self.merge()
 
     def merge(self) -> None:
-        spec = f"{drained_by(self.system)}, maxUnavailable: {self.most}, run: {self.run_number}"
+        spec = f"{drain_spec(self.system)}, maxUnavailable: {self.most}, run: {self.run_number}"
         window = f"20T11:00 {self.end:%dT%H:%M}"
         urgent = (
             maintenance(f"urgent-{name}", window, URGENT, select=f"{{matchLabels: {{host: {name}}}}}")
             for name in sorted(self.urgent)
         )
-        self.decide(check(spec, window), *urgent, sites=SITES)
+        self.decide(make_check(spec, window), *urgent, sites=SITES)
 
     def step(self, seconds: float = 31) -> None:
         """Let time pass, and check the servers that are out of service."""
@@ -638,7 +638,7 @@ def test_a_machine_counts_from_its_reset_until_it_is_back_even_if_its_files_are_
 ) -> None:
     told = Told()
     hall = Hall(tmp_path, stack, artifacts=told)
-    hall.decide(check("maxUnavailable: 1"), sites=SITES)
+    hall.decide(make_check("maxUnavailable: 1"), sites=SITES)
     assert hall.resets_after() == [1, 0, 0]
     told.sightings = hide_files(hall, "web01")
     assert hall.resets_after(62) == [1, 0, 0]  # it is in POST
@@ -676,10 +676,10 @@ def test_a_machine_counts_for_the_maintenance_that_reset_it_even_if_another_one_
 ) -> None:
     hall = Hall(tmp_path, stack)
     hall.machines["web01"].post_s = 400
-    hall.decide(check("maxUnavailable: 1"))
+    hall.decide(make_check("maxUnavailable: 1"))
     assert hall.resets_after() == [1, 0, 0]
     urgent = maintenance("urgent", "20T11:00 20T18:00", f"{URGENT}, {changes}", select="{matchLabels: {host: web01}}")
-    hall.decide(check("maxUnavailable: 1"), urgent, files={"approvals.txt": "\n"})
+    hall.decide(make_check("maxUnavailable: 1"), urgent, files={"approvals.txt": "\n"})
     assert hall.resets_after(350) == [1, 0, 0]
     hall.run(600)
     assert hall.states("web01")["power/check/1"] is PowerRecordState.BACK
@@ -690,9 +690,9 @@ def test_a_machine_is_seen_to_be_back_while_its_next_run_waits_for_an_approval(
     tmp_path: Path, stack: ExitStack
 ) -> None:
     hall = Hall(tmp_path, stack)
-    hall.decide(check("run: 1"))
+    hall.decide(make_check("run: 1"))
     assert hall.resets_after() == [1, 0, 0]
-    hall.decide(check(f"run: 2, {APPROVAL_FILE}"), files={"approvals.txt": "\n"})
+    hall.decide(make_check(f"run: 2, {APPROVAL_FILE}"), files={"approvals.txt": "\n"})
     hall.run(3600, step=300)
     assert (hall.cause("web01"), hall.states("web01")) == (
         Cause.WAITING_FOR_APPROVAL,
@@ -704,7 +704,7 @@ def test_a_machine_is_seen_to_be_back_while_its_next_run_waits_for_an_approval(
 def test_bmc_get_waits_for_the_same_machines_as_the_instance(tmp_path: Path, stack: ExitStack) -> None:
     told = Told()
     hall = Hall(tmp_path, stack, artifacts=told)
-    hall.decide(check("maxUnavailable: 1"), sites=SITES)
+    hall.decide(make_check("maxUnavailable: 1"), sites=SITES)
     assert hall.resets_after() == [1, 0, 0]
     told.sightings = hide_files(hall, "web01")
     hall.run(31)
@@ -720,7 +720,7 @@ def test_if_a_bmc_shows_no_progress_a_machine_without_its_files_does_not_stop_th
 ) -> None:
     told = Told()
     hall = Hall(tmp_path, stack, profile=SUPERMICRO_X10, artifacts=told)
-    hall.decide(check("maxUnavailable: 1"), sites=SITES)
+    hall.decide(make_check("maxUnavailable: 1"), sites=SITES)
     assert hall.resets_after() == [1, 0, 0]
     told.sightings = hide_files(hall, "web01")
     assert hall.resets_after(1500, step=300) == [1, 0, 0]

@@ -48,18 +48,18 @@ NOON = at("20T12:00")
 
 
 @dataclass
-class Book:
+class EventLedger:
     """A ledger that is written to, and the instance's settings beside it."""
 
     folder: Path
     store: Store
 
-    def note(self, *noted: Event) -> None:
+    def record_event(self, *noted: Event) -> None:
         with self.store.writing() as tx:
             instance_tables.write_events(tx, noted)
 
     @contextmanager
-    def told(self, *, patience_s: float = 60) -> Iterator[Notices]:
+    def run_notices(self, *, patience_s: float = 60) -> Iterator[Notices]:
         settings = Settings(
             output=self.folder / "output",
             state=self.folder,
@@ -75,54 +75,58 @@ class Book:
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[Book]:
+def event_ledger(tmp_path: Path) -> Iterator[EventLedger]:
     with closing(open_ledger(tmp_path / LEDGER)) as store:
-        yield Book(tmp_path, store)
+        yield EventLedger(tmp_path, store)
 
 
 def event(type: str = "Held", message: str = "m", *, warning: bool = True, **facts: Any) -> Event:
     return Event(at=NOON, type=type, message=message, facts=facts, warning=warning)
 
 
-def messages(taken: Hook) -> list[list[str]]:
+def list_messages(taken: Hook) -> list[list[str]]:
     return [[each["message"] for each in notice["events"]] for notice in taken.received]
 
 
-def test_each_receiver_gets_the_events_that_it_wants(book: Book) -> None:
-    (book.folder / "git").mkdir()
+def test_each_receiver_gets_the_events_that_it_wants(event_ledger: EventLedger) -> None:
+    (event_ledger.folder / "git").mkdir()
     sites = "sites: [{name: fra1, select: {servers: [web01]}, baseURL: 'http://fra1.test'}]"
     documents = (fleet(f"baseURL: 'http://boot.test', {sites}"), *SEED[1:], server("web02", "role: web"))
-    (book.folder / "git" / "fleet.yaml").write_text("---\n".join(documents))
-    assert run_command("render", book.folder / "git", "--out", book.folder / "output").code == 0
+    (event_ledger.folder / "git" / "fleet.yaml").write_text("---\n".join(documents))
+    assert run_command("render", event_ledger.folder / "git", "--out", event_ledger.folder / "output").code == 0
     with hook() as every, hook() as warned, hook() as fra1:
         notify_file(
-            book.folder,
+            event_ledger.folder,
             every=f'webhook = "{every.url}"\nlevel = "info"',
             warned=f'webhook = "{warned.url}"',
             fra1=f'webhook = "{fra1.url}"\nsites = ["fra1"]',
         )
-        book.note(event("Before", "nobody is told what was before"))
-        with book.told() as notices:
-            book.note(event("Fetched", "quiet", warning=False), event("Held", "loud"))
-            book.note(event("OverrideFailed", "here", server="web01"), event("Failed", "there", server="web02"))
+        event_ledger.record_event(event("Before", "nobody is told what was before"))
+        with event_ledger.run_notices() as notices:
+            event_ledger.record_event(event("Fetched", "quiet", warning=False), event("Held", "loud"))
+            event_ledger.record_event(
+                event("OverrideFailed", "here", server="web01"), event("Failed", "there", server="web02")
+            )
             notices.check_events()
-        assert messages(every) == [["quiet"], ["loud"], ["here"], ["there"]]
-        assert messages(warned) == [["loud"], ["here"], ["there"]]
-        assert messages(fra1) == [["here"]]
+        assert list_messages(every) == [["quiet"], ["loud"], ["here"], ["there"]]
+        assert list_messages(warned) == [["loud"], ["here"], ["there"]]
+        assert list_messages(fra1) == [["here"]]
         assert fra1.received[0]["events"][0]["site"] == "fra1"
 
 
-def test_repeated_events_are_sent_as_one_message(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_events_are_sent_as_one_message(event_ledger: EventLedger, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead_s = [0.0]
     moved = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
     monkeypatch.setattr("gitboot.controller.notifications.time", moved)
     with hook() as taken:
-        notify_file(book.folder, one=f'webhook = "{taken.url}"\nfold-minutes = 60')
-        with book.told() as notices:
-            book.note(event(message="first"))
+        notify_file(event_ledger.folder, one=f'webhook = "{taken.url}"\nfold-minutes = 60')
+        with event_ledger.run_notices() as notices:
+            event_ledger.record_event(event(message="first"))
             notices.check_events()
             eventually(lambda: taken.received)
-            book.note(*(event(message=f"again {number}") for number in range(40)), event("Other", "at once"))
+            event_ledger.record_event(
+                *(event(message=f"again {number}") for number in range(40)), event("Other", "at once")
+            )
             notices.check_events()
             eventually(lambda: len(taken.received) == 2)
             ahead_s[0] = 3601
@@ -133,12 +137,12 @@ def test_repeated_events_are_sent_as_one_message(book: Book, monkeypatch: pytest
         ]
 
 
-def test_an_undelivered_message_is_sent_again_after_a_restart(book: Book) -> None:
+def test_an_undelivered_message_is_sent_again_after_a_restart(event_ledger: EventLedger) -> None:
     with hook() as taken:
-        notify_file(book.folder, one=f'webhook = "{taken.url}"')
+        notify_file(event_ledger.folder, one=f'webhook = "{taken.url}"')
         taken.status = 500
-        with book.told(patience_s=0.2) as notices:
-            book.note(event(message="lost at first"))
+        with event_ledger.run_notices(patience_s=0.2) as notices:
+            event_ledger.record_event(event(message="lost at first"))
             notices.check_events()
             assert eventually(lambda: notices.failure) == (
                 "HostUnreachable",
@@ -146,41 +150,41 @@ def test_an_undelivered_message_is_sent_again_after_a_restart(book: Book) -> Non
             )
         assert (taken.received, taken.attempts >= 1) == ([], True)
         taken.status = 204
-        with book.told():
+        with event_ledger.run_notices():
             pass
-        assert messages(taken) == [["lost at first"]]
-        with book.told():
+        assert list_messages(taken) == [["lost at first"]]
+        with event_ledger.run_notices():
             pass
-        assert messages(taken) == [["lost at first"]]  # once it has arrived, no more
+        assert list_messages(taken) == [["lost at first"]]  # once it has arrived, no more
 
 
-def test_events_that_wait_to_be_combined_survive_a_restart(book: Book) -> None:
+def test_events_that_wait_to_be_combined_survive_a_restart(event_ledger: EventLedger) -> None:
     with hook() as taken:
-        notify_file(book.folder, one=f'webhook = "{taken.url}"\nfold-minutes = 60')
-        with book.told() as notices:
-            book.note(event(message="told"))
+        notify_file(event_ledger.folder, one=f'webhook = "{taken.url}"\nfold-minutes = 60')
+        with event_ledger.run_notices() as notices:
+            event_ledger.record_event(event(message="told"))
             notices.check_events()
             eventually(lambda: taken.received)
-            book.note(event(message="folded"))
-        assert messages(taken) == [["told"]]
-        with book.told():
+            event_ledger.record_event(event(message="folded"))
+        assert list_messages(taken) == [["told"]]
+        with event_ledger.run_notices():
             pass
-        assert messages(taken) == [["told"], ["folded"]]
+        assert list_messages(taken) == [["told"], ["folded"]]
 
 
 @pytest.mark.parametrize("place", [{"ledger": "another", "places": {"one": 0}}, {"places": {"one": 99}}, "{"])
 def test_messages_start_at_the_end_of_the_ledger_if_the_stored_position_is_not_of_this_ledger(
-    book: Book, place: Any
+    event_ledger: EventLedger, place: Any
 ) -> None:
-    known = {"ledger": book.store.progress[0], **place} if isinstance(place, dict) else None
-    (book.folder / NOTIFIED).write_text(json.dumps(known) if known else str(place))
-    book.note(event(message="old"))
+    known = {"ledger": event_ledger.store.progress[0], **place} if isinstance(place, dict) else None
+    (event_ledger.folder / NOTIFIED).write_text(json.dumps(known) if known else str(place))
+    event_ledger.record_event(event(message="old"))
     with hook() as taken:
-        notify_file(book.folder, one=f'webhook = "{taken.url}"')
-        with book.told() as notices:
-            book.note(event(message="new"))
+        notify_file(event_ledger.folder, one=f'webhook = "{taken.url}"')
+        with event_ledger.run_notices() as notices:
+            event_ledger.record_event(event(message="new"))
             notices.check_events()
-        assert messages(taken) == [["new"]]
+        assert list_messages(taken) == [["new"]]
 
 
 def test_a_receiver_that_hangs_delays_nothing_else(tmp_path: Path) -> None:

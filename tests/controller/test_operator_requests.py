@@ -28,7 +28,7 @@ def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -
     return site.bench.request("records", items=[item], reason="INC-1", **more)
 
 
-def pending(site: Site, seen: Record | None = None) -> int:
+def request_pending(site: Site, seen: Record | None = None) -> int:
     """Request pending for web01; ``seen`` is the record that the operator saw, by default the current one."""
     known = last_provisioning_facts(seen or site.bench.knowledge.records.get(WEB01, Record()))
     item = {"uuid": WEB01, "server": "web01", **record_facts(Record(provisioned_at=site.bench.now))}
@@ -46,7 +46,7 @@ def outcome(site: Site, number: int) -> str:
     return site.bench.outcome(number)
 
 
-def installed(site: Site) -> None:
+def install(site: Site) -> None:
     site.decide()
     plan = site.bench.reconcile()
     site.boot()
@@ -61,8 +61,8 @@ def installed(site: Site) -> None:
 
 
 def test_a_record_that_is_set_pending_installs_the_server_once_more(site: Site) -> None:
-    installed(site)
-    number = pending(site)
+    install(site)
+    number = request_pending(site)
     assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert (
         site.bench.outcome(number) == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-1)"
@@ -91,7 +91,7 @@ def test_a_fetch_from_before_a_record_was_set_pending_proves_nothing(site: Site)
     plan = site.bench.reconcile()
     fetched_at = site.bench.now
     site.wait(600)
-    pending(site)
+    request_pending(site)
     site.bench.reconcile()
     site.bench.fetch(plan, at=fetched_at)  # its news comes late
     site.bench.reconcile()
@@ -105,7 +105,7 @@ def test_a_request_from_before_a_newer_boot_is_rejected(site: Site) -> None:
     site.wait(600)
     site.bench.fetch(plan)
     site.bench.reconcile()
-    number = pending(site, seen=Record())
+    number = request_pending(site, seen=Record())
     assert outcome(site, number).startswith("refused: web01 was installed after you made this request")
     site.wait(60)
     assert summarize_plan(site.bench.reconcile()) == INSTALLED
@@ -113,16 +113,16 @@ def test_a_request_from_before_a_newer_boot_is_rejected(site: Site) -> None:
 
 def test_while_the_ledger_is_unverified_that_is_the_reason_of_a_rejected_request(site: Site) -> None:
     """A new request would be rejected in the same way."""
-    installed(site)
+    install(site)
     site.restart(doubt="RestoredLedger")
-    number = pending(site, seen=Record())
+    number = request_pending(site, seen=Record())
     assert outcome(site, number).startswith("refused: the ledger is unverified")
 
 
 def test_a_request_is_executed_completely_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(site)
+    install(site)
     site.decide(bmc=False)
-    number = pending(site)
+    number = request_pending(site)
 
     def refuse(*_: object) -> None:
         raise LedgerError("the disk is full")
@@ -139,8 +139,8 @@ def test_a_request_is_executed_completely_or_not_at_all(site: Site, monkeypatch:
 
 
 def test_a_restart_executes_waiting_requests_and_none_twice(site: Site) -> None:
-    installed(site)
-    numbers = [pending(site)]
+    install(site)
+    numbers = [request_pending(site)]
     site.restart()
     assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     numbers.append(site.bench.request("retry", uuids=[WEB01]))
@@ -163,7 +163,7 @@ def test_either_all_records_of_a_request_are_set_or_none(site: Site) -> None:
 # Resolve
 
 
-def unsure(site: Site) -> None:
+def lose_response(site: Site) -> None:
     """A PATCH was lost, and the BMC has no marks that could show its result."""
     site.bmc.fault(Drop(applied=False), on="PATCH")
     begin(site)
@@ -184,7 +184,7 @@ def resolve(site: Site, *, consumed: bool) -> int:
 
 def test_an_override_that_the_operator_reports_as_not_set_is_set_after_a_restart(make_site: MakeSite) -> None:
     site = make_site(profile=SUPERMICRO_X10)
-    unsure(site)
+    lose_response(site)
     number = resolve(site, consumed=False)
     site.restart()
     site.bench.reconcile()
@@ -194,7 +194,7 @@ def test_an_override_that_the_operator_reports_as_not_set_is_set_after_a_restart
 
 def test_an_override_that_the_operator_reports_as_consumed_is_never_set_again(make_site: MakeSite) -> None:
     site = make_site(profile=SUPERMICRO_X10)
-    unsure(site)
+    lose_response(site)
     resolve(site, consumed=True)
     for _ in range(5):
         site.bench.reconcile()

@@ -34,7 +34,7 @@ SIGNED: Final = "boot/signed/"
 # Edits, beyond those of `test_evaluator_laws`, that change what the page explains
 
 
-def with_spec(tree: Tree, kind: str, draw: random.Random, **fields: object) -> Tree:
+def set_spec(tree: Tree, kind: str, draw: random.Random, **fields: object) -> Tree:
     """Set fields of the spec of one document of this kind, if it is well formed. A field that is None goes."""
     paths = sorted(path for path in tree if path.startswith(f"{kind}/"))
     path = draw.choice(paths or sorted(tree))
@@ -46,26 +46,26 @@ def with_spec(tree: Tree, kind: str, draw: random.Random, **fields: object) -> T
     return tree
 
 
-def rolled_out(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def change_rollout(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     """A rollout begins or ends, or has another selector or percentage."""
     selector = draw.choice(["All", "None", {"matchLabels": {"role": "web"}}, {"matchLabels": {"ring": "canary"}}])
     rollout = {"image": draw.choice(["flatcar-2", "flatcar-10"]), "percent": draw.choice([0, 50]), "selector": selector}
-    return with_spec(tree, "imagestream", draw, rollout=draw.choice([None, rollout, rollout]))
+    return set_spec(tree, "imagestream", draw, rollout=draw.choice([None, rollout, rollout]))
 
 
-def held(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def change_holds(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     """A stream's hold comes or goes, or has another place in the list."""
     hold = {"select": {"matchLabels": {"role": "web"}}, "image": "flatcar-1", "reason": "held"}
     other = {"select": "None", "image": "flatcar-2", "reason": "held"}
-    return with_spec(tree, "imagestream", draw, holds=draw.choice([None, [hold], [other, hold]]))
+    return set_spec(tree, "imagestream", draw, holds=draw.choice([None, [hold], [other, hold]]))
 
 
-def own_values(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def change_network_boot(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     """A policy sets a value that it may have inherited, or no longer sets it."""
-    return with_spec(tree, "bootpolicy", draw, networkBoot=draw.choice([None, "Once"]))
+    return set_spec(tree, "bootpolicy", draw, networkBoot=draw.choice([None, "Once"]))
 
 
-def restated(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def change_variables(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     """All policies or all profiles set a variable that few templates use, or an argument that an image may have."""
     kind = draw.choice(["bootpolicy", "bootprofile"])
     fields: dict[str, object] = draw.choice(
@@ -73,14 +73,17 @@ def restated(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     )
     for path in sorted(tree):
         if path.startswith(f"{kind}/"):
-            tree = tree | with_spec({path: tree[path]}, kind, draw, **fields)
+            tree = tree | set_spec({path: tree[path]}, kind, draw, **fields)
     return tree
 
 
-ALL_EDITS: Final[tuple[Edit, ...]] = (*EDITS, *(rolled_out, rolled_out, held, own_values, restated, fleet_renamed) * 2)
+ALL_EDITS: Final[tuple[Edit, ...]] = (
+    *EDITS,
+    *(change_rollout, change_rollout, change_holds, change_network_boot, change_variables, fleet_renamed) * 2,
+)
 
 
-def laid_out(tree: Tree, draw: random.Random) -> Tree:
+def lay_out(tree: Tree, draw: random.Random) -> Tree:
     """Return the documents as people write them: a value a line, and perhaps many documents in one file.
 
     The Fleet publishes the page, nearly always.
@@ -89,7 +92,7 @@ def laid_out(tree: Tree, draw: random.Random) -> Tree:
     files: Tree = {}
     bundle: list[str] = []
     for path, text in sorted(tree.items()):
-        written = in_lines(text, has_page=has_page) if path.endswith(".yaml") else text
+        written = format_lines(text, has_page=has_page) if path.endswith(".yaml") else text
         if together and path.startswith(together):
             bundle.append(written)
         else:
@@ -97,7 +100,7 @@ def laid_out(tree: Tree, draw: random.Random) -> Tree:
     return files | ({"bundle.yaml": "---\n".join(bundle)} if bundle else {})
 
 
-def in_lines(text: str, *, has_page: bool) -> str:
+def format_lines(text: str, *, has_page: bool) -> str:
     lines = text.splitlines(keepends=True)
     comments = [line for line in lines if line.startswith("#")]
     try:
@@ -125,12 +128,12 @@ def instance(folder: Path, initial: str | None = None) -> Iterator[Bench]:
         yield bench
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     output = folder / "output"
     return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*") if path.is_file()}
 
 
-def freshly_published(bench: Bench, instance_folder: Path, accepted: Snapshot, folder: Path) -> dict[str, bytes]:
+def publish_fresh(bench: Bench, instance_folder: Path, accepted: Snapshot, folder: Path) -> dict[str, bytes]:
     """Return the files that an instance publishes with the same ledger and an empty output."""
     folder.mkdir()
     (folder / "spool").mkdir()
@@ -145,16 +148,16 @@ def freshly_published(bench: Bench, instance_folder: Path, accepted: Snapshot, f
         fresh.now = bench.now
         fresh.commits.newest = accepted
         fresh.reconcile()
-    return files_of(folder)
+    return read_files(folder)
 
 
-def comparable(files: Mapping[str, bytes]) -> dict[str, object]:
+def make_comparable(files: Mapping[str, bytes]) -> dict[str, object]:
     """Return the files without the lists of content that is kept for a while.
 
     The versions of the signed list count up, so only the content of the list is compared.
     """
     found: dict[str, object] = {path: data for path, data in files.items() if not path.startswith((RETIRED, SIGNED))}
-    return found | {SIGNED: listed(files)}
+    return found | {SIGNED: read_signed_list(files)}
 
 
 def list_old_content(files: Mapping[str, bytes]) -> set[str]:
@@ -162,17 +165,17 @@ def list_old_content(files: Mapping[str, bytes]) -> set[str]:
     return {path for name in files if name.startswith(RETIRED) for path in json.loads(files[name])}
 
 
-def listed(files: Mapping[str, bytes]) -> dict[str, Any]:
+def read_signed_list(files: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the targets of the newest signed list, by path."""
 
-    def signed(name: str) -> dict[str, Any]:
+    def read_signed(name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(files[f"{SIGNED}{name}"])["signed"]
         return found
 
-    version = signed("timestamp.json")["meta"]["snapshot.json"]["version"]
-    bins = signed(f"{version}.snapshot.json")["meta"]
+    version = read_signed("timestamp.json")["meta"]["snapshot.json"]["version"]
+    bins = read_signed(f"{version}.snapshot.json")["meta"]
     named = [f"{each['version']}.{name}" for name, each in bins.items() if name.startswith("servers-")]
-    return {path: target for name in sorted(named) for path, target in signed(name)["targets"].items()}
+    return {path: target for name in sorted(named) for path, target in read_signed(name)["targets"].items()}
 
 
 @RUNS
@@ -189,7 +192,7 @@ def test_every_file_follows_from_the_accepted_commit_the_records_and_the_time(
                 edited = tree
                 for _ in range(draw.randint(1, 2) if number else 0):
                     edited = draw.choice(ALL_EDITS)(edited, other, draw)
-                bench.commits.push(snapshot(files=laid_out(edited, draw)))
+                bench.commits.push(snapshot(files=lay_out(edited, draw)))
                 bench.reconcile()
                 newest = bench.commits.newest
                 assert newest is not None
@@ -202,16 +205,16 @@ def test_every_file_follows_from_the_accepted_commit_the_records_and_the_time(
                 bench.now += timedelta(minutes=draw.choice(STEPS))
                 bench.reconcile()
                 if draw.random() < 0.3:
-                    check(bench, folder, accepted)
-            check(bench, folder, accepted)
+                    check_publication(bench, folder, accepted)
+            check_publication(bench, folder, accepted)
 
 
-def check(bench: Bench, folder: Path, accepted: Snapshot | None) -> None:
+def check_publication(bench: Bench, folder: Path, accepted: Snapshot | None) -> None:
     assert accepted is not None
     assert bench.instance.reconciler.status.applied == accepted.revision
     with TemporaryDirectory() as temporary:
-        fresh = freshly_published(bench, folder, accepted, Path(temporary) / "fresh")
-    published = files_of(folder)
-    found, expected = comparable(published), comparable(fresh)
+        fresh = publish_fresh(bench, folder, accepted, Path(temporary) / "fresh")
+    published = read_files(folder)
+    found, expected = make_comparable(published), make_comparable(fresh)
     other = {path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path)}
     assert other <= list_old_content(published) - expected.keys()

@@ -76,7 +76,7 @@ def keys(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def reconciled(
+def run_reconciles(
     tmp_path: Path, repository: Repository, keys: Path | None
 ) -> Iterator[tuple[Parts, Callable[[datetime], Condition]]]:
     with run_in_process(tmp_path, repository.bare, initial="fresh", list_keys=keys) as parts:
@@ -96,7 +96,7 @@ def timestamp(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_list_is_renewed_without_a_commit(tmp_path: Path, repository: Repository, keys: Path) -> None:
-    with reconciled(tmp_path, repository, keys) as (_, reconcile):
+    with run_reconciles(tmp_path, repository, keys) as (_, reconcile):
         assert reconcile(NOW).reason == "Signed"
         first, manifest = timestamp(tmp_path), (tmp_path / "output/ops/manifest.json").read_bytes()
         reconcile(NOW + 11 * HOUR)
@@ -109,18 +109,18 @@ def test_a_list_is_renewed_without_a_commit(tmp_path: Path, repository: Reposito
 def test_an_expired_list_is_rejected_by_readers_and_the_next_instance_renews_it(
     tmp_path: Path, repository: Repository, keys: Path
 ) -> None:
-    with reconciled(tmp_path, repository, keys) as (_, reconcile):
+    with run_reconciles(tmp_path, repository, keys) as (_, reconcile):
         reconcile(NOW - VALID - HOUR)
     root, signed = (keys / "1.root.json").read_bytes(), tmp_path / "output/boot/signed"
     with pytest.raises(ExpiredMetadataError):
         make_client(signed, root, tmp_path / "cache").refresh()
-    with reconciled(tmp_path, repository, keys) as (_, reconcile):
+    with run_reconciles(tmp_path, repository, keys) as (_, reconcile):
         assert reconcile(NOW).status
     make_client(signed, root, tmp_path / "cache").refresh()
 
 
 def test_without_keys_the_list_is_unsigned_and_that_is_not_an_error(tmp_path: Path, repository: Repository) -> None:
-    with reconciled(tmp_path, repository, None) as (_, reconcile):
+    with run_reconciles(tmp_path, repository, None) as (_, reconcile):
         found = reconcile(NOW)
     assert (found.status, found.reason) == (True, "Unsigned")
 
@@ -128,7 +128,7 @@ def test_without_keys_the_list_is_unsigned_and_that_is_not_an_error(tmp_path: Pa
 def test_while_keys_are_missing_the_earlier_list_stays_and_a_condition_shows_it(
     tmp_path: Path, repository: Repository, keys: Path
 ) -> None:
-    with reconciled(tmp_path, repository, keys) as (parts, reconcile):
+    with run_reconciles(tmp_path, repository, keys) as (parts, reconcile):
         reconcile(NOW)
         first = timestamp(tmp_path)
         keys.rename(tmp_path / "away")
@@ -149,7 +149,7 @@ def test_after_a_replacement_of_the_publication_key_the_running_instance_signs_w
     tmp_path: Path, repository: Repository, keys: Path
 ) -> None:
     root = (keys / "1.root.json").read_bytes()
-    with reconciled(tmp_path, repository, keys) as (_, reconcile):
+    with run_reconciles(tmp_path, repository, keys) as (_, reconcile):
         reconcile(NOW)
         replace_list_keys(keys, None, None, NOW)
         assert reconcile(NOW + HOUR).reason == "Signed"
@@ -159,36 +159,40 @@ def test_after_a_replacement_of_the_publication_key_the_running_instance_signs_w
 
 
 def test_a_root_that_expires_soon_is_a_condition(tmp_path: Path, repository: Repository, keys: Path) -> None:
-    with reconciled(tmp_path, repository, keys) as (_, reconcile):
+    with run_reconciles(tmp_path, repository, keys) as (_, reconcile):
         found = reconcile(NOW + timedelta(days=3 * 365 - 59))
     assert (found.status, found.reason) == (False, "RootExpires")
 
 
 def test_the_end_of_a_window_changes_the_list_at_once(tmp_path: Path, repository: Repository, keys: Path) -> None:
     repository.push(
-        {"08.yaml": maintenance("repair", spec=f"window: {{start: '{iso(NOW)}', end: '{iso(NOW + HOUR)}'}}")}
+        {
+            "08.yaml": maintenance(
+                "repair", spec=f"window: {{start: '{format_time(NOW)}', end: '{format_time(NOW + HOUR)}'}}"
+            )
+        }
     )
-    with reconciled(tmp_path, repository, keys) as (_, reconcile):
+    with run_reconciles(tmp_path, repository, keys) as (_, reconcile):
         reconcile(NOW + timedelta(minutes=1))
     reader = make_client(tmp_path / "output/boot/signed", (keys / "1.root.json").read_bytes(), tmp_path / "cache")
     listing = target(reader, "servers/web01.json")
     assert listing is not None
     inside, after = (list_current_digests(listing, NOW + delta)[ENTRY] for delta in (timedelta(minutes=59), HOUR))
     assert inside != after
-    assert listing["ends"]["since"] == iso(NOW + HOUR)
+    assert listing["ends"]["since"] == format_time(NOW + HOUR)
     assert listing["ends"]["files"][ENTRY][0] == after
     assert "memtest-7" in (tmp_path / "output/boot" / ENTRY).read_text()
     assert "memtest-7" not in listing["contents"][after]
 
 
-def iso(at: datetime) -> str:
+def format_time(at: datetime) -> str:
     return at.isoformat().replace("+00:00", "Z")
 
 
 # Real processes
 
 
-def verified(url: str, *arguments: object) -> tuple[int, dict[str, str]]:
+def verify_mirror(url: str, *arguments: object) -> tuple[int, dict[str, str]]:
     """The exit code of `verify-mirror`, and the faults that it finds, by path."""
     done = run_forked("verify-mirror", url, *arguments, "-o", "json")
     return done.returncode, {each["path"]: each["fault"] for each in json.loads(done.stdout)["items"]}
@@ -221,14 +225,14 @@ def test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_al
         content = httpx.get(f"{mirror.url}/{ENTRY}").content
         assert listing is not None
         assert listing["files"][ENTRY] == [[None, sha256(content).hexdigest(), len(content)]]
-        assert verified(mirror.url, "--key", key, "--read-entries") == (Exit.FINE, {})
+        assert verify_mirror(mirror.url, "--key", key, "--read-entries") == (Exit.FINE, {})
         edited, found = copy / ENTRY, (copy / ENTRY).stat()
         edited.write_bytes(content.replace(b"flatcar", b"rootkit"))
         os.utime(edited, ns=(found.st_atime_ns, found.st_mtime_ns))
         assert edited.stat().st_size == found.st_size
-        assert verified(mirror.url, "--key", key, "--read-entries") == (Exit.PARTIAL, {ENTRY: "Wrong"})
+        assert verify_mirror(mirror.url, "--key", key, "--read-entries") == (Exit.PARTIAL, {ENTRY: "Wrong"})
     other = make_keys(tmp_path / "other", NOW)
-    assert "BadSignature" in verified(str(copy), "--key", other / "root.pub")[1].values()
+    assert "BadSignature" in verify_mirror(str(copy), "--key", other / "root.pub")[1].values()
 
 
 @pytest.mark.parametrize("changed", ["nothing", "the scripts of a window"])
@@ -236,18 +240,20 @@ def test_a_copy_without_its_publisher_reports_a_window_that_has_ended(
     tmp_path: Path, repository: Repository, keys: Path, changed: str
 ) -> None:
     start, end = NOW - 2 * HOUR, NOW - HOUR
-    repository.push({"08.yaml": maintenance("repair", spec=f"window: {{start: '{iso(start)}', end: '{iso(end)}'}}")})
-    with reconciled(tmp_path, repository, keys) as (_, reconcile):
+    repository.push(
+        {"08.yaml": maintenance("repair", spec=f"window: {{start: '{format_time(start)}', end: '{format_time(end)}'}}")}
+    )
+    with run_reconciles(tmp_path, repository, keys) as (_, reconcile):
         reconcile(start + timedelta(minutes=1))  # and then it dies
     copy = shutil.copytree(tmp_path / "output/boot", tmp_path / "copy")
     key = keys / "root.pub"
-    stale = {path: fault for path, fault in verified(str(copy), "--key", key)[1].items() if fault == "Stale"}
+    stale = {path: fault for path, fault in verify_mirror(str(copy), "--key", key)[1].items() if fault == "Stale"}
     assert ENTRY in stale
     if changed == "the scripts of a window":
         listing = json.loads((copy / "signed/servers/web01.json").read_bytes())
         for path, (digest, _) in listing["ends"]["files"].items():
             (copy / path).write_text(listing["contents"][digest])
-        assert "Stale" not in verified(str(copy), "--key", key)[1].values()
+        assert "Stale" not in verify_mirror(str(copy), "--key", key)[1].values()
 
 
 # Windows end in OUTPUT while a started instance has published no plan yet, for any reason
@@ -281,7 +287,7 @@ def publish(folder: Path, repair_repository: Repository, now: datetime) -> None:
     with run_in_process(folder, repair_repository.bare, initial="fresh", clock=lambda: now) as parts:
         parts.source.fetch()
         parts.reconciler.reconcile(now, fetched=LastFetch(), wait=True)
-        assert boots_maintenance(folder) == len(NAMES)
+        assert count_maintenance(folder) == len(NAMES)
     (folder / "state" / CACHE).unlink(missing_ok=True)
 
 
@@ -302,18 +308,18 @@ def left(tmp_path: Path, repair_repository: Repository) -> Path:
     return tmp_path
 
 
-def boots_maintenance(folder: Path) -> int:
+def count_maintenance(folder: Path) -> int:
     """Return how many servers boot the maintenance, by the files that a web server without gitboot serves."""
     return sum("memtest-7" in (folder / "output" / "boot" / entry).read_text() for entry in ENTRIES)
 
 
-def is_maintenance_served(folder: Path, now: datetime) -> int:
+def count_served(folder: Path, now: datetime) -> int:
     answers = BootResponses(PublishedTree(folder / "output", lambda: now))
     found = [answers.find(f"/{entry}", lambda: None, now) for entry in ENTRIES]
     return sum(each is not None and b"memtest-7" in bytes(each.reply.body) for each in found)
 
 
-def tree_of(folder: Path) -> dict[str, bytes]:
+def read_tree(folder: Path) -> dict[str, bytes]:
     """Return the published files without the status of the instance."""
     root = folder / "output"
     files = ((path.relative_to(root).as_posix(), path) for path in sorted(root.rglob("*")) if path.is_file())
@@ -332,7 +338,7 @@ def reconcile_until(parts: Parts, now: datetime, end: datetime, fetched: LastFet
     return found
 
 
-def of_type(parts: Parts, type: str) -> list[dict[str, object]]:
+def find_facts(parts: Parts, type: str) -> list[dict[str, object]]:
     return [dict(each.facts) for each in parts.events if each.type == type]
 
 
@@ -341,21 +347,21 @@ def never_evaluate(self: InProcessEvaluator, revision: Revision, base: Commit | 
     return None
 
 
-def not_ended(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+def fail_timeout(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """It is ended again and again."""
     raise NotEvaluated([build_limit_problem("the evaluation did not end within 20 s")])
 
 
-def rejected(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+def reject_commit(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     """A check that the version before did not have rejects it."""
     raise InvalidRepository([build_limit_problem("a new check")])
 
 
-def unreadable(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+def fail_read(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
     raise SourceError("the clone cannot be read")
 
 
-@pytest.mark.parametrize("evaluate", [never_evaluate, not_ended, rejected, unreadable])
+@pytest.mark.parametrize("evaluate", [never_evaluate, fail_timeout, reject_commit, fail_read])
 @pytest.mark.parametrize("is_gone", [False, True], ids=["", "without the remote"])
 def test_windows_end_on_time_with_any_result_of_the_evaluation(
     left: Path,
@@ -365,7 +371,7 @@ def test_windows_end_on_time_with_any_result_of_the_evaluation(
     is_gone: bool,
 ) -> None:
     monkeypatch.setattr(InProcessEvaluator, "evaluate", evaluate)
-    before = tree_of(left)
+    before = read_tree(left)
     with run_in_process(left, repair_repository.bare, clock=lambda: OPEN) as parts:
         if is_gone:
             shutil.move(repair_repository.bare, left / "elsewhere")
@@ -374,12 +380,12 @@ def test_windows_end_on_time_with_any_result_of_the_evaluation(
             parts.source.fetch()
             fetched = LastFetch()
         reconcile_until(parts, OPEN, OVER - timedelta(seconds=1), fetched)
-        assert tree_of(left) == before
+        assert read_tree(left) == before
         assert OVER in reconcile_until(parts, OVER - timedelta(seconds=1), OVER, fetched), "it wakes at the end"
-        assert boots_maintenance(left) == is_maintenance_served(left, OVER) == 0
-        assert of_type(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
+        assert count_maintenance(left) == count_served(left, OVER) == 0
+        assert find_facts(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
         assert parts.reconciler.status.applied is None
-    after = tree_of(left)
+    after = read_tree(left)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert changed and all(b"memtest-7" in before[name] for name in changed)
     assert all(name.startswith("boot/") for name in changed), "nothing else has changed"
@@ -394,7 +400,7 @@ def test_the_first_publication_finds_the_tree_as_its_manifest_states(
         patch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
         with run_in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
             reconcile_until(parts, OVER, OVER + timedelta(seconds=2))
-            assert boots_maintenance(left) == 0
+            assert count_maintenance(left) == 0
             if now == OPEN:
                 repair_repository.push(documents(UNTIL))
                 more = UNTIL
@@ -402,7 +408,7 @@ def test_the_first_publication_finds_the_tree_as_its_manifest_states(
             for _ in range(3):
                 parts.source.fetch()
                 parts.reconciler.reconcile(OVER, fetched=LastFetch(), wait=True)
-    assert boots_maintenance(left) == (len(NAMES) if more is UNTIL else 0)
+    assert count_maintenance(left) == (len(NAMES) if more is UNTIL else 0)
     assert verify_tree(left / "output") == ()
     assert set(find_suspects(left / "output")) == {None}
 
@@ -418,12 +424,12 @@ def test_an_instance_that_resumes_a_checkpoint_publishes_servers_whose_windows_i
         with run_in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             assert parts.reconciler.state.publication.complete, "it goes on"
             reconcile_until(parts, OPEN, OVER)
-            assert boots_maintenance(tmp_path) == 0
+            assert count_maintenance(tmp_path) == 0
             assert parts.reconciler.state.publication.outdated_servers == set(NAMES)
             patch.undo()
             parts.reconciler.reconcile(OVER, wait=True)
             assert parts.reconciler.state.publication.outdated_servers == set()
-    assert boots_maintenance(tmp_path) == 0
+    assert count_maintenance(tmp_path) == 0
     assert verify_tree(tmp_path / "output") == ()
 
 
@@ -441,12 +447,12 @@ def test_a_window_that_ends_while_the_first_plans_are_made_is_ended_meanwhile(
         for item in iterate_with_progress(items, told):
             yield item
             now = OVER
-        seen.append(("planned", boots_maintenance(left)))
+        seen.append(("planned", count_maintenance(left)))
 
     def publish_noted(self: OutputDirectory, *args: Any, **kwargs: Any) -> PublicationResult:
-        seen.append(("publishes", boots_maintenance(left)))
+        seen.append(("publishes", count_maintenance(left)))
         done = publish_tree(self, *args, **kwargs)
-        seen.append(("published", boots_maintenance(left)))
+        seen.append(("published", count_maintenance(left)))
         return done
 
     if is_prolonged:
@@ -461,13 +467,13 @@ def test_a_window_that_ends_while_the_first_plans_are_made_is_ended_meanwhile(
         monkeypatch.setattr(current_plans, "iterate_with_progress", planned_slowly)
         monkeypatch.setattr(OutputDirectory, "publish", publish_noted)
         parts.reconciler.reconcile(now, fetched=LastFetch())
-        assert of_type(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
+        assert find_facts(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
         after = len(NAMES) if is_prolonged else 0
         assert [each for each in seen if each[0] != "planned"] == [("publishes", 0), ("published", after)]
         assert seen[0] == ("planned", 0)
         assert parts.reconciler.state.publication.outdated_servers == set()
         parts.reconciler.reconcile(OVER, fetched=LastFetch())
-    assert boots_maintenance(left) == after
+    assert count_maintenance(left) == after
     assert verify_tree(left / "output") == ()
     assert set(find_suspects(left / "output")) == {None}
 
@@ -481,8 +487,8 @@ def test_a_start_that_publishes_at_once_does_not_read_the_state_to_end_windows(
             patch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
             parts.reconciler.reconcile(OVER)
         parts.reconciler.reconcile(OVER + timedelta(seconds=1))
-        assert boots_maintenance(left) == 0
-        assert not of_type(parts, "WindowsEnded")
+        assert count_maintenance(left) == 0
+        assert not find_facts(parts, "WindowsEnded")
 
 
 def test_windows_end_even_if_the_first_publication_fails(
@@ -494,7 +500,7 @@ def test_windows_end_even_if_the_first_publication_fails(
     monkeypatch.setattr(OutputDirectory, "publish", publish_nothing)
     with run_in_process(left, repair_repository.bare, clock=lambda: OPEN) as parts:
         reconcile_until(parts, OPEN, OVER)
-        assert boots_maintenance(left) == 0
+        assert count_maintenance(left) == 0
 
 
 def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
@@ -514,9 +520,9 @@ def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
             times = reconcile_until(parts, OVER, OVER + timedelta(minutes=1))
         assert len(times) > 5
         assert len([each for each in parts.events if each.type == "WindowsNotEnded" and each.warning]) == 1
-        assert boots_maintenance(left) == len(NAMES)
+        assert count_maintenance(left) == len(NAMES)
         reconcile_until(parts, times[-1], times[-1] + timedelta(seconds=5))
-        assert boots_maintenance(left) == 0
+        assert count_maintenance(left) == 0
 
 
 def test_servers_with_replaced_files_are_published_even_if_a_later_file_failed(
@@ -537,15 +543,15 @@ def test_servers_with_replaced_files_are_published_even_if_a_later_file_failed(
         patch.setattr(Disk, "place", full)
         with run_in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             reconcile_until(parts, OPEN, OVER)
-            assert boots_maintenance(tmp_path) == 1
+            assert count_maintenance(tmp_path) == 1
             assert parts.reconciler.state.publication.outdated_servers == set(NAMES)
-            assert not of_type(parts, "WindowsEnded")
+            assert not find_facts(parts, "WindowsEnded")
             patch.undo()
             repair_repository.push(documents(UNTIL))
             parts.source.fetch()
             parts.reconciler.reconcile(OVER, fetched=LastFetch(), wait=True)
             parts.reconciler.reconcile(OVER, wait=True)
-    assert boots_maintenance(tmp_path) == len(NAMES), "the new commit prolongs the window"
+    assert count_maintenance(tmp_path) == len(NAMES), "the new commit prolongs the window"
     assert verify_tree(tmp_path / "output") == ()
 
 
@@ -556,7 +562,7 @@ class StoppedChild(Child):
 
 
 @contextmanager
-def looping(parts: Parts) -> Iterator[None]:
+def run_loop(parts: Parts) -> Iterator[None]:
     """A loop that polls once an hour, in a thread of its own."""
     loop = Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=parts.events.append)
     thread = Thread(target=loop.run)
@@ -579,8 +585,8 @@ def test_the_loop_ends_a_window_on_time_while_its_evaluator_is_stopped(
     repair_repository.push(documents(repair))
     publish(tmp_path, repair_repository, end - timedelta(hours=1))
     monkeypatch.setattr("gitboot.evaluator.client.Child", StoppedChild)
-    with run_in_process(tmp_path, repair_repository.bare, apart=True) as parts, looping(parts):
-        eventually(lambda: boots_maintenance(tmp_path) == 0)
+    with run_in_process(tmp_path, repair_repository.bare, apart=True) as parts, run_loop(parts):
+        eventually(lambda: count_maintenance(tmp_path) == 0)
         assert parts.reconciler.status.applied is None, "its evaluator answers nothing"
         assert datetime.now(UTC) >= end
-        eventually(lambda: of_type(parts, "WindowsEnded") == [{"servers": list(NAMES)}])
+        eventually(lambda: find_facts(parts, "WindowsEnded") == [{"servers": list(NAMES)}])

@@ -53,7 +53,7 @@ def fleet_files(*documents: str) -> dict[str, str]:
     return {f"{number:02}.yaml": text for number, text in enumerate((*SEED, *documents))}
 
 
-class Brittle(OutputDirectory):
+class BrittleDirectory(OutputDirectory):
     """A directory that cannot be written while it is full."""
 
     full, calls = False, 0
@@ -67,7 +67,7 @@ class Brittle(OutputDirectory):
         return super().publish(servers, shared, **rest)
 
 
-class Counting(Unsynced):
+class CountingLedger(Unsynced):
     """A ledger that counts what is written to it."""
 
     written = 0
@@ -105,11 +105,11 @@ class Instance:
         self.reader = CountingReader(self.state)
         self.events: list[Event] = []
         self._opened = ExitStack()
-        self.ledger = self._opened.enter_context(Counting.open(self.state / "ledger.sqlite"))
+        self.ledger = self._opened.enter_context(CountingLedger.open(self.state / "ledger.sqlite"))
         with self.ledger.writing() as tx:
             instance_tables.write_facts(tx, initialised="fresh")
-        target = Brittle.open(self.output, ledger=instance_tables.read_facts(self.ledger).identity)
-        assert isinstance(target, Brittle)
+        target = BrittleDirectory.open(self.output, ledger=instance_tables.read_facts(self.ledger).identity)
+        assert isinstance(target, BrittleDirectory)
         self._opened.enter_context(target)
         self.target = self.directory = target
         self.spool = folder / "spool"
@@ -658,7 +658,7 @@ def test_a_change_that_was_not_published_completely_and_then_reverted_leaves_no_
 
     tree = stands()
     repository.push(changed)
-    with half_done():
+    with refuse_scripts():
         instance.reconcile(BEFORE.replace(minute=1))
         assert instance.condition("Published") == (False, "PublishError")
     repository.push({"00.yaml": before, "07.yaml": ""})
@@ -726,7 +726,7 @@ def test_while_offers_cannot_be_stored_a_server_keeps_its_boot_until_its_window_
 
 
 @contextmanager
-def half_done() -> Iterator[None]:
+def refuse_scripts() -> Iterator[None]:
     """The disk rejects the first boot script of each publication after all states, or the page."""
 
     def refuse(disk: Disk, path: str) -> None:
@@ -745,7 +745,7 @@ def test_a_boot_script_with_earlier_content_after_a_failure_is_identified_by_its
 ) -> None:
     repository.push(ONCE)
     instance.reconcile(BEFORE)
-    with half_done():
+    with refuse_scripts():
         instance.reconcile(OPEN)
         assert instance.condition("Published") == (False, "PublishError")
     instance.reconcile(AFTER)

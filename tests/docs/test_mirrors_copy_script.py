@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.documentation import CALLS, COMMANDS, SCRIPT, CopyScript
-from tests.publish.targets.test_folder import ENTRIES, Site, files_of
+from tests.publish.targets.test_folder import ENTRIES, Site, read_boot_files
 from tests.publish.targets.test_s3 import assert_no_chain_is_mixed
 
 BELOW_BOOT = ENTRIES[0].removeprefix("boot/")
@@ -57,7 +57,7 @@ def test_finding_m4_the_copy_script_killed_before_any_command_leaves_the_last_co
         else:
             assert (status, mirror.files()) == (-9, before)
             assert mirror.run(site.boot) == 0
-        assert mirror.files() == files_of(site.root)
+        assert mirror.files() == read_boot_files(site.root)
 
 
 def test_finding_m4_a_commit_between_any_two_commands_of_the_copy_script_leaves_complete_chains(
@@ -98,7 +98,7 @@ def test_finding_m4_a_full_disk_leaves_the_last_complete_copy(tmp_path: Path, si
         assert mirror.files() == before
         (disk / "filler").unlink()
         assert mirror.run(site.boot) == 0
-        assert mirror.files() == files_of(site.root)
+        assert mirror.files() == read_boot_files(site.root)
 
 
 def test_finding_m5_a_source_that_is_not_mounted_replaces_nothing(
@@ -127,13 +127,13 @@ def test_finding_m6_a_repaired_file_stays_repaired(site: SignedSite, mirror: Cop
     repaired.replace(path)
     for _ in range(2):
         assert mirror.run(site.boot) == 0
-        assert mirror.files() == files_of(site.root)
+        assert mirror.files() == read_boot_files(site.root)
 
 
 def test_the_copy_script_copies_a_tree_for_an_endpoint(site: SignedSite, mirror: CopyScript) -> None:
     site.publish(1)
     assert mirror.run(site.root) == 0
-    assert files_of(mirror.current) == files_of(site.root)
+    assert read_boot_files(mirror.current) == read_boot_files(site.root)
     assert (mirror.current / "ops/manifest.json").read_bytes() == (site.root / "ops/manifest.json").read_bytes()
 
 

@@ -58,7 +58,7 @@ def tokens(tmp_path: Path) -> Tokens:
     return Tokens(tmp_path / "tokens")
 
 
-def codes(url: str, **headers: str) -> set[int]:
+def get_codes(url: str, **headers: str) -> set[int]:
     return {get(f"{url}{path}", headers=headers).status_code for path in PAGES}
 
 
@@ -83,7 +83,7 @@ CLAIMS: Final[tuple[tuple[str, dict[str, str], int], ...]] = (
 def test_t12_a_client_on_this_host_is_an_operator_if_its_headers_show_no_proxy_and_no_foreign_host(made: Site) -> None:
     with made.serve(names=("boot.example.net",)) as url:
         for case, headers, expected in CLAIMS:
-            assert codes(url, **headers) == {expected}, case
+            assert get_codes(url, **headers) == {expected}, case
 
 
 def test_t12_a_proxy_that_uses_http_1_0_and_sends_no_header_is_not_an_operator(made: Site) -> None:
@@ -95,23 +95,23 @@ def test_t12_a_proxy_that_uses_http_1_0_and_sends_no_header_is_not_an_operator(m
 
 def test_t12_a_trusted_proxy_is_not_an_operator_itself(made: Site) -> None:
     with made.serve(trusted_proxies=LOOPBACK) as url:
-        assert codes(url) == {404}
-        assert codes(url, **{"x-forwarded-for": "127.0.0.1"}) == {200}
+        assert get_codes(url) == {404}
+        assert get_codes(url, **{"x-forwarded-for": "127.0.0.1"}) == {200}
         assert get(url + ENTRY).status_code == 200
 
 
 def test_t12_a_token_is_accepted_from_any_address(made: Site, tokens: Tokens, tmp_path: Path) -> None:
     with made.serve(operators=NOBODY, tokens=tokens) as url:
-        assert codes(url) == {404}
-        assert codes(url, authorization=f"Bearer {TOKEN}", host="boot.example.net") == {200}
-        assert codes(url, authorization=f"bearer {TOKEN}", **{"x-forwarded-for": "10.9.0.7"}) == {200}
+        assert get_codes(url) == {404}
+        assert get_codes(url, authorization=f"Bearer {TOKEN}", host="boot.example.net") == {200}
+        assert get_codes(url, authorization=f"bearer {TOKEN}", **{"x-forwarded-for": "10.9.0.7"}) == {200}
         for wrong in (f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer", "Bearer #", f"Basic {TOKEN}", TOKEN):
-            assert codes(url, authorization=wrong) == {401}, wrong
+            assert get_codes(url, authorization=wrong) == {401}, wrong
         (tmp_path / "tokens").write_text("another-token-from-now-on\n")
-        assert codes(url, authorization=f"Bearer {TOKEN}") == {401}
-        assert codes(url, authorization="Bearer another-token-from-now-on") == {200}
+        assert get_codes(url, authorization=f"Bearer {TOKEN}") == {401}
+        assert get_codes(url, authorization="Bearer another-token-from-now-on") == {200}
         (tmp_path / "tokens").unlink()
-        assert codes(url, authorization="Bearer another-token-from-now-on") == {401}
+        assert get_codes(url, authorization="Bearer another-token-from-now-on") == {401}
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "short\n", f"{TOKEN}\nshort\n"])
@@ -138,10 +138,10 @@ def test_t12_rejected_operator_requests_are_counted(made: Site, tokens: Tokens) 
 
 
 @contextmanager
-def listening(made: Site, *arguments: object, files: int | None = None) -> Iterator[tuple[int, dict[str, str]]]:
+def run_listening(made: Site, *arguments: object, files: int | None = None) -> Iterator[tuple[int, dict[str, str]]]:
     """The process of ``gitboot serve``, and the URLs at which it listens."""
     command = ("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
-    with RunningCommand(*command) if files is None else limited(files, *map(str, command)) as process:
+    with RunningCommand(*command) if files is None else run_limited(files, *map(str, command)) as process:
         assert process.stderr is not None
         urls: dict[str, str] = {}
         for line in process.stderr:
@@ -150,14 +150,14 @@ def listening(made: Site, *arguments: object, files: int | None = None) -> Itera
                 urls[event["type"]] = event["url"]
             if event["type"] == "NotRecording":
                 break
-        eventually(lambda: _answers(urls["Listening"]))
+        eventually(lambda: _is_answered(urls["Listening"]))
         yield process.pid, urls
         process.send_signal(signal.SIGTERM)
         process.wait()
 
 
 @contextmanager
-def limited(files: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def run_limited(files: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Return a command with a limit of open files, which the command itself may raise."""
 
     def limit() -> None:
@@ -171,7 +171,7 @@ def limited(files: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def _answers(url: str) -> bool:
+def _is_answered(url: str) -> bool:
     try:
         return get(f"{url}/healthz").status_code == 200
     except httpx.TransportError:
@@ -182,11 +182,11 @@ def _answers(url: str) -> bool:
 def test_t12_operators_have_their_own_socket(made: Site, tmp_path: Path, workers: int) -> None:
     (tmp_path / "tokens").write_text(f"{TOKEN}\n")
     options = ("--operators-listen", "127.0.0.1:0", "--operators-tokens", tmp_path / "tokens", "--workers", workers)
-    with listening(made, *options) as (_, urls):
+    with run_listening(made, *options) as (_, urls):
         machines, operators = urls["Listening"], urls["ListeningForOperators"]
         assert operators.startswith("http://")
-        assert codes(operators) == {200}
-        assert codes(machines) == codes(machines, authorization=f"Bearer {TOKEN}") == {404}
+        assert get_codes(operators) == {200}
+        assert get_codes(machines) == get_codes(machines, authorization=f"Bearer {TOKEN}") == {404}
         assert get(machines + ENTRY).status_code == 200
         assert get(operators + ENTRY).status_code == 404
         assert [get(f"{url}/").status_code for url in (operators, machines)] == [200, 404]
@@ -206,7 +206,7 @@ OTHER_SPELLINGS: Final = (
 
 @for_each("socket", ["machines", "operators", "both"])
 def test_a_path_of_operators_has_only_one_spelling_at_every_socket(made: Site, tmp_path: Path, socket: str) -> None:
-    with two_sockets(made, tmp_path, shared=socket == "both") as (machines, operators, woken):
+    with serve_two_sockets(made, tmp_path, shared=socket == "both") as (machines, operators, woken):
         url = machines if socket == "machines" else operators
         nothing = ask_raw(url, "GET", "/nothing")
         assert nothing.startswith(b"HTTP/1.1 404 ")
@@ -227,7 +227,7 @@ def test_a_path_of_operators_has_only_one_spelling_at_every_socket(made: Site, t
 
 
 def test_a_webhook_is_accepted_at_its_own_path_only(made: Site, tmp_path: Path) -> None:
-    with two_sockets(made, tmp_path) as (machines, operators, woken):
+    with serve_two_sockets(made, tmp_path) as (machines, operators, woken):
         for url, path, expected in (
             (operators, f"/{WEBHOOK_PATH}", 405),
             (operators, f"/.{WEBHOOK_PATH}", 405),
@@ -241,7 +241,7 @@ def test_a_webhook_is_accepted_at_its_own_path_only(made: Site, tmp_path: Path) 
 
 
 @contextmanager
-def two_sockets(made: Site, folder: Path, *, shared: bool = False) -> Iterator[tuple[str, str, list[int]]]:
+def serve_two_sockets(made: Site, folder: Path, *, shared: bool = False) -> Iterator[tuple[str, str, list[int]]]:
     """The URLs of the machines and of operators at one endpoint, and the fetches that webhooks triggered."""
     (folder / "secret").write_text(TOKEN)
     woken: list[int] = []
@@ -282,7 +282,7 @@ def test_t12_invalid_options_are_rejected(made: Site, arguments: tuple[str, ...]
 # Connections
 
 
-class Held:
+class QuotaItem:
     """An item of a client. It can be closed unless a response is being sent."""
 
     def __init__(self, *, sends: bool = False) -> None:
@@ -294,11 +294,11 @@ class Held:
 
 
 def test_t5_the_oldest_idle_connection_of_an_address_is_closed_first() -> None:
-    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit_per_address=3)
-    exempt: ClientQuota[Held] = ClientQuota(
-        Held.close, limit_per_address=3, is_exempt=lambda address: address == "10.0.0.1"
+    crowd: ClientQuota[QuotaItem] = ClientQuota(QuotaItem.close, limit_per_address=3)
+    exempt: ClientQuota[QuotaItem] = ClientQuota(
+        QuotaItem.close, limit_per_address=3, is_exempt=lambda address: address == "10.0.0.1"
     )
-    mine, other = [Held() for _ in range(5)], Held()
+    mine, other = [QuotaItem() for _ in range(5)], QuotaItem()
     crowd.add(other, "10.0.0.2")
     for each in mine:
         exempt.add(each, "10.0.0.1")
@@ -309,13 +309,13 @@ def test_t5_the_oldest_idle_connection_of_an_address_is_closed_first() -> None:
     assert (other.is_open, crowd.closed_count) == (True, 2)
     crowd.remove(mine[2])  # the endpoint works on a request of this connection
     crowd.add(mine[2], "10.0.0.1")
-    crowd.add(Held(), "10.0.0.1")
+    crowd.add(QuotaItem(), "10.0.0.1")
     assert [each.is_open for each in mine] == [False, False, True, False, True]
 
 
 def test_t5_a_connection_with_a_response_in_progress_is_not_closed() -> None:
-    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit_per_address=1)
-    sending, waiting, newest = Held(sends=True), Held(), Held()
+    crowd: ClientQuota[QuotaItem] = ClientQuota(QuotaItem.close, limit_per_address=1)
+    sending, waiting, newest = QuotaItem(sends=True), QuotaItem(), QuotaItem()
     for each in (sending, waiting, newest):
         crowd.add(each, "10.0.0.1")
     assert (sending.is_open, waiting.is_open, newest.is_open) == (True, False, False)
@@ -324,8 +324,8 @@ def test_t5_a_connection_with_a_response_in_progress_is_not_closed() -> None:
 
 
 def test_t5_an_ipv6_network_counts_as_one_client() -> None:
-    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit_per_address=2)
-    mine, other, mapped = [Held() for _ in range(4)], Held(), [Held() for _ in range(3)]
+    crowd: ClientQuota[QuotaItem] = ClientQuota(QuotaItem.close, limit_per_address=2)
+    mine, other, mapped = [QuotaItem() for _ in range(4)], QuotaItem(), [QuotaItem() for _ in range(3)]
     for number, each in enumerate(mine):
         crowd.add(each, f"2001:db8:0:1::{number}%eth0")
     assert sum(each.is_open for each in mine) == 2
@@ -336,12 +336,12 @@ def test_t5_an_ipv6_network_counts_as_one_client() -> None:
 
 
 def test_finding_s4_a_client_with_few_connections_gets_one_from_the_client_with_most() -> None:
-    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit=lambda: 10)
-    first, strangers = Held(), [Held() for _ in range(9)]
+    crowd: ClientQuota[QuotaItem] = ClientQuota(QuotaItem.close, limit=lambda: 10)
+    first, strangers = QuotaItem(), [QuotaItem() for _ in range(9)]
     crowd.add(first, "10.0.0.1")
     for each in strangers:
         crowd.add(each, "10.0.0.66")
-    late = [Held() for _ in range(4)]
+    late = [QuotaItem() for _ in range(4)]
     for number, each in enumerate(late):
         crowd.add(each, f"10.0.1.{number}")
     assert all(each.is_open for each in (first, *late))
@@ -349,8 +349,8 @@ def test_finding_s4_a_client_with_few_connections_gets_one_from_the_client_with_
 
 
 def test_finding_s4_if_no_connection_can_be_closed_the_newest_is() -> None:
-    crowd: ClientQuota[Held] = ClientQuota(Held.close, limit=lambda: 3)
-    busy, newcomer = [Held(sends=True) for _ in range(3)], Held()
+    crowd: ClientQuota[QuotaItem] = ClientQuota(QuotaItem.close, limit=lambda: 3)
+    busy, newcomer = [QuotaItem(sends=True) for _ in range(3)], QuotaItem()
     for number, each in enumerate(busy):
         crowd.add(each, f"10.0.0.{number}")
     crowd.add(newcomer, "10.0.0.9")
@@ -417,7 +417,7 @@ def test_t5_a_thousand_connections_do_not_exceed_the_limit_of_open_files(made: S
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
-        with listening(made, files=1024) as (pid, urls), ExitStack() as stack:
+        with run_listening(made, files=1024) as (pid, urls), ExitStack() as stack:
             for _ in range(1000):
                 stack.enter_context(connect(urls["Listening"]))
             assert get(urls["Listening"] + ENTRY).status_code == 200
@@ -515,7 +515,7 @@ class Places:
         """Return the status and the body of a response, or 0 if there is none."""
         headers = LOADER | ({"Authorization": f"Bearer {token}"} if token else {})
 
-        def asked() -> tuple[int, str]:
+        def send_request() -> tuple[int, str]:
             join(os.open(f"/run/netns/{place}", os.O_RDONLY))  # this thread alone
             try:
                 answer = http_peers.get(url, headers=headers, timeout=60)
@@ -524,10 +524,10 @@ class Places:
             return answer.status_code, answer.text
 
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asked).result()
+            return thread.submit(send_request).result()
 
     @contextmanager
-    def running(self, place: str, *command: object, log: Path) -> Iterator[None]:
+    def run_logged(self, place: str, *command: object, log: Path) -> Iterator[None]:
         with log.open("w") as output:
             process = subprocess.Popen(["ip", "netns", "exec", place, *map(str, command)], stdout=output, stderr=output)
         try:
@@ -570,13 +570,13 @@ def places() -> Iterator[Places]:
 
 
 @contextmanager
-def in_a_container(places: Places, folder: Path, *options: object) -> Iterator[None]:
+def serve_in_container(places: Places, folder: Path, *options: object) -> Iterator[None]:
     """An endpoint behind the published ports, with the options of docs/how-to/give-operators-access.md."""
     (folder / "tokens").write_text(f"{TOKEN}\n")
     options = (*options, "--operators-listen", "0.0.0.0:9090", "--operators-tokens", folder / "tokens")
     with site() as made:
         serve = (sys.executable, "-m", "gitboot", "serve", "--out", made.root, "--listen", "0.0.0.0:8080")
-        with places.running(places.container, *serve, *options, log=folder / "endpoint.log"):
+        with places.run_logged(places.container, *serve, *options, log=folder / "endpoint.log"):
             eventually(lambda: places.ask(places.elsewhere, f"http://{HOST}:8080/healthz")[0] == 200)
             yield
 
@@ -584,7 +584,7 @@ def in_a_container(places: Places, folder: Path, *options: object) -> Iterator[N
 def test_t12_a_client_of_a_published_container_port_is_an_operator_only_with_a_token(
     places: Places, tmp_path: Path
 ) -> None:
-    with in_a_container(places, tmp_path):
+    with serve_in_container(places, tmp_path):
         for place in (places.elsewhere, places.host):
             assert places.ask(place, f"http://{HOST}:8080{ENTRY}")[0] == 200
             assert places.ask(place, f"http://{HOST}:8080/api/v1/status", TOKEN)[0] == 404
@@ -617,8 +617,8 @@ def test_a_prometheus_on_another_host_scrapes_with_the_configuration_on_the_page
         "--web.listen-address=127.0.0.1:9091",
     )
     with (
-        in_a_container(places, tmp_path, *options),
-        places.running(places.elsewhere, *command, log=tmp_path / "prometheus.log"),
+        serve_in_container(places, tmp_path, *options),
+        places.run_logged(places.elsewhere, *command, log=tmp_path / "prometheus.log"),
     ):
 
         def read_metric(what: str) -> str | None:

@@ -19,28 +19,28 @@ ONE, OTHER = x25519.Identity.generate(), x25519.Identity.generate()
 WHOLE = pyrage.encrypt(b"hunter2", [ONE.to_public()])
 
 
-def keys_of(folder: Path, *keys: x25519.Identity) -> AgeKeys:
+def write_keys(folder: Path, *keys: x25519.Identity) -> AgeKeys:
     file = folder / "keys"
     file.write_text("# two\n\n" + "".join(f"{key}\n" for key in keys))
     return AgeKeys(file)
 
 
 def test_an_encrypted_file_is_decrypted_by_its_key(tmp_path: Path) -> None:
-    keys = keys_of(tmp_path, ONE)
+    keys = write_keys(tmp_path, ONE)
     content = bytes(range(256))
     assert keys.decrypt(parse_encrypted(encrypt(content, [str(ONE.to_public())]))) == content
     assert keys.decrypt(parse_encrypted(pyrage.encrypt(content, [ONE.to_public()]))) == content  # without armor
 
 
 def test_a_new_key_and_the_old_one_decrypt_until_the_line_of_the_old_one_is_removed(tmp_path: Path) -> None:
-    keys = keys_of(tmp_path, ONE)
+    keys = write_keys(tmp_path, ONE)
     old, new = (parse_encrypted(encrypt(b"secret", [str(key.to_public())])) for key in (ONE, OTHER))
     assert keys.decrypt(old) == b"secret"
     with pytest.raises(DecryptionError):
         keys.decrypt(new)
-    keys_of(tmp_path, ONE, OTHER)
+    write_keys(tmp_path, ONE, OTHER)
     assert (keys.decrypt(old), keys.decrypt(new)) == (b"secret", b"secret")
-    keys_of(tmp_path, OTHER)
+    write_keys(tmp_path, OTHER)
     assert keys.decrypt(new) == b"secret"
     with pytest.raises(DecryptionError):
         keys.decrypt(old)

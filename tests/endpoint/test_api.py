@@ -159,7 +159,7 @@ def test_the_openapi_document_has_the_values_and_limits_of_the_code() -> None:
 
 
 @pytest.fixture(scope="module")
-def many() -> Iterator[httpx.Client]:
+def large_client() -> Iterator[httpx.Client]:
     """A client of an endpoint over 1,203 servers, every third of them a worker, every second at fra1."""
     found = plan_fleet(*ALWAYS, PARKED, now=AFTER).servers["web01"].published
     with site() as made:
@@ -182,26 +182,31 @@ def names(client: httpx.Client, **query: Any) -> list[str]:
             return found
 
 
-def test_the_list_is_paginated(many: httpx.Client) -> None:
-    first = many.get("/servers").json()
+def test_the_list_is_paginated(large_client: httpx.Client) -> None:
+    first = large_client.get("/servers").json()
     assert (len(first["items"]), first["continue"]) == (500, first["items"][-1]["name"])
-    assert names(many) == [*(f"s{number:04}" for number in range(1201)), "web01"]
-    assert names(many, limit=7)[:9] == [f"s{number:04}" for number in range(9)]
-    assert many.get("/servers", params={"continue": "web01"}).json()["items"] == []
+    assert names(large_client) == [*(f"s{number:04}" for number in range(1201)), "web01"]
+    assert names(large_client, limit=7)[:9] == [f"s{number:04}" for number in range(9)]
+    assert large_client.get("/servers", params={"continue": "web01"}).json()["items"] == []
 
 
-def test_the_list_can_be_filtered(many: httpx.Client) -> None:
+def test_the_list_can_be_filtered(large_client: httpx.Client) -> None:
     workers = [f"s{number:04}" for number in range(0, 1201, 3)]
-    assert (names(many, role="worker"), names(many, role="worker", limit=100)) == (workers, workers)
-    assert names(many, site="fra1", role="worker") == workers[1::2]
-    assert names(many, label=["rack=r3", "role=worker"]) == [name for name in workers if int(name[1:]) % 7 == 3]
-    assert names(many, phase="Disk") == names(many, image="none") == names(many, label="rack=") == []
-    assert len(names(many, image="flatcar-1", phase="Network")) == 1202
+    assert (names(large_client, role="worker"), names(large_client, role="worker", limit=100)) == (workers, workers)
+    assert names(large_client, site="fra1", role="worker") == workers[1::2]
+    assert names(large_client, label=["rack=r3", "role=worker"]) == [name for name in workers if int(name[1:]) % 7 == 3]
+    assert (
+        names(large_client, phase="Disk")
+        == names(large_client, image="none")
+        == names(large_client, label="rack=")
+        == []
+    )
+    assert len(names(large_client, image="flatcar-1", phase="Network")) == 1202
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=501", "limit=x", "label=x", "label==x", "sort=name"])
-def test_an_unknown_parameter_of_the_list_is_rejected(many: httpx.Client, query: str) -> None:
-    found = many.get(f"/servers?{query}")
+def test_an_unknown_parameter_of_the_list_is_rejected(large_client: httpx.Client, query: str) -> None:
+    found = large_client.get(f"/servers?{query}")
     assert (found.status_code, query.partition("=")[0] in found.text) == (400, True)
 
 

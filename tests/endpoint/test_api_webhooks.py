@@ -45,7 +45,7 @@ class MovedLoop(asyncio.SelectorEventLoop):
         return self._now
 
 
-class Heard:
+class WebhookRecorder:
     """The webhook handler in a loop with a test clock, and the times of its fetches."""
 
     def __init__(self, folder: Path) -> None:
@@ -54,7 +54,7 @@ class Heard:
         secret = PushSecret(write_private(folder / "secret", SECRET.decode()))
         self._pushes = Webhooks(secret, lambda: self.woken.append(self._loop.time()))
 
-    def after(self, headers: list[tuple[bytes, bytes]], times: int) -> set[int]:
+    def send_webhooks(self, headers: list[tuple[bytes, bytes]], times: int) -> set[int]:
         """Send webhooks, ten a second, and wait for a minute. Return the statuses."""
 
         async def receive() -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Heard:
             return runner.run(push())
 
 
-def signed(secret: bytes = SECRET, body: bytes = BODY) -> str:
+def sign_body(secret: bytes = SECRET, body: bytes = BODY) -> str:
     return hmac.new(secret, body, "sha256").hexdigest()
 
 
@@ -114,12 +114,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_a_push_that_a_forge_signs_makes_the_instance_fetch(site: Site) -> None:
     for number, headers in enumerate(
         [
-            {"X_Hub_Signature_256": f"sha256={signed()}"},  # GitHub
+            {"X_Hub_Signature_256": f"sha256={sign_body()}"},  # GitHub
             {"X_Gitlab_Token": SECRET.decode()},
-            {"X_Hub_Signature": f"sha256={signed()}"},  # Bitbucket (finding P13)
-            {"X_Hub_Signature": f"sha1={'0' * 40}", "X_Hub_Signature_256": f"sha256={signed()}"},  # GitHub sends both
-            {"X_Gogs_Signature": signed()},
-            {"X_Gitea_Signature": signed(), "X_Hub_Signature_256": f"sha256={signed()}"},
+            {"X_Hub_Signature": f"sha256={sign_body()}"},  # Bitbucket (finding P13)
+            {
+                "X_Hub_Signature": f"sha1={'0' * 40}",
+                "X_Hub_Signature_256": f"sha256={sign_body()}",
+            },  # GitHub sends both
+            {"X_Gogs_Signature": sign_body()},
+            {"X_Gitea_Signature": sign_body(), "X_Hub_Signature_256": f"sha256={sign_body()}"},
         ]
     ):
         commit = site.repository.push({f"more-{number}.yaml": server(f"more{number}", "role: web")})
@@ -135,21 +138,21 @@ def test_a_push_that_a_forge_signs_makes_the_instance_fetch(site: Site) -> None:
     "headers",
     [
         {},
-        {"X_Hub_Signature_256": f"sha256={signed(b'another-secret-of-16')}"},
-        {"X_Hub_Signature_256": f"sha256={signed(body=b'{}')}"},
+        {"X_Hub_Signature_256": f"sha256={sign_body(b'another-secret-of-16')}"},
+        {"X_Hub_Signature_256": f"sha256={sign_body(body=b'{}')}"},
         {"X_Hub_Signature_256": ""},
         {"X_Gitlab_Token": "another-secret-of-16"},
         {"X_Gitlab_Token": ""},
         {"X_Gitlab_Token": SECRET.decode(), "X_Gitea_Signature": "0"},  # one of two is wrong
-        {"X_Hub_Signature": f"sha256={signed(b'another-secret-of-16')}"},
-        {"X_Hub_Signature": signed()},  # a SHA-1 signature, which gitboot ignores
+        {"X_Hub_Signature": f"sha256={sign_body(b'another-secret-of-16')}"},
+        {"X_Hub_Signature": sign_body()},  # a SHA-1 signature, which gitboot ignores
     ],
 )
 def test_a_push_without_the_secret_does_nothing(site: Site, tmp_path: Path, headers: dict[str, str]) -> None:
     assert site.push(**headers) == 403
-    heard = Heard(tmp_path)
+    heard = WebhookRecorder(tmp_path)
     sent = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
-    assert heard.after(sent, times=1) == {403}
+    assert heard.send_webhooks(sent, times=1) == {403}
     assert heard.woken == []
 
 
@@ -167,8 +170,8 @@ def test_a_body_without_end_is_not_read(site: Site) -> None:
 
 def test_many_pushes_cause_few_fetches(tmp_path: Path) -> None:
     """The first fetch is at once, then there is one every two seconds."""
-    heard = Heard(tmp_path)
-    assert heard.after([(b"x-gitlab-token", SECRET)], times=50) == {204}
+    heard = WebhookRecorder(tmp_path)
+    assert heard.send_webhooks([(b"x-gitlab-token", SECRET)], times=50) == {204}
     assert [round(each) for each in heard.woken] == [0, 2, 4, 6]
 
 

@@ -594,15 +594,15 @@ def test_finding_p12_httpboot_finds_a_server_by_the_address_of_its_bond() -> Non
 
 
 @pytest.fixture
-def once(site: Site) -> Iterator[tuple[Site, httpx.Client]]:
+def one_time_site(site: Site) -> Iterator[tuple[Site, httpx.Client]]:
     """A site whose server has a one-time installation and then a one-time repair, and a client of its endpoint."""
     site.publish(plan_fleet(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
     with site.serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield site, client
 
 
-def test_a_get_of_a_boot_script_is_recorded_before_it_is_answered(once: tuple[Site, httpx.Client]) -> None:
-    site, client = once
+def test_a_get_of_a_boot_script_is_recorded_before_it_is_answered(one_time_site: tuple[Site, httpx.Client]) -> None:
+    site, client = one_time_site
     for site.now, phase in ((BEFORE, "(Network)"), (START, "(Maintenance)")):
         for path in LOOKUPS:
             text = client.get(path, headers={"x-forwarded-for": "10.12.0.13"}).text
@@ -612,8 +612,8 @@ def test_a_get_of_a_boot_script_is_recorded_before_it_is_answered(once: tuple[Si
             assert (observed.digest, observed.at) == (re.findall("gitboot plan (.*)", text)[0], site.now)
 
 
-def test_a_request_that_consumes_no_boot_is_not_recorded(once: tuple[Site, httpx.Client]) -> None:
-    site, client = once
+def test_a_request_that_consumes_no_boot_is_not_recorded(one_time_site: tuple[Site, httpx.Client]) -> None:
+    site, client = one_time_site
     for _ in range(2):
         client.head(ENTRY)
         client.post(ENTRY)
@@ -653,9 +653,9 @@ def test_if_the_policy_always_boots_an_image_that_writes_no_disk_that_is_the_fal
 
 @pytest.mark.parametrize("how", ["closes", "resets"])
 def test_a_client_that_leaves_before_the_response_has_fetched_nothing(
-    once: tuple[Site, httpx.Client], how: str, monkeypatch: pytest.MonkeyPatch
+    one_time_site: tuple[Site, httpx.Client], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, client = once
+    site, client = one_time_site
     gone, find = threading.Event(), BootResponses.find
 
     def slowly(*given: Any) -> BootResponse | None:
@@ -693,8 +693,8 @@ def test_a_disk_that_does_not_respond_is_awaited_until_the_deadline(
 # Many requests, and changes
 
 
-def test_a_thousand_simultaneous_clients_are_each_recorded_first(once: tuple[Site, httpx.Client]) -> None:
-    site, client = once
+def test_a_thousand_simultaneous_clients_are_each_recorded_first(one_time_site: tuple[Site, httpx.Client]) -> None:
+    site, client = one_time_site
     request = f"GET {ENTRY} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE/1.21.1\r\nConnection: close\r\n\r\n".encode()
 
     async def ask(number: int, port: int) -> None:
@@ -712,8 +712,8 @@ def test_a_thousand_simultaneous_clients_are_each_recorded_first(once: tuple[Sit
     assert len({each.client for each in observed}) == len(observed) == 1000
 
 
-def test_a_replaced_state_is_used_at_the_next_request(once: tuple[Site, httpx.Client]) -> None:
-    site, client = once
+def test_a_replaced_state_is_used_at_the_next_request(one_time_site: tuple[Site, httpx.Client]) -> None:
+    site, client = one_time_site
     for version in range(20):
         site.publish(plan_fleet(*ONCE[:-1], policy(f"v{version}", often="Once")), commit=str(version))
         assert f"BootPolicy/v{version}," in client.get(ENTRY).text

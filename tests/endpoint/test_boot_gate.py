@@ -69,7 +69,7 @@ from tests.helpers.fleets import image, maintenance, policy, profile, repository
 from tests.helpers.running_instance import Repository, eventually, running
 
 ROOT = Path(__file__).parents[2]
-GIVEN = "(Network)"
+NETWORK_BOOT = "(Network)"
 DISK = "boots its local disk"
 FLEET = plan_fleet(*ONCE)
 DATA = next(f"/{path}" for path in FLEET.boot_files if "/data/" in path).replace("//", "/")
@@ -93,7 +93,7 @@ def url(here: Site) -> Iterator[str]:
 
 def test_e2_without_an_instance_a_served_boot_is_replaced_by_the_disk_after_a_minute(here: Site) -> None:
     with here.serve() as url:
-        for seconds, expected in ((0, GIVEN), (59, GIVEN), (60, DISK), (86400, DISK)):
+        for seconds, expected in ((0, NETWORK_BOOT), (59, NETWORK_BOOT), (60, DISK), (86400, DISK)):
             here.now = BEFORE + timedelta(seconds=seconds)
             assert all(expected in get(url + path).text for path in LOOKUPS), seconds
         text = get(url + ENTRY).text
@@ -104,9 +104,9 @@ def test_e2_without_an_instance_a_served_boot_is_replaced_by_the_disk_after_a_mi
 @pytest.mark.parametrize("closing", [DATA, f"/ignition/{UUID}"])
 def test_a_fetch_by_the_installed_system_ends_the_offer_of_its_boot(closing: str, url: str) -> None:
     """A path with a token consumes the boot. A document that every client can fetch by a UUID does not."""
-    assert GIVEN in get(url + ENTRY).text
+    assert NETWORK_BOOT in get(url + ENTRY).text
     assert get(url + closing, headers={"user-agent": "Ignition/2.15"}).status_code == 200
-    assert (DISK if closing == DATA else GIVEN) in get(url + GRUB).text
+    assert (DISK if closing == DATA else NETWORK_BOOT) in get(url + GRUB).text
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -116,7 +116,7 @@ def test_a_clock_that_is_set_back_serves_no_boot_for_another_minute(here: Site, 
     here.now = BEFORE + here.ahead
     with ExitStack() as endpoints:
         url = endpoints.enter_context(here.serve())
-        assert GIVEN in get(url + ENTRY).text
+        assert NETWORK_BOOT in get(url + ENTRY).text
         here.now, here.ahead = here.now + timedelta(seconds=5), timedelta(0)
         if is_restarted:
             endpoints.close()
@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_back_serves_no_boot_for_another_minute(here: Site, 
 
 def test_e31_a_restarted_endpoint_knows_served_boots_until_the_output_tree_has_them(here: Site) -> None:
     with here.serve() as url:
-        assert GIVEN in get(url + ENTRY).text
+        assert NETWORK_BOOT in get(url + ENTRY).text
     read_new(here.spool, {})  # the instance has read the fetch, but could not publish
     here.now += timedelta(minutes=2)
     with here.serve() as url:
@@ -149,11 +149,11 @@ QUIET = plan_fleet(*SEED, policy("web", "{matchLabels: {role: web}}", "kernelArg
             id="a new name",
         ),
         pytest.param(
-            *(2, plan_fleet(ONCE[0], server("web01", "role: web", "provision: 2"), *ONCE[2:]), GIVEN),
+            *(2, plan_fleet(ONCE[0], server("web01", "role: web", "provision: 2"), *ONCE[2:]), NETWORK_BOOT),
             id="a higher number",
         ),
         pytest.param(
-            2, plan_fleet(*ONCE, records={"web01": Record(offered=2)}), GIVEN, id="an operator sets it pending"
+            2, plan_fleet(*ONCE, records={"web01": Record(offered=2)}), NETWORK_BOOT, id="an operator sets it pending"
         ),
     ],
 )
@@ -161,17 +161,17 @@ def test_e31_only_a_new_number_or_an_operator_makes_another_boot_of_a_served_one
     here: Site, minutes: int, fleet: Fleet, expected: str, url: str
 ) -> None:
     """The boot is fetched between the time when the instance reads the fetch log and its publication."""
-    assert GIVEN in get(url + ENTRY).text
+    assert NETWORK_BOOT in get(url + ENTRY).text
     here.now += timedelta(minutes=minutes)
-    assert (GIVEN if minutes == 0 else DISK) in get(url + ENTRY).text
+    assert (NETWORK_BOOT if minutes == 0 else DISK) in get(url + ENTRY).text
     here.publish(fleet, commit="2")
     assert expected in get(url + ENTRY).text
 
 
 def test_several_workers_share_the_served_boots(here: Site) -> None:
     with here.serve() as one, here.serve() as other:
-        assert GIVEN in get(one + ENTRY).text
-        assert GIVEN in get(other + BY_UUID).text
+        assert NETWORK_BOOT in get(one + ENTRY).text
+        assert NETWORK_BOOT in get(other + BY_UUID).text
         here.now += timedelta(minutes=1)
         assert DISK in get(other + ENTRY).text
 
@@ -193,7 +193,7 @@ def test_an_installer_that_has_reported_gets_no_further_boot(here: Site, report:
             asked = http_peers.request("POST" if report == "failed" else "GET", url + said, headers=LOADER)
             assert asked.status_code in (200, 204)
         text = get(url + ENTRY).text
-    assert (GIVEN in text) is (report is None)
+    assert (NETWORK_BOOT in text) is (report is None)
     assert ("# gitboot withheld the boot of web01: the installer sent its report at 2" in text) is (report is not None)
 
 
@@ -206,7 +206,7 @@ def test_e3_while_the_ledger_cannot_be_written_no_boot_is_served_twice(tmp_path:
         lock = sqlite3.connect(tmp_path / "state" / "ledger.sqlite", isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")
         first = instance.get(ENTRY).text
-        assert GIVEN in first
+        assert NETWORK_BOOT in first
         data = re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+)", first)[0]
         assert instance.get(data).status_code == 200
         for _ in range(3):
@@ -219,10 +219,10 @@ def test_e3_while_the_ledger_cannot_be_written_no_boot_is_served_twice(tmp_path:
 def test_e1_a_killed_endpoint_serves_no_boot_twice(tmp_path: Path) -> None:
     with site(plan_fleet(*ONCE, now=datetime.now(UTC))) as here:
         arguments = ("--spool", str(here.spool))
-        for expected in (GIVEN, DISK, DISK):
+        for expected in (NETWORK_BOOT, DISK, DISK):
             with served(here.root, *arguments) as (url, process):
                 assert expected in get(url + ENTRY).text
-                if expected == GIVEN:  # the installer's report before the machine boots again
+                if expected == NETWORK_BOOT:  # the installer's report before the machine boots again
                     assert get(url + DATA).status_code == 200
                 process.send_signal(signal.SIGKILL)
         recorded = select_consuming_fetches(
@@ -270,7 +270,7 @@ def test_an_endpoint_that_cannot_record_is_not_ready_until_it_can(here: Site, ur
     )
     (away / "spool").rename(here.spool)
     eventually(lambda: http_peers.get(f"{url}/readyz").status_code == 200)
-    assert GIVEN in get(url + ENTRY).text
+    assert NETWORK_BOOT in get(url + ENTRY).text
 
 
 def test_a_fetch_that_cannot_be_recorded_is_logged_in_one_line(
@@ -306,7 +306,7 @@ def test_an_endpoint_with_a_full_disk_finds_out_by_itself_and_is_not_ready(
             assert DISK in get(url + ENTRY).text
             filler.unlink()
             eventually(lambda: http_peers.get(f"{url}/readyz").status_code == 200)
-            assert GIVEN in get(url + ENTRY).text
+            assert NETWORK_BOOT in get(url + ENTRY).text
 
 
 # Which endpoint serves
@@ -326,7 +326,7 @@ def test_e38_with_an_older_copy_of_the_tree_no_boot_is_served_after_the_fetch_lo
 ) -> None:
     shutil.copytree(here.root, tmp_path / "backup", symlinks=True)
     with here.serve() as url:
-        assert GIVEN in get(url + ENTRY).text
+        assert NETWORK_BOOT in get(url + ENTRY).text
     offsets = read_new(here.spool, {}).offsets
     here.publish(
         plan_fleet(*ONCE, records={"web01": Record(provision=1, image="flatcar-1")}), commit="2", taken=offsets
@@ -340,18 +340,18 @@ def test_e38_with_an_older_copy_of_the_tree_no_boot_is_served_after_the_fetch_lo
         assert "(OlderTree)" in text
         assert "older than the last deletion in the spool" in http_peers.get(f"{url}/readyz").text
         here.publish(FLEET, commit="3")  # the same plan, in a newer tree
-        assert GIVEN in get(url + ENTRY).text
+        assert NETWORK_BOOT in get(url + ENTRY).text
 
 
 def test_a_lost_fetch_log_is_replaced_by_a_new_one_and_until_then_nothing_is_recorded(here: Site, url: str) -> None:
-    assert GIVEN in get(url + ENTRY).text
+    assert NETWORK_BOOT in get(url + ENTRY).text
     here.observed()
     shutil.rmtree(here.spool)
     assert "(NotRecorded)" in get(url + ENTRY).text
     here.spool.mkdir()
     assert "(AnotherFetchLog)" in get(url + ENTRY).text, "the tree names the one that was lost"
     here.publish(FLEET, commit="2")
-    assert GIVEN in get(url + ENTRY).text
+    assert NETWORK_BOOT in get(url + ENTRY).text
     assert [each.path for each in here.observed()] == [f"boot{ENTRY}"]
 
 
@@ -434,7 +434,7 @@ def test_an_endpoint_without_a_fetch_log_redirects_once_to_the_one_that_serves(h
         for path in LOOKUPS:
             assert "gives.test:8080" in get(other + path).text
             assert DISK in get(f"{other}{path}?hop=1").text, "nobody is sent in circles"
-            assert GIVEN in get(f"{gives}{path}?hop=1").text
+            assert NETWORK_BOOT in get(f"{gives}{path}?hop=1").text
         assert http_peers.get(f"{other}/api/v1/status").status_code == 200
         refused = http_peers.get(f"{other}/metrics").text
     assert 'gitboot_boots_withheld_total{reason="NotRecorded"} 3.0' in refused, "who is sent on is not refused"
@@ -445,7 +445,7 @@ def test_an_endpoint_without_a_fetch_log_redirects_once_to_the_one_that_serves(h
 BMC = "bmc: {address: 'https://bmc.test', credentials: bmc}"
 
 
-def direct(artifact: str, spec: str = "", config: str = "None", *, settings: str = SEED[0]) -> Fleet:
+def make_direct_fleet(artifact: str, spec: str = "", config: str = "None", *, settings: str = SEED[0]) -> Fleet:
     """A server whose firmware boots an artifact once. DHCP names the artifact."""
     of_image = f"configFrom: {config}" + (", userData: Ignition/3.4" if config == "SystemUUID" else "")
     data = ", userData: {format: Ignition/3.4, template: t}" if config == "SystemUUID" else ""
@@ -458,9 +458,9 @@ def direct(artifact: str, spec: str = "", config: str = "None", *, settings: str
     return plan_fleet(settings, *documents)
 
 
-SYSTEM_UUID = direct("uki", config="SystemUUID")
+SYSTEM_UUID = make_direct_fleet("uki", config="SystemUUID")
 NAMED_CLIENTS = "provisioning: {clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}, baseURL: 'http://boot.test'"
-OF_NAMED_CLIENTS = direct("uki", config="SystemUUID", settings=fleet_document(NAMED_CLIENTS))
+DIRECT_FLEET = make_direct_fleet("uki", config="SystemUUID", settings=fleet_document(NAMED_CLIENTS))
 WRITES_NO_DISK = plan_fleet(
     SEED[0],
     server("web01", "role: web"),
@@ -481,8 +481,8 @@ def request_as_dhcp(url: str) -> list[int]:
 @pytest.mark.parametrize(
     ("fleet", "expected"),
     [
-        pytest.param(direct("uki"), 404, id="no later fetch would show that it was booted"),
-        pytest.param(direct("iso", BMC), 200, id="a BMC shows it"),
+        pytest.param(make_direct_fleet("uki"), 404, id="no later fetch would show that it was booted"),
+        pytest.param(make_direct_fleet("iso", BMC), 200, id="a BMC shows it"),
         pytest.param(SYSTEM_UUID, 200, id="its data shows it"),
     ],
 )
@@ -524,11 +524,13 @@ def test_after_a_served_boot_its_user_data_is_evidence_from_the_same_address_or_
 ) -> None:
     here.publish(SYSTEM_UUID)
     with here.serve(trusted_proxies=PROXY) as url:
-        assert GIVEN in get(url + ENTRY, headers={**LOADER, "x-forwarded-for": ADDRESS}).text
+        assert NETWORK_BOOT in get(url + ENTRY, headers={**LOADER, "x-forwarded-for": ADDRESS}).text
         headers = {"user-agent": agent, "x-forwarded-for": client}
         assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
         found = here.observed()
-        assert (GIVEN in get(url + GRUB).text) is not counts, "the data ends the minute in which the boot is repeated"
+        assert (NETWORK_BOOT in get(url + GRUB).text) is not counts, (
+            "the data ends the minute in which the boot is repeated"
+        )
     assert [(each.path, each.is_evidence) for each in found] == [
         (f"boot{ENTRY}", True),
         (f"boot/ignition/{UUID}", counts),
@@ -546,7 +548,7 @@ def test_after_a_served_boot_its_user_data_is_evidence_from_the_same_address_or_
         (SYSTEM_UUID, ADDRESS, "a system", False),  # or a monitor
         (SYSTEM_UUID, ADDRESS, "", False),
         *(
-            (OF_NAMED_CLIENTS, client, agent, client == "10.12.0.13")
+            (DIRECT_FLEET, client, agent, client == "10.12.0.13")
             for client in ("10.12.0.13", "10.12.9.1", "10.13.0.1")
             for agent in ("a system", "curl/8.5.0", "")
         ),
@@ -568,7 +570,7 @@ def test_finding_c6_user_data_by_uuid_is_evidence_by_a_system_or_by_a_client_tha
     found = read_new(here.spool, {}).observations
     assert [each.path for each in found if each.outcome is None] == [f"boot/ignition/{UUID}"] * 2
     assert (Outcome.SERVED in {each.outcome for each in found}) is counts
-    assert fleet is not OF_NAMED_CLIENTS or {each.is_evidence for each in found} == {counts}
+    assert fleet is not DIRECT_FLEET or {each.is_evidence for each in found} == {counts}
 
 
 def test_the_data_of_a_direct_boot_gets_a_503_while_the_fetch_cannot_be_recorded(here: Site) -> None:
@@ -599,7 +601,7 @@ def test_e6_a_client_that_is_not_a_loader_gets_the_fallback_and_consumes_nothing
         ):
             headers = {"user-agent": agent} | (ELSEWHERE if from_elsewhere else {})
             text = get(url + ENTRY, headers=headers).text
-            assert (GIVEN if counts else DISK) in text, agent
+            assert (NETWORK_BOOT if counts else DISK) in text, agent
             assert (len(here.observed()), "(ClientNotCounted)" in text) == (counts, not counts), agent
 
 
@@ -614,7 +616,7 @@ def test_finding_m3_a_boot_is_served_to_clients_that_send_what_a_loader_sends(he
             ("my-loader 1", f"?uuid={UUID}&serial=", True),  # a machine without a serial number
         ):
             text = get(url + ENTRY + query, headers={"user-agent": agent, **ELSEWHERE}).text
-            assert ((GIVEN if counts else DISK) in text, len(here.observed())) == (True, counts), (agent, query)
+            assert ((NETWORK_BOOT if counts else DISK) in text, len(here.observed())) == (True, counts), (agent, query)
 
 
 CHECKS = [("gitboot-verify-mirror/0.2.0", ""), (IPXE, "?check=1"), ("gitboot/0.1.0", "")]
@@ -632,7 +634,7 @@ def test_finding_m3_a_check_consumes_nothing_even_if_all_clients_count(here: Sit
             for path in (DATA, f"/ignition/{UUID}"):
                 assert get(url + path + query, headers=headers).status_code == 200
             assert [each for each in here.observed() if each.is_evidence] == [], agent
-        assert GIVEN in get(url + ENTRY, headers={"user-agent": IPXE, **client}).text, "the machine is given it"
+        assert NETWORK_BOOT in get(url + ENTRY, headers={"user-agent": IPXE, **client}).text, "the machine is given it"
         metrics = http_peers.get(f"{url}/metrics", headers=own).text
     assert 'gitboot_boots_withheld_total{reason="ClientNotCounted"} 0.0' in metrics
 
@@ -646,7 +648,7 @@ def test_if_the_fleet_names_clients_only_they_count(here: Site) -> None:
         for client in ("10.12.9.1", "10.13.0.1", "fd00:12::13", "10.12.0.13"):
             for agent in (IPXE, "curl/8.5.0"):
                 text = get(url + ENTRY, headers={"user-agent": agent, "x-forwarded-for": client}).text
-                assert (GIVEN if client == "10.12.0.13" else DISK) in text, (client, agent)
+                assert (NETWORK_BOOT if client == "10.12.0.13" else DISK) in text, (client, agent)
 
 
 @for_each(
@@ -685,7 +687,7 @@ def test_e25_another_machine_gets_the_fallback(here: Site, url: str) -> None:
         ("?uuid=nonsense&serial=ABC1234", True),  # a serial number that the document lacks
     ):
         text = get(url + ENTRY + query).text
-        assert ((GIVEN if given else DISK) in text, len(here.observed())) == (True, given), query
+        assert ((NETWORK_BOOT if given else DISK) in text, len(here.observed())) == (True, given), query
 
 
 @pytest.mark.parametrize("uuid", byte_orders(SystemUuid(UUID)))
@@ -708,7 +710,7 @@ def test_e7_no_boot_with_missing_files_is_served(here: Site, tmp_path: Path) -> 
             assert here.observed() == []
             (assets / "flatcar-1").mkdir(parents=True, exist_ok=True)
             (assets / "flatcar-1" / name).touch()
-        assert GIVEN in get(url + ENTRY).text
+        assert NETWORK_BOOT in get(url + ENTRY).text
 
 
 def test_e7_no_boot_with_truncated_files_is_served(here: Site, tmp_path: Path) -> None:
@@ -723,7 +725,7 @@ def test_e7_no_boot_with_truncated_files_is_served(here: Site, tmp_path: Path) -
         assert "assets/flatcar-1/kernel has 3 bytes, but the image states 5 (ArtifactMissing)" in get(url + ENTRY).text
         assert here.observed() == []
         (folder / "kernel").write_text("kerne")
-        assert GIVEN in get(url + ENTRY).text
+        assert NETWORK_BOOT in get(url + ENTRY).text
 
 
 # Headers
@@ -775,7 +777,7 @@ def test_e32_an_endpoint_with_a_wrong_clock_serves_no_install_boot(here: Site, o
             here.now = BEFORE + timedelta(seconds=1)
             say(here, BEFORE + timedelta(seconds=2))
             http_peers.get(f"{url}/api/v1/status")
-            assert GIVEN in get(url + ENTRY).text
+            assert NETWORK_BOOT in get(url + ENTRY).text
             assert http_peers.get(f"{url}/readyz").status_code == 200
 
 
@@ -787,7 +789,7 @@ def test_an_instance_that_has_stopped_writing_does_not_count_as_another_clock(he
         assert "ahead of the last time that the instance wrote" in http_peers.get(f"{url}/readyz").text
         here.now = BEFORE + timedelta(minutes=3)
         assert http_peers.get(f"{url}/readyz").status_code == 200
-        assert GIVEN in get(url + ENTRY).text
+        assert NETWORK_BOOT in get(url + ENTRY).text
     here.publish(FLEET, commit="2")
     with here.serve(keeping=ClockState.SYNCHRONISED) as url:
         assert "not compared" not in get(url + ENTRY).text
@@ -807,7 +809,7 @@ def test_e32_with_a_fast_clock_at_its_start_an_endpoint_waits_until_the_instance
         here.now = BEFORE + timedelta(minutes=2)
         say(here, here.now)
         http_peers.get(f"{url}/api/v1/status")
-        assert GIVEN in get(url + ENTRY).text
+        assert NETWORK_BOOT in get(url + ENTRY).text
 
 
 def test_e32_a_clock_that_is_behind_an_earlier_time_serves_no_install_boot(here: Site) -> None:
@@ -835,7 +837,7 @@ def test_a_clock_that_is_set_back_reopens_no_ended_window(here: Site) -> None:
     with here.serve() as url:
         for hour in (0, 1, 0, 1, 3, 1, 0):
             here.now = START + timedelta(hours=hour, minutes=-30)
-            seen.append(_find_boot(url))
+            seen.append(_get_boot(url))
     assert seen == ["web", "repair", "web", "repair", "web", "web", "web"]
 
 
@@ -851,11 +853,11 @@ def test_a_window_ends_in_time_at_an_endpoint_whose_clock_was_set_back_in_it(her
     with here.serve(keeps=True) as url:
         for minutes in (58, 59, 61, 90):
             here.now = START + timedelta(minutes=minutes) + here.ahead
-            seen.append(_find_boot(url))
+            seen.append(_get_boot(url))
     assert seen == ["repair", "repair", "web", "web"]
 
 
-def _find_boot(url: str) -> str:
+def _get_boot(url: str) -> str:
     return "repair" if "memtest-7" in get(url + ENTRY).text else "web"
 
 
@@ -873,7 +875,7 @@ def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_starts_no_maintenance
         here.now, here.ahead = true + timedelta(minutes=minutes) + off, off
         say(here, true + timedelta(minutes=minutes))
         http_peers.get(f"{url}/api/v1/status")  # makes the endpoint refresh, as it does each second
-        seen.append(_find_boot(url))
+        seen.append(_get_boot(url))
 
     say(here, true)
     here.now, here.ahead = (true + off, off) if is_found_at == "the start" else (true, timedelta())
@@ -895,12 +897,12 @@ def test_finding_c6_a_served_maintenance_continues_to_its_end_and_not_into_the_n
     seen = []
     say(here, BEFORE)
     with here.serve() as url:
-        seen.append(_find_boot(url))
+        seen.append(_get_boot(url))
         for minutes in (1, 2, 29, 31, 59, 61, 100):
             here.now, here.ahead = BEFORE + timedelta(minutes=minutes) + off, off
             say(here, BEFORE + timedelta(minutes=minutes))
             http_peers.get(f"{url}/api/v1/status")
-            seen.append(_find_boot(url))
+            seen.append(_get_boot(url))
     assert seen == ["repair", "repair", "repair", "repair", "web", "web", "web", "web"]
 
 
@@ -1006,7 +1008,7 @@ def test_printing_a_boot_script_does_not_consume_its_boot(here: Site) -> None:
     result = CliRunner().invoke(cli, ["boot-script", "web01", "--tree", str(here.root), "--at", format_instant(BEFORE)])
     assert result.exit_code == 0, result.output
     assert result.output.count("# served once, to the machine: ") == 2, "for iPXE and for GRUB"
-    assert result.output.count(GIVEN) == 2
+    assert result.output.count(NETWORK_BOOT) == 2
     with here.serve() as url:
         assert get(url + ENTRY).text in result.output
     assert CliRunner().invoke(cli, ["boot-script", "web02", "--tree", str(here.root)]).exit_code != 0

@@ -50,8 +50,8 @@ from tests.helpers.mirrors import Mirror, caddy, make_unreadable, nginx
 
 PEERS = "outputs: [ipxe, grub, serial, matchbox, bss, smee, pixiecore, nocloud, ec2, netboot.xyz, foreman]"
 REPORTED = "provisioning: {evidence: Reported}"
-COLONS = make_mac("web01")
-MAC = COLONS.replace(":", "-")
+COLON_MAC = make_mac("web01")
+MAC = COLON_MAC.replace(":", "-")
 BARE = MAC.replace("-", "")
 UUID = make_uuid("web01")
 INIT = make_uuid("init01")
@@ -82,20 +82,20 @@ TOKEN = next(path.rpartition("/")[2] for path in FLEET.boot_files if "/provision
 ENTRIES = {
     "matchbox's first script": f"/ipxe?uuid={UUID}&mac={MAC}&domain=&hostname=&serial=ABC123",
     "matchbox by MAC": f"/ipxe?mac={MAC}",
-    "matchbox by an encoded MAC": f"/ipxe?mac={COLONS.replace(':', '%3a')}",
+    "matchbox by an encoded MAC": f"/ipxe?mac={COLON_MAC.replace(':', '%3a')}",
     "matchbox by UUID": f"/ipxe?uuid={UUID}",
     "matchbox by serial": "/ipxe?serial=ABC123",
-    "bss by MAC": f"/boot/v1/bootscript?mac={COLONS}&retry=1&arch=x86_64&ts=1",
-    "bss in short": f"/bootscript?mac={COLONS}",
-    "smee": f"/{COLONS}/auto.ipxe",
-    "smee's script": f"/ipxe/script/{COLONS}/auto.ipxe",
+    "bss by MAC": f"/boot/v1/bootscript?mac={COLON_MAC}&retry=1&arch=x86_64&ts=1",
+    "bss in short": f"/bootscript?mac={COLON_MAC}",
+    "smee": f"/{COLON_MAC}/auto.ipxe",
+    "smee's script": f"/ipxe/script/{COLON_MAC}/auto.ipxe",
     "netboot.xyz": f"/MAC-{BARE}.ipxe",
 }
 LOOKED_UP = {  # paths that only an endpoint serves
     "bss by name": "/boot/v1/bootscript?name=web01",
     "bss by xname": "/boot/v1/bootscript?host=x0c0s0b0n0",
     "bss by nid": "/boot/v1/bootscript?nid=7",
-    "matchbox in capitals": f"/ipxe?mac={COLONS.upper()}",
+    "matchbox in capitals": f"/ipxe?mac={COLON_MAC.upper()}",
     # The two that netboot.xyz tries one after the other: roles/netbootxyz/templates/disks/netboot.xyz.j2.
     "netboot.xyz with hyphens": f"/MAC-{MAC}.ipxe",
     # The spellings of --dhcp-mac-address-format: smee/internal/ipxe/script/ipxe.go takes what Go's net.ParseMAC does.
@@ -141,7 +141,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def looking(output: Path) -> Iterator[httpx.Client]:
+def read_client(output: Path) -> Iterator[httpx.Client]:
     """An endpoint for requests that consume no boot."""
     with Site(output).serve(trusted_proxies=PROXY) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         yield client
@@ -218,64 +218,66 @@ def test_a_stop_of_all_boots_applies_to_aliases(here: Site) -> None:
         assert "boots flatcar-1" not in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
 
 
-def test_pixiecore_chains_the_machine_to_its_boot_script(looking: httpx.Client) -> None:
+def test_pixiecore_chains_the_machine_to_its_boot_script(read_client: httpx.Client) -> None:
     """Read a response as Pixiecore's client does: go.universe.tf/netboot, pixiecore/booters.go, apibooter.BootSpec."""
-    said = looking.get(f"/pixiecore/v1/boot/{COLONS}").json()
+    said = read_client.get(f"/pixiecore/v1/boot/{COLON_MAC}").json()
     assert list(said) == ["ipxe-script"]
     first, chain = said["ipxe-script"].splitlines()
     assert first == "#!ipxe"
     assert chain.startswith(f"chain --autofree http://boot.test{ENTRY}?uuid=${{uuid}}")
-    assert looking.get(f"/pixiecore/v1/boot/{make_mac('disk01')}").status_code == 404  # "don't boot this machine"
+    assert read_client.get(f"/pixiecore/v1/boot/{make_mac('disk01')}").status_code == 404  # "don't boot this machine"
 
 
-def test_boot_parameters_show_no_install_boot(looking: httpx.Client) -> None:
-    [web] = looking.get(f"/boot/v1/bootparameters?mac={COLONS}").json()
-    assert web == {"hosts": ["web01"], "macs": [COLONS]}
-    [init] = looking.get("/boot/v1/bootparameters?name=init01").json()
+def test_boot_parameters_show_no_install_boot(read_client: httpx.Client) -> None:
+    [web] = read_client.get(f"/boot/v1/bootparameters?mac={COLON_MAC}").json()
+    assert web == {"hosts": ["web01"], "macs": [COLON_MAC]}
+    [init] = read_client.get("/boot/v1/bootparameters?name=init01").json()
     assert init["kernel"].endswith("/kernel") and init["initrd"].endswith("initrd")
     assert "ds=nocloud" in init["params"]
-    assert looking.post("/boot/v1/bootparameters").status_code == 405
+    assert read_client.post("/boot/v1/bootparameters").status_code == 405
 
 
-def test_matchbox_paths_serve_ignition_cloud_config_and_metadata(looking: httpx.Client) -> None:
-    assert looking.get(f"/ignition?uuid={UUID}&mac={MAC}").json() == {"ignition": {"version": "3.4.0"}}
-    assert looking.get(f"/ignition?uuid={UUID}").json() == {"ignition": {"version": "3.4.0"}}
-    assert looking.get(f"/cloud?uuid={INIT}").text == "#cloud-config\nhostname: init01\n"
-    told = looking.get(f"/metadata?mac={MAC}&foo=bar").text.splitlines()
+def test_matchbox_paths_serve_ignition_cloud_config_and_metadata(read_client: httpx.Client) -> None:
+    assert read_client.get(f"/ignition?uuid={UUID}&mac={MAC}").json() == {"ignition": {"version": "3.4.0"}}
+    assert read_client.get(f"/ignition?uuid={UUID}").json() == {"ignition": {"version": "3.4.0"}}
+    assert read_client.get(f"/cloud?uuid={INIT}").text == "#cloud-config\nhostname: init01\n"
+    told = read_client.get(f"/metadata?mac={MAC}&foo=bar").text.splitlines()
     assert {"ROLE=web", f"REQUEST_QUERY_MAC={MAC}", "REQUEST_QUERY_FOO=bar"} <= {*told}
     assert f"REQUEST_RAW_QUERY=mac={MAC}&foo=bar" in told
-    assert not any(line.startswith("X=") for line in looking.get(f"/metadata?mac={MAC}&a=b%0aX=1").text.splitlines())
+    assert not any(
+        line.startswith("X=") for line in read_client.get(f"/metadata?mac={MAC}&a=b%0aX=1").text.splitlines()
+    )
 
 
-def test_paths_of_first_scripts_serve_the_first_script(looking: httpx.Client) -> None:
-    script = looking.get("/boot.ipxe").content
-    assert {looking.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
-    assert looking.get(f"/ipxe?mac={MAC}").content != script  # although that path was fetched before
+def test_paths_of_first_scripts_serve_the_first_script(read_client: httpx.Client) -> None:
+    script = read_client.get("/boot.ipxe").content
+    assert {read_client.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
+    assert read_client.get(f"/ipxe?mac={MAC}").content != script  # although that path was fetched before
     # dhcp-boot of Tinkerbell's docs/technical/smee/DHCP.md: the fetched file is two levels up.
     deeper = script.decode().replace("--name entry ", "--name entry ../../")
-    assert looking.get("/ipxe/script/auto.ipxe").text == deeper
+    assert read_client.get("/ipxe/script/auto.ipxe").text == deeper
 
 
-def test_ec2_metadata_finds_a_machine_by_its_address(looking: httpx.Client) -> None:
-    assert looking.get("/2009-04-04/user-data").text == "#cloud-config\nhostname: init01\n"
-    assert looking.get("/2009-04-04/meta-data/instance-id").text == INIT
-    assert looking.get("/latest/meta-data/").text.split() == ["hostname", "instance-id", "local-hostname"]
-    assert looking.get("/2009-04-04/meta-data/nothing").status_code == 404
+def test_ec2_metadata_finds_a_machine_by_its_address(read_client: httpx.Client) -> None:
+    assert read_client.get("/2009-04-04/user-data").text == "#cloud-config\nhostname: init01\n"
+    assert read_client.get("/2009-04-04/meta-data/instance-id").text == INIT
+    assert read_client.get("/latest/meta-data/").text.split() == ["hostname", "instance-id", "local-hostname"]
+    assert read_client.get("/2009-04-04/meta-data/nothing").status_code == 404
     elsewhere = {"x-forwarded-for": "10.12.0.99"}
-    assert looking.get("/2009-04-04/user-data", headers=elsewhere).status_code == 404
+    assert read_client.get("/2009-04-04/user-data", headers=elsewhere).status_code == 404
 
 
-def test_an_unknown_client_of_http_boot_gets_the_profile_of_unknown_servers(looking: httpx.Client) -> None:
-    said = looking.get("/httpboot", headers={"x-forwarded-for": "10.12.0.99"}).json()
+def test_an_unknown_client_of_http_boot_gets_the_profile_of_unknown_servers(read_client: httpx.Client) -> None:
+    said = read_client.get("/httpboot", headers={"x-forwarded-for": "10.12.0.99"}).json()
     assert said["ClientIPs"] == "10.12.0.99"
     assert said["UKIURL"].endswith(".efi") or "uki" in said["UKIURL"]
     assert "SystemUUID" not in said
-    assert looking.get("/httpboot", headers={"x-forwarded-for": ADDRESS}).status_code == 404
+    assert read_client.get("/httpboot", headers={"x-forwarded-for": ADDRESS}).status_code == 404
 
 
 @pytest.mark.parametrize("path", NOBODY)
-def test_an_unknown_machine_and_a_malformed_key_get_the_same_404(looking: httpx.Client, path: str) -> None:
-    answer = looking.get(path)
+def test_an_unknown_machine_and_a_malformed_key_get_the_same_404(read_client: httpx.Client, path: str) -> None:
+    answer = read_client.get(path)
     assert (answer.status_code, answer.content, answer.headers["cache-control"]) == (404, b"#", "no-store")
 
 
@@ -335,9 +337,9 @@ def test_tokens_find_no_server_if_foreman_is_not_chosen() -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        f"/ipxe?mac={COLONS}&uuid={UUID}",
-        f"/boot/v1/bootscript?mac={COLONS}",
-        f"/{COLONS}/auto.ipxe",
+        f"/ipxe?mac={COLON_MAC}&uuid={UUID}",
+        f"/boot/v1/bootscript?mac={COLON_MAC}",
+        f"/{COLON_MAC}/auto.ipxe",
         f"/MAC-{BARE}.ipxe",
     ],
 )
@@ -347,12 +349,12 @@ def test_an_unknown_machine_is_recorded_by_any_path_that_it_requests(path: str) 
     assert noted is not None and noted.macs == (MAC,)
 
 
-TOLD = '{"ignition": {"version": "3.4.0"}, "told": "{{ urls.provisioned }}"}'
+REPORTING_CONFIG = '{"ignition": {"version": "3.4.0"}, "told": "{{ urls.provisioned }}"}'
 
 
 def test_data_at_a_public_path_reveals_no_token_of_an_installation(tmp_path: Path) -> None:
     """The machine's own system uses another path, with a token that only the key of this instance can make."""
-    keyed = plan_fleet(*DOCUMENTS, templates={"t": TOLD, "c": CLOUD}, keys=TokenKeys(b"k" * 32))
+    keyed = plan_fleet(*DOCUMENTS, templates={"t": REPORTING_CONFIG, "c": CLOUD}, keys=TokenKeys(b"k" * 32))
     named = {path.rpartition("/")[2] for path in keyed.boot_files if "/provisioned/" in path}
     [token] = named
     data = next(file.content for path, file in keyed.boot_files.items() if f"/data/{token}/" in path)
@@ -368,10 +370,10 @@ def test_data_at_a_public_path_reveals_no_token_of_an_installation(tmp_path: Pat
 def test_e29_if_an_endpoint_is_named_no_alias_in_the_tree_contains_a_one_time_boot() -> None:
     named = fleet(f"baseURL: 'http://boot.test', endpoint: 'http://gitboot.test', {PEERS}, {REPORTED}")
     found = plan_fleet(named, *DOCUMENTS[1:], templates={**TEMPLATES, "c": CLOUD})
-    for path in (f"/{COLONS}/auto.ipxe", f"/ipxe/script/{COLONS}/auto.ipxe", f"/MAC-{BARE}.ipxe"):
+    for path in (f"/{COLON_MAC}/auto.ipxe", f"/ipxe/script/{COLON_MAC}/auto.ipxe", f"/MAC-{BARE}.ipxe"):
         text = found.boot_files[path].content.decode()
         assert f"imgfetch --timeout 8000 --name answer http://gitboot.test{path}?" in text and "kernel" not in text
-    said = json.loads(found.boot_files[f"/pixiecore/v1/boot/{COLONS}"].content)
+    said = json.loads(found.boot_files[f"/pixiecore/v1/boot/{COLON_MAC}"].content)
     assert f"http://boot.test{ENTRY}" in said["ipxe-script"]  # this path redirects by itself
     assert not any(f"boot/{MAC}/user-data" in path for path in found.servers["web01"].evidence_digests)
 
@@ -384,7 +386,7 @@ S3 = (
 
 def test_the_log_of_a_bucket_names_an_alias_that_is_a_file_of_the_tree() -> None:
     """The log does not show which version was sent, so only a path that names an installation is evidence."""
-    for path in (f"52%253A54%253A00{COLONS[8:].replace(':', '%253A')}/auto.ipxe", f"MAC-{BARE}.ipxe"):
+    for path in (f"52%253A54%253A00{COLON_MAC[8:].replace(':', '%253A')}/auto.ipxe", f"MAC-{BARE}.ipxe"):
         assert parse_line(S3.format(key=path).encode()) is IgnoreReason.VERSION
     assert parse_line(S3.format(key=f"v1/boot/{MAC}/bootparameters.json").encode()) is IgnoreReason.PATH
 
@@ -452,7 +454,7 @@ def test_a_mirror_serves_data_and_first_scripts(client: httpx.Client) -> None:
     assert {client.get(path).content for path in ("/boot.ipxe.0", "/auto.ipxe", "/ipxe")} == {script}
     [init] = client.get(f"/boot/v1/bootparameters?mac={make_mac('init01')}").json()
     assert init["hosts"] == ["init01"]
-    assert json.loads(client.get(f"/pixiecore/v1/boot/{COLONS}").content)["ipxe-script"]
+    assert json.loads(client.get(f"/pixiecore/v1/boot/{COLON_MAC}").content)["ipxe-script"]
 
 
 @pytest.mark.parametrize("path", [*NOBODY, *LOOKED_UP.values()])
@@ -474,7 +476,7 @@ def tree() -> Iterator[None]:
 ROOT = Path(_FOLDER.name) / "output"
 
 
-def look(path: str, client: str | None = None) -> BootResponse | None:
+def find_response(path: str, client: str | None = None) -> BootResponse | None:
     return BootResponses(PublishedTree(ROOT, lambda: BEFORE)).find(path, lambda: client, BEFORE)
 
 
@@ -483,39 +485,39 @@ CONTENTS = {file.content for file in endpoints.FLEET.boot_files.values()}
 
 @given(st.text() | st.from_regex(r"/(v1/boot|ipxe|ignition|httpboot|ops|o|\.\.)/[^/]*(/[^/]*){0,3}"))
 def test_only_boot_files_are_ever_found(path: str) -> None:
-    found = look(path)
+    found = find_response(path)
     assert found is None or bytes(found.reply.body) in CONTENTS
 
 
-def in_any_case(text: str) -> st.SearchStrategy[str]:
+def vary_case(text: str) -> st.SearchStrategy[str]:
     return st.lists(st.booleans(), min_size=len(text), max_size=len(text)).map(
         lambda upper: "".join(c.upper() if up else c for c, up in zip(text, upper, strict=True))
     )
 
 
-def assert_is(path: str, other: str) -> None:
-    found = look(path)
+def assert_same_file(path: str, other: str) -> None:
+    found = find_response(path)
     assert found is not None
     assert bytes(found.reply.body) == endpoints.FLEET.boot_files[other].content
 
 
-@given(in_any_case(MAC.replace("-", "")), st.sampled_from([("", 2), ("-", 2), (":", 2), (".", 4)]))
+@given(vary_case(MAC.replace("-", "")), st.sampled_from([("", 2), ("-", 2), (":", 2), (".", 4)]))
 def test_a_mac_address_is_found_in_any_notation(digits: str, notation: tuple[str, int]) -> None:
     separator, width = notation
     mac = separator.join(digits[i : i + width] for i in range(0, 12, width))
-    assert_is(f"/v1/boot/{mac}/boot.ipxe", ENTRY)
+    assert_same_file(f"/v1/boot/{mac}/boot.ipxe", ENTRY)
 
 
-@given(st.sampled_from([UUID, swap_byte_order(SystemUuid(UUID))]).flatmap(in_any_case))
+@given(st.sampled_from([UUID, swap_byte_order(SystemUuid(UUID))]).flatmap(vary_case))
 def test_a_uuid_is_found_in_any_case_and_both_byte_orders(uuid: str) -> None:
     for folder, suffix in (("ipxe", ""), ("ignition", ""), ("httpboot", ".json")):
-        assert_is(f"/{folder}/{uuid}{suffix}", f"/{folder}/{UUID}{suffix}")
+        assert_same_file(f"/{folder}/{uuid}{suffix}", f"/{folder}/{UUID}{suffix}")
 
 
 @for_each("client", [None, "", "10.12.0.99", "web01", UUID])
 def test_httpboot_finds_servers_by_address_only(client: str | None) -> None:
-    assert look("/httpboot", client) is None
-    assert look("/httpboot", ADDRESS) is not None
+    assert find_response("/httpboot", client) is None
+    assert find_response("/httpboot", ADDRESS) is not None
 
 
 KEYS: Final = TokenKeys(b"a key of this test")
@@ -533,7 +535,7 @@ def _fleet(format: str = "CloudInit", text: str = REPORT, record: Record | None 
     return plan_fleet(*documents, templates={"t": text}, keys=KEYS, records={"web01": record or Record()})
 
 
-def _path(found: Fleet) -> str:
+def _get_path(found: Fleet) -> str:
     _, url = build_media_urls(found.servers["web01"].plan, KEYS)
     assert url is not None
     return url.removeprefix("http://boot.test")
@@ -543,7 +545,7 @@ def _path(found: Fleet) -> str:
 def medium() -> Iterator[tuple[Site, str]]:
     found = _fleet()
     with site(found) as made:
-        yield made, _path(found)
+        yield made, _get_path(found)
 
 
 def _files(content: bytes, folder: Path) -> dict[str, str]:
@@ -607,14 +609,14 @@ def test_the_path_of_a_medium_cannot_be_derived_from_git(medium: tuple[Site, str
 def test_a_medium_is_removed_together_with_the_user_data() -> None:
     done = Record(provision=1, image="flatcar-1", evidence="Reported", provisioned_at=BEFORE - timedelta(minutes=1))
     found = _fleet()
-    assert [path for path in found.boot_files if path.endswith(".iso")] == [_path(found)]
+    assert [path for path in found.boot_files if path.endswith(".iso")] == [_get_path(found)]
     with site(found) as made, made.serve() as url:
-        assert get(url + _path(found)).status_code == 200
+        assert get(url + _get_path(found)).status_code == 200
         after = _fleet(record=done)
         made.publish(after)
         assert (made.root / MANIFEST).exists()
         assert [path for path, turns in after.servers["web01"].published.paths.items() if "/media/" in path] == []
-        assert get(url + _path(found)).status_code == 404
+        assert get(url + _get_path(found)).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -629,5 +631,5 @@ def test_a_medium_is_removed_together_with_the_user_data() -> None:
 )
 def test_each_format_is_where_its_systems_look(tmp_path: Path, format: str, text: str, names: list[str]) -> None:
     found = _fleet(format, text)
-    files = _files(found.boot_files[_path(found)].content, tmp_path)
+    files = _files(found.boot_files[_get_path(found)].content, tmp_path)
     assert sorted(files) == names and text in files.values()

@@ -15,7 +15,7 @@ import pytest
 from gitboot.endpoint import connections
 from gitboot.endpoint.connections import MAX_BODIES_PER_ADDRESS, MAX_IDLE
 from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
-from tests.endpoint.test_recorder import ASKING
+from tests.endpoint.test_recorder import ACCEPTING_FLEET
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
@@ -29,7 +29,7 @@ POST = b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n"
 REFUSED = b"HTTP/1.1 429 Too Many Requests\r\n"
 
 
-def readable(held: list[socket.socket]) -> list[socket.socket]:
+def find_readable(held: list[socket.socket]) -> list[socket.socket]:
     """Return the connections on which the endpoint has answered, or which it has closed."""
     return select(held, [], [], 0)[0]
 
@@ -37,14 +37,14 @@ def readable(held: list[socket.socket]) -> list[socket.socket]:
 def test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served() -> None:
     settings = write_configuration(idle_connections=1000)
     with (
-        site(ASKING) as made,
+        site(ACCEPTING_FLEET) as made,
         served(made.root, "--spool", str(made.spool), *settings) as (url, _),
         ExitStack() as stack,
     ):
         held = [stack.enter_context(connect(url)) for _ in range(MANY)]
         for each in held:
             each.sendall(POST + b"\r\n{")
-        refused = eventually(lambda: len(found := readable(held)) == MANY - MAX_BODIES_PER_ADDRESS and found)
+        refused = eventually(lambda: len(found := find_readable(held)) == MANY - MAX_BODIES_PER_ADDRESS and found)
         for each in refused:
             answer = read_all(each)
             assert answer.startswith(REFUSED) and b"\r\nConnection: close\r\n" in answer
@@ -54,7 +54,7 @@ def test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_s
 def test_finding_s4_a_body_that_arrives_slowly_ends_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_TIMEOUT_S", 0.1)
     with (
-        site(ASKING) as made,
+        site(ACCEPTING_FLEET) as made,
         made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url,
         connect(url) as client,
     ):
@@ -66,7 +66,7 @@ def test_finding_s4_a_body_that_arrives_slowly_ends_at_a_deadline(monkeypatch: p
 def test_finding_s4_a_slow_curl_body_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "BODY_TIMEOUT_S", 1)
     status = ("--silent", "--output", os.devnull, "--write-out", "%{http_code}", "--user-agent", IPXE)
-    with site(ASKING) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url:
+    with site(ACCEPTING_FLEET) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url:
         command = [program("curl", "curl"), *status, "--request", "POST", "--upload-file", ".", f"{url}/v1/inventory"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as curl:
             assert curl.stdin is not None and curl.stdout is not None
@@ -87,7 +87,7 @@ def test_finding_s4_a_slow_curl_body_gets_a_408(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_response_that_is_sent_before_the_body_ends_the_connection(head: str) -> None:
     second = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    with site(ASKING) as made, made.serve() as url, connect(url) as client:
+    with site(ACCEPTING_FLEET) as made, made.serve() as url, connect(url) as client:
         client.sendall(f"{head}\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{".encode())
         answer = client.recv(65536)
         with suppress(ConnectionError):
@@ -99,7 +99,7 @@ def test_a_response_that_is_sent_before_the_body_ends_the_connection(head: str) 
 
 def test_the_connection_stays_open_after_a_complete_body() -> None:
     end = b"Connection: close\r\n\r\n"
-    with site(ASKING) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url:
+    with site(ACCEPTING_FLEET) as made, made.serve(unknown_recorder=UnknownMachineRecorder(made.spool)) as url:
         answer = exchange(url, POST.replace(b"500", b"2") + b"\r\n{}" + b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + end)
         assert answer.count(b"HTTP/1.1 ") == 2
         assert answer.endswith(b"ok\n")
@@ -121,7 +121,7 @@ def test_finding_s4_clients_that_read_slowly_are_closed_for_another(
 
 
 def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address() -> None:
-    with site(ASKING) as made, ExitStack() as stack:
+    with site(ACCEPTING_FLEET) as made, ExitStack() as stack:
         url = stack.enter_context(
             made.serve(trusted_proxies=PROXY, max_idle=1000, unknown_recorder=UnknownMachineRecorder(made.spool))
         )
@@ -130,16 +130,16 @@ def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address(
             each.sendall(POST + b"X-Forwarded-For: 10.0.0.%d\r\n\r\n{" % (number % 3))
         one_more = stack.enter_context(connect(url))
         one_more.sendall(POST + b"X-Forwarded-For: 10.0.0.1\r\n\r\n{")
-        (refused,) = eventually(lambda: readable(held))
+        (refused,) = eventually(lambda: find_readable(held))
         assert read_all(refused).startswith(REFUSED)
         assert held.index(refused) % 3 == 1
-        assert readable([*held[0::3], *held[2::3], one_more]) == []
+        assert find_readable([*held[0::3], *held[2::3], one_more]) == []
 
 
 def test_finding_s4_connections_of_this_host_are_limited_while_another_client_is_served() -> None:
     with site() as made, served(made.root, "--spool", str(made.spool)) as (url, _), ExitStack() as stack:
         held = [stack.enter_context(connect(url)) for _ in range(MANY)]
-        eventually(lambda: len(readable(held)) == MANY - MAX_IDLE)
+        eventually(lambda: len(find_readable(held)) == MANY - MAX_IDLE)
         other = stack.enter_context(http_peers.Client(transport=httpx.HTTPTransport(local_address="127.0.0.9")))
         assert other.get(url + ENTRY).status_code == 200
-        assert len(readable(held)) == MANY - MAX_IDLE
+        assert len(find_readable(held)) == MANY - MAX_IDLE

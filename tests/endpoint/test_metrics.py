@@ -39,14 +39,14 @@ def samples(url: str) -> Samples:
     """Values by metric and by the values of its labels, in the order of their names."""
     response = get(f"{url}/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
-    return _samples(parser.text_string_to_metric_families(response.text))
+    return _group_samples(parser.text_string_to_metric_families(response.text))
 
 
-def openmetrics_of(text: str) -> list[Metric]:
+def parse_openmetrics(text: str) -> list[Metric]:
     return list(openmetrics.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
 
 
-def _samples(found: Iterable[Metric]) -> Samples:
+def _group_samples(found: Iterable[Metric]) -> Samples:
     read: Samples = {}
     for family in found:
         for sample in family.samples:
@@ -88,7 +88,7 @@ def test_openmetrics_has_the_same_values(url: str) -> None:
     answer = get(f"{url}/metrics", headers={"accept": ACCEPT})
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert answer.text.endswith("# EOF\n")
-    found, plain_ones = _samples(openmetrics_of(answer.text)), samples(url)
+    found, plain_ones = _group_samples(parse_openmetrics(answer.text)), samples(url)
     assert found.keys() == plain_ones.keys()
     assert {name: found[name] for name in found if name != "gitboot_http_requests_total"} == {
         name: plain_ones[name]
@@ -99,7 +99,7 @@ def test_openmetrics_has_the_same_values(url: str) -> None:
 
 def test_each_metric_is_in_the_table_and_each_row_of_the_table_is_served(url: str) -> None:
     page = get(f"{url}/metrics", headers={"accept": ACCEPT}).text
-    shown = {each.name: each for each in openmetrics_of(page)}
+    shown = {each.name: each for each in parse_openmetrics(page)}
     assert {(each.name, each.type, each.documentation) for each in shown.values()} == {
         (each.name, each.kind, each.help_text) for each in FAMILIES
     }

@@ -293,22 +293,25 @@ def test_finding_c6_a_report_by_get_of_a_client_that_does_not_count_gets_a_404(h
 
 
 CHOSEN = fleet("baseURL: 'http://boot.test', outputs: [ipxe, inventory]")
-ASKING = plan_fleet(CHOSEN, *ONCE[1:])
+ACCEPTING_FLEET = plan_fleet(CHOSEN, *ONCE[1:])
 
 
 @pytest.fixture
-def taking() -> Iterator[Site]:
-    with site(ASKING) as made:
+def recording_site() -> Iterator[Site]:
+    with site(ACCEPTING_FLEET) as made:
         yield made
 
 
-def load_unknown_machines(taking: Site) -> list[UnknownMachine]:
-    return [machine for each in read_unknown_machine_files(taking.spool) for machine in each.table.machines]
+def load_unknown_machines(recording_site: Site) -> list[UnknownMachine]:
+    return [machine for each in read_unknown_machine_files(recording_site.spool) for machine in each.table.machines]
 
 
-def send(taking: Site, *contents: object, **headers: str) -> list[httpx.Response]:
-    asked = UnknownMachineRecorder(taking.spool)
-    with taking.serve(unknown_recorder=asked) as url, http_peers.Client(base_url=url, headers=headers) as client:
+def send(recording_site: Site, *contents: object, **headers: str) -> list[httpx.Response]:
+    asked = UnknownMachineRecorder(recording_site.spool)
+    with (
+        recording_site.serve(unknown_recorder=asked) as url,
+        http_peers.Client(base_url=url, headers=headers) as client,
+    ):
         answers = [
             client.post(INVENTORY_PATH, content=each if isinstance(each, bytes) else json.dumps(each).encode())
             for each in contents
@@ -317,33 +320,37 @@ def send(taking: Site, *contents: object, **headers: str) -> list[httpx.Response
     return answers
 
 
-def codes(answers: list[httpx.Response]) -> list[int]:
+def get_codes(answers: list[httpx.Response]) -> list[int]:
     return [each.status_code for each in answers]
 
 
-def test_the_inventory_of_an_unknown_machine_is_stored_for_the_instance(taking: Site) -> None:
-    [answer] = send(taking, SENT)
+def test_the_inventory_of_an_unknown_machine_is_stored_for_the_instance(recording_site: Site) -> None:
+    [answer] = send(recording_site, SENT)
     assert (answer.status_code, answer.content) == (204, b"")
-    [machine] = load_unknown_machines(taking)
+    [machine] = load_unknown_machines(recording_site)
     assert (machine.macs, machine.serial) == (("52-54-00-99-99-99", "52-54-00-99-99-9a"), "4J8VM72")
     assert machine.inventory is not None and machine.inventory.product == "PowerEdge R650"
 
 
-def test_no_inventory_is_accepted_unless_the_fleet_enables_it(taking: Site) -> None:
-    taking.publish(plan_fleet(*ONCE), commit="c0ffe2")
-    assert (codes(send(taking, SENT)), load_unknown_machines(taking)) == ([405], [])
+def test_no_inventory_is_accepted_unless_the_fleet_enables_it(recording_site: Site) -> None:
+    recording_site.publish(plan_fleet(*ONCE), commit="c0ffe2")
+    assert (get_codes(send(recording_site, SENT)), load_unknown_machines(recording_site)) == ([405], [])
 
 
-def test_an_inventory_of_a_described_machine_changes_nothing(taking: Site) -> None:
+def test_an_inventory_of_a_described_machine_changes_nothing(recording_site: Site) -> None:
     """A HEAD request or a check neither gets nor consumes a one-time boot, and is not reported."""
     own = {"uuid": UUID, "interfaces": [{"mac": MAC}], "provision": 7}
-    assert (codes(send(taking, own)), load_unknown_machines(taking), taking.observed()) == ([204], [], [])
-    with taking.serve() as url:
+    assert (get_codes(send(recording_site, own)), load_unknown_machines(recording_site), recording_site.observed()) == (
+        [204],
+        [],
+        [],
+    )
+    with recording_site.serve() as url:
         assert "boots flatcar-1" in http_peers.get(f"{url}{ENTRY}", headers=LOADER).text
-    assert [each.server for each in taking.observed()] == ["web01"]
+    assert [each.server for each in recording_site.observed()] == ["web01"]
 
 
-def test_an_invalid_or_incomplete_inventory_is_rejected_and_not_stored(taking: Site) -> None:
+def test_an_invalid_or_incomplete_inventory_is_rejected_and_not_stored(recording_site: Site) -> None:
     wrong: tuple[object, ...] = (
         b"[" * MAX_INVENTORY_BYTES,
         b"\x00\xff",
@@ -351,55 +358,57 @@ def test_an_invalid_or_incomplete_inventory_is_rejected_and_not_stored(taking: S
         {"interfaces": []},
         {"interfaces": [{"mac": "../../ops"}]},
     )
-    answers = send(taking, b"x" * (MAX_INVENTORY_BYTES + 1), *wrong)
-    assert codes(answers) == [413] + [400] * len(wrong)
+    answers = send(recording_site, b"x" * (MAX_INVENTORY_BYTES + 1), *wrong)
+    assert get_codes(answers) == [413] + [400] * len(wrong)
     assert ["send" in answer.text for answer in answers] == [False] + [True] * len(wrong)
-    asked = UnknownMachineRecorder(taking.spool)
-    with taking.serve(unknown_recorder=asked) as url, connect(url) as client:
+    asked = UnknownMachineRecorder(recording_site.spool)
+    with recording_site.serve(unknown_recorder=asked) as url, connect(url) as client:
         client.sendall(b"POST /v1/inventory HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n" + b'{"interfaces":')
         client.shutdown(1)
         read_all(client)
     asked.write_file()
-    assert load_unknown_machines(taking) == []
+    assert load_unknown_machines(recording_site) == []
 
 
-def test_inventories_from_one_address_are_limited_for_each_minute(taking: Site) -> None:
+def test_inventories_from_one_address_are_limited_for_each_minute(recording_site: Site) -> None:
     many = [
         {"interfaces": [{"mac": f"52:54:01:00:00:{number:02x}"}]} for number in range(MAX_INVENTORIES_PER_ADDRESS + 5)
     ]
-    answers = send(taking, *many)
-    assert (codes(answers), answers[-1].headers["retry-after"]) == (
+    answers = send(recording_site, *many)
+    assert (get_codes(answers), answers[-1].headers["retry-after"]) == (
         [204] * MAX_INVENTORIES_PER_ADDRESS + [429] * 5,
         "60",
     )
-    assert len(load_unknown_machines(taking)) == MAX_INVENTORIES_PER_ADDRESS
-    taking.now += timedelta(minutes=1)
-    assert codes(send(taking, SENT)) == [204]
+    assert len(load_unknown_machines(recording_site)) == MAX_INVENTORIES_PER_ADDRESS
+    recording_site.now += timedelta(minutes=1)
+    assert get_codes(send(recording_site, SENT)) == [204]
 
 
-def test_an_inventory_by_a_monitor_or_without_a_fetch_log_is_not_accepted(taking: Site) -> None:
-    with taking.serve() as url:
+def test_an_inventory_by_a_monitor_or_without_a_fetch_log_is_not_accepted(recording_site: Site) -> None:
+    with recording_site.serve() as url:
         assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 503, "there is no spool for it"
     monitored = fleet(
         "baseURL: 'http://boot.test', outputs: [inventory, ipxe], provisioning: {monitors: ['127.0.0.0/8']}"
     )
-    taking.publish(plan_fleet(monitored, *ONCE[1:]), commit="c0ffe2")
-    assert (codes(send(taking, SENT)), load_unknown_machines(taking)) == ([404], [])
+    recording_site.publish(plan_fleet(monitored, *ONCE[1:]), commit="c0ffe2")
+    assert (get_codes(send(recording_site, SENT)), load_unknown_machines(recording_site)) == ([404], [])
 
 
-def test_an_inventory_is_accepted_by_post_only_and_not_at_the_address_of_operators(taking: Site) -> None:
-    asked = UnknownMachineRecorder(taking.spool)
-    with taking.serve(unknown_recorder=asked) as url:
+def test_an_inventory_is_accepted_by_post_only_and_not_at_the_address_of_operators(recording_site: Site) -> None:
+    asked = UnknownMachineRecorder(recording_site.spool)
+    with recording_site.serve(unknown_recorder=asked) as url:
         assert http_peers.get(f"{url}{INVENTORY_PATH}").status_code == 404
         assert http_peers.post(f"{url}{INVENTORY_PATH}/", json=SENT).status_code == 405
     listening = open_listening_socket("127.0.0.1:0")
     clients = ClientRules(operators_socket=listening.getsockname(), unknown_recorder=asked)
-    endpoint = Endpoint(taking.root, PublishedTree(taking.root, lambda: BEFORE), lambda: BEFORE, clients=clients)
+    endpoint = Endpoint(
+        recording_site.root, PublishedTree(recording_site.root, lambda: BEFORE), lambda: BEFORE, clients=clients
+    )
     with EndpointServer(endpoint, listening):
         url = build_url("127.0.0.1:0", listening)
         assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
     asked.write_file()
-    assert load_unknown_machines(taking) == []
+    assert load_unknown_machines(recording_site) == []
 
 
 NOON = at("20T12:00")
@@ -595,14 +604,14 @@ def test_only_one_of_several_processes_forwards_fetches(hosts: Hosts) -> None:
     assert hosts.arrived() == []
 
 
-def line(number: int) -> bytes:
+def make_line(number: int) -> bytes:
     path = f"boot/v1/boot/m/provisioned/{number}"
     return encode_line(Observation(server="web01", path=path, client="10.0.0.7", at=NOON, digest=Digest("ab" * 32)))
 
 
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize(
-    "left", [0, 9, len(line(0)), len(line(0)) + 9], ids=["nothing", "half", "a line", "a line and half"]
+    "left", [0, 9, len(make_line(0)), len(make_line(0)) + 9], ids=["nothing", "half", "a line", "a line and half"]
 )
 def test_a_file_that_is_shorter_than_its_forwarded_part_is_forwarded_from_its_end_on(
     hosts: Hosts, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int, restarts: bool
@@ -610,7 +619,7 @@ def test_a_file_that_is_shorter_than_its_forwarded_part_is_forwarded_from_its_en
     folder = tmp_path / "far"
     folder.mkdir()
     path = folder / "1-00.jsonl"
-    path.write_bytes(line(0) + line(1))
+    path.write_bytes(make_line(0) + make_line(1))
     with closing(SharedFetchLog(hosts.address)) as shared:
         forwarder = Forwarder(folder, shared)
 
@@ -620,17 +629,20 @@ def test_a_file_that_is_shorter_than_its_forwarded_part_is_forwarded_from_its_en
 
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # its writer may still append to it
-            assert arrived() == [line(0), line(1)]
+            assert arrived() == [make_line(0), make_line(1)]
             os.truncate(path, left)
-            (folder / "2-00.jsonl").write_bytes(line(2))
-            assert arrived() == [line(2)], "the other files are sent"
+            (folder / "2-00.jsonl").write_bytes(make_line(2))
+            assert arrived() == [make_line(2)], "the other files are sent"
             for number in (3, 4, 5):
                 with path.open("ab") as appending:
-                    appending.write(line(number))
-                assert arrived() == [line(number)]
+                    appending.write(make_line(number))
+                assert arrived() == [make_line(number)]
             assert arrived() == []
         (told,) = caplog.messages
-        assert f"{path} has {left} bytes, but gitboot has already sent {len(line(0) + line(1))} bytes of it" in told
+        assert (
+            f"{path} has {left} bytes, but gitboot has already sent {len(make_line(0) + make_line(1))} bytes of it"
+            in told
+        )
         assert arrived() == arrived() == []
     assert list_files(folder) == [], "all of it was sent"
 
@@ -640,19 +652,19 @@ def test_a_line_that_is_cut_off_while_it_is_forwarded_does_not_stop_the_forwarde
     folder = tmp_path / "far"
     folder.mkdir()
     path = folder / "1-00.jsonl"
-    path.write_bytes(line(0) + line(1))
+    path.write_bytes(make_line(0) + make_line(1))
 
     class CutOff(SharedFetchLog):
         def receive_batch(self, batch: ForwardedBatch, there: Collection[str]) -> int:
             if batch.lines:
-                os.truncate(path, len(line(0)))
+                os.truncate(path, len(make_line(0)))
             return super().receive_batch(batch, there)
 
     with closing(CutOff(hosts.address)) as shared:
         forwarder = Forwarder(folder, shared)
         forwarder.send()
         forwarder.send()
-    assert [encode_line(each) for each in hosts.arrived()] == [line(0), line(1)]
+    assert [encode_line(each) for each in hosts.arrived()] == [make_line(0), make_line(1)]
     assert list_files(folder) == []
 
 

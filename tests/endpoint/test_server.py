@@ -50,7 +50,7 @@ from tests.helpers.instance_in_process import read_published_records
 from tests.helpers.running_instance import Repository, eventually, is_program, running
 
 
-class Slow:
+class SlowApp:
     def __init__(self) -> None:
         self.asked, self.may_answer = threading.Event(), threading.Event()
 
@@ -62,7 +62,7 @@ class Slow:
         await send({"type": "http.response.body", "body": b"slow"})
 
 
-def started(app: ASGIApp) -> tuple[EndpointServer, str]:
+def run_app(app: ASGIApp) -> tuple[EndpointServer, str]:
     where = "127.0.0.1:0"
     listening = open_listening_socket(where)
     running = EndpointServer(app, listening)
@@ -116,8 +116,8 @@ def test_one_socket_accepts_both_address_families() -> None:
 
 
 def test_a_running_request_is_answered_before_the_server_ends() -> None:
-    slow = Slow()
-    running, url = started(slow)
+    slow = SlowApp()
+    running, url = run_app(slow)
     with ThreadPoolExecutor() as pool, http_peers.Client(base_url=url, headers=LOADER) as idle:
         slow.may_answer.set()
         idle.get("/")
@@ -144,8 +144,8 @@ def is_refused(url: str) -> bool:
 
 
 def test_a_request_that_takes_too_long_is_interrupted(caplog: pytest.LogCaptureFixture) -> None:
-    slow = Slow()
-    running, url = started(slow)
+    slow = SlowApp()
+    running, url = run_app(slow)
     with connect(url) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert slow.asked.wait(60)
@@ -206,7 +206,7 @@ def test_a_client_that_sends_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) 
                 assert read_all(client) == b""
 
 
-class Ahead:
+class ClockLoop:
     """The loop of a connection, whose clock a test moves."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -225,9 +225,9 @@ class Download:
     def __init__(self, client: socket.socket, connection: connection.Connection) -> None:
         self.client, self._connection = client, connection
         self._loop = connection.loop
-        self._clock = connection.loop = Ahead(self._loop)  # type: ignore[assignment]
+        self._clock = connection.loop = ClockLoop(self._loop)  # type: ignore[assignment]
 
-    def is_looked_at(self, after_s: float) -> bool:
+    def check_connection(self, after_s: float) -> bool:
         """Let time pass and check for stuck clients. Return whether this client is still connected."""
 
         async def look() -> bool:
@@ -237,14 +237,14 @@ class Download:
 
         return asyncio.run_coroutine_threadsafe(look(), self._loop).result(60)
 
-    def unsent(self) -> int:
+    def count_unsent(self) -> int:
         async def look() -> int:
             return self._connection.transport.get_write_buffer_size()
 
         return asyncio.run_coroutine_threadsafe(look(), self._loop).result(60)
 
 
-async def sixteen_megabytes(scope: Scope, receive: Receive, send: Send) -> None:
+async def send_16_mb(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"16000000")]})
     for _ in range(160):
         await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
@@ -254,7 +254,7 @@ async def sixteen_megabytes(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.fixture
 def download(monkeypatch: pytest.MonkeyPatch) -> Iterator[Download]:
     monkeypatch.setattr("gitboot.endpoint.server._STUCK_CHECK_S", 3600)  # tests call the check themselves
-    running, url = started(sixteen_megabytes)
+    running, url = run_app(send_16_mb)
     with connect(url, receive_buffer=65536) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         connections = running._server.server_state.connections
@@ -262,26 +262,26 @@ def download(monkeypatch: pytest.MonkeyPatch) -> Iterator[Download]:
         (found,) = connections
         assert isinstance(found, connection.Connection)
         made = Download(client, found)
-        assert eventually(lambda: made.unsent() > 0)
+        assert eventually(lambda: made.count_unsent() > 0)
         yield made
     running.stop(timeout_s=1)
 
 
 def test_a_client_that_reads_nothing_is_closed(download: Download) -> None:
-    assert download.is_looked_at(after_s=0)
-    assert download.is_looked_at(after_s=connection.CLIENT_TIMEOUT_S - 30)
-    assert not download.is_looked_at(after_s=31)
+    assert download.check_connection(after_s=0)
+    assert download.check_connection(after_s=connection.CLIENT_TIMEOUT_S - 30)
+    assert not download.check_connection(after_s=31)
     assert len(read_all(download.client)) < 16_000_000
 
 
 def test_a_client_that_reads_slowly_is_not_closed(download: Download) -> None:
     received = 0
     for _ in range(4):
-        before = download.unsent()
-        assert download.is_looked_at(after_s=0)
-        while download.unsent() == before:
+        before = download.count_unsent()
+        assert download.check_connection(after_s=0)
+        while download.count_unsent() == before:
             received += len(download.client.recv(10_000))
-        assert download.is_looked_at(after_s=connection.CLIENT_TIMEOUT_S - 1)
+        assert download.check_connection(after_s=connection.CLIENT_TIMEOUT_S - 1)
     received += len(read_all(download.client))
     assert received > 16_000_000
 
@@ -298,7 +298,7 @@ def test_clients_cannot_use_up_all_open_files_of_the_process(monkeypatch: pytest
             client.close()
 
 
-class Paused:
+class PausedApp:
     """An application that sends the first half of each response, and the second half when the test allows it."""
 
     def __init__(self) -> None:
@@ -313,8 +313,8 @@ class Paused:
 
 def test_a_response_that_is_not_complete_yet_is_closed_for_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "get_max_connections", lambda: 1)
-    paused = Paused()
-    running, url = started(paused)
+    paused = PausedApp()
+    running, url = run_app(paused)
     request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     with connect(url) as first:
         first.sendall(request)
@@ -360,7 +360,7 @@ def test_a_client_that_left_after_several_requests_causes_no_log_line(caplog: py
         await send({"type": "http.response.body", "body": b""})
         answered.set()
 
-    running, url = started(answers_too_late)
+    running, url = run_app(answers_too_late)
     with connect(url) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: boot.test\r\n\r\n" * 2)
         assert asked.wait(60)
@@ -371,11 +371,11 @@ def test_a_client_that_left_after_several_requests_causes_no_log_line(caplog: py
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def workers_of(parent: int) -> list[int]:
-    return sorted(pid for pid in children(parent) if is_program(pid, "serve"))
+def list_workers(parent: int) -> list[int]:
+    return sorted(pid for pid in list_children(parent) if is_program(pid, "serve"))
 
 
-def command_of(pid: int) -> list[bytes]:
+def read_command(pid: int) -> list[bytes]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except FileNotFoundError:
@@ -389,13 +389,13 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def _serve(root: Path, *arguments: str) -> tuple[str, ...]:
+def _serve_command(root: Path, *arguments: str) -> tuple[str, ...]:
     return ("serve", "--out", str(root), "--listen", "127.0.0.1:0", *arguments)
 
 
 @contextmanager
 def served(root: Path, *arguments: str) -> Iterator[tuple[str, RunningCommand]]:
-    with RunningCommand(*_serve(root, *arguments)) as process:
+    with RunningCommand(*_serve_command(root, *arguments)) as process:
         yield json.loads(process.stderr.readline())["url"], process
 
 
@@ -405,18 +405,18 @@ def tree() -> Iterator[Site]:
         yield made
 
 
-def answers(url: str) -> int:
+def get_status(url: str) -> int:
     return get(url + ENTRY).status_code
 
 
 def test_a_killed_worker_is_started_again_and_all_processes_end_by_a_signal(tree: Site) -> None:
     with served(tree.root, "--workers", "2", "--spool", str(tree.spool)) as (url, process):
-        assert answers(url) == 200
-        first = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
+        assert get_status(url) == 200
+        first = eventually(lambda: len(pids := list_workers(process.pid)) == 2 and pids)
         for pid in first:
             os.kill(pid, signal.SIGKILL)
-        assert answers(url) == 200, "who connects meanwhile waits"
-        pids = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and not set(first) & set(pids) and pids)
+        assert get_status(url) == 200, "who connects meanwhile waits"
+        pids = eventually(lambda: len(pids := list_workers(process.pid)) == 2 and not set(first) & set(pids) and pids)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
         assert all(map(is_gone, (*first, *pids)))
@@ -424,8 +424,8 @@ def test_a_killed_worker_is_started_again_and_all_processes_end_by_a_signal(tree
 
 def test_a_worker_ends_with_its_parent_in_every_case(tree: Site) -> None:
     with served(tree.root, "--workers", "2") as (url, process):
-        assert answers(url) == 200
-        pids = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
+        assert get_status(url) == 200
+        pids = eventually(lambda: len(pids := list_workers(process.pid)) == 2 and pids)
         process.kill()
         process.wait()
         eventually(lambda: all(map(is_gone, pids)))
@@ -443,13 +443,13 @@ def test_several_processes_change_at_one_transition_and_use_a_publication_at_the
 def test_options_for_another_command_are_not_passed_to_workers(tree: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree.root.parent / "config").write_text("workers = 2\n")
     monkeypatch.setenv("GITBOOT_CONFIG", str(tree.root.parent / "config"))
-    command = [sys.executable, "-m", "gitboot", *_serve(tree.root)]
+    command = [sys.executable, "-m", "gitboot", *_serve_command(tree.root)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
-            assert answers(json.loads(process.stderr.readline())["url"]) == 200
-            eventually(lambda: len(workers_of(process.pid)) == 2)
-            assert all(b"--workers" not in command_of(pid) for pid in workers_of(process.pid))
+            assert get_status(json.loads(process.stderr.readline())["url"]) == 200
+            eventually(lambda: len(list_workers(process.pid)) == 2)
+            assert all(b"--workers" not in read_command(pid) for pid in list_workers(process.pid))
         finally:
             process.kill()
 
@@ -479,7 +479,7 @@ def test_an_instance_counts_its_endpoints_and_starts_them_again(repository: Repo
         eventually(lambda: serving() == "True 2 of 2 endpoints are running")
         (tree_read,) = [each for each in instance.status()["conditions"] if each["type"] == "OutputTreeReadable"]
         assert tree_read["status"] is True
-        os.kill(workers_of(instance.process.pid)[0], signal.SIGKILL)
+        os.kill(list_workers(instance.process.pid)[0], signal.SIGKILL)
         eventually(lambda: serving() == "True 2 of 2 endpoints are running, 1 restart since the start")
 
 
@@ -567,7 +567,7 @@ def test_a_killed_instance_leaves_no_process_behind(repository: Repository, tmp_
     command = [sys.executable, "-m", "gitboot", "run", str(repository.bare), *places, "--workers", "2"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        pids = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
+        pids = eventually(lambda: len(pids := list_workers(process.pid)) == 2 and pids)
         process.kill()
         process.wait()
         eventually(lambda: all(map(is_gone, pids)))
@@ -592,19 +592,19 @@ def test_as_the_first_process_of_a_container_it_reaps_orphans(tree: Site) -> Non
     try:
         assert container.stderr is not None
         url = json.loads(container.stderr.readline())["url"]
-        assert answers(url) == 200
-        (first,) = eventually(lambda: [pid for pid in children(container.pid) if b"serve" in command_of(pid)])
-        workers = eventually(lambda: len(pids := children(first)) == 2 and pids)
+        assert get_status(url) == 200
+        (first,) = eventually(lambda: [pid for pid in list_children(container.pid) if b"serve" in read_command(pid)])
+        workers = eventually(lambda: len(pids := list_children(first)) == 2 and pids)
         orphan = subprocess.run(
             ["nsenter", "-t", str(first), "-p", "-m", "sh", "-c", "sleep 3600 & exit 0"], check=False
         )
         assert orphan.returncode == 0
-        (left,) = eventually(lambda: set(children(first)) - set(workers))
+        (left,) = eventually(lambda: set(list_children(first)) - set(workers))
         os.kill(left, signal.SIGKILL)
-        eventually(lambda: children(first) == workers)  # a zombie would be one of them
+        eventually(lambda: list_children(first) == workers)  # a zombie would be one of them
         os.kill(workers[0], signal.SIGKILL)  # its own workers are its own to wait for
-        eventually(lambda: len(now := children(first)) == 2 and workers[0] not in now)
-        assert answers(url) == 200
+        eventually(lambda: len(now := list_children(first)) == 2 and workers[0] not in now)
+        assert get_status(url) == 200
     finally:
         container.kill()
         container.wait()
@@ -612,7 +612,7 @@ def test_as_the_first_process_of_a_container_it_reaps_orphans(tree: Site) -> Non
             container.stderr.close()
 
 
-def children(pid: int) -> list[int]:
+def list_children(pid: int) -> list[int]:
     return [
         int(each) for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()
     ]

@@ -22,7 +22,7 @@ from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, open_listening_socket
 from gitboot.endpoint.tls import Certificate, TlsSocket
-from tests.endpoint.test_server import workers_of
+from tests.endpoint.test_server import list_workers
 from tests.helpers.endpoints import BEFORE, ENTRY, Site, connect, get, site
 from tests.helpers.fleets import SEED
 from tests.helpers.forked_commands import run_forked
@@ -99,7 +99,7 @@ def served(made: Site, *arguments: str) -> Iterator[tuple[Instance, str]]:
     reader.start()
     try:
         eventually(lambda: found.url and get(f"{found.url}/healthz").status_code == 200)
-        yield found, operators_of(found)
+        yield found, get_operators_url(found)
         process.send_signal(signal.SIGTERM)
         assert process.wait(120) == 0
         reader.join(60)
@@ -111,7 +111,7 @@ def served(made: Site, *arguments: str) -> Iterator[tuple[Instance, str]]:
         found.errors.close()
 
 
-def operators_of(found: Instance) -> str:
+def get_operators_url(found: Instance) -> str:
     return str(eventually(lambda: [each["url"] for each in found.events if each["type"] == "ListeningForOperators"])[0])
 
 
@@ -169,7 +169,7 @@ def test_new_connections_get_a_new_certificate_and_no_connection_is_closed(made:
         assert eventually(lambda: find_events(found, "CertificateReadable"))
 
 
-def break_it(how: str, pair: Pair, authority: Authority) -> None:
+def break_pair(how: str, pair: Pair, authority: Authority) -> None:
     match how:
         case "another key":
             put(pair.key, authority.issue().key.read_bytes())
@@ -209,7 +209,7 @@ def test_with_a_broken_pair_the_previous_one_stays_and_one_event_reports_it(
 ) -> None:
     with served(made, *pair.options) as (found, operators):
         before = pair.shown(operators)
-        break_it(how, pair, authority)
+        break_pair(how, pair, authority)
         eventually(lambda: find_events(found, "CertificateUnreadable"))
         assert pair.shown(operators) == before
         assert "gitboot_operators_certificate_readable 0.0" in pair.get(f"{operators}/metrics").text
@@ -256,13 +256,13 @@ def test_a_worker_that_starts_with_broken_files_still_serves_machines(made: Site
     tokens = tmp_path / "tokens"
     tokens.write_text("a-token-of-prometheus\n")
     with served(made, *pair.options, "--operators-tokens", str(tokens), "--workers", "2") as (found, operators):
-        first = eventually(lambda: len(pids := workers_of(found.process.pid)) == 2 and pids)
+        first = eventually(lambda: len(pids := list_workers(found.process.pid)) == 2 and pids)
         pair.key.unlink()
         tokens.unlink()
         for pid in first:
             os.kill(pid, signal.SIGKILL)
         again = eventually(
-            lambda: len(pids := workers_of(found.process.pid)) == 2 and not set(pids) & set(first) and pids
+            lambda: len(pids := list_workers(found.process.pid)) == 2 and not set(pids) & set(first) and pids
         )
         eventually(lambda: get(found.url + ENTRY).status_code == 200)
         eventually(
@@ -274,7 +274,7 @@ def test_a_worker_that_starts_with_broken_files_still_serves_machines(made: Site
             pair.get(operators + STATUS)
         pair.renew()
         eventually(lambda: pair.get(operators + STATUS).status_code == 200)
-        assert workers_of(found.process.pid) == again, "none of them has ended for it"
+        assert list_workers(found.process.pid) == again, "none of them has ended for it"
 
 
 def test_an_instance_reports_that_the_certificate_cannot_be_read_with_a_remedy(
@@ -284,7 +284,7 @@ def test_an_instance_reports_that_the_certificate_cannot_be_read_with_a_remedy(
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     options = ("--operators-listen", "127.0.0.1:0", *pair.options, "--workers", "2", "--poll", "1")
     with running(repository.bare, tmp_path, *options) as instance:
-        operators = operators_of(instance)
+        operators = get_operators_url(instance)
 
         def condition() -> dict[str, object]:
             found = pair.get(operators + STATUS).json()["conditions"]
@@ -292,7 +292,7 @@ def test_an_instance_reports_that_the_certificate_cannot_be_read_with_a_remedy(
 
         eventually(lambda: pair.get(operators + STATUS).json()["applied"]["commit"])
         assert condition() == {}
-        break_it("another key", pair, authority)
+        break_pair("another key", pair, authority)
         found = eventually(condition)
         assert found["status"] is False
         assert found["reason"] == "Unusable"
@@ -325,7 +325,7 @@ def test_an_unusable_certificate_is_rejected_at_the_start(
     elif how == "without a socket":
         options = options[2:]
     else:
-        break_it(how, pair, authority)
+        break_pair(how, pair, authority)
     (tmp_path / "output").mkdir()
     places = ["--out", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
     for command in (["serve"], ["run", "--state", str(tmp_path / "state"), str(tmp_path / "repository")]):
@@ -355,7 +355,7 @@ def test_t12_failed_tls_handshakes_are_counted(made: Site, pair: Pair, authority
 
 
 @contextmanager
-def crowded(
+def serve_crowded(
     made: Site, issued: IssuedCertificate, refused: list[int], most: int = 32
 ) -> Iterator[tuple[str, str, Limits]]:
     with ExitStack() as stack:
@@ -373,7 +373,7 @@ def crowded(
 
 def test_t5_a_connection_before_its_tls_handshake_counts_as_idle(made: Site, pair: Pair, authority: Authority) -> None:
     refused: list[int] = []
-    with crowded(made, authority.issue(), refused) as (machines, operators, limits), ExitStack() as stack:
+    with serve_crowded(made, authority.issue(), refused) as (machines, operators, limits), ExitStack() as stack:
         held = [stack.enter_context(connect(operators)) for _ in range(80)]
         eventually(lambda: limits.closed_count == 48)
         for each in held[:48]:
@@ -389,7 +389,7 @@ def test_t5_a_connection_before_its_tls_handshake_counts_as_idle(made: Site, pai
 def test_t5_an_idle_connection_after_its_tls_handshake_is_closed_like_any_other(
     made: Site, pair: Pair, authority: Authority
 ) -> None:
-    with crowded(made, authority.issue(), []) as (_, operators, limits), ExitStack() as stack:
+    with serve_crowded(made, authority.issue(), []) as (_, operators, limits), ExitStack() as stack:
         held = [stack.enter_context(pair.connect(operators)) for _ in range(40)]
         for each in held[:8]:
             with suppress(ConnectionResetError):
@@ -404,7 +404,7 @@ def test_t5_a_tls_handshake_has_the_deadline_of_a_request_head(
 ) -> None:
     monkeypatch.setattr(tls, "HEAD_TIMEOUT_S", 0.5)
     refused: list[int] = []
-    with crowded(made, authority.issue(), refused) as (_, operators, _), connect(operators) as silent:
+    with serve_crowded(made, authority.issue(), refused) as (_, operators, _), connect(operators) as silent:
         silent.settimeout(50)  # without gitboot's limit it would be 60
         assert silent.recv(1) == b""
         eventually(lambda: refused == [1])
@@ -414,7 +414,7 @@ def test_t5_with_few_open_files_a_connection_before_its_tls_handshake_is_closed_
     made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gitboot.endpoint.connections.get_max_connections", lambda: 10)
-    with crowded(made, authority.issue(), [], most=1000) as (machines, operators, _), ExitStack() as stack:
+    with serve_crowded(made, authority.issue(), [], most=1000) as (machines, operators, _), ExitStack() as stack:
         held = [stack.enter_context(connect(operators)) for _ in range(30)]
         for each in held[:20]:
             assert each.recv(1) == b"", "ten have room; the endpoint knows all of them by now"

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gitboot.endpoint.tls import Certificate, CipherSuites, HandshakeFailure, classify_failure
-from tests.endpoint.test_boot_responses_secrets import PLAIN, Sealed, documents, path_of, secrets_in
+from tests.endpoint.test_boot_responses_secrets import PLAIN, SealedFleet, documents, find_secrets, get_path
 from tests.endpoint.test_tls import START, STATUS, find_events, made, put, served
 from tests.helpers.endpoints import ENTRY, LOADER, ONCE, Site, connect, plan_fleet, site
 from tests.helpers.fleets import SEED, fleet, write_configuration
@@ -30,15 +30,15 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def rsa(authority: Authority) -> IssuedCertificate:
+def rsa_certificate(authority: Authority) -> IssuedCertificate:
     return authority.issue(rsa_bits=2048)
 
 
-def options(issued: IssuedCertificate, *more: str) -> tuple[str, ...]:
+def tls_options(issued: IssuedCertificate, *more: str) -> tuple[str, ...]:
     return ("--machines-tls", "127.0.0.1:0", *map(str, issued), *more)
 
 
-def url_of(found: Instance) -> str:
+def get_url(found: Instance) -> str:
     return str(eventually(lambda: [each["url"] for each in found.events if each["type"] == "ListeningByTls"])[0])
 
 
@@ -58,10 +58,10 @@ def cipher(url: str, context: ssl.SSLContext) -> str:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_machines_get_the_same_boots_by_tls_as_without(
-    made: Site, authority: Authority, rsa: IssuedCertificate, workers: str
+    made: Site, authority: Authority, rsa_certificate: IssuedCertificate, workers: str
 ) -> None:
-    with served(made, *options(rsa), "--workers", workers) as (found, _):
-        machines = url_of(found)
+    with served(made, *tls_options(rsa_certificate), "--workers", workers) as (found, _):
+        machines = get_url(found)
         assert machines.startswith("https://127.0.0.1:")
         tls_certificate = httpx.get(machines + ENTRY, verify=client(authority), timeout=60)
         plain = httpx.get(found.url + ENTRY, timeout=60)
@@ -69,10 +69,10 @@ def test_machines_get_the_same_boots_by_tls_as_without(
 
 
 def test_the_socket_of_machines_offers_suites_of_firmware_after_those_with_forward_secrecy(
-    made: Site, authority: Authority, rsa: IssuedCertificate
+    made: Site, authority: Authority, rsa_certificate: IssuedCertificate
 ) -> None:
-    with served(made, *options(rsa)) as (found, _):
-        machines = url_of(found)
+    with served(made, *tls_options(rsa_certificate)) as (found, _):
+        machines = get_url(found)
         assert cipher(machines, client(authority)).startswith("AES")
         assert cipher(machines, client(authority, f"{OVMF}:ECDHE+AESGCM")).startswith("ECDHE-RSA-AES")
         modern = ssl.create_default_context(cadata=authority.pem)
@@ -81,10 +81,13 @@ def test_the_socket_of_machines_offers_suites_of_firmware_after_those_with_forwa
 
 
 def test_without_firmware_ciphers_a_client_with_only_these_is_counted(
-    made: Site, authority: Authority, rsa: IssuedCertificate
+    made: Site, authority: Authority, rsa_certificate: IssuedCertificate
 ) -> None:
-    with served(made, *options(rsa, *write_configuration(firmware_ciphers=False))) as (found, operators):
-        machines = url_of(found)
+    with served(made, *tls_options(rsa_certificate, *write_configuration(firmware_ciphers=False))) as (
+        found,
+        operators,
+    ):
+        machines = get_url(found)
         with pytest.raises(ssl.SSLError):
             cipher(machines, client(authority))
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -100,18 +103,20 @@ def test_without_firmware_ciphers_a_client_with_only_these_is_counted(
 
 
 def test_the_socket_of_operators_never_offers_suites_of_firmware(
-    made: Site, authority: Authority, rsa: IssuedCertificate
+    made: Site, authority: Authority, rsa_certificate: IssuedCertificate
 ) -> None:
     own = authority.issue(rsa_bits=2048)
-    with served(made, *options(rsa), "--operators-tls", *map(str, own)) as (found, operators):
+    with served(made, *tls_options(rsa_certificate), "--operators-tls", *map(str, own)) as (found, operators):
         with pytest.raises(ssl.SSLError):
             cipher(operators, client(authority))
-        assert cipher(url_of(found), client(authority)).startswith("AES")
+        assert cipher(get_url(found), client(authority)).startswith("AES")
 
 
-def test_each_suite_of_operators_has_forward_secrecy_whatever_python_offers_by_default(rsa: IssuedCertificate) -> None:
+def test_each_suite_of_operators_has_forward_secrecy_whatever_python_offers_by_default(
+    rsa_certificate: IssuedCertificate,
+) -> None:
     """Debian's Python offers OpenSSL's default list, which has AES128-GCM-SHA256."""
-    context = Certificate(*rsa).context
+    context = Certificate(*rsa_certificate).context
     default = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     default.set_ciphers("DEFAULT")
     prefixes = ("ECDHE-", "DHE-", "TLS_")
@@ -121,14 +126,14 @@ def test_each_suite_of_operators_has_forward_secrecy_whatever_python_offers_by_d
 
 @pytest.mark.parametrize("path", [STATUS, "/metrics", "/page/"])
 def test_the_socket_of_machines_serves_nothing_for_operators(
-    made: Site, authority: Authority, rsa: IssuedCertificate, path: str, tmp_path: Path
+    made: Site, authority: Authority, rsa_certificate: IssuedCertificate, path: str, tmp_path: Path
 ) -> None:
     """A token or a status must not travel over suites without forward secrecy, even if operators have no own socket."""
     (tmp_path / "tokens").write_text("a-token-of-prometheus\n")
     tokens = ("--operators-tokens", str(tmp_path / "tokens"))
     shown = {"authorization": "Bearer a-token-of-prometheus"}
-    with served(made, *options(rsa), *tokens) as (found, _):
-        assert httpx.get(url_of(found) + path, headers=shown, verify=client(authority), timeout=60).status_code == 404
+    with served(made, *tls_options(rsa_certificate), *tokens) as (found, _):
+        assert httpx.get(get_url(found) + path, headers=shown, verify=client(authority), timeout=60).status_code == 404
 
 
 def test_a_new_certificate_of_machines_is_used_without_a_restart(
@@ -143,8 +148,8 @@ def test_a_new_certificate_of_machines_is_used_without_a_restart(
         with client(authority).wrap_socket(connect(url), server_hostname="127.0.0.1") as connected:
             return connected.getpeercert(binary_form=True)
 
-    with served(made, *options(own)) as (found, operators):
-        machines = url_of(found)
+    with served(made, *tls_options(own)) as (found, operators):
+        machines = get_url(found)
         assert shown(machines) == ssl.PEM_cert_to_DER_cert(first.certificate.read_text())
         for file, target in zip(authority.issue(), own, strict=True):  # an EC key
             put(target, file.read_bytes())
@@ -161,9 +166,9 @@ def test_a_new_certificate_of_machines_is_used_without_a_restart(
 
 
 def test_a_one_time_boot_is_recorded_by_tls_as_without_and_served_once(
-    authority: Authority, rsa: IssuedCertificate
+    authority: Authority, rsa_certificate: IssuedCertificate
 ) -> None:
-    certificate = Certificate(*rsa, CipherSuites.FIRMWARE)
+    certificate = Certificate(*rsa_certificate, CipherSuites.FIRMWARE)
     certificate.load()
     found = {}
     for tls_certificate in (None, certificate):
@@ -180,11 +185,13 @@ def test_a_one_time_boot_is_recorded_by_tls_as_without_and_served_once(
     assert found["https"][-1] == "127.0.0.1"
 
 
-def test_a_secret_is_served_and_recorded_by_tls(authority: Authority, rsa: IssuedCertificate, tmp_path: Path) -> None:
-    certificate, sealed = Certificate(*rsa, CipherSuites.FIRMWARE), Sealed(tmp_path)
+def test_a_secret_is_served_and_recorded_by_tls(
+    authority: Authority, rsa_certificate: IssuedCertificate, tmp_path: Path
+) -> None:
+    certificate, sealed = Certificate(*rsa_certificate, CipherSuites.FIRMWARE), SealedFleet(tmp_path)
     certificate.load()
     made_of = plan_fleet(*documents(), templates=sealed.files)
-    path = path_of(secrets_in(made_of)["join"])
+    path = get_path(find_secrets(made_of)["join"])
     with site(made_of) as made, made.serve(tls_certificate=certificate, keys=sealed.keys) as url:
         assert httpx.get(url + path, headers=LOADER, verify=client(authority), timeout=60).text == PLAIN
         [seen] = made.observed()
@@ -192,9 +199,9 @@ def test_a_secret_is_served_and_recorded_by_tls(authority: Authority, rsa: Issue
 
 
 def test_a_network_whose_fetches_count_is_compared_with_the_address_of_a_tls_client(
-    authority: Authority, rsa: IssuedCertificate
+    authority: Authority, rsa_certificate: IssuedCertificate
 ) -> None:
-    certificate = Certificate(*rsa, CipherSuites.FIRMWARE)
+    certificate = Certificate(*rsa_certificate, CipherSuites.FIRMWARE)
     certificate.load()
     for network, boots in (("127.0.0.0/8", True), ("192.0.2.0/24", False)):
         fleet_of = (fleet(f"baseURL: 'http://boot.test', provisioning: {{clients: [{network}]}}"), *ONCE[1:])
@@ -216,21 +223,27 @@ def test_a_network_whose_fetches_count_is_compared_with_the_address_of_a_tls_cli
     ],
 )
 def test_options_that_machines_cannot_use_are_rejected_at_the_start(
-    authority: Authority, rsa: IssuedCertificate, tmp_path: Path, command: str, how: str, why: str
+    authority: Authority, rsa_certificate: IssuedCertificate, tmp_path: Path, command: str, how: str, why: str
 ) -> None:
     match how:
         case "an EC key":
-            given = options(authority.issue())
+            given = tls_options(authority.issue())
         case "a short key":
-            given = options(authority.issue(rsa_bits=1024))
+            given = tls_options(authority.issue(rsa_bits=1024))
         case "the key of operators" | "the same key in another file":
             copy = IssuedCertificate(tmp_path / "copy.pem", tmp_path / "copy.key")
-            for file, target in zip(rsa, copy, strict=True):
+            for file, target in zip(rsa_certificate, copy, strict=True):
                 target.write_bytes(file.read_bytes())
-            same = rsa if how == "the key of operators" else copy
-            given = (*options(rsa), "--operators-listen", "127.0.0.1:0", "--operators-tls", *map(str, same))
+            same = rsa_certificate if how == "the key of operators" else copy
+            given = (
+                *tls_options(rsa_certificate),
+                "--operators-listen",
+                "127.0.0.1:0",
+                "--operators-tls",
+                *map(str, same),
+            )
         case _:
-            given = options(rsa)[:2]
+            given = tls_options(rsa_certificate)[:2]
     (tmp_path / "output").mkdir()
     places = ["--out", str(tmp_path / "output"), "--listen", "127.0.0.1:0"]
     if command == "run":
@@ -240,31 +253,35 @@ def test_options_that_machines_cannot_use_are_rejected_at_the_start(
     assert why in done.stderr
 
 
-def test_machines_that_use_only_tls_still_need_a_plain_address(rsa: IssuedCertificate, tmp_path: Path) -> None:
+def test_machines_that_use_only_tls_still_need_a_plain_address(
+    rsa_certificate: IssuedCertificate, tmp_path: Path
+) -> None:
     places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"), str(tmp_path / "repository"))
-    done = run_forked("run", *places, *options(rsa))
+    done = run_forked("run", *places, *tls_options(rsa_certificate))
     assert done.returncode == 64
     assert "--machines-tls needs --listen; use --listen 127.0.0.1:8080" in done.stderr
 
 
-def test_without_firmware_ciphers_machines_may_have_any_key(authority: Authority, rsa: IssuedCertificate) -> None:
-    for issued in (authority.issue(), rsa):
+def test_without_firmware_ciphers_machines_may_have_any_key(
+    authority: Authority, rsa_certificate: IssuedCertificate
+) -> None:
+    for issued in (authority.issue(), rsa_certificate):
         operators = Certificate(*issued)
         operators.load()
         Certificate(*issued, CipherSuites.MACHINES, operators).load()
 
 
 def test_operators_may_not_take_the_key_of_machines_later(
-    authority: Authority, rsa: IssuedCertificate, tmp_path: Path
+    authority: Authority, rsa_certificate: IssuedCertificate, tmp_path: Path
 ) -> None:
     own = IssuedCertificate(tmp_path / "operators.pem", tmp_path / "operators.key")
     for file, target in zip(authority.issue(), own, strict=True):
         put(target, file.read_bytes())
     operators = Certificate(*own)
-    machines = Certificate(*rsa, CipherSuites.FIRMWARE, operators)
+    machines = Certificate(*rsa_certificate, CipherSuites.FIRMWARE, operators)
     assert operators.reload_if_changed(START) is None
     assert machines.reload_if_changed(START) is None
-    for file, target in zip(rsa, own, strict=True):
+    for file, target in zip(rsa_certificate, own, strict=True):
         put(target, file.read_bytes())
     event = operators.reload_if_changed(START)
     assert event is not None
@@ -293,14 +310,14 @@ def test_a_failed_handshake_has_a_kind(reason: str | None, kind: HandshakeFailur
 
 
 def test_an_instance_reports_that_the_certificate_of_machines_cannot_be_used(
-    authority: Authority, rsa: IssuedCertificate, tmp_path: Path
+    authority: Authority, rsa_certificate: IssuedCertificate, tmp_path: Path
 ) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     own = IssuedCertificate(tmp_path / "machines.pem", tmp_path / "machines.key")
-    for file, target in zip(rsa, own, strict=True):
+    for file, target in zip(rsa_certificate, own, strict=True):
         put(target, file.read_bytes())
-    with running(repository.bare, tmp_path, *options(own), "--poll", "1") as instance:
+    with running(repository.bare, tmp_path, *tls_options(own), "--poll", "1") as instance:
 
         def condition() -> dict[str, object]:
             found = instance.status()["conditions"]
@@ -311,5 +328,5 @@ def test_an_instance_reports_that_the_certificate_of_machines_cannot_be_used(
         found = eventually(condition)
         assert found["reason"] == "Unusable"
         assert "machines.key does not match" in str(found["message"])
-        put(own.key, rsa.key.read_bytes())
+        put(own.key, rsa_certificate.key.read_bytes())
         eventually(lambda: condition() == {})

@@ -41,8 +41,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "output"
 
 
-def publish(root: Path, given: TreeModes, fleet: Fleet = FLEET, commit: str = "c0ffee") -> None:
-    with OutputDirectory.open(root, ledger="test", modes=given) as directory:
+def publish(root: Path, modes: TreeModes, fleet: Fleet = FLEET, commit: str = "c0ffee") -> None:
+    with OutputDirectory.open(root, ledger="test", modes=modes) as directory:
         files = {name: state.files for name, state in fleet.servers.items()}
         directory.publish(files, fleet.shared, complete=True, commit=commit, at=AT, parts=fleet.parts)
         directory.write_status(b"{}", AT)
@@ -54,9 +54,9 @@ def list_modes(root: Path) -> dict[str, tuple[int, int]]:
     return {path: (stat.S_IMODE(each.st_mode), each.st_gid) for path, each in looked.items()}
 
 
-def of_kind(root: Path, given: TreeModes) -> bool:
-    folders = {path: each[0] == given.folder for path, each in list_modes(root).items() if (root / path).is_dir()}
-    files = {path: each[0] == given.file for path, each in list_modes(root).items() if not (root / path).is_dir()}
+def have_modes(root: Path, modes: TreeModes) -> bool:
+    folders = {path: each[0] == modes.folder for path, each in list_modes(root).items() if (root / path).is_dir()}
+    files = {path: each[0] == modes.file for path, each in list_modes(root).items() if not (root / path).is_dir()}
     assert folders and files
     return all((folders | files).values())
 
@@ -64,9 +64,9 @@ def of_kind(root: Path, given: TreeModes) -> bool:
 @pytest.mark.parametrize("given", [OPEN_MODES, build_restricted_modes()], ids=["open", "closed"])
 def test_a_new_tree_and_its_changes_have_the_configured_permissions(root: Path, umask: int, given: TreeModes) -> None:
     publish(root, given)
-    assert of_kind(root, given)
+    assert have_modes(root, given)
     publish(root, given, plan_fleet(*ALWAYS), commit="other")
-    assert of_kind(root, given)
+    assert have_modes(root, given)
 
 
 @needs_root
@@ -110,9 +110,9 @@ def test_interrupted_changes_of_permissions_continue(root: Path, monkeypatch: py
         patched.setattr(TreeModes, "apply_to", fail)
         with pytest.raises(PublishError, match="the power goes"):
             publish(root, build_restricted_modes())
-    assert not of_kind(root, build_restricted_modes())
+    assert not have_modes(root, build_restricted_modes())
     durable_files.apply_modes(root, build_restricted_modes())
-    assert of_kind(root, build_restricted_modes())
+    assert have_modes(root, build_restricted_modes())
 
 
 def test_open_modes_do_not_change_existing_files(root: Path) -> None:
@@ -171,12 +171,12 @@ def test_an_unknown_group_is_an_error() -> None:
 
 @needs_root
 def test_a_group_that_the_process_is_not_in_is_an_error_with_a_remedy() -> None:
-    assert as_user("44") == "44"
-    assert as_user("54321").startswith("UsageError: --output-group 54321: the user 65534 is not in that group")
-    assert "usermod --append --groups 54321 USER" in as_user("54321")
+    assert run_as_user("44") == "44"
+    assert run_as_user("54321").startswith("UsageError: --output-group 54321: the user 65534 is not in that group")
+    assert "usermod --append --groups 54321 USER" in run_as_user("54321")
 
 
-def as_user(group: str) -> str:
+def run_as_user(group: str) -> str:
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         try:

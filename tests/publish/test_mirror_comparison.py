@@ -75,14 +75,14 @@ class CopyServer:
     url: str = ""
     headers: dict[str, Mapping[str, str | None]] = field(default_factory=dict)
     answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
-    otherwise: tuple[int, bytes] = (404, b"#")
+    default_answer: tuple[int, bytes] = (404, b"#")
     asked: Counter[tuple[str, str]] = field(default_factory=Counter)
     connections: int = 0
 
     def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
         file = self.folder / path.removeprefix("/")
         if path in self.answers or not file.is_file():
-            status, content = self.answers.get(path, self.otherwise)
+            status, content = self.answers.get(path, self.default_answer)
             headers: dict[str, str | None] = {"Cache-Control": "no-store"}
         else:
             status, content = 200, file.read_bytes()
@@ -96,7 +96,7 @@ class CopyServer:
 
 
 @contextmanager
-def serving(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[CopyServer]:
+def serve_copy(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[CopyServer]:
     copy = CopyServer(folder)
 
     class Handler(BaseHTTPRequestHandler):
@@ -130,14 +130,14 @@ def serving(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[Cop
 
 @pytest.fixture
 def mirror(copy: Path) -> Iterator[CopyServer]:
-    with serving(copy) as mirror:
+    with serve_copy(copy) as mirror:
         yield mirror
 
 
 Verify = Callable[..., tuple[int, dict[str, str]]]
 
 
-def typed(*arguments: object) -> tuple[int, str, str]:
+def run_verify(*arguments: object) -> tuple[int, str, str]:
     done = run_forked("verify-mirror", *arguments)
     return done.returncode, done.stdout, done.stderr
 
@@ -147,7 +147,7 @@ def verify(output: Path) -> Verify:
     """Type the command: its exit code, and the faults by path."""
 
     def verify(mirror: object, *more: object) -> tuple[int, dict[str, str]]:
-        code, out, err = typed("--tree", output, mirror, "-o", "json", *more)
+        code, out, err = run_verify("--tree", output, mirror, "-o", "json", *more)
         assert out, err
         return code, {f"/{each['path']}": each["fault"] for each in json.loads(out)["items"]}
 
@@ -184,7 +184,7 @@ def test_all_files_of_a_mirror_without_a_log_of_reads_may_be_read(
 BEFORE_TEXT, OTHER_TEXT = b"#!ipxe\n# before\n", b"#!ipxe\n# whatever\n"
 
 
-def change(path: Path, content: bytes | None, seconds: int = 0) -> None:
+def change_file(path: Path, content: bytes | None, seconds: int = 0) -> None:
     """Give a file another content, if that is not None, and change its time by so many seconds."""
     if content is not None:
         path.write_bytes(content)
@@ -216,7 +216,7 @@ def test_each_fault_of_a_boot_script_and_of_another_script_has_its_own_name(
         if changed is None:
             (copy / path[1:]).unlink()
         else:
-            change(copy / path[1:], *changed)
+            change_file(copy / path[1:], *changed)
     found = {path: fault for path, fault in zip((ENTRY, FIRST), faults, strict=True) if fault is not None}
     assert verify(mirror.url, "--read-entries") == (8, found)
 
@@ -261,7 +261,7 @@ def test_a_redirect_is_not_followed(mirror: CopyServer, verify: Verify) -> None:
 
 def test_a_server_with_a_response_for_every_path_is_a_finding(mirror: CopyServer, verify: Verify) -> None:
     shutil.rmtree(mirror.folder)
-    mirror.otherwise = (200, b"<html>Welcome!</html>")
+    mirror.default_answer = (200, b"<html>Welcome!</html>")
     code, found = verify(mirror.url, "--read-entries")
     assert (code, found[NOBODY], found["/ops/manifest.json"], found["/"]) == (8, "Extra", "Extra", "Extra")
     assert (found[FIRST], found[ENTRY]) == ("Wrong", "Wrong")
@@ -270,9 +270,9 @@ def test_a_server_with_a_response_for_every_path_is_a_finding(mirror: CopyServer
 def test_p3_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, output: Path, verify: Verify) -> None:
     xml = b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>"  # of a bucket
     for body in (b"<h1>Not found</h1>", b"#\nreboot\n", xml):
-        mirror.otherwise = (404, body)
+        mirror.default_answer = (404, body)
         assert verify(mirror.url) == (8, {NOBODY: "Wrong"}), body
-    (finding,) = json.loads(typed("--tree", output, mirror.url, "-o", "json")[1])["items"]
+    (finding,) = json.loads(run_verify("--tree", output, mirror.url, "-o", "json")[1])["items"]
     message = "the body of the 404 response must be #, because GRUB executes it as its configuration"
     assert finding["message"] == message
 
@@ -287,19 +287,19 @@ def test_p3_a_404_with_an_empty_body_is_a_finding_because_shim_waits_for_it(
     mirror: CopyServer, copy: Path, output: Path, verify: Verify, status: int, architecture: str
 ) -> None:
     place_shim(copy, architecture)
-    mirror.otherwise = (status, b"")
+    mirror.default_answer = (status, b"")
     assert verify(mirror.url) == (8, {NOBODY: "Wrong"})
-    (finding,) = json.loads(typed("--tree", output, mirror.url, "-o", "json")[1])["items"]
+    (finding,) = json.loads(run_verify("--tree", output, mirror.url, "-o", "json")[1])["items"]
     assert finding["message"] == (
         f"the {status} response has an empty body, so shim waits forever: set the body to # with error_page in nginx "
         "or handle_errors in Caddy (see OUTPUT/ops/serve), or with a custom error response of the CDN"
     )
-    mirror.otherwise = (status, b"#")
+    mirror.default_answer = (status, b"#")
     assert verify(mirror.url) == (0, {})
 
 
 def test_a_404_with_an_empty_body_is_right_if_machines_do_not_load_shim(mirror: CopyServer, verify: Verify) -> None:
-    mirror.otherwise = (404, b"")
+    mirror.default_answer = (404, b"")
     assert verify(mirror.url) == (0, {})
 
 
@@ -311,12 +311,12 @@ def test_the_body_of_a_404_matters_only_to_loaders_of_the_fleet(
     root = tmp_path / "output"
     Site(root).publish(plan_fleet(fleet(f"baseURL: 'http://boot.test', outputs: [{outputs}]"), *SEED[1:]))
     place_shim(root / "boot")
-    with serving(root / "boot") as mirror:
-        mirror.otherwise = (404, body)
-        code, shown, _ = typed("--tree", root, mirror.url)
+    with serve_copy(root / "boot") as mirror:
+        mirror.default_answer = (404, body)
+        code, shown, _ = run_verify("--tree", root, mirror.url)
         assert (code, "the 404 response " in shown) == (result, bool(result)), shown
-        mirror.otherwise = (404, b"#")
-        assert typed("--tree", root, mirror.url)[0] == 0
+        mirror.default_answer = (404, b"#")
+        assert run_verify("--tree", root, mirror.url)[0] == 0
 
 
 def test_an_absent_grub_script_with_a_body_is_a_finding() -> None:
@@ -354,9 +354,9 @@ def test_a_file_that_is_sent_slowly_without_end_is_unknown(output: Path) -> None
 
 
 def test_an_unreachable_mirror_is_one_error(copy: Path, output: Path) -> None:
-    with serving(copy) as mirror:
+    with serve_copy(copy) as mirror:
         url = mirror.url
-    code, out, err = typed("--tree", output, url)
+    code, out, err = run_verify("--tree", output, url)
     assert (code, out, err.count("\n")) == (6, "", 1)
     assert "Connection refused" in err
 
@@ -370,16 +370,16 @@ def test_a_certificate_has_to_be_trusted_and_an_authority_can_be_named(
     subprocess.run([program("openssl", "openssl"), *made, *subject], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    with serving(copy, context) as mirror:
-        code, _, err = typed("--tree", output, mirror.url)
+    with serve_copy(copy, context) as mirror:
+        code, _, err = run_verify("--tree", output, mirror.url)
         assert (code, "certificate verify failed" in err) == (6, True)
         assert verify(mirror.url, "--ca-bundle", certificate) == (0, {})
 
 
 def test_the_table_has_each_finding_with_its_reason_and_a_summary(mirror: CopyServer, copy: Path, output: Path) -> None:
     (copy / ENTRY[1:]).unlink()
-    change(copy / FIRST[1:], BEFORE_TEXT, -(10**9))
-    code, out, _ = typed("--tree", output, mirror.url, "--read-entries")
+    change_file(copy / FIRST[1:], BEFORE_TEXT, -(10**9))
+    code, out, _ = run_verify("--tree", output, mirror.url, "--read-entries")
     rows = [line.split(maxsplit=2) for line in out.splitlines()]
     assert code == 8
     assert rows[0] == ["RESULT", "PATH", "REASON"]
@@ -401,8 +401,8 @@ def test_all_files_of_a_folder_are_compared(output: Path, copy: Path, verify: Ve
         (folder / "assets/linux").write_text("laid there by a person")
     try:
         (copy / FIRST[1:]).unlink()
-        change(copy / ENTRY[1:], None, 60)
-        change(copy / BY_MAC[1:], OTHER_TEXT)
+        change_file(copy / ENTRY[1:], None, 60)
+        change_file(copy / BY_MAC[1:], OTHER_TEXT)
         found = {gone: "Extra", FIRST: "Missing", ENTRY: "Undated", BY_MAC: "Wrong"}
         assert verify(copy) == (8, found)
     finally:
@@ -434,7 +434,7 @@ def test_a_copy_by_the_script_in_the_documentation_matches_the_tree(
         assert (folder / "current").readlink() == Path(served)
         assert verify(folder / "current") == (0, {})
         (folder / "current/left").touch()
-        change(folder / "current" / ENTRY[1:], BEFORE_TEXT, -(10**9))
+        change_file(folder / "current" / ENTRY[1:], BEFORE_TEXT, -(10**9))
         assert verify(folder / "current") == (8, {"/left": "Extra", ENTRY: "Stale"})
 
 
@@ -458,12 +458,12 @@ def test_files_that_are_published_meanwhile_are_compared_again(tmp_path: Path) -
 
 @pytest.mark.parametrize("where", ["nowhere", "file:///nowhere", "ftp://127.0.0.1/x", "https://a:b@c/x"])
 def test_a_malformed_mirror_is_a_usage_error(output: Path, where: str) -> None:
-    code, _, err = typed("--tree", output, where)
+    code, _, err = run_verify("--tree", output, where)
     assert (code, "a:b" in err) == (64, False)
 
 
 def test_a_folder_without_a_tree_is_rejected(tmp_path: Path) -> None:
-    code, _, err = typed("--tree", tmp_path, tmp_path)
+    code, _, err = run_verify("--tree", tmp_path, tmp_path)
     assert (code, "expected an output tree" in err) == (8, True)
 
 

@@ -45,7 +45,7 @@ SECOND = timedelta(seconds=1)
 CONTENT = "o/5e1f/script"
 
 
-def window(now: datetime = INSIDE, **shared: bytes) -> Fleet:
+def make_window_fleet(now: datetime = INSIDE, **shared: bytes) -> Fleet:
     """A fleet in a maintenance window, with a file that boot scripts may name."""
     fleet = plan_fleet(*ALWAYS, REPAIR, now=now)
     more = {f"boot/{CONTENT}": File(b"content\n"), **{f"boot/{name}": File(text) for name, text in shared.items()}}
@@ -55,7 +55,7 @@ def window(now: datetime = INSIDE, **shared: bytes) -> Fleet:
 @pytest.fixture
 def publisher(tmp_path: Path) -> SignedSite:
     found = SignedSite(tmp_path / "publisher")
-    found.publish(window(), INSIDE)
+    found.publish(make_window_fleet(), INSIDE)
     return found
 
 
@@ -91,7 +91,7 @@ def _file(path: Path) -> tuple[bytes, int]:
     return path.read_bytes(), int(path.stat().st_mtime)
 
 
-def published(publisher: SignedSite) -> dict[str, tuple[bytes, int]]:
+def read_published(publisher: SignedSite) -> dict[str, tuple[bytes, int]]:
     paths = (path for path in publisher.boot.rglob("*") if path.is_file())
     return {str(path.relative_to(publisher.boot)): _file(path) for path in paths}
 
@@ -113,19 +113,19 @@ WINDOW, ENDED = script(INSIDE), script(AFTER)
 
 def test_a_mirror_has_the_published_files_with_their_times(publisher: SignedSite, host: MirrorHost) -> None:
     assert host.run(INSIDE) == 0
-    assert host.contents() == published(publisher)
+    assert host.contents() == read_published(publisher)
     before = {path: (host.served / path).stat().st_ino for path in host.contents()}
     assert host.run(INSIDE + SECOND) == 0
     assert {path: (host.served / path).stat().st_ino for path in host.contents()} == before, "nothing is written again"
 
 
 def test_a_mirror_follows_a_commit_and_removes_its_removed_files(publisher: SignedSite, host: MirrorHost) -> None:
-    publisher.publish(window(left=b"#!ipxe\n"), INSIDE)
+    publisher.publish(make_window_fleet(left=b"#!ipxe\n"), INSIDE)
     host.run(INSIDE)
     assert host.boots("/left") == b"#!ipxe\n"
-    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    publisher.publish(make_window_fleet(added=b"#!ipxe\n"), INSIDE + SECOND)
     assert host.run(INSIDE + SECOND) == 0
-    assert host.contents() == published(publisher)
+    assert host.contents() == read_published(publisher)
     assert not (host.served / "left").exists()
 
 
@@ -145,7 +145,7 @@ def test_an_edited_file_is_replaced_and_an_additional_boot_script_is_removed(
     assert host.run(INSIDE + SECOND) == 0
     assert (host.served / "assets/linux").read_text() == "placed by a person"
     shutil.rmtree(host.served / "assets")
-    assert host.contents() == published(publisher)
+    assert host.contents() == read_published(publisher)
     assert not (host.served / "linked").is_symlink() and not (host.served / "pxelinux.cfg").exists()
 
 
@@ -160,7 +160,7 @@ def test_a_symlink_in_the_place_of_a_folder_and_a_folder_in_the_place_of_a_file_
     first.unlink()
     (first / "more").mkdir(parents=True)
     assert host.run(INSIDE + SECOND) == 0
-    assert host.contents() == published(publisher)
+    assert host.contents() == read_published(publisher)
     assert not folder.is_symlink() and not [*outside.iterdir()]
 
 
@@ -201,11 +201,11 @@ def test_finding_m1_a_mirror_ends_a_window_after_the_publisher_died_in_it(
     (tmp_path / "nginx").mkdir()
     with nginx(host.served, publisher.root / "ops/serve", tmp_path / "nginx") as mirror:
         with run_daemon([*daemon, f"--port={port}"], port, os.environ):
-            assert _program(host, INSIDE).returncode == 0
+            assert _run_program(host, INSIDE).returncode == 0
             assert _get(f"{mirror.url}{ENTRY}") == WINDOW
-            assert _program(host, ENDS - SECOND).returncode == 0
+            assert _run_program(host, ENDS - SECOND).returncode == 0
             assert _get(f"{mirror.url}{ENTRY}") == WINDOW
-        done = _program(host, ENDS)  # the publisher's host is down, too
+        done = _run_program(host, ENDS)  # the publisher's host is down, too
         assert (done.returncode, "rsync failed with exit code" in done.stderr) == (1, True)
         assert _get(f"{mirror.url}{ENTRY}") == ENDED
 
@@ -227,15 +227,17 @@ sys.exit(program["main"](sys.argv[3:], clock=clock))
 """
 
 
-def _command(host: MirrorHost, now: datetime, interpreter: str = sys.executable) -> list[str]:
+def _build_command(host: MirrorHost, now: datetime, interpreter: str = sys.executable) -> list[str]:
     """Return the command that runs the file as a mirror does, without gitboot, at a time."""
     clock = host.folder / "clock"
     clock.write_text(f"{now:%Y-%m-%dT%H:%M:%S}")
     return [interpreter, "-I", "-c", CLOCK_IN_FILE, str(host.program), str(clock), *host.arguments]
 
 
-def _program(host: MirrorHost, now: datetime, interpreter: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(_command(host, now, interpreter), capture_output=True, text=True, check=False)
+def _run_program(
+    host: MirrorHost, now: datetime, interpreter: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(_build_command(host, now, interpreter), capture_output=True, text=True, check=False)
 
 
 MINORS = range(6, 15)  # of Python 3
@@ -254,10 +256,10 @@ def test_each_installed_python_copies_and_ends_a_window(interpreter: str, tmp_pa
     folder = tmp_path / interpreter.replace("/", "-")
     folder.mkdir()
     publisher = SignedSite(folder / "publisher")
-    publisher.publish(window(), INSIDE)
+    publisher.publish(make_window_fleet(), INSIDE)
     host = MirrorHost(folder / "mirror", publisher)
     for now, script in ((INSIDE, WINDOW), (ENDS, ENDED)):
-        done = _program(host, now, interpreter)
+        done = _run_program(host, now, interpreter)
         assert (done.returncode, host.boots()) == (0, script), done.stderr
 
 
@@ -272,7 +274,7 @@ class Step(NamedTuple):
 
 
 EPOCH, BEFORE = datetime(1970, 1, 1, tzinfo=UTC), at("20T21:00")
-ADDED = window(added=b"#!ipxe\n")
+ADDED = make_window_fleet(added=b"#!ipxe\n")
 LONGER = plan_fleet(*ALWAYS, maintenance("repair", "20T22:00 21T06:00"), now=INSIDE)
 BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True, INSIDE), (False, AFTER))}
 
@@ -293,10 +295,12 @@ BOOTS = {is_open: (script(now), script(now, BY_MAC)) for is_open, now in ((True,
             id="also if the publisher is gone",
         ),
         # A mirror cannot have later decisions.
-        pytest.param([Step(BEFORE, fleet=window(BEFORE)), Step(INSIDE)], id="only the publisher opens windows"),
+        pytest.param(
+            [Step(BEFORE, fleet=make_window_fleet(BEFORE)), Step(INSIDE)], id="only the publisher opens windows"
+        ),
         pytest.param([Step(ENDS + timedelta(days=30))], id="an expired list still ends windows"),
         pytest.param(
-            [Step(INSIDE, True), Step(ENDS), Step(ENDS + timedelta(hours=1), fleet=window())],
+            [Step(INSIDE, True), Step(ENDS), Step(ENDS + timedelta(hours=1), fleet=make_window_fleet())],
             id="the window of a list has ended, for any publisher",
         ),
         pytest.param(
@@ -344,7 +348,7 @@ def test_no_step_of_a_copy_opens_a_window_that_has_ended(
     """The tree of the publisher still has the boot scripts of the window."""
     host.run(INSIDE)
     host.run(ENDS)
-    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    publisher.publish(make_window_fleet(added=b"#!ipxe\n"), INSIDE + SECOND)
     replace_file, seen = os.replace, set[bytes]()
 
     def noting(source: str, place: str) -> None:
@@ -457,7 +461,7 @@ def test_a_window_ends_while_a_copy_hangs(publisher: SignedSite, host: MirrorHos
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(300)
         host.source = f"rsync://127.0.0.1:{silent.getsockname()[1]}/boot"
-        with subprocess.Popen(_command(host, INSIDE), start_new_session=True) as process:
+        with subprocess.Popen(_build_command(host, INSIDE), start_new_session=True) as process:
             try:
                 connection, _ = silent.accept()
                 assert host.boots() == WINDOW
@@ -493,22 +497,22 @@ def test_an_artifact_that_does_not_match_its_path_is_not_served(publisher: Signe
         assert served.read_bytes() == b"kernel"
 
 
-def _edited(publisher: SignedSite) -> None:
+def _edit_script(publisher: SignedSite) -> None:
     (publisher.boot / ENTRY[1:]).write_bytes(b"#!ipxe\nshell\n")
 
 
-def _signed(publisher: SignedSite, signer: ListSigner) -> None:
-    _edited(publisher)
+def _sign_again(publisher: SignedSite, signer: ListSigner) -> None:
+    _edit_script(publisher)
     sign_tree(publisher.root, signer, made=INSIDE)
 
 
 TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
-    "an edited boot script": (_edited, "from the list, or from the digest in its path"),
+    "an edited boot script": (_edit_script, "from the list, or from the digest in its path"),
     "a list of another publisher": (
-        lambda publisher: _signed(publisher, ListSigner()),
+        lambda publisher: _sign_again(publisher, ListSigner()),
         "the given public key did not sign any root",
     ),
-    "an unsigned list": (lambda publisher: _signed(publisher, ListSigner.unsigned()), "the list is not signed"),
+    "an unsigned list": (lambda publisher: _sign_again(publisher, ListSigner.unsigned()), "the list is not signed"),
     "no list": (lambda publisher: shutil.rmtree(publisher.boot / "signed"), "there is no signed list"),
 }
 
@@ -530,7 +534,7 @@ def test_a_tree_without_a_valid_signature_is_not_served_and_windows_still_end(
 
 
 def test_a_boot_script_that_the_list_does_not_name_is_not_served(publisher: SignedSite, host: MirrorHost) -> None:
-    before = published(publisher)
+    before = read_published(publisher)
     (publisher.boot / "pxelinux.cfg").mkdir(exist_ok=True)
     (publisher.boot / "pxelinux.cfg/default").write_text("DEFAULT shell\n")
     assert host.run(INSIDE) == 0
@@ -541,7 +545,7 @@ def test_an_earlier_tree_is_not_served(
     publisher: SignedSite, host: MirrorHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(publisher.root, tmp_path / "earlier")
-    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    publisher.publish(make_window_fleet(added=b"#!ipxe\n"), INSIDE + SECOND)
     host.run(INSIDE)
     host.source = str(tmp_path / "earlier/boot")
     assert host.run(INSIDE) == 1
@@ -555,10 +559,10 @@ def test_after_the_loss_of_the_root_key_a_mirror_only_needs_a_new_public_key(
     """Versions of the new root begin with 1, and the mirror has seen the second root of the lost key."""
     assert publisher.keys is not None
     replace_list_keys(publisher.keys, None, None, INSIDE)
-    publisher.publish(window(), INSIDE + SECOND)
+    publisher.publish(make_window_fleet(), INSIDE + SECOND)
     assert host.run(INSIDE + SECOND) == 0
     publisher.keys = make_keys(tmp_path / "new", INSIDE)
-    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + 2 * SECOND)
+    publisher.publish(make_window_fleet(added=b"#!ipxe\n"), INSIDE + 2 * SECOND)
     assert host.run(INSIDE + 2 * SECOND) == 1
     assert (host.run(ENDS), host.boots()) == (1, ENDED), "windows end meanwhile"
     shutil.copy(publisher.public, host.key)
@@ -617,7 +621,7 @@ def test_a_program_that_is_killed_at_any_step_leaves_complete_chains_and_continu
     host.key.write_text(f"{signer.keys[0].hex()}\n")
     for number in range(400):
         names = f"o/{number:04}/script"
-        fleet = _chained(names)
+        fleet = _make_chain(names)
         publisher.publish(fleet, INSIDE + SECOND * number)
         sign_tree(publisher.root, signer, made=INSIDE + SECOND * number)
         code = run_killed(host, number)
@@ -630,19 +634,19 @@ def test_a_program_that_is_killed_at_any_step_leaves_complete_chains_and_continu
             assert all((host.served / path[1:]).exists() for path in entries), number
         if code == 0:
             break
-    assert number > 10 and host.contents() == published(publisher)
+    assert number > 10 and host.contents() == read_published(publisher)
     assert host.boots() == f"{names}\n".encode()
 
 
-def _chained(name: str) -> Fleet:
-    fleet, servers = window(), {}
+def _make_chain(name: str) -> Fleet:
+    fleet, servers = make_window_fleet(), {}
     for server, state in fleet.servers.items():
-        files = {path: _naming(path, file, name) for path, file in state.files.items() if path.startswith("boot/")}
+        files = {path: _add_name(path, file, name) for path, file in state.files.items() if path.startswith("boot/")}
         servers[server] = structs.replace(state, files=listed_server(server, files))
     return replace(fleet, servers=servers, shared={**fleet.shared, f"boot/{name}": File(name.encode())})
 
 
-def _naming(path: str, file: File, name: str) -> File:
+def _add_name(path: str, file: File, name: str) -> File:
     return replace(file, content=f"{name}\n".encode()) if path in (f"boot{ENTRY}", f"boot{BY_MAC}") else file
 
 

@@ -58,7 +58,7 @@ def copy(output: Path, tmp_path: Path) -> Path:
     return shutil.copytree(output / "boot", tmp_path / "boot")
 
 
-def repaired(mirror: object, output: Path, *paths: str) -> tuple[int, dict[str, str], list[str]]:
+def run_repair(mirror: object, output: Path, *paths: str) -> tuple[int, dict[str, str], list[str]]:
     """Type the command: its exit code, what it did with each path, and what it left."""
     options = [each for path in paths for each in ("--repair", path)]
     done = run_forked("verify-mirror", mirror, "--tree", output, *options, "-o", "json")
@@ -72,31 +72,31 @@ def rename_ledger(root: Path) -> None:
     manifest.write_bytes(manifest.read_bytes().replace(b'"ledger":"test"', b'"ledger":"theirs"'))
 
 
-def edit(path: Path) -> None:
+def edit_file(path: Path) -> None:
     """Change a file, and keep its size and its time."""
     before = path.stat()
     path.write_bytes(path.read_bytes()[:-2] + b"#\n")
     os.utime(path, (before.st_mtime, before.st_mtime))
 
 
-def files_of(root: Path) -> dict[str, tuple[bytes, int]]:
+def read_files(root: Path) -> dict[str, tuple[bytes, int]]:
     paths = (path for path in root.rglob("*") if path.is_file())
     return {str(path.relative_to(root)): (path.read_bytes(), int(path.stat().st_mtime)) for path in paths}
 
 
-def as_published(copy: Path, output: Path) -> bool:
-    return files_of(copy) == files_of(output / "boot")
+def is_as_published(copy: Path, output: Path) -> bool:
+    return read_files(copy) == read_files(output / "boot")
 
 
 def test_finding_m6_repair_replaces_one_file_or_all(copy: Path, output: Path) -> None:
     for path in (ENTRY, FIRST, BY_MAC):
-        edit(copy / path[1:])
-    assert repaired(copy, output, ENTRY) == (0, {ENTRY[1:]: "Replaced"}, [])
+        edit_file(copy / path[1:])
+    assert run_repair(copy, output, ENTRY) == (0, {ENTRY[1:]: "Replaced"}, [])
     assert (copy / ENTRY[1:]).read_bytes() == (output / f"boot{ENTRY}").read_bytes()
-    assert not as_published(copy, output)
-    assert repaired(copy, output, ALL) == (0, {FIRST[1:]: "Replaced", BY_MAC[1:]: "Replaced"}, [])
-    assert as_published(copy, output)
-    assert repaired(copy, output, ALL) == (0, {}, [])
+    assert not is_as_published(copy, output)
+    assert run_repair(copy, output, ALL) == (0, {FIRST[1:]: "Replaced", BY_MAC[1:]: "Replaced"}, [])
+    assert is_as_published(copy, output)
+    assert run_repair(copy, output, ALL) == (0, {}, [])
 
 
 def test_absent_files_are_restored_and_boot_scripts_without_a_server_are_removed(copy: Path, output: Path) -> None:
@@ -106,7 +106,7 @@ def test_absent_files_are_restored_and_boot_scripts_without_a_server_are_removed
     for name in (GONE, "signed/9.servers-00.json", "left.txt", "assets/linux"):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         (copy / name).write_text("#!ipxe\n")
-    code, done, left = repaired(copy, output, ALL)
+    code, done, left = run_repair(copy, output, ALL)
     assert (code, left) == (8, ["left.txt"])
     assert done == {
         ENTRY[1:]: "Replaced",
@@ -115,9 +115,9 @@ def test_absent_files_are_restored_and_boot_scripts_without_a_server_are_removed
         GONE: "Removed",
         "signed/9.servers-00.json": "Removed",
     }
-    assert repaired(copy, output, "left.txt") == (0, {"left.txt": "Removed"}, [])
+    assert run_repair(copy, output, "left.txt") == (0, {"left.txt": "Removed"}, [])
     shutil.rmtree(copy / "assets")
-    assert as_published(copy, output)
+    assert is_as_published(copy, output)
 
 
 def test_a_boot_script_that_the_tree_has_is_not_removed_although_its_list_does_not_name_it(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_a_boot_script_that_the_tree_has_is_not_removed_although_its_list_does_n
         directory.publish(own, shared, complete=True, commit="c0ffee", at=_now())
         directory.update_list(None, _now())
     copy = shutil.copytree(tmp_path / "output/boot", tmp_path / "boot")
-    edit(copy / FIRST[1:])
+    edit_file(copy / FIRST[1:])
     unlisted = UNLISTED_ENTRY.format(0).removeprefix("boot/")
-    assert repaired(copy, tmp_path / "output", ALL) == (8, {FIRST[1:]: "Replaced"}, [unlisted])
-    assert as_published(copy, tmp_path / "output")
+    assert run_repair(copy, tmp_path / "output", ALL) == (8, {FIRST[1:]: "Replaced"}, [unlisted])
+    assert is_as_published(copy, tmp_path / "output")
 
 
 def test_a_symlink_in_the_place_of_a_file_is_replaced_and_one_of_a_folder_is_not_followed(
@@ -140,7 +140,7 @@ def test_a_symlink_in_the_place_of_a_file_is_replaced_and_one_of_a_folder_is_not
     elsewhere.write_bytes((copy / FIRST[1:]).read_bytes())
     (copy / FIRST[1:]).unlink()
     (copy / FIRST[1:]).symlink_to(elsewhere)
-    assert repaired(copy, output, FIRST) == (0, {FIRST[1:]: "Replaced"}, [])
+    assert run_repair(copy, output, FIRST) == (0, {FIRST[1:]: "Replaced"}, [])
     assert not (copy / FIRST[1:]).is_symlink()
     (tmp_path / "folder").mkdir()
     shutil.rmtree(copy / f"v1/boot/{MAC}")
@@ -153,7 +153,7 @@ def test_a_symlink_in_the_place_of_a_file_is_replaced_and_one_of_a_folder_is_not
 def test_files_get_the_permissions_and_the_group_of_the_folder_of_the_mirror(copy: Path, output: Path) -> None:
     copy.chmod(0o750)
     (copy / FIRST[1:]).unlink()
-    repaired(copy, output, FIRST)
+    run_repair(copy, output, FIRST)
     assert (copy / FIRST[1:]).stat().st_mode & 0o777 == 0o640
 
 
@@ -178,7 +178,7 @@ def test_content_comes_first_then_boot_scripts_then_first_scripts_then_the_list(
     content = max(number for path, number in place.items() if path.startswith("o/"))
     first, last = place[FIRST_SCRIPT.removeprefix("boot/")], place["signed/timestamp.json"]
     assert content < place[ENTRY[1:]] < first < last == len(written) - 1
-    assert as_published(copy, output)
+    assert is_as_published(copy, output)
 
 
 def _ignore(_: int) -> None:
@@ -190,7 +190,7 @@ def _now() -> datetime:
 
 
 def test_wrong_arguments_are_named(copy: Path, output: Path, tmp_path: Path) -> None:
-    edit(copy / FIRST[1:])
+    edit_file(copy / FIRST[1:])
     for arguments, words in (
         ((copy, "--repair", ALL), "--tree"),
         (("http://mirror.test", "--tree", output, "--repair", ALL), "pass the folder or the target"),
@@ -221,7 +221,7 @@ class WatchedStore(FolderStore):
 
 @pytest.fixture
 def publisher(tmp_path: Path) -> SignedSite:
-    return with_window(tmp_path / "publisher")
+    return publish_window(tmp_path / "publisher")
 
 
 @pytest.fixture
@@ -230,32 +230,32 @@ def empty(tmp_path: Path) -> Path:
     return folder
 
 
-def with_window(folder: Path) -> SignedSite:
+def publish_window(folder: Path) -> SignedSite:
     publisher = SignedSite(folder)
     publisher.publish(plan_fleet(*ALWAYS, REPAIR, now=INSIDE), INSIDE)
     return publisher
 
 
-def without_window(publisher: SignedSite) -> None:
+def end_window(publisher: SignedSite) -> None:
     publisher.publish(plan_fleet(*ALWAYS, now=INSIDE), INSIDE)
 
 
 INSIDE, ENDS = at("20T23:00"), at("21T04:00")
 
 
-def mend(
+def run_mend(
     store: FolderStore,
     publisher: SignedSite,
     clock: Callable[[], datetime] = lambda: INSIDE,
-    begun: Callable[[int], None] = _ignore,
+    on_start: Callable[[int], None] = _ignore,
 ) -> RepairReport:
-    return repair(store, publisher.root, [ALL], clock, parallel=1, on_start=begun, on_progress=_ignore, retry_s=0)
+    return repair(store, publisher.root, [ALL], clock, parallel=1, on_start=on_start, on_progress=_ignore, retry_s=0)
 
 
 def assert_refused(mirror: Path, words: str, publisher: SignedSite, *how: Any, **more: Any) -> None:
     """Assert that a repair raises an error with these words, and writes nothing."""
     with closing(WatchedStore(mirror)) as store, pytest.raises(PublishError, match=words):
-        mend(store, publisher, *how, **more)
+        run_mend(store, publisher, *how, **more)
     assert store.written == {}
 
 
@@ -267,13 +267,13 @@ def test_finding_m6_a_window_that_ends_while_a_mirror_is_compared_is_not_restore
 
     def end(number: int) -> None:
         if not tries:
-            without_window(publisher)
+            end_window(publisher)
         tries.append(number)
 
     with closing(WatchedStore(empty)) as store:
-        mend(store, publisher, begun=end)
+        run_mend(store, publisher, on_start=end)
     assert (len(tries), windows in store.written[ENTRY[1:]]) == (2, False)
-    assert as_published(empty, publisher.root)
+    assert is_as_published(empty, publisher.root)
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 6])
@@ -286,13 +286,13 @@ def test_finding_m6_a_window_that_ends_after_any_stage_of_a_repair_is_not_served
 
     def end(stage: int) -> None:
         if stage == number:
-            without_window(publisher)
+            end_window(publisher)
 
     with closing(WatchedStore(empty, end)) as store:
-        done = mend(store, publisher)
+        done = run_mend(store, publisher)
     assert (publisher.boot / ENTRY[1:]).read_bytes() != windows, "the repair has that many stages"
     paths = {each.path for each in done.repairs}
-    assert as_published(empty, publisher.root)
+    assert is_as_published(empty, publisher.root)
     assert paths >= {ENTRY[1:], FIRST[1:], "signed/timestamp.json"}, "what an earlier try wrote is reported"
 
 
@@ -306,7 +306,7 @@ def test_finding_m6_a_version_that_becomes_outdated_during_a_repair_is_not_writt
         now[0] = ENDS
 
     with closing(WatchedStore(empty)) as store:
-        mend(store, publisher, lambda: now[0], begun=end)
+        run_mend(store, publisher, lambda: now[0], on_start=end)
     assert (windows in store.written[ENTRY[1:]], ENTRY[1:] in store.written) == (False, True)
 
 
@@ -318,28 +318,28 @@ def test_a_tree_that_is_published_to_repeatedly_ends_a_repair_with_a_message(
     def publish(_: int) -> None:
         publisher.publish(next(fleets), INSIDE)
 
-    assert_refused(empty, r"another process published in the meantime; run the command", publisher, begun=publish)
+    assert_refused(empty, r"another process published in the meantime; run the command", publisher, on_start=publish)
 
 
 def test_a_repair_writes_nothing_from_a_tree_with_an_interrupted_publication(
     publisher: SignedSite, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
-    edit(copy / ENTRY[1:])
+    edit_file(copy / ENTRY[1:])
     with pytest.MonkeyPatch.context() as patch, suppress(TargetKilled):
         patch.setattr(Disk, "place", kill_after(3))
-        without_window(publisher)
+        end_window(publisher)
     assert_refused(copy, r"a publication is in progress, or was interrupted", publisher)
-    without_window(publisher)
-    assert repaired(copy, publisher.root, ALL)[0] == 0
-    assert as_published(copy, publisher.root)
+    end_window(publisher)
+    assert run_repair(copy, publisher.root, ALL)[0] == 0
+    assert is_as_published(copy, publisher.root)
 
 
 def test_a_repair_writes_nothing_with_a_list_of_an_earlier_publication(output: Path, tmp_path: Path) -> None:
     """The publisher has ended before it wrote the list, or has no keys for it."""
     tree = shutil.copytree(output, tmp_path / "tree")
     copy = shutil.copytree(output / "boot", tmp_path / "boot")
-    edit(copy / ENTRY[1:])
+    edit_file(copy / ENTRY[1:])
     Site(tree).publish(FLEET, commit="decaf")
     with (
         closing(WatchedStore(copy)) as store,
@@ -354,19 +354,19 @@ def test_finding_m6_an_older_output_does_not_repair_a_mirror_that_has_a_newer_li
 ) -> None:
     """This happens after a restore, or if --tree names the OUTPUT of a host that was replaced."""
     older = shutil.copytree(publisher.root, tmp_path / "older")
-    without_window(publisher)
+    end_window(publisher)
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
-    edit(copy / ENTRY[1:])
-    before = files_of(copy)
+    edit_file(copy / ENTRY[1:])
+    before = read_files(copy)
     done = run_forked("verify-mirror", copy, "--tree", older, "--repair", ALL)
-    assert (done.returncode, files_of(copy)) == (8, before)
+    assert (done.returncode, read_files(copy)) == (8, before)
     assert "earlier version" in done.stderr and "set --tree to the OUTPUT that gitboot publishes to now" in done.stderr
-    assert repaired(copy, publisher.root, ENTRY)[0] == 0
+    assert run_repair(copy, publisher.root, ENTRY)[0] == 0
 
 
 def test_a_clock_that_is_behind_the_list_of_the_tree_repairs_nothing(publisher: SignedSite, tmp_path: Path) -> None:
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
-    edit(copy / ENTRY[1:])
+    edit_file(copy / ENTRY[1:])
     behind = INSIDE - TOLERANCE * 2
     assert_refused(copy, "correct the clock", publisher, lambda: behind)
 
@@ -381,10 +381,10 @@ def folder_target(folder: Path, root: Path, *, ledger: str = "test") -> StoreTar
 
 def test_finding_m6_a_folder_of_another_ledger_is_not_changed(output: Path, tmp_path: Path) -> None:
     target = folder_target(tmp_path / "target", output, ledger="theirs")
-    edit(tmp_path / f"target/boot{ENTRY}")
-    before = files_of(tmp_path / "target")
+    edit_file(tmp_path / f"target/boot{ENTRY}")
+    before = read_files(tmp_path / "target")
     done = run_forked("verify-mirror", tmp_path / "target/boot", "--tree", output, "--repair", ALL)
-    assert (done.returncode, files_of(tmp_path / "target")) == (8, before)
+    assert (done.returncode, read_files(tmp_path / "target")) == (8, before)
     assert "belongs to the ledger theirs, not to test" in done.stderr and "set --tree to the OUTPUT" in done.stderr
     target.load()  # it is still the writer
 
@@ -392,14 +392,14 @@ def test_finding_m6_a_folder_of_another_ledger_is_not_changed(output: Path, tmp_
 def test_a_copy_of_a_complete_output_of_another_ledger_is_not_changed(output: Path, tmp_path: Path) -> None:
     theirs = shutil.copytree(output, tmp_path / "theirs")
     rename_ledger(theirs)
-    edit(theirs / f"boot{ENTRY}")
-    before = files_of(theirs)
+    edit_file(theirs / f"boot{ENTRY}")
+    before = read_files(theirs)
     done = run_forked("verify-mirror", theirs / "boot", "--tree", output, "--repair", ALL)
-    assert (done.returncode, files_of(theirs)) == (8, before)
+    assert (done.returncode, read_files(theirs)) == (8, before)
     assert "belongs to the ledger theirs, not to test" in done.stderr
     ours = shutil.copytree(output, tmp_path / "ours")
-    edit(ours / f"boot{ENTRY}")
-    assert repaired(ours / "boot", output, ALL) == (0, {ENTRY[1:]: "Replaced"}, [])
+    edit_file(ours / f"boot{ENTRY}")
+    assert run_repair(ours / "boot", output, ALL) == (0, {ENTRY[1:]: "Replaced"}, [])
 
 
 def test_the_tree_itself_is_not_repaired(output: Path, tmp_path: Path) -> None:
@@ -414,19 +414,19 @@ def test_finding_m6_a_repair_takes_a_target_from_no_instance_and_a_step_that_beg
 ) -> None:
     target = folder_target(tmp_path / "target", publisher.root)
     tree, boot = FollowedTree(publisher.root), tmp_path / "target/boot"
-    edit(boot / ENTRY[1:])
-    edit(boot / FIRST[1:])
+    edit_file(boot / ENTRY[1:])
+    edit_file(boot / FIRST[1:])
     windows = (publisher.boot / ENTRY[1:]).read_bytes()
 
     def end(stage: int) -> None:
         if stage == 1:  # boot scripts; the first scripts follow
-            without_window(publisher)
+            end_window(publisher)
             bring_up(target, tree)
 
     with closing(WatchedStore(boot, end)) as store:
-        mend(store, publisher)
+        run_mend(store, publisher)
     assert store.written[ENTRY[1:]] == [windows], "it was the version of now when it was written"
-    assert files_of(boot) == files_of(publisher.boot)
+    assert read_files(boot) == read_files(publisher.boot)
     assert bring_up(target, tree) == 0
 
 
@@ -436,7 +436,7 @@ def test_finding_m6_another_ledger_that_takes_a_target_over_during_a_repair_stop
     folder_target(tmp_path / "target", output)
     boot = tmp_path / "target/boot"
     for path in (ENTRY, FIRST):
-        edit(boot / path[1:])
+        edit_file(boot / path[1:])
     spoiled = (boot / FIRST[1:]).read_bytes()
 
     def take_over(stage: int) -> None:
@@ -454,10 +454,10 @@ def test_finding_m6_a_target_is_repaired_only_if_it_has_the_version_of_the_tree(
 ) -> None:
     """A file that the target's records do not list would be in the way of the instance."""
     folder_target(tmp_path / "target", publisher.root)
-    without_window(publisher)
+    end_window(publisher)
     with closing(WatchedStore(tmp_path / "target/boot")) as store:
         with pytest.raises(PublishError, match=r"have different publications \(wait until the instance"):
-            mend(store, publisher)
+            run_mend(store, publisher)
         assert store.written == {}
 
 
@@ -468,7 +468,7 @@ def test_after_the_end_of_a_window_repair_writes_the_current_version_even_withou
     tmp_path: Path,
 ) -> None:
     """The tree itself still has the window, as a dead publisher left it."""
-    publisher, copy, ends = with_window(tmp_path / "publisher"), tmp_path / "copy", ENDS
+    publisher, copy, ends = publish_window(tmp_path / "publisher"), tmp_path / "copy", ENDS
     shutil.copytree(publisher.boot, copy)
 
     def stale(now: datetime) -> set[str]:
@@ -515,13 +515,13 @@ def test_finding_m6_an_edited_object_is_repaired_in_a_bucket(store: Store, outpu
     store.make("boots")
     store_credentials(tmp_path, "keys", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     url = f"s3://boots/site?endpoint={store.url}&credentials={tmp_path}/keys"
-    code, done, _ = repaired(url, output, ALL)
+    code, done, _ = run_repair(url, output, ALL)
     assert code == 0 and {*done.values()} == {"Replaced"}
     before = store.contents("boots")
     assert store.get("boots", f"site/boot{ENTRY}").cache_control == "no-store"
     store.put("boots", f"site/boot{ENTRY}", b"#!ipxe\nshell\n")
     store.put("boots", f"site/boot/{GONE}", b"#!ipxe\nshell\n")
-    assert repaired(url, output, ALL) == (0, {ENTRY[1:]: "Replaced", GONE: "Removed"}, [])
+    assert run_repair(url, output, ALL) == (0, {ENTRY[1:]: "Replaced", GONE: "Removed"}, [])
     assert store.contents("boots") == before
 
 
@@ -538,7 +538,7 @@ def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(stor
     done = repair(bucket, output, [ALL], _now, parallel=1, on_start=tries.append, on_progress=replace_entry, retry_s=0)
     assert len(tries) == 2
     assert store.contents("replaced") == {
-        f"boot/{path}": content for path, (content, _) in files_of(output / "boot").items()
+        f"boot/{path}": content for path, (content, _) in read_files(output / "boot").items()
     }
     assert ENTRY[1:] in {each.path for each in done.repairs}
 

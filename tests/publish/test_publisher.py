@@ -40,7 +40,7 @@ SECOND = timedelta(seconds=1)
 ROOT = Path(__file__).parents[2]
 
 
-def tree(version: int = 1, servers: int = 3) -> dict[str, File]:
+def make_tree(version: int = 1, servers: int = 3) -> dict[str, File]:
     """Return a tree whose boot scripts name the user data of their own version."""
     files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": File(b"types {}\n")}
     for server in range(servers):
@@ -84,20 +84,20 @@ def publish(
         return publish_files(directory, files, commit=commit, at=at)
 
 
-def look_at(root: Path, servers: Mapping[str, Files], shared: Files) -> PublicationResult:
+def publish_again(root: Path, servers: Mapping[str, Files], shared: Files) -> PublicationResult:
     looked = PublicationPreview(root, ledger="ours", heir_of=None)
     return looked.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
 
 
-def on_disk(root: Path) -> dict[str, bytes]:
+def read_published(root: Path) -> dict[str, bytes]:
     return {
         path: content
-        for path, content in everything(root).items()
+        for path, content in read_files(root).items()
         if not re.match(r"ops/(manifest\b|servers/|index/|\.gitboot/)", path)
     }
 
 
-def everything(root: Path) -> dict[str, bytes]:
+def read_files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
@@ -105,7 +105,7 @@ def contents(files: Files) -> dict[str, bytes]:
     return {path: file.content for path, file in files.items()}
 
 
-def states(root: Path) -> dict[str, tuple[int, int]]:
+def read_stats(root: Path) -> dict[str, tuple[int, int]]:
     return {
         str(path.relative_to(root)): (found.st_ino, found.st_mtime_ns)
         for path in root.rglob("*")
@@ -113,7 +113,7 @@ def states(root: Path) -> dict[str, tuple[int, int]]:
     }
 
 
-def folders(root: Path) -> set[str]:
+def list_folders(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir()}
 
 
@@ -121,10 +121,10 @@ def folders(root: Path) -> set[str]:
 
 
 def test_the_manifest_is_json_and_digests_in_its_head_lead_to_every_file(root: Path) -> None:
-    publish(root, tree())
+    publish(root, make_tree())
     head = json.loads((root / "ops/manifest.json").read_bytes())
     assert sorted(head) == ["commit", "gitboot", "ledger", "nodes", "shared", "version"]
-    servers, shared = split(tree())
+    servers, shared = split(make_tree())
     listed: dict[str, str] = {}
     for node, node_digest in head["nodes"].items():
         leaves = read_digests(root / node_path(node), node_digest)
@@ -162,20 +162,20 @@ def test_any_name_is_in_the_manifest_unchanged(root: Path, path: str, is_shared:
 
 
 def test_the_same_files_give_the_same_bytes_after_any_earlier_state(root: Path, tmp_path: Path) -> None:
-    publish(root, tree(1), at=AT, commit="one")
-    publish(root, tree(2, servers=5), at=AT + DAY, commit="two")
-    publish(root, tree(3), at=AT + 2 * DAY, commit="three")
-    publish(root, tree(3), at=AT + 9 * DAY, commit="three")
-    publish(other := tmp_path / "other", dict(reversed(tree(3).items())), at=AT, commit="three")
-    ours = {path: content for path, content in everything(root).items() if not path.startswith("ops/.gitboot/")}
-    theirs = {path: content for path, content in everything(other).items() if not path.startswith("ops/.gitboot/")}
+    publish(root, make_tree(1), at=AT, commit="one")
+    publish(root, make_tree(2, servers=5), at=AT + DAY, commit="two")
+    publish(root, make_tree(3), at=AT + 2 * DAY, commit="three")
+    publish(root, make_tree(3), at=AT + 9 * DAY, commit="three")
+    publish(other := tmp_path / "other", dict(reversed(make_tree(3).items())), at=AT, commit="three")
+    ours = {path: content for path, content in read_files(root).items() if not path.startswith("ops/.gitboot/")}
+    theirs = {path: content for path, content in read_files(other).items() if not path.startswith("ops/.gitboot/")}
     assert ours == theirs
 
 
 def test_permissions_are_the_same_under_any_umask(root: Path) -> None:
     before = os.umask(0o077)
     try:
-        publish(root, tree())
+        publish(root, make_tree())
     finally:
         os.umask(before)
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")] if path.name != "lock"}
@@ -189,16 +189,16 @@ def test_permissions_are_the_same_under_any_umask(root: Path) -> None:
 @pytest.mark.parametrize("restarted", [False, True])
 def test_publishing_the_same_files_twice_writes_nothing(root: Path, restarted: bool) -> None:
     directory = OutputDirectory.open(root, ledger="ours")
-    publish_files(directory, tree(), commit="c0ffee", at=AT)
-    before = states(root)
+    publish_files(directory, make_tree(), commit="c0ffee", at=AT)
+    before = read_stats(root)
     if restarted:
         directory.close()
         directory = OutputDirectory.open(root, ledger="ours")
-    published = publish_files(directory, tree(), commit="c0ffee", at=AT + DAY)
+    published = publish_files(directory, make_tree(), commit="c0ffee", at=AT + DAY)
     directory.close()
-    assert published == PublicationResult(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
+    assert published == PublicationResult(written=(), withdrawn=(), expired=(), unchanged=len(make_tree()))
     before.pop("ops/.gitboot/lock")
-    assert states(root).items() >= before.items()
+    assert read_stats(root).items() >= before.items()
 
 
 NODE, LEAF = locate_server(OWNER)
@@ -214,18 +214,20 @@ NODE, LEAF = locate_server(OWNER)
 def test_a_change_rewrites_only_its_files_and_their_part_of_the_manifest(
     root: Path, changed: Files, parts: set[str]
 ) -> None:
-    publish(root, tree(), commit="one")
-    before = states(root)
-    assert publish(root, {**tree(), **changed}, commit="two").written == tuple(changed)
-    rewritten = {path for path, state in states(root).items() if before.get(path) != state and (root / path).is_file()}
+    publish(root, make_tree(), commit="one")
+    before = read_stats(root)
+    assert publish(root, {**make_tree(), **changed}, commit="two").written == tuple(changed)
+    rewritten = {
+        path for path, state in read_stats(root).items() if before.get(path) != state and (root / path).is_file()
+    }
     assert rewritten - {LOCK} == {*parts, "ops/manifest.json"}
-    assert on_disk(root) == contents({**tree(), **changed})
+    assert read_published(root) == contents({**make_tree(), **changed})
 
 
 def test_a_publication_checks_only_the_changed_servers(
     root: Path, directory: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = tree(servers=9)
+    files = make_tree(servers=9)
     publish_files(directory, files, commit="one", at=AT)
     looked = record_calls(monkeypatch, "lstat", "size")
     files[ENTRY] = File(b"another\n")
@@ -233,7 +235,7 @@ def test_a_publication_checks_only_the_changed_servers(
     own = split(files)[0][OWNER]
     assert set(looked) == own.keys()
     assert published == PublicationResult(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(own) - 2)
-    assert on_disk(root) == contents(files)
+    assert read_published(root) == contents(files)
 
 
 # The order, and the age of versions
@@ -242,9 +244,9 @@ def test_a_publication_checks_only_the_changed_servers(
 def test_content_comes_before_the_scripts_that_refer_to_it_and_the_manifest_last(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(root, tree(1))
+    publish(root, make_tree(1))
     steps = record_calls(monkeypatch, "place", "remove")
-    publish(root, tree(2, servers=2))
+    publish(root, make_tree(2, servers=2))
 
     def order(step: str) -> int:
         stages = [
@@ -274,8 +276,8 @@ def test_content_comes_before_the_scripts_that_refer_to_it_and_the_manifest_last
     ],
 )
 def test_each_version_is_dated_later_than_the_one_before(root: Path, at: datetime, expected: datetime) -> None:
-    publish(root, tree(), at=AT)
-    publish(root, {**tree(), ENTRY: File(b"another\n")}, at=at)
+    publish(root, make_tree(), at=AT)
+    publish(root, {**make_tree(), ENTRY: File(b"another\n")}, at=at)
     assert (root / ENTRY).stat().st_mtime_ns == int(expected.timestamp()) * 10**9
     assert (root / "boot/boot.ipxe").stat().st_mtime == AT.timestamp()
 
@@ -304,13 +306,15 @@ finally:
 def test_a_boot_script_always_refers_to_existing_content_through_200_commits(
     root: Path, directory: OutputDirectory
 ) -> None:
-    publish_files(directory, tree(0, servers=1), commit="0", at=AT)
+    publish_files(directory, make_tree(0, servers=1), commit="0", at=AT)
     reader = subprocess.Popen(
         [sys.executable, "-c", FOLLOW, str(root), ENTRY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert reader.stdout is not None
     for version in range(1, 201):
-        publish_files(directory, tree(version, servers=1), commit=str(version), at=AT + version * timedelta(hours=1))
+        publish_files(
+            directory, make_tree(version, servers=1), commit=str(version), at=AT + version * timedelta(hours=1)
+        )
         if version % 8 == 0:  # so many versions are seen, however slow the reader is
             assert reader.stdout.readline() == "another\n", reader.communicate()[1]
     (root / "done").touch()
@@ -322,18 +326,18 @@ def test_a_boot_script_always_refers_to_existing_content_through_200_commits(
 
 
 def test_files_that_are_no_longer_planned_are_removed_with_empty_folders(root: Path) -> None:
-    publish(root, tree(servers=2))
-    published = publish(root, tree(servers=1))
+    publish(root, make_tree(servers=2))
+    published = publish(root, make_tree(servers=1))
     assert published.withdrawn == ("boot/v1/boot/52-54-00-00-00-01/boot.ipxe", "ops/plans/server1.json")
-    assert "boot/v1/boot/52-54-00-00-00-01" not in folders(root)
+    assert "boot/v1/boot/52-54-00-00-00-01" not in list_folders(root)
     assert publish(root, {}).withdrawn == (
         "boot/boot.ipxe",
         "boot/v1/boot/52-54-00-00-00-00/boot.ipxe",
         "ops/plans/server0.json",
         "ops/serve/nginx.conf",
     )
-    assert not {"boot/v1", "ops/plans", "ops/manifest"} & folders(root)
-    assert {"boot", "ops"} <= folders(root)
+    assert not {"boot/v1", "ops/plans", "ops/manifest"} & list_folders(root)
+    assert {"boot", "ops"} <= list_folders(root)
 
 
 CONTENT = "boot/o/1234/user-data"
@@ -369,7 +373,7 @@ def test_unused_content_stays_for_seven_days(
         published = publish_files(directory, files, commit=str(day), at=AT + day * DAY)
     directory.close()
     assert (root / CONTENT).exists() == stands
-    assert ("boot/o/1234" in folders(root)) == stands
+    assert ("boot/o/1234" in list_folders(root)) == stands
     assert published.expired == (() if stands else (CONTENT,))
     assert verify_tree(root) == ()
 
@@ -382,7 +386,7 @@ def test_content_that_was_retired_together_is_removed_together(root: Path) -> No
             directory, {"boot/o/b/x": files["boot/o/b/x"], "boot/o/c/x": files["boot/o/c/x"]}, commit="2", at=AT
         )
         publish_files(directory, {"boot/o/c/x": files["boot/o/c/x"]}, commit="3", at=AT)
-    assert set(on_disk(root)) == set(files)
+    assert set(read_published(root)) == set(files)
     assert publish(root, {"boot/o/c/x": files["boot/o/c/x"]}, at=AT + GRACE).expired == ("boot/o/a/x", "boot/o/b/x")
     assert not (root / "ops/.gitboot/retired").exists()
 
@@ -392,7 +396,7 @@ def test_content_that_gitboot_never_published_is_never_removed(root: Path) -> No
     (root / "boot/o/1234/vmlinuz").write_bytes(b"mirrored")
     publish(root, UNNAMED, at=AT)
     assert publish(root, UNNAMED, at=AT + 100 * DAY).expired == (CONTENT,)
-    assert on_disk(root) == {**contents(UNNAMED), "boot/o/1234/vmlinuz": b"mirrored"}
+    assert read_published(root) == {**contents(UNNAMED), "boot/o/1234/vmlinuz": b"mirrored"}
 
 
 # Foreign files
@@ -401,10 +405,10 @@ def test_content_that_gitboot_never_published_is_never_removed(root: Path) -> No
 def test_files_that_gitboot_did_not_write_are_not_changed(root: Path) -> None:
     foreign = ["robots.txt", "boot/robots.txt", "boot/v1/boot/52-54-00-00-00-01/notes", "ops/notes", "ops/.gitboot/x"]
     place(root, dict.fromkeys(foreign, File(b"mine")))
-    before = states(root)
-    for files in (tree(1), tree(2, servers=1), {}):
+    before = read_stats(root)
+    for files in (make_tree(1), make_tree(2, servers=1), {}):
         publish(root, files)
-    assert {path: states(root)[path] for path in foreign} == {path: before[path] for path in foreign}
+    assert {path: read_stats(root)[path] for path in foreign} == {path: before[path] for path in foreign}
 
 
 def place(root: Path, files: Files) -> None:
@@ -413,39 +417,39 @@ def place(root: Path, files: Files) -> None:
         (root / path).write_bytes(file.content)
 
 
-def a_file(path: Path) -> None:
+def make_file(path: Path) -> None:
     path.write_text("mine")
 
 
-def a_symlink(path: Path) -> None:
+def make_symlink(path: Path) -> None:
     path.symlink_to(path.parent.parent / "elsewhere")
 
 
-def a_symlink_to_a_folder(path: Path) -> None:
+def make_folder_symlink(path: Path) -> None:
     (path.parent / "elsewhere").mkdir()
     path.symlink_to("elsewhere")
 
 
-def a_symlink_to_the_same_content(path: Path) -> None:
-    (path.parent / "elsewhere").write_bytes(tree()[ENTRY].content)
+def make_same_symlink(path: Path) -> None:
+    (path.parent / "elsewhere").write_bytes(make_tree()[ENTRY].content)
     path.symlink_to("elsewhere")
 
 
 @pytest.mark.parametrize(
     ("put", "path"),
     [
-        pytest.param(a_file, "boot/o", id="a file where content is planned"),
+        pytest.param(make_file, "boot/o", id="a file where content is planned"),
         pytest.param(Path.mkdir, ENTRY, id="a folder where a file is planned"),
-        pytest.param(a_symlink, ENTRY, id="a symlink where a file is planned"),
-        pytest.param(a_symlink_to_the_same_content, ENTRY, id="a symlink to the very same content"),
-        pytest.param(a_file, "boot/v1", id="a file where a folder must be"),
-        pytest.param(a_symlink, "boot/v1/boot", id="a dangling symlink where a folder must be"),
-        pytest.param(a_symlink_to_a_folder, "boot/v1/boot", id="a symlink to a folder where a folder must be"),
-        pytest.param(a_symlink_to_a_folder, "boot", id="a symlink where the topmost folder must be"),
+        pytest.param(make_symlink, ENTRY, id="a symlink where a file is planned"),
+        pytest.param(make_same_symlink, ENTRY, id="a symlink to the very same content"),
+        pytest.param(make_file, "boot/v1", id="a file where a folder must be"),
+        pytest.param(make_symlink, "boot/v1/boot", id="a dangling symlink where a folder must be"),
+        pytest.param(make_folder_symlink, "boot/v1/boot", id="a symlink to a folder where a folder must be"),
+        pytest.param(make_folder_symlink, "boot", id="a symlink where the topmost folder must be"),
     ],
 )
 @pytest.mark.parametrize(
-    "before", [pytest.param({}, id="first reconcile"), pytest.param(tree(1), id="later reconcile")]
+    "before", [pytest.param({}, id="first reconcile"), pytest.param(make_tree(1), id="later reconcile")]
 )
 def test_a_foreign_file_at_a_planned_path_is_an_error_before_the_first_write(
     root: Path, put: Callable[[Path], None], path: str, before: Files
@@ -455,45 +459,47 @@ def test_a_foreign_file_at_a_planned_path_is_an_error_before_the_first_write(
         os.rename(root / path, root / "moved")
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     put(root / path)
-    stood = {**states(root), **states(root.parent)}
+    stood = {**read_stats(root), **read_stats(root.parent)}
 
     with pytest.raises(PublishError, match=re.escape(f"{root / path}")) as raised:
-        publish(root, tree(2), commit="two")
+        publish(root, make_tree(2), commit="two")
 
     assert re.search(r"\(move (it|them) away\)", str(raised.value))
-    now = {**states(root), **states(root.parent)}
+    now = {**read_stats(root), **read_stats(root.parent)}
     assert {path for path, state in now.items() if stood.get(path) != state} <= {
         "ops/.gitboot/lock",
         "out/ops/.gitboot/lock",
     }
     os.rename(root / path, root / "moved again")
-    publish(root, tree(2), commit="two")
+    publish(root, make_tree(2), commit="two")
     assert verify_tree(root) == ()
 
 
 def test_all_foreign_files_are_named_in_one_error(root: Path) -> None:
-    place(root, dict.fromkeys(tree(), File(b"mine")))
+    place(root, dict.fromkeys(make_tree(), File(b"mine")))
     with pytest.raises(PublishError) as raised:
-        publish(root, tree(servers=6))
+        publish(root, make_tree(servers=6))
     assert str(raised.value).count(str(root)) == 10
     assert "and 1 more" in str(raised.value)
 
 
 def test_a_foreign_folder_at_a_removed_path_is_not_removed(root: Path, tmp_path: Path) -> None:
-    publish(root, tree())
+    publish(root, make_tree())
     (root / ENTRY).unlink()
     (root / ENTRY).symlink_to("/etc/hostname")
     os.rename(root / "ops/plans", tmp_path / "plans")
     (root / "ops/plans").symlink_to(tmp_path / "plans")
-    publish(root, {"boot/boot.ipxe": tree()["boot/boot.ipxe"]})
+    publish(root, {"boot/boot.ipxe": make_tree()["boot/boot.ipxe"]})
     assert (root / ENTRY).is_symlink()
     assert len(list((tmp_path / "plans").iterdir())) == 3
 
 
 def test_an_existing_file_with_the_planned_content_is_adopted(root: Path) -> None:
-    place(root, tree())
-    assert publish(root, tree()) == PublicationResult(written=(), withdrawn=(), expired=(), unchanged=len(tree()))
-    publish(root, tree(2))
+    place(root, make_tree())
+    assert publish(root, make_tree()) == PublicationResult(
+        written=(), withdrawn=(), expired=(), unchanged=len(make_tree())
+    )
+    publish(root, make_tree(2))
     assert verify_tree(root) == ()
 
 
@@ -506,11 +512,11 @@ def test_an_existing_file_with_the_planned_content_is_adopted(root: Path) -> Non
 )
 def test_no_file_can_be_planned_outside_the_tree_or_at_a_path_of_the_publisher(root: Path, path: str) -> None:
     publish(root, {})
-    before = states(root.parent)
+    before = read_stats(root.parent)
     with pytest.raises(ValueError, match=re.escape(path)):
         publish(root, {path: File(b"x")})
     before.pop("out/ops/.gitboot/lock")
-    assert states(root.parent).items() >= before.items()
+    assert read_stats(root.parent).items() >= before.items()
 
 
 def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
@@ -530,41 +536,41 @@ def test_a_forged_manifest_removes_nothing_outside_the_tree(root: Path) -> None:
 
 
 def test_a_tree_of_another_ledger_is_not_changed(root: Path) -> None:
-    publish(root, tree(1), ledger="theirs")
-    before = everything(root)
+    publish(root, make_tree(1), ledger="theirs")
+    before = read_files(root)
     with pytest.raises(ForeignTree, match=r"theirs.*ours.*gitboot records begin"):
-        publish(root, tree(2), ledger="ours")
+        publish(root, make_tree(2), ledger="ours")
     with pytest.raises(ForeignTree):
-        look_at(root, *split(tree(2)))
+        publish_again(root, *split(make_tree(2)))
     before.pop("ops/.gitboot/lock")
-    assert everything(root).items() >= before.items()
+    assert read_files(root).items() >= before.items()
 
 
 def test_a_tree_can_be_adopted(root: Path) -> None:
-    publish(root, tree(1, servers=5), ledger="theirs")
+    publish(root, make_tree(1, servers=5), ledger="theirs")
     with OutputDirectory.open(root, ledger="ours", heir_of=lambda: "theirs") as directory:
         assert directory.stamp is not None
         assert directory.stamp.ledger == "theirs"
-        publish_files(directory, tree(2), commit="ours now", at=AT)
-    assert {path for path in on_disk(root) if not path.startswith("boot/o/")} == {
-        path for path in tree(2) if not path.startswith("boot/o/")
+        publish_files(directory, make_tree(2), commit="ours now", at=AT)
+    assert {path for path in read_published(root) if not path.startswith("boot/o/")} == {
+        path for path in make_tree(2) if not path.startswith("boot/o/")
     }
-    publish(root, tree(3), ledger="ours")
+    publish(root, make_tree(3), ledger="ours")
     with pytest.raises(ForeignTree):
-        publish(root, tree(3), ledger="theirs")
+        publish(root, make_tree(3), ledger="theirs")
 
 
 def test_one_process_publishes_at_a_time_and_another_gets_an_error_with_its_name(root: Path) -> None:
     with OutputDirectory.open(root, ledger="ours"), pytest.raises(LockedByAnother) as raised:
         OutputDirectory.open(root, ledger="ours")
     assert f"process {os.getpid()} on {os.uname().nodename}" in str(raised.value)
-    publish(root, tree())
+    publish(root, make_tree())
 
 
 def test_the_stamp_belongs_to_the_last_completed_reconcile(root: Path) -> None:
     with OutputDirectory.open(root, ledger="ours") as directory:
         assert directory.stamp is None
-        publish_files(directory, tree(), commit="one", at=AT)
+        publish_files(directory, make_tree(), commit="one", at=AT)
         assert directory.stamp == Stamp(commit="one", gitboot=__version__, ledger="ours")
     with OutputDirectory.open(root, ledger="ours") as directory:
         assert directory.stamp is not None
@@ -574,99 +580,99 @@ def test_the_stamp_belongs_to_the_last_completed_reconcile(root: Path) -> None:
 # Damage
 
 
-def lose(path: Path) -> None:
+def remove_file(path: Path) -> None:
     path.unlink()
 
 
 def truncate(path: Path) -> None:
-    path.write_bytes(half(path.read_bytes()))
+    path.write_bytes(first_half(path.read_bytes()))
 
 
-def half(content: bytes) -> bytes:
+def first_half(content: bytes) -> bytes:
     return content[: len(content) // 2]
 
 
-def alter(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
 
 
-def lose_its_folder(path: Path) -> None:
-    lose(path)
+def remove_folder(path: Path) -> None:
+    remove_file(path)
     path.parent.rmdir()
 
 
-IMMUTABLE = next(path for path in tree() if path.startswith("boot/o/"))
+IMMUTABLE = next(path for path in make_tree() if path.startswith("boot/o/"))
 
 
 @pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
-@pytest.mark.parametrize("damage", [lose, truncate, lose_its_folder])
+@pytest.mark.parametrize("damage", [remove_file, truncate, remove_folder])
 def test_the_first_publication_of_a_process_repairs_missing_and_truncated_files(
     root: Path, damage: Callable[[Path], None], path: str
 ) -> None:
-    publish(root, tree())
+    publish(root, make_tree())
     damage(root / path)
-    assert publish(root, tree()).written == (path,)
+    assert publish(root, make_tree()).written == (path,)
     assert verify_tree(root) == ()
 
 
 @pytest.mark.parametrize("path", [ENTRY, IMMUTABLE])
-@pytest.mark.parametrize("damage", [lose, truncate, alter])
+@pytest.mark.parametrize("damage", [remove_file, truncate, flip_bit])
 def test_files_of_named_servers_are_repaired_after_any_damage(
     root: Path, damage: Callable[[Path], None], path: str, directory: OutputDirectory
 ) -> None:
-    publish_files(directory, tree(), commit="one", at=AT)
+    publish_files(directory, make_tree(), commit="one", at=AT)
     damage(root / path)
     differing = verify_tree(root)
     assert differing == (path,)
-    assert publish_files(directory, tree(), commit="one", at=AT, changed=differing).written == (path,)
+    assert publish_files(directory, make_tree(), commit="one", at=AT, changed=differing).written == (path,)
     assert verify_tree(root) == ()
 
 
 def test_the_index_is_repaired_for_an_unchanged_server(root: Path, directory: OutputDirectory) -> None:
-    publish_files(directory, tree(), commit="one", at=AT)
+    publish_files(directory, make_tree(), commit="one", at=AT)
     lost = next(path for path in (root / "ops/index").iterdir() if f'"{OWNER}"' in path.read_text())
-    lose(lost)
+    remove_file(lost)
     assert verify_tree(root) == (lost.relative_to(root).as_posix(),)
-    publish_files(directory, tree(), commit="one", at=AT, changed=[ENTRY])
+    publish_files(directory, make_tree(), commit="one", at=AT, changed=[ENTRY])
     assert verify_tree(root) == ()
 
 
 def test_lost_files_are_found_without_reading_the_other_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish(root, tree())
-    lose(root / IMMUTABLE)
+    publish(root, make_tree())
+    remove_file(root / IMMUTABLE)
     truncate(root / ENTRY)
     read = record_calls(monkeypatch, "read")
-    assert sorted(publish(root, tree()).written) == sorted([IMMUTABLE, ENTRY])
+    assert sorted(publish(root, make_tree()).written) == sorted([IMMUTABLE, ENTRY])
     assert {path for path in read if path.startswith("boot/")} <= {IMMUTABLE, ENTRY}
 
 
-@pytest.mark.parametrize("damage", [lose, truncate, alter])
+@pytest.mark.parametrize("damage", [remove_file, truncate, flip_bit])
 @pytest.mark.parametrize("path", [STATE, "ops/index/{}"])
 def test_states_and_the_index_are_repaired(root: Path, damage: Callable[[Path], None], path: str) -> None:
-    publish(root, tree())
+    publish(root, make_tree())
     path = path.format(next((root / "ops/index").iterdir()).name)
     damage(root / path)
     assert path in verify_tree(root)
-    publish(root, {**tree(), ENTRY: File(b"another\n")})
+    publish(root, {**make_tree(), ENTRY: File(b"another\n")})
     assert verify_tree(root) == ()
 
 
 PARTS = ("ops/manifest.json", node_path(NODE), leaf_path(NODE, LEAF), "ops/manifest/shared.json")
 
 
-@pytest.mark.parametrize("damage", [lose, truncate, alter])
+@pytest.mark.parametrize("damage", [remove_file, truncate, flip_bit])
 @pytest.mark.parametrize("path", PARTS)
 def test_a_damaged_manifest_is_an_error_and_no_file_changes(
     root: Path, damage: Callable[[Path], None], path: str
 ) -> None:
-    publish(root, tree())
+    publish(root, make_tree())
     damage(root / path)
-    before = on_disk(root)
+    before = read_published(root)
     named = re.escape(str(root / "ops/manifest")) + r"[/.]"
     with pytest.raises(PublishError, match=named + ".*publish again"):
-        publish(root, tree(2))
-    assert on_disk(root) == before
+        publish(root, make_tree(2))
+    assert read_published(root) == before
     if path != PARTS[0]:
         with pytest.raises(PublishError, match=named):
             read_manifest(root)
@@ -691,32 +697,32 @@ def publish_as_0_1_0(root: Path, files: Files) -> None:
 
 @pytest.mark.parametrize("stage", ["untouched", "cut short"])
 def test_a_tree_of_0_1_0_is_adopted_with_all_its_files(root: Path, stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tree(1, servers=5)
+    old = make_tree(1, servers=5)
     publish_as_0_1_0(root, old)
     (root / "boot/mine").write_text("mine")
     with pytest.raises(ForeignTree):
-        publish(root, tree(2), ledger="theirs")
+        publish(root, make_tree(2), ledger="theirs")
     if stage == "cut short":
         with monkeypatch.context() as patch:
             patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("cut")))
             with pytest.raises(PublishError, match="cut"):
-                publish(root, tree(2))
+                publish(root, make_tree(2))
     with OutputDirectory.open(root, ledger="ours") as directory:
         assert directory.stamp == Stamp(commit="one", gitboot="0.1.0", ledger="ours")
-    publish(root, tree(2))
+    publish(root, make_tree(2))
     retired = {path: file for path, file in old.items() if path.startswith("boot/o/")}
-    assert on_disk(root) == {**contents(retired), **contents(tree(2)), "boot/mine": b"mine"}
+    assert read_published(root) == {**contents(retired), **contents(make_tree(2)), "boot/mine": b"mine"}
     assert verify_tree(root) == ()
     listed = {*(root / "ops/manifest").glob("*.json")} - {root / "ops/manifest/shared.json"}
     assert {path.stem for path in listed} == set(json.loads((root / "ops/manifest.json").read_text())["nodes"])
 
 
 def test_a_manifest_of_a_later_version_is_rejected(root: Path) -> None:
-    publish(root, tree())
+    publish(root, make_tree())
     head = json.loads((root / "ops/manifest.json").read_text())
     (root / "ops/manifest.json").write_text(json.dumps({**head, "version": 3}))
     with pytest.raises(PublishError, match=r"manifest\.json"):
-        publish(root, tree())
+        publish(root, make_tree())
 
 
 def test_a_folder_without_a_publication_has_no_manifest(root: Path) -> None:
@@ -728,15 +734,15 @@ def test_a_folder_without_a_publication_has_no_manifest(root: Path) -> None:
 # Trying first
 
 
-@pytest.mark.parametrize("before", [None, {}, tree(1), tree(1, servers=5)])
+@pytest.mark.parametrize("before", [None, {}, make_tree(1), make_tree(1, servers=5)])
 def test_a_dry_run_returns_the_result_of_a_publication_and_writes_nothing(root: Path, before: Files | None) -> None:
     if before is not None:
         publish(root, before, at=AT - GRACE)
-        publish(root, tree(2), at=AT - GRACE)
-    stood = states(root.parent)
-    servers, shared = split(tree(3))
-    expected = look_at(root, servers, shared)
-    assert states(root.parent) == stood
+        publish(root, make_tree(2), at=AT - GRACE)
+    stood = read_stats(root.parent)
+    servers, shared = split(make_tree(3))
+    expected = publish_again(root, servers, shared)
+    assert read_stats(root.parent) == stood
     with OutputDirectory.open(root, ledger="ours") as directory:
         done = directory.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
     assert done == (
@@ -767,7 +773,7 @@ def test_a_path_that_is_not_writable_is_an_error_with_a_hint() -> None:
     with TemporaryDirectory() as folder:
         root = Path(folder) / "out"
         Path(folder).chmod(0o755)
-        publish(root, tree())
+        publish(root, make_tree())
         (root / LOCK).chmod(0o444)
         said = subprocess.run(
             [sys.executable, "-c", PUBLISH_AS_NOBODY, str(root)], cwd=ROOT, capture_output=True
@@ -786,39 +792,39 @@ def test_after_a_full_disk_the_next_publication_succeeds_when_there_is_space(sma
     root = small_disk / "out"
     large = {f"boot/{number}": File(b"%06d" % number + b"x" * 100_000) for number in range(20)}
     with OutputDirectory.open(root, ledger="ours") as directory:
-        publish_files(directory, tree(1), commit="one", at=AT)
+        publish_files(directory, make_tree(1), commit="one", at=AT)
         with pytest.raises(PublishError, match=r"boot/\d+: No space left on device \(free some space\)"):
-            publish_files(directory, {**tree(2), **large}, commit="two", at=AT)
-        assert on_disk(root) == contents(tree(1))
-        publish_files(directory, tree(2), commit="two", at=AT)
-    assert on_disk(root).items() >= contents(tree(2)).items()
+            publish_files(directory, {**make_tree(2), **large}, commit="two", at=AT)
+        assert read_published(root) == contents(make_tree(1))
+        publish_files(directory, make_tree(2), commit="two", at=AT)
+    assert read_published(root).items() >= contents(make_tree(2)).items()
     assert verify_tree(root) == ()
 
 
 def test_a_read_only_disk_is_named(small_disk: Path) -> None:
     root = small_disk / "out"
-    publish(root, tree(1))
+    publish(root, make_tree(1))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert verify_tree(root) == ()
     with pytest.raises(PublishError, match=r"Read-only file system \(mount it writable\)"):
-        publish(root, tree(2))
+        publish(root, make_tree(2))
 
 
 def test_a_name_that_is_too_long_for_the_system_is_named(root: Path) -> None:
     longest = f"ops/plans/{'x' * 255}"
     publish(root, {longest: File(b"as long as it gets")})
-    assert set(on_disk(root)) == {longest}
+    assert set(read_published(root)) == {longest}
     with pytest.raises(PublishError, match=r"x{256}: File name too long"):
         publish(root, {longest + "x": File(b"longer")})
 
 
 def test_many_files_are_synced_together_and_a_few_one_by_one(root: Path, syncs: list[str]) -> None:
-    publish(root, tree(1, servers=100))
+    publish(root, make_tree(1, servers=100))
     syncs.clear()
-    publish(root, tree(2, servers=100))
+    publish(root, make_tree(2, servers=100))
     assert 0 < syncs.count("syncfs") < len(syncs) < 20
     syncs.clear()
-    publish(root, {**tree(2, servers=100), ENTRY: File(b"another\n")})
+    publish(root, {**make_tree(2, servers=100), ENTRY: File(b"another\n")})
     assert 0 < syncs.count("fsync") == len(syncs) < 20
 
 
@@ -841,9 +847,9 @@ def test_the_tree_depends_on_the_last_publication_alone(passes: list[tuple[Files
                 directory.close()
                 directory = OutputDirectory.open(root, ledger="ours")
             changed = [path for path in PATHS if files.get(path) != before.get(path)] if how == "told" else None
-            stood = on_disk(root)
+            stood = read_published(root)
             published = publish_files(directory, files, commit="c", at=at, changed=changed)
-            stand = on_disk(root)
+            stand = read_published(root)
             assert contents(files).items() <= stand.items()
             assert all(path.startswith("boot/o/") for path in stand.keys() - files.keys())
             written = {path for path in files if stood.get(path) != stand[path]}
@@ -858,10 +864,10 @@ def test_the_tree_depends_on_the_last_publication_alone(passes: list[tuple[Files
 
 
 def put(directory: OutputDirectory, version: int, at: datetime = AT) -> None:
-    publish_files(directory, tree(version), commit=str(version), at=at)
+    publish_files(directory, make_tree(version), commit=str(version), at=at)
 
 
-def replaced(root: Path, older: Path, how: str) -> None:
+def replace_older(root: Path, older: Path, how: str) -> None:
     match how:
         case "in place":
             shutil.rmtree(root / "ops")
@@ -881,15 +887,15 @@ def test_a_replaced_tree_is_published_to_completely(tmp_path: Path, how: str) ->
         shutil.copytree(root, older)
         put(directory, 2, at=AT + DAY)
         assert directory.is_unchanged
-        replaced(root, older, how)
+        replace_older(root, older, how)
         assert not directory.is_unchanged
-        servers, shared = split(tree(2))
+        servers, shared = split(make_tree(2))
         with pytest.raises(PublishError, match="replaced the tree"):
             directory.publish(servers, shared, complete=False, commit="2", at=AT + DAY)
         put(directory, 2, at=AT + DAY)
         assert directory.is_unchanged
         assert verify_tree(root) == ()
-        assert (root / ENTRY).read_bytes() == tree(2)[ENTRY].content
+        assert (root / ENTRY).read_bytes() == make_tree(2)[ENTRY].content
         with pytest.raises(LockedByAnother):
             OutputDirectory.open(root, ledger="test")
 
@@ -913,10 +919,10 @@ def test_after_the_tree_of_another_instance_is_moved_away_publishing_works(
         for _ in range(2):
             with pytest.raises(ForeignTree):
                 put(directory, 2)
-        assert (root / ENTRY).read_bytes() == tree(7)[ENTRY].content
-        replaced(root, mine, how)
+        assert (root / ENTRY).read_bytes() == make_tree(7)[ENTRY].content
+        replace_older(root, mine, how)
         put(directory, 2)
-        assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), tree(2)[ENTRY].content)
+        assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), make_tree(2)[ENTRY].content)
 
 
 def test_after_a_failed_first_publication_the_next_one_uses_the_directory_that_exists_by_then(tmp_path: Path) -> None:
@@ -929,7 +935,7 @@ def test_after_a_failed_first_publication_the_next_one_uses_the_directory_that_e
         root.rename(tmp_path / "aside")
         root.mkdir()
         put(directory, 1)
-        assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), tree(1)[ENTRY].content)
+        assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), make_tree(1)[ENTRY].content)
 
 
 def test_a_tree_to_which_another_process_publishes_is_not_changed(tmp_path: Path) -> None:
@@ -943,7 +949,7 @@ def test_a_tree_to_which_another_process_publishes_is_not_changed(tmp_path: Path
                 with pytest.raises(PublishError, match="publishes to this directory"):
                     put(directory, 1)
         put(directory, 1)
-        assert (root / ENTRY).read_bytes() == tree(1)[ENTRY].content
+        assert (root / ENTRY).read_bytes() == make_tree(1)[ENTRY].content
 
 
 # One file, several names
@@ -952,11 +958,11 @@ def test_a_tree_to_which_another_process_publishes_is_not_changed(tmp_path: Path
 ALIKE = ("boot/v1/boot/m/boot.ipxe", "boot/ipxe/u", "boot/ipxe/v")
 
 
-def of_one_server(text: bytes, *paths: str) -> dict[str, Files]:
+def make_server_files(text: bytes, *paths: str) -> dict[str, Files]:
     return {"s": server_files("s", dict.fromkeys(paths, File(text)))}
 
 
-def temporary(root: Path) -> list[Path]:
+def list_temporary(root: Path) -> list[Path]:
     return [*root.rglob(".gitboot-*.tmp")]
 
 
@@ -967,25 +973,25 @@ def inodes(root: Path) -> list[int]:
 def test_equal_files_of_one_server_are_hard_links(root: Path, directory: OutputDirectory) -> None:
     given: Any = {"shared": {"boot/shared": File(b"1")}, "complete": True, "commit": "1", "at": AT}
     others = {"t": server_files("t", {"boot/ipxe/t": File(b"1")})}
-    directory.publish({**of_one_server(b"1", *ALIKE), **others}, **given)
+    directory.publish({**make_server_files(b"1", *ALIKE), **others}, **given)
     assert len(set(inodes(root))) == 1
     assert not {(root / path).stat().st_ino for path in ("boot/ipxe/t", "boot/shared")} & set(inodes(root))
     before = inodes(root)
-    directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
+    directory.publish(make_server_files(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
     assert len(set(inodes(root))) == 1
     assert inodes(root) != before
     assert {(root / path).read_bytes() for path in ALIKE} == {b"2"}
     assert len({(root / path).stat().st_mtime for path in ALIKE}) == 1
     assert verify_tree(root) == ()
-    assert temporary(root) == []
+    assert list_temporary(root) == []
 
 
 def test_a_name_that_is_added_later_is_a_separate_file_with_its_own_date(
     root: Path, directory: OutputDirectory
 ) -> None:
-    directory.publish(of_one_server(b"1", *ALIKE[:2]), {}, complete=True, commit="1", at=AT)
+    directory.publish(make_server_files(b"1", *ALIKE[:2]), {}, complete=True, commit="1", at=AT)
     later = AT + timedelta(hours=1)
-    directory.publish(of_one_server(b"1", *ALIKE), None, complete=False, commit="2", at=later)
+    directory.publish(make_server_files(b"1", *ALIKE), None, complete=False, commit="2", at=later)
     first, second, third = inodes(root)
     assert first == second != third
     dates = [(root / path).stat().st_mtime for path in ALIKE]
@@ -997,9 +1003,9 @@ def test_a_file_with_another_date_is_no_hard_link_to_a_file_with_a_predicted_dat
 ) -> None:
     """An access log tells versions apart by the predicted date of each path."""
     file = File(b"2")
-    directory.publish(of_one_server(b"1", *ALIKE[:1]), {}, complete=True, commit="1", at=AT)
+    directory.publish(make_server_files(b"1", *ALIKE[:1]), {}, complete=True, commit="1", at=AT)
     expected = [directory.predict_mtime(path, file, AT) for path in ALIKE]
-    directory.publish(of_one_server(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
+    directory.publish(make_server_files(b"2", *ALIKE), None, complete=False, commit="2", at=AT)
     assert [int((root / path).stat().st_mtime) for path in ALIKE] == expected
     first, second, third = inodes(root)
     assert first != second == third
@@ -1015,7 +1021,7 @@ def test_without_hard_links_equal_files_are_two_files(root: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "link", link)
     with OutputDirectory.open(root, ledger="ours") as directory:
-        directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
+        directory.publish(make_server_files(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
     assert len(refused) == 2
     assert len(set(inodes(root))) == 3
     assert {(root / path).read_bytes() for path in ALIKE} == {b"1"}
@@ -1025,15 +1031,15 @@ def test_without_hard_links_equal_files_are_two_files(root: Path, monkeypatch: p
 def test_a_partial_file_with_two_names_does_not_change_either(root: Path) -> None:
     """A publisher that was killed between two renames leaves a temporary name of an existing file."""
     with OutputDirectory.open(root, ledger="ours") as directory:
-        directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
+        directory.publish(make_server_files(b"1", *ALIKE), {}, complete=True, commit="1", at=AT)
         left = root / staging_path(ALIKE[1])
         os.link(root / ALIKE[0], left)
-        directory.publish(of_one_server(b"2", ALIKE[1]), None, complete=False, commit="2", at=AT)
+        directory.publish(make_server_files(b"2", ALIKE[1]), None, complete=False, commit="2", at=AT)
         assert (root / ALIKE[1]).read_bytes() == b"2"
     with OutputDirectory.open(root, ledger="ours") as directory:
-        directory.publish(of_one_server(b"1", *ALIKE), {}, complete=True, commit="3", at=AT)
+        directory.publish(make_server_files(b"1", *ALIKE), {}, complete=True, commit="3", at=AT)
     assert {(root / path).read_bytes() for path in ALIKE} == {b"1"}
-    assert temporary(root) == []
+    assert list_temporary(root) == []
 
 
 # Room
@@ -1067,7 +1073,7 @@ def test_hard_links_need_no_space(small_disk: Path) -> None:
     names = [f"boot/ipxe/{number}" for number in range(100)]
     subprocess.run(["mount", "-o", "remount,size=128k", str(small_disk)], check=True)
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
-        directory.publish(of_one_server(b"1" * 4000, *names), {}, complete=True, commit="1", at=AT)
+        directory.publish(make_server_files(b"1" * 4000, *names), {}, complete=True, commit="1", at=AT)
     assert len({(small_disk / name).stat().st_ino for name in names}) == 1
 
 
@@ -1081,7 +1087,7 @@ def test_an_existing_tree_is_not_checked_for_space(small_disk: Path) -> None:
     assert (small_disk / "boot/ipxe/0").read_bytes() == b"2"
 
 
-def a_thousand(content_of: Callable[[int], File]) -> dict[str, Files]:
+def make_thousand(content_of: Callable[[int], File]) -> dict[str, Files]:
     """A thousand servers with two small files each, and content."""
     return {
         f"s{number:03}": server_files(
@@ -1098,7 +1104,7 @@ def test_content_of_a_group_of_servers_needs_space_once(small_disk: Path) -> Non
     """A thousand servers with 300 contents of 40 kB need 12 MB; one content for each server would need 40 MB."""
     subprocess.run(["mount", "-o", "remount,size=30m,nr_inodes=6000", str(small_disk)], check=True)
     contents = [File(b"%03d" % number * 13_333) for number in range(300)]
-    servers = a_thousand(lambda number: contents[number % 300])
+    servers = make_thousand(lambda number: contents[number % 300])
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
         assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3300
 
@@ -1119,7 +1125,7 @@ def test_the_space_for_many_servers_is_estimated_from_a_sample(small_disk: Path,
     """A thousand, with two files and a state each and one that all have, so some 3,100."""
     subprocess.run(["mount", "-o", f"remount,size=64m,nr_inodes={inodes - 500}", str(small_disk)], check=True)
     common = File(b"x" * 100)
-    servers = a_thousand(lambda _: common)
+    servers = make_thousand(lambda _: common)
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
         if has_room:
             assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3001

@@ -47,11 +47,11 @@ def target(tmp_path: Path) -> Iterator[OutputDirectory]:
         yield opened
 
 
-def mac(number: int) -> str:
+def format_mac(number: int) -> str:
     return f"02-00-00-00-{number >> 8:02x}-{number & 255:02x}"
 
 
-def one(name: str, address: str, *, text: str = "1", content: str = "") -> Files:
+def make_server(name: str, address: str, *, text: str = "1", content: str = "") -> Files:
     data = (content or f"user data {text} of {name}").encode()
     return server_files(
         name,
@@ -68,23 +68,23 @@ def publish(
     return target.publish(servers, SHARED if complete else shared, complete=complete, commit="c0ffee", at=AT)
 
 
-def index(root: Path, identity: str) -> list[str]:
+def read_index(root: Path, identity: str) -> list[str]:
     path = root / shard_path(identity)
     found: list[str] = json.loads(path.read_bytes()).get(identity, []) if path.exists() else []
     return found
 
 
 def read_boot_script(root: Path, number: int) -> str | None:
-    path = root / f"boot/v1/boot/{mac(number)}/boot.ipxe"
+    path = root / f"boot/v1/boot/{format_mac(number)}/boot.ipxe"
     return path.read_text().split()[0] if path.exists() else None
 
 
 def test_one_server_of_many_costs_a_few_files_and_kilobytes(
     tmp_path: Path, target: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(target, {f"s{n:04}": one(f"s{n:04}", mac(n)) for n in range(400)}, complete=True)
+    publish(target, {f"s{n:04}": make_server(f"s{n:04}", format_mac(n)) for n in range(400)}, complete=True)
     touched, placed = record_calls(monkeypatch, "lstat", "read"), record_calls(monkeypatch, "place")
-    publish(target, {"s0042": one("s0042", mac(42), text="2")})
+    publish(target, {"s0042": make_server("s0042", format_mac(42), text="2")})
     assert len({*touched, *placed}) < 15
     stand = [tmp_path / path for path in placed if (tmp_path / path).exists()]
     assert 0 < sum(path.stat().st_size for path in stand) < 16 * 1024
@@ -92,14 +92,14 @@ def test_one_server_of_many_costs_a_few_files_and_kilobytes(
 
 
 def test_a_server_is_added_changed_and_removed_without_naming_others(tmp_path: Path, target: OutputDirectory) -> None:
-    publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
-    publish(target, {"c": one("c", mac(3))})
-    assert (index(tmp_path, f"mac/{mac(3)}"), read_boot_script(tmp_path, 3)) == (["c"], "c")
+    publish(target, {"a": make_server("a", format_mac(1)), "b": make_server("b", format_mac(2))}, complete=True)
+    publish(target, {"c": make_server("c", format_mac(3))})
+    assert (read_index(tmp_path, f"mac/{format_mac(3)}"), read_boot_script(tmp_path, 3)) == (["c"], "c")
     assert verify_tree(tmp_path) == ()
     published = publish(target, {"a": None})
-    assert f"boot/v1/boot/{mac(1)}/boot.ipxe" in published.withdrawn
+    assert f"boot/v1/boot/{format_mac(1)}/boot.ipxe" in published.withdrawn
     assert state_path("a") in published.withdrawn
-    assert (index(tmp_path, f"mac/{mac(1)}"), read_boot_script(tmp_path, 1)) == ([], None)
+    assert (read_index(tmp_path, f"mac/{format_mac(1)}"), read_boot_script(tmp_path, 1)) == ([], None)
     assert verify_tree(tmp_path) == ()
     publish(target, {}, shared={**SHARED, "boot/unknown.ipxe": File(b"#!ipxe\n")})
     assert (tmp_path / "boot/unknown.ipxe").exists()
@@ -112,13 +112,15 @@ def test_a_server_is_added_changed_and_removed_without_naming_others(tmp_path: P
 @pytest.mark.parametrize("how", ["changes", "goes"])
 def test_content_that_another_server_names_stays_in_the_tree(tmp_path: Path, target: OutputDirectory, how: str) -> None:
     content = f"boot/o/{sha256(b'both').hexdigest()}/user-data"
-    both = {name: one(name, mac(n), content="both") for n, name in enumerate("ab")}
+    both = {name: make_server(name, format_mac(n), content="both") for n, name in enumerate("ab")}
     publish(target, both, complete=True)
-    publish(target, {"a": one("a", mac(0)) if how == "changes" else None})
+    publish(target, {"a": make_server("a", format_mac(0)) if how == "changes" else None})
     retired = tmp_path / "ops/.gitboot/retired"
     assert (tmp_path / content).exists()
     assert not retired.exists() or content not in next(retired.iterdir()).read_text()
-    published = target.publish({"b": one("b", mac(1))}, None, complete=False, commit="c", at=AT + timedelta(seconds=5))
+    published = target.publish(
+        {"b": make_server("b", format_mac(1))}, None, complete=False, commit="c", at=AT + timedelta(seconds=5)
+    )
     assert published.expired == ()
     assert content in next(retired.iterdir()).read_text(), "nobody names it now"
     target.publish({}, None, complete=False, commit="c", at=AT + timedelta(days=8))
@@ -127,27 +129,27 @@ def test_content_that_another_server_names_stays_in_the_tree(tmp_path: Path, tar
 
 
 def test_the_next_publication_completes_a_failed_one(tmp_path: Path, target: OutputDirectory) -> None:
-    publish(target, {"a": one("a", mac(1)), "b": one("b", mac(2))}, complete=True)
-    (tmp_path / f"boot/v1/boot/{mac(9)}").write_text("in the way")
-    with pytest.raises(PublishError, match=mac(9)):
-        publish(target, {"a": one("a", mac(3)), "c": one("c", mac(9))})
-    (tmp_path / f"boot/v1/boot/{mac(9)}").unlink()
-    publish(target, {"b": one("b", mac(2), text="2")})
+    publish(target, {"a": make_server("a", format_mac(1)), "b": make_server("b", format_mac(2))}, complete=True)
+    (tmp_path / f"boot/v1/boot/{format_mac(9)}").write_text("in the way")
+    with pytest.raises(PublishError, match=format_mac(9)):
+        publish(target, {"a": make_server("a", format_mac(3)), "c": make_server("c", format_mac(9))})
+    (tmp_path / f"boot/v1/boot/{format_mac(9)}").unlink()
+    publish(target, {"b": make_server("b", format_mac(2), text="2")})
     assert [read_boot_script(tmp_path, number) for number in (1, 2, 3, 9)] == [None, "b", "a", "c"]
-    assert [index(tmp_path, f"mac/{mac(number)}") for number in (1, 2, 3, 9)] == [[], ["b"], ["a"], ["c"]]
+    assert [read_index(tmp_path, f"mac/{format_mac(number)}") for number in (1, 2, 3, 9)] == [[], ["b"], ["a"], ["c"]]
     assert verify_tree(tmp_path) == ()
 
 
 def test_an_interrupted_publication_leaves_nothing_in_the_index(
     tmp_path: Path, target: OutputDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(target, {"a": one("a", mac(1))}, complete=True)
+    publish(target, {"a": make_server("a", format_mac(1))}, complete=True)
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("broken off")))
         with pytest.raises(PublishError, match="broken off"):
-            publish(target, {"a": one("a", mac(2))})
+            publish(target, {"a": make_server("a", format_mac(2))})
     publish(target, {})
-    assert (index(tmp_path, f"mac/{mac(1)}"), index(tmp_path, f"mac/{mac(2)}")) == ([], ["a"])
+    assert (read_index(tmp_path, f"mac/{format_mac(1)}"), read_index(tmp_path, f"mac/{format_mac(2)}")) == ([], ["a"])
     assert (read_boot_script(tmp_path, 1), read_boot_script(tmp_path, 2)) == (None, "a")
     assert verify_tree(tmp_path) == ()
 
@@ -155,7 +157,7 @@ def test_an_interrupted_publication_leaves_nothing_in_the_index(
 def test_the_status_of_an_instance_is_not_part_of_the_manifest(tmp_path: Path) -> None:
     with OutputDirectory.open(tmp_path, ledger="ours") as target:
         target.write_status(b"{}", AT)
-        publish(target, {"a": one("a", mac(1))}, complete=True)
+        publish(target, {"a": make_server("a", format_mac(1))}, complete=True)
         target.write_status(b'{"at":1}', AT)
         publish(target, {"a": None})
     assert (tmp_path / "ops/status.json").read_bytes() == b'{"at":1}'
@@ -167,7 +169,7 @@ def test_the_status_of_an_instance_is_not_part_of_the_manifest(tmp_path: Path) -
 
 def test_the_lock_file_can_be_removed_on_close(tmp_path: Path) -> None:
     target = OutputDirectory.open(tmp_path, ledger="ours")
-    publish(target, {"a": one("a", mac(1))}, complete=True)
+    publish(target, {"a": make_server("a", format_mac(1))}, complete=True)
     target.close(remove_lock=True)
     assert not (tmp_path / "ops/.gitboot").exists()
     with OutputDirectory.open(tmp_path, ledger="ours") as again:

@@ -54,7 +54,7 @@ AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = Path(__file__).parents[2]
 
 
-def tree(version: int, servers: int = 1) -> dict[str, File]:
+def make_tree(version: int, servers: int = 1) -> dict[str, File]:
     """Return a tree whose boot scripts name content of their version; each version adds and removes a server."""
     files = {"boot/boot.ipxe": File(f"#!ipxe\n# {version:04}\n".encode())}
     for server in (*range(servers), servers + version % 2):
@@ -74,10 +74,10 @@ OTHERS = (
 
 
 def publish(directory: OutputDirectory, version: int, servers: int = 1) -> None:
-    publish_files(directory, tree(version, servers), commit=str(version), at=AT + version * timedelta(days=3))
+    publish_files(directory, make_tree(version, servers), commit=str(version), at=AT + version * timedelta(days=3))
 
 
-def everything(root: Path) -> dict[str, bytes]:
+def read_tree(root: Path) -> dict[str, bytes]:
     found = {}
     for folder, folders, names in os.walk(root):
         below = folder[len(str(root)) + 1 :]
@@ -99,7 +99,7 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
 }
 
 
-def faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
+def find_faults(stands: Mapping[str, bytes], old: Files, new: Files) -> list[str]:
     """Return the faults that a tree must not have between two versions."""
     found = []
     old, new = complete_tree(old), complete_tree(new)
@@ -129,15 +129,15 @@ def assert_complete(root: Path, version: int, servers: int = 1) -> None:
     manifest = read_manifest(root)
     assert manifest is not None
     assert manifest.stamp.commit == str(version)
-    assert set(manifest.files) == set(complete_tree(tree(version, servers)))
+    assert set(manifest.files) == set(complete_tree(make_tree(version, servers)))
     assert_indexed(root)
-    others = everything(root).keys() - manifest.files.keys()
+    others = read_tree(root).keys() - manifest.files.keys()
     assert [path for path in others if not re.fullmatch(OTHERS, path)] == []
 
 
 def assert_indexed(root: Path) -> None:
     """Assert that the index finds each server by the identities in its state, and by no other."""
-    stands = everything(root)
+    stands = read_tree(root)
     states = {
         server: parse_state(content)
         for path, content in stands.items()
@@ -151,7 +151,7 @@ def assert_indexed(root: Path) -> None:
 # Killed
 
 
-class Killed:
+class PublisherProcess:
     """A process from which publishers are forked, so that each begins within a few milliseconds."""
 
     def __init__(self, root: Path) -> None:
@@ -183,18 +183,18 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture
-def publishers(root: Path) -> Iterator[Killed]:
-    publishers = Killed(root)
+def publishers(root: Path) -> Iterator[PublisherProcess]:
+    publishers = PublisherProcess(root)
     yield publishers
     publishers.close()
 
 
-def test_killed_at_every_change_the_next_publication_completes_it(root: Path, publishers: Killed) -> None:
+def test_killed_at_every_change_the_next_publication_completes_it(root: Path, publishers: PublisherProcess) -> None:
     for version, at in enumerate(count(1, get_interval(1)), 1):
         with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, version - 1)
         status = publishers.run(version=version, killed_at=at)
-        assert faults(everything(root), tree(version - 1), tree(version)) == []
+        assert find_faults(read_tree(root), make_tree(version - 1), make_tree(version)) == []
         if status == 0:
             break
         assert status == -signal.SIGKILL
@@ -223,7 +223,7 @@ def publish_fleet(directory: OutputDirectory, files: Files, commit: str) -> None
     directory.publish(servers, shared, complete=True, commit=commit, at=AT)
 
 
-def early(stands: Mapping[str, bytes], files: Files) -> list[str]:
+def find_early_scripts(stands: Mapping[str, bytes], files: Files) -> list[str]:
     """Return the boot scripts of a loader that are absent while it has a first script of the same version."""
     found = []
     for loader in ("ipxe", "grub.cfg", "pxelinux"):
@@ -245,24 +245,24 @@ def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_b
         shutil.rmtree(root, ignore_errors=True)
         (root / stands).mkdir(parents=True)
         with (
-            happening(killing(at)) as calls,
+            hook_calls(kill_at(at)) as calls,
             suppress(KeyboardInterrupt),
             OutputDirectory.open(root, ledger="ours") as directory,
         ):
             publish_fleet(directory, files, "1")
-        assert early(everything(root), files) == []
+        assert find_early_scripts(read_tree(root), files) == []
         if calls.calls < at:
             break
-    assert early({}, files) == [] and early({FIRST_SCRIPT: b"#!ipxe\n"}, files) != []
+    assert find_early_scripts({}, files) == [] and find_early_scripts({FIRST_SCRIPT: b"#!ipxe\n"}, files) != []
 
 
 def test_finding_m5_after_a_power_cut_a_tree_has_no_first_script_before_the_boot_scripts(root: Path) -> None:
     files = fleet_of(b"#!ipxe\n# another\n", range(5))
-    with happening(nothing):
+    with hook_calls(do_nothing):
         with OutputDirectory.open(root, ledger="ours") as directory:
             publish_fleet(directory, fleet_of(b"#!ipxe\n", range(2)), "1")
         states = states_after_cuts(root, lambda directory: publish_fleet(directory, files, "2"))
-    assert [absent for stands in states if (absent := early(stands, files))] == []
+    assert [absent for stands in states if (absent := find_early_scripts(stands, files))] == []
     assert any(stands.get(FIRST_SCRIPT) == files[FIRST_SCRIPT].content for stands in states)
 
 
@@ -300,7 +300,7 @@ class Os:
 
 
 @contextmanager
-def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
+def hook_calls(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
     """Let something happen at calls of the publisher; it waits for no disk."""
     with pytest.MonkeyPatch.context() as patch:
         os_ = Os(happen)
@@ -310,10 +310,10 @@ def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[O
         yield os_
 
 
-def nothing(number: int, name: str, args: tuple[Any, ...]) -> None: ...
+def do_nothing(number: int, name: str, args: tuple[Any, ...]) -> None: ...
 
 
-def killing(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
+def kill_at(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
     def kill(number: int, name: str, args: tuple[Any, ...]) -> None:
         if number == at:
             raise KeyboardInterrupt
@@ -321,7 +321,7 @@ def killing(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
     return kill
 
 
-def refusing(at: int, code: int, *, on: bool = False) -> Callable[[int, str, tuple[Any, ...]], None]:
+def refuse_at(at: int, code: int, *, on: bool = False) -> Callable[[int, str, tuple[Any, ...]], None]:
     def refuse(number: int, name: str, args: tuple[Any, ...]) -> None:
         if number == at or (on and number > at and name not in ("stat", "lstat", "fstat", "pread")):
             raise OSError(code, os.strerror(code))
@@ -329,7 +329,7 @@ def refusing(at: int, code: int, *, on: bool = False) -> Callable[[int, str, tup
     return refuse
 
 
-def killing_at_change(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
+def kill_at_change(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
     """It ends before that change: to be killed at a call that only reads leaves what the change before it has left."""
     changes = count(1)
 
@@ -356,11 +356,11 @@ def test_with_an_error_at_every_call_the_next_publication_completes_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, code: int, on: bool, few: bool, restarted: bool
 ) -> None:
     monkeypatch.setattr(disk_module, "MAX_FSYNCS", 1000 if few else 0)
-    with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
+    with hook_calls(do_nothing), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 0)
     for version, at in enumerate(count(1, get_interval(1)), 1):
-        with publish_with_errors(root, version, refusing(at, code, on=on), restarted=restarted) as calls:
-            assert faults(everything(root), tree(version - 1), tree(version)) == []
+        with publish_with_errors(root, version, refuse_at(at, code, on=on), restarted=restarted) as calls:
+            assert find_faults(read_tree(root), make_tree(version - 1), make_tree(version)) == []
         if calls.calls < at:
             break
     assert at > 100
@@ -372,11 +372,11 @@ def publish_with_errors(
 ) -> Iterator[Os]:
     """Publish while something is refused, and after the block again, in the same process or in the next."""
     directory: OutputDirectory | None = None
-    with happening(refuse) as calls, suppress(PublishError):
+    with hook_calls(refuse) as calls, suppress(PublishError):
         directory = OutputDirectory.open(root, ledger="ours")
         publish(directory, version)
     yield calls
-    with happening(nothing):
+    with hook_calls(do_nothing):
         if directory is not None and restarted:
             directory.close()
         if directory is None or restarted:
@@ -394,32 +394,32 @@ class Recorder(Disk):
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         super().__init__(root, modes)
-        self.synced = everything(root)
-        self.since: list[tuple[str, str]] = []
+        self.synced = read_tree(root)
+        self.unsynced: list[tuple[str, str]] = []
         self.cuts: list[tuple[dict[str, bytes], list[tuple[str, str]]]] = []
         recorders[:] = [self]
 
     def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
         super().stage(path, content, at, like, exact=exact)
-        self.since.append(("stage", path))
+        self.unsynced.append(("stage", path))
 
     def place(self, path: str) -> None:
         super().place(path)
-        self.since.append(("place", path))
+        self.unsynced.append(("place", path))
 
     def remove(self, path: str) -> None:
         if (self.root / path).exists():
-            self.since.append(("remove", path))
+            self.unsynced.append(("remove", path))
         super().remove(path)
 
     def sync(self) -> None:
         super().sync()
-        self.cuts.append((self.synced, self.since))
-        self.synced, self.since = everything(self.root), []
+        self.cuts.append((self.synced, self.unsynced))
+        self.synced, self.unsynced = read_tree(self.root), []
 
     def close(self) -> None:
         super().close()
-        self.cuts.append((self.synced, self.since))
+        self.cuts.append((self.synced, self.unsynced))
 
 
 recorders: list[Recorder] = []
@@ -439,7 +439,7 @@ def after_cut(synced: Mapping[str, bytes], done: list[tuple[str, str]]) -> dict[
     return stands
 
 
-def put(root: Path, stands: Mapping[str, bytes]) -> None:
+def write_tree(root: Path, stands: Mapping[str, bytes]) -> None:
     for path, content in stands.items():
         if not path.endswith("/"):
             (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -462,28 +462,28 @@ def states_after_cuts(root: Path, act: Callable[[OutputDirectory], object]) -> l
 
 def test_after_a_power_cut_at_any_point_the_next_publication_completes_it(root: Path) -> None:
     version = 5
-    with happening(nothing):
+    with hook_calls(do_nothing):
         with OutputDirectory.open(root, ledger="ours") as directory:
             for number in range(version):
                 publish(directory, number)
             before = directory.inventory()
         states = states_after_cuts(root, lambda directory: publish(directory, version))
         for number, stands in enumerate(states):
-            assert faults(stands, tree(version - 1), tree(version)) == []
+            assert find_faults(stands, make_tree(version - 1), make_tree(version)) == []
             again = root.parent / str(number)
-            put(again, stands)
+            write_tree(again, stands)
             shutil.copytree(again, gone_on := root.parent / f"{number}-gone-on")
             with OutputDirectory.open(again, ledger="ours") as directory:
                 publish(directory, version - number % 2)  # sometimes it never becomes what was under way
             assert_complete(again, version - number % 2)
-            go_on(gone_on, before, version - 1, version - number % 2)
+            continue_publication(gone_on, before, version - 1, version - number % 2)
             assert_complete(gone_on, version - number % 2)
     assert len(states) > 50
 
 
-def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
+def continue_publication(root: Path, before: Inventory, held: int, planned: int) -> None:
     """Publish the servers whose files changed or are pending, and no others."""
-    (old, _), (new, shared) = split(tree(held)), split(tree(planned))
+    (old, _), (new, shared) = split(make_tree(held)), split(make_tree(planned))
     with OutputDirectory.open(root, ledger="ours") as directory:
         owed = directory.resume(before)
         assert owed is not None
@@ -497,22 +497,22 @@ def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
         )
 
 
-@pytest.mark.parametrize("lost", [*sorted(tree(1))])
+@pytest.mark.parametrize("lost", [*sorted(make_tree(1))])
 def test_after_a_power_cut_during_a_repair_the_next_start_completes_it(root: Path, lost: str) -> None:
     def put_right(directory: OutputDirectory) -> None:
         assert directory.resume(before) == frozenset()
-        publish_files(directory, tree(1), changed=[lost], commit="1", at=AT)
+        publish_files(directory, make_tree(1), changed=[lost], commit="1", at=AT)
 
-    with happening(nothing):
+    with hook_calls(do_nothing):
         with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, 1)
             before = directory.inventory()
             (root / lost).unlink()
         for number, stands in enumerate(states_after_cuts(root, put_right)):
             again = root.parent / str(number)
-            put(again, stands)
+            write_tree(again, stands)
             if PENDING in stands:
-                go_on(again, before, 1, 1)
+                continue_publication(again, before, 1, 1)
                 assert_complete(again, 1)
 
 
@@ -534,12 +534,12 @@ moving = pytest.mark.parametrize(
 )
 
 
-def bring(directory: OutputDirectory, wanted: Mapping[str, Files], names: Iterable[str], commit: str) -> None:
+def publish_names(directory: OutputDirectory, wanted: Mapping[str, Files], names: Iterable[str], commit: str) -> None:
     some = {name: wanted.get(name) for name in sorted(names)}
     directory.publish(some, None, complete=False, commit=commit, at=AT)
 
 
-def killed_at_each_change(
+def kill_at_each_change(
     root: Path, old: Mapping[str, Files], act: Callable[[OutputDirectory], object], *, damage: str | None = None
 ) -> Iterator[tuple[int, Inventory]]:
     """Publish servers, kill the process at each change that it makes, and yield the number of the change.
@@ -548,15 +548,15 @@ def killed_at_each_change(
     """
     for at in count(1):
         shutil.rmtree(root, ignore_errors=True)
-        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
+        with hook_calls(do_nothing), OutputDirectory.open(root, ledger="ours") as directory:
             directory.publish(old, {}, complete=True, commit="old", at=AT)
             before = directory.inventory()
         if damage is not None:
             (root / damage).write_bytes(b"{")
-        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
+        with hook_calls(do_nothing), OutputDirectory.open(root, ledger="ours") as directory:
             assert damage is not None or directory.resume(before) == frozenset()
             ended = False
-            with suppress(KeyboardInterrupt), happening(killing_at_change(at)):
+            with suppress(KeyboardInterrupt), hook_calls(kill_at_change(at)):
                 act(directory)
                 ended = True
         yield at, before
@@ -570,15 +570,15 @@ def test_killed_while_mac_addresses_change_the_next_publication_finds_every_serv
     root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
 ) -> None:
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    for at, before in killed_at_each_change(root, old, lambda directory: bring(directory, new, changed, "new")):
+    for at, before in kill_at_each_change(root, old, lambda directory: publish_names(directory, new, changed, "new")):
         planned = new if at % 2 else old
-        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
+        with hook_calls(do_nothing), OutputDirectory.open(root, ledger="ours") as directory:
             owed = directory.resume(before)
             assert owed is not None
-            bring(directory, planned, owed.union(changed if at % 2 else ()), "last")
+            publish_names(directory, planned, owed.union(changed if at % 2 else ()), "last")
         assert_indexed(root)
         assert verify_tree(root) == ()
-        assert {name for path in everything(root) if (name := parse_state_path(path)) is not None} == planned.keys()
+        assert {name for path in read_tree(root) if (name := parse_state_path(path)) is not None} == planned.keys()
 
 
 @moving
@@ -587,12 +587,12 @@ def test_after_an_error_while_mac_addresses_change_a_rollback_finds_every_server
 ) -> None:
     changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     for at in count(1):
-        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
+        with hook_calls(do_nothing), OutputDirectory.open(root, ledger="ours") as directory:
             directory.publish(old, {}, complete=True, commit="old", at=AT)
-            with suppress(PublishError), happening(refusing(at, errno.ENOSPC)) as calls:
-                bring(directory, new, changed, "new")
+            with suppress(PublishError), hook_calls(refuse_at(at, errno.ENOSPC)) as calls:
+                publish_names(directory, new, changed, "new")
             if directory.is_unchanged:
-                bring(directory, old, changed, "last")
+                publish_names(directory, old, changed, "last")
             else:  # the head was replaced already
                 directory.publish(old, {}, complete=True, commit="last", at=AT)
         assert_indexed(root)
@@ -609,34 +609,34 @@ def test_killed_during_the_repair_of_a_shard_the_next_start_completes_the_repair
         directory.publish(servers, {}, complete=True, commit="new", at=AT)
 
     under_way = 0
-    for _, before in killed_at_each_change(root, servers, act, damage=shard_path(f"mac/{MACS[0]}")):
+    for _, before in kill_at_each_change(root, servers, act, damage=shard_path(f"mac/{MACS[0]}")):
         if not (root / PENDING).exists():
             continue
         under_way += 1
-        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
+        with hook_calls(do_nothing), OutputDirectory.open(root, ledger="ours") as directory:
             owed = directory.resume(before)
             directory.publish(servers, {}, complete=owed is None, commit="new", at=AT)
         assert_indexed(root)
     assert under_way > 10
 
 
-def naming(content: str) -> dict[str, File]:
+def make_named(content: str) -> dict[str, File]:
     path = f"boot/o/{sha256(content.encode()).hexdigest()}/user-data"
     return {path: File(content.encode())}
 
 
 def test_killed_while_content_moves_to_another_server_it_expires_when_unused(root: Path) -> None:
-    given, (path,) = naming("data"), naming("data")
+    given, (path,) = make_named("data"), make_named("data")
     none, first, then = (
         {name: server_files(name, files) for name, files in zip("ab", both, strict=True)}
-        for both in ((naming("1"), naming("2")), (given, naming("2")), (naming("1"), given))
+        for both in ((make_named("1"), make_named("2")), (given, make_named("2")), (make_named("1"), given))
     )
 
     def act(directory: OutputDirectory) -> None:
         directory.publish(then, None, complete=False, commit="then", at=AT)
 
-    for at, before in killed_at_each_change(root, first, act):
-        with happening(nothing), OutputDirectory.open(root, ledger="ours") as directory:
+    for at, before in kill_at_each_change(root, first, act):
+        with hook_calls(do_nothing), OutputDirectory.open(root, ledger="ours") as directory:
             assert directory.resume(before) is not None
             for days in (1, 8):
                 directory.publish(none, None, complete=False, commit=str(days), at=AT + timedelta(days=days))
@@ -644,7 +644,7 @@ def test_killed_while_content_moves_to_another_server_it_expires_when_unused(roo
         assert verify_tree(root) == ()
 
 
-class Forgetful(Recorder):
+class ForgetfulDisk(Recorder):
     """A disk that fails one sync: earlier changes are lost, but are still shown."""
 
     fails_at = 0
@@ -652,7 +652,7 @@ class Forgetful(Recorder):
 
     def sync(self) -> None:
         self.syncs = getattr(self, "syncs", 0) + 1
-        lost, self.since = self.since, []
+        lost, self.unsynced = self.unsynced, []
         if self.syncs == self.fails_at:
             raise PublishError(os.strerror(errno.EIO))
         for act, path in lost:
@@ -670,9 +670,9 @@ def test_e37_files_of_a_failed_sync_are_written_again(
         with OutputDirectory.open(root, ledger="ours") as directory:
             publish(directory, number)
             before = directory.inventory()
-        Forgetful.fails_at, Forgetful.stands = number, everything(root)
+        ForgetfulDisk.fails_at, ForgetfulDisk.stands = number, read_tree(root)
         with monkeypatch.context() as patch:
-            patch.setattr(directory_module, "Disk", Forgetful)
+            patch.setattr(directory_module, "Disk", ForgetfulDisk)
             with OutputDirectory.open(root, ledger="ours") as directory:
                 try:
                     publish(directory, number + 1)
@@ -681,10 +681,10 @@ def test_e37_files_of_a_failed_sync_are_written_again(
                     if not restarted:
                         publish(directory, number + 1)
             if restarted:
-                Forgetful.fails_at = 0
-                go_on(root, before, number, number + 1)
-        found = everything(root)
-        assert {path: found[path] for path in found if Forgetful.stands.get(path) != found[path]} == {}, number
+                ForgetfulDisk.fails_at = 0
+                continue_publication(root, before, number, number + 1)
+        found = read_tree(root)
+        assert {path: found[path] for path in found if ForgetfulDisk.stands.get(path) != found[path]} == {}, number
     assert number > 5
 
 
@@ -705,7 +705,7 @@ def test_a_sync_covers_all_changes_since_the_last_one(root: Path, monkeypatch: p
         def sync(self) -> None:
             synced.clear()
             filesystems.clear()
-            touched = {staging_path(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.since}
+            touched = {staging_path(path) if act == "stage" else path.rpartition("/")[0] for act, path in self.unsynced}
             folders = {*self.root.rglob("*/")}
             touched |= {str(each.parent.relative_to(self.root)) for each in folders ^ self.known}
             self.known = folders
@@ -727,22 +727,24 @@ def test_a_sync_covers_all_changes_since_the_last_one(root: Path, monkeypatch: p
 # A new tree
 
 
-def assert_begun_or_not(root: Path, version: int) -> None:
+def assert_absent_or_complete(root: Path, version: int) -> None:
     """Assert that there is no tree, or a complete one with its manifest."""
-    stands = {path: content for path, content in everything(root).items() if not path.startswith(f"{FRESH}/")}
-    assert faults(stands, {}, tree(version)) == []
+    stands = {path: content for path, content in read_tree(root).items() if not path.startswith(f"{FRESH}/")}
+    assert find_faults(stands, {}, make_tree(version)) == []
     if MANIFEST in stands:
         assert verify_tree(root) == ()
     if any(path.startswith("boot/") for path in stands.keys() - {"boot/"}):
-        assert {path for path in complete_tree(tree(version)) if path.startswith("boot/")} <= stands.keys()
+        assert {path for path in complete_tree(make_tree(version)) if path.startswith("boot/")} <= stands.keys()
 
 
-def test_killed_at_every_change_a_new_tree_appears_complete_or_not_at_all(root: Path, publishers: Killed) -> None:
+def test_killed_at_every_change_a_new_tree_appears_complete_or_not_at_all(
+    root: Path, publishers: PublisherProcess
+) -> None:
     ready = moving = 0
     for at in count(1):  # at one of them alone the tree is ready and has not begun to move
         shutil.rmtree(root, ignore_errors=True)
         status = publishers.run(version=1, killed_at=at)
-        assert_begun_or_not(root, 1)
+        assert_absent_or_complete(root, 1)
         if status == 0:
             break
         assert status == -signal.SIGKILL
@@ -765,8 +767,8 @@ def test_with_an_error_at_every_call_a_new_tree_appears_complete_or_not_at_all(
 ) -> None:
     for at in count(1, get_interval(1)):
         shutil.rmtree(root, ignore_errors=True)
-        with publish_with_errors(root, 1, refusing(at, code, on=on), restarted=restarted) as calls:
-            assert_begun_or_not(root, 1)
+        with publish_with_errors(root, 1, refuse_at(at, code, on=on), restarted=restarted) as calls:
+            assert_absent_or_complete(root, 1)
         if calls.calls < at:
             break
     assert at > 40
@@ -783,7 +785,7 @@ def test_after_a_power_cut_a_new_tree_appears_complete_or_not_at_all(root: Path)
         if name == "rename" and args[0] == "manifest.json":
             shutil.copytree(root, last)
 
-    with happening(keep), OutputDirectory.open(root, ledger="ours") as directory:
+    with hook_calls(keep), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1)
     written, named, placed = synced
     assert (written / FRESH / MANIFEST).exists()
@@ -791,7 +793,7 @@ def test_after_a_power_cut_a_new_tree_appears_complete_or_not_at_all(root: Path)
     assert not (placed / READY / "boot").exists()
     assert verify_tree(placed) == ()
     for number, (stands, is_placed) in enumerate([(written, False), (named, True), (last, True), (placed, True)]):
-        with happening(nothing), OutputDirectory.open(stands, ledger="ours") as directory:
+        with hook_calls(do_nothing), OutputDirectory.open(stands, ledger="ours") as directory:
             assert (directory.stamp is not None) == is_placed
             assert not (stands / FRESH).exists()
             publish(directory, 1 + number % 2)
@@ -816,7 +818,7 @@ def test_a_new_tree_has_no_temporary_name(root: Path, is_placed: bool, renamed: 
     if is_placed:
         place_kernel(root / "boot" / "assets")
         (root / "boot").chmod(0o2775)
-    with happening(note), OutputDirectory.open(root, ledger="ours") as directory:
+    with hook_calls(note), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1, servers=50)
     assert found == renamed
     assert verify_tree(root) == ()
@@ -836,7 +838,7 @@ def test_with_a_mount_point_in_the_tree_files_are_placed_one_by_one(root: Path, 
         if name == "rename" and args[0] == "boot":
             raise OSError(code, os.strerror(code))
 
-    with happening(refuse), OutputDirectory.open(root, ledger="ours") as directory:
+    with hook_calls(refuse), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1)
     assert_complete(root, 1)
     assert not (root / FRESH).exists()
@@ -855,7 +857,7 @@ def test_files_that_appear_meanwhile_are_kept(root: Path) -> None:
         if name == "rename" and args[0] == "boot" and (root / READY).exists():
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    with happening(crash), pytest.raises(PublishError), OutputDirectory.open(root, ledger="ours") as directory:
+    with hook_calls(crash), pytest.raises(PublishError), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 1)
     place_kernel(root / "boot" / "v1" / "mine")
     with OutputDirectory.open(root, ledger="ours") as directory:
@@ -875,7 +877,7 @@ def run(root: Path, *, version: int, killed_at: int) -> None:
                 os.write(args[0], args[1][: len(args[1]) // 2])
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with happening(kill), OutputDirectory.open(root, ledger="ours") as directory:
+    with hook_calls(kill), OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, version)
 
 

@@ -45,22 +45,22 @@ from gitboot.render.paths import File, Files
 from tests.helpers.cases import get_interval
 from tests.helpers.git_repositories import program
 from tests.helpers.signed_lists import SIGNED, list_names, listed_server, make_client, make_keys, publish, target
-from tests.publish.test_publisher_kill import happening, killing
+from tests.publish.test_publisher_kill import hook_calls, kill_at
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # python-tuf's client goes by the clock of the machine
 HOUR = timedelta(hours=1)
 SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": File(b"types {}\n")}
 
 
-def server(name: str, version: int = 1) -> dict[str, File]:
+def make_server(name: str, version: int = 1) -> dict[str, File]:
     return listed_server(name, {f"boot/v1/boot/{name}/boot.ipxe": File(f"#!ipxe\n# {version} of {name}\n".encode())})
 
 
-def openssl(*arguments: str) -> bytes:
+def run_openssl(*arguments: str) -> bytes:
     return subprocess.run([program("openssl", "openssl"), *arguments], check=True, capture_output=True).stdout
 
 
-def digest(file: File) -> str:
+def get_digest(file: File) -> str:
     return sha256(file.content).hexdigest()
 
 
@@ -89,15 +89,15 @@ def read(tmp_path: Path, keys: Path) -> Read:
 
 
 @contextmanager
-def published(root: Path) -> Iterator[OutputDirectory]:
+def open_published(root: Path) -> Iterator[OutputDirectory]:
     with OutputDirectory.open(root, ledger="ours") as opened:
-        publish(opened, {name: server(name) for name in ("web01", "web02", "web03")}, SHARED, NOW)
+        publish(opened, {name: make_server(name) for name in ("web01", "web02", "web03")}, SHARED, NOW)
         yield opened
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[OutputDirectory]:
-    with published(tmp_path / "out") as opened:
+    with open_published(tmp_path / "out") as opened:
         yield opened
 
 
@@ -111,7 +111,7 @@ def test_a_client_of_tuf_verifies_the_listing_of_each_server(
     content = (tmp_path / "out/boot" / path).read_bytes()
     assert version == [[None, sha256(content).hexdigest(), len(content)]]
     shared = read("shared.json")
-    assert shared is not None and shared["files"] == {"boot.ipxe": [[None, digest(SHARED["boot/boot.ipxe"]), 7]]}
+    assert shared is not None and shared["files"] == {"boot.ipxe": [[None, get_digest(SHARED["boot/boot.ipxe"]), 7]]}
 
 
 def test_a_change_of_one_server_rewrites_its_bin_the_snapshot_and_the_timestamp(
@@ -119,15 +119,17 @@ def test_a_change_of_one_server_rewrites_its_bin_the_snapshot_and_the_timestamp(
 ) -> None:
     directory.update_list(signing, NOW)
     before = list_names(tmp_path / "out")
-    publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
+    publish(directory, {"web02": make_server("web02", 2)}, None, NOW + HOUR)
     directory.update_list(signing, NOW + HOUR)
     version = int((NOW + HOUR).timestamp())
     new = {f"{version}.{find_bin('servers/web02.json')}.json", f"{version}.snapshot.json"}
     assert list_names(tmp_path / "out") - before == new
     for name, expected in (("web01", 1), ("web02", 2)):
         found = read(f"servers/{name}.json")
-        content = server(name, expected)[f"boot/v1/boot/{name}/boot.ipxe"]
-        assert found is not None and list(found["files"].values()) == [[[None, digest(content), len(content.content)]]]
+        content = make_server(name, expected)[f"boot/v1/boot/{name}/boot.ipxe"]
+        assert found is not None and list(found["files"].values()) == [
+            [[None, get_digest(content), len(content.content)]]
+        ]
 
 
 def test_a_change_of_one_server_of_10_000_rewrites_at_most_200_kb_of_the_list(keys: Path, signing: ListKeys) -> None:
@@ -183,7 +185,7 @@ def test_a_publisher_does_not_reuse_a_bin_that_somebody_changed(
     found = json.loads(path.read_bytes())
     found["signed"]["targets"]["servers/stranger.json"] = {"hashes": {"sha256": "0" * 64}, "length": 1}
     path.write_text(json.dumps(found))
-    publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
+    publish(directory, {"web02": make_server("web02", 2)}, None, NOW + HOUR)
     directory.update_list(signing, NOW + HOUR)
     after = [json.loads(each.read_bytes()) for each in folder.glob(f"{int((NOW + HOUR).timestamp())}.servers-*.json")]
     assert len(after) == 256
@@ -191,7 +193,7 @@ def test_a_publisher_does_not_reuse_a_bin_that_somebody_changed(
     assert listed == {"servers/web01.json", "servers/web02.json", "servers/web03.json", "shared.json"}
 
 
-def _changed(data: bytes, change: Callable[[Any], object]) -> bytes:
+def _change_json(data: bytes, change: Callable[[Any], object]) -> bytes:
     document = json.loads(data)
     change(document["signed"])
     return json.dumps(document).encode()
@@ -203,15 +205,19 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "a list": lambda _: b"[]",
     "nested without end": lambda _: b"[" * 100_000,
     "a list that is signed": lambda _: b'{"signatures": [], "signed": []}',
-    "a version that is a text": lambda data: _changed(data, lambda signed: signed.update(version="1")),
-    "a version that is far away": lambda data: _changed(data, lambda signed: signed.update(version=10**30)),
-    "a time without a zone": lambda data: _changed(data, lambda signed: signed.update(expires="2126-01-01T00:00:00")),
-    "no time": lambda data: _changed(data, lambda signed: signed.update(expires=None)),
-    "files as a list": lambda data: _changed(data, lambda signed: signed.update(meta=[], targets=[])),
-    "files without a version": lambda data: _changed(
+    "a version that is a text": lambda data: _change_json(data, lambda signed: signed.update(version="1")),
+    "a version that is far away": lambda data: _change_json(data, lambda signed: signed.update(version=10**30)),
+    "a time without a zone": lambda data: _change_json(
+        data, lambda signed: signed.update(expires="2126-01-01T00:00:00")
+    ),
+    "no time": lambda data: _change_json(data, lambda signed: signed.update(expires=None)),
+    "files as a list": lambda data: _change_json(data, lambda signed: signed.update(meta=[], targets=[])),
+    "files without a version": lambda data: _change_json(
         data, lambda signed: signed.update(meta={key: {} for key in signed.get("meta", {})}, targets={"x": {}})
     ),
-    "a manifest that is a list": lambda data: _changed(data, lambda signed: signed.update(gitboot={"manifest": []})),
+    "a manifest that is a list": lambda data: _change_json(
+        data, lambda signed: signed.update(gitboot={"manifest": []})
+    ),
 }
 
 
@@ -223,15 +229,15 @@ def test_a_damaged_list_is_made_again_and_no_version_goes_back(
 ) -> None:
     """A process that begins finds it. A client that has read the list before accepts the new one."""
     signing, folder, version = read_list_keys(keys) if is_signed else None, tmp_path / "out" / SIGNED, NOW.timestamp()
-    with published(tmp_path / "out") as first:
+    with open_published(tmp_path / "out") as first:
         first.update_list(signing, NOW)
     if is_signed:
         make_client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache").refresh()
     file = {"bin": find_bin("servers/web02.json")}.get(kind, kind)
     path = folder / ("timestamp.json" if kind == "timestamp" else f"{version:.0f}.{file}.json")
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    with published(tmp_path / "out") as second:
-        publish(second, {"web02": server("web02", 2)}, None, NOW + HOUR)
+    with open_published(tmp_path / "out") as second:
+        publish(second, {"web02": make_server("web02", 2)}, None, NOW + HOUR)
         second.update_list(signing, NOW)
     if is_signed:
         assert all(read(f"servers/{name}.json") for name in ("web01", "web02", "web03"))
@@ -244,28 +250,33 @@ def test_a_process_that_ended_before_it_wrote_the_list_is_completed_by_the_next(
     tmp_path: Path, read: Read, signing: ListKeys, lost: str
 ) -> None:
     folder = tmp_path / "out" / SIGNED
-    with published(tmp_path / "out") as first:
+    with open_published(tmp_path / "out") as first:
         first.update_list(signing, NOW)
-        publish(first, {"web02": server("web02", 2)}, None, NOW + HOUR)  # and then it ends
+        publish(first, {"web02": make_server("web02", 2)}, None, NOW + HOUR)  # and then it ends
     if lost == "the list":
         for each in list_names(tmp_path / "out"):
             (folder / each).unlink()
     elif lost == "the timestamp":
         (folder / "timestamp.json").unlink()
     with OutputDirectory.open(tmp_path / "out", ledger="ours") as opened:
-        publish(opened, {"web01": server("web01"), "web02": server("web02", 2), "web03": server("web03")}, SHARED, NOW)
+        publish(
+            opened,
+            {"web01": make_server("web01"), "web02": make_server("web02", 2), "web03": make_server("web03")},
+            SHARED,
+            NOW,
+        )
         opened.update_list(signing, NOW + HOUR)
     found = read("servers/web02.json")
     assert found is not None
-    content = server("web02", 2)["boot/v1/boot/web02/boot.ipxe"]
-    assert list(found["files"].values()) == [[[None, digest(content), len(content.content)]]]
+    content = make_server("web02", 2)["boot/v1/boot/web02/boot.ipxe"]
+    assert list(found["files"].values()) == [[[None, get_digest(content), len(content.content)]]]
 
 
 def test_a_new_process_continues_the_list_of_the_previous_one(tmp_path: Path, signing: ListKeys) -> None:
-    with published(tmp_path / "out") as first:
+    with open_published(tmp_path / "out") as first:
         first.update_list(signing, NOW)
     before = list_names(tmp_path / "out")
-    with published(tmp_path / "out") as second:
+    with open_published(tmp_path / "out") as second:
         assert second.update_list(signing, NOW + HOUR) == NOW + VALID
     assert list_names(tmp_path / "out") == before
 
@@ -276,7 +287,7 @@ def test_superseded_metadata_is_deleted_after_ten_minutes(
     old = f"{int(NOW.timestamp())}.snapshot.json"
     directory.update_list(signing, NOW)
     for minute, stands in ((1, True), (5, True), (12, False)):
-        publish(directory, {"web02": server("web02", 10 + minute)}, None, NOW + timedelta(minutes=minute))
+        publish(directory, {"web02": make_server("web02", 10 + minute)}, None, NOW + timedelta(minutes=minute))
         directory.update_list(signing, NOW + timedelta(minutes=minute))
         assert (old in list_names(tmp_path / "out")) is stands
 
@@ -287,7 +298,7 @@ def test_a_clock_that_goes_back_makes_no_version_twice(
     directory.update_list(signing, NOW)
     root = (keys / "1.root.json").read_bytes()
     make_client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
-    publish(directory, {"web02": server("web02", 2)}, None, NOW - HOUR)
+    publish(directory, {"web02": make_server("web02", 2)}, None, NOW - HOUR)
     directory.update_list(signing, NOW - HOUR)
     reader = make_client(tmp_path / "out" / SIGNED, root, tmp_path / "cache")
     assert target(reader, "servers/web02.json") is not None  # it would refuse an earlier version than it has seen
@@ -299,19 +310,19 @@ def test_a_fast_clock_leaves_no_list_that_is_valid_too_long_and_no_bin_that_expi
     year = timedelta(days=365)
     directory.update_list(signing, NOW + year)
     assert directory.update_list(signing, NOW) == NOW + VALID
-    publish(directory, {"web02": server("web02", 2)}, None, NOW)
+    publish(directory, {"web02": make_server("web02", 2)}, None, NOW)
     directory.update_list(signing, NOW)
     root = (keys / "1.root.json").read_bytes()
     make_client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
     for days in range(0, 3 * 365, 30):  # until the root expires
         now = NOW + timedelta(days=days)
         assert directory.update_list(signing, now) == now + VALID
-        found = [json.loads((tmp_path / "out" / SIGNED / name).read_bytes()) for name in in_use(tmp_path / "out")]
+        found = [json.loads((tmp_path / "out" / SIGNED / name).read_bytes()) for name in list_used(tmp_path / "out")]
         expiring = [datetime.fromisoformat(each["signed"]["expires"]) for each in found]
         assert min(expiring) > now + timedelta(hours=12)
 
 
-def in_use(root: Path) -> list[str]:
+def list_used(root: Path) -> list[str]:
     named = json.loads((root / SIGNED / "timestamp.json").read_bytes())["signed"]["meta"]["snapshot.json"]
     snapshot = f"{named['version']}.snapshot.json"
     meta = json.loads((root / SIGNED / snapshot).read_bytes())["signed"]["meta"]
@@ -332,7 +343,7 @@ def test_if_the_disk_rejects_the_list_the_earlier_one_stays(
     directory.update_list(signing, NOW)
     folder = tmp_path / "out" / SIGNED
     before = {each: (folder / each).read_bytes() for each in list_names(tmp_path / "out")}
-    publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
+    publish(directory, {"web02": make_server("web02", 2)}, None, NOW + HOUR)
     blocked = folder / staging_path("timestamp.json")
     blocked.mkdir()
     with pytest.raises(PublishError):
@@ -364,7 +375,7 @@ def test_killed_at_any_step_the_list_is_incomplete_and_the_next_process_complete
         memory / "out",
         {**SHARED, "boot/boot.ipxe": File(b"#!ipxe\n#\n")},
     )
-    with published(memory / "before") as first:
+    with open_published(memory / "before") as first:
         if case != "the first list":
             first.update_list(read_list_keys(keys), NOW - HOUR)
     if case == "a new publication key":
@@ -379,22 +390,22 @@ def test_killed_at_any_step_the_list_is_incomplete_and_the_next_process_complete
     def faults() -> set[str]:
         mirror = FolderMirror(root / "boot")
         report = compare_with_list(mirror, public, NOW, parallel=1, on_start=lambda _: None, on_progress=lambda _: None)
-        is_listed = digest(newer["boot/boot.ipxe"]) in (mirror.get("signed/shared.json", 10**6) or b"").decode()
+        is_listed = get_digest(newer["boot/boot.ipxe"]) in (mirror.get("signed/shared.json", 10**6) or b"").decode()
         return {each.fault for each in report.findings if is_listed or each.path != "boot.ipxe"}
 
     for number in count(1, STEPS_AT_A_TIME[case]):
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(memory / "before", root)
         with OutputDirectory.open(root, ledger="ours") as opened:
-            opened.publish({"web02": server("web02", 2)}, newer, complete=False, commit="c0ffee", at=NOW)
-            with happening(killing(number)) as calls, suppress(KeyboardInterrupt):
+            opened.publish({"web02": make_server("web02", 2)}, newer, complete=False, commit="c0ffee", at=NOW)
+            with hook_calls(kill_at(number)) as calls, suppress(KeyboardInterrupt):
                 opened.update_list(signing, NOW)
         if calls.calls < number:
             break
         assert faults() <= expected[case], number
         with OutputDirectory.open(root, ledger="ours") as again:
             stands: dict[str, Files | None] = {
-                name: server(name, 2 if name == "web02" else 1) for name in ("web01", "web02", "web03")
+                name: make_server(name, 2 if name == "web02" else 1) for name in ("web01", "web02", "web03")
             }
             publish(again, stands, newer, NOW)
             again.update_list(signing, NOW)
@@ -402,10 +413,10 @@ def test_killed_at_any_step_the_list_is_incomplete_and_the_next_process_complete
         assert [path for path in (root / SIGNED).iterdir() if path.name.startswith(".")] == [], number
         reader = make_client(root / SIGNED, (keys / "1.root.json").read_bytes(), memory / f"cache{number}")
         shared, listing = target(reader, "shared.json"), target(reader, "servers/web02.json")
-        assert shared is not None and shared["files"]["boot.ipxe"][0][1] == digest(newer["boot/boot.ipxe"])
+        assert shared is not None and shared["files"]["boot.ipxe"][0][1] == get_digest(newer["boot/boot.ipxe"])
         assert (
             listing is not None
-            and server("web02", 2)[listing_path("web02")].content == encode_canonical(listing) + b"\n"
+            and make_server("web02", 2)[listing_path("web02")].content == encode_canonical(listing) + b"\n"
         )
     assert number > 3 * STEPS_AT_A_TIME[case]
     assert faults() == set()
@@ -416,11 +427,11 @@ def test_a_shared_listing_that_the_list_does_not_name_is_listed_even_with_the_sa
 ) -> None:
     """Another version had listed another one, and the process after it was killed once it had written this one."""
     listing = tmp_path / "out" / SIGNED / "shared.json"
-    with published(tmp_path / "out") as first, monkeypatch.context() as patch:
+    with open_published(tmp_path / "out") as first, monkeypatch.context() as patch:
         patch.setattr(signed_list, "render_listing", lambda found: render_listing(found) + b"\n")
         first.update_list(signing, NOW)
     listing.write_bytes(listing.read_bytes()[:-1])
-    with published(tmp_path / "out") as second:
+    with open_published(tmp_path / "out") as second:
         second.update_list(signing, NOW)
     assert read("shared.json") is not None
 
@@ -476,7 +487,7 @@ DAMAGED_KEYS: dict[str, tuple[str, bytes]] = {
     "an empty key": ("publication.key", b""),
     "a key that is cut short": ("publication.key", b"-----BEGIN PRIVATE KEY-----\n"),
     "a key that is no PEM": ("publication.key", b"\0" * 40),
-    "a key of another kind": ("publication.key", openssl("genpkey", "-algorithm", "RSA")),
+    "a key of another kind": ("publication.key", run_openssl("genpkey", "-algorithm", "RSA")),
     "a key of a kind that nobody knows": (
         "publication.key",
         b"-----BEGIN PRIVATE KEY-----\nMBACAQAwBQYDKgMEBAQCBAA=\n-----END PRIVATE KEY-----\n",
@@ -531,21 +542,21 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_a_client_with_a_cache_finds_all_published_files_after_any_steps(steps: list[tuple[Any, ...]]) -> None:
     with TemporaryDirectory() as folder:
-        assert_all_is_found(Path(folder), steps)
+        assert_all_found(Path(folder), steps)
 
 
-def assert_all_is_found(folder: Path, steps: list[tuple[Any, ...]]) -> None:
+def assert_all_found(folder: Path, steps: list[tuple[Any, ...]]) -> None:
     root, at = folder / "out", NOW
     keys = make_keys(folder / "keys", NOW)
     first_root = (keys / "1.root.json").read_bytes()
-    stands: dict[str, Files | None] = {"web01": server("web01")}
+    stands: dict[str, Files | None] = {"web01": make_server("web01")}
     directory = OutputDirectory.open(root, ledger="ours")
     publish(directory, stands, SHARED, at)
     for step in [("begin",), *steps]:
         at += timedelta(seconds=1)
         match step:
             case ("change", name, version):
-                files = server(name, version) if version is not None else None
+                files = make_server(name, version) if version is not None else None
                 stands[name] = files
                 publish(directory, {name: files}, None, at)
             case ("restart", is_list_kept):
@@ -568,6 +579,6 @@ def assert_all_is_found(folder: Path, steps: list[tuple[Any, ...]]) -> None:
         for name, found in stands.items():
             listing = target(reader, f"servers/{name}.json")
             path = f"v1/boot/{name}/boot.ipxe"
-            expected = digest(found[f"boot/{path}"]) if found is not None else None
+            expected = get_digest(found[f"boot/{path}"]) if found is not None else None
             assert (listing["files"][path][0][1] if listing is not None else None) == expected, step
     directory.close()

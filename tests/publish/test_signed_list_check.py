@@ -35,7 +35,7 @@ from tests.helpers.fleets import fleet, image, policy, profile, server
 from tests.helpers.forked_commands import run_forked
 from tests.helpers.mirrors import KEEP_ANSWERS, nginx
 from tests.helpers.signed_lists import ListSigner, SignedSite
-from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET, CopyServer, serving
+from tests.publish.test_mirror_comparison import BY_MAC, FIRST, FLEET, CopyServer, serve_copy
 
 DAY = timedelta(days=1)
 CHANGED = plan_fleet(  # FLEET with another image
@@ -73,14 +73,14 @@ def copy(published: SignedSite, tmp_path: Path) -> Path:
     return shutil.copytree(published.boot, tmp_path / "boot")
 
 
-def copied(publisher: SignedSite, copy: Path) -> Path:
+def copy_boot(publisher: SignedSite, copy: Path) -> Path:
     shutil.rmtree(copy, ignore_errors=True)
     return shutil.copytree(publisher.boot, copy)
 
 
 @pytest.fixture
 def mirror(copy: Path) -> Iterator[CopyServer]:
-    with serving(copy) as mirror:
+    with serve_copy(copy) as mirror:
         yield mirror
 
 
@@ -235,8 +235,8 @@ def test_a_copy_that_was_taken_before_the_list_was_written_is_incomplete_and_not
     Site(publisher.root).publish(replace(CHANGED, shared={**CHANGED.shared, **more}), commit="newer")
     listed = ((path, ListedFile(file.sha256, len(file.content))) for path, file in {**CHANGED.shared, **more}.items())
     (publisher.boot / "signed/shared.json").write_bytes(render_listing(build_shared_listing(sorted(listed))))
-    copied(publisher, copy)
-    with serving(copy) as mirror:
+    copy_boot(publisher, copy)
+    with serve_copy(copy) as mirror:
         place = copy if by == "folder" else mirror.url
         code, found, shown = verify(place, "--read-entries", key=publisher.public)
     assert (code, {*found.values()}) == (8, {"Incomplete"}), found
@@ -252,7 +252,7 @@ def test_an_expired_list_is_a_finding_and_the_files_are_still_compared(
 ) -> None:
     publisher = SignedSite(tmp_path / "publisher")
     publisher.publish(FLEET, made=_now() - 3 * DAY)
-    copied(publisher, copy)
+    copy_boot(publisher, copy)
     (copy / FIRST[1:]).unlink()
     code, found, shown = verify(copy, key=publisher.public)
     assert (code, found) == (8, {LIST: "Expired", FIRST: "Missing"})
@@ -265,7 +265,7 @@ def test_finding_m10_a_clock_that_is_behind_is_reported_before_its_consequences(
 ) -> None:
     publisher = SignedSite(tmp_path / "publisher")
     publisher.publish(FLEET, made=_now() + ahead)
-    copied(publisher, copy)
+    copy_boot(publisher, copy)
     (copy / FIRST[1:]).unlink()
     code, found, shown = verify(copy, key=publisher.public)
     assert (code, [*found.items()]) == (8, [(LIST, "Early"), (FIRST, "Missing")])
@@ -278,7 +278,7 @@ def test_an_unsigned_list_is_reported_and_is_a_finding_if_a_key_is_named(
 ) -> None:
     publisher = SignedSite(tmp_path / "publisher", is_signed=False)
     publisher.publish(FLEET, made=_now())
-    copied(publisher, copy)
+    copy_boot(publisher, copy)
     assert verify(copy)[:2] == (8, {LIST: "Unsigned"})
     done = run_forked("verify-mirror", copy)
     assert (done.returncode, "unsigned" in done.stdout) == (0, True)
@@ -317,11 +317,11 @@ def test_an_absent_root_may_be_denied_as_s3_does(mirror: CopyServer, verify: Ver
 
 def test_a_list_that_is_published_meanwhile_is_compared_again(publisher: SignedSite, copy: Path) -> None:
     """Files and listings are replaced after the first list was read, and the newer list names what they are now."""
-    copied(publisher, copy)
+    copy_boot(publisher, copy)
 
     def begun(_: int) -> None:
         publisher.publish(CHANGED, made=_now())
-        copied(publisher, copy)
+        copy_boot(publisher, copy)
 
     look = partial(
         compare_with_list, FolderMirror(copy), [publisher.key], _now(), parallel=2, on_progress=lambda _: None
@@ -331,16 +331,16 @@ def test_a_list_that_is_published_meanwhile_is_compared_again(publisher: SignedS
 
 def test_a_file_that_only_a_newer_list_names_is_compared_too(publisher: SignedSite, copy: Path) -> None:
     """By HTTP, which does not list the files of a mirror."""
-    copied(publisher, copy)
+    copy_boot(publisher, copy)
 
     def begun(_: int) -> None:
         shared = {**CHANGED.shared, "boot/added.ipxe": File(b"#!ipxe\n")}
         publisher.publish(replace(CHANGED, shared=shared), made=_now())
-        copied(publisher, copy)
+        copy_boot(publisher, copy)
         for name in ("added.ipxe", FIRST[1:]):
             (copy / name).write_bytes(b"#!IPXE\n")
 
-    with serving(copy) as mirror:
+    with serve_copy(copy) as mirror:
         opened = WebMirror(mirror.url, None, parallel=2, reads_machine_files=False)
         report = compare_with_list(
             opened, [publisher.key], _now(), parallel=2, on_start=begun, on_progress=lambda _: None
@@ -405,15 +405,15 @@ def test_finding_m7_a_cache_that_keeps_responses_is_reported_as_one(tmp_path: Pa
 
 
 def test_a_publication_between_two_requests_is_not_a_cache(publisher: SignedSite, copy: Path) -> None:
-    copied(publisher, copy)
+    copy_boot(publisher, copy)
     publisher.publish(FLEET, made=_now() + DAY / 2 + DAY / 9)
-    with serving(copy) as mirror:
+    with serve_copy(copy) as mirror:
         opened = WebMirror(mirror.url, None, parallel=1, reads_machine_files=False)
         get = opened.get
 
         def get_and_publish(path: str, max_bytes: int) -> bytes | None:
             content = get(path, max_bytes)
-            copied(publisher, copy)
+            copy_boot(publisher, copy)
             return content
 
         opened.get = get_and_publish  # type: ignore[method-assign]

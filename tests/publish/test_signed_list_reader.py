@@ -81,18 +81,18 @@ def test_a_signature_of_the_rfc_is_valid_and_each_of_its_bits_counts(vector: tup
     assert verify_ed25519(key, message, signature)
     assert not verify_ed25519(key, message + b"\0", signature)
     for bit in range(0, 512, 7):
-        assert not verify_ed25519(key, message, _flipped(signature, bit)), bit
+        assert not verify_ed25519(key, message, _flip_bit(signature, bit)), bit
     for bit in range(0, 256, 7):
-        assert not verify_ed25519(_flipped(key, bit), message, signature), bit
+        assert not verify_ed25519(_flip_bit(key, bit), message, signature), bit
 
 
-def _flipped(data: bytes, bit: int) -> bytes:
+def _flip_bit(data: bytes, bit: int) -> bytes:
     changed = bytearray(data)
     changed[bit // 8] ^= 1 << bit % 8
     return bytes(changed)
 
 
-def _is_right(key: bytes, message: bytes, signature: bytes) -> bool:
+def _is_valid(key: bytes, message: bytes, signature: bytes) -> bool:
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError):
@@ -109,15 +109,15 @@ def test_openssl_and_the_reader_agree_on_signatures(seed: bytes, message: bytes,
     s = int.from_bytes(signature[32:], "little")
     changed = data.draw(
         st.one_of(
-            st.integers(0, 511).map(lambda bit: (key, _flipped(signature, bit))),
-            st.integers(0, 255).map(lambda bit: (_flipped(key, bit), signature)),
+            st.integers(0, 511).map(lambda bit: (key, _flip_bit(signature, bit))),
+            st.integers(0, 255).map(lambda bit: (_flip_bit(key, bit), signature)),
             st.integers(1, 14).map(lambda n: (key, signature[:32] + (s + n * ORDER).to_bytes(32, "little"))),
             st.binary(min_size=32, max_size=32).map(lambda r: (key, r + signature[32:])),
             st.integers(0, 63).map(lambda size: (key, signature[:size])),
             st.just((key, signature + b"\0")),
         )
     )
-    assert verify_ed25519(changed[0], message, changed[1]) == _is_right(changed[0], message, changed[1])
+    assert verify_ed25519(changed[0], message, changed[1]) == _is_valid(changed[0], message, changed[1])
 
 
 # Points whose order divides 8, as RFC 8032 encodes them, and encodings of y that are not canonical.
@@ -166,19 +166,19 @@ def files(signer: ListSigner) -> dict[str, bytes]:
     return make_list(signer)
 
 
-def read(files: Mapping[str, bytes], signer: ListSigner, seen: AcceptedList | None = None) -> SignedList:
+def read_signed(files: Mapping[str, bytes], signer: ListSigner, seen: AcceptedList | None = None) -> SignedList:
     return read_list(lambda name, _: files.get(name), signer.keys, seen)
 
 
-def fault_of(files: Mapping[str, bytes], signer: ListSigner, seen: AcceptedList | None = None) -> tuple[str, str]:
+def get_fault(files: Mapping[str, bytes], signer: ListSigner, seen: AcceptedList | None = None) -> tuple[str, str]:
     with pytest.raises(ListProblem) as refused:
-        read(files, signer, seen)
+        read_signed(files, signer, seen)
     return refused.value.fault, refused.value.path.removeprefix("signed/")
 
 
 def test_a_list_that_python_tuf_signed_is_read(signer: ListSigner) -> None:
     files = signer.make(LISTINGS, made=NOW, expires=LATER, commit="f00d", manifest="ab" * 32)
-    found = read(files, signer)
+    found = read_signed(files, signer)
     assert (found.is_signed, found.is_verified, found.commit, found.manifest) == (True, True, "f00d", "ab" * 32)
     assert (found.made, found.expires, found.expiring) == (NOW, LATER, "timestamp.json")
     assert {*found.targets} == {*LISTINGS}
@@ -190,15 +190,15 @@ def test_a_list_that_python_tuf_signed_is_read(signer: ListSigner) -> None:
 def test_a_list_without_signatures_is_read_without_a_key_and_reported_with_one() -> None:
     unsigned, signer = ListSigner.unsigned(), ListSigner()
     files = make_list(unsigned)
-    found = read(files, unsigned)
+    found = read_signed(files, unsigned)
     assert (found.is_signed, found.is_verified) == (False, False)
-    assert fault_of(files, signer) == ("Unsigned", "timestamp.json")
-    found = read(make_list(signer), unsigned)
+    assert get_fault(files, signer) == ("Unsigned", "timestamp.json")
+    found = read_signed(make_list(signer), unsigned)
     assert (found.is_signed, found.is_verified) == (True, False)
 
 
 def test_a_list_of_another_publisher_is_rejected() -> None:
-    assert fault_of(make_list(ListSigner()), ListSigner()) == ("BadSignature", "1.root.json")
+    assert get_fault(make_list(ListSigner()), ListSigner()) == ("BadSignature", "1.root.json")
 
 
 @for_each("name", ["timestamp.json", "1.snapshot.json", "1.targets.json", *BINS])
@@ -214,7 +214,7 @@ def test_each_part_must_be_signed_by_the_key_of_its_role(name: str) -> None:
         changed = {**files, name: metadata.to_bytes()}
         # The timestamp names the snapshot's digest, so another snapshot is refused before its signatures are read.
         expected = "Damaged" if name == "1.snapshot.json" else "BadSignature"
-        assert fault_of(changed, signer) == (expected, name)
+        assert get_fault(changed, signer) == (expected, name)
 
 
 def test_the_publication_key_signs_no_root_and_delegates_nothing(signer: ListSigner, files: dict[str, bytes]) -> None:
@@ -222,23 +222,23 @@ def test_the_publication_key_signs_no_root_and_delegates_nothing(signer: ListSig
     for name in ("1.root.json", "1.targets.json"):
         metadata: Metadata[Any] = Metadata.from_bytes(files[name])
         metadata.sign(signer.publication)
-        assert fault_of({**files, name: metadata.to_bytes()}, signer) == ("BadSignature", name)
+        assert get_fault({**files, name: metadata.to_bytes()}, signer) == ("BadSignature", name)
 
 
 def test_a_root_needs_as_many_signatures_as_it_states() -> None:
     signer = ListSigner(roots=[CryptoSigner.generate_ed25519() for _ in range(3)], threshold=2)
     files = make_list(signer)
-    assert read(files, signer).is_verified
+    assert read_signed(files, signer).is_verified
     metadata: Metadata[Root] = Metadata.from_bytes(files["1.root.json"])
     for lost, is_enough in ((0, True), (1, False)):
         del metadata.signatures[signer.roots[lost].public_key.keyid]
         changed = {**files, "1.root.json": metadata.to_bytes()}
         named = ListSigner(roots=signer.roots[2:])
         if is_enough:
-            assert read(changed, named).is_verified
+            assert read_signed(changed, named).is_verified
         else:
-            assert fault_of(changed, named) == ("BadSignature", "1.root.json")
-    assert fault_of(changed, signer) == ("BadSignature", "1.root.json"), "each key that is named has to have signed"
+            assert get_fault(changed, named) == ("BadSignature", "1.root.json")
+    assert get_fault(changed, signer) == ("BadSignature", "1.root.json"), "each key that is named has to have signed"
 
 
 def test_a_key_with_two_ids_counts_once() -> None:
@@ -252,7 +252,7 @@ def test_a_key_with_two_ids_counts_once() -> None:
     signature = signer.roots[0].sign(canonical_json(document)).signature
     signed = [{"keyid": each, "sig": signature} for each in (key.keyid, "f" * 64)]
     signer.roots_made = [json.dumps({"signed": document, "signatures": signed}).encode()]
-    assert fault_of(make_list(signer), signer) == ("BadSignature", "1.root.json")
+    assert get_fault(make_list(signer), signer) == ("BadSignature", "1.root.json")
 
 
 # Rotation of keys
@@ -260,27 +260,27 @@ def test_a_key_with_two_ids_counts_once() -> None:
 
 def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_rejected(signer: ListSigner) -> None:
     before = make_list(signer)
-    seen = read(make_list(signer), signer).accepted
+    seen = read_signed(make_list(signer), signer).accepted
     stolen, signer.publication = signer.publication, CryptoSigner.generate_ed25519()
     signer.make_root()
     files = make_list(signer)
-    assert read(files, signer, seen).accepted.root == 2
+    assert read_signed(files, signer, seen).accepted.root == 2
     thief = ListSigner(roots=signer.roots, publication=stolen, version=99, roots_made=signer.roots_made)
-    assert fault_of(make_list(thief), signer, seen) == ("BadSignature", "timestamp.json")
+    assert get_fault(make_list(thief), signer, seen) == ("BadSignature", "timestamp.json")
     with pytest.raises(ListProblem, match="a replaced key signed the file"):
-        read(make_list(thief), signer, seen)
-    assert fault_of(before, signer, read(files, signer).accepted) == ("Older", "1.root.json")
+        read_signed(make_list(thief), signer, seen)
+    assert get_fault(before, signer, read_signed(files, signer).accepted) == ("Older", "1.root.json")
 
 
 def test_a_list_of_a_new_publication_key_may_begin_with_a_lower_version() -> None:
     """The owner of a stolen key may have signed the highest version: TUF, 5.3.11."""
     signer = ListSigner(version=10**6)
-    seen = read(make_list(signer), signer).accepted
+    seen = read_signed(make_list(signer), signer).accepted
     signer.version = 7
-    assert fault_of(make_list(signer), signer, seen) == ("Older", "timestamp.json")
+    assert get_fault(make_list(signer), signer, seen) == ("Older", "timestamp.json")
     signer.publication = CryptoSigner.generate_ed25519()
     signer.make_root()
-    assert read(make_list(signer), signer, seen).version == 9
+    assert read_signed(make_list(signer), signer, seen).version == 9
 
 
 def test_a_root_key_is_replaced_by_roots_that_both_keys_signed(signer: ListSigner) -> None:
@@ -289,10 +289,10 @@ def test_a_root_key_is_replaced_by_roots_that_both_keys_signed(signer: ListSigne
     signer.make_root(signed_by=old)
     files = make_list(signer)
     for roots in (old, signer.roots):
-        assert read(files, ListSigner(roots=roots)).accepted.root == 2
+        assert read_signed(files, ListSigner(roots=roots)).accepted.root == 2
     signer.roots_made[1:] = []
     signer.make_root()
-    assert fault_of(make_list(signer), ListSigner(roots=old)) == ("BadSignature", "2.root.json")
+    assert get_fault(make_list(signer), ListSigner(roots=old)) == ("BadSignature", "2.root.json")
 
 
 # Attacks on versions and parts
@@ -300,9 +300,9 @@ def test_a_root_key_is_replaced_by_roots_that_both_keys_signed(signer: ListSigne
 
 def test_an_older_list_is_rejected_and_the_same_one_is_not(signer: ListSigner, files: dict[str, bytes]) -> None:
     newer = signer.renew(files, expires=FAR)
-    seen = read(newer, signer).accepted
-    assert read(newer, signer, seen).accepted == seen
-    assert fault_of(files, signer, seen) == ("Older", "timestamp.json")
+    seen = read_signed(newer, signer).accepted
+    assert read_signed(newer, signer, seen).accepted == seen
+    assert get_fault(files, signer, seen) == ("Older", "timestamp.json")
 
 
 SPOILT: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
@@ -332,13 +332,13 @@ def test_a_damaged_part_is_rejected_by_name(case: str) -> None:
     signer = ListSigner()
     files = make_list(signer)
     assert change(files[name]) != files[name]
-    assert fault_of({**files, name: change(files[name])}, signer) == (fault, name)
+    assert get_fault({**files, name: change(files[name])}, signer) == (fault, name)
 
 
 @for_each("name", ["1.snapshot.json", "1.targets.json", BINS[0], "timestamp.json"])
 def test_a_missing_part_is_named(name: str, signer: ListSigner, files: dict[str, bytes]) -> None:
     others = {each: content for each, content in files.items() if each != name}
-    assert fault_of(others, signer) == ("Missing", name)
+    assert get_fault(others, signer) == ("Missing", name)
 
 
 def test_a_part_of_an_earlier_list_is_rejected(signer: ListSigner) -> None:
@@ -346,7 +346,7 @@ def test_a_part_of_an_earlier_list_is_rejected(signer: ListSigner) -> None:
     files = make_list(signer)
     for name in ("1.snapshot.json", "1.targets.json", BINS[0]):
         newer = name.replace("1.", "2.", 1)
-        assert fault_of({**files, newer: before[name]}, signer) == ("Damaged", newer)
+        assert get_fault({**files, newer: before[name]}, signer) == ("Damaged", newer)
 
 
 def test_a_bin_lists_only_its_own_names(signer: ListSigner, files: dict[str, bytes]) -> None:
@@ -355,14 +355,14 @@ def test_a_bin_lists_only_its_own_names(signer: ListSigner, files: dict[str, byt
         metadata.signed.targets[name] = TargetFile(1, {"sha256": "0" * 64}, name)
         assert signer.publication is not None
         metadata.sign(signer.publication)
-        assert fault_of({**files, BINS[0]: metadata.to_bytes()}, signer)[0] == "Damaged"
+        assert get_fault({**files, BINS[0]: metadata.to_bytes()}, signer)[0] == "Damaged"
 
 
 def test_an_expired_list_is_read_because_it_still_ends_windows(signer: ListSigner) -> None:
-    found = read(make_list(signer, made=NOW - timedelta(days=9), expires=NOW), signer)
+    found = read_signed(make_list(signer, made=NOW - timedelta(days=9), expires=NOW), signer)
     assert found.expires == NOW and found.expiring == "timestamp.json"
     signer.make_root(expires=NOW - timedelta(days=1))
-    found = read(make_list(signer), signer)
+    found = read_signed(make_list(signer), signer)
     assert (found.expires, found.expiring) == (NOW - timedelta(days=1), "2.root.json")
 
 
@@ -382,7 +382,7 @@ def test_a_list_that_is_replaced_while_it_is_read_is_read_again(signer: ListSign
 # python-tuf's own client
 
 
-def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
+def is_accepted_by_tuf(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
     write_list(folder, files)
     updater = make_client(folder / "signed", root, folder / "cache")
     try:
@@ -397,8 +397,8 @@ def test_the_client_of_python_tuf_accepts_what_the_reader_accepts(
     signer.publication = CryptoSigner.generate_ed25519()
     signer.make_root()
     for number, each in enumerate((files, make_list(signer))):
-        assert tuf_accepts(each, signer.roots_made[0], tmp_path / str(number))
-        assert read(each, signer).is_verified
+        assert is_accepted_by_tuf(each, signer.roots_made[0], tmp_path / str(number))
+        assert read_signed(each, signer).is_verified
 
 
 @settings(max_examples=60, deadline=None)
@@ -409,15 +409,15 @@ def test_the_client_of_python_tuf_rejects_each_change_that_the_reader_rejects(
     """Each change is one bit. The reader may reject more, such as capital digits."""
     name = data.draw(st.sampled_from(sorted(SIGNED)))
     bit = data.draw(st.integers(0, 8 * len(SIGNED[name]) - 1))
-    files = {**SIGNED, name: _flipped(SIGNED[name], bit)}
+    files = {**SIGNED, name: _flip_bit(SIGNED[name], bit)}
     folder = tmp_path_factory.mktemp("tuf") / "x"
     try:
-        found = read(files, SIGNER)
+        found = read_signed(files, SIGNER)
         for each in LISTINGS:
             parse_listing(each, files[each], found.targets[each])
     except (KeyError, ListProblem):
         return
-    assert tuf_accepts(files, SIGNER.roots_made[0], folder)
+    assert is_accepted_by_tuf(files, SIGNER.roots_made[0], folder)
 
 
 SIGNER = ListSigner()
@@ -462,7 +462,7 @@ def test_near_a_transition_a_mirror_may_have_either_version(now: datetime, versi
     assert [each.sha256 if each is not None else None for each in found] == versions
 
 
-def _listing(**more: Any) -> bytes:
+def _make_listing(**more: Any) -> bytes:
     return json.dumps({"server": None, "files": {}, "ends": None, "contents": {}, **more}).encode()
 
 
@@ -472,26 +472,26 @@ SHA, SINCE = "0" * 64, "2026-11-27T21:00:00Z"
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(_listing(ends={"since": SINCE, "files": {"../x": [None, 0]}}), id="an end above the tree"),
-        pytest.param(_listing(ends={"since": SINCE, "files": {"x": [SHA, 1]}}), id="an end without its content"),
-        pytest.param(_listing(ends={"since": "soon", "files": {}}), id="an end at no time"),
-        pytest.param(_listing(ends={"since": SINCE}), id="an end of no files"),
-        pytest.param(_listing(files={"../etc/passwd": []}), id="above the tree"),
-        pytest.param(_listing(files={"/etc/passwd": []}), id="an absolute path"),
-        pytest.param(_listing(files={"a//b": []}), id="an empty name"),
-        pytest.param(_listing(files={"a/./b": []}), id="a dot"),
-        pytest.param(_listing(files={"a\nb": []}), id="a line feed"),
-        pytest.param(_listing(files={"signed/timestamp.json": []}), id="a file of the list"),
-        pytest.param(_listing(files={"a": [[None, "x", 1]]}), id="no digest"),
-        pytest.param(_listing(files={"a": [[None, SHA, -1]]}), id="a negative size"),
-        pytest.param(_listing(files={"a": [[None, SHA, True]]}), id="a size that is no number"),
-        pytest.param(_listing(files={"a": [["2026-11-27", SHA, 1]]}), id="a day"),
-        pytest.param(_listing(files={"a": [[None, SHA, 1], [None, SHA, 1]]}), id="a second start"),
+        pytest.param(_make_listing(ends={"since": SINCE, "files": {"../x": [None, 0]}}), id="an end above the tree"),
+        pytest.param(_make_listing(ends={"since": SINCE, "files": {"x": [SHA, 1]}}), id="an end without its content"),
+        pytest.param(_make_listing(ends={"since": "soon", "files": {}}), id="an end at no time"),
+        pytest.param(_make_listing(ends={"since": SINCE}), id="an end of no files"),
+        pytest.param(_make_listing(files={"../etc/passwd": []}), id="above the tree"),
+        pytest.param(_make_listing(files={"/etc/passwd": []}), id="an absolute path"),
+        pytest.param(_make_listing(files={"a//b": []}), id="an empty name"),
+        pytest.param(_make_listing(files={"a/./b": []}), id="a dot"),
+        pytest.param(_make_listing(files={"a\nb": []}), id="a line feed"),
+        pytest.param(_make_listing(files={"signed/timestamp.json": []}), id="a file of the list"),
+        pytest.param(_make_listing(files={"a": [[None, "x", 1]]}), id="no digest"),
+        pytest.param(_make_listing(files={"a": [[None, SHA, -1]]}), id="a negative size"),
+        pytest.param(_make_listing(files={"a": [[None, SHA, True]]}), id="a size that is no number"),
+        pytest.param(_make_listing(files={"a": [["2026-11-27", SHA, 1]]}), id="a day"),
+        pytest.param(_make_listing(files={"a": [[None, SHA, 1], [None, SHA, 1]]}), id="a second start"),
         pytest.param(
-            _listing(files={"a": [["2026-11-27T00:00:01Z", SHA, 1], ["2026-11-27T00:00:00Z", SHA, 1]]}),
+            _make_listing(files={"a": [["2026-11-27T00:00:01Z", SHA, 1], ["2026-11-27T00:00:00Z", SHA, 1]]}),
             id="times that fall",
         ),
-        pytest.param(_listing(contents={SHA: "x"}), id="a content of another digest"),
+        pytest.param(_make_listing(contents={SHA: "x"}), id="a content of another digest"),
         pytest.param(b"[]", id="no object"),
     ],
 )
@@ -499,7 +499,7 @@ def test_a_listing_that_could_mislead_a_mirror_is_rejected(data: bytes) -> None:
     with pytest.raises(ListProblem, match="not part of a signed list"):
         parse_listing("shared.json", data, Target(sha256(data).hexdigest(), len(data)))
     with pytest.raises(ListProblem, match="the digest of the file differs"):
-        parse_listing("shared.json", _listing(), Target(SHA, 1))
+        parse_listing("shared.json", _make_listing(), Target(SHA, 1))
 
 
 def test_public_keys_are_pem_or_digits() -> None:

@@ -31,23 +31,23 @@ def here(tmp_path: Path) -> Site:
     return made
 
 
-def end_windows_at(here: Site, now: datetime) -> tuple[str, ...]:
+def end_windows_now(here: Site, now: datetime) -> tuple[str, ...]:
     return end_windows(here.root, WindowEnds(), now).servers
 
 
-def boots(here: Site, path: str = LOOKUPS[0]) -> str:
+def read_boot(here: Site, path: str = LOOKUPS[0]) -> str:
     return (here.root / "boot" / path.removeprefix("/")).read_text()
 
 
-def tree(here: Site) -> dict[Path, bytes]:
+def read_tree(here: Site) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted(here.root.rglob("*")) if path.is_file() and path.name != "lock"}
 
 
 def test_every_lookup_boots_the_disk_after_a_window_if_the_policy_writes_the_disk(here: Site) -> None:
-    assert all(WINDOW_BOOTS in boots(here, path) for path in LOOKUPS)
-    assert end_windows_at(here, OVER) == ("web01",)
-    assert all("boots its local disk" in boots(here, path) for path in LOOKUPS)
-    assert end_windows_at(here, OVER) == ()
+    assert all(WINDOW_BOOTS in read_boot(here, path) for path in LOOKUPS)
+    assert end_windows_now(here, OVER) == ("web01",)
+    assert all("boots its local disk" in read_boot(here, path) for path in LOOKUPS)
+    assert end_windows_now(here, OVER) == ()
 
 
 def test_every_lookup_boots_the_policy_after_a_window_if_that_writes_no_disk(tmp_path: Path) -> None:
@@ -55,46 +55,46 @@ def test_every_lookup_boots_the_policy_after_a_window_if_that_writes_no_disk(tmp
     live = list(ALWAYS)
     live[2] = image("flatcar-1", "userData: Ignition/3.4, writesDisk: false", "kernel, initrd, loader")
     here.publish(plan_fleet(*live, REPAIR, now=AFTER), at=AFTER)
-    assert end_windows_at(here, OVER) == ("web01",)
+    assert end_windows_now(here, OVER) == ("web01",)
     whole = plan_fleet(*live, REPAIR, now=OVER).boot_files
-    assert [boots(here, path).encode() for path in LOOKUPS] == [whole[path].content for path in LOOKUPS]
+    assert [read_boot(here, path).encode() for path in LOOKUPS] == [whole[path].content for path in LOOKUPS]
 
 
 def test_before_the_end_of_a_window_nothing_changes(here: Site) -> None:
-    before = tree(here)
-    assert end_windows_at(here, AFTER) == ()
-    assert tree(here) == before
+    before = read_tree(here)
+    assert end_windows_now(here, AFTER) == ()
+    assert read_tree(here) == before
 
 
 def test_no_window_is_started(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     here.publish(plan_fleet(*ALWAYS, REPAIR, now=BEFORE))
-    before = tree(here)
-    assert end_windows_at(here, AFTER) == ()
-    assert tree(here) == before
+    before = read_tree(here)
+    assert end_windows_now(here, AFTER) == ()
+    assert read_tree(here) == before
 
 
 def test_an_installation_that_follows_a_window_is_not_offered(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     here.publish(plan_fleet(*ONCE, REPAIR, now=AFTER), at=AFTER)
-    assert end_windows_at(here, OVER) == ("web01",)
-    assert WINDOW_BOOTS not in boots(here) and "flatcar-1" not in boots(here)
-    assert DISK in boots(here)
+    assert end_windows_now(here, OVER) == ("web01",)
+    assert WINDOW_BOOTS not in read_boot(here) and "flatcar-1" not in read_boot(here)
+    assert DISK in read_boot(here)
 
 
 def test_the_next_window_is_not_started_in_place_of_the_ended_one(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     next_one = maintenance("next", "21T04:00 21T08:00")
     here.publish(plan_fleet(*ALWAYS, REPAIR, next_one, now=AFTER), at=AFTER)
-    assert "Maintenance/repair" in boots(here)
-    assert end_windows_at(here, OVER) == ("web01",)
-    assert "boots its local disk" in boots(here), "a newer commit may have cancelled the next window"
+    assert "Maintenance/repair" in read_boot(here)
+    assert end_windows_now(here, OVER) == ("web01",)
+    assert "boots its local disk" in read_boot(here), "a newer commit may have cancelled the next window"
 
 
 def test_a_file_that_somebody_else_wrote_is_not_changed(here: Site) -> None:
     file = here.root / "boot" / LOOKUPS[0].removeprefix("/")
     file.write_text("#!ipxe\nexit\n")
-    assert end_windows_at(here, OVER) == ("web01",)
+    assert end_windows_now(here, OVER) == ("web01",)
     assert file.read_text() == "#!ipxe\nexit\n"
 
 
@@ -103,14 +103,14 @@ def test_a_damaged_state_ends_no_window_and_blocks_no_other_server(tmp_path: Pat
     here.publish(plan_fleet(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
     (here.root / "ops" / "servers" / "web00.json").write_text("{")
     assert parse_state_path("ops/servers/web00.json") == "web00"
-    assert end_windows_at(here, OVER) == ("web01",)
+    assert end_windows_now(here, OVER) == ("web01",)
 
 
 def test_windows_do_not_end_during_a_publication(here: Site) -> None:
-    before = tree(here)
+    before = read_tree(here)
     with OutputDirectory.open(here.root, ledger="test"):
-        assert end_windows_at(here, OVER) == ()
-    assert tree(here) == before
+        assert end_windows_now(here, OVER) == ()
+    assert read_tree(here) == before
 
 
 def test_without_a_tree_there_is_nothing_to_end(tmp_path: Path) -> None:
@@ -123,30 +123,30 @@ def test_the_files_keep_the_permissions_of_the_tree(here: Site) -> None:
         Path(folder).chmod(0o750)
         for name in files:
             (Path(folder) / name).chmod(0o640)
-    end_windows_at(here, OVER)
+    end_windows_now(here, OVER)
     modes = {stat.S_IMODE((here.root / "boot" / path.removeprefix("/")).stat().st_mode) for path in LOOKUPS}
     assert modes == {0o640}
 
 
 def test_the_next_publication_writes_the_server_again(here: Site) -> None:
-    end_windows_at(here, OVER)
+    end_windows_now(here, OVER)
     here.publish(plan_fleet(*ALWAYS, REPAIR, now=OVER), commit="2", at=OVER)
     whole = plan_fleet(*ALWAYS, REPAIR, now=OVER).boot_files
-    assert all(boots(here, path).encode() == whole[path].content for path in LOOKUPS)
+    assert all(read_boot(here, path).encode() == whole[path].content for path in LOOKUPS)
 
 
 def test_the_date_of_a_file_is_a_second_after_the_version_that_it_replaces(here: Site) -> None:
     """At the end of the window, another host may publish a boot at this path, with the date of that second."""
     file = here.root / "boot" / LOOKUPS[0].removeprefix("/")
     before = file.stat().st_mtime
-    end_windows_at(here, OVER)
+    end_windows_now(here, OVER)
     assert file.stat().st_mtime == before + 1 < OVER.timestamp()
 
 
 # The time of the next end
 
 
-def frozen() -> Callable[[], float]:
+def make_clock() -> Callable[[], float]:
     """A clock that goes a second at each look, so that reading all states takes one or more."""
     return map(float, count()).__next__
 
@@ -156,7 +156,7 @@ def test_after_the_time_of_the_next_end_is_known_one_server_is_read(
 ) -> None:
     repair = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}")
     here.publish(plan_fleet(*ALWAYS, server("web02", "role: web"), repair, now=AFTER), at=AFTER)
-    ends = WindowEnds(frozen())
+    ends = WindowEnds(make_clock())
     assert end_windows(here.root, ends, AFTER) == ((), OVER)
     read = record_calls(monkeypatch, "read")
     assert end_windows(here.root, ends, AFTER) == ((), OVER)
@@ -171,14 +171,14 @@ def test_windows_of_several_servers_end_one_after_another(tmp_path: Path) -> Non
     second = maintenance("second", "20T22:00 21T06:00", select="{servers: [web02]}")
     first = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}")
     here.publish(plan_fleet(*ALWAYS, server("web02", "role: web"), first, second, now=AFTER), at=AFTER)
-    ends = WindowEnds(frozen())
+    ends = WindowEnds(make_clock())
     assert end_windows(here.root, ends, AFTER) == ((), OVER)
     assert end_windows(here.root, ends, OVER) == (("web01",), later)
     assert end_windows(here.root, ends, later) == (("web02",), None)
 
 
 def test_a_window_that_could_not_be_ended_ends_with_the_next_try(here: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = WindowEnds(frozen())
+    ends = WindowEnds(make_clock())
     end_windows(here.root, ends, AFTER)
 
     def full(self: Disk, path: str, content: bytes, at: datetime) -> None:
@@ -236,7 +236,7 @@ def test_a_failure_halfway_forgets_no_server_and_reads_no_other_state_again(
     servers = [server(name, "role: web") for name in names[1:]]
     here.publish(plan_fleet(*ALWAYS, *servers, repair, later, now=AFTER), at=AFTER)
     entry = f"boot/v1/boot/{make_mac('web03').replace(':', '-')}/boot.ipxe"
-    ends, place, done = WindowEnds(frozen()), Disk.place, count(1)
+    ends, place, done = WindowEnds(make_clock()), Disk.place, count(1)
     if not is_first:
         end_windows(here.root, ends, AFTER)
 

@@ -63,7 +63,7 @@ def test_every_user_who_can_read_the_tree_can_read_the_stop_file(tmp_path: Path)
 # The effect at an endpoint
 
 
-def let_endpoint_look(url: str) -> None:
+def wait_for_read(url: str) -> None:
     """Let an endpoint look around, as it does each second."""
     assert http_peers.get(f"{url}/api/v1/status").status_code == 200
 
@@ -95,7 +95,7 @@ def test_boots_that_write_no_disk_are_served_unless_everything_is_stopped(here: 
         for path in (*LOOKUPS, PXELINUX):
             assert "memtest-7" in get(url + path).text
         write_stop_file(here.root / "ops", ALL, AT)
-        let_endpoint_look(url)
+        wait_for_read(url)
         for path in (*LOOKUPS, PXELINUX):
             script = get(url + path).text
             assert "all of it\n# The machine boots its local disk." in script and "memtest-7" not in script
@@ -108,7 +108,7 @@ def test_a_stop_of_everything_covers_unknown_machines(here: Site, path: str) -> 
     with here.serve() as url:
         assert "memtest-7" in get(url + path).text
         write_stop_file(here.root / "ops", ALL, AT)
-        let_endpoint_look(url)
+        wait_for_read(url)
         assert "memtest-7" not in get(url + path).text
         assert "unknown machine: all boots from the network are stopped by ben: all of it" in get(url + path).text
 

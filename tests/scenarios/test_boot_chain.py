@@ -153,7 +153,7 @@ class Clock:
 
 
 @contextmanager
-def served(folder: Path, clock: Clock) -> Iterator[str]:
+def serve_tree(folder: Path, clock: Clock) -> Iterator[str]:
     output, listening = folder / "output", open_listening_socket("127.0.0.1:0")
     compared = CheckedClock(clock, clock_state=lambda: ClockState.SYNCHRONISED)  # it is set forward, and is right
     tree = PublishedTree(output, clock, checked_clock=compared)
@@ -162,7 +162,7 @@ def served(folder: Path, clock: Clock) -> Iterator[str]:
 
 
 @contextmanager
-def assembled(folder: Path, clock: Clock) -> Iterator[Parts]:
+def run_parts(folder: Path, clock: Clock) -> Iterator[Parts]:
     repository = Repository.create(folder / "git")
     repository.push({"fleet.yaml": "---\n".join(DOCUMENTS), "t.j2": TEMPLATE})
     with run_in_process(folder, repository.bare, clock=clock) as parts:
@@ -170,14 +170,14 @@ def assembled(folder: Path, clock: Clock) -> Iterator[Parts]:
         yield parts
 
 
-def instants() -> list[datetime]:
+def list_instants() -> list[datetime]:
     """Around both ends of the window, to the microsecond, and well away from them; shuffled."""
     offsets = [timedelta(microseconds=us) for us in (-1_000_000, -1, 0, 1, 999_999)] + [timedelta(hours=2)]
     found = [end + offset for end in (START, END) for offset in offsets] + [START - timedelta(days=1)]
     return sorted(found)
 
 
-def answers(client: httpx.Client) -> set[str]:
+def fetch_images(client: httpx.Client) -> set[str]:
     found = set()
     for path in LOOKUPS:
         body = client.get(path).text
@@ -185,48 +185,48 @@ def answers(client: httpx.Client) -> set[str]:
     return found
 
 
-def expected(now: datetime) -> set[str]:
+def expect_images(now: datetime) -> set[str]:
     return {"repair-7"} if START <= now < END else {"flatcar-1"}
 
 
 def test_all_lookups_change_together_at_the_transition_whenever_reconciles_run(tmp_path: Path, lives: int) -> None:
     clock, order, asked = Clock(START - timedelta(days=2)), random.Random(7), 0
-    with assembled(tmp_path, clock) as parts:
+    with run_parts(tmp_path, clock) as parts:
         instance = parts.reconciler
         instance.reconcile(clock.now)
         for _ in range(5 * lives):
             clock.now = START - timedelta(days=2)  # it is set back, and an operator confirms it
             instance_tables.add_request(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
             instance.reconcile(clock.now)
-            with served(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
-                for now in instants():
+            with serve_tree(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
+                for now in list_instants():
                     clock.now = now
                     if order.random() < 0.3:  # a reconcile may come at any time, or not at all
                         instance.reconcile(now)
                     asked += len(LOOKUPS)
-                    assert answers(client) == expected(now), now
+                    assert fetch_images(client) == expect_images(now), now
     assert asked > 250 * lives
 
 
 def test_a_tree_that_is_only_served_changes_at_the_transition_too(tmp_path: Path) -> None:
     clock = Clock(START - timedelta(hours=1))
-    with assembled(tmp_path, clock) as parts:
+    with run_parts(tmp_path, clock) as parts:
         parts.reconciler.reconcile(START - timedelta(hours=1))
-    with served(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
+    with serve_tree(tmp_path, clock) as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         for now in (clock.now, START - timedelta(microseconds=1), START, END - timedelta(seconds=1), END):
             clock.now = now
             entries = {path: client.get(path).text for path in LOOKUPS[:4]}
             found = {"repair-7" if "repair-7" in body else "flatcar-1" for body in entries.values()}
-            assert found == expected(now)
+            assert found == expect_images(now)
 
 
-def states(folder: Path) -> dict[str, tuple[PathVersion, ...]]:
+def read_versions(folder: Path) -> dict[str, tuple[PathVersion, ...]]:
     """The versions of all paths, as they are published."""
     return dict(parse_state((folder / "output" / state_path("web01")).read_bytes()).paths)
 
 
 def test_the_next_boot_is_published_before_its_transition(tmp_path: Path) -> None:
-    with assembled(tmp_path, Clock(START)) as parts:
+    with run_parts(tmp_path, Clock(START)) as parts:
         instance = parts.reconciler
         instance.reconcile(START - timedelta(hours=1))
         state = parse_state((tmp_path / "output" / state_path("web01")).read_bytes())
@@ -238,12 +238,12 @@ def test_the_next_boot_is_published_before_its_transition(tmp_path: Path) -> Non
 
 
 def test_planning_at_the_transition_gives_the_announced_boot(tmp_path: Path) -> None:
-    with assembled(tmp_path, Clock(START)) as parts:
+    with run_parts(tmp_path, Clock(START)) as parts:
         instance = parts.reconciler
         instance.reconcile(START - timedelta(hours=1))
-        before = states(tmp_path)
+        before = read_versions(tmp_path)
         instance.reconcile(START)
-        after = states(tmp_path)
+        after = read_versions(tmp_path)
     for path in {*before, *after}:
         announced, now = (find_version(found.get(path, ()), START)[0] for found in (before, after))
         assert (announced and announced.content) == (now and now.content), path

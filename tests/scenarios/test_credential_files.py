@@ -34,7 +34,7 @@ from tests.helpers.http_peers import SECRET, WebRequest, WebResponse, hook, noti
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 
-def keys_in(folder: Path) -> tuple[str, str]:
+def read_key(folder: Path) -> tuple[str, str]:
     """Read the key of a store, as an instance reads it."""
     found = read_credentials(folder.parent, folder.name)
     return found.username, found.password
@@ -72,7 +72,7 @@ def forge(repository: Repository, tmp_path: Path) -> Iterator[HttpsServer]:
         yield server
 
 
-def following(forge: HttpsServer, token: Path) -> tuple[str, ...]:
+def follow_options(forge: HttpsServer, token: Path) -> tuple[str, ...]:
     return ("--git-credentials", str(token), "--ca-bundle", str(forge.certificate), "--poll", "1")
 
 
@@ -90,7 +90,7 @@ def test_finding_p1_a_git_token_is_read_at_each_fetch_and_a_restart_without_it_k
     """A token that cannot be read is a condition, and gitboot does not send the old one."""
     token, url = tmp_path / "token", f"{forge.url}/private/fleet.git"
     write_pair(token, HttpsServer.PASSWORD)
-    with running(url, tmp_path, *following(forge, token), records="fresh") as instance:
+    with running(url, tmp_path, *follow_options(forge, token), records="fresh") as instance:
         forge.password = "the next token"
         found = until(instance, "SourceReady", status=False)
         assert found["reason"] == "SourceRefused" and "refuses the credentials" in found["message"]
@@ -111,7 +111,7 @@ def test_finding_p1_a_git_token_is_read_at_each_fetch_and_a_restart_without_it_k
             until(instance, "SourceReady", status=True)
             assert len(forge.requests) > requests
     (token / "password").unlink()
-    with running(url, tmp_path, *following(forge, token)) as instance:
+    with running(url, tmp_path, *follow_options(forge, token)) as instance:
         found = until(instance, "SourceReady", status=False)
         assert str(token) in found["message"]
         assert eventually(lambda: instance.status()["applied"]["commit"]) == commit
@@ -272,7 +272,7 @@ def test_finding_p1_rotated_keys_of_a_store_sign_the_next_request(tmp_path: Path
     with web_server(answer) as endpoint:
         keys = tmp_path / "keys"
         address = BucketAddress(bucket="boots", endpoint=endpoint, path_style=True, credentials=keys)
-        open_store = build_bucket_opener(address, keys_in)
+        open_store = build_bucket_opener(address, read_key)
         target = StoreTarget(address.name, open_store, ledger="abc", heir_of=lambda: None, writer="one")
         for user in ("AKIDONE", "AKIDTWO"):
             write_pair(keys, "secret", user)

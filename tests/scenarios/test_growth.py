@@ -34,7 +34,7 @@ FULL = 64  # commits until the bounded memory of the newest ones stops growing
 
 
 @dataclass(frozen=True)
-class Taken:
+class Usage:
     """The memory and files of a process and its clone."""
 
     descriptors: int
@@ -84,16 +84,16 @@ def reconcile(parts: Parts) -> None:
     parts.events.clear()
 
 
-def measure_memory() -> Taken:
+def measure_memory() -> Usage:
     """Return the memory that is left after the bounded caches are emptied."""
-    for each in (*gc.get_objects(), *of_modules()):
+    for each in (*gc.get_objects(), *list_objects()):
         if isinstance(each, functools._lru_cache_wrapper):
             each.cache_clear()
     gc.collect()
-    return Taken(descriptors=len(os.listdir("/proc/self/fd")), memory=tracemalloc.get_traced_memory()[0])
+    return Usage(descriptors=len(os.listdir("/proc/self/fd")), memory=tracemalloc.get_traced_memory()[0])
 
 
-def of_modules() -> Iterator[object]:
+def list_objects() -> Iterator[object]:
     """Return the memory of gitboot's modules and classes; the collector does not list what existed before the tests."""
     for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == "gitboot"]:
         for value in vars(module).values():
@@ -106,7 +106,7 @@ def of_modules() -> Iterator[object]:
 
 
 @dataclass
-class Answering:
+class ScriptedBmcs:
     """BMCs that respond when the test says so."""
 
     asked: dict[SystemUuid, BmcTask] = field(default_factory=dict)
@@ -136,13 +136,13 @@ class Answering:
         self.answers[job.uuid] = TaskResult(server=job.server, uuid=job.uuid, outcome=outcome, message="", **more)
 
 
-def steps(act: Callable[[], object]) -> int:
+def count_lines(act: Callable[[], object]) -> int:
     """Return how many lines a call runs, which grows with the fleet if it walks over all servers."""
-    counted = 0
+    line_count = 0
 
     def trace(_: FrameType, event: str, __: object) -> Any:
-        nonlocal counted
-        counted += event == "line"
+        nonlocal line_count
+        line_count += event == "line"
         return trace
 
     before = sys.gettrace()
@@ -151,15 +151,15 @@ def steps(act: Callable[[], object]) -> int:
         act()
     finally:
         sys.settrace(before)
-    return counted
+    return line_count
 
 
-def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
+def measure_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
     """Return the lines of a reconcile in which each server has a waiting BMC and one of them responds."""
     bmc = "bmc: {{address: 'https://{}.bmc.test', system: /redfish/v1/Systems/1, credentials: rack}}"
     store_credentials(folder, password="correct horse")
     with Bench(folder, credentials=folder) as bench:
-        bmcs = Answering()
+        bmcs = ScriptedBmcs()
         bench.bmcs.bmcs = cast(BmcPool, bmcs)
 
         def reconcile() -> object:
@@ -175,14 +175,14 @@ def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
         assert len(bmcs.asked) == servers
         bmcs.answer(TaskOutcome.UNCHANGED)
         reconcile()  # the first of its kind makes what the others find made
-        yield "none", steps(reconcile)
+        yield "none", count_lines(reconcile)
         bmcs.answer(TaskOutcome.UNCHANGED)
-        yield "one", steps(reconcile)
+        yield "one", count_lines(reconcile)
         bmcs.answer(TaskOutcome.WAITING, is_reachable=False)
-        yield "one that failed", steps(reconcile)
+        yield "one that failed", count_lines(reconcile)
 
 
-def steps_of_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
+def measure_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
     """Return the lines of a reconcile in which a server has fetched its installer and gets a record."""
     with Bench(folder) as bench:
         names = [f"web{number:03}" for number in range(servers)]
@@ -196,12 +196,12 @@ def steps_of_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
         alone = [name for name in names if shards[shard_name(SystemUuid(make_uuid(name)))] == 1]
         for name in alone[:3]:  # the first make what the others find made
             bench.fetch(bench.servers[name].plan)
-            yield f"a fetch of {name}", steps(lambda: bench.instance.reconciler.reconcile(bench.now))
+            yield f"a fetch of {name}", count_lines(lambda: bench.instance.reconciler.reconcile(bench.now))
             record = bench.knowledge.record(SystemUuid(make_uuid(name)))
             assert record is not None and record.provision == 1
 
 
-@pytest.mark.parametrize("steps_of", [steps_of_answers, steps_of_fetches])
+@pytest.mark.parametrize("steps_of", [measure_answers, measure_fetches])
 def test_the_cost_of_one_server_does_not_depend_on_the_size_of_the_fleet(
     tmp_path: Path, steps_of: Callable[[Path, int], Iterator[tuple[str, int]]]
 ) -> None:

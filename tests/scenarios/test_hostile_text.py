@@ -38,7 +38,7 @@ NAMES = (
 )
 
 
-def harmful(text: str) -> list[str]:
+def find_harmful(text: str) -> list[str]:
     """The lines that a terminal or a CI system would not just show."""
     return [
         line
@@ -49,7 +49,7 @@ def harmful(text: str) -> list[str]:
     ]
 
 
-def on_a_terminal(*arguments: object) -> str:
+def run_on_terminal(*arguments: object) -> str:
     """Return what a command sends a terminal, without the control sequences that gitboot and rich write."""
     screen, written = os.openpty()
     tty.setraw(written)
@@ -78,8 +78,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkTree:
 def test_finding_s14_no_file_name_begins_a_command_of_a_ci_system(work: WorkTree, command: str) -> None:
     done = run_forked(*command.split())
     assert done.returncode in (Exit.INVALID, Exit.USAGE)
-    assert harmful(done.stdout + done.stderr) == []
-    assert harmful(on_a_terminal(*command.split())) == []
+    assert find_harmful(done.stdout + done.stderr) == []
+    assert find_harmful(run_on_terminal(*command.split())) == []
 
 
 @pytest.mark.parametrize("format", ["text", "json", "sarif", "junit", "markdown"])
@@ -88,7 +88,7 @@ def test_no_format_contains_terminal_commands(work: WorkTree, tmp_path: Path, fo
     file = tmp_path / "found"
     done = run_forked("diff", "HEAD~1..HEAD", "-o", f"{format}={file}" if to_file else format)
     text = file.read_text() if to_file else done.stdout
-    assert "owned" in text and harmful(text) == []
+    assert "owned" in text and find_harmful(text) == []
     if format == "json":
         assert set(NAMES) <= {each["path"] for each in json.loads(text)["problems"]}
     if format == "sarif":
@@ -128,9 +128,9 @@ def test_no_text_of_a_vendor_is_a_command(tmp_path: Path, monkeypatch: pytest.Mo
     done = run_forked(*command.split())
     assert "owned" in done.stdout
     lines = [line for line in done.stdout.splitlines() if not line.startswith(("::warning file=", "::error file="))]
-    assert harmful("\n".join(lines) + done.stderr) == []
+    assert find_harmful("\n".join(lines) + done.stderr) == []
     if "-o" not in command:
-        assert harmful(on_a_terminal(*command.split())) == []
+        assert find_harmful(run_on_terminal(*command.split())) == []
 
 
 def test_commands_for_github_contain_no_other_commands(work: WorkTree) -> None:
@@ -171,7 +171,7 @@ def test_finding_s17_no_name_of_an_author_ends_explain_or_controls_a_terminal(tm
     for command in (["explain", "web01", "--path"], ["history", "web01", "--path"], ["diff", "HEAD~1..HEAD"]):
         done = run_forked(*command, work.path)
         assert done.returncode in (Exit.FINE, Exit.HELD), done.stderr
-        assert harmful(done.stdout + done.stderr) == []
+        assert find_harmful(done.stdout + done.stderr) == []
     reasons = json.loads(run_forked("explain", "web01", "--path", work.path, "-o", "json").stdout)["reasons"]
     days = {each["commit"]["date"][:4] for each in reasons if each["commit"]}
     assert days == {"1970", "2026"}, "each line has the commit that wrote it"
@@ -194,26 +194,26 @@ def test_finding_s7_no_machine_controls_the_terminal_that_shows_events(rack: Rac
     )
     with begun as instance:
         lines: list[str] = []
-        url = _until(instance.stderr, lines, r"http://127\.0\.0\.1:\d+")
+        url = _read_until(instance.stderr, lines, r"http://127\.0\.0\.1:\d+")
         begin_records(rack.state, "fresh")
-        _until(instance.stderr, lines, "Published")
+        _read_until(instance.stderr, lines, "Published")
         path = rack.blades["web01"].entry
         asked = {"serial": HOSTILE.replace("\n", "\r"), "uuid": ""}
         answer = httpx.get(url + path, params=asked, headers=LOADER, timeout=60)
         assert answer.status_code == 200
-        _until(instance.stderr, lines, "another machine")
+        _read_until(instance.stderr, lines, "another machine")
         instance.send_signal(signal.SIGTERM)
         lines += instance.stderr.read().splitlines()
-    assert any("OWNED" in line for line in lines) and harmful("\n".join(lines)) == []
+    assert any("OWNED" in line for line in lines) and find_harmful("\n".join(lines)) == []
     for command in ("events", "events -o json", "status", "status -o json", "unknown-machines", "records show"):
         arguments = [*command.split(), "--state", rack.state]
         done = run_forked(*arguments)
-        assert harmful(done.stdout + done.stderr) == [], command
-        assert harmful(on_a_terminal(*arguments)) == [], command
+        assert find_harmful(done.stdout + done.stderr) == [], command
+        assert find_harmful(run_on_terminal(*arguments)) == [], command
     assert "OWNED" in run_forked("events", "--state", rack.state).stdout
 
 
-def _until(stream: Iterator[str], lines: list[str], pattern: str) -> str:
+def _read_until(stream: Iterator[str], lines: list[str], pattern: str) -> str:
     for line in stream:
         lines.append(line.rstrip("\n"))
         if found := re.search(pattern, line):
@@ -228,8 +228,8 @@ def test_no_bmc_controls_the_terminal_that_shows_it(rack: Rack) -> None:
     for command in ("bmc get", "bmc apply --dry-run", "bmc power get"):
         arguments = [*command.split(), "--state", rack.state, "--credentials", rack.credentials]
         done = run_forked(*arguments)
-        assert harmful(done.stdout + done.stderr) == [], command
-        assert harmful(on_a_terminal(*arguments)) == [], command
+        assert find_harmful(done.stdout + done.stderr) == [], command
+        assert find_harmful(run_on_terminal(*arguments)) == [], command
 
 
 def test_finding_s17_doctor_prints_commands_whose_values_are_quoted(rack: Rack) -> None:
@@ -272,5 +272,5 @@ def test_no_command_obeys_or_passes_on_hostile_input(
             needed += [each.opts[0], HOSTILE]
     for more in ([], [HOSTILE], ["--no-such-option", HOSTILE], [f"--{HOSTILE}"]):
         done = run_forked(*path, *needed, *more)
-        assert harmful(done.stdout + done.stderr) == []
+        assert find_harmful(done.stdout + done.stderr) == []
         assert "Traceback" not in done.stderr

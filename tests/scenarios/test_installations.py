@@ -232,10 +232,10 @@ class World:
     def push(self, *documents: str, message: str = "Change") -> str:
         text = "---\n".join((fleet(), *IMAGES, *PROFILES, *documents))
         commit = self.repository.push({"fleet.yaml": text}, message)
-        self.turn()
+        self.advance()
         return commit
 
-    def turn(self, **passed: float) -> None:
+    def advance(self, **passed: float) -> None:
         self.now += timedelta(seconds=1, **passed)
         self.parts.source.fetch()
         self.parts.reconciler.reconcile(self.now)
@@ -246,7 +246,7 @@ class World:
     def install(self, *names: str) -> None:
         """Let the machines fetch their boots, and let two minutes pass."""
         self.fetch(*names)
-        self.turn(minutes=2)
+        self.advance(minutes=2)
 
     def fetch(self, *names: str) -> None:
         for name in names:
@@ -270,10 +270,10 @@ class World:
 
     def request(self, what: str, **given: object) -> None:
         instance_tables.add_request(self.parts.ledger, self.now, "ada", what, given)
-        self.turn()
+        self.advance()
 
     @contextmanager
-    def restarted(self, folder: Path, *, evaluates: bool = True, site: str | None = None) -> Iterator[World]:
+    def run_copy(self, folder: Path, *, evaluates: bool = True, site: str | None = None) -> Iterator[World]:
         """Another process over a copy of what this one has left behind."""
         copy = folder / "copy"
         for name in ("state", "output"):
@@ -291,7 +291,7 @@ def get_held_digest(world: World) -> str:
 
 
 @contextmanager
-def world_of(folder: Path, limits: Limits, *documents: str, initial: str | None = "fresh") -> Iterator[World]:
+def run_world(folder: Path, limits: Limits, *documents: str, initial: str | None = "fresh") -> Iterator[World]:
     repository = Repository.create(folder / "git")
     with run_in_process(folder, repository.bare, limits=limits, initial=initial) as parts:
         world = World(parts, repository, at("20T12:00"))
@@ -302,7 +302,7 @@ def world_of(folder: Path, limits: Limits, *documents: str, initial: str | None 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     """Twelve servers that are installed, with guards that let all of them come at once."""
-    with world_of(tmp_path, Limits(), servers(), ONCE) as made:
+    with run_world(tmp_path, Limits(), servers(), ONCE) as made:
         made.install(*NAMES)
         yield made
 
@@ -321,7 +321,7 @@ def test_e11_the_provision_number_that_counts_is_the_first_one_of_a_server(tmp_p
     """Introduced at 1 and raised since, both in one poll; and the other way round."""
     world.repository.push({"more.yaml": servers("raised") + "---\n" + servers("lowered", spec="provision: 3")})
     world.repository.push({"more.yaml": servers("raised", "lowered", spec="provision: 2")})
-    world.turn()
+    world.advance()
     assert world.held is not None  # the raise
     assert {name for name in world.parts.reconciler.state.plans.servers if name not in NAMES} == {
         "raised",
@@ -336,7 +336,7 @@ def test_e11_no_machine_that_came_with_a_higher_number_in_the_same_poll_is_new(t
     world.repository.push({"more.yaml": servers("lowered", spec="provision: 3")})
     world.repository.push({"more.yaml": "# nobody\n"})
     world.repository.push({"more.yaml": servers("lowered", spec="provision: 1")})
-    world.turn()
+    world.advance()
     assert world.held is None
     assert summarize_plan(world.plan("lowered")) == (Phase.DISK, Cause.UNKNOWN)
 
@@ -354,7 +354,7 @@ def test_e12_a_replaced_board_is_installed_as_its_document_states(
     tmp_path: Path, said: str, expected: tuple[Phase, Cause]
 ) -> None:
     unlimited = Limits(max_reinstalls=10)
-    with world_of(tmp_path, unlimited, servers("web00", "web01"), ONCE) as world:
+    with run_world(tmp_path, unlimited, servers("web00", "web01"), ONCE) as world:
         world.install("web00", "web01")
         board = servers("web00", spec=said).replace(f"uuid: {make_uuid('web00')}", f"uuid: {BOARD}")
         commit = world.push(board, servers("web01"), ONCE)
@@ -364,7 +364,7 @@ def test_e12_a_replaced_board_is_installed_as_its_document_states(
 
 
 def test_e12_a_replacement_of_a_board_may_be_declared_later(tmp_path: Path) -> None:
-    with world_of(tmp_path, Limits(max_reinstalls=10), servers("web00"), ONCE) as world:
+    with run_world(tmp_path, Limits(max_reinstalls=10), servers("web00"), ONCE) as world:
         world.install("web00")
         for said, expected in (
             ("provision: 1", (Phase.DISK, Cause.UNKNOWN)),
@@ -393,7 +393,7 @@ TO_DISK = policy("web", boots="disk", often="Once")
 def test_e16_a_harmless_change_is_never_held(
     tmp_path: Path, what: str, before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:
-    with world_of(tmp_path, Limits(), servers(), *before) as world:
+    with run_world(tmp_path, Limits(), servers(), *before) as world:
         world.install(*NAMES)
         commit = world.push(servers(), *after)
         assert (world.applied, world.held) == (commit, None), what
@@ -423,7 +423,7 @@ def test_e20_returning_servers_in_one_poll_count_as_reinstalled(world: World) ->
     texts = ["---\n".join((fleet(), *IMAGES, *PROFILES, *each)) for each in ((few, ONCE), (servers(), ONCE, always))]
     first = world.repository.push({"fleet.yaml": texts[0]})
     world.repository.push({"fleet.yaml": texts[1]})
-    world.turn()
+    world.advance()
     assert world.held is not None
     assert (world.applied, world.held.guards) == (first, ("maxReinstalls",))
 
@@ -437,15 +437,15 @@ def test_e20_after_a_crash_new_servers_of_the_accepted_commit_do_not_count_as_ol
     world.parts.source.accept = fail  # type: ignore[method-assign]
     commit = world.push(servers(), servers("new"), ONCE)
     assert str(make_uuid("new")) in world.parts.reconciler.state.knowledge.machines
-    with world.restarted(tmp_path) as again:
-        again.turn()
+    with world.run_copy(tmp_path) as again:
+        again.advance()
         assert (again.applied, again.held) == (commit, None)
         assert summarize_plan(again.plan("new")) == INSTALLS
 
 
 def test_e21_the_removal_of_a_maintenance_that_hid_an_installer_is_held(tmp_path: Path) -> None:
     window = maintenance("m", "20T10:00 20T18:00")
-    with world_of(tmp_path, Limits(), servers(), policy("web"), window) as world:
+    with run_world(tmp_path, Limits(), servers(), policy("web"), window) as world:
         before = world.applied
         world.push(servers(), policy("web"))
         assert world.held is not None
@@ -464,7 +464,7 @@ def test_e24_a_fleet_without_servers_on_a_new_ledger_is_accepted(tmp_path: Path)
     commit = repository.push({"fleet.yaml": fleet()})
     with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         world = World(parts, repository, at("20T12:00"))
-        world.turn()
+        world.advance()
         assert (world.applied, world.held) == (commit, None)
         second = world.push(servers(), ONCE, message="The first servers")
         assert (world.applied, world.held) == (second, None)
@@ -477,115 +477,115 @@ BASE = "baseURL: 'http://boot.test'"
 DISK = (Phase.DISK, Cause.STOPPED)
 
 
-def files(spec: str, *more: str) -> dict[str, str]:
+def make_files(spec: str, *more: str) -> dict[str, str]:
     """Return a fleet with this text in its Fleet and with servers to install."""
-    wanting = servers(spec="provision: 1")
-    return {"fleet.yaml": "---\n".join((fleet(f"{BASE}{spec}"), *IMAGES, *PROFILES, wanting, ONCE, *more))}
+    server_texts = servers(spec="provision: 1")
+    return {"fleet.yaml": "---\n".join((fleet(f"{BASE}{spec}"), *IMAGES, *PROFILES, server_texts, ONCE, *more))}
 
 
 @pytest.fixture
-def wanting(tmp_path: Path) -> Iterator[World]:
+def pending_world(tmp_path: Path) -> Iterator[World]:
     """Twelve servers that are to be installed, whose windows need no acknowledgement."""
-    with world_of(tmp_path, Limits(max_update_percent=100), servers(), ONCE) as made:
+    with run_world(tmp_path, Limits(max_update_percent=100), servers(), ONCE) as made:
         yield made
 
 
 def test_e15_a_typo_in_the_name_of_the_ledger_is_held_and_stops_the_instance_until_it_is_reverted(
-    wanting: World,
+    pending_world: World,
 ) -> None:
     window = maintenance("m", "20T10:00 20T18:00")
-    before = wanting.push(servers(), ONCE, window)
-    assert summarize_plan(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    wanting.repository.push(files(f", provisioning: {{ledger: {make_uuid('typo')}}}", window))
-    wanting.turn()
-    assert wanting.held is not None
-    assert (wanting.applied, wanting.held.guards) == (before, ("allowTakeover",))
-    assert wanting.condition("LedgerNamed") == (False, "BecameStandby")
-    assert summarize_plan(wanting.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
-    wanting.turn(hours=6)
-    assert summarize_plan(wanting.plan("web00")) == DISK  # its own windows end
-    assert wanting.parts.reconciler.state.schedule.may_set is False
-    wanting.repository.push(files("", window))
-    wanting.turn()
-    assert wanting.held is None
-    assert wanting.condition("LedgerNamed") is None
-    assert summarize_plan(wanting.plan("web00")) == INSTALLS
+    before = pending_world.push(servers(), ONCE, window)
+    assert summarize_plan(pending_world.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    pending_world.repository.push(make_files(f", provisioning: {{ledger: {make_uuid('typo')}}}", window))
+    pending_world.advance()
+    assert pending_world.held is not None
+    assert (pending_world.applied, pending_world.held.guards) == (before, ("allowTakeover",))
+    assert pending_world.condition("LedgerNamed") == (False, "BecameStandby")
+    assert summarize_plan(pending_world.plan("web00")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)  # it writes no disk
+    pending_world.advance(hours=6)
+    assert summarize_plan(pending_world.plan("web00")) == DISK  # its own windows end
+    assert pending_world.parts.reconciler.state.schedule.may_set is False
+    pending_world.repository.push(make_files("", window))
+    pending_world.advance()
+    assert pending_world.held is None
+    assert pending_world.condition("LedgerNamed") is None
+    assert summarize_plan(pending_world.plan("web00")) == INSTALLS
 
 
-def test_e15_another_instance_takes_over_after_an_acknowledgement(tmp_path: Path, wanting: World) -> None:
-    ours = wanting.parts.reconciler.state.knowledge.facts.identity
-    wanting.repository.push(files(f", provisioning: {{ledger: {ours}}}"))
-    wanting.turn()
-    assert wanting.held is None
-    with run_in_process(tmp_path / "other", wanting.repository.bare, limits=Limits()) as parts:
-        other = World(parts, wanting.repository, wanting.now)
-        other.turn()
+def test_e15_another_instance_takes_over_after_an_acknowledgement(tmp_path: Path, pending_world: World) -> None:
+    ours = pending_world.parts.reconciler.state.knowledge.facts.identity
+    pending_world.repository.push(make_files(f", provisioning: {{ledger: {ours}}}"))
+    pending_world.advance()
+    assert pending_world.held is None
+    with run_in_process(tmp_path / "other", pending_world.repository.bare, limits=Limits()) as parts:
+        other = World(parts, pending_world.repository, pending_world.now)
+        other.advance()
         assert other.condition("LedgerNamed") == (False, "AnotherLedger")
         theirs = parts.reconciler.state.knowledge.facts.identity
-        wanting.repository.push(files(f", provisioning: {{ledger: {theirs}}}"))
-        for each in (wanting, other):
-            each.turn()
+        pending_world.repository.push(make_files(f", provisioning: {{ledger: {theirs}}}"))
+        for each in (pending_world, other):
+            each.advance()
             assert each.held is not None
             assert each.held.guards == ("allowTakeover",)
         digest = get_held_digest(other)
-        assert summarize_plan(wanting.plan("web00")) == DISK
+        assert summarize_plan(pending_world.plan("web00")) == DISK
         assert other.parts.reconciler.state.plans.servers == {}
-        wanting.repository.push({}, f"Hand over\n\nGitboot-Ack: {digest} allowTakeover")
-        for each in (wanting, other):
-            each.turn()
+        pending_world.repository.push({}, f"Hand over\n\nGitboot-Ack: {digest} allowTakeover")
+        for each in (pending_world, other):
+            each.advance()
             assert each.held is None
-        assert wanting.condition("LedgerNamed") == (False, "BecameStandby")
-        assert (other.condition("LedgerNamed"), summarize_plan(wanting.plan("web00"))) == (None, DISK)
+        assert pending_world.condition("LedgerNamed") == (False, "BecameStandby")
+        assert (other.condition("LedgerNamed"), summarize_plan(pending_world.plan("web00"))) == (None, DISK)
         assert len(other.parts.reconciler.state.plans.servers) == len(NAMES)
 
 
 @pytest.mark.parametrize("how", ["accepted", "held", "invalid"])
-def test_e16_a_stop_takes_effect_at_once(tmp_path: Path, wanting: World, how: str) -> None:
-    before = wanting.applied
-    said = files(", stopped: smoke in fra1")
+def test_e16_a_stop_takes_effect_at_once(tmp_path: Path, pending_world: World, how: str) -> None:
+    before = pending_world.applied
+    said = make_files(", stopped: smoke in fra1")
     if how == "held":  # an image in use was edited
         said["fleet.yaml"] = said["fleet.yaml"].replace("assets:flatcar-1/kernel", "assets:flatcar-1/vmlinuz")
-    commit = wanting.repository.push({**said, **({"bad.yaml": "kind: Nothing\n"} if how == "invalid" else {})})
-    wanting.turn()
-    assert wanting.applied == (commit if how == "accepted" else before)
-    assert {summarize_plan(wanting.plan(name)) for name in NAMES} == {DISK}
-    assert wanting.condition("InstallsAllowed") == (False, "StoppedByFleet")
-    with wanting.restarted(tmp_path, evaluates=False) as again:  # the newest commit is still being evaluated
-        again.turn()
+    commit = pending_world.repository.push({**said, **({"bad.yaml": "kind: Nothing\n"} if how == "invalid" else {})})
+    pending_world.advance()
+    assert pending_world.applied == (commit if how == "accepted" else before)
+    assert {summarize_plan(pending_world.plan(name)) for name in NAMES} == {DISK}
+    assert pending_world.condition("InstallsAllowed") == (False, "StoppedByFleet")
+    with pending_world.run_copy(tmp_path, evaluates=False) as again:  # the newest commit is still being evaluated
+        again.advance()
         assert {summarize_plan(again.plan(name)) for name in NAMES} == {DISK}
 
 
-def test_e16_the_end_of_a_stop_is_held_and_lists_what_would_boot(wanting: World) -> None:
-    wanting.repository.push(files(", stopped: smoke in fra1"))
-    wanting.turn()
-    wanting.repository.push(files(""))
-    wanting.turn()
-    assert wanting.held is not None
-    assert "maxReinstalls" in wanting.held.guards
-    assert "12 servers would boot from the network at once: web00, web01" in wanting.told("Held")[-1].message
-    assert {summarize_plan(wanting.plan(name)) for name in NAMES} == {DISK}
+def test_e16_the_end_of_a_stop_is_held_and_lists_what_would_boot(pending_world: World) -> None:
+    pending_world.repository.push(make_files(", stopped: smoke in fra1"))
+    pending_world.advance()
+    pending_world.repository.push(make_files(""))
+    pending_world.advance()
+    assert pending_world.held is not None
+    assert "maxReinstalls" in pending_world.held.guards
+    assert "12 servers would boot from the network at once: web00, web01" in pending_world.told("Held")[-1].message
+    assert {summarize_plan(pending_world.plan(name)) for name in NAMES} == {DISK}
 
 
-def test_e16_installs_are_stopped_and_allowed_from_a_shell(tmp_path: Path, wanting: World) -> None:
+def test_e16_installs_are_stopped_and_allowed_from_a_shell(tmp_path: Path, pending_world: World) -> None:
     window = maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}")
-    wanting.push(servers(), ONCE, window)
-    wanting.request("stop", reason="smoke in fra1", everything=False)
-    assert {summarize_plan(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
-    assert summarize_plan(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    assert wanting.condition("InstallsAllowed") == (False, "Stopped")
-    wanting.request("stop", reason="all of it", everything=True)
-    assert summarize_plan(wanting.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
-    with wanting.restarted(tmp_path) as again:
-        again.turn()
+    pending_world.push(servers(), ONCE, window)
+    pending_world.request("stop", reason="smoke in fra1", everything=False)
+    assert {summarize_plan(pending_world.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert summarize_plan(pending_world.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert pending_world.condition("InstallsAllowed") == (False, "Stopped")
+    pending_world.request("stop", reason="all of it", everything=True)
+    assert summarize_plan(pending_world.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
+    with pending_world.run_copy(tmp_path) as again:
+        again.advance()
         assert {summarize_plan(again.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.ALL_STOPPED)}
         again.request("start")
         assert {summarize_plan(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
         assert again.condition("InstallsAllowed") == (True, "Allowed")
 
 
-SOLES = '{"fra1":"0123"}'  # the fetch log of the host, by site
+LOG_OWNERS = '{"fra1":"0123"}'  # the fetch log of the host, by site
 CLAIMS = {
-    "the instance let another host claim a site": ("spool/.forwarded/soles", SOLES, "of fra1 (gitboot serve"),
+    "the instance let another host claim a site": ("spool/.forwarded/soles", LOG_OWNERS, "of fra1 (gitboot serve"),
     "this host claimed a site": ("spool/.endpoints/sole", '{"giver":"01","site":"fra1"}', "of fra1 (gitboot serve"),
     "this host was about to give its claim back": (
         "spool/.endpoints/sole.left",
@@ -593,59 +593,65 @@ CLAIMS = {
         "of fra1 (gitboot serve",
     ),
     "the file is damaged": ("spool/.forwarded/soles", "{", "of a site (gitboot serve"),
-    "fetches were recorded in another folder then": ("state/spool/.forwarded/soles", SOLES, "of fra1 (gitboot serve"),
+    "fetches were recorded in another folder then": (
+        "state/spool/.forwarded/soles",
+        LOG_OWNERS,
+        "of fra1 (gitboot serve",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CLAIMS)
 def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_deleted(
-    tmp_path: Path, wanting: World, case: str
+    tmp_path: Path, pending_world: World, case: str
 ) -> None:
     name, content, told = CLAIMS[case]
-    wanting.push(servers(), ONCE, maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}"))
+    pending_world.push(servers(), ONCE, maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}"))
     file = tmp_path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(content)
-    wanting.turn()
-    assert {summarize_plan(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
-    assert summarize_plan(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    assert wanting.condition("InstallsAllowed") == (False, "SoleClaim")
-    (event,) = wanting.told("InstallsStopped")
+    pending_world.advance()
+    assert {summarize_plan(pending_world.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert summarize_plan(pending_world.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert pending_world.condition("InstallsAllowed") == (False, "SoleClaim")
+    (event,) = pending_world.told("InstallsStopped")
     assert told in event.message and event.message.endswith(f"then delete {file}")
-    (condition,) = (each for each in wanting.parts.reconciler.status.conditions if each.type == "InstallsAllowed")
-    assert (condition.remedy or "").startswith(f"rsync -a 'HOST:DIRECTORY/*.jsonl' {wanting.parts.spool}/ && rm {file}")
-    wanting.request("stop", reason="smoke", everything=False)
-    wanting.request("start")
+    (condition,) = (each for each in pending_world.parts.reconciler.status.conditions if each.type == "InstallsAllowed")
+    assert (condition.remedy or "").startswith(
+        f"rsync -a 'HOST:DIRECTORY/*.jsonl' {pending_world.parts.spool}/ && rm {file}"
+    )
+    pending_world.request("stop", reason="smoke", everything=False)
+    pending_world.request("start")
     assert (
         f"still withholds boots that write disks: only another host served the one-time boots {told}"
-        in wanting.told("Requested")[-1].message
+        in pending_world.told("Requested")[-1].message
     )
-    wanting.turn(hours=8)  # the window ends as usual
-    assert summarize_plan(wanting.plan("web11")) == DISK
+    pending_world.advance(hours=8)  # the window ends as usual
+    assert summarize_plan(pending_world.plan("web11")) == DISK
     file.unlink()
-    wanting.turn()
-    assert {summarize_plan(wanting.plan(name)) for name in NAMES} == {INSTALLS}
-    assert wanting.condition("InstallsAllowed") == (True, "Allowed")
+    pending_world.advance()
+    assert {summarize_plan(pending_world.plan(name)) for name in NAMES} == {INSTALLS}
+    assert pending_world.condition("InstallsAllowed") == (True, "Allowed")
 
 
-def test_fetches_that_are_copied_into_the_fetch_log_twice_change_no_record(wanting: World) -> None:
-    wanting.fetch(*NAMES[:3])
-    fetches = b"".join(file.read_bytes() for file in sorted(wanting.parts.spool.glob("*.jsonl")))
+def test_fetches_that_are_copied_into_the_fetch_log_twice_change_no_record(pending_world: World) -> None:
+    pending_world.fetch(*NAMES[:3])
+    fetches = b"".join(file.read_bytes() for file in sorted(pending_world.parts.spool.glob("*.jsonl")))
     assert fetches.count(b"\n") == 3
-    wanting.turn(minutes=2)
-    before, events = wanting.parts.reconciler.state.knowledge.records, len(wanting.parts.events)
+    pending_world.advance(minutes=2)
+    before, events = pending_world.parts.reconciler.state.knowledge.records, len(pending_world.parts.events)
     assert all(before[parse_uuid(make_uuid(name))].provision == 1 for name in NAMES[:3])
-    (wanting.parts.spool / "1-0123456789abcdef.jsonl").write_bytes(fetches)
-    wanting.turn(minutes=5)
-    assert wanting.parts.reconciler.state.knowledge.records == before
-    assert {event.type for event in wanting.parts.events[events:]} <= {"Published"}
+    (pending_world.parts.spool / "1-0123456789abcdef.jsonl").write_bytes(fetches)
+    pending_world.advance(minutes=5)
+    assert pending_world.parts.reconciler.state.knowledge.records == before
+    assert {event.type for event in pending_world.parts.events[events:]} <= {"Published"}
 
 
-def test_a_claim_that_has_ended_withholds_nothing(wanting: World) -> None:
-    (folder := wanting.parts.spool / ".forwarded").mkdir(parents=True)
+def test_a_claim_that_has_ended_withholds_nothing(pending_world: World) -> None:
+    (folder := pending_world.parts.spool / ".forwarded").mkdir(parents=True)
     (folder / "soles").write_text("{}")
-    wanting.turn()
-    assert wanting.condition("InstallsAllowed") == (True, "Allowed")
+    pending_world.advance()
+    assert pending_world.condition("InstallsAllowed") == (True, "Allowed")
 
 
 # A word for what is installed at every boot
@@ -697,11 +703,11 @@ def test_e14_every_window_that_an_endpoint_starts_is_ended_by_it(tmp_path: Path)
         maintenance(f"night{day}", f"{day}T22:00 {day + 1}T04:00", "networkBoot: Always", select="{servers: [web00]}")
         for day in range(20, 27)
     ]
-    with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
+    with run_world(tmp_path, Limits(), servers("web00"), ONCE) as world:
         world.install("web00")
         world.push(servers("web00"), ONCE, *nights)
         world.now = at("20T23:00")
-        world.turn()
+        world.advance()
     opened = [request_boot(tmp_path, "web00", at(f"{day}T23:00")) for day in range(20, 27)]
     assert opened[:3] == ["memtest-7"] * 3
     ended = {request_boot(tmp_path, "web00", at(f"{day}T04:00")) for day in range(21, 28)}
@@ -723,14 +729,14 @@ def test_e14_every_window_that_an_endpoint_starts_is_ended_by_it(tmp_path: Path)
 def test_e14_a_maintenance_without_an_end_ends_without_its_instance(
     tmp_path: Path, window: str, instant: str, boots: str
 ) -> None:
-    with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
+    with run_world(tmp_path, Limits(), servers("web00"), ONCE) as world:
         world.install("web00")
         world.push(servers("web00"), ONCE, maintenance("m", window))
     assert request_boot(tmp_path, "web00", at(instant)) == boots
 
 
 def test_e14_a_maintenance_without_an_end_continues_while_the_instance_runs(tmp_path: Path) -> None:
-    with world_of(tmp_path, Limits(), servers("web00"), ONCE) as world:
+    with run_world(tmp_path, Limits(), servers("web00"), ONCE) as world:
         world.install("web00")
         world.push(servers("web00"), ONCE, maintenance("m", "20T13:30 -"))
         while world.now < at("20T19:00"):

@@ -48,7 +48,7 @@ MAC = make_mac("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
 
 
-def decisions(*documents: str, settings: str = REPORTED, web01: str = SERVER, often: str = ONCE) -> Decisions:
+def make_decisions(*documents: str, settings: str = REPORTED, web01: str = SERVER, often: str = ONCE) -> Decisions:
     return decided(settings, web01, *WEB, SEED[3], SEED[5], often, *documents, files=TEMPLATES)
 
 
@@ -56,11 +56,11 @@ def state(found: Decisions, record: Record | None = PENDING) -> RenderedState:
     return build_server_state(found, found.servers["web01"], record, BEFORE)
 
 
-def reports(state: RenderedState) -> list[str]:
+def list_reports(state: RenderedState) -> list[str]:
     return [path for path in sorted(state.files) if "/provisioned/" in path]
 
 
-(PATH,) = reports(state(decisions()))
+(PATH,) = list_reports(state(make_decisions()))
 FAILED = PATH.replace("provisioned", "failed")
 DATA = PATH.replace("provisioned", "data") + "/config.ign"
 ASKED = PATH.removeprefix("boot")
@@ -68,15 +68,15 @@ TOKEN = PATH.rpartition("/")[2]
 
 
 def test_user_data_has_the_report_path_of_the_output_tree() -> None:
-    boot = state(decisions()).decision.policy
+    boot = state(make_decisions()).decision.policy
     assert boot and boot.boot and boot.boot.user_data
     assert f"http://boot.test{ASKED}" in boot.boot.user_data.files["config.ign"]
     assert f"boot/v1/boot/{MAC}/provisioned/{TOKEN}" == PATH
-    assert state(decisions()).files[PATH].content == b""
+    assert state(make_decisions()).files[PATH].content == b""
 
 
 def test_the_installed_system_requests_its_user_data_at_a_path_of_its_own() -> None:
-    planned = state(decisions())
+    planned = state(make_decisions())
     assert f"ignition.config.url=http://boot.test{DATA.removeprefix('boot')} " in planned.files[ENTRY].content.decode()
     boot = planned.decision.policy
     assert boot and boot.boot and boot.boot.user_data
@@ -105,7 +105,7 @@ def test_a_boot_for_every_time_shares_its_user_data_with_others() -> None:
 def test_user_data_is_available_as_long_as_the_installation_may_request_it(
     record: Record | None, is_there: bool
 ) -> None:
-    assert (DATA in state(decisions(), record).files) == is_there
+    assert (DATA in state(make_decisions(), record).files) == is_there
 
 
 def test_each_nic_that_may_boot_has_a_report_path() -> None:
@@ -114,49 +114,51 @@ def test_each_nic_that_may_boot_has_a_report_path() -> None:
     )
     several = SERVER.replace(f'[{{mac: "{make_mac("web01")}"}}]', interfaces)
     assert several != SERVER
-    found = reports(state(decisions(web01=several)))
+    found = list_reports(state(make_decisions(web01=several)))
     assert len(found) == 2
     assert {path.rpartition("/")[2] for path in found} == {TOKEN}
 
 
 def test_each_server_number_and_image_has_its_own_report_path() -> None:
-    raised = state(decisions(web01=server("web01", "role: web", "provision: 2")))
+    raised = state(make_decisions(web01=server("web01", "role: web", "provision: 2")))
     other = SERVER.replace(make_uuid("web01"), make_uuid("web02"))
-    assert len({PATH, *reports(raised), *reports(state(decisions(web01=other)))}) == 3
+    assert len({PATH, *list_reports(raised), *list_reports(state(make_decisions(web01=other)))}) == 3
     renamed = (image("flatcar-2", "userData: Ignition/3.4"), WEB[1].replace("flatcar-1", "flatcar-2"))
     changed = decided(REPORTED, SERVER, *renamed, SEED[3], SEED[5], ONCE, files=TEMPLATES)
-    assert reports(state(changed)) != [PATH]
+    assert list_reports(state(changed)) != [PATH]
 
 
 @pytest.mark.parametrize(
     ("found", "record"),
     [
-        pytest.param(decisions(settings=SEED[0]), PENDING, id="evidence Fetched"),
-        pytest.param(decisions(often=policy("web", "{matchLabels: {role: web}}")), PENDING, id="networkBoot Always"),
-        pytest.param(decisions(web01=server("web01", spec="lifecycle: Parked")), PENDING, id="parked"),
+        pytest.param(make_decisions(settings=SEED[0]), PENDING, id="evidence Fetched"),
+        pytest.param(
+            make_decisions(often=policy("web", "{matchLabels: {role: web}}")), PENDING, id="networkBoot Always"
+        ),
+        pytest.param(make_decisions(web01=server("web01", spec="lifecycle: Parked")), PENDING, id="parked"),
     ],
 )
 def test_without_a_report_to_expect_there_is_no_report_path(found: Decisions, record: Record | None) -> None:
-    assert reports(state(found, record)) == []
+    assert list_reports(state(found, record)) == []
 
 
 @pytest.mark.parametrize(
     ("found", "record"),
     [
-        pytest.param(decisions(), INSTALLED, id="provisioned"),
-        pytest.param(decisions(), None, id="no record"),
-        pytest.param(decisions(maintenance("m", "20T20:00 20T23:00")), PENDING, id="in a maintenance"),
-        pytest.param(decisions(), CONSUMED, id="consumed for longer than evidence may take"),
+        pytest.param(make_decisions(), INSTALLED, id="provisioned"),
+        pytest.param(make_decisions(), None, id="no record"),
+        pytest.param(make_decisions(maintenance("m", "20T20:00 20T23:00")), PENDING, id="in a maintenance"),
+        pytest.param(make_decisions(), CONSUMED, id="consumed for longer than evidence may take"),
     ],
 )
 def test_a_report_counts_whatever_the_machine_boots_by_then(found: Decisions, record: Record | None) -> None:
     planned = state(found, record)
-    assert reports(planned) == [PATH]
+    assert list_reports(planned) == [PATH]
     assert planned.evidence_digests[PATH] == TOKEN
 
 
 def test_with_other_evidence_the_decision_is_the_same() -> None:
-    assert decisions().servers == decisions(settings=SEED[0]).servers
+    assert make_decisions().servers == make_decisions(settings=SEED[0]).servers
 
 
 # At the endpoint
@@ -164,7 +166,7 @@ def test_with_other_evidence_the_decision_is_the_same() -> None:
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    ours = state(decisions(maintenance("repair", "20T22:00 20T23:00")))
+    ours = state(make_decisions(maintenance("repair", "20T22:00 20T23:00")))
     with new_site(Fleet(servers={"web01": ours}, shared={})) as made:
         yield made
 
@@ -237,9 +239,11 @@ def test_a_fetch_of_data_is_recorded_as_the_start_of_the_installation(site: Site
 @pytest.mark.parametrize(
     "now",
     [
-        pytest.param(state(decisions(web01=server("web01", "role: web", "provision: 2"))), id="provision was raised"),
-        pytest.param(state(decisions(), None), id="it became unknown"),
-        pytest.param(state(decisions(web01=server("web01", spec="lifecycle: Parked"))), id="it was parked"),
+        pytest.param(
+            state(make_decisions(web01=server("web01", "role: web", "provision: 2"))), id="provision was raised"
+        ),
+        pytest.param(state(make_decisions(), None), id="it became unknown"),
+        pytest.param(state(make_decisions(web01=server("web01", spec="lifecycle: Parked"))), id="it was parked"),
     ],
 )
 def test_a_started_installation_continues_after_any_commit(
@@ -258,7 +262,7 @@ def test_a_started_installation_continues_after_any_commit(
 
 
 def test_the_last_report_of_an_installation_counts_after_any_commit(site: Site, client: httpx.Client) -> None:
-    now = Fleet(servers={"web01": state(decisions(web01=server("web01", "role: web", "provision: 2")))}, shared={})
+    now = Fleet(servers={"web01": state(make_decisions(web01=server("web01", "role: web", "provision: 2")))}, shared={})
     for at_ in (BEFORE, BEFORE + timedelta(days=6)):
         site.publish(now, at=at_)
         assert client.post(FAILED.removeprefix("boot"), content=b"no disk\n").status_code == 204
@@ -320,7 +324,7 @@ def test_a_log_is_too_large_in_any_number_of_chunks(sizes: tuple[int, ...]) -> N
 )
 def test_a_report_that_no_instance_will_read_gets_a_503(giver: str | None, records: bool) -> None:
     with new_site(None) as site:
-        site.publish(Fleet(servers={"web01": state(decisions())}, shared={}), giver=giver)
+        site.publish(Fleet(servers={"web01": state(make_decisions())}, shared={}), giver=giver)
         with site.serve(records=records) as url:
             for path in (ASKED, FAILED.removeprefix("boot")):
                 for answer in (http_peers.post(url + path, content=b"x"), http_peers.get(url + path)):

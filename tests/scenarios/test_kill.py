@@ -42,7 +42,7 @@ from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import Repository, git, wait_for_cpu_time
 from tests.helpers.signed_lists import assert_list_is_whole, read_files
 from tests.scenarios.test_installations import INSTALLS, World
-from tests.scenarios.test_sites import BOOTS, SITES, fleet_of, placed
+from tests.scenarios.test_sites import BOOTS, SITES, make_fleet, make_servers
 
 
 def documents(image_name: str) -> dict[str, str]:
@@ -145,14 +145,14 @@ class Move:
     ledgers: dict[str, str]
 
     def push(self, site: str) -> None:
-        text = "---\n".join((fleet_of(self.ledgers), *BOOTS, *placed(web01=site, web02="fra1", web03="ams2")))
+        text = "---\n".join((make_fleet(self.ledgers), *BOOTS, *make_servers(web01=site, web02="fra1", web03="ams2")))
         self.repository.push({"fleet.yaml": text}, f"To {site}")
 
-    def turn(self, site: str, *, installs: bool = False) -> tuple[object, object] | None:
+    def advance(self, site: str, *, installs: bool = False) -> tuple[object, object] | None:
         """Let the instance of a site look; what it wants of the server, if it has it."""
         with run_in_process(self.folder / site, self.repository.bare, site=site) as parts:
             world = World(parts, self.repository, at("20T12:00" if installs else "20T13:00"))  # no clock goes back
-            world.turn()
+            world.advance()
             if installs:
                 world.install("web01")
             found = parts.reconciler.state.plans.servers.get("web01")
@@ -161,15 +161,15 @@ class Move:
     def hand_over(self, old: str, new: str) -> None:
         """All that a person types and what both instances do meanwhile, from the beginning."""
         for site in (old, new):
-            self.turn(site)
+            self.advance(site)
         if self.record(new) is None:
             file = self.folder / "web01.json"
-            file.write_text(self.typed("hand-over", "web01", "--state", str(self.folder / old / "state")))
+            file.write_text(self.show_status("hand-over", "web01", "--state", str(self.folder / old / "state")))
             taking = ("--reason", "moved", "--state", str(self.folder / new / "state"))
-            self.typed("take-over", str(file), *taking)
-        self.turn(new)
+            self.show_status("take-over", str(file), *taking)
+        self.advance(new)
 
-    def typed(self, *arguments: str) -> str:
+    def show_status(self, *arguments: str) -> str:
         done = CliRunner().invoke(cli, ["records", *arguments])
         assert done.exit_code == 0, done.exception
         return done.stdout
@@ -178,7 +178,7 @@ class Move:
         with open_ledger(self.folder / site / "state" / LEDGER) as ledger:
             return server_tables.read_records(ledger).get(WEB01)
 
-    def installing(self) -> list[str]:
+    def list_install_sites(self) -> list[str]:
         """The sites at which the server is published to be installed."""
         files = {site: self.folder / site / "output/ops/servers/web01.json" for site in SITES}
         return [site for site, file in files.items() if file.exists() and "web01: Network" in _published(file)]
@@ -229,7 +229,7 @@ def test_after_a_kill_at_any_time_one_ledger_or_none_has_the_server_and_the_comm
     old, new = SITES
     move.push(old)
     for site in SITES:
-        move.turn(site, installs=installed and site == old)
+        move.advance(site, installs=installed and site == old)
     for _ in range(1 + lives):
         handed = move.record(old)
         assert handed is not None and handed.provision == (1 if installed else None)
@@ -239,13 +239,13 @@ def test_after_a_kill_at_any_time_one_ledger_or_none_has_the_server_and_the_comm
             tries += 1
             after_s = chance.uniform(0, 0.02 * (tries - 1))  # the first is killed at once, however fast this machine is
             ended = killed(move, old, new, after_s if tries < 12 else _LONGEST_S)
-            assert move.installing() in ([], [old], [new]), "never at both"
+            assert move.list_install_sites() in ([], [old], [new]), "never at both"
             known = move.record(new)
             assert known is None or known.provision == handed.provision
-        assert move.installing() == ([] if installed else [new])
+        assert move.list_install_sites() == ([] if installed else [new])
         taken = move.record(new)
         assert taken is not None and taken.provision == handed.provision
-        assert (move.turn(new) == INSTALLS, move.turn(old)) == (not installed, None)
+        assert (move.advance(new) == INSTALLS, move.advance(old)) == (not installed, None)
         old, new = new, old
 
 
@@ -256,7 +256,7 @@ POINTS = ("the PATCH has arrived", "the PATCH was applied", "it is read back", "
 PASSES = 2
 
 
-def set_and_look(folder: Path, order: dict[str, Any]) -> None:
+def set_forever(folder: Path, order: dict[str, Any]) -> None:
     """Run in the child until it is killed: set the numbered override, and read its state."""
     bmc = f"bmc: {{address: '{order['bmc']}', system: {order['system']}, credentials: rack}}"
     with Bench(folder, credentials=folder) as bench:
@@ -278,17 +278,17 @@ class Nursery:
     """A process without threads that makes children on demand: a process with threads had better not fork."""
 
     orders: TextIO
-    births: TextIO
+    replies: TextIO
     pid: int
 
-    def bear(self, **order: Any) -> int:
+    def start_child(self, **order: Any) -> int:
         """Let a child carry out an order; return its process id."""
         print(json.dumps(order), file=self.orders, flush=True)
-        return int(self.births.readline())
+        return int(self.replies.readline())
 
     def ended(self) -> int:
         """Wait for the child, and return how it ended."""
-        return int(self.births.readline())
+        return int(self.replies.readline())
 
 
 @contextmanager
@@ -297,48 +297,48 @@ def nursery(folder: Path) -> Iterator[Nursery]:
     pid = os.fork()
     if pid == 0:
         os.close(orders_out)
-        with os.fdopen(orders_in) as orders, os.fdopen(births_out, "w") as births:
+        with os.fdopen(orders_in) as orders, os.fdopen(births_out, "w") as replies:
             for line in orders:
                 child = os.fork()
                 if child == 0:
                     status = 1
                     try:
-                        set_and_look(folder, json.loads(line))
+                        set_forever(folder, json.loads(line))
                         status = 0
                     except BaseException:  # noqa: BLE001 - the parent shows it
                         (folder / "failure").write_text(traceback.format_exc())
                     finally:
                         os._exit(status)
-                print(child, file=births, flush=True)
-                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=births, flush=True)
+                print(child, file=replies, flush=True)
+                print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=replies, flush=True)
         os._exit(0)
     os.close(orders_in)
     os.close(births_out)
-    with os.fdopen(orders_out, "w") as orders, os.fdopen(births_in) as births:
-        yield Nursery(orders, births, pid)
+    with os.fdopen(orders_out, "w") as orders, os.fdopen(births_in) as replies:
+        yield Nursery(orders, replies, pid)
     os.waitpid(pid, 0)
 
 
 @dataclass
-class Victim:
+class KillPoint:
     """The child, and where it is to be killed."""
 
     point: str = ""
     pid: int = 0
     patched: bool = False
-    born: threading.Event = field(default_factory=threading.Event)
+    kill_sent: threading.Event = field(default_factory=threading.Event)
 
     def reach(self, point: str) -> None:
-        if point == self.point and self.born.wait(60):
+        if point == self.point and self.kill_sent.wait(60):
             os.kill(self.pid, signal.SIGKILL)
 
 
-class Watched(Machine):
+class WatchedMachine(Machine):
     """A machine that records its real boots, and kills the process that wrote to it."""
 
-    victim = Victim()
+    victim = KillPoint()
     provision = 1
-    standing: int | None = None  # the number that is set
+    set_number: int | None = None  # the number that is set
     sets = 0
 
     def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
@@ -346,7 +346,7 @@ class Watched(Machine):
         answer = super().patch(path, body, if_match)
         if self.override[ENABLED] == "Once":
             assert answer.status == 200
-            self.standing = self.provision
+            self.set_number = self.provision
             self.sets += 1
             self.victim.patched = True
             self.victim.reach("the PATCH was applied")
@@ -365,23 +365,23 @@ def test_an_instance_that_is_killed_around_a_patch_sets_no_override_twice(
     monkeypatch.setattr("gitboot.ledger.store.os.fdatasync", lambda _: None)  # no power is cut here
     store_credentials(tmp_path, password="secret")
     chance, killed = random.Random(20261121), Counter[str]()
-    machine = Watched("web01", uuid=make_uuid("web01"))
+    machine = WatchedMachine("web01", uuid=make_uuid("web01"))
     booted: list[int] = []  # the numbers that were booted from the network, each time that one was
 
     def on_boot(boot: Boot) -> None:
         if boot.target == "UefiHttp":
-            assert machine.standing is not None
-            booted.append(machine.standing)
+            assert machine.set_number is not None
+            booted.append(machine.set_number)
 
     machine.on_boot = on_boot
     with nursery(tmp_path) as children, RedfishServer(Service(machine)) as bmc:
 
         def live(point: str) -> int:
             """Let a child live until it is killed at a point, or ends without having come there."""
-            machine.victim = victim = Victim(point)
+            machine.victim = victim = KillPoint(point)
             facts = {"bmc": bmc.url, "system": machine.path, "provision": machine.provision}
-            victim.pid = children.bear(**facts, at=machine.now.isoformat())
-            victim.born.set()
+            victim.pid = children.start_child(**facts, at=machine.now.isoformat())
+            victim.kill_sent.set()
             if point == "some instant":
                 time.sleep(chance.uniform(0, 0.06))
                 with suppress(ProcessLookupError):  # it has ended by itself

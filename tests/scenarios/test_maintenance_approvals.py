@@ -21,7 +21,7 @@ FILE = "approvals.txt"
 ORDER = ["DrainStarted", "Drained", "OverrideConfirmed", "PowerAsked"]
 
 
-def reflash(drain: str, approval: str = f"approval: {{file: {FILE}}}, ", spec: str = "") -> str:
+def make_reflash(drain: str, approval: str = f"approval: {{file: {FILE}}}, ", spec: str = "") -> str:
     now = datetime.now(UTC).replace(microsecond=0, tzinfo=None)
     start, end = (f"'{each.isoformat()}Z'" for each in (now - timedelta(hours=1), now + timedelta(hours=8)))
     return document(
@@ -39,7 +39,7 @@ def test_a_maintenance_resets_and_boots_a_server_only_after_its_approval_and_dra
             *(image("flatcar-1"), image("memtest-7", "writesDisk: false")),
             *(profile("web", "flatcar-1"), profile("repair", "memtest-7")),
             policy("web", often="Never"),
-            reflash(system.origin),
+            make_reflash(system.origin),
         )
         rack.repository.push({FILE: "# nobody has approved anything\n"})
         rack.push()
@@ -58,7 +58,7 @@ def test_a_maintenance_resets_and_boots_a_server_only_after_its_approval_and_dra
             system.answers = drain
             found = wait_for_condition(instance, "MaintenancesCleared", status=False, reason="WaitingForApproval")
             assert "Maintenance/reflash waits for approval: web01" in found["message"]
-            digest = digest_of(rack)
+            digest = get_digest(rack)
             assert f"reflash {digest}" in rack.said("plan")
             assert "waits for an approval" in rack.said("explain", "web01")
             assert state() == (0, False, False)
@@ -73,7 +73,7 @@ def test_a_maintenance_resets_and_boots_a_server_only_after_its_approval_and_dra
                 digest,
             )
             eventually(lambda: blade.machine.resets == 1)
-            assert waits(instance) == []
+            assert find_waits(instance) == []
             eventually(lambda: len(events(instance)) == len(ORDER))
             assert events(instance) == ORDER
             eventually(lambda: boots(instance, blade) == "memtest-7")
@@ -92,7 +92,7 @@ def test_a_standby_that_takes_over_continues_a_drain_and_begins_no_other(
             *(image("flatcar-1"), image("memtest-7", "writesDisk: false")),
             *(profile("web", "flatcar-1"), profile("repair", "memtest-7")),
             policy("web", often="Never"),
-            reflash(system.origin, "", ", maxUnavailable: 1"),
+            make_reflash(system.origin, "", ", maxUnavailable: 1"),
         )
 
         def asked() -> list[str]:
@@ -136,14 +136,14 @@ def test_a_standby_that_takes_over_continues_a_drain_and_begins_no_other(
             eventually(lambda: begun() == ["web01", "web02"])
 
 
-def digest_of(rack: Rack) -> str:
+def get_digest(rack: Rack) -> str:
     (item,) = rack.run_command("plan", "-o", "json").json["items"]
     (found,) = item["preconditions"]
     assert (found["maintenance"], found["approved"], found["approvalFile"]) == ("reflash", False, FILE)
     return str(found["digest"])
 
 
-def waits(instance: Instance) -> list[str]:
+def find_waits(instance: Instance) -> list[str]:
     return [each["type"] for each in instance.status()["conditions"] if each["type"] == "MaintenancesCleared"]
 
 

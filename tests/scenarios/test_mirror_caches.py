@@ -44,7 +44,7 @@ COPIES = ("caddy", "folder", "bucket", "branch")
 NEW = sorted(MORE.boot_files.keys() - ENDED.boot_files.keys())
 
 
-class Cached(NamedTuple):
+class CachedMirror(NamedTuple):
     """A way out, a cache before it, and the tree."""
 
     site: Site
@@ -60,7 +60,7 @@ class Cached(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cached]:
+def cached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CachedMirror]:
     """Yield one environment for all tests of a way out and a cache. Its time goes on: no test publishes for INSIDE."""
     way, cache = request.param
     folder = tmp_path_factory.mktemp(f"{way}-{cache}")
@@ -73,28 +73,28 @@ def cached(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with opened as found:
         behind = urlsplit(found.url)
         with CACHES[cache](f"{behind.scheme}://{behind.netloc}", folder / "cache") as url:
-            yield Cached(site, found, f"{url}{behind.path}")
+            yield CachedMirror(site, found, f"{url}{behind.path}")
 
 
-def of_pairs(pairs: Iterable[tuple[str, str]]) -> pytest.MarkDecorator:
+def mark_pairs(pairs: Iterable[tuple[str, str]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("cached", pairs, indirect=True, ids=map("-".join, pairs))
 
 
-def contents(cached: Cached, fleet: Fleet) -> dict[str, bytes]:
+def find_differences(cached: CachedMirror, fleet: Fleet) -> dict[str, bytes]:
     """Return the files of a fleet that a client gets as something else."""
     found = {path: cached.get(path) for path in fleet.boot_files if not path.startswith("/signed/")}
     wanted = {path: (200, file.content) for path, file in fleet.boot_files.items()}
     return {path: each.content for path, each in found.items() if (each.status_code, each.content) != wanted[path]}
 
 
-@of_pairs([*PAIRS, *(("endpoint", cache) for cache in CACHES)])
-def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
+@mark_pairs([*PAIRS, *(("endpoint", cache) for cache in CACHES)])
+def test_finding_m1_no_cache_keeps_a_window_open(cached: CachedMirror) -> None:
     """A cache with its default settings sends the version of the mirror, with its headers."""
     for _ in range(2):
-        assert contents(cached, WINDOW) == {}
+        assert find_differences(cached, WINDOW) == {}
     cached.publish(ENDED)
     for _ in range(2):
-        assert contents(cached, ENDED) == {}
+        assert find_differences(cached, ENDED) == {}
     for path in NAMES:
         behind = http_peers.get(f"{cached.way.url}{path}", headers=LOADER)
         for method in ("GET", "HEAD"):
@@ -103,24 +103,24 @@ def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
                 assert found.headers.get(name) == behind.headers[name], (method, path)
 
 
-@of_pairs([*PAIRS, ("endpoint", "varnish")])
-def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached) -> None:
+@mark_pairs([*PAIRS, ("endpoint", "varnish")])
+def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: CachedMirror) -> None:
     """A new boot script is found at once. A file that cannot be read is an error only while it cannot be read."""
     for _ in range(2):
         assert {cached.get(path).status_code for path in NEW} == {404 if cached.way.store is None else 403}
     cached.publish(MORE)
-    assert contents(cached, MORE) == {}
+    assert find_differences(cached, MORE) == {}
     if (folder := cached.way.folder) is not None:
         with make_unreadable(folder() / ENTRY[1:], "forbidden"):
             assert [cached.get(ENTRY).status_code for _ in range(2)] == [503, 503]
-        assert contents(cached, MORE) == {}
+        assert find_differences(cached, MORE) == {}
         with make_unreadable(folder() / FIRST[1:], "a loop of symlinks"):
             assert {cached.get(path).status_code for path in (NOBODY, FIRST)} == {503}, "the copy is not complete"
         assert cached.get(NOBODY).status_code == 404
 
 
-@of_pairs([pair for pair in PAIRS if pair[0] != "bucket" or pair[1] == "varnish"])
-def test_finding_m9_each_kind_of_path_has_its_headers_and_downloads_of_kernels_resume(cached: Cached) -> None:
+@mark_pairs([pair for pair in PAIRS if pair[0] != "bucket" or pair[1] == "varnish"])
+def test_finding_m9_each_kind_of_path_has_its_headers_and_downloads_of_kernels_resume(cached: CachedMirror) -> None:
     """The headers are those of the table that the endpoint reads as well; on each way out, and through each cache."""
     cached.publish(EVERY)
     for path in mirrors.EVERY_PATH:
@@ -147,11 +147,11 @@ def test_finding_m7_a_mirror_whose_boot_scripts_may_be_cached_is_reported(
     (tmp_path / "nginx").mkdir()
     with unconfigured_nginx(site.root / "boot", tmp_path / "nginx", *settings, "error_page 404 =404 /none") as url:
         for more in ((), ("--tree", site.root)):
-            assert faults(url, *more)[FIRST] == "Cacheable"
-        assert faults(url, "--tree", site.root, "--read-entries")[ENTRY] == "Cacheable"
+            assert find_faults(url, *more)[FIRST] == "Cacheable"
+        assert find_faults(url, "--tree", site.root, "--read-entries")[ENTRY] == "Cacheable"
 
 
-def faults(url: str, *more: object) -> dict[str, str]:
+def find_faults(url: str, *more: object) -> dict[str, str]:
     done = run_forked("verify-mirror", url, *more, "-o", "json")
     assert done.stdout, done.stderr
     return {f"/{each['path']}": each["fault"] for each in json.loads(done.stdout)["items"]}
@@ -171,7 +171,7 @@ def test_finding_m7_squid_that_keeps_the_list_of_a_mirror_is_reported(tmp_path: 
         assert http_peers.get(f"{url}/signed/timestamp.json").content == timestamp.read_bytes()
         site.publish(MORE, AFTER + timedelta(minutes=1), made=datetime.now(UTC))
         assert http_peers.get(f"{url}/signed/timestamp.json").content != timestamp.read_bytes()
-        assert faults(url)["/signed/timestamp.json"] == "Cached"
+        assert find_faults(url)["/signed/timestamp.json"] == "Cached"
 
 
 # Without a publisher
@@ -251,7 +251,7 @@ def test_finding_m6_an_edited_file_is_found_on_each_kind_of_copy(way: str, tmp_p
             os.utime(file, (before.st_mtime, before.st_mtime))
         by_store = {NOBODY: "Wrong"} if found.store is not None else {}  # its 403 has a body
         for url in (origin, *through):
-            assert faults(f"{url}{behind.path}", "--key", site.public) == {FIRST: "Wrong", **by_store}
+            assert find_faults(f"{url}{behind.path}", "--key", site.public) == {FIRST: "Wrong", **by_store}
 
 
 # A bucket
@@ -273,20 +273,20 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(tmp_path:
         behind, store = urlsplit(way.url), way.store
         assert store is not None
         assert any(" REST.GET.OBJECT " in line and "/provisioned/" in line for line in store.log)
-        assert evidence(store.log, tmp_path / "spool") == [], "gitboot itself reads back what it has written"
+        assert read_evidence(store.log, tmp_path / "spool") == [], "gitboot itself reads back what it has written"
         for name, cache in CACHES.items():
             store.log.clear()
             with cache(f"{behind.scheme}://{behind.netloc}", tmp_path / name) as url:
                 for more in ((), ("--read-entries",)):
                     done = run_forked("verify-mirror", f"{url}{behind.path}", "--tree", site.root, "--target", *more)
                     assert done.returncode == 8, "its 403 has a body"
-                    assert evidence(store.log, tmp_path / f"spool of {name}") == []
+                    assert read_evidence(store.log, tmp_path / f"spool of {name}") == []
                     assert any(f"{report}?check=1" in line for line in store.log) == bool(more)
                 http_peers.get(f"{url}{behind.path}{report}", headers={"user-agent": "curl/8.5.0"})
-                assert evidence(store.log, tmp_path / f"spool of {name}") == [f"boot{report}"]
+                assert read_evidence(store.log, tmp_path / f"spool of {name}") == [f"boot{report}"]
 
 
-def evidence(log: list[str], spool: Path) -> list[str]:
+def read_evidence(log: list[str], spool: Path) -> list[str]:
     done = run_forked("read-access-logs", "-", "--spool", spool, given="".join(log))
     assert done.returncode == 0, done.stderr
     return [each.path for each in read_new(spool, {}).observations]

@@ -46,15 +46,15 @@ class Client:
     def entry(self) -> str:
         return f"/v1/boot/{make_mac(self.name).replace(':', '-')}/boot.ipxe"
 
-    def loads(self) -> str:
+    def load_script(self) -> str:
         found = self.get(self.entry, **IPXE)
         assert found.status_code == 200
         return found.text
 
-    def is_given_its_boot(self) -> bool:
-        return "\nkernel " in self.loads()
+    def is_boot_served(self) -> bool:
+        return "\nkernel " in self.load_script()
 
-    def starts(self, script: str) -> None:
+    def start_installer(self, script: str) -> None:
         found = re.search(r"ds=nocloud;s=http://boot\.test(\S+?)['\"\s]", script)
         assert found is not None, script
         for name in ("meta-data", "user-data"):
@@ -74,12 +74,12 @@ def documents(*names: str, evidence: str = "Fetched", **spec: Any) -> dict[str, 
 
 
 @contextmanager
-def instance_of(folder: Path, files: dict[str, str], *arguments: str, fresh: bool = True) -> Iterator[Instance]:
+def run_instance(folder: Path, files: dict[str, str], *arguments: str, is_fresh: bool = True) -> Iterator[Instance]:
     """Run an instance that follows these files, with a ledger that was begun as fresh."""
     repository = Repository.create(folder / "git")
     repository.push(files)
     with running(repository.bare, folder, *arguments) as instance:
-        if fresh:
+        if is_fresh:
             done = run_command(*FRESH, "--state", folder / "state")
             assert done.code == 0, done
         yield instance
@@ -95,10 +95,10 @@ def steps(instance: Instance) -> dict[str, int]:
 
 def test_e7_boot_scripts_with_missing_kernels_are_not_installations(tmp_path: Path) -> None:
     names = [f"web{number:02}" for number in range(8)]
-    with instance_of(tmp_path, documents(*names), *write_configuration(step_minutes=0.05)) as instance:
+    with run_instance(tmp_path, documents(*names), *write_configuration(step_minutes=0.05)) as instance:
         clients = [Client(name, instance.url) for name in names]
         eventually(lambda: steps(instance) == {"Pending": 8})
-        assert all(each.is_given_its_boot() for each in clients)
+        assert all(each.is_boot_served() for each in clients)
         eventually(lambda: steps(instance) == {"Attempted": 8})
         eventually(lambda: "and 5 more" in condition(instance, "InstallsCompleted")["message"])
         wait_for_condition(instance, "InstallsCompleted", status=False, reason="Overdue")
@@ -106,11 +106,11 @@ def test_e7_boot_scripts_with_missing_kernels_are_not_installations(tmp_path: Pa
         eventually(lambda: fetched.search(condition(instance, "InstallsCompleted")["message"]))
         remedy = f"gitboot records set {' '.join(names)} provisioned "  # each step has its own three seconds
         eventually(lambda: condition(instance, "InstallsCompleted")["remedy"].startswith(remedy))
-        script = next(each for each in clients if each.name == "web03").loads()
+        script = next(each for each in clients if each.name == "web03").load_script()
         assert 'gitboot_records{known="Attempted"} 8.0' in instance.get("/metrics").text
         asked = instance.get("/api/v1/servers?step=Attempted&limit=2").json()
         assert [item["step"] for item in asked["items"]] == ["Attempted", "Attempted"]
-        clients[3].starts(script)  # its kernel was found at last
+        clients[3].start_installer(script)  # its kernel was found at last
         eventually(lambda: steps(instance) == {"Attempted": 7, "Provisioned": 1})
         one = instance.get("/api/v1/servers/web03").json()
         assert (one["step"], one["provisioned"]["evidence"]) == ("Provisioned", "Fetched")
@@ -120,7 +120,7 @@ def test_e7_boot_scripts_with_missing_kernels_are_not_installations(tmp_path: Pa
 # R4: an installation that has begun is not green
 
 
-def installing(instance: Instance, name: str) -> tuple[str, str] | None:
+def read_installation(instance: Instance, name: str) -> tuple[str, str] | None:
     """Return the state and the last step of an installation, once the API's document and its list agree."""
 
     def seen() -> list[Any]:
@@ -139,26 +139,26 @@ def test_finding_r4_an_installation_is_visible_from_its_first_fetch(tmp_path: Pa
     files["fleet.yaml"] = files["fleet.yaml"].replace(
         "'http://boot.test'", "'http://boot.test', outputs: [ipxe, pages]", 1
     )
-    with instance_of(tmp_path, files) as instance:
+    with run_instance(tmp_path, files) as instance:
         web01 = Client("web01", instance.url)
         eventually(lambda: steps(instance) == {"Pending": 1})
-        script = web01.loads()
+        script = web01.load_script()
         assert "\nkernel " in script
-        eventually(lambda: installing(instance, "web01") == ("Installing", "Attempted"))
+        eventually(lambda: read_installation(instance, "web01") == ("Installing", "Attempted"))
         message = re.compile(r"Installing since 20\S+Z; last step: boot served at\s+20\S+Z")
         status = ("status", "--state", tmp_path / "state")
         eventually(lambda: message.search(run_command(*status).out))
         assert "no installation is waiting for evidence" not in run_command(*status).out
         plan = ("plan", tmp_path / "git" / "fleet.git", "--records", tmp_path / "output" / "ops" / "records")
         eventually(lambda: message.search(run_command(*plan).out))
-        web01.starts(script)
-        eventually(lambda: installing(instance, "web01") == ("Installing", "Started"))
+        web01.start_installer(script)
+        eventually(lambda: read_installation(instance, "web01") == ("Installing", "Started"))
         counted = 'gitboot_servers_installing{state="Installing",step="Started"} 1.0'
         eventually(lambda: counted in instance.get("/metrics").text)
         shards = tmp_path / "output" / "ops" / "pages" / "data" / "shard"
         eventually(lambda: '"state":"Installing"' in "".join(each.read_text() for each in shards.glob("*.js")))
-        assert not web01.is_given_its_boot(), "it boots its disk"
-        assert installing(instance, "web01") == ("Installing", "Started")
+        assert not web01.is_boot_served(), "it boots its disk"
+        assert read_installation(instance, "web01") == ("Installing", "Started")
 
 
 # E13: BMCs lose what was set
@@ -203,19 +203,19 @@ def test_two_nics_and_a_repeated_boot_script_request_are_one_boot_that_is_shown_
     tmp_path: Path,
 ) -> None:
     """The loader of the first NIC gets a 503 for the kernel and comes back; the second NIC requests the boot too."""
-    with instance_of(tmp_path, documents("web01")) as instance:
+    with run_instance(tmp_path, documents("web01")) as instance:
         web01 = Client("web01", instance.url)
         eventually(lambda: steps(instance) == {"Pending": 1})
-        assert web01.is_given_its_boot()
+        assert web01.is_boot_served()
         eventually(lambda: steps(instance) == {"Attempted": 1})
-        assert [web01.is_given_its_boot() for _ in range(2)] == [True, True]
-        web01.starts(web01.loads())
+        assert [web01.is_boot_served() for _ in range(2)] == [True, True]
+        web01.start_installer(web01.load_script())
         eventually(lambda: steps(instance) == {"Provisioned": 1})
-        eventually(lambda: installing(instance, "web01") == ("Served", "Started"))
+        eventually(lambda: read_installation(instance, "web01") == ("Served", "Started"))
         counted = 'gitboot_servers_installing{state="Served",step="Started"} 1.0'
         eventually(lambda: counted in instance.get("/metrics").text)
-        eventually(lambda: not web01.is_given_its_boot())
-        eventually(lambda: installing(instance, "web01") is None)
+        eventually(lambda: not web01.is_boot_served())
+        eventually(lambda: read_installation(instance, "web01") is None)
         (attempt,) = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
         assert (attempt["number"], len(attempt["boots"])) == (1, 1)
 
@@ -223,19 +223,19 @@ def test_two_nics_and_a_repeated_boot_script_request_are_one_boot_that_is_shown_
 def test_a_failed_installer_reports_it_and_is_tried_as_often_as_the_fleet_allows(tmp_path: Path) -> None:
     files = documents("web01", evidence="Reported, attempts: 2")
     files["user-data.j2"] = "#cloud-config\nfailed: {{ urls.failed }}\n"
-    with instance_of(tmp_path, files) as instance:
+    with run_instance(tmp_path, files) as instance:
         web01 = Client("web01", instance.url)
         eventually(lambda: steps(instance) == {"Pending": 1})
         for number in (1, 2):
-            eventually(lambda: web01.is_given_its_boot())
+            eventually(lambda: web01.is_boot_served())
             eventually(lambda: steps(instance) == {"Attempted": 1})
-            token = re.search(r"/data/([0-9a-f]{64})/", web01.loads())
+            token = re.search(r"/data/([0-9a-f]{64})/", web01.load_script())
             assert token is not None
             path = web01.entry.replace("boot.ipxe", f"failed/{token[1]}")
             log = f"attempt {number}\n\x1b[31mno disk\n".encode()
             assert http_peers.post(f"{instance.url}{path}", content=log).status_code == 204
             eventually(lambda: steps(instance) == ({"Pending": 1} if number == 1 else {"Failed": 1}))  # noqa: B023
-        assert not web01.is_given_its_boot()
+        assert not web01.is_boot_served()
         found = wait_for_condition(instance, "InstallsCompleted", status=False, reason="Failed")
         assert "[31mno disk" in found["message"] and "\x1b" not in found["message"]
         attempts = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
@@ -245,14 +245,14 @@ def test_a_failed_installer_reports_it_and_is_tried_as_often_as_the_fleet_allows
 def test_finding_s6_a_proxy_near_the_machines_caches_no_boot_and_a_condition_names_the_setting_that_trusts_it(
     tmp_path: Path,
 ) -> None:
-    with instance_of(tmp_path, documents("web01")) as instance, proxied(instance.url, tmp_path / "proxy") as url:
+    with run_instance(tmp_path, documents("web01")) as instance, run_proxy(instance.url, tmp_path / "proxy") as url:
         web01 = Client("web01", url)
         eventually(lambda: steps(instance) == {"Pending": 1})
-        script = web01.loads()
+        script = web01.load_script()
         assert "\nkernel " in script
-        web01.starts(script)
+        web01.start_installer(script)
         eventually(lambda: steps(instance) == {"Provisioned": 1})
-        eventually(lambda: not web01.is_given_its_boot())
+        eventually(lambda: not web01.is_boot_served())
         assert web01.get("/api/v1/servers").status_code == 404
         found = wait_for_condition(instance, "ProxiesTrusted", status=False, reason="Unnamed")
         assert found["remedy"].startswith('trusted-proxies = ["127.0.0.2"]  # ')
@@ -262,8 +262,8 @@ def test_finding_s6_a_proxy_near_the_machines_caches_no_boot_and_a_condition_nam
 def test_finding_s6_a_named_proxy_gives_operators_access_by_the_forwarded_address(tmp_path: Path) -> None:
     arguments = ("--operators", "127.0.0.1/32", *write_configuration(trusted_proxies=[PROXY]))
     with (
-        instance_of(tmp_path, documents("web01"), *arguments) as instance,
-        forwarding(instance.url, tmp_path / "proxy") as url,
+        run_instance(tmp_path, documents("web01"), *arguments) as instance,
+        run_forwarding(instance.url, tmp_path / "proxy") as url,
         http_peers.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3")) as stranger,
     ):
         invented = {"x-forwarded-for": "127.0.0.1"}
@@ -275,7 +275,7 @@ def test_finding_s6_a_named_proxy_gives_operators_access_by_the_forwarded_addres
 
 
 def test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_of_a_stop(tmp_path: Path) -> None:
-    with instance_of(tmp_path, documents("web01")) as instance:
+    with run_instance(tmp_path, documents("web01")) as instance:
         done = run_command("stop-installs", "--state", tmp_path / "state", *REASON)
         assert done.code == 0, done
         eventually(lambda: "INC-4711" in http_peers.get(f"{instance.url}/readyz").text)
@@ -284,18 +284,18 @@ def test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_o
 
 
 @contextmanager
-def forwarding(url: str, folder: Path) -> Iterator[str]:
+def run_forwarding(url: str, folder: Path) -> Iterator[str]:
     """Run nginx as another user before an endpoint; it connects from 127.0.0.2 and appends to X-Forwarded-For."""
     text = f"""user nobody nogroup; daemon off; pid {folder}/pid; error_log stderr; events {{}}
         http {{ access_log off; server {{ listen 127.0.0.1:PORT; location / {{
           proxy_pass {url}; proxy_bind 127.0.0.2; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
         }} }} }}"""
-    with nginx(text, folder) as found:
+    with run_nginx(text, folder) as found:
         yield found
 
 
 @contextmanager
-def proxied(url: str, folder: Path) -> Iterator[str]:
+def run_proxy(url: str, folder: Path) -> Iterator[str]:
     """nginx before an endpoint, which keeps what it is allowed to keep."""
     text = f"""user root; daemon off; pid {folder}/pid; error_log stderr; events {{}}
         http {{
@@ -307,12 +307,12 @@ def proxied(url: str, folder: Path) -> Iterator[str]:
             proxy_set_header X-Forwarded-For $remote_addr; proxy_bind 127.0.0.2;
           }} }}
         }}"""
-    with nginx(text, folder) as found:
+    with run_nginx(text, folder) as found:
         yield found
 
 
 @contextmanager
-def nginx(text: str, folder: Path) -> Iterator[str]:
+def run_nginx(text: str, folder: Path) -> Iterator[str]:
     folder.mkdir()
     port = str(free_port())
     (folder / "nginx.conf").write_text(text.replace("PORT", port))
@@ -341,14 +341,14 @@ def test_a_timer_may_run_gitboot_once_beside_an_endpoint(tmp_path: Path) -> None
     passes()
     with served(tmp_path / "output", "--spool", str(spool)) as (url, _):
         web01 = Client("web01", url)
-        script = web01.loads()
+        script = web01.load_script()
         assert "\nkernel " in script
         passes()
         assert "1 Served" in run_command("status", "--state", tmp_path / "state").out
-        web01.starts(script)
+        web01.start_installer(script)
         passes()
         assert "1 Provisioned" in run_command("status", "--state", tmp_path / "state").out
-        assert not web01.is_given_its_boot()
+        assert not web01.is_boot_served()
         web01.get("/healthz", **{"x-forwarded-for": "192.0.2.1"})
         eventually(lambda: any("127.0.0.1" in each.read_text() for each in spool.glob("*.report")))
         done = run_command("run", repository.bare, *places, "--once")
@@ -358,16 +358,16 @@ def test_a_timer_may_run_gitboot_once_beside_an_endpoint(tmp_path: Path) -> None
 
 def test_monitors_may_fetch_everything_without_an_effect(tmp_path: Path) -> None:
     files = documents("web01", evidence="Fetched, monitors: [192.0.2.0/24]")
-    with instance_of(tmp_path, files, *write_configuration(trusted_proxies=[PROXY])) as instance:
+    with run_instance(tmp_path, files, *write_configuration(trusted_proxies=[PROXY])) as instance:
         eventually(lambda: steps(instance) == {"Pending": 1})
         web01, monitor = (Client("web01", instance.url, address) for address in ("10.0.0.7", "192.0.2.9"))
         data = f"/v1/boot/{make_mac('web01').replace(':', '-')}/data/"
         published = next((tmp_path / "output" / "boot").glob(f"{data[1:]}*/user-data"))
         for path in (web01.entry, data + str(published.relative_to(published.parents[1])), "/healthz"):
             monitor.get(path)
-        script = web01.loads()
+        script = web01.load_script()
         assert "\nkernel " in script
-        web01.starts(script)
+        web01.start_installer(script)
         eventually(lambda: steps(instance) == {"Provisioned": 1})
         (attempt,) = instance.get("/api/v1/servers/web01").json()["provisioned"]["attempts"]
         assert [each["client"] for each in attempt["boots"]] == ["10.0.0.7"]

@@ -139,12 +139,12 @@ def select(case: Case) -> None:
     elif not given["servers"]:
         expected = LOCAL_DISK
     for configs in permutations(given["configs"]):  # also where boot-operator's answer depends on their order
-        assert _selected(given | {"configs": list(configs)}) == expected
+        assert _find_selected(given | {"configs": list(configs)}) == expected
 
 
-def _selected(given: Case) -> str:
+def _find_selected(given: Case) -> str:
     """The configuration that the machine boots, or the codes of what is wrong with the commit."""
-    documents = [fleet(), *_of_configs(given), *_of_servers(given)]
+    documents = [fleet(), *_convert_configs(given), *_convert_servers(given)]
     try:
         decisions = decided(*documents, files=TEMPLATE)
     except InvalidRepository as error:
@@ -154,7 +154,7 @@ def _selected(given: Case) -> str:
             _check_nothing_is_served(given, documents)
         return " ".join(sorted(codes))
     if not decisions.servers:
-        assert not _names_in(given, (file.content for file in render_fleet_files(decisions).values()))
+        assert not _find_names(given, (file.content for file in render_fleet_files(decisions).values()))
         return LOCAL_DISK
     (found,) = decisions.servers.values()
     planned = make_plan(found, NOON, None)
@@ -163,7 +163,7 @@ def _selected(given: Case) -> str:
     served = boot_files(decisions, found, planned)
     assert {path.split("/")[1] for path in served} >= {"v1", "ipxe", "ignition"}
     for path, content in served.items():  # for each identity of a machine, it is the same configuration
-        assert _names_in(given, [content]) == {planned.boot.profile}, path
+        assert _find_names(given, [content]) == {planned.boot.profile}, path
     return planned.boot.profile
 
 
@@ -173,7 +173,7 @@ def boot_files(decisions: Decisions, found: Decision, planned: BootPlan | None) 
     return {path: file.content for path, file in files.items() if path.startswith("boot/")}
 
 
-def _names_in(given: Case, contents: Iterable[bytes]) -> set[str]:
+def _find_names(given: Case, contents: Iterable[bytes]) -> set[str]:
     """The configurations whose image or user data is named in files."""
     told = b"".join(contents).decode()
     named = set(re.findall(r"/assets/([^/]+)/", told)) | set(re.findall(r'"boots": "([^"]+)"', told))
@@ -192,10 +192,10 @@ def _check_nothing_is_served(given: Case, documents: list[str]) -> None:
     decisions = decided(lenient, *documents[1:], files=TEMPLATE)
     for found in decisions.servers.values():
         assert make_plan(found, NOON, None) is None
-        assert not _names_in(given, boot_files(decisions, found, None).values())
+        assert not _find_names(given, boot_files(decisions, found, None).values())
 
 
-def _of_configs(given: Case) -> Iterator[str]:
+def _convert_configs(given: Case) -> Iterator[str]:
     methods = {"IPXEBootConfig": ("Pxe", ""), "HTTPBootConfig": ("UefiHttp", "httpBoot: uki, ")}
     for config in given["configs"]:
         name, (method, boots) = config["name"], methods[config["kind"]]
@@ -205,13 +205,13 @@ def _of_configs(given: Case) -> Iterator[str]:
     for owner in map(_key, given["serverBootConfigurations"]):
         named_by = [each["name"] for each in given["servers"] if each["bootConfigurationRef"] == owner]
         kept_for_maintenance = any(each["maintenanceBootConfigurationRef"] == owner for each in given["servers"])
-        for config in _owned(given, owner):
+        for config in _list_owned(given, owner):
             if named_by or not kept_for_maintenance:
                 select = f"{{servers: {json.dumps(named_by)}}}" if named_by else "None"
                 yield policy(config, select, boots=config)
 
 
-def _of_servers(given: Case) -> Iterator[str]:
+def _convert_servers(given: Case) -> Iterator[str]:
     standing = {_key(each) for each in given["serverBootConfigurations"]}
     for each in given["servers"]:
         name, ref, active = each["name"], each["maintenanceBootConfigurationRef"], each["state"] == "Maintenance"
@@ -220,7 +220,7 @@ def _of_servers(given: Case) -> Iterator[str]:
         if active and ref is None:
             yield document("Maintenance", "nothing", f"select: {select}")
         if ref in standing:
-            for config in _owned(given, ref) or ["not-yet-there"]:
+            for config in _list_owned(given, ref) or ["not-yet-there"]:
                 yield maintenance(config, window, select=select, boots=config)
 
 
@@ -228,7 +228,7 @@ def _key(reference: Mapping[str, str]) -> str:
     return f"{reference['namespace']}/{reference['name']}"
 
 
-def _owned(given: Case, owner: str) -> list[str]:
+def _list_owned(given: Case, owner: str) -> list[str]:
     """Return the configurations of an owner, for any version of its API."""
     return [
         config["name"]
@@ -246,7 +246,9 @@ DEFAULT_POLICY: Final = CASES["MOB-001"]["expect"]["effectivePolicy"]
 BOOTS: Final = {"Pxe": "", "UefiHttp": "httpBoot: uki"}
 
 
-def workload(boot_policy: Mapping[str, str] | None = None, *, provision: int = 1, repairs: str = "Pxe") -> list[str]:
+def make_workload(
+    boot_policy: Mapping[str, str] | None = None, *, provision: int = 1, repairs: str = "Pxe"
+) -> list[str]:
     """A fleet of one server under metal-operator's boot policy."""
     boots = boot_policy or DEFAULT_POLICY
     every_time = boots["boot"] == boots["firstBoot"]
@@ -269,7 +271,7 @@ INSTALLED: Final = Record(provision=1, image="flatcar-1", provisioned_at=LAST_WE
 PENDING: Final = Record()
 
 
-def method_of(planned: BootPlan | None) -> str:
+def get_method(planned: BootPlan | None) -> str:
     assert planned is not None
     assert planned.override is not None
     return planned.override.target
@@ -279,26 +281,26 @@ def boot_method(case: Case) -> None:
     given, expected = case["given"], case["expect"]
     configuration, boot_policy = given["sbc"], given["bootPolicy"]
     if configuration["purpose"] == "claim":
-        found = decision("web01", *workload(boot_policy))
+        found = decision("web01", *make_workload(boot_policy))
         assert (
-            method_of(make_plan(found, NOON, INSTALLED if is_provisioned(configuration) else PENDING))
+            get_method(make_plan(found, NOON, INSTALLED if is_provisioned(configuration) else PENDING))
             == expected["method"]
         )
     else:  # a maintenance or a discovery: one boot of its own, whatever happened to the workload's
         once = maintenance("repair", OPEN, "networkBoot: Once")
-        found = decision("web01", *workload(boot_policy, repairs=boot_policy["firstBoot"]), once)
+        found = decision("web01", *make_workload(boot_policy, repairs=boot_policy["firstBoot"]), once)
         for known in (INSTALLED, PENDING):
             during = make_plan(found, NOON, known)
             assert during is not None
             assert during.phase is Phase.MAINTENANCE
-            assert method_of(during) == expected["method"]
+            assert get_method(during) == expected["method"]
         assert (
-            method_of(make_plan(found, at("20T14:00"), Record(runs={"repair": Run(1, NOON)})))
+            get_method(make_plan(found, at("20T14:00"), Record(runs={"repair": Run(1, NOON)})))
             == boot_policy["firstBoot"]
         )
     if "effectivePolicy" in expected:
         boots = {
-            when: method_of(make_plan(found, NOON, known))
+            when: get_method(make_plan(found, NOON, known))
             for when, known in (("firstBoot", PENDING), ("boot", INSTALLED))
         }
         assert boots == expected["effectivePolicy"]
@@ -329,7 +331,7 @@ class Lifetime:
         return servers["web01"]
 
     def commit(self) -> Commit:
-        fleet = repository(*workload(provision=self.provision, repairs=self._repairs), *self.in_maintenance)
+        fleet = repository(*make_workload(provision=self.provision, repairs=self._repairs), *self.in_maintenance)
         self._commits += 1
         fleet = structs.replace(fleet, revision=Revision(f"{self._commits:040}"))
         return build_commit(fleet, decide(fleet))
@@ -348,7 +350,7 @@ class Lifetime:
         state = "Maintenance" if planned.maintenance else "Reserved"
         if state != self.states[-1]:
             self.states.append(state)
-        self.methods[state] = method_of(planned)
+        self.methods[state] = get_method(planned)
         return planned
 
     def claim(self) -> None:
@@ -378,11 +380,11 @@ class Lifetime:
         return self.record is not None and (self.record.provision or 0) >= self.provision
 
 
-def _nothing(lifetime: Lifetime) -> None:
+def _do_nothing(lifetime: Lifetime) -> None:
     """Do nothing: gitboot has nothing to wait for, because an accepted commit is valid."""
 
 
-def _move(lifetime: Lifetime) -> None:
+def _move_ledger(lifetime: Lifetime) -> None:
     """Records leave one ledger and enter another as they were."""
     known = lifetime.knowledge.records
     assert parse_exported_records(encode_records(known), "records.json") == known
@@ -390,18 +392,18 @@ def _move(lifetime: Lifetime) -> None:
 
 EVENTS: Final[dict[str, Callable[[Lifetime], None]]] = {
     "claim created": Lifetime.claim,
-    "SBC Ready": _nothing,
+    "SBC Ready": _do_nothing,
     "first boot succeeded": Lifetime.boot,
-    "provisioned claim deleted": _nothing,  # the record of the machine stays
+    "provisioned claim deleted": _do_nothing,  # the record of the machine stays
     "new claim on the same server": Lifetime.claim,
-    "CAPI pivot moves the SBC with annotations": _move,
-    "existing SBC from before the feature, no annotation": _nothing,  # a server without `provision`
-    "operator upgraded": _nothing,
-    "next power-on": _nothing,
+    "CAPI pivot moves the SBC with annotations": _move_ledger,
+    "existing SBC from before the feature, no annotation": _do_nothing,  # a server without `provision`
+    "operator upgraded": _do_nothing,
+    "next power-on": _do_nothing,
     "maintenance starts": Lifetime.start_maintenance,
-    "maintenance SBC created": _nothing,
-    "boot-operator validates UKI and writes httpBootURI": _nothing,
-    "network override UefiHttp": _nothing,
+    "maintenance SBC created": _do_nothing,
+    "boot-operator validates UKI and writes httpBootURI": _do_nothing,
+    "network override UefiHttp": _do_nothing,
     "maintenance completes, SBC deleted": Lifetime.end_maintenance,
 }
 BEGINS_UNPROVISIONED: Final = ("claim created", "existing SBC from before the feature, no annotation")
@@ -466,7 +468,7 @@ def validation_gate(case: Case) -> None:
 # Requests to a BMC
 
 
-def wanted_by(planned: BootPlan | None) -> WantedOverride | None:
+def build_wanted(planned: BootPlan | None) -> WantedOverride | None:
     if planned is None or planned.override is None:
         return None
     override = planned.override
@@ -502,7 +504,7 @@ class Rack:
         self._bmc.close()
         self._server.__exit__(kind, error, trace)
 
-    def ask(self, wanted: WantedOverride | None, switching: WantedPowerChange | None = None) -> TaskResult:
+    def write_override(self, wanted: WantedOverride | None, switching: WantedPowerChange | None = None) -> TaskResult:
         job = BmcTask(
             server="web01",
             uuid=SystemUuid(make_uuid("web01")),
@@ -544,13 +546,13 @@ def override(case: Case) -> None:
         enabled=OverrideEnabled.ONCE, target=OverrideTarget(given["policyMethod"]), http_boot_uri=given["httpBootURI"]
     )
     for each in PROFILES.values():
-        seen = observed(Machine(profile=each))
+        seen = observe_machine(Machine(profile=each))
         fitted = adapt_override(wanted, seen)
         assert fitted is not None
         assert ("HttpBootUri" not in build_boot_patch(fitted, seen)) == (case["expect"]["HttpBootUri"] == "absent")
 
 
-def observed(machine: Machine) -> BmcObservation:
+def observe_machine(machine: Machine) -> BmcObservation:
     """Return the reading of a machine from the resource that accepts overrides."""
     system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
     settings = None
@@ -572,18 +574,18 @@ def power_on(case: Case) -> None:
         order, told = given["biosOrder"], given["operatorOverride"]
         once = told and Override(enabled=OverrideEnabled(told["enabled"]), target=OverrideTarget(told["target"]))
         with Rack() as rack:
-            rack.ask(WantedOverride(reason="operator", plan_digest="", override=once) if once else None)
+            rack.write_override(WantedOverride(reason="operator", plan_digest="", override=once) if once else None)
             assert [rack.boots(order), rack.boots(order)] == [expected["boots"], order[0]]
 
 
 def _check_resting_order(order: list[str], safe_stop: str) -> None:
     """Provisioned and with ``diskBoot: Hdd`` a machine rests on its disk, otherwise where its firmware stops."""
-    reserved = workload()
+    reserved = make_workload()
     parked = [*reserved, server("web01", spec="lifecycle: Parked")]
     parked.remove(reserved[1])
     with Rack() as rack:
         for documents, boots in ((parked, safe_stop), (reserved, "HDD"), (parked, safe_stop)):
-            rack.ask(wanted_by(make_plan(decision("web01", *documents), NOON, INSTALLED)))
+            rack.write_override(build_wanted(make_plan(decision("web01", *documents), NOON, INSTALLED)))
             assert [rack.boots(order), rack.boots(order)] == [boots, boots]
 
 
@@ -591,11 +593,11 @@ def _check_reboots_in_maintenance(mode: str) -> None:
     """A maintenance's Once covers one reboot, its Always each one inside the window."""
     for often, expected in ((mode, ["Pxe", "disk"]), ("Always", ["Pxe", "Pxe"])):
         window = maintenance("repair", OPEN, f"networkBoot: {often}")
-        wanted = wanted_by(make_plan(decision("web01", *workload(), window), NOON, INSTALLED))
+        wanted = build_wanted(make_plan(decision("web01", *make_workload(), window), NOON, INSTALLED))
         with Rack() as rack:
             boots = []
             for _ in expected:
-                rack.ask(wanted)
+                rack.write_override(wanted)
                 boots.append(rack.boots())
             assert boots == expected
 
@@ -622,7 +624,7 @@ def reconcile(case: Case) -> None:
             planned = make_plan(decision("web01", *documents), NOON, known)
         except InvalidRepository:  # no commit is accepted; each later reconcile tries again
             planned = None
-        rack.ask(wanted_by(planned))
+        rack.write_override(build_wanted(planned))
         assert rack.override == expected.get("override")
         assert rack.machine.power == given["power"]
         if expected.get("poweredOn"):
@@ -637,10 +639,10 @@ def _check_is_installed_once(rack: Rack, documents: tuple[str, ...]) -> None:
     on = WantedPowerChange(
         reason=planned.key, operation=PowerOperation.ON, override_reason=planned.override.reason, may_start_now=True
     )
-    rack.ask(wanted_by(planned), on)
+    rack.write_override(build_wanted(planned), on)
     assert rack.machine.power == "On"
     assert rack.boots() == "Pxe"
-    rack.ask(wanted_by(make_plan(decision("web01", *documents), NOON, INSTALLED)))
+    rack.write_override(build_wanted(make_plan(decision("web01", *documents), NOON, INSTALLED)))
     assert rack.boots() == "disk"
 
 
@@ -653,7 +655,7 @@ def override_payload(case: Case) -> None:
     for vendor in vendors:
         machine = Machine(profile=_profile(vendor, given["reportedMode"]))
         machine.write(BootSourceOverrideMode=given["reportedMode"])
-        seen = observed(machine)
+        seen = observe_machine(machine)
         fitted = adapt_override(Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI"), seen)
         if seen.mode_is_fixed and given["reportedMode"] == "Legacy":
             assert fitted is None, vendor  # HPE's mode is read-only, so an operator must act
@@ -697,8 +699,8 @@ def boot_order_payload(case: Case) -> None:
     for each in PROFILES.values():
         with Rack(each) as rack:
             once = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
-            rack.ask(WantedOverride(reason="provision/1", plan_digest="", override=once))
-            rack.ask(None)
+            rack.write_override(WantedOverride(reason="provision/1", plan_digest="", override=once))
+            rack.write_override(None)
             assert rack.machine.writes
             for write in rack.machine.writes:
                 assert "BootOrder" not in write["Boot"]
@@ -708,69 +710,69 @@ def boot_order_payload(case: Case) -> None:
 # history: what went wrong in metal-operator, and must not here
 
 
-def _maintenance_reboots(case: Case) -> None:
+def _check_maintenance_reboots(case: Case) -> None:
     """The override lasts for the whole maintenance: after a reboot by the BMC it is still set."""
     for artifacts, boots in (("kernel", ""), ("uki", "httpBoot: uki")):
         method = "UefiHttp" if boots else "Pxe"
         tool = image("tool-1", "writesDisk: false", artifacts), profile("tool", "tool-1", boots, method=method)
-        found = decision("web01", *workload(), *tool, maintenance("repair", OPEN, boots="tool"))
+        found = decision("web01", *make_workload(), *tool, maintenance("repair", OPEN, boots="tool"))
         with Rack() as rack:
             for _ in range(3):
-                rack.ask(wanted_by(make_plan(found, NOON, INSTALLED)))
+                rack.write_override(build_wanted(make_plan(found, NOON, INSTALLED)))
                 assert rack.boots() == method
-            rack.ask(wanted_by(make_plan(found, at("20T14:00"), INSTALLED)))
+            rack.write_override(build_wanted(make_plan(found, at("20T14:00"), INSTALLED)))
             assert rack.boots() == "HDD"
 
 
-def _nothing_is_written_in_post(case: Case) -> None:
+def _check_no_write_in_post(case: Case) -> None:
     """iLO refuses it; gitboot waits until POST is over."""
     assert "UnableToModifyDuringSystemPOST" in case["expect"]["result"]
     with Rack(ILO6) as rack:
         rack.machine.reset()
         assert rack.machine.in_post
-        install = wanted_by(make_plan(decision("web01", *workload()), NOON, PENDING))
-        assert rack.ask(install).message == "the machine is in POST"
+        install = build_wanted(make_plan(decision("web01", *make_workload()), NOON, PENDING))
+        assert rack.write_override(install).message == "the machine is in POST"
         assert rack.machine.writes == []
         rack.machine.advance(rack.machine.post_s * 2)
-        rack.ask(install)
+        rack.write_override(install)
         assert rack.override == {"enabled": "Once", "target": "Pxe"}
 
 
-def _cleared_as_the_vendor_takes_it(case: Case) -> None:
+def _check_vendor_clear(case: Case) -> None:
     assert "None" in case["expect"]["result"]
     for each in PROFILES.values():
         with Rack(each) as rack:
-            rack.ask(wanted_by(make_plan(decision("web01", *workload()), NOON, PENDING)))
+            rack.write_override(build_wanted(make_plan(decision("web01", *make_workload()), NOON, PENDING)))
             assert rack.override is not None
-            rack.ask(None)
+            rack.write_override(None)
             assert rack.override is None, each.name
             if each.off_without_none:
                 assert rack.machine.writes[-1]["Boot"].get("BootSourceOverrideTarget") != "None"
 
 
-def _consumed_only_by_a_boot(case: Case) -> None:
+def _check_consumed_by_boot(case: Case) -> None:
     """During POST the override is still set: it is neither cleared nor taken for consumed."""
-    install = wanted_by(make_plan(decision("web01", *workload()), NOON, PENDING))
+    install = build_wanted(make_plan(decision("web01", *make_workload()), NOON, PENDING))
     assert install is not None
     with Rack() as rack:
-        rack.ask(install)
+        rack.write_override(install)
         rack.machine.reset()
         rack.machine.advance(rack.machine.post_s / 2)
-        rack.ask(install)
+        rack.write_override(install)
         assert rack.records[install.reason].state is OverrideState.CONFIRMED
         assert len(rack.machine.writes) == 1
         rack.machine.advance(rack.machine.post_s * 2)
-        rack.ask(install)
+        rack.write_override(install)
         assert rack.machine.boots[-1].target == "Pxe"
         assert rack.records[install.reason].state is OverrideState.CONSUMED
         assert len(rack.machine.writes) == 1
 
 
 HISTORY: Final[dict[str, Callable[[Case], None]]] = {
-    "MOB-038": _maintenance_reboots,
-    "MOB-039": _nothing_is_written_in_post,
-    "MOB-040": _cleared_as_the_vendor_takes_it,
-    "MOB-041": _consumed_only_by_a_boot,
+    "MOB-038": _check_maintenance_reboots,
+    "MOB-039": _check_no_write_in_post,
+    "MOB-040": _check_vendor_clear,
+    "MOB-041": _check_consumed_by_boot,
 }
 
 
@@ -786,42 +788,42 @@ def park(case: Case) -> None:
     operation = given.get("op", "")
     if operation == "<unknown>":  # the operation is the field `lifecycle`, and an unknown value is an error
         with pytest.raises(InvalidRepository) as refused:
-            decided(*_reserved("<unknown>"))
+            decided(*_make_reserved("<unknown>"))
         assert [problem.code for problem in refused.value.problems] == [Code.CHOICE]
         return
     claimed = given["state"] != "Available"
-    before = decided(*_reserved("Active", claimed=claimed))
+    before = decided(*_make_reserved("Active", claimed=claimed))
     _check_is_left_alone(before.servers["web01"], given, expected)
     if operation in ("park", "unpark"):
         claim_left = claimed and not given.get("claimRemovedWhileParked", False)
-        after = decided(*_reserved("Active", claimed=claim_left))
-        assert _state(after) == expected["afterUnpark" if operation == "park" else "state"]
+        after = decided(*_make_reserved("Active", claimed=claim_left))
+        assert _get_state(after) == expected["afterUnpark" if operation == "park" else "state"]
         assert (after.servers == before.servers) == (claimed == claim_left)
     if expected.get("deleted"):
-        fleet_document, _, *others = _reserved("Parked")
+        fleet_document, _, *others = _make_reserved("Parked")
         assert not decided(fleet_document, *others).servers
 
 
 def _check_is_left_alone(before: Decision, given: Case, expected: Case) -> None:
     """Parking clears gitboot's own override, once; later changes of the machine stay."""
     window = maintenance("repair", OPEN, boots="web")  # possible causes of a reset
-    parked = decided(*_reserved("Parked"), window)
+    parked = decided(*_make_reserved("Parked"), window)
     planned = make_plan(parked.servers["web01"], NOON, PENDING)
-    assert (_state(parked), planned) == ("Parked", None)
+    assert (_get_state(parked), planned) == ("Parked", None)
     with Rack() as rack:
-        rack.ask(wanted_by(make_plan(before, NOON, PENDING)))
-        rack.ask(wanted_by(planned))
+        rack.write_override(build_wanted(make_plan(before, NOON, PENDING)))
+        rack.write_override(build_wanted(planned))
         assert rack.override is None
         writes = len(rack.machine.writes)
         for reset in ("ForceOff", "On") if given.get("externalPowerOn") else ("ForceOff",):
             rack.machine.reset(reset)
-            rack.ask(wanted_by(planned))
+            rack.write_override(build_wanted(planned))
         assert rack.machine.power == expected.get("power", "Off")
         assert len(rack.machine.writes) == writes
         assert all(request.method != "POST" for request in rack.machine.requests)
 
 
-def _reserved(lifecycle: str, *, claimed: bool = True) -> list[str]:
+def _make_reserved(lifecycle: str, *, claimed: bool = True) -> list[str]:
     """Return a server that a policy selects for a claim, or that no policy selects."""
     return [
         fleet("baseURL: 'http://boot.test', requirePolicy: false"),
@@ -832,7 +834,7 @@ def _reserved(lifecycle: str, *, claimed: bool = True) -> list[str]:
     ]
 
 
-def _state(decisions: Decisions) -> str:
+def _get_state(decisions: Decisions) -> str:
     found = decisions.servers["web01"]
     if found.lifecycle is Lifecycle.PARKED:
         return "Parked"

@@ -30,11 +30,11 @@ def server_stopped(server: PostgresServer) -> Iterator[None]:
 
 def wait_for_reconciles(instance: Instance) -> None:
     """Wait for two more reconciles that find the ledger as it is."""
-    before = len(failures(instance))
-    eventually(lambda: len(failures(instance)) >= before + 2)
+    before = len(list_failures(instance))
+    eventually(lambda: len(list_failures(instance)) >= before + 2)
 
 
-def failures(instance: Instance) -> list[str]:
+def list_failures(instance: Instance) -> list[str]:
     return [event["message"] for event in instance.events if event["type"] == "LedgerFailed"]
 
 
@@ -42,14 +42,14 @@ def test_e3_while_the_ledger_cannot_be_written_nothing_is_set_and_nothing_is_los
     rack: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUN_FIRST, SHORT_LOCK_TIMEOUT)
-    takes_nothing(rack, lambda: locked_ledger(rack.state), "locked")
+    check_no_intake(rack, lambda: locked_ledger(rack.state), "locked")
 
 
 def test_e3_while_its_postgresql_is_down_nothing_is_set_and_nothing_is_lost(rack: Rack) -> None:
     with postgresql() as server:
         rack.address = server.address()
         ledger = ("--ledger", rack.address.url)
-        takes_nothing(rack, lambda: server_stopped(server), "the ledger cannot be (read|written)", *ledger)
+        check_no_intake(rack, lambda: server_stopped(server), "the ledger cannot be (read|written)", *ledger)
         with rack.running(*ledger) as first:
             eventually(lambda: first.status()["records"] == {"Pending": 1, "Provisioned": 1})
             places = ("--out", rack.folder / "other", "--state", rack.folder / "elsewhere")
@@ -65,8 +65,8 @@ def test_finding_r18_status_api_and_metrics_agree_on_a_ledger_that_cannot_be_wri
     rack.add("web01", provision=1)
     rack.push()
     with rack.running("--accept-filesystem", "tmpfs", records="fresh") as instance:
-        for failing, expected in ((locked_ledger(rack.state), False), (nullcontext(), True)):
-            with failing:
+        for failure, expected in ((locked_ledger(rack.state), False), (nullcontext(), True)):
+            with failure:
                 if not expected:
                     rack.add("web02", provision=1)
                     rack.push("One more server")
@@ -80,13 +80,13 @@ def test_finding_r18_status_api_and_metrics_agree_on_a_ledger_that_cannot_be_wri
                 eventually(lambda sample=sample: sample in instance.get("/metrics").text)  # type: ignore[misc]
 
 
-def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]], why: str, *ledger: str) -> None:
+def check_no_intake(rack: Rack, failure: Callable[[], AbstractContextManager[None]], why: str, *ledger: str) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     spool = rack.folder / "spool"
     with rack.running("--spool", spool, "--accept-filesystem", "tmpfs", *ledger, records="fresh") as instance:
         eventually(lambda: web.stands)
-        with failing():
+        with failure():
             web.machine.run_through()
             is_given = "flatcar-1" in instance.get(web.entry).text
             assert is_given is not bool(ledger), "where hosts share a ledger, it is recorded there what is given"
@@ -99,7 +99,7 @@ def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]
             assert instance.status()["records"] == {"Pending": 1}
             kept = [path for path in list_files(spool) if web.entry.encode() in path.read_bytes()]
             assert bool(kept) is is_given, "nothing is forgotten"
-            assert re.search(why, failures(instance)[-1])
+            assert re.search(why, list_failures(instance)[-1])
         wait_for_condition(instance, "LedgerWritable", status=True, reason="Writable")
         eventually(lambda: new.stands)
         eventually(lambda: "flatcar-1" in instance.get(web.entry).text)  # it is, by now or in its minute of grace

@@ -47,7 +47,7 @@ def test_a_life_of_two_hosts_is_reproducible(postgres_server: PostgresServer) ->
     assert happened[0] == happened[1]
 
 
-def slow(**facts: Any) -> Step:
+def make_slow_boot(**facts: Any) -> Step:
     """Return a boot of the machine while its fetch is recorded slowly."""
     syncs = {"reads": (), "fails": (), "expires": None}
     return Step(
@@ -56,7 +56,7 @@ def slow(**facts: Any) -> Step:
     )
 
 
-def ending(what: str, how: str, **facts: Any) -> Step:
+def make_end(what: str, how: str, **facts: Any) -> Step:
     """Return the end of a maintenance while the ledger cannot be written."""
     return Step(f"a_{what}_ends_while_the_ledger_cannot_be_written", {"lasts": 301, "how": how, "path": BY_MAC} | facts)
 
@@ -67,7 +67,7 @@ INSTALLED: Final = (
 )
 
 
-def moving(*, waits: bool, commits: int, path: str) -> Step:
+def make_move(*, waits: bool, commits: int, path: str) -> Step:
     """Return the move of an installed machine's MAC address to a server that waits for its first installation."""
     facts = {"waits": waits, "commits": commits, "path": path, "ends": None}
     return Step("the_mac_address_moves_to_a_waiting_server", facts)
@@ -75,33 +75,37 @@ def moving(*, waits: bool, commits: int, path: str) -> Step:
 
 # Short stories, by what happens in them: the table of their steps, whether there is a BMC, and the steps.
 STORIES: Final[dict[str, tuple[str, bool, tuple[Step, ...]]]] = {
-    "the instance reads a line, and the deadline passes": ("recording", False, (slow(reads=(0,), expires=0),)),
-    "the instance reads a line, and the sync fails": ("recording", False, (slow(reads=(0,), fails=(0,)),)),
-    "the deadline passes, and the sync ends": ("recording", False, (slow(expires=0),)),
+    "the instance reads a line, and the deadline passes": (
+        "recording",
+        False,
+        (make_slow_boot(reads=(0,), expires=0),),
+    ),
+    "the instance reads a line, and the sync fails": ("recording", False, (make_slow_boot(reads=(0,), fails=(0,)),)),
+    "the deadline passes, and the sync ends": ("recording", False, (make_slow_boot(expires=0),)),
     "the deadline passes, and what takes the line back fails": (
         "recording",
         False,
-        (slow(expires=0, fails=(1,)),),
+        (make_slow_boot(expires=0, fails=(1,)),),
     ),
-    "the deadline passes, and the sync fails": ("recording", False, (slow(expires=0, fails=(0,)),)),
-    "a repair ends while the disk is full": ("windows", False, (ending("repair", "full"),)),
-    "a repair ends while the ledger is locked": ("windows", False, (ending("repair", "locked"),)),
-    "a wipe ends while the disk is full": ("windows", True, (*INSTALLED, ending("wipe", "full", boots=False))),
-    "a wipe ends while the ledger is locked": ("windows", True, (*INSTALLED, ending("wipe", "locked", boots=False))),
+    "the deadline passes, and the sync fails": ("recording", False, (make_slow_boot(expires=0, fails=(0,)),)),
+    "a repair ends while the disk is full": ("windows", False, (make_end("repair", "full"),)),
+    "a repair ends while the ledger is locked": ("windows", False, (make_end("repair", "locked"),)),
+    "a wipe ends while the disk is full": ("windows", True, (*INSTALLED, make_end("wipe", "full", boots=False))),
+    "a wipe ends while the ledger is locked": ("windows", True, (*INSTALLED, make_end("wipe", "locked", boots=False))),
     "a server that waits gets the address in the second commit": (
         "identities",
         False,
-        (*INSTALLED, moving(waits=True, commits=2, path=BY_MAC)),
+        (*INSTALLED, make_move(waits=True, commits=2, path=BY_MAC)),
     ),
     "a new server gets the address in the second commit": (
         "identities",
         False,
-        (*INSTALLED, moving(waits=False, commits=2, path=BY_GRUB)),
+        (*INSTALLED, make_move(waits=False, commits=2, path=BY_GRUB)),
     ),
     "a server that waits gets the address in one commit": (
         "identities",
         False,
-        (*INSTALLED, moving(waits=True, commits=1, path=BY_MAC)),
+        (*INSTALLED, make_move(waits=True, commits=1, path=BY_MAC)),
     ),
 }
 
@@ -115,7 +119,7 @@ def test_a_story_of_a_fault_keeps_every_promise(story: str) -> None:
     assert violations == [], "\n".join(violations)
 
 
-def late(number: int, **facts: Any) -> Step:
+def make_late_call(number: int, **facts: Any) -> Step:
     """Return an installation of which one call to the PostgreSQL hangs while an endpoint serves the boot."""
     return Step(
         "the_machine_boots_while_a_call_hangs",
@@ -128,7 +132,7 @@ def late(number: int, **facts: Any) -> Step:
 CALLS_OF_A_FETCH: Final = range(9)  # to the PostgreSQL, from a new connection on
 
 
-def replacing(how: str, *, calls: int | None = None) -> Step:
+def make_takeover(how: str, *, calls: int | None = None) -> Step:
     """Return a take-over by the standby, which is killed after so many ``calls`` unless that is None."""
     return Step("the_standby_takes_over", {"how": how, "dies_in": None, "calls": calls, "passes": 1})
 
@@ -139,7 +143,7 @@ OTHER_HOST: Final = Step("machines_ask_the_other_host", {})
 ASKED: Final = Step("an_installation_is_asked_for", {"passes": 1})
 
 
-def reconciling(path: str, **facts: Any) -> Step:
+def make_reconcile(path: str, **facts: Any) -> Step:
     """Return a boot during which the instance reads the fetch of the boot script, and a reset after it."""
     return Step(
         "the_instance_reconciles_while_the_machine_boots",
@@ -151,19 +155,19 @@ def reconciling(path: str, **facts: Any) -> Step:
 STORIES_OF_HOSTS: Final[dict[str, tuple[bool, tuple[Step, ...]]]] = {
     "the deadline passes, and PostgreSQL does each call of a fetch later": (
         False,
-        tuple(late(number) for number in CALLS_OF_A_FETCH),
+        tuple(make_late_call(number) for number in CALLS_OF_A_FETCH),
     ),
     "the deadline passes, and each call of a fetch is lost": (
         False,
-        tuple(late(number, is_lost=True) for number in CALLS_OF_A_FETCH),
+        tuple(make_late_call(number, is_lost=True) for number in CALLS_OF_A_FETCH),
     ),
     "another instance takes over between two transactions of a fetch": (
         False,
-        tuple(late(number, meanwhile="take over", expires=False) for number in CALLS_OF_A_FETCH),
+        tuple(make_late_call(number, meanwhile="take over", expires=False) for number in CALLS_OF_A_FETCH),
     ),
     "a host that was suspended goes on after another has replaced it": (
         True,
-        (ASKED, replacing("paused"), GOES_ON, *INSTALLED, GOES_ON, replacing("paused"), GOES_ON),
+        (ASKED, make_takeover("paused"), GOES_ON, *INSTALLED, GOES_ON, make_takeover("paused"), GOES_ON),
     ),
     "a machine asks the other host after it has fetched its boot": (
         False,
@@ -171,14 +175,14 @@ STORIES_OF_HOSTS: Final[dict[str, tuple[bool, tuple[Step, ...]]]] = {
     ),
     "a boot is served by one host, and its instance is killed": (
         False,
-        (*INSTALLED, ASKED, OTHER_HOST, INSTALLED[0], replacing("killed", calls=30), INSTALLED[0], OTHER_HOST),
+        (*INSTALLED, ASKED, OTHER_HOST, INSTALLED[0], make_takeover("killed", calls=30), INSTALLED[0], OTHER_HOST),
     ),
     "the instance reads an entry before the user data is fetched": (
         False,
-        (*FIRST_BOOT, reconciling(BY_MAC), ASKED, *FIRST_BOOT, reconciling(BY_GRUB)),
+        (*FIRST_BOOT, make_reconcile(BY_MAC), ASKED, *FIRST_BOOT, make_reconcile(BY_GRUB)),
     ),
-    "a repair ends while PostgreSQL hangs": (False, (ending("repair", "hung"),)),
-    "a wipe ends while PostgreSQL hangs": (True, (*INSTALLED, ending("wipe", "hung", boots=False))),
+    "a repair ends while PostgreSQL hangs": (False, (make_end("repair", "hung"),)),
+    "a wipe ends while PostgreSQL hangs": (True, (*INSTALLED, make_end("wipe", "hung", boots=False))),
 }
 
 
@@ -198,7 +202,7 @@ _log = logging.getLogger(__name__)  # figures of a long run: --log-level=info -r
 
 OTHER_SEED = 2027
 SOME = (8, 10, 17, 22, 23, 24, 34, 35, 36)  # lives of which each does or sees what few do: together all there is
-HAPPENS = (
+EVENT_KINDS = (
     "given: install",
     "given: repair",
     "given: wipe",
@@ -230,4 +234,4 @@ def test_no_random_life_of_a_site_installs_a_machine_twice(lives: int) -> None:
         counts = lived.counts
     _log.info("%d lives: %s", len(numbers), dict(sorted(counts.items())))
     assert {name for name in KINDS if not counts[f"step: {name}"]} == set(), "never done"
-    assert {name for name in HAPPENS if not counts[name]} == set(), "never seen"
+    assert {name for name in EVENT_KINDS if not counts[name]} == set(), "never seen"

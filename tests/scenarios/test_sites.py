@@ -75,11 +75,11 @@ UNKNOWN: Final = (Phase.DISK, Cause.UNKNOWN)
 BOOTS: Final = (image("flatcar-1"), profile("web", "flatcar-1"), policy("web", "All", often="Once"))
 
 
-def placed(**where: str) -> tuple[str, ...]:
+def make_servers(**where: str) -> tuple[str, ...]:
     return tuple(server(name, f"site: {site}", "provision: 1") for name, site in sorted(where.items()))
 
 
-def fleet_of(ledgers: Mapping[str, str], evidence: str = "Fetched", sites: Collection[str] = SITES) -> str:
+def make_fleet(ledgers: Mapping[str, str], evidence: str = "Fetched", sites: Collection[str] = SITES) -> str:
     """A Fleet of both sites, of which these name ledgers."""
     said = (
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test'"
@@ -91,18 +91,18 @@ def fleet_of(ledgers: Mapping[str, str], evidence: str = "Fetched", sites: Colle
 
 
 @dataclass
-class Country:
+class TwoSites:
     repository: Repository
     instances: Mapping[str, World]
 
     def push(self, *servers: str, ledgers: Mapping[str, str] | None = None, message: str = "Change") -> None:
-        documents = fleet_of(self.ledgers if ledgers is None else ledgers), *BOOTS, *servers
+        documents = make_fleet(self.ledgers if ledgers is None else ledgers), *BOOTS, *servers
         self.repository.push({"fleet.yaml": "---\n".join(documents)}, message)
-        self.turn()
+        self.advance()
 
-    def turn(self) -> None:
+    def advance(self) -> None:
         for each in self.instances.values():
-            each.turn()
+            each.advance()
 
     @property
     def ledgers(self) -> dict[str, str]:
@@ -115,7 +115,7 @@ class Country:
 
 
 @pytest.fixture
-def country(tmp_path: Path) -> Iterator[Country]:
+def two_sites(tmp_path: Path) -> Iterator[TwoSites]:
     repository = Repository.create(tmp_path / "git")
     with ExitStack() as stack:
         parts = {
@@ -123,82 +123,82 @@ def country(tmp_path: Path) -> Iterator[Country]:
             for site in SITES
         }
         instances = {site: World(each, repository, at("20T12:00")) for site, each in parts.items()}
-        yield Country(repository, instances)
+        yield TwoSites(repository, instances)
 
 
-def published(folder: Path) -> set[str]:
+def list_published(folder: Path) -> set[str]:
     return {path.stem for path in (folder / "output/ops/servers").glob("*.json")}
 
 
-def test_each_instance_acts_only_for_the_servers_of_its_site(country: Country, tmp_path: Path) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
-    assert [country.planned(site) for site in SITES] == [{"web01": INSTALLS}, {"web02": INSTALLS}]
-    assert [published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02"}]
-    country.push(*placed(web01="ams2", web02="fra1", web03="fra1"))
-    assert [published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02", "web03"}]
-    assert country.planned("fra1")["web03"] == INSTALLS, "one that is new at all is new there"
+def test_each_instance_acts_only_for_the_servers_of_its_site(two_sites: TwoSites, tmp_path: Path) -> None:
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    assert [two_sites.planned(site) for site in SITES] == [{"web01": INSTALLS}, {"web02": INSTALLS}]
+    assert [list_published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02"}]
+    two_sites.push(*make_servers(web01="ams2", web02="fra1", web03="fra1"))
+    assert [list_published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02", "web03"}]
+    assert two_sites.planned("fra1")["web03"] == INSTALLS, "one that is new at all is new there"
 
 
 def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operator_sets_its_record(
-    country: Country,
+    two_sites: TwoSites,
 ) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
-    country.instances["ams2"].install("web01")
-    country.push(*placed(web01="fra1", web02="fra1"))
-    assert country.planned("ams2") == {}
-    assert country.planned("fra1")["web01"] == UNKNOWN
-    (event,) = country.instances["fra1"].told("ServerUnknown")
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    two_sites.instances["ams2"].install("web01")
+    two_sites.push(*make_servers(web01="fra1", web02="fra1"))
+    assert two_sites.planned("ams2") == {}
+    assert two_sites.planned("fra1")["web01"] == UNKNOWN
+    (event,) = two_sites.instances["fra1"].told("ServerUnknown")
     assert event.facts["servers"] == ["web01"]
     assert "If another site had it, run gitboot records take-over" in event.message
     (known,) = [
         each
-        for each in country.instances["fra1"].parts.reconciler.status.conditions
+        for each in two_sites.instances["fra1"].parts.reconciler.status.conditions
         if each.reason == "UnverifiedServers"
     ]
     assert known.remedy is not None and known.remedy.endswith(
         "If another site managed it before, run gitboot records hand-over at that site, then run gitboot records "
         "take-over here with the output"
     )
-    country.push(*placed(web01="ams2", web02="fra1"))
-    assert country.planned("ams2")["web01"] == UNKNOWN, (
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    assert two_sites.planned("ams2")["web01"] == UNKNOWN, (
         "its first ledger does not know what the other one has made of it"
     )
-    (event,) = country.instances["ams2"].told("ServerUnknown")
+    (event,) = two_sites.instances["ams2"].told("ServerUnknown")
     assert "the machine is known to the ledger, but has no provisioning record" in event.message
 
 
-def test_a_server_that_leaves_and_returns_at_another_site_is_not_new_there(country: Country) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
-    country.instances["ams2"].install("web01")
-    country.push(*placed(web02="fra1"))
-    country.push(*placed(web02="fra1"), message="Something else")
-    country.push(*placed(web01="fra1", web02="fra1"))
-    assert country.planned("fra1")["web01"] == UNKNOWN
-    assert [each.facts["servers"] for each in country.instances["fra1"].told("ServerUnknown")] == [["web01"]]
+def test_a_server_that_leaves_and_returns_at_another_site_is_not_new_there(two_sites: TwoSites) -> None:
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    two_sites.instances["ams2"].install("web01")
+    two_sites.push(*make_servers(web02="fra1"))
+    two_sites.push(*make_servers(web02="fra1"), message="Something else")
+    two_sites.push(*make_servers(web01="fra1", web02="fra1"))
+    assert two_sites.planned("fra1")["web01"] == UNKNOWN
+    assert [each.facts["servers"] for each in two_sites.instances["fra1"].told("ServerUnknown")] == [["web01"]]
 
 
-def test_a_server_that_was_at_another_site_before_the_next_poll_is_unverified_there(country: Country) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
-    world = country.instances["ams2"]
+def test_a_server_that_was_at_another_site_before_the_next_poll_is_unverified_there(two_sites: TwoSites) -> None:
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    world = two_sites.instances["ams2"]
     world.install("web01")
     for site in ("fra1", "ams2"):
-        text = "---\n".join((fleet_of(country.ledgers), *BOOTS, *placed(web01=site, web02="fra1")))
-        country.repository.push({"fleet.yaml": text}, "Change")
-    world.turn()
-    assert country.planned("ams2")["web01"] == UNKNOWN
+        text = "---\n".join((make_fleet(two_sites.ledgers), *BOOTS, *make_servers(web01=site, web02="fra1")))
+        two_sites.repository.push({"fleet.yaml": text}, "Change")
+    world.advance()
+    assert two_sites.planned("ams2")["web01"] == UNKNOWN
     assert [each.facts["servers"] for each in world.told("ServerUnknown")] == [["web01"]]
     assert server_tables.read_current_machines(world.parts.ledger) == {make_uuid("web01")}
 
 
-def test_a_board_with_an_identity_of_another_site_is_not_new(country: Country) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
+def test_a_board_with_an_identity_of_another_site_is_not_new(two_sites: TwoSites) -> None:
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
     board = server("web01", "site: fra1", "provision: 1").replace(make_uuid("web01"), make_uuid("its new board"))
-    country.push(board, *placed(web02="fra1"))
-    assert country.planned("fra1")["web01"] == UNKNOWN
-    assert "if it has a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
+    two_sites.push(board, *make_servers(web02="fra1"))
+    assert two_sites.planned("fra1")["web01"] == UNKNOWN
+    assert "if it has a new motherboard" in two_sites.instances["fra1"].told("ServerUnknown")[0].message
 
 
-def test_for_any_moves_each_provision_number_is_installed_once(country: Country, lives: int) -> None:
+def test_for_any_moves_each_provision_number_is_installed_once(two_sites: TwoSites, lives: int) -> None:
     """Each site polls at its own times; an unverified server stays so, because no operator sets its record."""
     draw = random.Random(2411)
     where, provision = dict[str, str](), dict[str, int]()
@@ -209,55 +209,57 @@ def test_for_any_moves_each_provision_number_is_installed_once(country: Country,
             where[name] = draw.choice((*SITES, *SITES, "nowhere"))
         here = {name: site for name, site in where.items() if site in SITES}
         servers = (server(name, f"site: {site}", f"provision: {provision[name]}") for name, site in here.items())
-        said = "---\n".join((fleet_of(country.ledgers), *BOOTS, *servers, server("other", "site: fra1")))
-        country.repository.push({"fleet.yaml": said}, "Change")
+        said = "---\n".join((make_fleet(two_sites.ledgers), *BOOTS, *servers, server("other", "site: fra1")))
+        two_sites.repository.push({"fleet.yaml": said}, "Change")
         for site in draw.sample(SITES, draw.randint(0, 2)):
-            world = country.instances[site]
-            world.turn()
-            due = [name for name, each in country.planned(site).items() if each == INSTALLS and where[name] == site]
+            world = two_sites.instances[site]
+            world.advance()
+            due = [name for name, each in two_sites.planned(site).items() if each == INSTALLS and where[name] == site]
             world.install(*due)
             installed += [(name, provision[name]) for name in due]
     assert len(installed) == len(set(installed)) > 5
 
 
-def test_a_server_that_is_added_and_moved_before_a_poll_is_installed_by_neither_site(country: Country) -> None:
-    country.push(*placed(web02="fra1"))
-    texts = ["---\n".join((fleet_of(country.ledgers), *BOOTS, *placed(web01=site, web02="fra1"))) for site in SITES]
+def test_a_server_that_is_added_and_moved_before_a_poll_is_installed_by_neither_site(two_sites: TwoSites) -> None:
+    two_sites.push(*make_servers(web02="fra1"))
+    texts = [
+        "---\n".join((make_fleet(two_sites.ledgers), *BOOTS, *make_servers(web01=site, web02="fra1"))) for site in SITES
+    ]
     for text in texts:
-        country.repository.push({"fleet.yaml": text}, "Change")
-    country.turn()
-    assert country.planned("fra1")["web01"] == UNKNOWN
+        two_sites.repository.push({"fleet.yaml": text}, "Change")
+    two_sites.advance()
+    assert two_sites.planned("fra1")["web01"] == UNKNOWN
 
 
 def test_no_instance_acts_for_a_site_without_a_ledger_and_of_two_only_the_named_one_acts(
-    country: Country, tmp_path: Path
+    two_sites: TwoSites, tmp_path: Path
 ) -> None:
-    servers = placed(web01="ams2", web02="fra1")
-    country.push(*servers, ledgers={})
-    assert [country.instances[site].condition("LedgerNamed") for site in SITES] == [(False, "AnotherLedger")] * 2
-    assert [published(tmp_path / site) for site in SITES] == [set(), set()]
-    with run_in_process(tmp_path / "two", country.repository.bare, initial="fresh", site="ams2") as parts:
-        second = World(parts, country.repository, at("20T12:00"))
-        with run_in_process(tmp_path / "all", country.repository.bare, initial="fresh") as others:
-            for_all = World(others, country.repository, at("20T12:00"))
-            country.push(*servers)
+    servers = make_servers(web01="ams2", web02="fra1")
+    two_sites.push(*servers, ledgers={})
+    assert [two_sites.instances[site].condition("LedgerNamed") for site in SITES] == [(False, "AnotherLedger")] * 2
+    assert [list_published(tmp_path / site) for site in SITES] == [set(), set()]
+    with run_in_process(tmp_path / "two", two_sites.repository.bare, initial="fresh", site="ams2") as parts:
+        second = World(parts, two_sites.repository, at("20T12:00"))
+        with run_in_process(tmp_path / "all", two_sites.repository.bare, initial="fresh") as others:
+            for_all = World(others, two_sites.repository, at("20T12:00"))
+            two_sites.push(*servers)
             for each in (second, for_all):
-                each.turn()
+                each.advance()
                 assert each.condition("LedgerNamed") == (False, "AnotherLedger")
                 assert each.parts.reconciler.state.plans.servers == {}
-    assert [each for each in country.instances.values() if each.held is not None] == [], "they take over from nobody"
-    assert country.planned("ams2") == {"web01": INSTALLS}
+    assert [each for each in two_sites.instances.values() if each.held is not None] == [], "they take over from nobody"
+    assert two_sites.planned("ams2") == {"web01": INSTALLS}
 
 
-def test_an_instance_for_all_sites_must_acknowledge_that_others_take_over(country: Country, tmp_path: Path) -> None:
-    servers = placed(web01="ams2", web02="fra1")
-    country.push(*servers, ledgers={})
-    with run_in_process(tmp_path / "all", country.repository.bare, initial="fresh") as parts:
-        for_all = World(parts, country.repository, at("20T12:00"))
-        for_all.turn()
+def test_an_instance_for_all_sites_must_acknowledge_that_others_take_over(two_sites: TwoSites, tmp_path: Path) -> None:
+    servers = make_servers(web01="ams2", web02="fra1")
+    two_sites.push(*servers, ledgers={})
+    with run_in_process(tmp_path / "all", two_sites.repository.bare, initial="fresh") as parts:
+        for_all = World(parts, two_sites.repository, at("20T12:00"))
+        for_all.advance()
         assert summarize_plan(for_all.plan("web01")) == INSTALLS
-        country.push(*servers)
-        for_all.turn()
+        two_sites.push(*servers)
+        for_all.advance()
         assert for_all.held is not None and for_all.held.guards == ("allowTakeover",)
         assert for_all.condition("LedgerNamed") == (False, "BecameStandby")
         assert summarize_plan(for_all.plan("web01")) == (Phase.DISK, Cause.STOPPED)
@@ -268,15 +270,15 @@ def run_records(*arguments: str | Path) -> Result:
 
 
 def test_the_record_of_a_server_can_be_handed_over_once_its_site_has_released_it(
-    country: Country, tmp_path: Path
+    two_sites: TwoSites, tmp_path: Path
 ) -> None:
     old, new, file = tmp_path / "ams2/state", tmp_path / "fra1/state", tmp_path / "web01.json"
     take = ("take-over", file, "--state", new, "--reason", "moved")
-    country.push(*placed(web01="ams2", web02="fra1"))
-    country.instances["ams2"].install("web01")
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    two_sites.instances["ams2"].install("web01")
     assert "still belongs to this instance" in str(run_records("hand-over", "web01", "--state", old).exception)
-    country.push(*placed(web01="fra1", web02="fra1"))
-    assert country.planned("fra1")["web01"] == UNKNOWN
+    two_sites.push(*make_servers(web01="fra1", web02="fra1"))
+    assert two_sites.planned("fra1")["web01"] == UNKNOWN
     file.write_text(printed := run_records("hand-over", "web01", "--state", old).stdout)
     assert run_records("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], (
         "and again"
@@ -284,52 +286,52 @@ def test_the_record_of_a_server_can_be_handed_over_once_its_site_has_released_it
     assert "this instance itself handed over" in str(
         run_records("take-over", file, "--state", old, "--reason", "moved").exception
     )
-    country.push(*placed(web01="fra1", web02="fra1"), message="Something else")
-    country.repository.push({"more": "x"}, "Something else")
-    country.instances["fra1"].turn()
+    two_sites.push(*make_servers(web01="fra1", web02="fra1"), message="Something else")
+    two_sites.repository.push({"more": "x"}, "Something else")
+    two_sites.instances["fra1"].advance()
     assert "so another site may have installed the server in between" in str(run_records(*take).exception)
-    country.turn()
+    two_sites.advance()
     file.write_text(run_records("hand-over", "web01", "--state", old).stdout)
-    given = run_while_instance_runs(run_records, take, country)
+    given = run_while_instance_runs(run_records, take, two_sites)
     assert "recorded web01 as provisioned: provision 1" in given
-    assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
+    assert two_sites.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
     assert "this instance already has a record of web01" in str(run_records(*take).exception), (
         "a second time it is refused"
     )
-    country.instances["fra1"].turn()
-    assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
+    two_sites.instances["fra1"].advance()
+    assert two_sites.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
-def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Country, tmp_path: Path) -> None:
+def test_a_server_that_changes_its_site_and_its_name_is_handed_over(two_sites: TwoSites, tmp_path: Path) -> None:
     """And where another machine has its name here by then, it is named by its UUID."""
     old, new, file = tmp_path / "ams2/state", tmp_path / "fra1/state", tmp_path / "web01.json"
-    country.push(*placed(web01="ams2", web02="fra1"))
-    country.instances["ams2"].install("web01")
-    (moved,) = (each.replace("name: web01", "name: shop01") for each in placed(web01="fra1"))
-    country.push(moved, *placed(web02="fra1"))
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    two_sites.instances["ams2"].install("web01")
+    (moved,) = (each.replace("name: web01", "name: shop01") for each in make_servers(web01="fra1"))
+    two_sites.push(moved, *make_servers(web02="fra1"))
     assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["uuid"] == make_uuid("web01")
     assert str(run_records("hand-over", "shop01", "--state", old).exception).endswith(
         "use the UUID of the server, or the last name that it had at this site"
     )
-    (follower,) = (each.replace("name: web03", "name: web01") for each in placed(web03="ams2"))
-    country.push(moved, follower, *placed(web02="fra1"))
+    (follower,) = (each.replace("name: web03", "name: web01") for each in make_servers(web03="ams2"))
+    two_sites.push(moved, follower, *make_servers(web02="fra1"))
     assert "web01 still belongs to this instance" in str(run_records("hand-over", "web01", "--state", old).exception)
     file.write_text(run_records("hand-over", make_uuid("web01"), "--state", old).stdout)
-    given = run_while_instance_runs(run_records, ("take-over", file, "--state", new, "--reason", "moved"), country)
+    given = run_while_instance_runs(run_records, ("take-over", file, "--state", new, "--reason", "moved"), two_sites)
     assert "recorded shop01 as provisioned: provision 1" in given
-    assert country.planned("fra1")["shop01"] == (Phase.DISK, Cause.PROVISIONED)
+    assert two_sites.planned("fra1")["shop01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
 def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_handed_over(
-    country: Country, tmp_path: Path
+    two_sites: TwoSites, tmp_path: Path
 ) -> None:
-    old, world = tmp_path / "ams2/state", country.instances["ams2"]
-    reported = fleet_of(country.ledgers, "Reported")
+    old, world = tmp_path / "ams2/state", two_sites.instances["ams2"]
+    reported = make_fleet(two_sites.ledgers, "Reported")
 
     def push(site: str) -> None:
-        text = "---\n".join((reported, *BOOTS, *placed(web01=site, web02="fra1")))
-        country.repository.push({"fleet.yaml": text}, "Change")
-        country.turn()
+        text = "---\n".join((reported, *BOOTS, *make_servers(web01=site, web02="fra1")))
+        two_sites.repository.push({"fleet.yaml": text}, "Change")
+        two_sites.advance()
 
     push("ams2")
     world.install("web01")
@@ -342,11 +344,11 @@ def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_han
     assert "the instance has not read the last fetches of web01 yet" in str(
         run_records("hand-over", "web01", "--state", old).exception
     )
-    world.turn()
+    world.advance()
     assert "an installation of web01 started here" in str(run_records("hand-over", "web01", "--state", old).exception)
 
 
-def test_a_site_before_the_previous_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
+def test_a_site_before_the_previous_one_has_nothing_to_hand_over(two_sites: TwoSites, tmp_path: Path) -> None:
     """Its record is older than the last site, which may have installed the machine."""
     lon1 = (
         f"{{name: lon1, select: {{matchLabels: {{site: lon1}}}}, baseURL: 'http://lon1', ledger: {make_uuid('lon1')}}}"
@@ -354,55 +356,55 @@ def test_a_site_before_the_previous_one_has_nothing_to_hand_over(country: Countr
     old = tmp_path / "ams2/state"
 
     def push(site: str) -> None:
-        text = fleet_of(country.ledgers).replace("sites: [", f"sites: [{lon1}, ")
-        documents = (text, *BOOTS, *placed(web01=site, web02="fra1", web03="ams2"))
-        country.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
+        text = make_fleet(two_sites.ledgers).replace("sites: [", f"sites: [{lon1}, ")
+        documents = (text, *BOOTS, *make_servers(web01=site, web02="fra1", web03="ams2"))
+        two_sites.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
 
     push("ams2")
-    country.turn()
+    two_sites.advance()
     push("fra1")
-    country.turn()
+    two_sites.advance()
     assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["server"] == "web01"
     push("lon1")
-    country.turn()
+    two_sites.advance()
     assert "the ledger has no record of web01" in str(run_records("hand-over", "web01", "--state", old).exception)
     for site in ("ams2", "fra1", "lon1"):  # and where it looks once for all
         push(site)
-    country.turn()
+    two_sites.advance()
     assert "the ledger has no record of web01" in str(run_records("hand-over", "web01", "--state", old).exception)
 
 
 def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
-    country: Country, tmp_path: Path
+    two_sites: TwoSites, tmp_path: Path
 ) -> None:
     """A server that comes back is taken over by its first ledger, whatever record it had there before."""
-    file, world = tmp_path / "web01.json", country.instances["ams2"]
-    country.push(*placed(web01="ams2", web02="fra1"))
+    file, world = tmp_path / "web01.json", two_sites.instances["ams2"]
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
     world.install("web01")
     for old, new in (SITES, SITES[::-1]):
-        country.push(*placed(web01=new, web02="fra1"))
+        two_sites.push(*make_servers(web01=new, web02="fra1"))
         file.write_text(run_records("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
         with open_offline(tmp_path / new / "state", at("20T12:00")) as look:
             record = build_taken_record(read_hand_over(file), look)
         item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(record)}
         given = {"items": [item], "reason": "moved", "commit": look.commit.revision, "unknown": True}
-        world = country.instances[new]
+        world = two_sites.instances[new]
         instance_tables.add_request(
             world.parts.ledger, world.now, "ada", RECORDS, given
         )  # and the process that gave it is killed
         copy = tmp_path / f"{new} again"
         for folder in ("state", "output"):
             shutil.copytree(tmp_path / new / folder, copy / folder, symlinks=True)
-        with run_in_process(copy, country.repository.bare, site=new) as parts:
-            again = World(parts, country.repository, world.now)
-            again.turn()
+        with run_in_process(copy, two_sites.repository.bare, site=new) as parts:
+            again = World(parts, two_sites.repository, world.now)
+            again.advance()
             assert summarize_plan(again.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
-        assert country.planned(new)["web01"] == UNKNOWN
-        world.turn()
-        assert country.planned(new)["web01"] == (Phase.DISK, Cause.PROVISIONED)
+        assert two_sites.planned(new)["web01"] == UNKNOWN
+        world.advance()
+        assert two_sites.planned(new)["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
-def run_while_instance_runs(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
+def run_while_instance_runs(say: Callable[..., Result], take: tuple[str | Path, ...], two_sites: TwoSites) -> str:
     """Return the result of a request that a running instance executes."""
     found: list[Result] = []
     handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the command wakes the process that runs the instance
@@ -410,15 +412,15 @@ def run_while_instance_runs(say: Callable[..., Result], take: tuple[str | Path, 
         thread = Thread(target=lambda: found.append(say(*take)))
         thread.start()
         while thread.is_alive():
-            country.turn()
+            two_sites.advance()
             thread.join(0.2)
     finally:
         signal.signal(signal.SIGUSR1, handler)
     return found[0].output or str(found[0].exception)
 
 
-def test_a_state_directory_belongs_to_one_site_and_requests_name_it(country: Country, tmp_path: Path) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
+def test_a_state_directory_belongs_to_one_site_and_requests_name_it(two_sites: TwoSites, tmp_path: Path) -> None:
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
     with open_offline(tmp_path / "ams2/state", at("20T12:00")) as look:
         assert (look.commit.site, [*look.commit.decisions.servers]) == ("ams2", ["web01"])
         assert {each.name for each in look.commit.machines.values()} == {"web01"}
@@ -428,16 +430,16 @@ def test_a_state_directory_belongs_to_one_site_and_requests_name_it(country: Cou
 
 @pytest.mark.parametrize("other", ["fra1", None])
 def test_another_site_with_the_same_state_directory_is_rejected_at_once(
-    tmp_path: Path, country: Country, other: str | None
+    tmp_path: Path, two_sites: TwoSites, other: str | None
 ) -> None:
     folder = tmp_path / "lon1"
-    with run_in_process(folder, country.repository.bare, initial="fresh", site="lon1"):
+    with run_in_process(folder, two_sites.repository.bare, initial="fresh", site="lon1"):
         pass
-    with pytest.raises(UsageError) as refused, run_in_process(folder, country.repository.bare, site=other):
+    with pytest.raises(UsageError) as refused, run_in_process(folder, two_sites.repository.bare, site=other):
         pass
     assert "has acted for --site lon1, but this start is for" in str(refused.value)
     assert "use another --state and --out" in str(refused.value)
-    with run_in_process(folder, country.repository.bare, site="lon1"):
+    with run_in_process(folder, two_sites.repository.bare, site="lon1"):
         pass
 
 
@@ -449,60 +451,60 @@ GONE: Final = (
 
 @pytest.mark.parametrize(("what", "where"), GONE, ids=[what for what, _ in GONE])
 def test_the_instance_of_a_removed_site_becomes_standby_at_once_and_releases_its_servers(
-    country: Country, tmp_path: Path, what: str, where: dict[str, str]
+    two_sites: TwoSites, tmp_path: Path, what: str, where: dict[str, str]
 ) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
-    stays, goes = (country.instances[site] for site in SITES)
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    stays, goes = (two_sites.instances[site] for site in SITES)
     before = goes.applied
-    text = "---\n".join((fleet_of(country.ledgers, sites=("ams2",)), *BOOTS, *placed(**where)))
-    country.repository.push({"fleet.yaml": text}, "Close fra1")
-    country.turn()
+    text = "---\n".join((make_fleet(two_sites.ledgers, sites=("ams2",)), *BOOTS, *make_servers(**where)))
+    two_sites.repository.push({"fleet.yaml": text}, "Close fra1")
+    two_sites.advance()
     for each in (stays, goes):
         assert each.held is not None and each.held.guards == ("allowTakeover",), "as in CI"
     digest = get_held_digest(goes)
     assert get_held_digest(stays) == digest
     assert goes.parts.reconciler.status.problems == ()
     assert (goes.applied, goes.condition("LedgerNamed")) == (before, (False, "BecameStandby"))
-    assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
+    assert two_sites.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
     assert goes.parts.reconciler.state.schedule.may_set is False
     refused = str(run_records("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
     assert refused.endswith("wait until the instance has accepted the newer commit")
-    country.repository.push({"bad.yaml": "kind: Nothing\n"}, "Break something else")
-    country.turn()
-    assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}, "a broken commit gives nothing back"
-    country.repository.push({"bad.yaml": "# nothing\n"}, f"Mend it\n\nGitboot-Ack: {digest} allowTakeover")
-    country.turn()
+    two_sites.repository.push({"bad.yaml": "kind: Nothing\n"}, "Break something else")
+    two_sites.advance()
+    assert two_sites.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}, "a broken commit gives nothing back"
+    two_sites.repository.push({"bad.yaml": "# nothing\n"}, f"Mend it\n\nGitboot-Ack: {digest} allowTakeover")
+    two_sites.advance()
     assert [each for each in (stays, goes) if each.held is not None] == []
     assert goes.condition("LedgerNamed") == (False, "BecameStandby")
-    assert (country.planned("fra1"), published(tmp_path / "fra1")) == ({}, set())
+    assert (two_sites.planned("fra1"), list_published(tmp_path / "fra1")) == ({}, set())
     places = ("--out", tmp_path / "fra1/output", "--state", tmp_path / "fra1/state", "--site", "fra1")
-    tried = run_command("run", country.repository.bare, *places, "--dry-run")
+    tried = run_command("run", two_sites.repository.bare, *places, "--dry-run")
     assert (tried.code, "GB2023" in tried.err) == (Exit.PARTIAL, False)
     assert "the Fleet names no ledger for fra1 (the ledger of this instance is" in tried.err
     assert "It still ends maintenance windows" in tried.err
-    with goes.restarted(tmp_path / "fra1", site="fra1") as again:
-        again.turn()
+    with goes.run_copy(tmp_path / "fra1", site="fra1") as again:
+        again.advance()
         assert again.condition("LedgerNamed") == (False, "BecameStandby")
         assert again.parts.reconciler.status.problems == ()
     if "web02" in where:
-        assert country.planned("ams2")["web02"] == UNKNOWN
+        assert two_sites.planned("ams2")["web02"] == UNKNOWN
         assert (
             json.loads(run_records("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)["site"] == "fra1"
         )
 
 
-def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Country) -> None:
-    goes, documents = country.instances["fra1"], (*BOOTS, *placed(web01="ams2", web02="ams2"))
+def test_a_closed_site_that_is_restored_reports_what_it_waits_for(two_sites: TwoSites) -> None:
+    goes, documents = two_sites.instances["fra1"], (*BOOTS, *make_servers(web01="ams2", web02="ams2"))
     opened, closed = (
-        "---\n".join((fleet_of(country.ledgers, sites=sites), *documents)) for sites in (SITES, ("ams2",))
+        "---\n".join((make_fleet(two_sites.ledgers, sites=sites), *documents)) for sites in (SITES, ("ams2",))
     )
     for text in (opened, closed):
-        country.repository.push({"fleet.yaml": text}, "Change")
-        country.turn()
-    country.repository.push({}, f"Close fra1\n\nGitboot-Ack: {get_held_digest(goes)} allowTakeover")
-    country.turn()
-    country.repository.push({"fleet.yaml": opened, "bad.yaml": "kind: Nothing\n"}, "Put it back, and break something")
-    country.turn()
+        two_sites.repository.push({"fleet.yaml": text}, "Change")
+        two_sites.advance()
+    two_sites.repository.push({}, f"Close fra1\n\nGitboot-Ack: {get_held_digest(goes)} allowTakeover")
+    two_sites.advance()
+    two_sites.repository.push({"fleet.yaml": opened, "bad.yaml": "kind: Nothing\n"}, "Put it back, and break something")
+    two_sites.advance()
     (found,) = (each for each in goes.parts.reconciler.status.conditions if each.type == "LedgerNamed")
     assert "because the Fleet names no ledger for fra1 (the ledger of this instance is" in found.message
     assert found.message.endswith(
@@ -511,46 +513,46 @@ def test_a_closed_site_that_is_restored_reports_what_it_waits_for(country: Count
     )
 
 
-def test_a_renamed_site_is_a_new_site_to_which_its_servers_move(country: Country, tmp_path: Path) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
-    country.instances["fra1"].install("web02")
+def test_a_renamed_site_is_a_new_site_to_which_its_servers_move(two_sites: TwoSites, tmp_path: Path) -> None:
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    two_sites.instances["fra1"].install("web02")
     file, new = tmp_path / "web02.json", tmp_path / "par1/state"
-    with run_in_process(tmp_path / "par1", country.repository.bare, site="par1") as parts:
-        world = World(parts, country.repository, at("20T12:00"))
-        country = Country(country.repository, {**country.instances, "par1": world})
+    with run_in_process(tmp_path / "par1", two_sites.repository.bare, site="par1") as parts:
+        world = World(parts, two_sites.repository, at("20T12:00"))
+        two_sites = TwoSites(two_sites.repository, {**two_sites.instances, "par1": world})
         every = ("ams2", "fra1", "par1")
         for sites, where in ((every, "fra1"), (("ams2", "par1"), "par1")):
-            documents = fleet_of(country.ledgers, sites=sites), *BOOTS, *placed(web01="ams2", web02=where)
-            country.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
-            country.turn()
+            documents = make_fleet(two_sites.ledgers, sites=sites), *BOOTS, *make_servers(web01="ams2", web02=where)
+            two_sites.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
+            two_sites.advance()
         digest = get_held_digest(world)
-        country.repository.push({}, f"Rename it\n\nGitboot-Ack: {digest} allowTakeover")
-        country.turn()
-        assert (country.planned("fra1"), country.planned("par1")) == ({}, {"web02": UNKNOWN})
+        two_sites.repository.push({}, f"Rename it\n\nGitboot-Ack: {digest} allowTakeover")
+        two_sites.advance()
+        assert (two_sites.planned("fra1"), two_sites.planned("par1")) == ({}, {"web02": UNKNOWN})
         file.write_text(run_records("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)
         given = run_while_instance_runs(
-            run_records, ("take-over", file, "--state", new, "--reason", "renamed"), country
+            run_records, ("take-over", file, "--state", new, "--reason", "renamed"), two_sites
         )
         assert "recorded web02 as provisioned: provision 1" in given
-        assert country.planned("par1") == {"web02": (Phase.DISK, Cause.PROVISIONED)}
+        assert two_sites.planned("par1") == {"web02": (Phase.DISK, Cause.PROVISIONED)}
 
 
 def test_an_instance_becomes_standby_if_a_broken_commit_names_another_ledger_for_its_site(
-    country: Country,
+    two_sites: TwoSites,
 ) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
-    text = "---\n".join((fleet_of({**country.ledgers, "fra1": make_uuid("another")}), *BOOTS, "kind: Nothing\n"))
-    country.repository.push({"fleet.yaml": text}, "Name another, and break something")
-    country.turn()
-    found = [each.condition("LedgerNamed") for each in country.instances.values()]
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    text = "---\n".join((make_fleet({**two_sites.ledgers, "fra1": make_uuid("another")}), *BOOTS, "kind: Nothing\n"))
+    two_sites.repository.push({"fleet.yaml": text}, "Name another, and break something")
+    two_sites.advance()
+    found = [each.condition("LedgerNamed") for each in two_sites.instances.values()]
     assert found == [None, (False, "BecameStandby")]
 
 
-def test_an_instance_for_an_unknown_site_accepts_nothing(country: Country, tmp_path: Path) -> None:
-    country.push(*placed(web01="ams2", web02="fra1"))
-    with run_in_process(tmp_path / "fra2", country.repository.bare, initial="fresh", site="fra2") as parts:
-        world = World(parts, country.repository, at("20T12:00"))
-        world.turn()
+def test_an_instance_for_an_unknown_site_accepts_nothing(two_sites: TwoSites, tmp_path: Path) -> None:
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    with run_in_process(tmp_path / "fra2", two_sites.repository.bare, initial="fresh", site="fra2") as parts:
+        world = World(parts, two_sites.repository, at("20T12:00"))
+        world.advance()
         (problem,) = parts.reconciler.status.problems
         assert (problem.code, problem.line, problem.hint) == ("GB2023", 4, "did you mean fra1?")
         assert parts.reconciler.state.attempt.accepted is None
@@ -567,12 +569,12 @@ def test_an_instance_for_an_unknown_site_accepts_nothing(country: Country, tmp_p
 def test_each_server_is_at_one_site_if_sites_have_instances(
     ledgers: tuple[str, ...], labels: str, found: list[str]
 ) -> None:
-    said = fleet_of({site: make_uuid(site) for site in ledgers})
+    said = make_fleet({site: make_uuid(site) for site in ledgers})
     assert problems(said, *BOOTS, server("web01", labels)) == found
 
 
 def test_a_server_of_two_sites_is_an_error() -> None:
-    said = fleet_of({site: make_uuid(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
+    said = make_fleet({site: make_uuid(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
     expected = ["GB2022 each site has its own instance, but the sites ams2, fra1 select the server"]
     assert problems(said, *BOOTS, server("web01", "site: ams2")) == expected
 
@@ -594,11 +596,11 @@ def test_sites_together_equal_the_fleet_in_any_order_of_commits(
     first: GeneratedFleet, others: list[GeneratedFleet], seed: int
 ) -> None:
     draw, history = random.Random(seed), History({})
-    evaluator, tree = Evaluator(history.snapshot), at_sites(tree_of(first), draw)
+    evaluator, tree = Evaluator(history.snapshot), move_sites(tree_of(first), draw)
     known: dict[str | None, Commit] = {}
     for other in (first, *others):
         edited = draw.choice(EDITS)(tree, other, draw) if known else tree
-        edited = at_sites(edited, draw)
+        edited = move_sites(edited, draw)
         revision = history.commit(edited)
         found = evaluated(evaluator, revision, known[None].revision if known else None)
         if not isinstance(found, CommitPair):
@@ -617,7 +619,7 @@ def test_sites_together_equal_the_fleet_in_any_order_of_commits(
                 anywhere = {each.uuid for each in found.head.decided.repository.servers.values()}
                 assert {*now.moves.arrived} == elsewhere & now.commit.machines.keys()
                 if site is not None:
-                    was, is_at = sites_in(before), sites_in(known[None])
+                    was, is_at = list_sites(before), list_sites(known[None])
                     moved = {uuid for uuid in was.keys() & is_at.keys() if was[uuid] != is_at[uuid]}
                     assert {*now.moves.passed_on} == {uuid for uuid in moved if site not in (was[uuid], is_at[uuid])}
                 assert {each.uuid: each for each in now.moves.departed} == {
@@ -630,7 +632,7 @@ def test_sites_together_equal_the_fleet_in_any_order_of_commits(
             assert sorted(together, key=lambda item: item[0]) == sorted(items(whole, of), key=lambda item: item[0])
 
 
-def sites_in(commit: Commit) -> dict[str, str | None]:
+def list_sites(commit: Commit) -> dict[str, str | None]:
     return {uuid: commit.sites.get(each.name) for uuid, each in commit.machines.items()}
 
 
@@ -642,7 +644,7 @@ def items(commit: Commit, of: str) -> list[tuple[str, object]]:
     return list(found.items())
 
 
-def at_sites(tree: Tree, draw: random.Random) -> Tree:
+def move_sites(tree: Tree, draw: random.Random) -> Tree:
     """The tree with three sites that share all servers among them, and some of these moved."""
 
     def edited(text: str) -> str:
@@ -699,34 +701,34 @@ def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_wit
             for name, site in names.items()
         )
         documents = (
-            *(fleet_of({"ams2": ledger, "fra1": make_uuid("fra1")}), *BOOTS, *described),
+            *(make_fleet({"ams2": ledger, "fra1": make_uuid("fra1")}), *BOOTS, *described),
             *(image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7")),
             maintenance("check", "20T11:00 20T14:00"),
         )
         commit = repository.push({"fleet.yaml": "---\n".join(documents)}, "Begin")
 
-        def turn(fetched: LastFetch | None = None, **passed: float) -> None:
+        def advance(fetched: LastFetch | None = None, **passed: float) -> None:
             now[0] += timedelta(seconds=1, **passed)
             for each in machines.values():
                 each.advance((now[0] - each.now).total_seconds())
             parts.reconciler.reconcile(now[0], fetched=fetched, wait=True)
 
         parts.source.fetch()
-        turn()
-        turn()
-        assert machines["web01"].writes and boot_of(machines["web01"]) != "Disabled"
+        advance()
+        advance()
+        assert machines["web01"].writes and get_boot(machines["web01"]) != "Disabled"
         assert machines["web02"].requests == [], "another site's BMC is not even read"
         shutil.rmtree(repository.bare)
         with pytest.raises(SourceError):
             parts.source.fetch()
         gone = LastFetch(reason="SourceError", message="no route to host", failed=True)
-        turn(gone, hours=1)
+        advance(gone, hours=1)
         standing = parts.reconciler.state
-        assert (standing.publication.applied, boot_of(machines["web01"]) != "Disabled") == (commit, True)
-        turn(gone, hours=2)
-        turn(gone, minutes=1)
+        assert (standing.publication.applied, get_boot(machines["web01"]) != "Disabled") == (commit, True)
+        advance(gone, hours=2)
+        advance(gone, minutes=1)
         standing = parts.reconciler.state
-        assert boot_of(machines["web01"]) == "Disabled" and standing.publication.applied == commit
+        assert get_boot(machines["web01"]) == "Disabled" and standing.publication.applied == commit
         plan = standing.plans.servers["web01"].plan
         assert plan is not None and plan.phase is Phase.DISK
         assert [each.status for each in standing.conditions if each.type == "SourceReady"] == [False]
@@ -753,7 +755,7 @@ def test_overrides_of_the_instance_of_a_removed_site_are_cleared_before_the_firs
         ledgers = {"ams2": parts.reconciler.state.knowledge.facts.identity, "fra1": make_uuid("fra1")}
         access = f"bmc: {{address: '{bmc.url}', system: {machine.path}, credentials: rack}}"
 
-        def turn(documents: tuple[str, ...], message: str = "Change") -> None:
+        def advance(documents: tuple[str, ...], message: str = "Change") -> None:
             now[0] += timedelta(minutes=1)
             machine.advance((now[0] - machine.now).total_seconds())
             repository.push({"fleet.yaml": "---\n".join(documents)}, message)
@@ -762,20 +764,20 @@ def test_overrides_of_the_instance_of_a_removed_site_are_cleared_before_the_firs
 
         before = *BOOTS, server("web01", "site: ams2", f"provision: 1, {access}")
         for _ in range(3):
-            turn((fleet_of(ledgers), *before))
-        assert boot_of(machine) == "Once"
+            advance((make_fleet(ledgers), *before))
+        assert get_boot(machine) == "Once"
         at_fra1 = server("web01", "site: fra1", f"provision: 1, {access}") if stays else server("other", "site: fra1")
         for _ in range(3):
-            turn((fleet_of(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
+            advance((make_fleet(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
         assert parts.reconciler.status.held is not None
-        assert boot_of(machine) == "Disabled"
+        assert get_boot(machine) == "Disabled"
         writes = len(machine.writes)
         given = {"server": "web01", "consumed": False, "key": None, "bmc": None, "reason": "looked"}
         instance_tables.add_request(parts.ledger, now[0], "ada", "resolve", {"uuid": make_uuid("web01"), **given})
         for _ in range(2):
-            turn((fleet_of(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
-        assert (boot_of(machine), len(machine.writes)) == ("Disabled", writes)
+            advance((make_fleet(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
+        assert (get_boot(machine), len(machine.writes)) == ("Disabled", writes)
 
 
-def boot_of(machine: Machine) -> str:
+def get_boot(machine: Machine) -> str:
     return str(machine.system()["Boot"]["BootSourceOverrideEnabled"])

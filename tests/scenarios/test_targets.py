@@ -54,7 +54,7 @@ def keys(tmp_path: Path) -> Path:
     return tmp_path / "keys" / "store"
 
 
-def with_user_data(number: int) -> dict[str, str]:
+def make_fleet_files(number: int) -> dict[str, str]:
     """Return a fleet whose one server boots an image of this number, with user data that contains it."""
     documents = (
         *SEED,
@@ -76,7 +76,7 @@ def assert_no_chain_is_mixed(seen: dict[str, bytes]) -> None:
             assert all(any(each.encode() in content for content in found) for each in images)
 
 
-def files_with_times(root: Path) -> dict[str, tuple[bytes, int]]:
+def read_files(root: Path) -> dict[str, tuple[bytes, int]]:
     """The content and the modification time, in seconds, of each file for machines, by path.
 
     A file that another process replaces or removes meanwhile is left out.
@@ -96,7 +96,7 @@ def contents(store: Store, bucket: str) -> dict[str, bytes]:
 def test_a_branch_a_bucket_and_a_folder_receive_every_publication(tmp_path: Path, store: Store, keys: Path) -> None:
     store.reset()
     repository = Repository.create(tmp_path / "git")
-    repository.push(with_user_data(1))
+    repository.push(make_fleet_files(1))
     boots = tmp_path / "boots.git"
     pygit2.init_repository(str(boots), bare=True).free()
     (folder := tmp_path / "mirror").mkdir(0o750)
@@ -108,7 +108,7 @@ def test_a_branch_a_bucket_and_a_folder_receive_every_publication(tmp_path: Path
     with running(repository.bare, tmp_path, *write_configuration(max_reinstalls=9), *targets) as instance:
         wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
         eventually(lambda: b"next-1" in contents(store, "boots").get(f"boot/{ENTRY}", b""))
-        commit = repository.push(with_user_data(2))
+        commit = repository.push(make_fleet_files(2))
         eventually(lambda: b"next-2" in contents(store, "boots")[f"boot/{ENTRY}"])
         eventually(lambda: commit in git(boots, "log", "-1", "--format=%B", "boot"))
         output = tmp_path / "output"
@@ -116,7 +116,7 @@ def test_a_branch_a_bucket_and_a_folder_receive_every_publication(tmp_path: Path
             str(each.relative_to(output)): each.read_bytes() for each in output.glob("boot/**/*") if each.is_file()
         }
         eventually(lambda: contents(store, "boots") == published)  # a boot script is put before those that are equal
-        eventually(lambda: files_with_times(folder) == files_with_times(output))
+        eventually(lambda: read_files(folder) == read_files(output))
         assert {S_IMODE(each.stat().st_mode) for each in (folder / "boot").rglob("*")} == {0o750, 0o640}
         listed = git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/").splitlines()
         assert {path: git(boots, "rev-parse", f"boot:{path}") for path in listed} == {
@@ -133,7 +133,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
     """The instance goes on as the target's writer, also if it publishes while the command repairs."""
     store.reset()
     repository = Repository.create(tmp_path / "git")
-    repository.push(with_user_data(1))
+    repository.push(make_fleet_files(1))
     (folder := tmp_path / "mirror").mkdir()
     output, theirs = tmp_path / "output", publish_signed(tmp_path / "theirs").root
     bucket = f"s3://repaired?endpoint={store.url}&credentials={keys}"
@@ -142,13 +142,11 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
         return run_forked("verify-mirror", mirror, "--tree", tree, "--repair", "all")
 
     def holds_all(number: int) -> bool:
-        published = files_with_times(output)
+        published = read_files(output)
         if f"next-{number}".encode() not in published.get(f"boot/{ENTRY}", (b"", 0))[0]:
             return False
         in_bucket = contents(store, "repaired")
-        return files_with_times(folder) == published and in_bucket == {
-            path: each for path, (each, _) in published.items()
-        }
+        return read_files(folder) == published and in_bucket == {path: each for path, (each, _) in published.items()}
 
     with running(
         repository.bare, tmp_path, *write_configuration(max_reinstalls=9), "--target", str(folder), "--target", bucket
@@ -172,7 +170,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
             assert done.returncode == 0, done.stderr
         assert (folder / "boot" / ENTRY).read_bytes() == right == contents(store, "repaired")[f"boot/{ENTRY}"]
         spoil()
-        repository.push(with_user_data(2))
+        repository.push(make_fleet_files(2))
         for mirror in (folder / "boot", bucket):
             assert repair(mirror, output).returncode in (0, 8)
         eventually(lambda: holds_all(2))
@@ -184,7 +182,7 @@ def test_an_instance_killed_at_any_write_leaves_complete_chains_that_the_next_on
 ) -> None:
     store.reset()
     repository = Repository.create(tmp_path / "git")
-    repository.push(with_user_data(1))
+    repository.push(make_fleet_files(1))
     target = (
         *write_configuration(max_reinstalls=9),
         "--target",
@@ -197,7 +195,7 @@ def test_an_instance_killed_at_any_write_leaves_complete_chains_that_the_next_on
         store.writes.clear()
         with suppress(Killed), running(repository.bare, tmp_path, *target) as instance:
             store.fails = partial(_kill, instance, dies_at)
-            repository.push(with_user_data(number))
+            repository.push(make_fleet_files(number))
             raise Killed(instance.process.wait(60))
         assert store.is_cut
         store.fails, store.is_cut = lambda *_: None, False
@@ -225,7 +223,7 @@ def test_finding_s8_a_record_that_a_stranger_wrote_into_the_bucket_makes_the_tar
 ) -> None:
     store.reset()
     repository = Repository.create(tmp_path / "git")
-    repository.push(with_user_data(1))
+    repository.push(make_fleet_files(1))
     target = (
         *write_configuration(max_reinstalls=9),
         "--target",
@@ -264,7 +262,7 @@ def test_finding_s8_a_running_instance_reports_a_thread_that_died_and_starts_it_
     fault.touch()
     monkeypatch.setenv(RUN_FIRST, _FAULTY.format(fault=str(fault)))
     repository = Repository.create(tmp_path / "git")
-    repository.push(with_user_data(1))
+    repository.push(make_fleet_files(1))
     target = ("--target", f"s3://dies?endpoint={store.url}&credentials={keys}")
     with (
         suppress(_Traceback),
@@ -299,7 +297,7 @@ def test_finding_m8_a_store_that_is_back_is_tried_at_once_by_reconcile_and_at_th
     monkeypatch.setenv(RUN_FIRST, _PATIENT)
     store.fails = lambda *_: 503
     repository = Repository.create(tmp_path / "git")
-    repository.push(with_user_data(1))
+    repository.push(make_fleet_files(1))
     target = ("--target", f"s3://asked?endpoint={store.url}&credentials={keys}")
     with running(repository.bare, tmp_path, *write_configuration(max_reinstalls=9), *target) as instance:
         wait_for_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
@@ -307,13 +305,13 @@ def test_finding_m8_a_store_that_is_back_is_tried_at_once_by_reconcile_and_at_th
         instance.process.send_signal(signal.SIGHUP)  # as `gitboot reconcile` does
         wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
         store.fails = lambda *_: 503
-        repository.push({"windows.yaml": "---\n".join(_windows())})
+        repository.push({"windows.yaml": "---\n".join(_make_windows())})
         wait_for_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
         store.fails = lambda *_: None
         wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
 
 
-def _windows() -> Iterator[str]:
+def _make_windows() -> Iterator[str]:
     """Return maintenances of which one begins or ends every five seconds for a quarter of an hour."""
     begin = datetime.now(UTC).replace(microsecond=0)
     turns = [begin + timedelta(seconds=each) for each in range(5, 900, 5)]

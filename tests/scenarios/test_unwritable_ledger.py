@@ -29,7 +29,7 @@ from gitboot.publish import tree_reader
 from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.status.work_progress import Stage, StageTimes
 from tests.controller.records.test_provisioning_installations import Maintained as InMaintenance
-from tests.controller.test_checkpoint import Patient
+from tests.controller.test_checkpoint import PatientSearch
 from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import (
     SEED,
@@ -61,7 +61,7 @@ IN_WINDOW = "20T11:00 20T13:00"
 # With real processes
 
 
-def repair_until(end: datetime) -> tuple[str, ...]:
+def make_repair(end: datetime) -> tuple[str, ...]:
     """A maintenance of all servers that boots a system which writes no disk."""
     window = f"window: {{end: '{format_instant(end.replace(microsecond=0))}'}}"
     job = document("Maintenance", "repair", f"select: All, profile: repair, {window}, reinstall: EveryBoot")
@@ -79,7 +79,7 @@ def clears_from(rack: Rack, blade: Blade) -> datetime | None:
     return next((each.clears_from for each in found.values() if each.state is OverrideState.CONFIRMED), None)
 
 
-def ends_its_window(
+def end_window(
     rack: Rack,
     failing: Callable[[], AbstractContextManager[None]],
     *arguments: object,
@@ -88,14 +88,14 @@ def ends_its_window(
 ) -> None:
     """A window ends while the ledger takes no write; the ledger fails before the end even on a slow machine."""
     web = rack.add("web01")
-    rack.pool = (*POOL, *repair_until(datetime.now(UTC) + timedelta(hours=9)))
+    rack.pool = (*POOL, *make_repair(datetime.now(UTC) + timedelta(hours=9)))
     rack.push()
     with ExitStack() as process, ExitStack() as failure:
         instance = process.enter_context(rack.running(*arguments, records="fresh"))
         eventually(lambda: web.stands and boots_maintenance(rack, web))
         for seconds in (5, 15, 30, 60, 120, 240):
             end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
-            rack.pool = (*POOL, *repair_until(end))
+            rack.pool = (*POOL, *make_repair(end))
             rack.push(f"Repair for {seconds} seconds")
             assert rack.run_command("reconcile").code == 0
             eventually(partial(_is_set_or_over, rack, web, end))
@@ -134,11 +134,11 @@ def test_finding_c2_a_window_ends_in_files_and_at_bmcs_while_the_ledger_is_locke
 ) -> None:
     if restarts:  # the other case waits as long for the lock as an instance does
         monkeypatch.setenv(RUN_FIRST, SHORT_LOCK_TIMEOUT)
-    ends_its_window(rack, lambda: locked_ledger(rack.state), restarts=restarts)
+    end_window(rack, lambda: locked_ledger(rack.state), restarts=restarts)
 
 
 @contextmanager
-def server_hung(server: PostgresServer) -> Iterator[None]:
+def hang_server(server: PostgresServer) -> Iterator[None]:
     """Let the PostgreSQL of the ledger keep its connections without a response, as long as the block runs."""
     assert server.process is not None
     server.process.send_signal(signal.SIGSTOP)  # it makes no more children from now on
@@ -168,7 +168,7 @@ def test_finding_c2_while_postgresql_hangs_a_window_ends_at_bmcs_only_during_the
     with postgresql() as server:
         rack.address = server.address()
         arguments = ("--ledger", rack.address.url, *write_configuration(lease_seconds=lease_s))
-        ends_its_window(rack, lambda: server_hung(server), *arguments, withdraws=lease_s == 600)
+        end_window(rack, lambda: hang_server(server), *arguments, withdraws=lease_s == 600)
 
 
 def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_its_postgresql_is_gone(rack: Rack) -> None:
@@ -177,13 +177,13 @@ def test_finding_c2_a_window_ends_even_if_the_instance_restarts_while_its_postgr
         rack.address = server.address()
         ledger = ("--ledger", rack.address.url)
         web = rack.add("web01")
-        rack.pool = (*POOL, *repair_until(datetime.now(UTC) + timedelta(hours=9)))
+        rack.pool = (*POOL, *make_repair(datetime.now(UTC) + timedelta(hours=9)))
         rack.push()
         with rack.running(*ledger, records="fresh"):
             eventually(lambda: boots_maintenance(rack, web))
             for seconds in (5, 15, 30, 60, 120, 240):
                 end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
-                rack.pool = (*POOL, *repair_until(end))
+                rack.pool = (*POOL, *make_repair(end))
                 rack.push(f"Repair for {seconds} seconds")
                 assert rack.run_command("reconcile").code == 0
                 if eventually(lambda: boots_maintenance(rack, web) or datetime.now(UTC) >= end):  # noqa: B023
@@ -278,7 +278,7 @@ def test_an_installation_that_the_ledger_has_stored_stays_offered(bench: Bench, 
 # After a restart
 
 
-class Restarting:
+class RestartedInstance:
     """Instances of one STATE and OUTPUT, one after the other: web01 is offered an installation, web02 is in repair."""
 
     def __init__(self, folder: Path) -> None:
@@ -304,13 +304,13 @@ class Restarting:
         parts.source.fetch()
         parts.reconciler.reconcile(self.now)
 
-    def locked(self) -> AbstractContextManager[None]:
+    def lock_ledger(self) -> AbstractContextManager[None]:
         return locked_ledger(self.folder / "state")
 
     def boots(self, name: str) -> str:
         return (self.folder / "output" / self._entry(name)).read_text()
 
-    def noted(self, parts: Parts, name: str) -> Digest | None:
+    def find_recorded_plan(self, parts: Parts, name: str) -> Digest | None:
         """Return the plan that the ledger has for the file of a server as it is dated now."""
         modified = int((self.folder / "output" / self._entry(name)).stat().st_mtime)
         found = server_tables.find_version(parts.ledger, self._entry(name), modified)
@@ -329,18 +329,18 @@ class Restarting:
 
 
 @pytest.fixture
-def restarting(tmp_path: Path) -> Restarting:
-    made = Restarting(tmp_path)
+def restarting(tmp_path: Path) -> RestartedInstance:
+    made = RestartedInstance(tmp_path)
     made.begin()
     return made
 
 
 def test_a_restart_without_the_ledger_ends_windows_and_keeps_a_published_installation(
-    restarting: Restarting,
+    restarting: RestartedInstance,
 ) -> None:
     stands = restarting.boots("web01")
     with restarting.running() as parts:
-        with restarting.locked():
+        with restarting.lock_ledger():
             for hours in (0, 1, 0):
                 restarting.now += timedelta(hours=hours)
                 restarting.reconcile(parts)
@@ -355,9 +355,9 @@ def test_a_restart_without_the_ledger_ends_windows_and_keeps_a_published_install
         assert [event.type for event in parts.events].count("Accepted") == 1
 
 
-def test_a_window_that_ended_before_a_restart_without_the_ledger_ends(restarting: Restarting) -> None:
+def test_a_window_that_ended_before_a_restart_without_the_ledger_ends(restarting: RestartedInstance) -> None:
     restarting.now += timedelta(hours=1)
-    with restarting.running() as parts, restarting.locked():
+    with restarting.running() as parts, restarting.lock_ledger():
         restarting.reconcile(parts)
         assert "memtest-7" not in restarting.boots("web02")
 
@@ -366,7 +366,7 @@ def test_a_window_ends_after_a_restart_on_a_full_disk(tmp_path: Path) -> None:
     """A clean end leaves no log beside the ledger, and a full disk has no room for another one."""
     with small_disk(tmp_path, size="6m", name="state") as state:
         state.chmod(0o700)
-        restarting = Restarting(tmp_path)
+        restarting = RestartedInstance(tmp_path)
         restarting.begin()
         stands = restarting.boots("web01")
         assert not (state / "ledger.sqlite-wal").exists()
@@ -385,14 +385,14 @@ def test_a_window_ends_after_a_restart_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_restart_without_the_ledger_accepts_no_new_commit_and_withholds_an_unpublished_boot(
-    restarting: Restarting,
+    restarting: RestartedInstance,
 ) -> None:
     """The file of web01 is missing, so nothing shows that the ledger has stored the boot."""
     before = restarting.boots("web02")
     restarting.push()
     shutil.rmtree(restarting.folder / "output/boot/v1/boot" / make_mac("web01").replace(":", "-"))
     with restarting.running() as parts:
-        with restarting.locked():
+        with restarting.lock_ledger():
             restarting.reconcile(parts)
             assert ("flatcar-1" in restarting.boots("web01"), restarting.boots("web02")) == (False, before)
         restarting.reconcile(parts)
@@ -400,12 +400,12 @@ def test_a_restart_without_the_ledger_accepts_no_new_commit_and_withholds_an_unp
 
 
 @pytest.fixture
-def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarting:
+def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RestartedInstance:
     """Like `restarting`, but each instance resumes from a checkpoint, as with hundreds of servers."""
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
-    monkeypatch.setattr(assembly, "DamageSearch", Patient)
-    made = Restarting(tmp_path)
+    monkeypatch.setattr(assembly, "DamageSearch", PatientSearch)
+    made = RestartedInstance(tmp_path)
     made.begin()
     assert (tmp_path / "state" / CACHE).exists()
     return made
@@ -416,10 +416,10 @@ def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_a
     request: pytest.FixtureRequest, resumes: bool
 ) -> None:
     """The stop ends before the ledger takes a write, so each plan equals the one before the restart."""
-    restarting: Restarting = request.getfixturevalue("resuming" if resumes else "restarting")
+    restarting: RestartedInstance = request.getfixturevalue("resuming" if resumes else "restarting")
     stands, output = restarting.boots("web01"), restarting.folder / "output" / "ops"
     with ExitStack() as process, ExitStack() as failure:
-        failure.enter_context(restarting.locked())
+        failure.enter_context(restarting.lock_ledger())
         parts = process.enter_context(restarting.running())
         assert parts.reconciler.state.publication.complete is resumes
         tree_reader.write_stop_file(output, StopOrder("ada", "wrong image", everything=False), restarting.now)
@@ -430,7 +430,7 @@ def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_a
         failure.close()
         restarting.reconcile(parts)
         assert restarting.boots("web01") == stands
-        assert restarting.noted(parts, "web01") is not None
+        assert restarting.find_recorded_plan(parts, "web01") is not None
         assert parts.reconciler.status.condition("Published")
 
 
@@ -439,27 +439,30 @@ def test_each_file_published_after_a_restart_without_the_ledger_is_stored_with_i
     request: pytest.FixtureRequest, resumes: bool
 ) -> None:
     """The access log of a mirror only has the date of what was sent."""
-    restarting: Restarting = request.getfixturevalue("resuming" if resumes else "restarting")
+    restarting: RestartedInstance = request.getfixturevalue("resuming" if resumes else "restarting")
     restarting.push(maintenance("repair", "20T13:00 20T14:00", select="{matchLabels: {name: web01}}"))
     with restarting.running() as parts:
         restarting.reconcile(parts)
-        before = restarting.noted(parts, "web01")
-        assert before is not None and restarting.noted(parts, "web02") is not None
+        before = restarting.find_recorded_plan(parts, "web01")
+        assert before is not None and restarting.find_recorded_plan(parts, "web02") is not None
     with restarting.running() as parts:
-        with restarting.locked():
+        with restarting.lock_ledger():
             for boot in ("flatcar-1", "memtest-7", "flatcar-1"):
                 restarting.reconcile(parts)
                 assert (boot in restarting.boots("web01")) is (restarting.now.hour < 14)
                 restarting.now += timedelta(hours=1)
         restarting.reconcile(parts)
         assert all("flatcar-1" in restarting.boots(name) for name in ("web01", "web02"))
-        assert None not in (restarting.noted(parts, "web01"), restarting.noted(parts, "web02"))
+        assert None not in (
+            restarting.find_recorded_plan(parts, "web01"),
+            restarting.find_recorded_plan(parts, "web02"),
+        )
 
 
 def test_a_running_system_finds_its_user_data_while_the_ledger_stores_no_offer(tmp_path: Path) -> None:
     """The fetch of its boot is recorded; later offers cannot be stored."""
     with InMaintenance(tmp_path) as bench:
-        plan = bench.maintain()
+        plan = bench.start_maintenance()
         assert plan.data is not None and "bios-1" in read_served_files(bench)
         bench.ledger.database.execute(
             "CREATE TEMP TRIGGER full BEFORE INSERT ON main.offers BEGIN SELECT RAISE(ABORT, 'no room'); END"
@@ -534,7 +537,7 @@ class Maintained:
         return next((each.state for each in kept if each.reason == "maintenance/repair/1"), None)
 
     @property
-    def notes(self) -> Path:
+    def clearings_file(self) -> Path:
         return self.folder / WITHDRAWALS
 
 
@@ -548,9 +551,9 @@ def test_without_the_ledger_an_override_is_cleared_at_the_end_of_its_window(main
     with locked_ledger(maintained.folder, maintained.bench.ledger):
         maintained.wait(hours=1)
         maintained.bench.reconcile()
-        assert (maintained.shown, maintained.notes.exists()) == ("Disabled", True)
+        assert (maintained.shown, maintained.clearings_file.exists()) == ("Disabled", True)
     maintained.bench.reconcile()
-    assert (maintained.state, maintained.notes.exists()) == (OverrideState.CLEARED, False)
+    assert (maintained.state, maintained.clearings_file.exists()) == (OverrideState.CLEARED, False)
     assert maintained.bench.told().count("OverrideWithdrawn") == 1
 
 
@@ -565,7 +568,7 @@ def test_a_clearing_is_recorded_while_a_reconcile_writes_to_the_ledger(maintaine
         job.start()
         job.join(60)
         assert not job.is_alive()
-        assert maintained.notes.exists()
+        assert maintained.clearings_file.exists()
 
 
 def test_without_the_ledger_nothing_is_cleared_before_the_end_of_its_window(maintained: Maintained) -> None:
@@ -576,7 +579,7 @@ def test_without_the_ledger_nothing_is_cleared_before_the_end_of_its_window(main
         )
         maintained.wait(minutes=1)
         maintained.bench.reconcile()
-        assert (maintained.shown, maintained.notes.exists()) == ("Once", False)
+        assert (maintained.shown, maintained.clearings_file.exists()) == ("Once", False)
 
 
 def test_a_clearing_without_the_ledger_is_known_after_a_restart(maintained: Maintained) -> None:
@@ -585,18 +588,18 @@ def test_a_clearing_without_the_ledger_is_known_after_a_restart(maintained: Main
         maintained.bench.reconcile()
     maintained.restart()
     maintained.bench.reconcile()
-    assert (maintained.state, maintained.notes.exists()) == (OverrideState.CLEARED, False)
+    assert (maintained.state, maintained.clearings_file.exists()) == (OverrideState.CLEARED, False)
     assert maintained.bench.told().count("OverrideWithdrawn") == 1
 
 
 def test_an_override_that_is_gone_without_a_note_is_not_known_and_never_set_again(maintained: Maintained) -> None:
     """STATE refused the note, and the process that had it in memory was killed."""
-    maintained.notes.mkdir()
+    maintained.clearings_file.mkdir()
     with locked_ledger(maintained.folder, maintained.bench.ledger):
         maintained.wait(hours=1)
         maintained.bench.reconcile()
         assert maintained.shown == "Disabled"
-    maintained.notes.rmdir()
+    maintained.clearings_file.rmdir()
     maintained.restart()
     maintained.bench.reconcile()
     assert maintained.state is OverrideState.LOST
@@ -623,15 +626,19 @@ def test_a_note_of_an_older_setting_changes_nothing(maintained: Maintained) -> N
     with locked_ledger(maintained.folder, maintained.bench.ledger):
         maintained.wait(hours=1)
         maintained.bench.reconcile()
-    note = maintained.notes.read_bytes()
+    note = maintained.clearings_file.read_bytes()
     maintained.bench.reconcile()
     maintained.decide("20T11:00 20T16:00")
     maintained.bench.reconcile()
     assert maintained.state is OverrideState.CONFIRMED
-    maintained.notes.write_bytes(note)
+    maintained.clearings_file.write_bytes(note)
     maintained.restart()
     maintained.bench.reconcile()
-    assert (maintained.state, maintained.shown, maintained.notes.exists()) == (OverrideState.CONFIRMED, "Once", False)
+    assert (maintained.state, maintained.shown, maintained.clearings_file.exists()) == (
+        OverrideState.CONFIRMED,
+        "Once",
+        False,
+    )
 
 
 def test_an_extended_window_moves_the_time_from_which_its_override_may_be_cleared(

@@ -39,7 +39,7 @@ UPGRADES: Final = Path(make.__file__).parent
 ENTRIES: Final = {name: f"boot/v1/boot/52-54-00-12-34-{mac}/boot.ipxe" for name, mac in (("web01", 56), ("web02", 57))}
 
 
-def extracted(version: str, folder: Path) -> Path:
+def extract_state(version: str, folder: Path) -> Path:
     with tarfile.open(UPGRADES / f"{version}.tar.xz") as archive:
         archive.extractall(folder, filter=_with_permissions)
     return folder
@@ -59,7 +59,7 @@ def read_spool(left: Path) -> str:
 
 
 @contextmanager
-def endpoint(left: Path) -> Iterator[Instance]:
+def run_endpoint(left: Path) -> Iterator[Instance]:
     places = ("--out", str(left / "output"), "--spool", str(left / "spool"))
     found = Instance.start("serve", *places, "--listen", "127.0.0.1:0")
     reader = threading.Thread(target=found.read, daemon=True)
@@ -83,10 +83,10 @@ def boot_files(left: Path) -> dict[Path, bytes]:
 
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
-    return extracted("0.1.0", tmp_path)
+    return extract_state("0.1.0", tmp_path)
 
 
-def once(left: Path, *arguments: object) -> CommandResult:
+def run_once(left: Path, *arguments: object) -> CommandResult:
     places = ("--state", left / "state", "--out", left / "output", "--spool", left / "spool")
     return run_command("run", left / "fleet.git", *places, *arguments, "--once")
 
@@ -116,7 +116,7 @@ def installs(left: Path, server: str) -> bool:
 
 def test_an_installed_server_stays_a_pending_one_is_offered_and_a_second_run_changes_nothing(left: Path) -> None:
     assert (installs(left, "web01"), installs(left, "web02")) == (True, True)
-    done = once(left)
+    done = run_once(left)
     assert done.code == 8, done.err  # as long as a condition names web02
     shown = [run_command("boot-script", name, "--tree", left / "output").out for name in ENTRIES]
     assert [KERNEL in each for each in shown] == [False, True]
@@ -124,7 +124,7 @@ def test_an_installed_server_stays_a_pending_one_is_offered_and_a_second_run_cha
     shown = run_command("records", "show", "--state", left / "state", "-o", "json").json["items"]
     assert {each["server"]: each["record"]["provision"] for each in shown} == {"web01": 1, "web02": None}
     before = boot_files(left)
-    once(left)
+    run_once(left)
     assert boot_files(left) == before
 
 
@@ -132,13 +132,13 @@ def test_an_installed_server_stays_a_pending_one_is_offered_and_a_second_run_cha
 def test_finding_m2_an_upgrade_follows_the_default_branch_and_names_the_servers_whose_install_left_output(
     tmp_path: Path, version: str
 ) -> None:
-    left = extracted(version, tmp_path)
+    left = extract_state(version, tmp_path)
 
     def condition() -> dict[str, Any] | None:
         found = json.loads((left / "state/status.json").read_bytes())["conditions"]
         return next((each for each in found if each["type"] == "OneTimeBootsServed"), None)
 
-    assert "the instance follows refs/heads/main from now on" in once(left).err
+    assert "the instance follows refs/heads/main from now on" in run_once(left).err
     for _ in range(2):  # a restart has it, too
         found = condition()
         assert found is not None
@@ -148,19 +148,19 @@ def test_finding_m2_an_upgrade_follows_the_default_branch_and_names_the_servers_
         # A log in an older format does not show the clients.
         assert "the current nginx.conf or Caddyfile from " in found["remedy"] and "/ops/serve " in found["remedy"]
         assert "branch         refs/heads/main" in run_command("status", "--state", left / "state").out
-        once(left)
+        run_once(left)
     name_endpoint(left)
-    once(left, *NAMING)
+    run_once(left, *NAMING)
     assert condition() is None
 
 
-def modes(output: Path) -> set[int]:
+def list_modes(output: Path) -> set[int]:
     """The permissions of a published tree, but for the publisher's lock."""
     found = [path for path in [output, *output.rglob("*")] if path.name != "lock"]
     return {stat.S_IMODE(path.stat().st_mode) for path in found}
 
 
-def output_condition(left: Path) -> bool:
+def is_output_private(left: Path) -> bool:
     conditions = json.loads((left / "state/status.json").read_bytes())["conditions"]
     return all(each["status"] for each in conditions if each["type"] == "OutputPrivate")
 
@@ -174,39 +174,41 @@ def condition(left: Path, kind: str) -> tuple[bool, str, str]:
 
 def test_output_stays_readable_by_everybody_until_a_group_is_named(left: Path) -> None:
     """A web server may read it, as another user."""
-    assert once(left).code in ENDED
-    assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
+    assert run_once(left).code in ENDED
+    assert (list_modes(left / "output"), is_output_private(left)) == ({0o755, 0o644}, False)
     shown = run_command("doctor", "--state", left / "state", "--out", left / "output")
     assert "every user of this host can read" in shown.out
-    assert once(left, "--output-group", os.getegid()).code in ENDED
-    assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True)
-    assert once(left).code in ENDED
-    assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True), "the ledger keeps it closed"
+    assert run_once(left, "--output-group", os.getegid()).code in ENDED
+    assert (list_modes(left / "output"), is_output_private(left)) == ({0o750, 0o640}, True)
+    assert run_once(left).code in ENDED
+    assert (list_modes(left / "output"), is_output_private(left)) == ({0o750, 0o640}, True), (
+        "the ledger keeps it closed"
+    )
 
 
 def test_output_that_is_created_again_for_an_earlier_ledger_stays_readable_by_everybody(left: Path) -> None:
-    once(left)
+    run_once(left)
     shutil.rmtree(left / "output")
-    once(left)
-    assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
+    run_once(left)
+    assert (list_modes(left / "output"), is_output_private(left)) == ({0o755, 0o644}, False)
 
 
 @pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
 def test_finding_r2_an_upgraded_instance_needs_a_rev_if_its_default_branch_lacks_the_accepted_one(
     tmp_path: Path, version: str
 ) -> None:
-    left = extracted(version, tmp_path)
+    left = extract_state(version, tmp_path)
     accepted = git(left / "fleet.git", "rev-parse", "main")
     other = git(left / "fleet.git", "commit-tree", "-m", "Unrelated", "main^{tree}")
     git(left / "fleet.git", "update-ref", "refs/heads/other", other)
     git(left / "fleet.git", "symbolic-ref", "HEAD", "refs/heads/other")
-    assert once(left).code == Exit.SOURCE
+    assert run_once(left).code == Exit.SOURCE
     status = json.loads((left / "state/status.json").read_bytes())
     (found,) = [each for each in status["conditions"] if each["type"] == "SourceReady"]
     assert (found["status"], found["reason"]) == (False, "BranchNotNamed")
     assert "--rev" in found["message"] and "--rev" in found["remedy"]
     assert (status["applied"]["commit"], status["accepted"]["commit"]) == (accepted, accepted)
-    assert once(left, "--rev", "main").code != Exit.SOURCE
+    assert run_once(left, "--rev", "main").code != Exit.SOURCE
     assert "branch         main" in run_command("status", "--state", left / "state").out
 
 
@@ -214,17 +216,17 @@ def test_finding_r2_an_upgraded_instance_needs_a_rev_if_its_default_branch_lacks
 
 
 @dataclass
-class Taken:
+class Upgrade:
     """What an earlier version left, and its machines with their BMCs."""
 
     folder: Path
     machines: dict[str, Machine]
     version: str
 
-    def once(self) -> CommandResult:
-        return once(self.folder, "--credentials", self.folder / "credentials")
+    def run_once(self) -> CommandResult:
+        return run_once(self.folder, "--credentials", self.folder / "credentials")
 
-    def provisions(self) -> dict[str, int | None]:
+    def list_provisions(self) -> dict[str, int | None]:
         with closing(sqlite3.connect(self.folder / "state/ledger.sqlite")) as ledger:
             return dict(ledger.execute("SELECT server, provision FROM records"))
 
@@ -257,13 +259,13 @@ class Taken:
         (work / f"{name}.yaml").write_text(text)
         git(work, "commit", "--quiet", "--all", "--message", "Change")
         git(work, "push", "--quiet", "origin", "HEAD:main")
-        return self.once()
+        return self.run_once()
 
 
 INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 
-def fetched_now(left: Path) -> Path:
+def record_fetch(left: Path) -> Path:
     """Date the fetches that the earlier version had not read five minutes back.
 
     Its heartbeat and offers get the same time, and its overrides an earlier time.
@@ -296,7 +298,7 @@ BEFORE_FIRST_RUN: Final = {"0.1.0-bmcs": 503, "2fefe59": 200}  # what an endpoin
 
 
 @contextmanager
-def take_over(version: str, folder: Path, overrides: Mapping[str, str]) -> Iterator[Taken]:
+def start_upgrade(version: str, folder: Path, overrides: Mapping[str, str]) -> Iterator[Upgrade]:
     """Extract an archive, and start BMCs with the overrides that the earlier version left them."""
     store_credentials(folder / "credentials", user=make.USER, password=make.PASSWORD)
     machines = make.machines(overrides)
@@ -305,21 +307,21 @@ def take_over(version: str, folder: Path, overrides: Mapping[str, str]) -> Itera
         if overrides[name] == "Disabled":
             machine.run_through()
     with make.bmcs(machines):
-        yield Taken(fetched_now(extracted(version, folder)), machines, version)
+        yield Upgrade(record_fetch(extract_state(version, folder)), machines, version)
 
 
 @pytest.fixture(params=BEFORE_FIRST_RUN)
-def taken(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Taken]:
-    with take_over(request.param, tmp_path, make.OVERRIDES) as taken:
-        yield taken
+def upgrade(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Upgrade]:
+    with start_upgrade(request.param, tmp_path, make.OVERRIDES) as upgrade:
+        yield upgrade
 
 
 def test_a_fetch_of_an_earlier_version_that_matches_no_offer_makes_the_ledger_unverified(tmp_path: Path) -> None:
     """0.1.0 did not log which offer it served, so only a fetch by 2fefe59 shows that the ledger is an older copy."""
-    left = fetched_now(extracted("2fefe59", tmp_path))
+    left = record_fetch(extract_state("2fefe59", tmp_path))
     with closing(sqlite3.connect(left / "state/ledger.sqlite", isolation_level=None)) as ledger:
         ledger.execute("DELETE FROM offers WHERE json_extract(facts, '$.server') = 'web01'")
-    assert once(left).code in ENDED
+    assert run_once(left).code in ENDED
     assert condition(left, "RecordsVerified")[:2] == (False, "RestoredLedger")
     offered = [
         name for name in make.NAMES if make.installs(run_command("boot-script", name, "--tree", left / "output").out)
@@ -327,71 +329,73 @@ def test_a_fetch_of_an_earlier_version_that_matches_no_offer_makes_the_ledger_un
     assert offered == []
 
 
-def test_the_machines_of_the_earlier_version_are_installed_once_each_and_no_override_is_set_again(taken: Taken) -> None:
+def test_the_machines_of_the_earlier_version_are_installed_once_each_and_no_override_is_set_again(
+    upgrade: Upgrade,
+) -> None:
     """An endpoint withholds installs of the earlier tree until the instance has run and read all fetches."""
 
     def answers(serving: Instance, *names: str) -> dict[str, tuple[int, bool]]:
         found = {name: serving.get(make.format_script_path(name)) for name in names}
         return {name: (each.status_code, make.installs(each.text)) for name, each in found.items()}
 
-    assert taken.provisions() == {"web01": None, "web02": None, "web03": 1}
-    with endpoint(taken.folder) as serving:
-        withheld = (BEFORE_FIRST_RUN[taken.version], False)
+    assert upgrade.list_provisions() == {"web01": None, "web02": None, "web03": 1}
+    with run_endpoint(upgrade.folder) as serving:
+        withheld = (BEFORE_FIRST_RUN[upgrade.version], False)
         assert answers(serving, *make.NAMES) == dict.fromkeys(make.NAMES, withheld)
     for _ in range(2):
-        done = taken.once()
+        done = upgrade.run_once()
         assert done.code in ENDED, done.err
         others = [line for line in done.err.splitlines() if "web02" in line and "OneTimeBootsMissing" not in line]
         assert others == []  # not even as one that another instance set
-        assert taken.provisions() == {"web01": 1, "web02": None, "web03": 1}
-        assert taken.offers() == {"web01": False, "web02": True, "web03": False}
-    assert {name: machine.override[ENABLED] for name, machine in taken.machines.items()} == make.OVERRIDES
-    with endpoint(taken.folder) as serving:
-        taken.machines["web02"].run_through()
+        assert upgrade.list_provisions() == {"web01": 1, "web02": None, "web03": 1}
+        assert upgrade.offers() == {"web01": False, "web02": True, "web03": False}
+    assert {name: machine.override[ENABLED] for name, machine in upgrade.machines.items()} == make.OVERRIDES
+    with run_endpoint(upgrade.folder) as serving:
+        upgrade.machines["web02"].run_through()
         assert answers(serving, "web02") == {"web02": (200, True)}
-        eventually(taken.is_served)
+        eventually(upgrade.is_served)
         assert answers(serving, "web01", "web03") == dict.fromkeys(("web01", "web03"), (200, False))
-    assert taken.once().code in ENDED
-    assert taken.provisions() == {"web01": 1, "web02": 1, "web03": 1}
-    taken.end_grace()
-    assert taken.once().code in ENDED
-    assert taken.offers() == {"web01": False, "web02": False, "web03": False}
-    assert taken.writes == {"web01": [], "web02": [], "web03": []}
+    assert upgrade.run_once().code in ENDED
+    assert upgrade.list_provisions() == {"web01": 1, "web02": 1, "web03": 1}
+    upgrade.end_grace()
+    assert upgrade.run_once().code in ENDED
+    assert upgrade.offers() == {"web01": False, "web02": False, "web03": False}
+    assert upgrade.writes == {"web01": [], "web02": [], "web03": []}
 
 
 MEMORY_TEST: Final = maintenance("memory", select="{servers: [web03]}")
 
 
-def read_script_of_web03(taken: Taken) -> str:
-    return (taken.folder / f"output/boot{make.format_script_path('web03')}").read_text()
+def read_script_of_web03(upgrade: Upgrade) -> str:
+    return (upgrade.folder / f"output/boot{make.format_script_path('web03')}").read_text()
 
 
-def change_to_a_new_memory_test(taken: Taken) -> CommandResult:
+def change_memory_test(upgrade: Upgrade) -> CommandResult:
     """Commit an image that the earlier version has not accepted, and that claims to write no disk."""
     image_8 = image("memtest-8", "writesDisk: false", "kernel")
     profile_8 = profile("repair-8", "memtest-8")
     after = MEMORY_TEST.replace("profile: repair", "profile: repair-8")
-    return taken.change("web03", "---\n".join((make.server("web03"), image_8, profile_8, after)))
+    return upgrade.change("web03", "---\n".join((make.server("web03"), image_8, profile_8, after)))
 
 
-def test_a_new_image_that_writes_no_disk_is_held_in_the_first_commit_after_an_upgrade(taken: Taken) -> None:
-    done = change_to_a_new_memory_test(taken)
-    assert ("maxReinstalls" in done.err, "memtest-8" in read_script_of_web03(taken)) == (True, False), done.err
+def test_a_new_image_that_writes_no_disk_is_held_in_the_first_commit_after_an_upgrade(upgrade: Upgrade) -> None:
+    done = change_memory_test(upgrade)
+    assert ("maxReinstalls" in done.err, "memtest-8" in read_script_of_web03(upgrade)) == (True, False), done.err
 
 
 def test_commits_after_an_upgrade_clear_the_override_of_a_parked_server_and_hold_a_new_image_that_writes_no_disk(
-    taken: Taken,
+    upgrade: Upgrade,
 ) -> None:
     """An image that the earlier version accepted may still claim to write no disk."""
-    done = taken.change("web02", make.server("web02").replace("spec:", "spec:\n  lifecycle: Parked"))
+    done = upgrade.change("web02", make.server("web02").replace("spec:", "spec:\n  lifecycle: Parked"))
     assert done.code in ENDED
-    assert taken.provisions() == {"web01": 1, "web02": None, "web03": 1}
-    assert taken.writes == {"web01": [], "web02": [{"Boot": {ENABLED: "Disabled"}}], "web03": []}
-    done = taken.change("web03", f"{make.server('web03')}---\n{MEMORY_TEST}")
+    assert upgrade.list_provisions() == {"web01": 1, "web02": None, "web03": 1}
+    assert upgrade.writes == {"web01": [], "web02": [{"Boot": {ENABLED: "Disabled"}}], "web03": []}
+    done = upgrade.change("web03", f"{make.server('web03')}---\n{MEMORY_TEST}")
     assert (done.code in ENDED, "maxReinstalls" in done.err) == (True, False), done.err
-    assert "memtest-7" in read_script_of_web03(taken)
-    done = change_to_a_new_memory_test(taken)
-    assert ("maxReinstalls" in done.err, "memtest-8" in read_script_of_web03(taken)) == (True, False), done.err
+    assert "memtest-7" in read_script_of_web03(upgrade)
+    done = change_memory_test(upgrade)
+    assert ("maxReinstalls" in done.err, "memtest-8" in read_script_of_web03(upgrade)) == (True, False), done.err
 
 
 # Servers whose installers report, and commits that the earlier version had not read
@@ -399,7 +403,7 @@ def test_commits_after_an_upgrade_clear_the_override_of_a_parked_server_and_hold
 
 @pytest.fixture(params=["0.1.0-reports", "2fefe59-reports"])
 def reporting(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return fetched_now(extracted(request.param, tmp_path))
+    return record_fetch(extract_state(request.param, tmp_path))
 
 
 def wrote_steps(left: Path) -> bool:
@@ -413,7 +417,7 @@ class Progress(NamedTuple):
     is_offered: bool
 
 
-def progress(left: Path) -> dict[str, Progress]:
+def read_progress(left: Path) -> dict[str, Progress]:
     """Return the provision number, the last step and whether an endpoint would serve an install boot, by server."""
     found = {}
     for each in run_command("records", "show", "--state", left / "state", "-o", "json").json["items"]:
@@ -460,22 +464,22 @@ def test_each_installation_goes_on_from_its_last_step_and_ends_after_the_upgrade
         "once01": Progress(0, None, False),
         "start01": Progress(None, "Started", False) if has_steps else Progress(None, None, True),
     }
-    done, newest = once(reporting), git(reporting / "fleet.git", "rev-parse", "main")
+    done, newest = run_once(reporting), git(reporting / "fleet.git", "rev-parse", "main")
     assert done.code in ENDED
     assert f"{newest[:12]}: maxReinstalls is acknowledged" in done.err
     accepted = json.loads((reporting / "state/status.json").read_bytes())["accepted"]
     assert (accepted["commit"], [each["guard"] for each in accepted["acknowledged"]]) == (newest, ["maxReinstalls"])
-    assert progress(reporting) == expected
+    assert read_progress(reporting) == expected
     shown = run_command("records", "show", "once01", "--state", reporting / "state", "-o", "json").json["items"]
     assert {name: each["run"] for name, each in shown[0]["record"]["runs"].items()} == {"memory": 1}
     assert not has_steps or find_offers(reporting) == offers
-    with endpoint(reporting) as serving:
+    with run_endpoint(reporting) as serving:
         data = serving.get(path)
         assert data.status_code == 200, path
         assert serving.get(data.json()["report"].removeprefix("http://boot.test")).is_success
         eventually(lambda: "/provisioned/" in read_spool(reporting))
-    assert once(reporting).code in ENDED  # reads no earlier fetch again
-    found = progress(reporting)
+    assert run_once(reporting).code in ENDED  # reads no earlier fetch again
+    found = read_progress(reporting)
     assert found.pop("boot01")[::2] == (1, False)
     assert found == {name: each for name, each in expected.items() if name != "boot01"}
 
@@ -486,34 +490,34 @@ def test_a_line_whose_digest_the_upgrade_made_void_holds_its_commit_and_the_cond
     git(bare, "update-ref", "refs/heads/main", "void")
     line = git(bare, "log", "-1", "--format=%b", "void").strip()
     before = git(bare, "rev-parse", "main~1")
-    assert once(reporting).code == Exit.HELD
+    assert run_once(reporting).code == Exit.HELD
     status, reason, message = condition(reporting, "CommitAccepted")
     assert (status, reason) == (False, "GuardTripped")
     assert f"{line!r} does not count: the line acknowledges other changes" in message
     assert "another version of gitboot" in message
     found = json.loads((reporting / "state/status.json").read_bytes())
     assert found["accepted"]["commit"] == before
-    assert not progress(reporting)["old01"].is_offered
+    assert not read_progress(reporting)["old01"].is_offered
     (valid,) = found["attempted"]["held"]["lines"]
     assert valid != line and valid in run_forked("status", "--state", reporting / "state").stdout
     work = reporting / "work"
     git(reporting, "clone", "--quiet", str(bare), str(work))
     git(work, "commit", "--quiet", "--amend", "--message", f"Install old01 again\n\n{valid}")
     git(work, "push", "--quiet", "--force", "origin", "HEAD:main")
-    assert once(reporting).code in ENDED
-    assert progress(reporting)["old01"].is_offered
+    assert run_once(reporting).code in ENDED
+    assert read_progress(reporting)["old01"].is_offered
 
 
 # Servers with BMCs, whose installers report
 
 
 @pytest.fixture(params=["0.1.0-installing", "2fefe59-installing"])
-def installing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Taken]:
-    with take_over(request.param, tmp_path, make.INSTALLING) as taken:
-        yield taken
+def installing(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Upgrade]:
+    with start_upgrade(request.param, tmp_path, make.INSTALLING) as upgrade:
+        yield upgrade
 
 
-def boots_by_server(left: Path) -> dict[str, list[int]]:
+def count_boots(left: Path) -> dict[str, list[int]]:
     """Return the number of fetches of the install boot that each attempt of a server counts."""
     items = run_command("records", "show", "--state", left / "state", "-o", "json").json["items"]
     return {each["server"]: [len(attempt["boots"]) for attempt in each["record"]["attempts"]] for each in items}
@@ -528,24 +532,24 @@ def count_observations(left: Path, server: str) -> int:
     return int(found[0])
 
 
-def test_an_install_in_progress_is_not_started_again_and_each_unread_fetch_is_counted_once(installing: Taken) -> None:
+def test_an_install_in_progress_is_not_started_again_and_each_unread_fetch_is_counted_once(installing: Upgrade) -> None:
     """The machine starts its loader again. Then its installer reports its completion.
 
     The BMC of kept01 still has its override, so gitboot ignores the fetch, and the boot is still offered.
     """
     has_steps, path = wrote_steps(installing.folder), user_data_path(installing.folder, "start01")
     assert count_observations(installing.folder, "start01") == 0
-    before = boots_by_server(installing.folder)
+    before = count_boots(installing.folder)
     for _ in range(3):
-        assert installing.once().code in ENDED
+        assert installing.run_once().code in ENDED
         expected = {"done01": before["done01"], "kept01": [], "set01": [], "start01": [1]}
-        assert boots_by_server(installing.folder) == expected
+        assert count_boots(installing.folder) == expected
         assert count_observations(installing.folder, "kept01") == 1
         assert count_observations(installing.folder, "start01") == (2 if has_steps else 1)  # with its user data
     assert installing.writes == {name: [] for name in make.INSTALLING}
     shown = {name: machine.override[ENABLED] for name, machine in installing.machines.items()}
     assert shown == make.INSTALLING
-    with endpoint(installing.folder) as serving:
+    with run_endpoint(installing.folder) as serving:
         installing.machines["start01"].run_through()
         again = serving.get(make.format_script_path("start01"))
         assert (again.status_code, make.installs(again.text)) == (200, False)
@@ -553,9 +557,9 @@ def test_an_install_in_progress_is_not_started_again_and_each_unread_fetch_is_co
         assert serving.get(report).is_success
         eventually(lambda: "/provisioned/" in read_spool(installing.folder))
     for _ in range(2):
-        assert installing.once().code in ENDED
-    assert installing.provisions() == {"done01": 1, "kept01": None, "set01": None, "start01": 1}
-    offered = {name: each.is_offered for name, each in progress(installing.folder).items()}
+        assert installing.run_once().code in ENDED
+    assert installing.list_provisions() == {"done01": 1, "kept01": None, "set01": None, "start01": 1}
+    offered = {name: each.is_offered for name, each in read_progress(installing.folder).items()}
     assert offered == {"done01": False, "kept01": True, "set01": True, "start01": False}
     assert installing.writes["start01"] == []
     assert installing.machines["start01"].override[ENABLED] == "Disabled"

@@ -132,13 +132,13 @@ def work(tmp_path: Path, web: ArtifactServer, monkeypatch: pytest.MonkeyPatch) -
     return made
 
 
-def items(printed: str) -> dict[str, dict[str, Any]]:
+def parse_items(printed: str) -> dict[str, dict[str, Any]]:
     return {each["url"]: each for each in json.loads(printed)["items"]}
 
 
 def test_every_artifact_in_a_decision_is_read_once(work: WorkTree, web: ArtifactServer) -> None:
     code, out, _ = run_command("artifacts", "verify", work.path, "-o", "json")
-    found = items(out)
+    found = parse_items(out)
     assert code == 0
     assert found.keys() == {
         f"{web.url}/assets/vmlinuz",
@@ -172,7 +172,7 @@ def test_a_missing_or_wrong_artifact_is_reported_with_its_image_and_the_number_o
     assert run_command("artifacts", "verify", work.path, "--head")[0] == 8
     code, out, _ = run_command("artifacts", "verify", work.path, "--site", "fra", "-o", "json")
     assert code == 8
-    assert items(out).keys() == {f"{web.url}/fra/assets/vmlinuz", f"{web.url}/fra/assets/initrd"}
+    assert parse_items(out).keys() == {f"{web.url}/fra/assets/vmlinuz", f"{web.url}/fra/assets/initrd"}
 
 
 def test_the_signatures_that_ipxe_fetches_must_exist(work: WorkTree, web: ArtifactServer) -> None:
@@ -183,7 +183,7 @@ def test_the_signatures_that_ipxe_fetches_must_exist(work: WorkTree, web: Artifa
         web.put(f"/fra/assets/{name}.sig", b"signature")
     work.commit({"04.yaml": text}, "Sign")
     code, out, _ = run_command("artifacts", "verify", work.path, "-o", "json")
-    found = items(out)[f"{web.url}/fra/assets/vmlinuz.sig"]
+    found = parse_items(out)[f"{web.url}/fra/assets/vmlinuz.sig"]
     assert (code, found["presence"], found["sha256"], found["servers"]) == (0, "Found", None, 2)
     assert web.asked["GET", "/fra/assets/vmlinuz.sig"] == 0
     del web.files["/fra/assets/vmlinuz.sig"]
@@ -212,7 +212,7 @@ def test_a_directory_is_read_instead_of_the_url_that_serves_it(
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets" / "vmlinuz").write_bytes(KERNEL)
     _, out, _ = run_command("artifacts", "verify", work.path, "--assets", tmp_path / "assets", "-o", "json")
-    found = items(out)
+    found = parse_items(out)
     assert found[f"{web.url}/assets/vmlinuz"]["presence"] == "Verified"
     assert found[f"{web.url}/assets/initrd"]["presence"] == "Missing"
     assert found[f"{web.url}/fra/assets/initrd"]["presence"] == "Verified"
@@ -268,7 +268,7 @@ def test_an_interrupted_verification_continues_at_the_same_place(
     before = web.asked["GET", "/assets/vmlinuz"]
     code, out, _ = run_command("artifacts", "verify", work.path, "-o", "json")
     assert (code, before, web.asked["GET", "/assets/vmlinuz"]) == (0, 1, 1)
-    assert {each["presence"] for each in items(out).values()} == {"Verified"}
+    assert {each["presence"] for each in parse_items(out).values()} == {"Verified"}
     assert run_command("artifacts", "verify", work.path, "--no-cache")[0] == 0
     assert web.asked["GET", "/assets/vmlinuz"] == 2
     (tmp_path / "cache/gitboot/cache.sqlite").unlink()

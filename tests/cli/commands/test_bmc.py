@@ -25,11 +25,11 @@ from tests.helpers.redfish_double.server import Drop, Status
 from tests.helpers.running_instance import eventually
 
 FINE = tuple(f"db{number:02}" for number in range(20))
-LOOSE = write_configuration(max_small_group=100, max_update_percent=100)
+LOOSE_LIMITS = write_configuration(max_small_group=100, max_update_percent=100)
 
 
 @pytest.fixture(scope="module")
-def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+def mixed_rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
     """One server that needs a person, one whose BMC is dead, one whose BMC is busy, and twenty fine ones."""
     with Rack(tmp_path_factory.mktemp("night")) as rack:
         rack.add_unverified("web01")
@@ -39,7 +39,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         rack.push()
         dead.bmc.__exit__(None, None, None)
         busy.bmc.fault(Status(status=503), on="PATCH", times=9)
-        assert rack.once(*LOOSE, *rack.spool_options).code == Exit.PARTIAL
+        assert rack.once(*LOOSE_LIMITS, *rack.spool_options).code == Exit.PARTIAL
         busy.machine.requests.clear()
         yield rack
 
@@ -55,24 +55,24 @@ def diff(rack: Rack, *more: object) -> CommandResult:
 # Looking
 
 
-def test_a_message_of_many_servers_is_printed_once(night: Rack) -> None:
-    done = night.run_command("bmc", "diff")
+def test_a_message_of_many_servers_is_printed_once(mixed_rack: Rack) -> None:
+    done = mixed_rack.run_command("bmc", "diff")
     (line,) = [line for line in done.out.splitlines() if "pass their directory with --credentials" in line]
     assert re.match(r"\w+, \w+, \w+ and \d+ more: no access: ", line)
 
 
 @pytest.mark.parametrize("command", [("bmc", "get"), ("bmc", "diff"), ("records", "show")])
-def test_servers_are_selected_by_labels_too(night: Rack, command: tuple[str, str]) -> None:
-    more = () if command[0] == "records" else ("--credentials", night.credentials)
-    found = night.run_command(*command, "web01", "web03", "-l", "!role", "-o", "json", *more).json["items"]
+def test_servers_are_selected_by_labels_too(mixed_rack: Rack, command: tuple[str, str]) -> None:
+    more = () if command[0] == "records" else ("--credentials", mixed_rack.credentials)
+    found = mixed_rack.run_command(*command, "web01", "web03", "-l", "!role", "-o", "json", *more).json["items"]
     assert sorted(item["server"] for item in found) == ["web01", "web03"]
-    nobody = night.run_command(*command, "-l", "role=db", *more)
+    nobody = mixed_rack.run_command(*command, "-l", "role=db", *more)
     assert (nobody.code, "no server has the labels role=db" in nobody.err) == (Exit.USAGE, True), nobody
 
 
-def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack) -> None:
-    done = get(night)
-    dead = night.blades["web02"].bmc.url
+def test_the_worst_servers_come_first_and_the_hints_follow_the_table(mixed_rack: Rack) -> None:
+    done = get(mixed_rack)
+    dead = mixed_rack.blades["web02"].bmc.url
     assert (done.code, done.err) == (Exit.PARTIAL, "")
     assert done.out.splitlines() == [
         "SERVER  PHASE    WANTED    CURRENT      RECORD                 EVIDENCE  NEXT STEP",
@@ -83,7 +83,7 @@ def test_the_worst_servers_come_first_and_the_hints_follow_the_table(night: Rack
         "",
         "web01: NeedsOperator: gitboot tried to set Once Pxe for provision/1, but the BMC does not show it.",
         "    Either the override was never set, or the machine has booted from it",
-        f"    gitboot bmc resolve web01 --consumed --state {night.state} --reason '…'"
+        f"    gitboot bmc resolve web01 --consumed --state {mixed_rack.state} --reason '…'"
         "  # look at the console of web01. If web01 has started since gitboot set the override, run this. Otherwise "
         "use --not-set instead of --consumed. gitboot then sets the override again, and the next boot can erase the "
         "disks of web01",
@@ -131,15 +131,17 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         )
 
 
-def test_every_line_fits_into_100_columns_without_colours(night: Rack) -> None:
-    for shown in (get(night), night.run_command("records", "show"), night.run_command("status")):
+def test_every_line_fits_into_100_columns_without_colours(mixed_rack: Rack) -> None:
+    for shown in (get(mixed_rack), mixed_rack.run_command("records", "show"), mixed_rack.run_command("status")):
         assert shown.code in (Exit.FINE, Exit.PARTIAL)
-        lines = [line for line in shown.out.splitlines() if f"--state {night.state}" not in line]  # to be copied whole
+        lines = [
+            line for line in shown.out.splitlines() if f"--state {mixed_rack.state}" not in line
+        ]  # to be copied whole
         assert [line for line in lines if len(line) > 100 or "\x1b" in line] == []
 
 
-def test_the_same_facts_are_in_the_json(night: Rack) -> None:
-    items = get(night, "-o", "json").json["items"]
+def test_the_same_facts_are_in_the_json(mixed_rack: Rack) -> None:
+    items = get(mixed_rack, "-o", "json").json["items"]
     assert [item["server"] for item in items] == ["web01", "web02", "web03", *FINE]
     first, second, third, *_ = items
     assert (first["next"], first["needsOperator"], first["recorded"][0]["state"]) == ("AskOperator", True, "Recorded")
@@ -149,52 +151,55 @@ def test_the_same_facts_are_in_the_json(night: Rack) -> None:
     assert third["patch"].startswith('/redfish/v1/Systems/1: {"Boot": {')
 
 
-def test_only_the_named_servers_are_read(night: Rack) -> None:
-    night.blades["db07"].machine.requests.clear()
-    assert [item["server"] for item in get(night, "web02", "db03", "-o", "json").json["items"]] == ["web02", "db03"]
-    assert night.blades["db07"].machine.requests == []
+def test_only_the_named_servers_are_read(mixed_rack: Rack) -> None:
+    mixed_rack.blades["db07"].machine.requests.clear()
+    assert [item["server"] for item in get(mixed_rack, "web02", "db03", "-o", "json").json["items"]] == [
+        "web02",
+        "db03",
+    ]
+    assert mixed_rack.blades["db07"].machine.requests == []
 
 
-def test_diff_shows_each_patch_and_exits_with_2_on_request(night: Rack) -> None:
-    done = diff(night)
+def test_diff_shows_each_patch_and_exits_with_2_on_request(mixed_rack: Rack) -> None:
+    done = diff(mixed_rack)
     assert done.code == Exit.PARTIAL
-    url = night.blades["web03"].bmc.url
+    url = mixed_rack.blades["web03"].bmc.url
     body = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "Pxe"}}'
     assert f"web03: Set: required for provision/1\n  PATCH {url}/redfish/v1/Systems/1: {body}\n" in done.out
     assert "db00" not in done.out and done.out.count("PATCH") == 1
-    assert diff(night, "web01", "web03", "--detailed-exitcode").code == Exit.CHANGES
-    fine = diff(night, "db00", "--detailed-exitcode")
+    assert diff(mixed_rack, "web01", "web03", "--detailed-exitcode").code == Exit.CHANGES
+    fine = diff(mixed_rack, "db00", "--detailed-exitcode")
     assert (fine.code, fine.out) == (Exit.FINE, "all BMCs match their plans\n")
 
 
-def test_the_exit_code_shows_that_a_bmc_did_not_respond(night: Rack) -> None:
+def test_the_exit_code_shows_that_a_bmc_did_not_respond(mixed_rack: Rack) -> None:
     for look in (get, diff):
-        assert look(night, "web02").code == look(night, "web02", "db00", "-o", "json").code == Exit.PARTIAL
-        assert look(night, "web03", "db00").code == Exit.FINE
-    assert diff(night, "web02", "--detailed-exitcode").code == Exit.PARTIAL
+        assert look(mixed_rack, "web02").code == look(mixed_rack, "web02", "db00", "-o", "json").code == Exit.PARTIAL
+        assert look(mixed_rack, "web03", "db00").code == Exit.FINE
+    assert diff(mixed_rack, "web02", "--detailed-exitcode").code == Exit.PARTIAL
 
 
-def test_an_error_names_the_bmc_its_credentials_the_cause_and_the_next_step(night: Rack) -> None:
-    dead = night.blades["web02"].bmc.url
-    (item,) = get(night, "web02", "-o", "json").json["items"]
+def test_an_error_names_the_bmc_its_credentials_the_cause_and_the_next_step(mixed_rack: Rack) -> None:
+    dead = mixed_rack.blades["web02"].bmc.url
+    (item,) = get(mixed_rack, "web02", "-o", "json").json["items"]
     assert (item["bmc"], item["credentials"], item["responded"]) == (dead, "rack", False)
     assert item["why"] == f"GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)"
     assert item["hint"] == f"curl -ksS {dead}/redfish/v1/"
-    assert f"web02: unreachable: {item['why']}\n  {item['hint']}\n" in diff(night, "web02").out
+    assert f"web02: unreachable: {item['why']}\n  {item['hint']}\n" in diff(mixed_rack, "web02").out
 
 
-def test_secure_boot_and_the_boot_order_are_shown_for_named_servers(night: Rack) -> None:
+def test_secure_boot_and_the_boot_order_are_shown_for_named_servers(mixed_rack: Rack) -> None:
     order = "boot order: Boot0001, Boot0002"
     command = (
         require_inline_code("docs/how-to/secure-boot.md", "gitboot bmc get SERVER")
         .replace("SERVER", "db00")
         .split()[1:]
     )
-    shown = night.run_command(*command, "--credentials", night.credentials).out
+    shown = mixed_rack.run_command(*command, "--credentials", mixed_rack.credentials).out
     assert f"\n\ndb00: Secure Boot: off; {order}\n1 BMC: 1 as planned\n" in shown
-    (seen,) = (item["seen"] for item in get(night, "db00", "-o", "json").json["items"])
+    (seen,) = (item["seen"] for item in get(mixed_rack, "db00", "-o", "json").json["items"])
     assert (seen["bootOrder"], seen["secureBoot"]) == (["Boot0001", "Boot0002"], False)
-    assert "Secure Boot" not in get(night).out
+    assert "Secure Boot" not in get(mixed_rack).out
 
 
 def test_an_override_that_a_later_window_ends_is_as_planned(rack: Rack) -> None:
@@ -203,7 +208,7 @@ def test_an_override_that_a_later_window_ends_is_as_planned(rack: Rack) -> None:
     window = "2099-01-01T22:00:00 2099-01-02T04:00:00"
     rack.pool = (*rack.pool, maintenance("repair", window, select="All", boots="web"))
     rack.push()
-    done = rack.once(*LOOSE, *rack.spool_options, records="fresh")
+    done = rack.once(*LOOSE_LIMITS, *rack.spool_options, records="fresh")
     assert done.code == Exit.FINE, done
     assert [item["next"] for item in rack.bmc_get().values()] == ["Leave", "Leave"]
     assert get(rack).out.endswith("\n2 BMCs: 2 as planned\n")
@@ -245,7 +250,7 @@ def test_diff_shows_when_dhcp_names_the_file_instead_of_the_wanted_uri(rack: Rac
     for name, kind in (("web01", GENERIC), ("web02", IDRAC9), ("web03", OPENBMC)):
         rack.add(name, provision=1, profile=kind).bmc.fault(Status(status=503), on="PATCH", times=9)
     rack.push()
-    assert rack.once(*LOOSE, *rack.spool_options, records="fresh").code == Exit.PARTIAL
+    assert rack.once(*LOOSE_LIMITS, *rack.spool_options, records="fresh").code == Exit.PARTIAL
     said = diff(rack).out
     assert "web01: Set: required for provision/1\n" in said
     assert (
@@ -268,7 +273,7 @@ def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:
     dell = rack.add("web03", provision=1, profile=IDRAC9)
     busy.bmc.fault(Status(status=503), on="PATCH", times=9)
     rack.push()
-    rack.once(*LOOSE, *rack.spool_options, records="fresh")
+    rack.once(*LOOSE_LIMITS, *rack.spool_options, records="fresh")
     assert "web01" not in diff(rack).out, "it is on"
     for blade in (web, busy, dell):
         blade.machine.reset("ForceOff")
@@ -289,21 +294,21 @@ def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:
     assert web.machine.resets == resets, "nothing was sent"
 
 
-def test_an_account_that_may_not_read_secure_boot_reads_the_rest(night: Rack) -> None:
-    night.blades["db01"].machine.secure_boot = None
-    assert "db01: Secure Boot: not shown; " in get(night, "db01").out
+def test_an_account_that_may_not_read_secure_boot_reads_the_rest(mixed_rack: Rack) -> None:
+    mixed_rack.blades["db01"].machine.secure_boot = None
+    assert "db01: Secure Boot: not shown; " in get(mixed_rack, "db01").out
 
 
-def test_get_and_diff_write_nothing(night: Rack) -> None:
-    before = {path: path.read_bytes() for path in night.state.rglob("*") if path.is_file()}
-    get(night)
-    diff(night)
-    assert {path: path.read_bytes() for path in night.state.rglob("*") if path.is_file()} == before
-    assert [blade.machine.writes for blade in night.blades.values()] == [[]] * len(night.blades)
+def test_get_and_diff_write_nothing(mixed_rack: Rack) -> None:
+    before = {path: path.read_bytes() for path in mixed_rack.state.rglob("*") if path.is_file()}
+    get(mixed_rack)
+    diff(mixed_rack)
+    assert {path: path.read_bytes() for path in mixed_rack.state.rglob("*") if path.is_file()} == before
+    assert [blade.machine.writes for blade in mixed_rack.blades.values()] == [[]] * len(mixed_rack.blades)
 
 
-def test_servers_whose_bmcs_fail_in_the_same_way_share_one_line(night: Rack) -> None:
-    done = night.run_command("bmc", "get", *FINE)
+def test_servers_whose_bmcs_fail_in_the_same_way_share_one_line(mixed_rack: Rack) -> None:
+    done = mixed_rack.run_command("bmc", "get", *FINE)
     assert done.out.splitlines()[-4:] == [
         "db00, db01, db02, db03, db04 and 15 more: gitboot needs the credentials rack: pass their directory",
         "    with --credentials",
@@ -365,7 +370,7 @@ def test_another_machine_is_accepted_and_a_foreign_override_replaced_by_the_comm
     web.machine.uuid, web.machine.serial = make_uuid("another"), "CZ29200XYZ"
     other.machine.write(BootSourceOverrideEnabled="Continuous", BootSourceOverrideTarget="Hdd")
     rack.push()
-    rack.once(*LOOSE, *rack.spool_options, records="fresh")
+    rack.once(*LOOSE_LIMITS, *rack.spool_options, records="fresh")
     another, foreign = get(rack, "-o", "json").json["items"]
     assert another["why"].startswith("AnotherMachine: the BMC reports UUID")
     assert "gitboot bmc resolve web01 --same" in another["hint"]
@@ -373,7 +378,7 @@ def test_another_machine_is_accepted_and_a_foreign_override_replaced_by_the_comm
     assert "gitboot bmc resolve web02 --replace" in foreign["hint"]
     assert rack.said("bmc", "resolve", "web01", "--same", "--reason", "INC-1").startswith("web01: accepted the machine")
     rack.said("bmc", "resolve", "web02", "--replace", "--reason", "left by the old installer")
-    rack.once(*LOOSE, *rack.spool_options)
+    rack.once(*LOOSE_LIMITS, *rack.spool_options)
     assert (web.times_set, web.stands, other.override) == (1, True, ("Once", "Pxe"))
 
 
@@ -414,7 +419,7 @@ def test_an_ended_window_stays_closed_after_the_clock_was_set_back(rack: Rack) -
         maintenance("repair", "2026-11-01T22:00:00 2099-01-02T04:00:00", boots="web"),
     )
     rack.push()
-    rack.once(*LOOSE, *rack.spool_options, records="adopt")
+    rack.once(*LOOSE_LIMITS, *rack.spool_options, records="adopt")
     assert rack.bmc_get()["web01"]["phase"] == "Maintenance"
     rack.age("UPDATE facts SET value = json_set(value, '$.at', '2099-01-03T00:00:00Z') WHERE name = 'heartbeat'")
     shown = rack.bmc_get()["web01"]
@@ -451,15 +456,15 @@ def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) ->
         ("bmc power reset -l role=nobody --reason x", "no server has the labels role=nobody"),
     ],
 )
-def test_a_command_that_cannot_be_done_fails_with_a_hint(night: Rack, command: str, said: str) -> None:
-    more = ("--credentials", night.credentials) if "power" in command else ()
-    done = night.run_command(*command.split(), *more)
+def test_a_command_that_cannot_be_done_fails_with_a_hint(mixed_rack: Rack, command: str, said: str) -> None:
+    more = ("--credentials", mixed_rack.credentials) if "power" in command else ()
+    done = mixed_rack.run_command(*command.split(), *more)
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert said in done.err and "Traceback" not in done.err
 
 
-def test_missing_credentials_are_named_for_each_server(night: Rack, tmp_path: Path) -> None:
-    done = night.run_command("bmc", "get", "db00", "--credentials", tmp_path)
+def test_missing_credentials_are_named_for_each_server(mixed_rack: Rack, tmp_path: Path) -> None:
+    done = mixed_rack.run_command("bmc", "get", "db00", "--credentials", tmp_path)
     assert (done.code, "no access" in done.out) == (Exit.PARTIAL, True), done
     assert f"gitboot cannot read the credentials rack: {tmp_path / 'rack'} must contain the files" in " ".join(
         done.out.split()
@@ -505,39 +510,49 @@ def test_the_password_is_in_no_output_event_metric_or_file(rack: Rack) -> None:
     assert (web.times_set, any("web02" in text for text in shown)) == (1, True)
 
 
-ALL = frozenset(ResetType)
+ALL_RESETS = frozenset(ResetType)
 
 
-def observed(**more: Any) -> BmcObservation:
+def make_observation(**more: Any) -> BmcObservation:
     return BmcObservation(**{"system": "/redfish/v1/Systems/1", "override": NO_OVERRIDE, "power": "On", **more})
 
 
 @for_each(
     ("action", "force", "seen", "step"),
     [
-        ("on", False, observed(power="Off"), ResetType.ON),
-        ("on", False, observed(power="Off", reset_types=ALL - {ResetType.ON}), ResetType.FORCE_ON),
-        ("on", False, observed(), NoChange(why="the machine is already on")),
-        ("on", False, observed(in_post=True), NoChange(why="the machine is already on")),
-        ("off", False, observed(reset_types=ALL), ResetType.GRACEFUL_SHUTDOWN),
-        ("off", True, observed(reset_types=ALL), ResetType.FORCE_OFF),
-        ("off", False, observed(power="Off"), NoChange(why="the machine is already off")),
-        ("reset", False, observed(reset_types=ALL), ResetType.GRACEFUL_RESTART),
-        ("reset", True, observed(reset_types=ALL), ResetType.FORCE_RESTART),
-        ("reset", True, observed(reset_types=frozenset({"PowerCycle"})), ResetType.POWER_CYCLE),
-        ("reset", False, observed(power=None), ResetType.GRACEFUL_RESTART),
-        ("reset", False, observed(power="Off"), PowerChangeRefusal(why="the machine is off: use gitboot bmc power on")),
-        ("reset", True, observed(in_post=True), PowerChangeRefusal(why="the machine is in POST: try again later")),
+        ("on", False, make_observation(power="Off"), ResetType.ON),
+        ("on", False, make_observation(power="Off", reset_types=ALL_RESETS - {ResetType.ON}), ResetType.FORCE_ON),
+        ("on", False, make_observation(), NoChange(why="the machine is already on")),
+        ("on", False, make_observation(in_post=True), NoChange(why="the machine is already on")),
+        ("off", False, make_observation(reset_types=ALL_RESETS), ResetType.GRACEFUL_SHUTDOWN),
+        ("off", True, make_observation(reset_types=ALL_RESETS), ResetType.FORCE_OFF),
+        ("off", False, make_observation(power="Off"), NoChange(why="the machine is already off")),
+        ("reset", False, make_observation(reset_types=ALL_RESETS), ResetType.GRACEFUL_RESTART),
+        ("reset", True, make_observation(reset_types=ALL_RESETS), ResetType.FORCE_RESTART),
+        ("reset", True, make_observation(reset_types=frozenset({"PowerCycle"})), ResetType.POWER_CYCLE),
+        ("reset", False, make_observation(power=None), ResetType.GRACEFUL_RESTART),
         (
             "reset",
             False,
-            observed(reset_types=frozenset({"On", "ForceRestart"})),
+            make_observation(power="Off"),
+            PowerChangeRefusal(why="the machine is off: use gitboot bmc power on"),
+        ),
+        (
+            "reset",
+            True,
+            make_observation(in_post=True),
+            PowerChangeRefusal(why="the machine is in POST: try again later"),
+        ),
+        (
+            "reset",
+            False,
+            make_observation(reset_types=frozenset({"On", "ForceRestart"})),
             PowerChangeRefusal(why="the BMC allows only ForceRestart, On; add --force to bypass the operating system"),
         ),
         (
             "off",
             True,
-            observed(reset_types=frozenset({"On"})),
+            make_observation(reset_types=frozenset({"On"})),
             PowerChangeRefusal(why="the BMC allows only On"),
         ),
     ],
@@ -552,10 +567,10 @@ def test_the_reset_type_is_one_that_the_bmc_allows(
 @for_each("force", [False, True])
 def test_another_machine_is_not_reset_or_switched_on(action: PowerAction, force: bool) -> None:
     for identified in (AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")):
-        step = choose_reset_type(action, observed(power="Off"), identified, force=force)
+        step = choose_reset_type(action, make_observation(power="Off"), identified, force=force)
         assert isinstance(step, PowerChangeRefusal) and step.why == f"AnotherMachine: {identified.message}"
     unknown = UnprovenIdentity(message="it shows nothing")
-    assert isinstance(choose_reset_type(PowerAction.ON, observed(power="Off"), unknown, force=force), ResetType)
+    assert isinstance(choose_reset_type(PowerAction.ON, make_observation(power="Off"), unknown, force=force), ResetType)
 
 
 @pytest.fixture

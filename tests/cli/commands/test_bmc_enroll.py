@@ -125,7 +125,7 @@ def _run_once(site: Site, repository: Path, *more: object) -> CommandResult:
     return run_command("run", repository, *places, "--once", "--spool", site.folder / "spool", *more)
 
 
-def _records(site: Site) -> list[dict[str, Any]]:
+def _show_records(site: Site) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = run_command("records", "show", "--state", site.state, "-o", "json").json["items"]
     return sorted(items, key=lambda each: str(each["server"]))
 
@@ -151,7 +151,9 @@ def test_one_command_enrols_three_bmcs_and_the_instance_accepts_and_adopts_them(
 
     ran = _run_once(site, _push(site))
     assert ran.code == Exit.FINE and "the ledger begins with every server installed as Git describes it" in ran.err, ran
-    assert [(each["server"], each["record"]["provision"]) for each in _records(site)] == [(name, 0) for name in NAMES]
+    assert [(each["server"], each["record"]["provision"]) for each in _show_records(site)] == [
+        (name, 0) for name in NAMES
+    ]
     got = run_command("bmc", "get", "--state", site.state, "--credentials", site.credentials, "-o", "json")
     assert [each["responded"] for each in got.json["items"]] == [True, True, True], got
     shown = run_command("bmc", "get", "--state", site.state, "--credentials", site.credentials).out.splitlines()
@@ -313,7 +315,7 @@ def test_only_a_new_ledger_begins_and_its_servers_are_adopted(site: Site) -> Non
     (site.work / "pool.yaml").write_text("---\n".join(POOL))
     site.enroll(site.list, "--yes", "--state", site.state, "--policy", "web")
     assert _run_once(site, _push(site)).code == Exit.FINE
-    records = {each["server"]: each for each in _records(site)}
+    records = {each["server"]: each for each in _show_records(site)}
     assert {name: each["record"]["provision"] for name, each in records.items()} == {
         "old01": 1,
         **dict.fromkeys(NAMES, 0),
@@ -345,7 +347,7 @@ def test_a_running_fleet_accepts_enrolled_bmcs_without_an_approval(site: Site) -
     _push(site)
     ran = _run_once(site, repository, *write_configuration(max_small_group=100, max_update_percent=100))
     assert ran.code == Exit.FINE and "Held" not in ran.err, ran
-    assert [each["server"] for each in _records(site)] == ["old01", *NAMES]
+    assert [each["server"] for each in _show_records(site)] == ["old01", *NAMES]
 
 
 def test_a_fleet_in_a_folder_of_a_work_tree_gets_documents_there(site: Site) -> None:

@@ -42,16 +42,16 @@ def work(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wor
     return found
 
 
-def diff(*arguments: str | Path) -> CommandResult:
+def run_diff(*arguments: str | Path) -> CommandResult:
     return run_command("diff", *arguments)
 
 
-def facts(*arguments: str | Path) -> Any:
-    return diff(*arguments, "-o", "json").json
+def diff_facts(*arguments: str | Path) -> Any:
+    return run_diff(*arguments, "-o", "json").json
 
 
-def changed(*arguments: str | Path) -> list[str]:
-    return [each["server"] for each in facts(*arguments)["servers"]]
+def list_changed(*arguments: str | Path) -> list[str]:
+    return [each["server"] for each in diff_facts(*arguments)["servers"]]
 
 
 # Signatures of images
@@ -60,15 +60,15 @@ def changed(*arguments: str | Path) -> list[str]:
 def test_verified_signatures_are_shown_beside_the_claims(work: WorkTree, tmp_path: Path) -> None:
     claim = f"sha256: {SHA}, provenance: {{digest: signed, key: {'F' * 40}}}"
     work.commit({"images/3.yaml": image("new-3", artifacts="kernel").replace(f"sha256: {SHA}", claim)})
-    (kernel,) = facts("main..topic")["provenance"][0]["files"]
+    (kernel,) = diff_facts("main..topic")["provenance"][0]["files"]
     assert (kernel["claim"], kernel["verifiedBy"]) == ("signed", None)
     file = tmp_path / "signatures.json"
     signer = {"key": "F" * 40, "name": "Vendor"}
     file.write_text(json.dumps({"files": [{"image": "new-3", "sha256": SHA, "signer": signer, "fault": None}]}))
-    found = diff("main..topic", "--verified", file)
+    found = run_diff("main..topic", "--verified", file)
     assert f"x86_64.kernel: verified: signed by Vendor ({'F' * 40})" in found.out
     assert f"--verified {file}" in found.out  # the command that shows the review again
-    (kernel,) = facts("main..topic", "--verified", file)["provenance"][0]["files"]
+    (kernel,) = diff_facts("main..topic", "--verified", file)["provenance"][0]["files"]
     assert (kernel["claim"], kernel["verifiedBy"]) == ("signed", "F" * 40)
 
 
@@ -89,7 +89,7 @@ def test_the_check_of_signatures_feeds_the_review(work: WorkTree, tmp_path: Path
             work.commit({"images/3.yaml": document("BootImage", "new-3", text)})
             options = ("--image-keys", keys, "--since", "main", "-o", f"json={results}")
             assert run_command("artifacts", "signatures", work.path, *options).code == code
-            (files,) = (each["files"] for each in facts("main..topic", "--verified", results)["provenance"])
+            (files,) = (each["files"] for each in diff_facts("main..topic", "--verified", results)["provenance"])
             return str(files[0]["text"])
 
         found = review("{digest: published}", 0)
@@ -119,7 +119,7 @@ def test_a_file_without_results_of_signatures_is_a_usage_error(
     file = tmp_path / "signatures.json"
     if content is not None:
         file.write_text(content)
-    found = diff("main", "--verified", file)
+    found = run_diff("main", "--verified", file)
     assert (found.code, found.out) == (64, "")
     assert fault in found.err and str(file) in found.err
 
@@ -130,37 +130,37 @@ def test_a_file_without_results_of_signatures_is_a_usage_error(
 def test_two_revisions_are_compared_regardless_of_the_work_tree(work: WorkTree) -> None:
     work.commit(ONE)
     work.write(RAISED)
-    assert changed("main..topic") == changed("main..") == changed("HEAD^..HEAD") == ["fra1-web01"]
+    assert list_changed("main..topic") == list_changed("main..") == list_changed("HEAD^..HEAD") == ["fra1-web01"]
 
 
 def test_one_revision_is_compared_with_the_work_tree(work: WorkTree) -> None:
     work.commit(ONE)
     work.write(RAISED)
-    assert changed("HEAD") == changed("HEAD..WORKTREE") == ["fra1-db01"]
-    assert changed("main") == ["fra1-db01", "fra1-web01"]
+    assert list_changed("HEAD") == list_changed("HEAD..WORKTREE") == ["fra1-db01"]
+    assert list_changed("main") == ["fra1-db01", "fra1-web01"]
 
 
 def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(work: WorkTree) -> None:
     one = "{servers: [fra1-web01]}"
     windows = {f"{name}.yaml": maintenance(name, "20T22:00 21T04:00", select=one) for name in ("a", "b")}
     work.commit(windows)
-    ahead, over = (diff("main..topic", "--at", each) for each in ("2026-11-21T03:59:59Z", "2026-11-21T04:00:00Z"))
+    ahead, over = (run_diff("main..topic", "--at", each) for each in ("2026-11-21T03:59:59Z", "2026-11-21T04:00:00Z"))
     assert (ahead.code, over.code) == (3, 0)
     assert "overlap from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z. Both apply to" in ahead.out
     assert "GB2012" not in over.out
-    again = facts("main..topic", "--at", "2026-11-21T04:00:00Z")["reproduce"]
+    again = diff_facts("main..topic", "--at", "2026-11-21T04:00:00Z")["reproduce"]
     assert "--at 2026-11-21T04:00:00Z" in str(again)
     work.commit({"README.md": "more"})  # the base is not judged: an instance may have accepted it before
-    assert diff("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z").code == 3
-    assert facts("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z")["baseProblems"] == []
+    assert run_diff("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z").code == 3
+    assert diff_facts("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z")["baseProblems"] == []
 
 
 def test_three_dots_ignore_newer_commits_of_main(work: WorkTree) -> None:
     work.commit(ONE)
     work.git("checkout", "--quiet", "main")
     work.commit(RAISED)
-    assert changed("main...topic") == ["fra1-web01"]
-    assert changed("main..topic") == ["fra1-db01", "fra1-web01"]
+    assert list_changed("main...topic") == ["fra1-web01"]
+    assert list_changed("main..topic") == ["fra1-db01", "fra1-web01"]
 
 
 def test_a_merge_shows_the_changes_to_main_and_writes_nothing(work: WorkTree) -> None:
@@ -173,7 +173,7 @@ def test_a_merge_shows_the_changes_to_main_and_writes_nothing(work: WorkTree) ->
     work.git("checkout", "--quiet", "main")
     work.commit({**RAISED, "userdata/web.j2": "#cloud-config\n# main's\n" + long["userdata/web.j2"].partition("\n")[2]})
     before = sorted(path for path in (work.path / ".git").rglob("*") if path.is_file())
-    found = facts("main..topic", "--merge")
+    found = diff_facts("main..topic", "--merge")
     assert "fra1-db01" not in {each["server"] for each in found["servers"]}
     shown = json.dumps(found["groups"])
     assert "+# the branch's" in shown
@@ -185,7 +185,7 @@ def test_branches_with_a_merge_conflict_are_invalid_at_the_conflicting_file(work
     work.commit(BUMP)
     work.git("checkout", "--quiet", "main")
     work.commit({"stream.yaml": document("ImageStream", "stable", "current: flatcar-1, holds: []")})
-    done = diff("main..topic", "--merge")
+    done = run_diff("main..topic", "--merge")
     assert (done.code, "stream.yaml:1:1: GB5008:" in done.out) == (3, True), done
 
 
@@ -197,15 +197,15 @@ def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_may_be_bar
         shutil.move(work.path / name, work.path / "fleets" / name)
     work.commit()
     work.commit({f"fleets/{path}": text for path, text in ONE.items()})
-    assert changed("HEAD^..HEAD", "fleets") == ["fra1-web01"]
-    assert changed("HEAD^..HEAD", "fleets", "--merge") == ["fra1-web01"]
-    assert diff("main..main", work.bare(tmp_path / "bare.git")).code == 0
+    assert list_changed("HEAD^..HEAD", "fleets") == ["fra1-web01"]
+    assert list_changed("HEAD^..HEAD", "fleets", "--merge") == ["fra1-web01"]
+    assert run_diff("main..main", work.bare(tmp_path / "bare.git")).code == 0
 
 
 def test_a_linked_work_tree_is_read_with_its_shared_objects(work: WorkTree, tmp_path: Path) -> None:
     work.commit(ONE)
     work.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "linked"), "topic")
-    assert changed("main..HEAD", tmp_path / "linked", "--merge") == ["fra1-web01"]
+    assert list_changed("main..HEAD", tmp_path / "linked", "--merge") == ["fra1-web01"]
 
 
 def test_a_merge_conflict_outside_the_fleet_does_not_count(work: WorkTree) -> None:
@@ -214,8 +214,8 @@ def test_a_merge_conflict_outside_the_fleet_does_not_count(work: WorkTree) -> No
     work.commit({"notes.txt": "topic", **{f"fleets/{path}": text for path, text in BUMP.items()}})
     work.git("checkout", "--quiet", "main")
     work.commit({"notes.txt": "main"})
-    assert diff("main..topic", "--merge").code == 3
-    assert diff("main..topic", "fleets", "--merge").code == 4
+    assert run_diff("main..topic", "--merge").code == 3
+    assert run_diff("main..topic", "fleets", "--merge").code == 4
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_merge_conflict_outside_the_fleet_does_not_count(work: WorkTree) -> No
 def test_an_argument_that_is_not_a_range_is_a_usage_error(
     work: WorkTree, arguments: tuple[str, ...], told: str
 ) -> None:
-    done = diff(*arguments)
+    done = run_diff(*arguments)
     assert (done.code, told in done.err) == (64, True), done
 
 
@@ -243,7 +243,7 @@ def test_a_shallow_clone_gets_a_hint_to_fetch_more(work: WorkTree, tmp_path: Pat
     clone = tmp_path / "shallow"
     url = f"file://{work.path}"
     subprocess.run(["git", "clone", "-q", "--depth=1", "-b", "topic", url, str(clone)], check=True)
-    done = diff("HEAD^..HEAD", clone)
+    done = run_diff("HEAD^..HEAD", clone)
     assert (done.code, "shallow; fetch more" in done.err) == (64, True), done
 
 
@@ -251,41 +251,41 @@ def test_a_shallow_clone_gets_a_hint_to_fetch_more(work: WorkTree, tmp_path: Pat
 
 
 def test_the_exit_code_shows_whether_a_commit_changes_boots_is_held_or_is_invalid(work: WorkTree) -> None:
-    assert diff("main..topic", "--detailed-exitcode").code == 0
+    assert run_diff("main..topic", "--detailed-exitcode").code == 0
     work.commit({"servers/fra1-web01.yaml": server("fra1-web01", "site: fra1, role: web", "provision: 0")})
-    assert diff("main..topic").code == 0
-    assert diff("main..topic", "--detailed-exitcode").code == 2
+    assert run_diff("main..topic").code == 0
+    assert run_diff("main..topic", "--detailed-exitcode").code == 2
     work.commit(BUMP)
-    assert diff("main..topic", "--detailed-exitcode").code == 4
+    assert run_diff("main..topic", "--detailed-exitcode").code == 4
     work.commit({"stream.yaml": "a: [\n"})
-    assert diff("main..topic", "--detailed-exitcode").code == 3
+    assert run_diff("main..topic", "--detailed-exitcode").code == 3
 
 
-def acknowledged(work: WorkTree) -> str:
-    lines = [each["acknowledgement"] for each in facts("main..topic")["trips"]]
+def list_acks(work: WorkTree) -> str:
+    lines = [each["acknowledgement"] for each in diff_facts("main..topic")["trips"]]
     return "\n".join(dict.fromkeys(lines))
 
 
 def test_an_acknowledgement_survives_a_squash_and_a_rebase_but_no_other_change(work: WorkTree) -> None:
     work.commit(RAISED, "Reinstall db01")
     work.commit(BUMP, "Bump")
-    assert diff("main..topic").code == 4
-    work.commit(message=f"Accept it\n\n{acknowledged(work)}")
-    assert diff("main..topic").code == 0
+    assert run_diff("main..topic").code == 4
+    work.commit(message=f"Accept it\n\n{list_acks(work)}")
+    assert run_diff("main..topic").code == 0
 
     work.git("checkout", "--quiet", "-b", "squashed", "main")
     work.git("merge", "--quiet", "--squash", "topic")
     work.git("commit", "--quiet", "--no-edit")
-    assert diff("main..squashed").code == 0
+    assert run_diff("main..squashed").code == 0
 
     work.git("checkout", "--quiet", "main")
     work.commit(OTHER, "Something else")
     work.git("rebase", "--quiet", "main", "topic")
-    assert diff("main..topic").code == 0
-    assert diff("main..topic", "--merge").code == 0
+    assert run_diff("main..topic").code == 0
+    assert run_diff("main..topic", "--merge").code == 0
 
     work.commit({"policies/db.yaml": policy("db", "{matchLabels: {role: db}}", boots="db")}, "One more")
-    done = diff("main..topic")
+    done = run_diff("main..topic")
     assert done.code == 4
     assert "the line acknowledges other changes" in done.out.replace("\n    ", " ")
 
@@ -295,7 +295,7 @@ def test_an_acknowledgement_survives_a_squash_and_a_rebase_but_no_other_change(w
 
 def test_several_formats_are_written_at_once(work: WorkTree) -> None:
     work.commit(BUMP)
-    done = diff(
+    done = run_diff(
         "main..topic",
         "-o",
         "markdown=c.md",
@@ -327,10 +327,10 @@ AGAIN = {"servers/fra1-db02.yaml": server("fra1-db02", "site: fra1, role: db", "
 
 
 def lines(*arguments: str) -> list[str]:
-    return [word.strip() for word in diff(*arguments).out.splitlines() if word.startswith("    Gitboot-Ack:")]
+    return [word.strip() for word in run_diff(*arguments).out.splitlines() if word.startswith("    Gitboot-Ack:")]
 
 
-def merged(work: WorkTree, files: dict[str, str], *acks: str) -> None:
+def merge_files(work: WorkTree, files: dict[str, str], *acks: str) -> None:
     work.git("checkout", "--quiet", "-B", "topic", "main")
     work.commit(files, "\n".join(["Bump", "", *acks]))
     work.git("checkout", "--quiet", "main")
@@ -339,18 +339,18 @@ def merged(work: WorkTree, files: dict[str, str], *acks: str) -> None:
 
 def test_e19_each_of_several_merges_lists_its_held_findings(work: WorkTree) -> None:
     work.git("branch", "--force", "accepted", "main")
-    merged(work, RAISED)
-    merged(work, AGAIN)
-    assert diff("accepted..main", "--each-merge").code == 4
-    steps = facts("accepted..main", "--each-merge")["steps"]
+    merge_files(work, RAISED)
+    merge_files(work, AGAIN)
+    assert run_diff("accepted..main", "--each-merge").code == 4
+    steps = diff_facts("accepted..main", "--each-merge")["steps"]
     assert [each["commit"] for each in steps] == work.git(
         "rev-list", "--first-parent", "--reverse", "accepted..main"
     ).split()
     each = [line for step in steps for line in step["acknowledgements"]]
     assert [line.split("  # ")[0] for line in lines("accepted..main", "--each-merge")[1:]] == each
-    assert "acknowledge each commit" in diff("accepted..main", "--each-merge", "-o", "markdown").out
+    assert "acknowledge each commit" in run_diff("accepted..main", "--each-merge", "-o", "markdown").out
     work.git("commit", "--quiet", "--allow-empty", "-m", "\n".join(["Look at it", "", *each]))
-    assert diff("accepted..main", "--each-merge").code == 0
+    assert run_diff("accepted..main", "--each-merge").code == 0
 
 
 def test_e19_an_earlier_merge_does_not_hide_one_that_an_instance_would_hold(work: WorkTree) -> None:
@@ -358,20 +358,20 @@ def test_e19_an_earlier_merge_does_not_hide_one_that_an_instance_would_hold(work
     path = "servers/fra1-db02.yaml"
     before = work.git("show", f"main:{path}")
     work.git("branch", "--force", "accepted", "main")
-    merged(work, {path: before.replace("spec: {", "spec: {lifecycle: Parked, ")})
-    merged(work, {path: before})
-    assert diff("accepted..main").code == 0
-    assert diff("accepted..main", "--each-merge").code == 4
+    merge_files(work, {path: before.replace("spec: {", "spec: {lifecycle: Parked, ")})
+    merge_files(work, {path: before})
+    assert run_diff("accepted..main").code == 0
+    assert run_diff("accepted..main", "--each-merge").code == 4
     acks = [line.split("  # ")[0] for line in lines("accepted..main", "--each-merge")]
     work.git("commit", "--quiet", "--allow-empty", "-m", "\n".join(["Look at it", "", *acks]))
-    assert diff("accepted..main", "--each-merge").code == 0
+    assert run_diff("accepted..main", "--each-merge").code == 0
 
 
 def test_an_invalid_commit_in_between_is_not_a_step(work: WorkTree) -> None:
     work.git("branch", "--force", "accepted", "main")
     work.commit({"servers/fra1-db01.yaml": "kind: Nonsense\n"})
     work.commit({**RAISED, **AGAIN})
-    (step,) = facts("accepted..topic", "--each-merge")["steps"]
+    (step,) = diff_facts("accepted..topic", "--each-merge")["steps"]
     assert step["commit"] == work.git("rev-parse", "HEAD").strip()
 
 
@@ -383,8 +383,8 @@ def test_a_branch_is_judged_as_a_whole_for_every_way_to_merge_it(work: WorkTree)
     work.commit(AGAIN)
     (second,) = lines(f"{before}..topic")
     work.git("commit", "--quiet", "--amend", "-m", f"Bump\n\n{second}")
-    assert diff("main..topic", "--each-merge").code == 0
-    assert diff("main..topic").code == 4  # a merge or a squash makes one step of it
+    assert run_diff("main..topic", "--each-merge").code == 0
+    assert run_diff("main..topic").code == 4  # a merge or a squash makes one step of it
 
 
 # Whose acknowledgement counts
@@ -405,18 +405,18 @@ def test_the_signer_of_a_commit_is_named_and_an_unlisted_signer_makes_it_invalid
     work: WorkTree, people: dict[str, Person], trust: str
 ) -> None:
     commit = people["ada"].commit(work, ONE)
-    done = diff("main..topic", "--verify=range", trust)
+    done = run_diff("main..topic", "--verify=range", trust)
     assert (done.code, f"{commit[:12]} is signed by ada@example.net (SHA256:" in done.out) == (0, True), done
-    (signer,) = facts("main..topic", "--verify=range", trust)["signers"]
+    (signer,) = diff_facts("main..topic", "--verify=range", trust)["signers"]
     assert (signer["commit"], signer["person"], signer["forge"]) == (commit, "ada@example.net", False)
-    assert "ada@example.net (SHA256:" in diff("main..topic", "--verify=head", trust, "-o", "markdown").out
+    assert "ada@example.net (SHA256:" in run_diff("main..topic", "--verify=head", trust, "-o", "markdown").out
     bad = people["eve"].commit(work, OTHER)
     newest = people["ada"].commit(work, BUMP)
-    done = diff("main..topic", "--verify=range", trust)
+    done = run_diff("main..topic", "--verify=range", trust)
     assert (done.code, f"GB5020: {bad[:12]} is signed by the key" in done.out) == (3, True), done
-    assert diff("main..topic", "--verify=head", trust).code == 4
-    assert newest[:12] in diff("main..topic", "--verify=head", trust).out
-    assert diff("main..topic", "--merge", "--verify=range", trust).code == 4  # there is no merge commit yet
+    assert run_diff("main..topic", "--verify=head", trust).code == 4
+    assert newest[:12] in run_diff("main..topic", "--verify=head", trust).out
+    assert run_diff("main..topic", "--merge", "--verify=range", trust).code == 4  # there is no merge commit yet
 
 
 def test_t9_the_review_names_the_author_of_an_acknowledgement(
@@ -425,14 +425,14 @@ def test_t9_the_review_names_the_author_of_an_acknowledgement(
     work.commit(RAISED)
     (line,) = lines("main..topic")
     work.commit(message=f"Fine\n\n{line}")
-    done = diff("main..topic")
+    done = run_diff("main..topic")
     assert done.code == 0
     assert "by Ada Lovelace <ada@example.net>, committed by Merge Bot <bot@example.net>" in done.out
-    (trip,) = facts("main..topic")["trips"]
+    (trip,) = diff_facts("main..topic")["trips"]
     assert trip["by"].endswith("not signed by a trusted key")
-    assert "ada@example.net (SHA256:" not in diff("main..topic", trust).out
+    assert "ada@example.net (SHA256:" not in run_diff("main..topic", trust).out
     people["ada"].commit(work, message=f"Fine\n\n{line}")
-    assert "by `ada@example.net (SHA256:" in diff("main..topic", trust, "-o", "markdown").out
+    assert "by `ada@example.net (SHA256:" in run_diff("main..topic", trust, "-o", "markdown").out
 
 
 @pytest.mark.parametrize("each", [(), ("--each-merge",)])
@@ -443,12 +443,12 @@ def test_t9_an_instance_may_require_a_signature_or_an_approval_for_reinstallatio
     (line,) = lines("main..topic")
     work.commit(message=f"Fine\n\n{line}")
     signed, approved = ("--reinstalls-need=signed", trust, *each), ("--reinstalls-need=approve", *each)
-    done = diff("main..topic", *signed)
+    done = run_diff("main..topic", *signed)
     assert done.code == 4
     assert "ignored" in done.out and "that is signed with a listed key" in done.out
     people["ada"].commit(work, message=f"Fine\n\n{line}")
-    assert diff("main..topic", *signed).code == 0
-    done = diff("main..topic", *approved)
+    assert run_diff("main..topic", *signed).code == 0
+    done = run_diff("main..topic", *approved)
     assert (done.code, "only gitboot approve can acknowledge reinstallations" in done.out) == (4, True)
     assert "\n    Gitboot-Ack:" not in done.out
 
@@ -464,5 +464,5 @@ def test_t9_an_instance_may_require_a_signature_or_an_approval_for_reinstallatio
     ],
 )
 def test_invalid_options_for_keys_are_rejected(work: WorkTree, arguments: list[str], why: str) -> None:
-    done = diff("main..topic", *arguments)
+    done = run_diff("main..topic", *arguments)
     assert (done.code, why in done.err) == (64, True)

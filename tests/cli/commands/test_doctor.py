@@ -55,7 +55,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 
 @pytest.fixture(autouse=True)
-def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def synchronised_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gitboot.system_clock.read_clock_state", lambda: ClockState.SYNCHRONISED)
 
 
@@ -281,7 +281,7 @@ def test_a_base_url_with_a_path_needs_no_script_at_the_root_if_shim_comes_by_tft
         assert find_secure_boot(rack) == [signed]
 
 
-class _Broken(QuietFileHandler):
+class _BrokenHandler(QuietFileHandler):
     """Fails for GRUB's first script and for one loader."""
 
     def send_head(self) -> BytesIO | BinaryIO | None:
@@ -294,12 +294,12 @@ class _Broken(QuietFileHandler):
         self.send_error(500)
 
 
-class _Closing(_Broken):
+class _ClosingHandler(_BrokenHandler):
     def fail(self) -> None:
         self.close_connection = True
 
 
-@pytest.mark.parametrize("handler", [_Broken, _Closing])
+@pytest.mark.parametrize("handler", [_BrokenHandler, _ClosingHandler])
 @pytest.mark.parametrize("path", ["", "/boot"])
 def test_a_file_that_cannot_be_read_is_not_reported_as_missing(
     tmp_path: Path, path: str, handler: type[QuietFileHandler]
@@ -317,7 +317,7 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_missing(
         place_signed_loaders(rack.output / "boot/assets")
         _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
     host = url.removeprefix("http://")
-    cause = f"{host} answers 500" if handler is _Broken else f"{host}: Remote end closed connection"
+    cause = f"{host} answers 500" if handler is _BrokenHandler else f"{host}: Remote end closed connection"
     [script] = [each for each in items["Secure Boot"] if "grub.cfg" in each["message"]]
     assert script["message"].startswith(f"{url}/grub/grub.cfg cannot be read: {cause}")
     assert script["health"] == "warning"
@@ -385,14 +385,14 @@ def find_certificates(*options: object) -> list[tuple[str, str]]:
     return [(each["health"], each["message"]) for each in run_doctor(*options)[1].get("certificate", [])]
 
 
-def serving(issued: IssuedCertificate) -> tuple[object, ...]:
+def tls_options(issued: IssuedCertificate) -> tuple[object, ...]:
     return ("--machines-tls", "0.0.0.0:8443", *issued)
 
 
 def test_a_certificate_that_firmware_can_use_is_reported(https: Https, authority: Authority) -> None:
     issued = authority.issue(rsa_bits=2048)
     https.context.set_ciphers(CipherSuites.FIRMWARE)
-    code, items = run_doctor(*https.options, *serving(issued))
+    code, items = run_doctor(*https.options, *tls_options(issued))
     (certificate,) = items["certificate"]
     assert certificate["message"] == f"machines can use {issued.certificate} for 127.0.0.1"
     assert items["DHCP"][0]["health"] == "ok", "the authority of machines is trusted"
@@ -428,14 +428,14 @@ def test_a_server_without_suites_of_firmware_is_a_warning_if_dhcp_sends_its_load
 
 
 def test_without_the_authority_of_machines_the_chain_is_not_verified(https: Https, authority: Authority) -> None:
-    found = find_certificates(*https.options[:-2], *serving(authority.issue(rsa_bits=2048)))
+    found = find_certificates(*https.options[:-2], *tls_options(authority.issue(rsa_bits=2048)))
     assert [health for health, _ in found] == ["ok", "warning"]
     assert "gitboot did not check the certificate chain" in found[1][1]
 
 
 def test_a_fleet_without_https_does_not_use_the_certificate(rack: Rack, authority: Authority) -> None:
     options = ("--state", rack.state, "--credentials", rack.credentials)
-    [(health, message)] = find_certificates(*options, *serving(authority.issue(rsa_bits=2048)))
+    [(health, message)] = find_certificates(*options, *tls_options(authority.issue(rsa_bits=2048)))
     assert (health, message.startswith("no base URL of the fleet begins with https")) == ("warning", True)
 
 
@@ -470,7 +470,7 @@ def test_a_certificate_that_firmware_cannot_use_fails_the_check(
         case _:
             issued = authority.issue("DNS:127.0.0.1", rsa_bits=2048)
     https.context.set_ciphers(CipherSuites.FIRMWARE)
-    [(health, message)] = find_certificates(*https.options, *serving(issued))
+    [(health, message)] = find_certificates(*https.options, *tls_options(issued))
     assert (health, why in message) == ("failed", True), message
 
 
@@ -479,13 +479,13 @@ def test_a_chain_with_its_intermediate_is_accepted(https: Https, authority: Auth
     issued = intermediate.issue(rsa_bits=2048)
     issued.certificate.write_text(issued.certificate.read_text() + intermediate.pem)
     https.context.set_ciphers(CipherSuites.FIRMWARE)
-    assert [health for health, _ in find_certificates(*https.options, *serving(issued))] == ["ok"]
+    assert [health for health, _ in find_certificates(*https.options, *tls_options(issued))] == ["ok"]
 
 
 def test_without_an_instance_the_certificate_itself_is_checked(authority: Authority, tmp_path: Path) -> None:
-    [(health, message)] = find_certificates(*serving(authority.issue(rsa_bits=2048)))
+    [(health, message)] = find_certificates(*tls_options(authority.issue(rsa_bits=2048)))
     assert (health, message.endswith("if it is valid for the host of the base URL")) == ("ok", True)
-    [(health, message)] = find_certificates(*serving(authority.issue(rsa_bits=2048, days=-1)))
+    [(health, message)] = find_certificates(*tls_options(authority.issue(rsa_bits=2048, days=-1)))
     assert (health, "certificate has expired" in message) == ("failed", True)
-    done = run_command("doctor", *serving(authority.issue(rsa_bits=2048)), "--machines-ca", tmp_path / "none.pem")
+    done = run_command("doctor", *tls_options(authority.issue(rsa_bits=2048)), "--machines-ca", tmp_path / "none.pem")
     assert done.code == Exit.USAGE

@@ -17,13 +17,13 @@ from tests.helpers.instance_with_bmcs import CommandResult, run_command
 from tests.helpers.running_instance import Instance, Repository, eventually, running
 
 
-def joins(name: str) -> int:
+def joining_percent(name: str) -> int:
     return compute_rollout_percentage("stable", SystemUuid(make_uuid(name)))
 
 
-NAMES = sorted((f"web{number:02}" for number in range(6)), key=joins)
+NAMES = sorted((f"web{number:02}" for number in range(6)), key=joining_percent)
 FIRST = sorted(NAMES[:2])
-PERCENT = joins(NAMES[1])
+PERCENT = joining_percent(NAMES[1])
 STREAM = f"""\
 # the golden pointer; ask ops before you touch it
 apiVersion: gitboot.dev/v1alpha1

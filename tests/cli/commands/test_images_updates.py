@@ -265,61 +265,65 @@ def test_a_branch_that_other_people_changed_is_left_alone(site: Site) -> None:
     )
 
 
-def _unreachable(site: Site) -> None:
+def _fail_index(site: Site) -> None:
     site.vendor.web.statuses["/stable.json"] = 503
 
 
-def _malformed(site: Site) -> None:
+def _break_index(site: Site) -> None:
     site.vendor.web.put("/stable.json", b'["1.2.0", ')
 
 
-def _empty(site: Site) -> None:
+def _empty_index(site: Site) -> None:
     site.vendor.web.put("/stable.json", b"[]")
 
 
-def _behind(site: Site) -> None:
+def _commit_newer(site: Site) -> None:
     site.commit({"images/newer.yaml": image("someos-1.2.0")})
 
 
-def _tampered(site: Site) -> None:
+def _tamper_initrd(site: Site) -> None:
     site.vendor.web.put("/1.1.0/amd64/initrd", b"other")
 
 
-def _by_a_stranger(site: Site) -> None:
+def _sign_as_stranger(site: Site) -> None:
     (site.vendor.keys / "stranger.asc").write_bytes(site.stranger.public.read_bytes())
     site.vendor.person, vendor = site.stranger, site.vendor.person
     site.vendor.put("/1.1.0/amd64/vmlinuz", b"other")
     site.vendor.person = vendor
 
 
-def _signature_gone(site: Site) -> None:
+def _remove_signature(site: Site) -> None:
     del site.vendor.web.files["/1.1.0/amd64/vmlinuz.sig"]
 
 
-def _file_gone(site: Site) -> None:
+def _remove_initrd(site: Site) -> None:
     del site.vendor.web.files["/1.1.0/amd64/initrd"]
 
 
-def _endless_index(site: Site) -> None:
+def _serve_endless_index(site: Site) -> None:
     site.vendor.web.put("/stable.json", b'["' + b"1" * (64 << 20) + b'"]')
 
 
 @pytest.mark.parametrize(
     ("fault", "code", "text"),
     [
-        (_unreachable, Exit.SOURCE, "503"),
-        (_malformed, Exit.SOURCE, "stable.json: "),
-        (_empty, Exit.SOURCE, "lists no release"),
+        (_fail_index, Exit.SOURCE, "503"),
+        (_break_index, Exit.SOURCE, "stable.json: "),
+        (_empty_index, Exit.SOURCE, "lists no release"),
         (
-            _behind,
+            _commit_newer,
             Exit.SOURCE,
             "the newest release is 1.1.0, but BootImage/someos-1.2.0 in the fleet has the newer version",
         ),
-        (_tampered, Exit.SOURCE, "x86_64.initrds.0: the file is not valid: the content changed after it was signed"),
-        (_by_a_stranger, Exit.SOURCE, "which is not an allowed key"),
-        (_endless_index, Exit.SOURCE, "stable.json: "),
-        (_signature_gone, Exit.SOURCE, "x86_64.kernel: the file is not verified"),
-        (_file_gone, Exit.SOURCE, "answers 404; the release may be incomplete"),
+        (
+            _tamper_initrd,
+            Exit.SOURCE,
+            "x86_64.initrds.0: the file is not valid: the content changed after it was signed",
+        ),
+        (_sign_as_stranger, Exit.SOURCE, "which is not an allowed key"),
+        (_serve_endless_index, Exit.SOURCE, "stable.json: "),
+        (_remove_signature, Exit.SOURCE, "x86_64.kernel: the file is not verified"),
+        (_remove_initrd, Exit.SOURCE, "answers 404; the release may be incomplete"),
     ],
 )
 def test_a_fault_of_the_vendor_changes_nothing_and_is_stated(site: Site, fault: Any, code: Exit, text: str) -> None:

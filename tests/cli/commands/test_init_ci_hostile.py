@@ -54,7 +54,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_programs(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 
 
-def link(fleet: Fleet, target: Path, *names: str) -> None:
+def make_links(fleet: Fleet, target: Path, *names: str) -> None:
     for name in names:
         path = fleet.work.path / name
         path.unlink(missing_ok=True)
@@ -72,8 +72,8 @@ def test_finding_s1_no_symlink_of_a_branch_redirects_the_output_of_the_review(
     site, spied = tmp_path / "site-packages", tmp_path / "spied"
     (site / "folder").mkdir(parents=True)
     (site / "zz.pth").write_text("untouched")
-    link(fleet, site / "zz.pth", *WRITTEN)
-    link(fleet, site / "folder", *FOLDERS)
+    make_links(fleet, site / "zz.pth", *WRITTEN)
+    make_links(fleet, site / "folder", *FOLDERS)
     (fleet.work.path / "sitecustomize.py").write_text(f"open({str(spied)!r}, 'w')\n")
     fleet.change(INVALID, f"{fleet.job}\n\nimport sitecustomize")
     job(fleet, host, installed)
@@ -108,7 +108,7 @@ def test_finding_s2_no_symlink_of_a_branch_keeps_an_earlier_comment(
 ) -> None:
     fleet.change(HARMLESS)
     assert job(fleet, host, programs).failed == {}
-    link(fleet, Path(os.devnull), *WRITTEN, *FOLDERS)
+    make_links(fleet, Path(os.devnull), *WRITTEN, *FOLDERS)
     fleet.change(AGAIN)
     job(fleet, host, programs)
     (comment,) = host.comments
@@ -122,7 +122,7 @@ def test_finding_s2_no_symlink_of_a_branch_is_followed_into_a_stored_artifact(
     key = tmp_path / "id_ed25519"
     key.write_text("PRIVATE KEY")
     (fleet.work.path / "review").mkdir()
-    link(fleet, key, "gitboot.key", "gitboot.yaml.txt", *WRITTEN, "review/key.md", "review/key.xml")
+    make_links(fleet, key, "gitboot.key", "gitboot.yaml.txt", *WRITTEN, "review/key.md", "review/key.xml")
     fleet.change(HARMLESS)
     ran = job(fleet, host, programs)
     found = [path for path in ran.artifacts.rglob("*") if path.is_file()]
@@ -247,7 +247,7 @@ def test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash(
     assert "gitboot==0.2.0 --hash=sha256:MISSING" in ran.out
 
 
-def wheel(folder: Path, text: str) -> Path:
+def build_wheel(folder: Path, text: str) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "gitboot-0.2.0-py3-none-any.whl"
     info = "gitboot-0.2.0.dist-info"
@@ -263,7 +263,7 @@ def wheel(folder: Path, text: str) -> Path:
 
 def test_finding_s17_the_command_in_the_packages_file_adds_the_hash_that_pip_requires(tmp_path: Path) -> None:
     index, repository = tmp_path / "index", tmp_path / "repository"
-    wheel(index, "first = True")
+    build_wheel(index, "first = True")
     (repository / ".gitboot").mkdir(parents=True)
     text = build_requirements_file()
     (command,) = re.findall(r"^#   (.+)$", text, re.MULTILINE)
@@ -292,7 +292,7 @@ def test_finding_s17_the_command_in_the_packages_file_adds_the_hash_that_pip_req
     code, out = run_step(repository, install, environment)
     assert code == 0, out
     assert (tmp_path / "target" / "gitboot_as_packed.py").read_text() == "first = True"
-    wheel(index, "second = True")
+    build_wheel(index, "second = True")
     code, out = run_step(repository, install, environment)
     assert code != 0 and "DO NOT MATCH THE HASHES" in out
 

@@ -75,11 +75,11 @@ def hold(rack: Rack) -> str:
     return digest
 
 
-def soon(**more: float) -> str:
+def format_soon(**more: float) -> str:
     return f"{datetime.now(UTC) + timedelta(**more):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def spoil(rack: Rack) -> None:
+def push_invalid(rack: Rack) -> None:
     rack.repository.push({"bad.yaml": "kind: Server\n"})
 
 
@@ -432,24 +432,24 @@ def has_phase(instance: Instance, blade: Blade, phase: str) -> bool:
     return planned_phase(instance, blade) == phase
 
 
-def offered(url: str) -> dict[str, Any]:
+def find_installs(url: str) -> dict[str, Any]:
     conditions = http_peers.get(f"{url}/api/v1/status").json()["conditions"]
     return next(each for each in conditions if each["type"] == "InstallsAllowed")
 
 
 def test_e16_endpoints_stop_at_once_without_an_instance(rack: Rack, left: Blade) -> None:
     with served(rack.output, *map(str, rack.spool_options)) as (url, _):
-        assert offered(url)["status"]
+        assert find_installs(url)["status"]
         told = rack.run_command("stop-installs", *REASON)
         assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
         script = get(url + left.entry).text
         assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
-        assert (offered(url)["status"], offered(url)["reason"]) == (False, "Stopped")
+        assert (find_installs(url)["status"], find_installs(url)["reason"]) == (False, "Stopped")
         ready = http_peers.get(f"{url}/readyz")
         assert (ready.status_code, ready.text.split("\n")[1].endswith("INC-4711")) == (200, True)
         assert f"gitboot allow-installs --state {rack.state}" in rack.said("status")
         assert "web09" in rack.said("allow-installs")
-        assert offered(url)["status"]
+        assert find_installs(url)["status"]
         assert "kernel " in get(url + left.entry).text
 
 
@@ -488,7 +488,7 @@ def test_e16_an_unwritable_directory_is_named_and_other_endpoints_still_stop(rac
 
 
 def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) -> None:
-    until = soon(hours=1)
+    until = format_soon(hours=1)
     assert (
         rack.said("suspend", "--until", until, *REASON)
         == f"suspended the acceptance of commits until {until}: INC-4711\n"
@@ -516,7 +516,7 @@ def test_requests_reach_a_running_instance_at_once(rack: Rack) -> None:
         assert boots(instance, web) == "flatcar-1"
         assert "recorded web01 as provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
         eventually(lambda: not web.stands)
-        rack.said("suspend", "--until", soon(hours=1), *REASON)
+        rack.said("suspend", "--until", format_soon(hours=1), *REASON)
         found = wait_for_condition(instance, "AcceptingCommits", status=False, reason="Suspended")
         assert "INC-4711" in found["message"]
         rack.blades["web02"].provision = 2
@@ -558,7 +558,7 @@ def test_run_once_ends_with_its_worst_result_and_status_shows_false_conditions_f
     codes = {"fine": rack.once().code}
     hold(rack)
     codes["held"] = rack.once().code
-    spoil(rack)
+    push_invalid(rack)
     codes["invalid"] = rack.once().code
     lines = rack.said("status").splitlines()
     table = lines[lines.index("") + 1 : lines.index("", lines.index("") + 1)]
@@ -567,7 +567,7 @@ def test_run_once_ends_with_its_worst_result_and_status_shows_false_conditions_f
     assert all(" true " in line for line in table if not line.startswith(("CONDITION", "CommitAccepted", " ")))
     way_out = next(line for line in table if line.startswith("    gitboot "))  # in one line, however long, to be copied
     assert max(len(line) for line in lines if line != way_out) <= 100
-    rack.said("suspend", "--until", soon(hours=1), *REASON)
+    rack.said("suspend", "--until", format_soon(hours=1), *REASON)
     codes["suspended"] = rack.once().code
     shutil.move(rack.repository.bare, rack.folder / "away")
     codes["source"] = rack.once().code
@@ -592,7 +592,7 @@ COMMANDS = (
     "reconcile",
 )
 RUNNING_ONLY = ("bmc apply", "reconcile")
-OF_THE_STATUS = ("status", "approve")
+STATUS_COMMANDS = ("status", "approve")
 
 
 @pytest.fixture(scope="module")
@@ -604,14 +604,14 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         yield made
 
 
-def type_on(state: Path, ended: Rack, command: str) -> CommandResult:
+def run_on_copy(state: Path, ended: Rack, command: str) -> CommandResult:
     words = [str(ended.output / "ops" / "records") if word == "FILE" else word for word in command.split()]
     done = run_command(*words, "--state", state)
     assert "Traceback" not in done.err
     return done
 
 
-def listing(folder: Path) -> list[Path]:
+def list_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
@@ -620,21 +620,21 @@ def test_a_state_directory_that_no_instance_used_is_named_and_not_changed(
     tmp_path: Path, ended: Rack, command: str
 ) -> None:
     for state in (tmp_path, tmp_path / "missing"):
-        done = type_on(state, ended, command)
+        done = run_on_copy(state, ended, command)
         said = "no instance runs with" if command in RUNNING_ONLY else "no instance has run with"
         assert (done.code, done.out) == (Exit.USAGE, "")
         assert done.err.startswith(f"gitboot: {said} the state directory {state}")
         assert "gitboot run" in done.err  # the hint
-    assert listing(tmp_path) == []
+    assert list_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_state_directory_that_cannot_be_read_is_reported(tmp_path: Path, ended: Rack, command: str) -> None:
     (tmp_path / "file").touch()
-    done = type_on(tmp_path / "file" / "state", ended, command)
+    done = run_on_copy(tmp_path / "file" / "state", ended, command)
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert "cannot be read: Not a directory" in done.err
-    done = type_on(tmp_path / "file", ended, command)
+    done = run_on_copy(tmp_path / "file", ended, command)
     assert (done.code, "is a file" in done.err) == (Exit.USAGE, True)
 
 
@@ -644,8 +644,8 @@ def test_a_damaged_file_is_named_by_its_path(tmp_path: Path, ended: Rack, comman
     shutil.copytree(ended.state, state)
     (state / "ledger.sqlite").write_bytes(b"this is no ledger" * 99)
     (state / "status.json").write_text("[]")
-    done = type_on(state, ended, command)
-    if command.startswith(OF_THE_STATUS):
+    done = run_on_copy(state, ended, command)
+    if command.startswith(STATUS_COMMANDS):
         assert done.code == Exit.USAGE
         problem = f"{state}/status.json is not a valid status file"
         assert done.err == f"gitboot: {problem}; the next reconcile of `gitboot run` replaces it\n"
@@ -736,20 +736,20 @@ def test_there_is_no_outcome_until_the_commit_of_a_new_fetch_is_evaluated(found:
 # events and records begin
 
 
-def events(rack: Rack, *more: object) -> list[dict[str, Any]]:
+def list_events(rack: Rack, *more: object) -> list[dict[str, Any]]:
     return [json.loads(line) for line in rack.said("events", "-o", "json", *more).splitlines()]
 
 
 def test_finding_r13_events_are_chosen_by_number_and_time(rack: Rack) -> None:
-    known = events(rack)
+    known = list_events(rack)
     assert len(known) > 3
-    assert events(rack, "-n", "2") == known[-2:]
-    assert events(rack, "--tail", "0") == []
-    assert events(rack, "-n", "1000") == known
-    rack.age(f"UPDATE events SET at = '{soon(hours=-3)}' WHERE id < (SELECT max(id) FROM events)")
-    assert events(rack, "--since", "2h") == known[-1:]
-    assert len(events(rack, "--since", "1d", "-n", "3")) == 3
-    assert events(rack, "--since", soon(hours=1)) == []
+    assert list_events(rack, "-n", "2") == known[-2:]
+    assert list_events(rack, "--tail", "0") == []
+    assert list_events(rack, "-n", "1000") == known
+    rack.age(f"UPDATE events SET at = '{format_soon(hours=-3)}' WHERE id < (SELECT max(id) FROM events)")
+    assert list_events(rack, "--since", "2h") == known[-1:]
+    assert len(list_events(rack, "--since", "1d", "-n", "3")) == 3
+    assert list_events(rack, "--since", format_soon(hours=1)) == []
     wrong = rack.run_command("events", "--since", "yesterday")
     assert (wrong.code, "a duration before now: 2h, 30m, 1d12h" in " ".join(wrong.err.split())) == (Exit.USAGE, True)
 
@@ -759,7 +759,7 @@ def test_events_of_a_server_include_the_requests_that_name_it(rack: Rack) -> Non
     rack.said("records", "set", "web01", "web02", "provisioned", *REASON, "--yes")
     rack.said("records", "confirm-clock", *REASON)
     requested = {
-        name: [each["message"].partition(": ")[2] for each in events(rack, "--server", name) if "request" in each]
+        name: [each["message"].partition(": ")[2] for each in list_events(rack, "--server", name) if "request" in each]
         for name in ("web01", "web02")
     }
     assert requested == {
@@ -796,7 +796,7 @@ def unverified(tmp_path: Path) -> Iterator[Rack]:
         yield made
 
 
-def begun_with(rack: Rack, records: Mapping[str, Record]) -> tuple[CommandResult, list[list[str]]]:
+def begin_records(rack: Rack, records: Mapping[str, Record]) -> tuple[CommandResult, list[list[str]]]:
     """The outcome of `records begin FILE` without a terminal, and the rows of its table."""
     file = rack.folder / "records.json"
     file.write_text(json.dumps({"items": [{"uuid": uuid, **record_facts(each)} for uuid, each in records.items()]}))
@@ -807,7 +807,7 @@ def begun_with(rack: Rack, records: Mapping[str, Record]) -> tuple[CommandResult
 def test_finding_r17_begin_shows_what_happens_to_each_server_and_asks_only_to_install(unverified: Rack) -> None:
     installed, board = Record(provision=1, image="flatcar-1"), make_uuid("not yet described")
     known = unverified.blades["web01"].uuid
-    asked, rows = begun_with(unverified, {known: Record()})
+    asked, rows = begin_records(unverified, {known: Record()})
     assert (asked.code, "add --yes to confirm" in asked.err) == (Exit.USAGE, True)
     assert rows == [
         ["SERVER", "RECORD", "WHAT HAPPENS"],
@@ -815,7 +815,7 @@ def test_finding_r17_begin_shows_what_happens_to_each_server_and_asks_only_to_in
         ["web02", "-", "stays unknown and is not installed"],
     ]
     assert "\n1 server would be installed: web01\n1 server would stay unknown" in asked.out
-    done, rows = begun_with(unverified, {known: installed, board: installed})
+    done, rows = begin_records(unverified, {known: installed, board: installed})
     assert (done.code, done.err) == (Exit.FINE, "")
     assert rows == [
         ["SERVER", "RECORD", "WHAT HAPPENS"],

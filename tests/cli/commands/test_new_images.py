@@ -51,7 +51,7 @@ def path(vendor: ImageVendor, tmp_path: Path) -> Path:
     return path
 
 
-def new(path: Path, *arguments: object) -> CommandResult:
+def run_new(path: Path, *arguments: object) -> CommandResult:
     return run_command("new", "image", *arguments, "--path", path)
 
 
@@ -60,7 +60,7 @@ def keys(vendor: ImageVendor) -> tuple[str, Path]:
 
 
 def test_the_newest_release_becomes_a_document_of_the_fleet(path: Path, vendor: ImageVendor) -> None:
-    done = new(path, "someos", *keys(vendor))
+    done = run_new(path, "someos", *keys(vendor))
     assert (done.code, done.err) == (0, ""), done
     file = path / "images/someos-1.10.0.yaml"
     assert done.out.splitlines()[-1] == f"wrote {file}; next step: gitboot validate {path}"
@@ -78,40 +78,40 @@ def test_the_newest_release_becomes_a_document_of_the_fleet(path: Path, vendor: 
 
 
 def test_a_version_a_channel_an_architecture_and_a_name_can_be_chosen(path: Path, vendor: ImageVendor) -> None:
-    done = new(path, "someos", "1.9.0", "--architecture", "aarch64", "--name", "mine", "-o", "json", *keys(vendor))
+    done = run_new(path, "someos", "1.9.0", "--architecture", "aarch64", "--name", "mine", "-o", "json", *keys(vendor))
     assert (done.code, done.json["name"], done.json["version"]) == (0, "mine", "1.9.0")
     assert {each["at"][0] for each in done.json["files"]} == {"aarch64"}
     assert done.json["file"] == str(path / "images/mine.yaml")
     assert (path / "images/mine.yaml").read_text() == done.json["document"]
-    beta = new(path, "someos", "--channel", "beta", "--dry-run", *keys(vendor))
+    beta = run_new(path, "someos", "--channel", "beta", "--dry-run", *keys(vendor))
     assert "  name: someos-2.0.0\n" in beta.out and "gitboot.dev/channel: beta" in beta.out
 
 
 def test_a_dry_run_prints_the_document_and_writes_nothing(path: Path, vendor: ImageVendor) -> None:
-    done = new(path, "someos", "--dry-run", *keys(vendor))
+    done = run_new(path, "someos", "--dry-run", *keys(vendor))
     assert (done.code, (path / "images").exists()) == (0, False)
-    written = new(path, "someos", *keys(vendor))
+    written = run_new(path, "someos", *keys(vendor))
     assert written.code == 0
     assert done.out == (path / "images/someos-1.10.0.yaml").read_text()
 
 
 def test_without_a_source_the_sources_are_listed(path: Path) -> None:
-    done = new(path)
+    done = run_new(path)
     assert done.code == 0
     rows = {line.split()[0]: line for line in done.out.splitlines()[1:]}
     assert "An operating system of the tests" in rows["someos"] and rows["someos"].endswith("stable, beta")
     assert "flatcar" in rows
-    listed = {each["name"]: each for each in new(path, "-o", "json").json["items"]}
+    listed = {each["name"]: each for each in run_new(path, "-o", "json").json["items"]}
     assert listed["someos"]["architectures"] == ["aarch64", "x86_64"]
     assert listed["flatcar"]["keys"] == ["F88CFEDEFF29A5B4D9523864E25D9AED0593B34A"]
 
 
 def test_an_existing_document_is_never_overwritten(path: Path, vendor: ImageVendor) -> None:
-    assert "BootImage/someos-1.0.0 already exists" in new(path, "someos", "1.0.0", *keys(vendor)).err
+    assert "BootImage/someos-1.0.0 already exists" in run_new(path, "someos", "1.0.0", *keys(vendor)).err
     (path / "images").mkdir()
     file = path / "images/someos-1.10.0.yaml"
     file.write_text("# a person's\n")
-    done = new(path, "someos", *keys(vendor))
+    done = run_new(path, "someos", *keys(vendor))
     assert (done.code, f"{file} already exists" in done.err) == (Exit.USAGE, True)
     assert file.read_text() == "# a person's\n"
     assert not [each for _, each in vendor.web.asked if "vmlinuz" in each]  # nothing was downloaded for it
@@ -122,7 +122,7 @@ def test_single_files_with_checksum_files_beside_them(path: Path, vendor: ImageV
     vendor.web.put("/files/initrd", INITRD)
     vendor.web.put("/files/SHA256SUMS", f"{compute_digest(KERNEL)}  vmlinuz\n".encode())
     url = f"{vendor.url}/files"
-    done = new(path, "rescue", "7.2", "--kernel", f"{url}/vmlinuz", "--initrd", f"{url}/initrd", "-o", "json")
+    done = run_new(path, "rescue", "7.2", "--kernel", f"{url}/vmlinuz", "--initrd", f"{url}/initrd", "-o", "json")
     assert (done.code, done.json["name"]) == (0, "rescue-7.2"), done
     assert [each["provenance"] for each in done.json["files"]] == [
         {"digest": "published", "key": None, "url": f"{url}/SHA256SUMS"},
@@ -132,14 +132,14 @@ def test_single_files_with_checksum_files_beside_them(path: Path, vendor: ImageV
     assert "annotations" not in done.json["document"]
     assert run_command("validate", path).code == 0
     vendor.web.put("/files/vmlinuz", b"other")
-    changed = new(path, "rescue", "7.3", "--kernel", f"{url}/vmlinuz")
+    changed = run_new(path, "rescue", "7.3", "--kernel", f"{url}/vmlinuz")
     assert (changed.code, f"but {url}/SHA256SUMS states {compute_digest(KERNEL)}" in changed.err) == (Exit.SOURCE, True)
 
 
 def test_the_url_of_an_iso_image_is_enough(path: Path, vendor: ImageVendor) -> None:
     vendor.web.put("/memtest-7.20.iso", ISO)
     vendor.web.put("/memtest-7.20.iso.sha256", f"{compute_digest(ISO)}\n".encode())
-    done = new(path, f"{vendor.url}/memtest-7.20.iso", "7.20")
+    done = run_new(path, f"{vendor.url}/memtest-7.20.iso", "7.20")
     assert done.code == 0, done
     assert "version: '7.20'" in (path / "images/memtest-7.20.yaml").read_text()
 
@@ -149,7 +149,7 @@ def test_files_of_this_host_get_the_urls_under_which_they_are_served(path: Path,
     (assets / "own/1.0").mkdir(parents=True)
     (assets / "own/1.0/vmlinuz").write_bytes(KERNEL)
     files = ("--kernel", assets / "own/1.0/vmlinuz")
-    done = new(path, "own", "1.0", *files, "--assets", assets, "--architecture", "aarch64")
+    done = run_new(path, "own", "1.0", *files, "--assets", assets, "--architecture", "aarch64")
     assert done.code == 0, done
     text = (path / "images/own-1.0.yaml").read_text()
     assert (
@@ -159,7 +159,7 @@ def test_files_of_this_host_get_the_urls_under_which_they_are_served(path: Path,
     assert run_command("validate", path).code == 0
     outside = tmp_path / "outside"
     outside.write_bytes(KERNEL)
-    assert "is not below" in new(path, "own", "1.1", "--kernel", outside, "--assets", assets).err
+    assert "is not below" in run_new(path, "own", "1.1", "--kernel", outside, "--assets", assets).err
 
 
 def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
@@ -168,12 +168,12 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         entry = there.push_image("team/someos", "3.0.1", layers)
         there.push_index("team/someos", "3.0", [entry | {"platform": {"os": "linux", "architecture": "amd64"}}])
         at = f"oci://{there.host}/team/someos:3.0"
-        done = new(path, at, "--registries", there.allowed)
+        done = run_new(path, at, "--registries", there.allowed)
         assert done.code == 0, done
         text = (path / "images/someos-3.0.yaml").read_text()
         assert f"url: oci://{there.host}/team/someos@sha256:{compute_digest(KERNEL)}\n" in text
         assert "digest: published" in text
-        assert new(path, at, "--name", "other").code == Exit.SOURCE  # the registry is not allowed
+        assert run_new(path, at, "--name", "other").code == Exit.SOURCE  # the registry is not allowed
     assert run_command("validate", path).code == 0
 
 
@@ -204,6 +204,6 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
 def test_wrong_arguments_and_sources_are_errors_and_write_nothing(
     path: Path, vendor: ImageVendor, arguments: tuple[str, ...], code: Exit, text: str
 ) -> None:
-    done = new(path, *arguments, *(keys(vendor) if code is Exit.USAGE and arguments[0] == "someos" else ()))
+    done = run_new(path, *arguments, *(keys(vendor) if code is Exit.USAGE and arguments[0] == "someos" else ()))
     assert (done.code, text in done.err) == (code, True), done
     assert not (path / "images").exists() and "Traceback" not in done.err

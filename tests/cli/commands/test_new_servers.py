@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "fleet"
 
 
-def new(path: Path, *arguments: object, name: str = "web02") -> CommandResult:
+def run_new(path: Path, *arguments: object, name: str = "web02") -> CommandResult:
     return run_command("new", "server", name, "--path", path, "--state", path.parent, *arguments)
 
 
@@ -57,7 +57,7 @@ def test_the_printed_commands_can_be_typed(path: Path) -> None:
 
 
 def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(path: Path) -> None:
-    done = new(path, "--seen", MAC, "--like", "web01")
+    done = run_new(path, "--seen", MAC, "--like", "web01")
     assert done.code == Exit.FINE, done
     assert (path / "servers" / "web02.yaml").read_text() == (
         "# The machine with the address 10.0.0.7 requested a boot at 2026-11-20 22:00 UTC and sent these facts.\n"
@@ -105,14 +105,14 @@ def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(p
     ],
 )
 def test_an_invalid_document_is_not_written(path: Path, arguments: list[str], why: str) -> None:
-    done = new(path, *arguments)
+    done = run_new(path, *arguments)
     assert (done.code, done.out) == (Exit.USAGE, "")
     assert why in done.err
     assert not (path / "servers").exists()
 
 
 def test_a_machine_without_a_known_uuid_gets_a_document_without_one(path: Path) -> None:
-    assert new(path, "--seen", "52:54:00:99:99:98", "--like", "web01").code == Exit.FINE
+    assert run_new(path, "--seen", "52:54:00:99:99:98", "--like", "web01").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
     assert "uuid:" not in text and "# The UUID is missing" in text
     assert run_command("validate", path).code == Exit.FINE
@@ -122,7 +122,7 @@ def test_a_machine_without_a_known_uuid_gets_a_document_without_one(path: Path) 
 
 
 def test_the_inventory_of_an_image_is_in_the_document(path: Path) -> None:
-    assert new(path, "--seen", "52:54:00:99:99:97").code == Exit.FINE
+    assert run_new(path, "--seen", "52:54:00:99:99:97").code == Exit.FINE
     text = (path / "servers" / "web02.yaml").read_text()
     assert text.startswith(
         "# The machine with the address 10.0.0.9 requested a boot at 2026-11-20 22:00 UTC and sent these facts. "
@@ -137,7 +137,7 @@ def test_the_inventory_of_an_image_is_in_the_document(path: Path) -> None:
 def test_no_file_is_overwritten(path: Path) -> None:
     (path / "servers").mkdir()
     (path / "servers" / "web02.yaml").write_text("# somebody's\n")
-    done = new(path, "--mac", MAC, "--uuid", UUID)
+    done = run_new(path, "--mac", MAC, "--uuid", UUID)
     assert done.code == Exit.USAGE and "already exists" in done.err
     assert (path / "servers" / "web02.yaml").read_text() == "# somebody's\n"
-    assert "already exists" in new(path, "--mac", MAC, "--uuid", UUID, name="web01").err
+    assert "already exists" in run_new(path, "--mac", MAC, "--uuid", UUID, name="web01").err

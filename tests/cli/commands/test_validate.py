@@ -49,28 +49,28 @@ problems_of = st.lists(
 )
 
 
-def results(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+def sarif_results(problems: Sequence[Problem]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(format_sarif(problems))["runs"][0]["results"]
     return found
 
 
-def cases(problems: Sequence[Problem]) -> list[ElementTree.Element]:
+def junit_cases(problems: Sequence[Problem]) -> list[ElementTree.Element]:
     return list(ElementTree.fromstring(format_junit(problems)).iter("testcase"))
 
 
 # SARIF
 
 
-def faults(log: dict[str, Any]) -> list[str]:
+def schema_faults(log: dict[str, Any]) -> list[str]:
     return [error.message for error in Draft4Validator(json.loads(SCHEMA.read_text())).iter_errors(log)]
 
 
 def test_sarif_is_valid_by_its_published_schema() -> None:
     every = [structs.replace(TIE, code=code, line=number) for number, code in enumerate(Code, 1)]
     whole = json.loads(format_sarif(every))
-    assert faults(whole) == faults(json.loads(format_sarif([]))) == []
+    assert schema_faults(whole) == schema_faults(json.loads(format_sarif([]))) == []
     del whole["runs"][0]["results"][0]["message"]
-    assert faults(whole) == ["'message' is a required property"]
+    assert schema_faults(whole) == ["'message' is a required property"]
 
 
 def test_a_result_has_its_rule_with_the_text_of_explain() -> None:
@@ -83,7 +83,7 @@ def test_a_result_has_its_rule_with_the_text_of_explain() -> None:
 
 
 def test_a_path_is_a_relative_uri() -> None:
-    (result,) = results([structs.replace(TIE, path="rack a/c:100%.yaml")])
+    (result,) = sarif_results([structs.replace(TIE, path="rack a/c:100%.yaml")])
     artifact = result["locations"][0]["physicalLocation"]["artifactLocation"]
     assert artifact == {"uri": "rack%20a/c%3A100%25.yaml", "uriBaseId": "%SRCROOT%"}
 
@@ -99,20 +99,20 @@ def test_a_path_is_a_relative_uri() -> None:
     ],
 )
 def test_a_fingerprint_identifies_a_problem_on_any_line(case: str, other: Problem, same: bool) -> None:
-    prints = [results([problem])[0]["partialFingerprints"] for problem in (TIE, other)]
+    prints = [sarif_results([problem])[0]["partialFingerprints"] for problem in (TIE, other)]
     assert (prints[0] == prints[1]) is same, case
 
 
 def test_a_fingerprint_ignores_the_line_of_another_file_in_a_message() -> None:
     there = [structs.replace(TIE, message=f"Server/a stands at x/a.yaml:{line} already") for line in (3, 40)]
     mac = [structs.replace(TIE, message=f"MAC address 52:54:00:00:00:{last}") for last in ("10", "11")]
-    told = [results([problem])[0]["partialFingerprints"]["primaryLocationLineHash"] for problem in (*there, *mac)]
+    told = [sarif_results([problem])[0]["partialFingerprints"]["primaryLocationLineHash"] for problem in (*there, *mac)]
     assert told[0] == told[1]
     assert told[2] != told[3]
 
 
 def test_two_problems_with_the_same_message_have_different_fingerprints() -> None:
-    told = results([TIE, structs.replace(TIE, line=9)])
+    told = sarif_results([TIE, structs.replace(TIE, line=9)])
     assert [each["partialFingerprints"]["primaryLocationLineHash"][-2:] for each in told] == [":1", ":2"]
 
 
@@ -130,13 +130,13 @@ def test_an_error_is_a_failure_and_a_warning_is_skipped() -> None:
 
 
 def test_without_problems_one_test_has_passed() -> None:
-    (passed,) = cases([])
+    (passed,) = junit_cases([])
     assert (passed.attrib["name"], list(passed)) == ("no problems", [])
 
 
 def test_gitlab_shows_every_test_because_no_two_have_one_name() -> None:
     twice = [TIE, structs.replace(TIE, line=9), structs.replace(TIE, code=Code.OVERDUE)]
-    keys = {(test.attrib["classname"], test.attrib["name"]) for test in cases(twice)}
+    keys = {(test.attrib["classname"], test.attrib["name"]) for test in junit_cases(twice)}
     assert len(keys) == 3
 
 
@@ -185,10 +185,10 @@ def test_each_format_has_the_same_facts_in_the_same_order() -> None:
             each["ruleId"],
             each["level"] == "error",
         )
-        for each in results(given)
+        for each in sarif_results(given)
     ]
     by_junit = [
-        (test.attrib["file"], test.attrib["classname"], test.find("failure") is not None) for test in cases(given)
+        (test.attrib["file"], test.attrib["classname"], test.find("failure") is not None) for test in junit_cases(given)
     ]
     by_github = [
         (line.split("file=")[1].split(",")[0], line.split("title=")[1].split("::")[0], line.startswith("::error"))
@@ -201,9 +201,9 @@ def test_each_format_has_the_same_facts_in_the_same_order() -> None:
 @given(problems_of)
 def test_no_text_of_a_problem_breaks_a_format(problems: list[Problem]) -> None:
     count = len(problems)
-    assert len(results(problems)) == count
-    assert len(cases(problems)) == max(count, 1)
-    assert len({each["partialFingerprints"]["primaryLocationLineHash"] for each in results(problems)}) == count
+    assert len(sarif_results(problems)) == count
+    assert len(junit_cases(problems)) == max(count, 1)
+    assert len({each["partialFingerprints"]["primaryLocationLineHash"] for each in sarif_results(problems)}) == count
     lines = format_github(problems).splitlines()
     assert all(line.startswith(("::error file=", "::warning file=", "::notice title=")) for line in lines)
     assert len(lines) <= 21

@@ -49,13 +49,13 @@ class Hall:
             self.machines[name] = self.make_machine(name)
             service = Service(self.machines[name], credentials={"root": "secret"})
             self.bmcs[name] = self.stack.enter_context(RedfishServer(service))
-        self.bench = self.open(initial="fresh")
+        self.bench = self.open_bench(initial="fresh")
         self.bench.now = self.machines[self.names[0]].now
 
     def make_machine(self, name: str) -> Machine:
         return Machine(name, uuid=make_uuid(name), profile=self.profile)
 
-    def open(self, **given: Any) -> Bench:
+    def open_bench(self, **given: Any) -> Bench:
         return self.stack.enter_context(
             Bench(self.folder, credentials=self.folder, hooks=self.hooks, artifacts=self.artifacts, **given)
         )
@@ -64,7 +64,7 @@ class Hall:
         """Another process on the same ledger, with the same commit."""
         before = self.bench
         before.close()
-        self.bench = self.open(initial=None)
+        self.bench = self.open_bench(initial=None)
         self.bench.now, self.bench.commits.newest = before.now, before.commits.newest
 
     def decide(
@@ -111,7 +111,7 @@ class Hall:
             machine.advance(seconds)
         self.bench.now = self.machines[self.names[0]].now
 
-    def made(self, name: str) -> None:
+    def fetch_boot(self, name: str) -> None:
         """Let the machine fetch the boot script of its plan."""
         self.bench.fetch(self.bench.servers[name].plan)
 
@@ -140,12 +140,12 @@ def hall(tmp_path: Path, stack: ExitStack) -> Hall:
     return Hall(tmp_path, stack)
 
 
-def check(spec: str = "", window: str = "20T11:00 20T18:00", *, boots: str = "repair") -> str:
+def make_check(spec: str = "", window: str = "20T11:00 20T18:00", *, boots: str = "repair") -> str:
     return maintenance("check", window, f"{WAVES}{', ' if spec else ''}{spec}", boots=boots)
 
 
 def test_a_maintenance_restarts_its_servers_one_after_another(hall: Hall) -> None:
-    hall.decide(check())
+    hall.decide(make_check())
     assert (hall.resets_after(), hall.states("web01")) == ([1, 0, 0], {"power/check/1": PowerRecordState.REQUESTED})
     assert hall.resets_after(62) == [1, 0, 0]  # it is in POST
     assert (hall.resets_after(62), hall.machines["web01"].boots[-1].target) == ([1, 1, 0], "Pxe")
@@ -156,8 +156,8 @@ def test_a_maintenance_restarts_its_servers_one_after_another(hall: Hall) -> Non
 @pytest.mark.parametrize(
     ("case", "document", "resets"),
     [
-        ("as many as may be down", check("maxUnavailable: 67%"), [1, 1, 0]),
-        ("each group has its own limit", check("maxUnavailablePer: rack"), [1, 0, 1]),
+        ("as many as may be down", make_check("maxUnavailable: 67%"), [1, 1, 0]),
+        ("each group has its own limit", make_check("maxUnavailablePer: rack"), [1, 0, 1]),
         ("no policy wants power", maintenance("check", "20T11:00 20T18:00", "networkBoot: Once"), [0, 0, 0]),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_maintenance_restarts_as_many_servers_as_may_be_down(
 
 
 def test_no_machine_is_restarted_before_or_after_the_window(hall: Hall) -> None:
-    hall.decide(check(window="20T12:10 20T12:11"))
+    hall.decide(make_check(window="20T12:10 20T12:11"))
     assert (hall.resets_after(540, step=301), hall.resets_after(93)) == ([0, 0, 0], [1, 0, 0])
     assert hall.resets_after(3600, step=301) == [1, 0, 0]
 
@@ -180,7 +180,7 @@ def test_a_suspended_instance_restarts_no_machine(hall: Hall) -> None:
     until = (hall.bench.now.replace(hour=14)).isoformat()
     hall.bench.request("suspend", reason="freeze", until=until)
     hall.run()
-    hall.decide(check())
+    hall.decide(make_check())
     hall.run(300, step=301)
     hall.bench.request("resume")
     assert hall.resets_after(31) == [1, 0, 0]
@@ -214,42 +214,42 @@ def test_an_instance_that_the_fleet_does_not_name_switches_no_machine(hall: Hall
 
 def test_a_maintenance_restarts_no_machine_if_the_fleet_names_no_ledger(hall: Hall) -> None:
     named = remove_ledger_name(hall)
-    hall.decide(check())
+    hall.decide(make_check())
     assert hall.resets_after(300, step=301) == [0, 0, 0]
     assert hall.condition("BmcsSet") == (False, "LedgerNotNamed")
     hall.bench.commits.ledger = named
-    hall.decide(check())
+    hall.decide(make_check())
     assert hall.resets_after() == [1, 0, 0]
 
 
 def test_a_restarted_machine_is_observed_to_return_even_if_the_fleet_no_longer_names_the_ledger(hall: Hall) -> None:
-    hall.decide(check())
+    hall.decide(make_check())
     assert hall.resets_after() == [1, 0, 0]
     named = remove_ledger_name(hall)
-    hall.decide(check())
+    hall.decide(make_check())
     assert (hall.resets_after(300, step=31), hall.states("web01")) == (
         [1, 0, 0],
         {"power/check/1": PowerRecordState.BACK},
     )
     hall.run(3600, step=301)
     hall.bench.commits.ledger = named
-    hall.decide(check())
+    hall.decide(make_check())
     assert hall.resets_after() == [1, 1, 0]
     assert "WaveStopped" not in [event.type for event in hall.bench.events]
 
 
 def test_a_machine_that_does_not_return_is_reported_even_if_the_fleet_no_longer_names_the_ledger(hall: Hall) -> None:
     hall.machines["web01"].post_s = 10**6
-    hall.decide(check())
+    hall.decide(make_check())
     hall.run()
     remove_ledger_name(hall)
-    hall.decide(check())
+    hall.decide(make_check())
     assert hall.resets_after(3600, step=301) == [1, 0, 0]
     assert hall.condition("PowerWavesRunning") == (False, "Stopped")
 
 
 def test_an_ignored_graceful_restart_is_not_forced_if_the_fleet_no_longer_names_the_ledger(hall: Hall) -> None:
-    graceful = check("power: GracefulRestart").replace("power: Restart, ", "")
+    graceful = make_check("power: GracefulRestart").replace("power: Restart, ", "")
     for machine in hall.machines.values():
         machine.obeys = False
     hall.decide(graceful)
@@ -266,7 +266,7 @@ def test_an_ignored_graceful_restart_is_not_forced_if_the_fleet_no_longer_names_
 
 
 def test_a_finished_restart_does_not_wait_for_a_ledger_name(hall: Hall) -> None:
-    job = check("maxUnavailable: 100%", boots="restart")
+    job = make_check("maxUnavailable: 100%", boots="restart")
     hall.decide(job)
     assert hall.resets_after(600, step=60) == [1, 1, 1]
     remove_ledger_name(hall)
@@ -277,7 +277,7 @@ def test_a_finished_restart_does_not_wait_for_a_ledger_name(hall: Hall) -> None:
 
 def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     hall.machines["web01"].post_s = 10**6
-    hall.decide(check("maxUnavailable: 2"))
+    hall.decide(make_check("maxUnavailable: 2"))
     hall.machines["web03"].reset("ForceOff")  # is not restarted, and counts as down
     assert hall.resets_after(31) == [1, 0, 0]
     hall.run(1750, step=301)
@@ -296,9 +296,9 @@ def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
 
 def test_a_machine_that_is_away_for_an_earlier_run_counts_as_down_for_the_next(hall: Hall) -> None:
     hall.machines["web01"].post_s = 300
-    hall.decide(check())
+    hall.decide(make_check())
     hall.run(31)
-    hall.decide(check("run: 2"))
+    hall.decide(make_check("run: 2"))
     assert hall.resets_after(62) == [1, 0, 0]
     hall.run(900, step=301)
     assert hall.resets[0] == 2
@@ -313,7 +313,7 @@ def test_while_installs_are_stopped_no_machine_is_restarted(hall: Hall) -> None:
 
 
 def test_a_machine_that_was_not_read_yet_counts_as_down(hall: Hall) -> None:
-    hall.decide(check())
+    hall.decide(make_check())
     hall.bench.reconcile()  # all are read, and their overrides set
     hall.bench.collect()  # and the result is known
     schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(make_uuid(name)) for name in ("web01", "web02"))
@@ -338,7 +338,7 @@ def test_a_window_that_was_extended_or_moved_is_the_same_run(hall: Hall) -> None
 
 
 def test_a_new_process_continues_after_the_first_was_killed(hall: Hall) -> None:
-    hall.decide(check())
+    hall.decide(make_check())
     hall.bmcs["web01"].fault(Drop(applied=True), on="RESET", times=1)
     hall.bench.reconcile()
     hall.bench.reconcile()
@@ -351,15 +351,15 @@ def test_a_new_process_continues_after_the_first_was_killed(hall: Hall) -> None:
 
 
 def test_a_run_is_used_once_even_if_its_window_changes(hall: Hall) -> None:
-    hall.decide(check("maxUnavailable: 3"))
+    hall.decide(make_check("maxUnavailable: 3"))
     assert hall.resets_after(200) == [1, 1, 1]
     for name in NAMES:
         assert hall.bench.servers[name].plan is not None
-    hall.decide(check("maxUnavailable: 3, reason: longer", window="20T11:00 20T20:00"))
+    hall.decide(make_check("maxUnavailable: 3, reason: longer", window="20T11:00 20T20:00"))
     hall.run(200)
-    hall.decide(check("maxUnavailable: 3", window="20T11:30 20T14:00"))
+    hall.decide(make_check("maxUnavailable: 3", window="20T11:30 20T14:00"))
     assert hall.resets_after(200) == [1, 1, 1]
-    hall.decide(check("maxUnavailable: 3, run: 2", window="20T11:30 20T14:00"))
+    hall.decide(make_check("maxUnavailable: 3, run: 2", window="20T11:30 20T14:00"))
     assert hall.resets_after(200) == [2, 2, 2]
 
 
@@ -381,9 +381,9 @@ def test_if_a_bmc_shows_no_progress_the_maintenance_run_shows_which_machine_retu
     tmp_path: Path, stack: ExitStack
 ) -> None:
     hall = Hall(tmp_path, stack, profile=SUPERMICRO_X10)
-    hall.decide(check())
+    hall.decide(make_check())
     assert hall.resets_after(300, step=301) == [1, 0, 0]
-    hall.made("web01")
+    hall.fetch_boot("web01")
     assert hall.resets_after(40) == [1, 1, 0]
 
 
@@ -425,27 +425,27 @@ def test_no_machine_is_switched_on_for_a_finished_installation(hall: Hall) -> No
 def test_machines_without_verified_records_are_not_switched(tmp_path: Path, stack: ExitStack) -> None:
     hall = Hall(tmp_path, stack)
     hall.bench.close()
-    hall.bench = hall.open(initial=None, doubt="RestoredLedger")
+    hall.bench = hall.open_bench(initial=None, doubt="RestoredLedger")
     hall.bench.now = hall.machines["web01"].now
-    hall.decide(check("maxUnavailable: 3"), spec="power: On", often="Once", provision=1)
+    hall.decide(make_check("maxUnavailable: 3"), spec="power: On", often="Once", provision=1)
     assert hall.resets_after(300, step=301) == [0, 0, 0]
 
 
 # Waiting until it is off
 
-WAITS = "waitFor: PowerOff"
+WAIT_FOR_OFF = "waitFor: PowerOff"
 
 
 @pytest.fixture
-def waiting(hall: Hall) -> Hall:
+def waiting_hall(hall: Hall) -> Hall:
     """Machines that run, and wait to be off for their installation."""
-    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.decide(spec=WAIT_FOR_OFF, often="Once", provision=1)
     hall.run()
     return hall
 
 
 def test_a_running_machine_is_not_offered_its_installation(hall: Hall) -> None:
-    hall.decide(spec=WAITS, often="Once", provision=1)
+    hall.decide(spec=WAIT_FOR_OFF, often="Once", provision=1)
     hall.run(301, step=301)
     assert [state.plan.cause for state in hall.bench.servers.values() if state.plan is not None] == [
         Cause.WAITING_FOR_POWER_OFF
@@ -457,20 +457,20 @@ def test_a_running_machine_is_not_offered_its_installation(hall: Hall) -> None:
     assert hall.machines["web01"].boots[-1].target == "None"
 
 
-def test_a_machine_that_was_off_is_installed_at_its_next_boot_and_no_other_machine_is(waiting: Hall) -> None:
-    waiting.machines["web01"].reset("ForceOff")
-    waiting.run(31)
-    assert waiting.bench.told("PoweredOff") == ["PoweredOff"]
-    waiting.restart()
-    waiting.run(31)
-    waiting.machines["web01"].reset("On")
-    waiting.run(130)
-    assert [machine.boots[-1:] != [] for machine in waiting.machines.values()] == [True, False, False]
-    assert waiting.machines["web01"].boots[-1].target == "Pxe"
+def test_a_machine_that_was_off_is_installed_at_its_next_boot_and_no_other_machine_is(waiting_hall: Hall) -> None:
+    waiting_hall.machines["web01"].reset("ForceOff")
+    waiting_hall.run(31)
+    assert waiting_hall.bench.told("PoweredOff") == ["PoweredOff"]
+    waiting_hall.restart()
+    waiting_hall.run(31)
+    waiting_hall.machines["web01"].reset("On")
+    waiting_hall.run(130)
+    assert [machine.boots[-1:] != [] for machine in waiting_hall.machines.values()] == [True, False, False]
+    assert waiting_hall.machines["web01"].boots[-1].target == "Pxe"
 
 
 def test_with_power_on_a_machine_is_switched_on_as_soon_as_it_was_seen_off(hall: Hall) -> None:
-    hall.decide(spec=f"{WAITS}, power: On", often="Once", provision=1)
+    hall.decide(spec=f"{WAIT_FOR_OFF}, power: On", often="Once", provision=1)
     hall.run()
     hall.machines["web01"].reset("ForceOff")
     assert hall.resets_after(93) == [1, 0, 0]
@@ -478,30 +478,30 @@ def test_with_power_on_a_machine_is_switched_on_as_soon_as_it_was_seen_off(hall:
     assert hall.machines["web01"].boots[-1].target == "Pxe"
 
 
-def test_the_override_is_never_set_while_the_machine_runs(waiting: Hall) -> None:
-    waiting.machines["web01"].reset("ForceOff")
-    waiting.bench.reconcile()
-    waiting.wait(31)
-    waiting.bench.collect()
-    waiting.machines["web01"].reset("On")  # before it was set
-    waiting.run(301, step=61)
-    assert (waiting.machines["web01"].writes, waiting.machines["web01"].boots[-1].target) == ([], "None")
+def test_the_override_is_never_set_while_the_machine_runs(waiting_hall: Hall) -> None:
+    waiting_hall.machines["web01"].reset("ForceOff")
+    waiting_hall.bench.reconcile()
+    waiting_hall.wait(31)
+    waiting_hall.bench.collect()
+    waiting_hall.machines["web01"].reset("On")  # before it was set
+    waiting_hall.run(301, step=61)
+    assert (waiting_hall.machines["web01"].writes, waiting_hall.machines["web01"].boots[-1].target) == ([], "None")
 
 
-def test_a_raised_provision_number_waits_for_power_off_again(waiting: Hall) -> None:
-    waiting.machines["web01"].reset("ForceOff")
-    waiting.run(31)
-    assert waiting.cause("web01") is Cause.PENDING
-    waiting.machines["web01"].reset("On")
-    waiting.wait(200)
-    waiting.decide(spec=WAITS, often="Once", provision=2)
-    waiting.run(62)
-    assert waiting.cause("web01") is Cause.WAITING_FOR_POWER_OFF
+def test_a_raised_provision_number_waits_for_power_off_again(waiting_hall: Hall) -> None:
+    waiting_hall.machines["web01"].reset("ForceOff")
+    waiting_hall.run(31)
+    assert waiting_hall.cause("web01") is Cause.PENDING
+    waiting_hall.machines["web01"].reset("On")
+    waiting_hall.wait(200)
+    waiting_hall.decide(spec=WAIT_FOR_OFF, often="Once", provision=2)
+    waiting_hall.run(62)
+    assert waiting_hall.cause("web01") is Cause.WAITING_FOR_POWER_OFF
 
 
-def test_another_machine_that_is_off_does_not_release_the_installation(waiting: Hall) -> None:
-    web01 = waiting.machines["web01"]
+def test_another_machine_that_is_off_does_not_release_the_installation(waiting_hall: Hall) -> None:
+    web01 = waiting_hall.machines["web01"]
     web01.uuid, web01.serial = make_uuid("another"), "CZ29200XYZ"
     web01.reset("ForceOff")
-    waiting.run(62)
-    assert waiting.cause("web01") is Cause.WAITING_FOR_POWER_OFF
+    waiting_hall.run(62)
+    assert waiting_hall.cause("web01") is Cause.WAITING_FOR_POWER_OFF

@@ -21,7 +21,7 @@ def member(name: str, **more: Any) -> Member:
     return Member(**{"name": name, "maintenance": "m", "group": None, "limit": "1", "ready": True, **more})
 
 
-def away(name: str, minutes: int = 1, **more: Any) -> Member:
+def away_member(name: str, minutes: int = 1, **more: Any) -> Member:
     return member(name, ready=False, away_since=NOON - timedelta(minutes=minutes), **more)
 
 
@@ -36,20 +36,28 @@ def group(count: int, **more: Any) -> list[Member]:
         ("by name, one", [member("b"), member("a")], "a"),
         ("by name, two", [member(name, limit="2") for name in "cba"], "a b"),
         ("every ready server", [member("a", ready=False), member("b")], "b"),
-        ("none while one is away", [away("a"), member("b")], ""),
-        ("one beside one that is away", [away("a", limit="2"), *(member(name, limit="2") for name in "bc")], "b"),
+        ("none while one is away", [away_member("a"), member("b")], ""),
+        (
+            "one beside one that is away",
+            [away_member("a", limit="2"), *(member(name, limit="2") for name in "bc")],
+            "b",
+        ),
         ("none while another is down", [member("a", ready=False, down=True), member("b")], ""),
         ("more than one is down", [*(member(name, ready=False, down=True) for name in "ab"), member("c")], ""),
         ("half of five, rounded down", group(5, limit="50%"), "web1 web2"),
         ("a hundredth of five is one", group(5, limit="1%"), "web1"),
         ("all", group(3, limit="100%"), "web1 web2 web3"),
         ("of each group", [member("a", group="x"), member("b", group="x"), member("c", group="y")], "a c"),
-        ("groups do not wait for each other", [away("a", group="x"), member("b", group="y")], "b"),
-        ("maintenances neither", [away("a"), member("b", maintenance="n")], "b"),
-        ("none of the maintenance after one that is not back", [away("a", 30, group="x"), member("b", group="y")], ""),
-        ("nor with room for more", [away("a", 30, limit="9"), member("b", limit="9")], ""),
-        ("a moment before it is", [away("a", 29, limit="9"), member("b", limit="9")], "b"),
-        ("but one of another maintenance", [away("a", 30), member("b", maintenance="n")], "b"),
+        ("groups do not wait for each other", [away_member("a", group="x"), member("b", group="y")], "b"),
+        ("maintenances neither", [away_member("a"), member("b", maintenance="n")], "b"),
+        (
+            "none of the maintenance after one that is not back",
+            [away_member("a", 30, group="x"), member("b", group="y")],
+            "",
+        ),
+        ("nor with room for more", [away_member("a", 30, limit="9"), member("b", limit="9")], ""),
+        ("a moment before it is", [away_member("a", 29, limit="9"), member("b", limit="9")], "b"),
+        ("but one of another maintenance", [away_member("a", 30), member("b", maintenance="n")], "b"),
     ],
 )
 def test_a_power_wave_is_chosen_from_the_ready_members(case: str, members: list[Member], go: str) -> None:
@@ -57,7 +65,11 @@ def test_a_power_wave_is_chosen_from_the_ready_members(case: str, members: list[
 
 
 def test_a_machine_that_does_not_return_is_named() -> None:
-    found = choose_wave([away("b", 31), away("a", 30), away("c", 29), away("d", 99, maintenance="n")], NOON, PATIENCE)
+    found = choose_wave(
+        [away_member("b", 31), away_member("a", 30), away_member("c", 29), away_member("d", 99, maintenance="n")],
+        NOON,
+        PATIENCE,
+    )
     assert found.stopped == {"m": ("a", "b"), "n": ("d",)}
 
 

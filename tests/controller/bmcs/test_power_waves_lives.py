@@ -33,30 +33,32 @@ STEPS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roll:
+class RollingRestart:
     start: datetime
     end: datetime
     run: int = 1
     power: str = "Restart"
     often: str = "Once"
-    most: str = "1"
+    limit: str = "1"
     per: str | None = None
 
     def document(self) -> str:
         window = f"window: {{start: '{format_instant(self.start)}', end: '{format_instant(self.end)}'}}"
         per = f", maxUnavailablePer: {self.per}" if self.per else ""
-        spec = f"{window}, networkBoot: {self.often}, run: {self.run}, power: {self.power}, maxUnavailable: {self.most}"
+        spec = (
+            f"{window}, networkBoot: {self.often}, run: {self.run}, power: {self.power}, maxUnavailable: {self.limit}"
+        )
         return maintenance("roll", "", spec + per, boots="repair" if self.often == "Once" else "restart")
 
 
 @dataclass
-class Switched:
+class PowerRequest:
     """A power request of gitboot to a machine."""
 
     at: datetime
-    roll: Roll
+    roll: RollingRestart
     kind: str
-    works: bool  # whether the machine obeys
+    obeyed: bool  # whether the machine obeys
 
 
 class Blade(Machine):
@@ -65,7 +67,7 @@ class Blade(Machine):
         self.hall = hall
 
     def execute_reset(self, kind: str) -> None:
-        self.hall.is_asked(self, kind)
+        self.hall.check_request(self, kind)
         super().execute_reset(kind)
 
 
@@ -74,19 +76,19 @@ class WaveLife(Hall):
     """Four machines, the instance that looks after them, and what is wrong with what it did."""
 
     names: tuple[str, ...] = tuple(RACKS)
-    draws: Random = field(kw_only=True)
+    rng: Random = field(kw_only=True)
     counts: Counter[str] = field(default_factory=Counter)
-    asked: dict[str, list[Switched]] = field(default_factory=lambda: {name: [] for name in RACKS})
+    power_requests: dict[str, list[PowerRequest]] = field(default_factory=lambda: {name: [] for name in RACKS})
     away: set[str] = field(default_factory=set)  # reset by gitboot, and not come up since
     suspended: bool = False
-    wrong: list[str] = field(default_factory=list)
-    happened: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    steps_taken: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.profile = self.draws.choice(PROFILES)
+        self.profile = self.rng.choice(PROFILES)
         super().__post_init__()
-        often = self.draws.choice(("Once", "Once", "Always"))
-        self.roll = Roll(start=self.now, end=self.now + timedelta(hours=2), often=often)
+        often = self.rng.choice(("Once", "Once", "Always"))
+        self.roll = RollingRestart(start=self.now, end=self.now + timedelta(hours=2), often=often)
         self.push()
         self.reconcile()
 
@@ -113,64 +115,64 @@ class WaveLife(Hall):
             self.away -= {name for name in self.away if self.machines[name].state == "OSRunning"}
         self.bench.now = self.now
 
-    def is_asked(self, machine: Blade, kind: str) -> None:
+    def check_request(self, machine: Blade, kind: str) -> None:
         """Check a power request of gitboot against the commit."""
-        works = machine.obeys or not kind.startswith("Graceful")
-        before = self.asked[machine.name]
+        obeyed = machine.obeys or not kind.startswith("Graceful")
+        before = self.power_requests[machine.name]
         self.counts[f"asked for {kind}"] += 1
         roll = self.roll
         if self.suspended:
-            self.say(machine, f"{kind}, and it is suspended")
+            self.report_fault(machine, f"{kind}, and it is suspended")
         if not roll.start <= self.now < roll.end:
-            self.say(machine, f"{kind} outside the window")
+            self.report_fault(machine, f"{kind} outside the window")
         if machine.in_post and machine.profile.boot_progress:
-            self.say(machine, f"{kind} in POST")
+            self.report_fault(machine, f"{kind} in POST")
         if kind != "On" and machine.power == "Off":
-            self.say(machine, f"{kind}, and it is off")
+            self.report_fault(machine, f"{kind}, and it is off")
         same = [each for each in before if _is_same(each.roll, roll)]
-        if any(each.works for each in same):
-            self.say(machine, f"{kind} once more for run {roll.run}: {same}")
-        if any(not each.works and self.now - each.at < SHUTDOWN_TIMEOUT for each in same):
-            self.say(machine, f"{kind} before its system had time to shut down")
-        before.append(Switched(self.now, roll, kind, works))
-        if works:
+        if any(each.obeyed for each in same):
+            self.report_fault(machine, f"{kind} once more for run {roll.run}: {same}")
+        if any(not each.obeyed and self.now - each.at < SHUTDOWN_TIMEOUT for each in same):
+            self.report_fault(machine, f"{kind} before its system had time to shut down")
+        before.append(PowerRequest(self.now, roll, kind, obeyed))
+        if obeyed:
             self.away.add(machine.name)
             groups = Counter(RACKS[name] if roll.per else "" for name in self.away)
             down = groups[RACKS[machine.name] if roll.per else ""]
-            if down > int(roll.most):
-                self.say(machine, f"{kind}, and {sorted(self.away)} are down")
+            if down > int(roll.limit):
+                self.report_fault(machine, f"{kind}, and {sorted(self.away)} are down")
 
-    def say(self, machine: Machine, what: str) -> None:
-        self.wrong.append(f"{self.now} {machine.name}: {what}")
+    def report_fault(self, machine: Machine, what: str) -> None:
+        self.faults.append(f"{self.now} {machine.name}: {what}")
 
     # Events
 
-    def live(self) -> None:
-        steps = [self.time_passes] * 6 + [self.a_power_button_is_pressed, self.git_changes, self.git_changes]
-        steps += [self.its_answer_is_lost] * 2 + [self.it_is_killed] * 2 + [self.it_is_suspended, self.systems_hang]
-        steps += [self.a_run_is_made]
+    def run_steps(self) -> None:
+        steps = [self.pass_time] * 6 + [self.press_power_button, self.change_maintenance, self.change_maintenance]
+        steps += [self.lose_response] * 2 + [self.kill_gitboot] * 2 + [self.suspend, self.toggle_hang]
+        steps += [self.boot_machine]
         for _ in range(STEPS):
-            step = self.draws.choice(steps)
-            self.happened.append(step.__name__)
+            step = self.rng.choice(steps)
+            self.steps_taken.append(step.__name__)
             step()
-            self.reconcile(self.draws.choice((0, 1, 1, 2)))
+            self.reconcile(self.rng.choice((0, 1, 1, 2)))
 
-    def time_passes(self) -> None:
-        for _ in range(self.draws.choice((1, 1, 3))):
-            self.wait(self.draws.choice(SECONDS))
+    def pass_time(self) -> None:
+        for _ in range(self.rng.choice((1, 1, 3))):
+            self.wait(self.rng.choice(SECONDS))
             self.reconcile(2)
 
-    def a_power_button_is_pressed(self) -> None:
-        name = self.draws.choice(self.names)
-        self.machines[name].reset(self.draws.choice(("ForceRestart", "ForceOff", "On")))
+    def press_power_button(self) -> None:
+        name = self.rng.choice(self.names)
+        self.machines[name].reset(self.rng.choice(("ForceRestart", "ForceOff", "On")))
 
-    def git_changes(self) -> None:
+    def change_maintenance(self) -> None:
         hour = timedelta(hours=1)
-        change: dict[str, Any] = self.draws.choice(
+        change: dict[str, Any] = self.rng.choice(
             (
                 {"run": self.roll.run + 1},
-                {"most": "2"},
-                {"most": "1"},
+                {"limit": "2"},
+                {"limit": "1"},
                 {"per": "rack"},
                 {"per": None},
                 {"power": "GracefulRestart"},
@@ -181,26 +183,26 @@ class WaveLife(Hall):
                 {"start": self.roll.end, "end": self.roll.end + hour},
             )
         )
-        if (change.get("most") == "1" or "per" in change) and self.away:
+        if (change.get("limit") == "1" or "per" in change) and self.away:
             return  # the machine is away, by the previous limit
         self.push(**change)
         self.reconcile()
 
-    def its_answer_is_lost(self) -> None:
-        fault = self.draws.choice((Drop(applied=True), Drop(applied=False), Status(status=500), Status(status=400)))
-        self.bmcs[self.draws.choice(self.names)].fault(fault, on="RESET", times=1)
+    def lose_response(self) -> None:
+        fault = self.rng.choice((Drop(applied=True), Drop(applied=False), Status(status=500), Status(status=400)))
+        self.bmcs[self.rng.choice(self.names)].fault(fault, on="RESET", times=1)
 
-    def it_is_killed(self) -> None:
+    def kill_gitboot(self) -> None:
         """Kill gitboot, perhaps in the middle of a request, so that it gets no response."""
-        if self.draws.random() < 0.7:
+        if self.rng.random() < 0.7:
             for bmc in self.bmcs.values():
-                bmc.fault(Drop(applied=self.draws.random() < 0.5), on="RESET", times=1)
-            self.reconcile(self.draws.choice((1, 2)))
+                bmc.fault(Drop(applied=self.rng.random() < 0.5), on="RESET", times=1)
+            self.reconcile(self.rng.choice((1, 2)))
         self.restart()
         for bmc in self.bmcs.values():
             bmc.heal()
 
-    def it_is_suspended(self) -> None:
+    def suspend(self) -> None:
         if self.suspended:
             self.bench.request("resume")
             self.suspended = False
@@ -211,18 +213,18 @@ class WaveLife(Hall):
         self.reconcile()
         self.suspended = True
 
-    def systems_hang(self) -> None:
-        machine = self.machines[self.draws.choice(self.names)]
+    def toggle_hang(self) -> None:
+        machine = self.machines[self.rng.choice(self.names)]
         machine.obeys = not machine.obeys
 
-    def a_run_is_made(self) -> None:
-        name = self.draws.choice(self.names)
+    def boot_machine(self) -> None:
+        name = self.rng.choice(self.names)
         state = self.bench.servers.get(name)
         if self.roll.often == "Once" and name not in self.away and state is not None and state.plan is not None:
             self.bench.fetch(state.plan)
 
 
-def _is_same(one: Roll, other: Roll) -> bool:
+def _is_same(one: RollingRestart, other: RollingRestart) -> bool:
     """Return whether a machine that was switched for one reason must not be switched for the other."""
     return one.run >= other.run and other.start < one.end
 
@@ -236,9 +238,9 @@ def test_no_random_life_of_a_hall_switches_a_machine_wrongly(
         folder = tmp_path / str(number)
         folder.mkdir()
         with ExitStack() as stack:
-            life = WaveLife(folder, stack, draws=Random(number))
-            life.live()
-            assert life.wrong == [], "\n".join([f"life {number}", *life.happened, *life.wrong])
+            life = WaveLife(folder, stack, rng=Random(number))
+            life.run_steps()
+            assert life.faults == [], "\n".join([f"life {number}", *life.steps_taken, *life.faults])
             counts += life.counts
     _log.info("%d lives: %s", lives, dict(sorted(counts.items())))
     assert counts["asked for ForceRestart"]

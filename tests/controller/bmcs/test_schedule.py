@@ -49,7 +49,7 @@ class Site:
         often: str = "Once",
         *more: str,
         spec: str = "provision: 1",
-        of_fleet: str = MONITORS,
+        fleet_spec: str = MONITORS,
         artifacts: str = "kernel, initrd",
         image_spec: str = "",
         method: str = "Pxe",
@@ -57,7 +57,7 @@ class Site:
     ) -> None:
         """Accept a commit: what web01's policy boots it with, and how often."""
         self.bench.decide(
-            fleet(of_fleet),
+            fleet(fleet_spec),
             server("web01", "role: web", f"{spec}, {self.spec}" if bmc else spec),
             image("flatcar-1", image_spec, artifacts),
             image("memtest-7", "writesDisk: false"),
@@ -504,7 +504,7 @@ def test_a_fetch_waits_while_its_bmc_does_not_respond_and_counts_in_the_end(site
 # The machine behind a BMC
 
 
-def another_answers(site: Site) -> None:
+def replace_machine(site: Site) -> None:
     site.machine.uuid, site.machine.serial = make_uuid("another"), "CZ29200XYZ"
 
 
@@ -515,7 +515,7 @@ def get_bmc_message(site: Site) -> str:
 
 
 def test_e25_another_machine_is_a_condition_that_names_both_until_the_document_names_it(site: Site) -> None:
-    another_answers(site)
+    replace_machine(site)
     site.apply()
     assert get_bmc_message(site).startswith(
         f'AnotherMachine: the BMC reports UUID {make_uuid("another")}, serial "CZ29200XYZ"'
@@ -557,7 +557,7 @@ def test_e25_a_board_without_a_uuid_and_serial_number_is_installed_with_a_warnin
 
 def test_if_a_board_was_replaced_its_override_is_not_cleared_on_the_next_board(site: Site) -> None:
     site.apply()
-    another_answers(site)
+    replace_machine(site)
     site.decide(spec="provision: 1, lifecycle: Parked")
     site.reconcile_after(60)
     assert get_bmc_message(site).startswith(
@@ -661,13 +661,13 @@ def test_a_fetch_by_a_machine_that_left_the_fleet_keeps_no_override_set(site: Si
 
 
 @dataclass
-class Held:
+class JobHold:
     """Holds the jobs of a site where they are about to write to the BMC."""
 
     bench: Bench
     recorded: bool = True  # or before even that
     reached: threading.Event = field(default_factory=threading.Event)
-    opened: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         if self.recorded:
@@ -678,7 +678,7 @@ class Held:
     def __call__(self, record: OverrideRecord) -> None:
         if record.state is OverrideState.RECORDED:
             self.reached.set()
-            assert self.opened.wait(60)
+            assert self.released.wait(60)
 
 
 @pytest.mark.parametrize("then", ["parked", "another number", "its window is over"])
@@ -688,7 +688,7 @@ def test_an_override_that_was_set_while_the_plan_changed_is_cleared_by_the_next_
 ) -> None:
     window = maintenance("repair", "20T11:00 20T14:00")
     site.decide("Never" if "window" in then else "Once", *([window] if "window" in then else []))
-    bench, held = site.bench, Held(site.bench, recorded)
+    bench, held = site.bench, JobHold(site.bench, recorded)
     bench.reconcile(wait=False)
     assert held.reached.wait(60)
     if then == "parked":
@@ -698,7 +698,7 @@ def test_an_override_that_was_set_while_the_plan_changed_is_cleared_by_the_next_
     else:
         site.decide("Never")
     bench.reconcile(wait=False)
-    held.opened.set()
+    held.released.set()
     for _ in range(3):  # as the end of a task wakes the loop: no time passes
         bench.reconcile()
     assert site.shown == ("Once Pxe" if then == "another number" else "Disabled Pxe")
@@ -776,7 +776,7 @@ def test_a_clearing_is_retried_every_ten_seconds_while_the_bmc_rejects_it_in_pos
 # Many
 
 
-class Many:
+class MachineGroup:
     def __init__(self, folder: Path, stack: ExitStack, count: int, **given: Any) -> None:
         names = [f"web{number:02}" for number in range(count)]
         self.machines = [Machine(name, uuid=make_uuid(name), system=name) for name in names]
@@ -818,60 +818,60 @@ class Many:
 
 
 @pytest.fixture
-def make_many(tmp_path: Path) -> Iterator[Callable[..., Many]]:
+def make_group(tmp_path: Path) -> Iterator[Callable[..., MachineGroup]]:
     with ExitStack() as stack:
-        yield lambda count, **given: Many(tmp_path, stack, count, **given)
+        yield lambda count, **given: MachineGroup(tmp_path, stack, count, **given)
 
 
 def test_repeated_failures_stop_setting_overrides_but_not_clearing_them_until_a_bmc_responds(
-    make_many: Callable[..., Many],
+    make_group: Callable[..., MachineGroup],
 ) -> None:
-    many = make_many(6, failures=3)
-    many.decide()
-    many.bench.reconcile()
-    assert many.times_set == 6
-    many.decide(spec="provision: 2")
-    many.bmc.fault(Drop(applied=False), times=6)
-    many.bench.reconcile()
-    assert (many.bench.condition("BmcsReachable") or ())[:2] == (False, "FailuresInARow")
-    many.wait(5)
-    many.bench.reconcile()  # each has an override to clear, so each is contacted
-    assert many.times_set == 6 and (many.bench.condition("BmcsReachable") or (None,))[0]
-    assert many.bench.told("BmcsFailing") == ["BmcsFailing"]
+    group = make_group(6, failures=3)
+    group.decide()
+    group.bench.reconcile()
+    assert group.times_set == 6
+    group.decide(spec="provision: 2")
+    group.bmc.fault(Drop(applied=False), times=6)
+    group.bench.reconcile()
+    assert (group.bench.condition("BmcsReachable") or ())[:2] == (False, "FailuresInARow")
+    group.wait(5)
+    group.bench.reconcile()  # each has an override to clear, so each is contacted
+    assert group.times_set == 6 and (group.bench.condition("BmcsReachable") or (None,))[0]
+    assert group.bench.told("BmcsFailing") == ["BmcsFailing"]
 
 
 def test_during_repeated_failures_one_bmc_is_tried_each_minute_and_its_response_releases_the_others(
-    make_many: Callable[..., Many],
+    make_group: Callable[..., MachineGroup],
 ) -> None:
-    many = make_many(6, failures=3)
-    many.decide()
-    many.bmc.fault(Drop(applied=False), times=8)
-    many.bench.reconcile()
+    group = make_group(6, failures=3)
+    group.decide()
+    group.bmc.fault(Drop(applied=False), times=8)
+    group.bench.reconcile()
     asked = []
     for _ in range(12):
-        before = len(many.bmc.service.requests)
-        many.wait(20)
-        many.bench.reconcile()
-        asked.append(len(many.bmc.service.requests) - before)
-        if many.times_set:
+        before = len(group.bmc.service.requests)
+        group.wait(20)
+        group.bench.reconcile()
+        asked.append(len(group.bmc.service.requests) - before)
+        if group.times_set:
             break
     assert [count for count in asked if count][:2] == [1, 1], asked
     assert asked[:3].count(0) == 2
     for _ in range(6):
-        many.wait(20)
-        many.bench.reconcile()
-    assert many.times_set == 6
+        group.wait(20)
+        group.bench.reconcile()
+    assert group.times_set == 6
 
 
-def count_waiting_requests(many: Many, most: int, expected: int) -> int:
+def count_waiting_requests(group: MachineGroup, most: int, expected: int) -> int:
     """Return how many requests wait at the double at one time, once the expected ones have come."""
-    many.bmc.fault(Hang(), times=most)
-    many.bench.reconcile(wait=False)
-    eventually(lambda: len(many.bmc.service.requests) >= expected)
+    group.bmc.fault(Hang(), times=most)
+    group.bench.reconcile(wait=False)
+    eventually(lambda: len(group.bmc.service.requests) >= expected)
     time.sleep(0.3)  # in which one too many comes: on a slow machine it is missed, and no other is blamed
-    waiting = len(many.bmc.service.requests)
-    many.bmc.release_hangs()
-    many.bench.collect()
+    waiting = len(group.bmc.service.requests)
+    group.bmc.release_hangs()
+    group.bench.collect()
     return waiting
 
 
@@ -885,11 +885,11 @@ def count_waiting_requests(many: Many, most: int, expected: int) -> int:
     ],
 )
 def test_no_more_bmcs_are_contacted_at_once_than_the_limits_allow(
-    make_many: Callable[..., Many], case: str, sites: tuple[str, ...], limits: dict[str, int], expected: int
+    make_group: Callable[..., MachineGroup], case: str, sites: tuple[str, ...], limits: dict[str, int], expected: int
 ) -> None:
-    many = make_many(8, **limits)
-    many.decide(*sites)
-    assert count_waiting_requests(many, 8, expected) == expected, case
+    group = make_group(8, **limits)
+    group.decide(*sites)
+    assert count_waiting_requests(group, 8, expected) == expected, case
 
 
 @pytest.mark.parametrize(("method", "has_booted"), [("Pxe", False), ("UefiHttp", False), ("UefiHttp", True)])
@@ -1016,7 +1016,7 @@ def test_the_end_of_an_override_is_recorded_even_if_the_fleet_no_longer_names_th
     assert site.patches == 1, "nor has anybody waited"
 
 
-def suspended(site: Site) -> None:
+def suspend(site: Site) -> None:
     until = (site.bench.now + timedelta(hours=9)).isoformat()
     site.bench.request("suspend", reason="freeze", until=until)
 
@@ -1025,7 +1025,7 @@ def name_another_ledger(site: Site) -> None:
     site.bench.commits.ledger = "0a8ec2b2-4d14-4b2f-8a9c-4d3a3a3f0b11"
 
 
-@pytest.mark.parametrize("ceases", [remove_ledger_name, suspended, name_another_ledger])
+@pytest.mark.parametrize("ceases", [remove_ledger_name, suspend, name_another_ledger])
 def test_an_override_for_every_boot_is_not_set_again_by_an_instance_that_may_set_none(
     site: Site, ceases: Callable[[Site], object]
 ) -> None:
@@ -1062,7 +1062,7 @@ def test_a_changed_override_is_not_set_if_the_fleet_no_longer_names_the_ledger(s
     site.apply()
     if lost:
         site.bmc.fault(Drop(applied=True), on="PATCH")
-        site.apply(of_fleet="baseURL: 'http://boot.test', stopped: 'smoke'")
+        site.apply(fleet_spec="baseURL: 'http://boot.test', stopped: 'smoke'")
         assert (site.states["provision/1"], site.shown) == (OverrideState.CLEARING, "Disabled Pxe")
     before = site.patches
     remove_ledger_name(site)
@@ -1101,9 +1101,9 @@ def test_a_boot_that_only_a_bmc_could_prove_is_withheld_if_no_override_may_be_se
     with Bench(tmp_path / "other", credentials=tmp_path, observes=False) as other:
         site.bench.close()
         site.bench, other.now = other, site.machine.now
-        of_fleet = f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"
+        fleet_spec = f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"
         named = remove_ledger_name(site)
-        site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
+        site.decide(method="UefiHttp", artifacts="uki", fleet_spec=fleet_spec)
         other.reconcile()
         plan = other.plan()
         assert plan is not None and plan.phase is Phase.DISK
@@ -1111,18 +1111,18 @@ def test_a_boot_that_only_a_bmc_could_prove_is_withheld_if_no_override_may_be_se
         assert (status, reason) == (False, "NoEvidence")
         assert "or name a ledger in the Fleet, so that gitboot can set boot overrides for web01" in message
         other.commits.ledger = named
-        site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
+        site.decide(method="UefiHttp", artifacts="uki", fleet_spec=fleet_spec)
         for _ in range(2):
             other.reconcile()
         assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": OverrideState.CONFIRMED})
         remove_ledger_name(site)  # the override that is set still proves it
-        site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
+        site.decide(method="UefiHttp", artifacts="uki", fleet_spec=fleet_spec)
         for _ in range(2):
             other.reconcile()
         assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": OverrideState.CONFIRMED})
 
 
-TOLD = {
+EVENT_MESSAGES = {
     OverrideState.RECORDED: "Once Pxe for provision/1 is about to be set, or was just set",
     OverrideState.CONFIRMED: "Once Pxe for provision/1 is set",
     OverrideState.CLEARING: "Once Pxe for provision/1 is about to be cleared, or was just cleared",
@@ -1151,7 +1151,7 @@ def test_each_state_of_an_override_has_a_text(site: Site) -> None:
             written_records=wrote,
         )
         (event,) = build_override_events(result, "0" * 40, site.bench.now, first=False)
-        assert event.message == f"web01: {TOLD[state]}"
+        assert event.message == f"web01: {EVENT_MESSAGES[state]}"
 
 
 def test_a_maintenance_that_writes_a_disk_is_left_to_the_instance_that_set_it(site: Site, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.scenarios.test_credential_files import until
 MAIN = FollowedBranch("refs/heads/main", is_default=True)
 
 
-class InMemory:
+class MemoryStore:
     def __init__(self, accepted: Revision | None = None, followed: FollowedBranch | None = None) -> None:
         self.followed = followed
         self._accepted = accepted
@@ -51,7 +51,7 @@ def work(tmp_path: Path) -> WorkTree:
     return work
 
 
-def place_of(work: WorkTree, url: str, *, is_served: bool) -> str:
+def fleet_location(work: WorkTree, url: str, *, is_served: bool) -> str:
     return f"{url}/fleet" if is_served else str(work.path)
 
 
@@ -60,18 +60,18 @@ def once(repository: object, folder: Path, *arguments: object) -> Any:
     return run_command("run", repository, *places, "--once", *arguments)
 
 
-def conditions_in(folder: Path) -> dict[str, dict[str, Any]]:
+def read_conditions(folder: Path) -> dict[str, dict[str, Any]]:
     found = json.loads((folder / "state/status.json").read_bytes())["conditions"]
     return {each["type"]: each for each in found}
 
 
-def branch_in(folder: Path) -> str | None:
+def read_branch(folder: Path) -> str | None:
     with closing(sqlite3.connect(folder / "state/ledger.sqlite")) as ledger:
         found = ledger.execute("SELECT value FROM facts WHERE name = 'branch'").fetchone()
     return found and str(found[0])
 
 
-def without(instance: Instance, type: str) -> None:
+def wait_until_gone(instance: Instance, type: str) -> None:
     """Wait until an instance has no such condition."""
     eventually(lambda: type not in {each["type"] for each in instance.status()["conditions"]})
 
@@ -82,7 +82,7 @@ def commit_on_main(work: WorkTree) -> str:
     return made
 
 
-def applies(instance: Instance, commit: str) -> bool:
+def has_applied(instance: Instance, commit: str) -> bool:
     return bool(instance.status()["applied"]["commit"] == commit)
 
 
@@ -96,7 +96,7 @@ def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance
         work.git("switch", "--quiet", "--create", "experiment")
         wip = work.commit({"README.md": "Work in progress.\n"})
         commit = commit_on_main(work)
-        eventually(lambda: applies(instance, commit))
+        eventually(lambda: has_applied(instance, commit))
         found = until(instance, "BranchFollowed", status=False)
         assert found["reason"] == "AnotherBranchCheckedOut" and "--rev" in found["remedy"]
         assert found["message"].startswith("experiment is checked out") and found["message"].endswith(
@@ -106,12 +106,12 @@ def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance
         assert "branch         refs/heads/main" in run_command("status", "--state", tmp_path / "state").out
     with running(work.path, tmp_path, "--poll", "1") as instance:
         commit = commit_on_main(work)
-        eventually(lambda: applies(instance, commit))
+        eventually(lambda: has_applied(instance, commit))
         until(instance, "BranchFollowed", status=False)
         work.git("switch", "--quiet", "--detach", "main")
         eventually(lambda: "HEAD is detached" in until(instance, "BranchFollowed", status=False)["message"])
         work.git("switch", "--quiet", "main")
-        without(instance, "BranchFollowed")
+        wait_until_gone(instance, "BranchFollowed")
         assert wip not in {event.get("commit") for event in instance.events}
 
 
@@ -129,7 +129,7 @@ def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_
         work.git("push", "--quiet", str(bare), "trunk")
         work.git("--git-dir", str(bare), "symbolic-ref", "HEAD", "refs/heads/trunk")
         assert "BranchChosen" not in once(place, tmp_path).err
-        found = conditions_in(tmp_path)["BranchFollowed"]
+        found = read_conditions(tmp_path)["BranchFollowed"]
         assert (found["status"], found["reason"]) == (False, "DefaultBranchChanged")
         assert "is now trunk, but gitboot still follows main" in found["message"]
         assert (
@@ -137,9 +137,9 @@ def test_finding_r2_another_default_branch_of_a_remote_changes_nothing_and_is_a_
             in run_command("status", "--state", tmp_path / "state").out
         )
         assert "refs/heads/trunk" not in once(place, tmp_path, "--rev", "main").err
-        assert "BranchFollowed" not in conditions_in(tmp_path), "a person has named the branch"
+        assert "BranchFollowed" not in read_conditions(tmp_path), "a person has named the branch"
         once(place, tmp_path)
-        assert "BranchFollowed" not in conditions_in(tmp_path)
+        assert "BranchFollowed" not in read_conditions(tmp_path)
 
 
 def test_finding_r2_a_first_start_with_a_detached_head_makes_nothing_and_needs_a_rev(
@@ -151,11 +151,11 @@ def test_finding_r2_a_first_start_with_a_detached_head_makes_nothing_and_needs_a
     assert "has a detached HEAD; name the branch to follow with --rev" in done.err
     with git_daemon(work.path.parent) as url:
         assert once(f"{url}/fleet", tmp_path).code == Exit.SOURCE
-    found = conditions_in(tmp_path)["SourceReady"]
+    found = read_conditions(tmp_path)["SourceReady"]
     assert found["reason"] == "BranchNotNamed" and "--rev" in found["message"] and "--rev" in found["remedy"]
-    assert branch_in(tmp_path) is None
+    assert read_branch(tmp_path) is None
     once(work.path, tmp_path, "--rev", "main")
-    assert branch_in(tmp_path) == "main"
+    assert read_branch(tmp_path) == "main"
 
 
 def test_finding_r2_a_dry_run_reads_the_stored_branch(work: WorkTree, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_finding_r2_a_dry_run_reads_the_stored_branch(work: WorkTree, tmp_path: 
     done = run_command("run", work.path, *places, "--dry-run")
     told = {each["type"]: each for each in map(json.loads, done.err.splitlines())}
     assert told["WouldAccept"]["commit"] == main
-    assert branch_in(tmp_path) == "refs/heads/main"
+    assert read_branch(tmp_path) == "refs/heads/main"
 
 
 def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: WorkTree, tmp_path: Path) -> None:
@@ -188,9 +188,9 @@ def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: 
 
 @pytest.mark.parametrize("is_served", [False, True])
 def test_the_default_branch_is_found_once(work: WorkTree, tmp_path: Path, is_served: bool) -> None:
-    record = InMemory()
+    record = MemoryStore()
     with git_daemon(work.path.parent) as url:
-        remote = Remote(url=place_of(work, url, is_served=is_served))
+        remote = Remote(url=fleet_location(work, url, is_served=is_served))
         source = Source(remote, tmp_path, record=record)
         assert (source.latest(), source.reference, source.branch_mismatch) == (None, None, None)
         first = source.fetch()
@@ -206,7 +206,7 @@ def test_the_default_branch_is_found_once(work: WorkTree, tmp_path: Path, is_ser
 def test_a_branch_that_was_stored_although_the_ledger_reported_an_error_is_followed(
     work: WorkTree, tmp_path: Path
 ) -> None:
-    class Unsure(InMemory):
+    class Unsure(MemoryStore):
         def write(self, followed: FollowedBranch) -> None:
             known, self.followed = self.followed, followed
             if known is None:
@@ -227,9 +227,9 @@ def test_a_branch_that_was_stored_although_the_ledger_reported_an_error_is_follo
 @pytest.mark.parametrize("is_served", [False, True])
 def test_a_detached_head_needs_a_rev(work: WorkTree, tmp_path: Path, is_served: bool) -> None:
     work.git("checkout", "--quiet", "--detach")
-    record = InMemory()
+    record = MemoryStore()
     with git_daemon(work.path.parent) as url:
-        place = place_of(work, url, is_served=is_served)
+        place = fleet_location(work, url, is_served=is_served)
         with pytest.raises(BranchNotNamed, match="has a detached HEAD; name the branch to follow with --rev"):
             Source(Remote(url=place), tmp_path, record=record).fetch()
         assert record.followed is None
@@ -250,11 +250,11 @@ def test_a_changed_head_matters_only_if_gitboot_found_the_branch(
         (FollowedBranch("HEAD", is_default=False), ("switch", "--quiet", "--create", "d"), None),
     ]
     with git_daemon(work.path.parent) as url:
-        remote = Remote(url=place_of(work, url, is_served=is_served))
+        remote = Remote(url=fleet_location(work, url, is_served=is_served))
         for number, (followed, leave, said) in enumerate(cases):
             (folder := tmp_path / str(number)).mkdir()
             work.git(*leave)
-            source = Source(remote, folder, record=InMemory(followed=followed))
+            source = Source(remote, folder, record=MemoryStore(followed=followed))
             source.fetch()
             work.git("switch", "--quiet", "main")
             mismatch = source.branch_mismatch
@@ -275,7 +275,7 @@ def test_after_an_upgrade_a_default_branch_without_the_accepted_commit_is_not_fo
     earlier.fetch()
     earlier.accept(accepted)
     work.git("switch", "--quiet", "main")
-    record = InMemory(accepted)
+    record = MemoryStore(accepted)
     source = Source(Remote(url=str(work.path)), tmp_path, record=record)
     with pytest.raises(BranchNotNamed, match=f"does not contain the accepted commit {accepted[:12]}; .* --rev"):
         source.fetch()
@@ -289,11 +289,11 @@ def test_a_new_ledger_beside_a_clone_takes_no_branch_without_the_accepted_commit
     work: WorkTree, tmp_path: Path
 ) -> None:
     """The ledger was damaged, and the clone still has the commit that was accepted last."""
-    earlier = Source(Remote(url=str(work.path)), tmp_path, record=InMemory())
+    earlier = Source(Remote(url=str(work.path)), tmp_path, record=MemoryStore())
     earlier.accept(earlier.fetch())
     work.git("switch", "--quiet", "--orphan", "unrelated")
     work.commit({"README.md": "x"})
-    record = InMemory()
+    record = MemoryStore()
     with pytest.raises(BranchNotNamed, match="does not contain the accepted commit"):
         Source(Remote(url=str(work.path)), tmp_path, record=record).fetch()
     assert record.followed is None
@@ -305,14 +305,14 @@ def test_the_message_for_a_missing_branch_lists_the_existing_branches(
 ) -> None:
     work.git("branch", "--move", "main", "trunk")
     with git_daemon(work.path.parent) as url:
-        remote = Remote(url=place_of(work, url, is_served=is_served))
-        source = Source(remote, tmp_path, record=InMemory(followed=MAIN))
+        remote = Remote(url=fleet_location(work, url, is_served=is_served))
+        source = Source(remote, tmp_path, record=MemoryStore(followed=MAIN))
         with pytest.raises(BranchMissing, match=r"no branch or tag refs/heads/main; the branches are trunk\. .* --rev"):
             source.fetch()
 
 
 def test_a_new_clone_follows_the_stored_branch(work: WorkTree, tmp_path: Path) -> None:
-    record = InMemory()
+    record = MemoryStore()
     source = Source(Remote(url=str(work.path)), tmp_path, record=record)
     accepted = source.fetch()
     source.accept(accepted)
@@ -325,12 +325,12 @@ def test_a_new_clone_follows_the_stored_branch(work: WorkTree, tmp_path: Path) -
 def test_leftovers_of_a_killed_first_fetch_are_removed(work: WorkTree, tmp_path: Path) -> None:
     (tmp_path / f"{EMPTY}x" / "objects").mkdir(parents=True)
     with git_daemon(work.path.parent) as url:
-        Source(Remote(url=f"{url}/fleet"), tmp_path, record=InMemory()).fetch()
+        Source(Remote(url=f"{url}/fleet"), tmp_path, record=MemoryStore()).fetch()
     assert not list(tmp_path.glob(f"{EMPTY}*"))
 
 
 def test_a_repository_without_a_commit_has_no_branch_to_store(tmp_path: Path) -> None:
-    record = InMemory()
+    record = MemoryStore()
     with pytest.raises(SourceError, match="no commit yet"):
         Source(Remote(url=str(WorkTree(tmp_path / "empty").path)), tmp_path / "state", record=record).fetch()
     assert record.followed is None

@@ -52,7 +52,7 @@ from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
 from tests.helpers.running_instance import Instance, begin_records, eventually, git
 
 _logger = logging.getLogger(__name__)
-UNTIL_CERTAIN_S = 600  # an override recorded while the server went down is set a minute later
+OVERRIDE_WAIT_S = 600  # an override recorded while the server went down is set a minute later
 
 
 def start_both(rack: Rack, hosts: Pair) -> None:
@@ -182,7 +182,7 @@ def test_an_instance_whose_ledger_was_moved_is_no_longer_active(rack: Rack, serv
             hosts.two.resume()  # it was in the middle of a write, whose lock it holds
             return False
 
-        eventually(copied, UNTIL_CERTAIN_S)
+        eventually(copied, OVERRIDE_WAIT_S)
         new = rack.add("web02", provision=1)
         rack.push("One more")
         hosts.two.resume()
@@ -238,7 +238,7 @@ TYPED = (
 )
 
 
-def _results_in(cache: Path) -> int:
+def _count_results(cache: Path) -> int:
     if not cache.exists():
         return 0
     with closing(sqlite3.connect(f"file:{cache}?mode=ro", uri=True)) as connection, suppress(sqlite3.Error):
@@ -254,7 +254,7 @@ def test_a_standby_evaluates_the_newest_commit_and_tolerates_an_invalid_one(rack
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in many})
     with pair(rack, server, server.address()) as hosts:
         start_both(rack, hosts)
-        eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * LARGE)  # a file and a decision each
+        eventually(lambda: _count_results(hosts.two.state / CACHE) > 2 * LARGE)  # a file and a decision each
         rack.repository.push({"web0000.yaml": "kind: Server\n"})
         eventually(lambda: hosts.one.has_event("Rejected"))
         lease = hosts.lease()
@@ -433,58 +433,58 @@ def test_endpoints_on_other_hosts_serve_no_install_boot_from_an_earlier_output_t
 
 def test_random_failures_of_hosts_and_database_never_set_an_installation_twice(rack: Rack, lives: int) -> None:
     """Killed, paused, ended, cut off from the server, which is killed, too: at random, while a server is installed."""
-    chance = random.Random(2027)
+    rng = random.Random(2027)
     with separate_ledger() as (server, links):
         schema = server.new_schema()
         with pair(rack, server, *(links.address(schema, each) for each in range(2))) as hosts:
             web = rack.add("web01", provision=1)
             start_both(rack, hosts)
-            befalls = Befalling(rack, hosts, links, web, chance)
+            befalls = FaultRun(rack, hosts, links, web, rng)
             for number in range(2, 4 + lives):
-                befalls.one_installation(number)
-            assert sum(befalls.counted.values()) == lives + 2
-            _logger.info("%s; %s", dict(sorted(befalls.counted.items())), hosts.lease())
+                befalls.run_installation(number)
+            assert sum(befalls.counts.values()) == lives + 2
+            _logger.info("%s; %s", dict(sorted(befalls.counts.items())), hosts.lease())
 
 
 @dataclass
-class Befalling:
+class FaultRun:
     """A server that is installed again and again, while something befalls the hosts or their ledger."""
 
     rack: Rack
     hosts: Pair
     links: Links
     web: Blade
-    chance: random.Random
-    counted: Counter[str] = field(default_factory=Counter)
+    rng: random.Random
+    counts: Counter[str] = field(default_factory=Counter)
 
-    def one_installation(self, number: int) -> None:
+    def run_installation(self, number: int) -> None:
         """Run one installation: the machine boots once its override is set, and the active instance serves it."""
-        eventually(lambda: self.web.stands, UNTIL_CERTAIN_S)
-        self.until_given()
+        eventually(lambda: self.web.stands, OVERRIDE_WAIT_S)
+        self.wait_for_boot()
         eventually(lambda: self.provisioned == number - 1)
         assert self.web.times_set == number - 1
         self.web.provision = number
         self.rack.push(f"Install it once more: {number}")
-        time.sleep(self.chance.uniform(0, 2))
+        time.sleep(self.rng.uniform(0, 2))
         acting = eventually(self.hosts.acting)
-        fate = self.chance.choice(self.fates(acting))
-        self.counted[fate.__name__] += 1
-        fate(acting)
-        eventually(lambda: self.web.stands, UNTIL_CERTAIN_S)
+        fault = self.rng.choice(self.list_faults(acting))
+        self.counts[fault.__name__] += 1
+        fault(acting)
+        eventually(lambda: self.web.stands, OVERRIDE_WAIT_S)
         eventually(self.hosts.acting)
-        assert self.web.times_set == number, fate.__name__
+        assert self.web.times_set == number, fault.__name__
 
-    def until_given(self) -> None:
+    def wait_for_boot(self) -> None:
         """Reset the machine, and request its boot from the active instance until the installation is served."""
         eventually(self.is_ready)
         self.web.machine.run_through()
-        eventually(self.is_given)
+        eventually(self.is_boot_served)
 
     def is_ready(self) -> bool:
         host: Host = eventually(self.hosts.acting)
         return host.instance is not None and host.instance.get("/readyz").status_code == 200
 
-    def is_given(self) -> bool:
+    def is_boot_served(self) -> bool:
         host: Host = eventually(self.hosts.acting)
         return host.instance is not None and "flatcar-1" in host.instance.get(self.web.entry).text
 
@@ -495,55 +495,62 @@ class Befalling:
         )
         return int(told or 0)
 
-    def fates(self, acting: Host) -> tuple[Callable[[Host], None], ...]:
-        common = (self.killed, self.ended, self.paused, self.paused_for_a_moment, self.server_killed, self.disconnected)
-        cutting = (self.cut_off,) if self.links.may_cut(self.hosts.hosts.index(acting)) else ()
-        return (*common, self.read_only, *cutting)
+    def list_faults(self, acting: Host) -> tuple[Callable[[Host], None], ...]:
+        common = (
+            self.kill_host,
+            self.stop_host,
+            self.pause_host,
+            self.pause_briefly,
+            self.kill_database,
+            self.end_connections,
+        )
+        cutting = (self.disconnect_host,) if self.links.may_cut(self.hosts.hosts.index(acting)) else ()
+        return (*common, self.make_read_only, *cutting)
 
-    def killed(self, host: Host) -> None:
+    def kill_host(self, host: Host) -> None:
         epoch = self.epoch
         host.kill()
         self.hosts.wait_for_takeover(epoch)
         host.start()
 
-    def ended(self, host: Host) -> None:
+    def stop_host(self, host: Host) -> None:
         epoch = self.epoch
         host.stop()
         self.hosts.wait_for_takeover(epoch)
         host.start()
 
-    def paused(self, host: Host) -> None:
+    def pause_host(self, host: Host) -> None:
         epoch = self.epoch
         host.pause()
         self.hosts.wait_for_takeover(epoch)
-        time.sleep(self.chance.uniform(0, 1))
+        time.sleep(self.rng.uniform(0, 1))
         host.resume()
 
-    def paused_for_a_moment(self, host: Host) -> None:
+    def pause_briefly(self, host: Host) -> None:
         host.pause()
-        time.sleep(self.chance.uniform(0, 1.2 * LEASE_S))
+        time.sleep(self.rng.uniform(0, 1.2 * LEASE_S))
         host.resume()
 
-    def cut_off(self, host: Host) -> None:
+    def disconnect_host(self, host: Host) -> None:
         epoch, number = self.epoch, self.hosts.hosts.index(host)
         self.links.cut(number)
         self.hosts.wait_for_takeover(epoch)
         self.links.join(number)
 
-    def server_killed(self, _: Host) -> None:
+    def kill_database(self, _: Host) -> None:
         self.hosts.server.stop(signal.SIGQUIT)
-        time.sleep(self.chance.uniform(0, 1.2 * LEASE_S))
+        time.sleep(self.rng.uniform(0, 1.2 * LEASE_S))
         self.hosts.server.start()
 
-    def disconnected(self, _: Host) -> None:
+    def end_connections(self, _: Host) -> None:
         self.hosts.server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
 
-    def read_only(self, host: Host) -> None:
+    def make_read_only(self, host: Host) -> None:
         self.hosts.server.sql("ALTER DATABASE postgres SET default_transaction_read_only = on")
-        self.disconnected(host)
-        time.sleep(self.chance.uniform(0, 1.2 * LEASE_S))
+        self.end_connections(host)
+        time.sleep(self.rng.uniform(0, 1.2 * LEASE_S))
         self.hosts.server.sql("BEGIN READ WRITE; ALTER DATABASE postgres RESET ALL; COMMIT")
-        self.disconnected(host)
+        self.end_connections(host)
 
     @property
     def epoch(self) -> int:

@@ -68,20 +68,20 @@ def clock() -> datetime:
     return datetime.now(UTC)
 
 
-def settings_of(host: Host) -> Settings:
+def make_settings(host: Host) -> Settings:
     git = GitSettings(repository="")
     return Settings(output=host.folder / "output", state=host.state, git=git, spool=host.state / "spool")
 
 
-def prepared(host: Host) -> PreparedTree:
+def prepare_standby(host: Host) -> PreparedTree:
     """Return what the standby prepares now."""
-    return prepare(settings_of(host), clock=clock, warn=pytest.fail)
+    return prepare(make_settings(host), clock=clock, warn=pytest.fail)
 
 
-def prepared_soon(host: Host) -> PreparedTree | None:
+def try_prepare(host: Host) -> PreparedTree | None:
     """The same; None: it has not fetched yet what the other one has accepted."""
     with suppress(NotYetDone):
-        return prepared(host)
+        return prepare_standby(host)
     return None
 
 
@@ -89,7 +89,7 @@ def prepared_soon(host: Host) -> PreparedTree | None:
 _LIST_METADATA = re.compile(r"boot/signed/(shared|timestamp|[0-9]+\..+)\.json")
 
 
-def tree(host: Host) -> dict[str, bytes]:
+def read_tree(host: Host) -> dict[str, bytes]:
     """Return the content of the tree without the identity and the progress of its publisher."""
     root = host.folder / "output"
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
@@ -101,12 +101,12 @@ def tree(host: Host) -> dict[str, bytes]:
     }
 
 
-def differing(hosts: Pair) -> list[str]:
-    one, two = map(tree, hosts.hosts)
+def find_differences(hosts: Pair) -> list[str]:
+    one, two = map(read_tree, hosts.hosts)
     return [path for path in sorted(one.keys() | two.keys()) if one.get(path) != two.get(path)]
 
 
-def names(web: Blade) -> re.Pattern[str]:
+def name_pattern(web: Blade) -> re.Pattern[str]:
     """Return the names of the files in the own part of the tree."""
     mac, uuid = make_mac(web.machine.name).replace(":", "-"), web.uuid[18:]
     return re.compile(f"{web.name}|{mac}|{uuid}")
@@ -116,7 +116,7 @@ def find_events(host: Host, type: str) -> list[dict[str, Any]]:
     return [event for event in host.events if event["type"] == type]
 
 
-def records(host: Host) -> dict[str, int]:
+def count_steps(host: Host) -> dict[str, int]:
     """Return the number of servers in each step, as the instance reports it."""
     assert host.instance is not None
     found: dict[str, int] = host.instance.status()["records"]
@@ -143,35 +143,39 @@ def test_a_new_active_instance_has_its_updated_output_tree_ready_and_serves_noth
         assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
         prepared_at = r"is active with the ledger .*; the output tree of this standby has the state of 20"
         eventually(lambda: re.search(prepared_at, hosts.two.condition["message"]))
-        apart = differing(hosts)
+        apart = find_differences(hosts)
         assert f"boot{web.entry}" in apart
-        assert [path for path in apart if not names(web).search(path)] == []
+        assert [path for path in apart if not name_pattern(web).search(path)] == []
         assert "flatcar" not in locate_boot_file(hosts.two, web.entry).read_text()
         assert find_unready(hosts.two) == "the output tree was prepared for a host that is not active yet"
         assert verify_tree(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
         assert "flatcar-1" in find_boot_at_host(web, hosts.one)
-        eventually(lambda: records(hosts.one) == {"Attempted": 1, "Provisioned": LARGE})
+        eventually(lambda: count_steps(hosts.one) == {"Attempted": 1, "Provisioned": LARGE})
         again = rack.add("web02", provision=1)
         web.provision = 2
         rack.push("Install one more, and one once more")
         eventually(lambda: again.stands)
-        done = eventually(lambda: prepared_soon(hosts.two))
+        done = eventually(lambda: try_prepare(hosts.two))
         assert (done.servers, done.halted) == (LARGE + 2, 2)
-        assert [path for path in differing(hosts) if not (names(web).search(path) or names(again).search(path))] == []
-        before = stamps(hosts.two)
-        assert structs.replace(prepared(hosts.two), at=done.at) == done
-        assert {path for path, stamp in stamps(hosts.two).items() if before[path] != stamp} <= {LOCK}
+        assert [
+            path
+            for path in find_differences(hosts)
+            if not (name_pattern(web).search(path) or name_pattern(again).search(path))
+        ] == []
+        before = read_stamps(hosts.two)
+        assert structs.replace(prepare_standby(hosts.two), at=done.at) == done
+        assert {path for path, stamp in read_stamps(hosts.two).items() if before[path] != stamp} <= {LOCK}
         hosts.one.kill()
         assert hosts.wait_for_takeover(1) is hosts.two
         (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert (event["written"] < 20, event["unchanged"] < LARGE // 2) == (True, True), hosts.two.events
         assert hosts.two.instance is not None
         assert hosts.two.instance.get("/readyz").status_code == 200
-        assert differing(hosts) == []
+        assert find_differences(hosts) == []
         for each in (web, again):
             assert "flatcar-1" in find_boot_at_host(each, hosts.two)
-        eventually(lambda: records(hosts.two) == {"Attempted": 2, "Provisioned": LARGE})
+        eventually(lambda: count_steps(hosts.two) == {"Attempted": 2, "Provisioned": LARGE})
         assert (web.times_set, again.times_set) == (2, 1)
 
 
@@ -186,7 +190,7 @@ def test_an_instance_that_becomes_active_after_its_first_preparation_writes_only
         assert hosts.wait_for_takeover(1) is hosts.two
         (event,) = eventually(lambda: find_events(hosts.two, "Published"))
         assert (event["written"] < 10, event["unchanged"] < LARGE // 2) == (True, True), hosts.two.events
-        assert differing(hosts) == []
+        assert find_differences(hosts) == []
         assert "flatcar-1" in find_boot_at_host(web, hosts.two)
         assert web.times_set == 1
 
@@ -198,15 +202,15 @@ def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_onl
         web = start_both(rack, hosts)
         eventually(lambda: find_events(hosts.two, "Prepared"))
         assert "flatcar-1" in find_boot_at_host(web, hosts.one)
-        eventually(lambda: records(hosts.one) == {"Provisioned": LARGE + 1})
-        eventually(lambda: prepared_soon(hosts.two))
+        eventually(lambda: count_steps(hosts.one) == {"Provisioned": LARGE + 1})
+        eventually(lambda: try_prepare(hosts.two))
         web.provision = 2
         rack.push("Install it once more")
         eventually(lambda: web.stands)
         with monkeypatch.context() as patch:
-            patch.setattr(Disk, "place", cut_short(Disk.place, 3))
+            patch.setattr(Disk, "place", kill_after(Disk.place, 3))
             with pytest.raises(KeyboardInterrupt):
-                eventually(lambda: prepared_soon(hosts.two))
+                eventually(lambda: try_prepare(hosts.two))
         assert (hosts.two.folder / "output" / PENDING).exists()
         hosts.one.kill()
         assert hosts.wait_for_takeover(1) is hosts.two
@@ -214,23 +218,23 @@ def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_onl
         assert event["written"] + event["unchanged"] < LARGE
         assert not (hosts.two.folder / "output" / PENDING).exists()
         assert verify_tree(hosts.two.folder / "output") == ()
-        assert differing(hosts) == []
+        assert find_differences(hosts) == []
         assert "flatcar-1" in find_boot_at_host(web, hosts.two)
 
 
-def cut_short(act: Callable[[Disk, str], None], after: int) -> Callable[[Disk, str], None]:
+def kill_after(act: Callable[[Disk, str], None], after: int) -> Callable[[Disk, str], None]:
     """It ends as a process that is killed, at what it does after so many times."""
     left = count(after, -1)
 
-    def acted(disk: Disk, path: str) -> None:
+    def call(disk: Disk, path: str) -> None:
         if next(left) <= 0:
             raise KeyboardInterrupt
         act(disk, path)
 
-    return acted
+    return call
 
 
-def stamps(host: Host) -> dict[str, tuple[int, int]]:
+def read_stamps(host: Host) -> dict[str, tuple[int, int]]:
     """Return the attributes that change when a file of the tree is written."""
     root = host.folder / "output"
     found = {path.relative_to(root).as_posix(): path.stat() for path in root.rglob("*") if path.is_file()}
@@ -257,29 +261,29 @@ def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_o
         shutil.rmtree(hosts.two.folder / "output")
         (hosts.two.state / CACHE).unlink()
         behind = datetime.now(UTC) - timedelta(minutes=2)
-        prepare(settings_of(hosts.two), clock=lambda: behind, warn=pytest.fail)
+        prepare(make_settings(hosts.two), clock=lambda: behind, warn=pytest.fail)
         for path in offered:
             assert "flatcar" in locate_boot_file(hosts.one, path).read_text()
             assert "flatcar" not in locate_boot_file(hosts.two, path).read_text()
-        (date,) = {int(file.stat().st_mtime) for file in settings_of(hosts.two).output.rglob("boot.ipxe")}
+        (date,) = {int(file.stat().st_mtime) for file in make_settings(hosts.two).output.rglob("boot.ipxe")}
         dates = {int(date) for date in server.sql(f"SELECT modified FROM {hosts.schema}.versions").split()}
         assert dates
         assert date not in dates
         alive = json.loads(server.sql(f"SELECT value FROM {hosts.schema}.facts WHERE name = 'heartbeat'"))["at"]
         assert date < int(datetime.fromisoformat(alive).timestamp())
-        assert_nothing_is_prepared_where_who_acts_publishes(hosts)
+        assert_not_prepared(hosts)
         rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
         eventually(lambda: "has not fetched the accepted commit" in find_refusal(hosts.two))
         hosts.one.kill()
         eventually(lambda: find_refusal(hosts.two) == "no instance is active")
 
 
-def assert_nothing_is_prepared_where_who_acts_publishes(hosts: Pair) -> None:
-    shared = structs.replace(settings_of(hosts.two), output=hosts.one.folder / "output")
-    before = tree(hosts.one)
+def assert_not_prepared(hosts: Pair) -> None:
+    shared = structs.replace(make_settings(hosts.two), output=hosts.one.folder / "output")
+    before = read_tree(hosts.one)
     with pytest.raises(NotYetDone, match=r"\S+one/state, publishes to \S+one/output"):
         prepare(shared, clock=clock, warn=pytest.fail)
-    assert tree(hosts.one) == before
+    assert read_tree(hosts.one) == before
 
 
 def test_a_standby_killed_while_it_prepares_leaves_nothing_in_the_way(
@@ -290,9 +294,9 @@ def test_a_standby_killed_while_it_prepares_leaves_nothing_in_the_way(
     with pair(rack, server, server.address()) as hosts:
         web = start_both(rack, hosts)
         eventually(lambda: find_events(hosts.two, "Prepared"))
-        settings = settings_of(hosts.two)
+        settings = make_settings(hosts.two)
         began = time.monotonic()
-        assert not killed_while_it_prepares(settings, after_s=60)
+        assert not kill_during_prepare(settings, after_s=60)
         longest_s, killed = time.monotonic() - began, 0
         for number in count():
             if killed >= 4 + lives // 4:
@@ -301,7 +305,7 @@ def test_a_standby_killed_while_it_prepares_leaves_nothing_in_the_way(
                 shutil.rmtree(settings.output, ignore_errors=True)
             web.provision += 1
             rack.push(f"Install it once more: {number}")
-            killed += killed_while_it_prepares(settings, after_s=chance.uniform(0, 1) * longest_s)
+            killed += kill_during_prepare(settings, after_s=chance.uniform(0, 1) * longest_s)
             longest_s *= 1 if killed else 0.9  # the first one was slower than they are now
         hosts.one.kill()
         assert hosts.wait_for_takeover(1) is hosts.two
@@ -312,7 +316,7 @@ def test_a_standby_killed_while_it_prepares_leaves_nothing_in_the_way(
         assert "flatcar-1" in find_boot_at_host(web, hosts.two)
 
 
-def killed_while_it_prepares(settings: Settings, after_s: float) -> bool:
+def kill_during_prepare(settings: Settings, after_s: float) -> bool:
     """Have a process of its own prepare a tree, and kill it after a while; return whether it had not ended by then."""
     child = os.fork()
     if child == 0:  # pragma: no cover - it is killed
@@ -334,7 +338,7 @@ def killed_while_it_prepares(settings: Settings, after_s: float) -> bool:
 def find_refusal(host: Host) -> str:
     """Return why nothing is prepared, or an empty text."""
     try:
-        prepared(host)
+        prepare_standby(host)
     except NotYetDone as error:
         return str(error)
     return ""

@@ -57,7 +57,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def as_nobody(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run_as_nobody(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """A program of another user."""
 
     def become() -> None:
@@ -102,7 +102,7 @@ def test_t7_another_user_cannot_lock_an_instance(folder: Path, repository: Repos
     with running(repository.bare, folder, records="fresh"):
         locks = [folder / "state" / "lock", folder / "state" / "ledger.sqlite", *(folder / "output").rglob("lock")]
         assert len(locks) == 3
-        done = as_nobody(LOCK, *locks)
+        done = run_as_nobody(LOCK, *locks)
     assert done.stdout.splitlines() == ["PermissionError"] * 3, done
 
 
@@ -203,7 +203,7 @@ for folder, _, files in os.walk(sys.argv[1]):
 WEB_SERVER = "www-data"  # of Debian
 
 
-def closes_output(folder: Path) -> bool:
+def is_output_private(folder: Path) -> bool:
     """Return whether the instance reports that others cannot read OUTPUT."""
     found = json.loads((folder / "state/status.json").read_bytes())["conditions"]
     return all(each["status"] for each in found if each["type"] == "OutputPrivate")
@@ -219,7 +219,7 @@ def test_finding_s6_another_user_of_the_host_cannot_read_the_output(
     with running(repository.bare, folder, *option, records="fresh"):
         repository.push(fleet_files(*SEED) | {"README.md": "A later commit."})
         eventually(lambda: mode(folder / "output/ops/status.json"))
-        done = as_nobody(READ, folder / "output")
+        done = run_as_nobody(READ, folder / "output")
         assert done.stdout == "" and done.returncode == 0, done
         every = [path for path in (folder / "output").rglob("*") if path.name != "lock"]
         gid = grp.getgrnam(group).gr_gid if group is not None else os.getegid()
@@ -227,7 +227,7 @@ def test_finding_s6_another_user_of_the_host_cannot_read_the_output(
             with suppress(FileNotFoundError):  # the temporary file has replaced the file by now
                 assert mode(path) == (0o750 if path.is_dir() else 0o640), path
                 assert path.stat().st_gid == gid, path
-        assert closes_output(folder)
+        assert is_output_private(folder)
 
 
 @needs_root

@@ -41,20 +41,20 @@ MAC: Final = make_mac("web01").replace(":", "-")
 ENTRY: Final = f"boot/v1/boot/{MAC}/boot.ipxe"
 PUBLIC: Final = Digest(report_token(SystemUuid(make_uuid("web01")), 1, "flatcar-1"))
 NOON: Final = at("20T12:00")
-SAYS: Final = "#cloud-config\ndone: {{ urls.provisioned }}\n"
+REPORTING_DATA: Final = "#cloud-config\ndone: {{ urls.provisioned }}\n"
 
 
-def documents(evidence: str = "Reported", of_profile: str = "") -> tuple[str, ...]:
+def documents(evidence: str = "Reported", profile_spec: str = "") -> tuple[str, ...]:
     return (
         fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"),
         server("web01", "role: web", "provision: 1"),
         image("flatcar-1", "userData: CloudInit"),
-        profile("web", "flatcar-1", f"userData: {{format: CloudInit, template: t.j2{of_profile}}}"),
+        profile("web", "flatcar-1", f"userData: {{format: CloudInit, template: t.j2{profile_spec}}}"),
         policy("web", often="Once"),
     )
 
 
-def files(text: str = SAYS) -> dict[str, str]:
+def files(text: str = REPORTING_DATA) -> dict[str, str]:
     return {"fleet.yaml": "---\n".join(documents()), "t.j2": text}
 
 
@@ -121,8 +121,8 @@ def test_t6_another_file_is_rejected_and_not_shown(tmp_path: Path, text: str, wo
 KEYS: Final = TokenKeys(bytes(range(32)))
 
 
-class Named(Bench):
-    def entry(self) -> None:
+class TokenBench(Bench):
+    def fetch_boot(self) -> None:
         plan = self.reconcile()
         self.fetch(plan, path=ENTRY)
         self.reconcile()
@@ -136,55 +136,55 @@ class Named(Bench):
     def step(self) -> str:
         return install_step(self.decisions.servers["web01"], self.record)
 
-    def endpoint_noted(self, path: str, name: Digest) -> None:
+    def record_fetch(self, path: str, name: Digest) -> None:
         """Let an endpoint record a request for a path and the token in it."""
         self.observe(Observation(server="web01", path=path, digest=name, client="10.0.0.7", at=self.now))
         self.reconcile()
 
-    def mirror_sent(self, path: str, later_s: int = 0) -> None:
+    def send_mirror_log(self, path: str, later_s: int = 0) -> None:
         modified = int(self.now.timestamp()) + later_s
         self.observe(Observation(server="", path=path, modified=modified, client="10.0.0.7", at=self.now))
         self.reconcile()
 
 
 @pytest.fixture
-def web01(tmp_path: Path) -> Iterator[Named]:
-    with Named(tmp_path, keys=KEYS) as bench:
-        bench.decide(*documents(), files={"t.j2": SAYS})
+def web01(tmp_path: Path) -> Iterator[TokenBench]:
+    with TokenBench(tmp_path, keys=KEYS) as bench:
+        bench.decide(*documents(), files={"t.j2": REPORTING_DATA})
         yield bench
 
 
-def test_t6_paths_that_a_mirror_sent_belong_to_its_offer_and_others_to_none(web01: Named) -> None:
-    web01.entry()
+def test_t6_paths_that_a_mirror_sent_belong_to_its_offer_and_others_to_none(web01: TokenBench) -> None:
+    web01.fetch_boot()
     for path in (
         PROVISIONED.build_path(MAC, PUBLIC),
         FAILED.build_path(MAC, PUBLIC),
         DATA.build_path(MAC, PUBLIC, "user-data"),
     ):
-        web01.mirror_sent(path)
+        web01.send_mirror_log(path)
         assert web01.step == "Attempted", path
-    web01.mirror_sent(DATA.build_path(MAC, web01.name, "user-data"))
+    web01.send_mirror_log(DATA.build_path(MAC, web01.name, "user-data"))
     assert web01.step == "Started"
-    web01.mirror_sent(PROVISIONED.build_path(MAC, web01.name))
+    web01.send_mirror_log(PROVISIONED.build_path(MAC, web01.name))
     assert web01.step == "Provisioned"
 
 
-def test_t6_a_report_belongs_to_its_offer_even_for_a_file_of_another_date(web01: Named) -> None:
+def test_t6_a_report_belongs_to_its_offer_even_for_a_file_of_another_date(web01: TokenBench) -> None:
     """In a tree that a standby prepared, a report path names its offer, and a boot script does not."""
-    web01.mirror_sent(ENTRY, later_s=7)
+    web01.send_mirror_log(ENTRY, later_s=7)
     assert web01.step == "Pending"
-    web01.entry()
-    web01.mirror_sent(PROVISIONED.build_path(MAC, PUBLIC), later_s=7)
+    web01.fetch_boot()
+    web01.send_mirror_log(PROVISIONED.build_path(MAC, PUBLIC), later_s=7)
     assert web01.step == "Attempted"
-    web01.mirror_sent(PROVISIONED.build_path(MAC, web01.name), later_s=7)
+    web01.send_mirror_log(PROVISIONED.build_path(MAC, web01.name), later_s=7)
     assert web01.step == "Provisioned"
 
 
-def test_t6_leftover_data_belongs_to_its_offer(web01: Named) -> None:
+def test_t6_leftover_data_belongs_to_its_offer(web01: TokenBench) -> None:
     """An endpoint that has only the path records the token in it."""
-    web01.entry()
+    web01.fetch_boot()
     name = Digest(web01.name)
-    web01.endpoint_noted(DATA.build_path(MAC, name, "user-data"), name)
+    web01.record_fetch(DATA.build_path(MAC, name, "user-data"), name)
     assert web01.step == "Started"
 
 
@@ -194,29 +194,29 @@ def test_t6_reports_of_an_installer_with_an_earlier_key_count_for_a_day(
     tmp_path: Path, key: bytes | None, hours: int, step: str
 ) -> None:
     """The data of the installer stays for longer, and an endpoint records reports for as long."""
-    with Named(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + EARLIER_KEY_LIFETIME),))) as web01:
-        web01.decide(*documents(), files={"t.j2": SAYS}).entry()
+    with TokenBench(tmp_path, keys=TokenKeys(KEYS.key, (EarlierKey(key, NOON, NOON + EARLIER_KEY_LIFETIME),))) as web01:
+        web01.decide(*documents(), files={"t.j2": REPORTING_DATA}).fetch_boot()
         (before,) = {find_token(path) for path in web01.rendered["web01"].files} - {None, web01.name}
         web01.wait(hours=hours).reconcile()
-        web01.endpoint_noted(PROVISIONED.build_path(MAC, before or ""), Digest(before or ""))
+        web01.record_fetch(PROVISIONED.build_path(MAC, before or ""), Digest(before or ""))
         assert web01.step == step
 
 
-def test_t6_a_token_that_no_key_gives_proves_nothing(web01: Named) -> None:
-    web01.entry()
+def test_t6_a_token_that_no_key_gives_proves_nothing(web01: TokenBench) -> None:
+    web01.fetch_boot()
     for name in (PUBLIC, Digest("0" * 64)):
         for kind in (PROVISIONED, FAILED):
             path = kind.build_path(MAC, name)
-            web01.endpoint_noted(path, name)
+            web01.record_fetch(path, name)
             assert web01.step == "Attempted", path
 
 
-def test_t6_records_and_events_contain_no_published_token(web01: Named) -> None:
+def test_t6_records_and_events_contain_no_published_token(web01: TokenBench) -> None:
     """Nor has an event: it is read by more people than the tree."""
-    web01.entry()
+    web01.fetch_boot()
     name, path = web01.name, DATA.build_path(MAC, web01.name, "user-data")
     for each in (path, PROVISIONED.build_path(MAC, name)):
-        web01.endpoint_noted(each, PUBLIC)
+        web01.record_fetch(each, PUBLIC)
     assert web01.record is not None and web01.record.provision == 1
     started = web01.record.attempts[-1].started
     assert started is not None and started.path == path.replace(name, PUBLIC)
@@ -226,7 +226,7 @@ def test_t6_records_and_events_contain_no_published_token(web01: Named) -> None:
 # With real processes
 
 
-def everything(folder: Path, *instances: Instance) -> Iterator[tuple[object, bytes]]:
+def read_values(folder: Path, *instances: Instance) -> Iterator[tuple[object, bytes]]:
     for part in ("output", "spool", "state"):
         for file in (folder / part).rglob("*"):
             if file.is_file() and file.name != "token-keys":
@@ -235,12 +235,12 @@ def everything(folder: Path, *instances: Instance) -> Iterator[tuple[object, byt
         yield "events", json.dumps(instance.events).encode()
 
 
-def published(folder: Path) -> dict[str, bytes]:
+def read_published(folder: Path) -> dict[str, bytes]:
     root = folder / "output" / "boot"
     return {str(file.relative_to(root)): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
 
 
-def guesses(token: str) -> list[str]:
+def list_guesses(token: str) -> list[str]:
     """Return every path that a client who knows the fleet could use to report or fetch."""
     paths = [each.build_path(MAC, token) for each in (PROVISIONED, FAILED)]
     paths += [DATA.build_path(MAC, token, name) for name in ("user-data", "meta-data")] + [
@@ -249,7 +249,7 @@ def guesses(token: str) -> list[str]:
     return [path.removeprefix("boot") for path in paths]
 
 
-def urls_in(text: str) -> dict[str, str]:
+def find_urls(text: str) -> dict[str, str]:
     """The paths that user data has, by their words."""
     return {word.rstrip(":"): url for word, url in re.findall(r"(\w+): http://boot\.test(\S+)", text)}
 
@@ -260,25 +260,25 @@ def test_t6_a_stranger_who_knows_all_of_git_can_report_nothing_and_gets_no_secre
     keys.write_text(f"{identity}\n")
     keys.chmod(0o600)
     text = "#cloud-config\ndone: {{ urls.provisioned }}\njoin: {{ urls.secrets.join }}\n"
-    given = {"fleet.yaml": "---\n".join(documents(of_profile=", secrets: {join: join.age}")), "t.j2": text}
+    given = {"fleet.yaml": "---\n".join(documents(profile_spec=", secrets: {join: join.age}")), "t.j2": text}
     repository.push({**given, "join.age": encrypt(b"hunter2\n", [str(identity.to_public())]).decode()})
     arguments = ("--spool", str(tmp_path / "spool"), "--secret-keys", str(keys))
     with running(repository.bare, tmp_path, *arguments, records="fresh") as instance:
         web01 = Client("web01", instance.url)
         eventually(lambda: steps(instance) == {"Pending": 1})
-        script = web01.loads()
-        web01.starts(script)
+        script = web01.load_script()
+        web01.start_installer(script)
         eventually(lambda: steps(instance) == {"Started": 1})
         with served(tmp_path / "output", "--spool", str(tmp_path / "spool"), "--secret-keys", str(keys)) as (other, _):
             for url in (instance.url, other):
-                for path in guesses(PUBLIC):
+                for path in list_guesses(PUBLIC):
                     assert http_peers.get(url + path, headers=LOADER).status_code == 404, path
             counted = re.findall(
                 r'gitboot_http_requests_total\{.*"not_found".*"404".*\} (\d+)', http_peers.get(f"{other}/metrics").text
             )
-            assert sum(map(int, counted)) == len(guesses(PUBLIC)), http_peers.get(f"{other}/metrics").text
+            assert sum(map(int, counted)) == len(list_guesses(PUBLIC)), http_peers.get(f"{other}/metrics").text
             data = re.findall(r"s=http://boot\.test(\S+?)['\"\s]", script)[0]
-            urls = urls_in(web01.get(f"{data}user-data").text)
+            urls = find_urls(web01.get(f"{data}user-data").text)
             assert [http_peers.get(url + urls["join"], headers=LOADER).text for url in (instance.url, other)] == [
                 "hunter2\n"
             ] * 2
@@ -288,7 +288,7 @@ def test_t6_a_stranger_who_knows_all_of_git_can_report_nothing_and_gets_no_secre
         assert instance.get(urls["join"]).status_code == 404
         pages = [instance.get(f"/api/v1/{page}").content for page in ("status", "servers", "servers/web01/plan")]
     key = require_value(token_keys(tmp_path / "state", NOON, was_keyless=False).key)
-    for where, content in (*everything(tmp_path, instance), *(("a page", page) for page in pages)):
+    for where, content in (*read_values(tmp_path, instance), *(("a page", page) for page in pages)):
         assert key not in content and key.hex().encode() not in content, where
 
 
@@ -299,11 +299,11 @@ def test_t6_with_a_lost_key_no_server_is_installed_twice(tmp_path: Path) -> None
     with running(repository.bare, tmp_path, records="fresh") as instance:
         web01 = Client("web01", instance.url)
         eventually(lambda: steps(instance) == {"Pending": 1})
-        script = web01.loads()
-        web01.starts(script)
+        script = web01.load_script()
+        web01.start_installer(script)
         eventually(lambda: steps(instance) == {"Started": 1})
         data = re.findall(r"s=http://boot\.test(\S+?)['\"\s]", script)[0]
-        report = urls_in(web01.get(f"{data}user-data").text)["done"]
+        report = find_urls(web01.get(f"{data}user-data").text)["done"]
     (tmp_path / "state" / "token-keys").unlink()
     with running(repository.bare, tmp_path) as instance:
         (lost,) = eventually(lambda: [each for each in instance.events if each["type"] == "TokenKeysLost"])
@@ -311,9 +311,9 @@ def test_t6_with_a_lost_key_no_server_is_installed_twice(tmp_path: Path) -> None
         web01 = Client("web01", instance.url)
         eventually(lambda: steps(instance) == {"Started": 1})
         assert instance.get(report).status_code == 204  # its data is there still, so it is written down
-        for path in guesses(PUBLIC):
+        for path in list_guesses(PUBLIC):
             assert instance.get(path).status_code == 404, path
-        assert not web01.is_given_its_boot()
+        assert not web01.is_boot_served()
         assert steps(instance) == {"Started": 1}
         said = ("web01", "provisioned", "--reason", "seen", "--yes")
         assert run_command("records", "set", *said, "--state", tmp_path / "state").code == 0
@@ -323,7 +323,7 @@ def test_t6_with_a_lost_key_no_server_is_installed_twice(tmp_path: Path) -> None
 # Restarts, and an upgrade
 
 
-def pass_at(parts: Parts, clock: Clock, instant: datetime) -> datetime | None:
+def reconcile_at(parts: Parts, clock: Clock, instant: datetime) -> datetime | None:
     clock.now = instant
     parts.source.fetch()
     return parts.reconciler.reconcile(instant)
@@ -335,9 +335,9 @@ def test_t6_a_restart_changes_no_byte_for_machines(tmp_path: Path) -> None:
     found = []
     for initial in ("fresh", None):
         with run_in_process(tmp_path, repository.bare, initial=initial, clock=clock) as parts:
-            pass_at(parts, clock, clock.now + timedelta(minutes=1))
-        found.append(published(tmp_path))
-    assert found[0] == found[1] and len(names_in(tmp_path)) == 1 and PUBLIC not in names_in(tmp_path)
+            reconcile_at(parts, clock, clock.now + timedelta(minutes=1))
+        found.append(read_published(tmp_path))
+    assert found[0] == found[1] and len(find_tokens(tmp_path)) == 1 and PUBLIC not in find_tokens(tmp_path)
 
 
 def test_t6_a_dry_run_uses_the_token_key(tmp_path: Path) -> None:
@@ -356,15 +356,15 @@ def test_t6_a_dry_run_uses_the_token_key(tmp_path: Path) -> None:
     assert not (tmp_path / "state" / "token-keys").exists()
 
 
-def of_before_keys(folder: Path) -> None:
+def remove_keys(folder: Path) -> None:
     """Leave the state as a gitboot without a key has it."""
     (folder / "state" / "token-keys").unlink()
     with closing(sqlite3.connect(folder / "state" / "ledger.sqlite")) as ledger, ledger:
         assert ledger.execute("UPDATE facts SET value = 'yes' WHERE name = 'published'").rowcount == 1
 
 
-def names_in(folder: Path) -> set[str]:
-    return {path.rpartition("/")[2] for path in published(folder) if "/provisioned/" in path}
+def find_tokens(folder: Path) -> set[str]:
+    return {path.rpartition("/")[2] for path in read_published(folder) if "/provisioned/" in path}
 
 
 def test_t6_installers_from_before_the_upgrade_can_report_for_a_day(tmp_path: Path) -> None:
@@ -372,17 +372,17 @@ def test_t6_installers_from_before_the_upgrade_can_report_for_a_day(tmp_path: Pa
     repository.push(files())
     clock = Clock(NOON)
     with run_in_process(tmp_path, repository.bare, initial="fresh", clock=clock) as parts:
-        pass_at(parts, clock, NOON)
-        assert PUBLIC not in names_in(tmp_path)
-    of_before_keys(tmp_path)
+        reconcile_at(parts, clock, NOON)
+        assert PUBLIC not in find_tokens(tmp_path)
+    remove_keys(tmp_path)
     with run_in_process(tmp_path, repository.bare, clock=clock) as parts:
-        pass_at(parts, clock, NOON)
-        assert PUBLIC in names_in(tmp_path) and len(names_in(tmp_path)) == 2
+        reconcile_at(parts, clock, NOON)
+        assert PUBLIC in find_tokens(tmp_path) and len(find_tokens(tmp_path)) == 2
         plan = parts.reconciler.state.plans.servers["web01"].plan
         assert plan is not None and (plan.phase, plan.cause) == (Phase.NETWORK, Cause.PENDING)
     with run_in_process(tmp_path, repository.bare, clock=clock) as parts:
-        due = pass_at(parts, clock, NOON + EARLIER_KEY_LIFETIME - timedelta(minutes=1))
-        assert PUBLIC in names_in(tmp_path), "also after a restart"
+        due = reconcile_at(parts, clock, NOON + EARLIER_KEY_LIFETIME - timedelta(minutes=1))
+        assert PUBLIC in find_tokens(tmp_path), "also after a restart"
         assert due is not None and due <= NOON + EARLIER_KEY_LIFETIME
-        pass_at(parts, clock, NOON + EARLIER_KEY_LIFETIME)
-        assert PUBLIC not in names_in(tmp_path) and len(names_in(tmp_path)) == 1
+        reconcile_at(parts, clock, NOON + EARLIER_KEY_LIFETIME)
+        assert PUBLIC not in find_tokens(tmp_path) and len(find_tokens(tmp_path)) == 1

@@ -30,10 +30,10 @@ REPAIR = maintenance("repair", "20T11:00 20T14:00", "networkBoot: Once, run: 1")
 def decide(site: Site, kind: str, *more: str, **given: Any) -> None:
     monitors = "[10.9.0.0/24, 'fd00:9::/64']"
     settings = f"baseURL: 'http://boot.test', provisioning: {{evidence: {kind}, monitors: {monitors}}}"
-    site.decide(given.pop("often", "Once"), *more, of_fleet=settings, **given)
+    site.decide(given.pop("often", "Once"), *more, fleet_spec=settings, **given)
 
 
-def provisioned(site: Site) -> list[str]:
+def list_evidence(site: Site) -> list[str]:
     return [event.facts["evidence"] for event in site.bench.events if event.type == "Provisioned"]
 
 
@@ -55,12 +55,12 @@ def test_a_fetch_and_a_report_count_if_the_fleet_accepts_them_as_evidence(site: 
     site.machine.run_through()  # its fetches follow below
     site.bench.now = site.machine.now
     for path, proof in ((ENTRY, "Fetched"), (REPORT, "Reported")):
-        before = provisioned(site)
+        before = list_evidence(site)
         site.bench.fetch(plan, path=path)
         site.bench.plan()
         if kind != "Progress":
             reconcile_times(site)
-        assert (provisioned(site) != before) == (kind == proof)
+        assert (list_evidence(site) != before) == (kind == proof)
 
 
 def test_a_report_of_a_maintenance_proves_nothing(site: Site) -> None:
@@ -79,7 +79,7 @@ def test_a_report_counts_while_the_override_is_set_and_then_the_override_is_clea
     decide(site, "Reported")
     site.bench.fetch(reconcile_times(site), path=REPORT)
     reconcile_times(site, 3)
-    assert provisioned(site) == ["Reported"]
+    assert list_evidence(site) == ["Reported"]
     assert (site.shown, site.states) == ("Disabled Pxe", {"provision/1": OverrideState.CLEARED})
 
 
@@ -100,7 +100,7 @@ def test_evidence_that_comes_after_the_question_to_the_operator_still_counts(
     site.bench.reconcile()
     site.wait(61)
     assert summarize_plan(reconcile_times(site)) == INSTALLED
-    assert provisioned(site) == [kind]
+    assert list_evidence(site) == [kind]
     assert site.patches == 1
 
 
@@ -120,7 +120,7 @@ def test_a_fetch_waits_for_its_bmc_over_a_restart(site: Site, again: bool) -> No
         site.restart()
     site.wait(5)
     reconcile_times(site)
-    assert provisioned(site) == ["Fetched"]
+    assert list_evidence(site) == ["Fetched"]
     assert site.bench.record is not None and site.bench.record.provisioned_at == fetched_at
 
 
@@ -178,7 +178,7 @@ def test_finding_c6_a_bmc_rules_out_an_intent_without_an_outcome(site: Site) -> 
     site.boot()
     site.bench.fetch(later)
     reconcile_times(site)
-    assert provisioned(site) == ["Fetched"]
+    assert list_evidence(site) == ["Fetched"]
 
 
 @pytest.mark.parametrize("which", ["before", "after"])
@@ -197,7 +197,7 @@ def test_the_machine_may_get_the_boot_that_was_published_before_the_fetch_of_ano
     site.boot()
     site.bench.fetch(first if which == "before" else anew)
     reconcile_times(site)
-    assert (provisioned(site), site.patches) == (["Fetched"], 1)
+    assert (list_evidence(site), site.patches) == (["Fetched"], 1)
 
 
 def test_an_override_that_was_set_after_the_fetch_does_not_contradict_it(site: Site) -> None:
@@ -207,7 +207,7 @@ def test_an_override_that_was_set_after_the_fetch_does_not_contradict_it(site: S
     plan = reconcile_times(site, 1)
     site.bench.fetch(plan, at=fetched_at)  # by DHCP's order, before anything was set
     reconcile_times(site, 3)
-    assert provisioned(site) == ["Fetched"]
+    assert list_evidence(site) == ["Fetched"]
     assert site.shown.startswith("Disabled")
 
 
@@ -219,7 +219,7 @@ def test_only_fetches_by_monitors_are_ignored(site: Site, client: str, is_heard:
     decide(site, "Fetched", bmc=False)
     site.bench.fetch(reconcile_times(site), client=client)
     reconcile_times(site)
-    assert provisioned(site) == (["Fetched"] if is_heard else [])
+    assert list_evidence(site) == (["Fetched"] if is_heard else [])
 
 
 @pytest.mark.parametrize("kind", ["Fetched", "Progress"])
@@ -231,7 +231,7 @@ def test_a_fetch_whose_bmc_has_no_document_any_more_is_judged_without_it(site: S
     site.bench.plan()
     decide(site, kind, bmc=False)
     reconcile_times(site, 3)
-    assert provisioned(site) == (["Fetched"] if kind == "Fetched" else [])
+    assert list_evidence(site) == (["Fetched"] if kind == "Fetched" else [])
     assert server_tables.read_pending(site.bench.ledger) == []
 
 
@@ -242,7 +242,7 @@ OLD = int(NOON.timestamp())
 NEW = OLD + 60
 
 
-def observed(site: Site, modified: int, path: str = ENTRY) -> None:
+def observe_fetch(site: Site, modified: int, path: str = ENTRY) -> None:
     site.bench.observe(Observation(server="", path=path, modified=modified, client="10.0.0.7", at=site.bench.now))
 
 
@@ -266,13 +266,13 @@ def test_the_date_in_the_log_of_a_mirror_identifies_the_plan_that_it_sent(
     if again:
         site.restart()
         reconcile_times(site)
-    observed(site, modified, path)
+    observe_fetch(site, modified, path)
     reconcile_times(site)
     record = site.bench.record
     assert record is not None and record.provision == number, case
 
 
-def unclear(site: Site, client: str = "10.0.0.7", intent: str = "one") -> None:
+def observe_unclear(site: Site, client: str = "10.0.0.7", intent: str = "one") -> None:
     """A mirror's log has a fetch of web01's boot, and does not show whether a machine sent it."""
     observation = Observation(server="", path=ENTRY, modified=OLD, client=client, at=site.bench.now, intent=intent)
     site.bench.observe(observation)
@@ -297,13 +297,13 @@ def test_finding_m2_a_boot_that_a_mirror_may_have_sent_to_a_machine_is_used_up(
     decide(site, f"Fetched{more}", bmc=False)
     reconcile_times(site)
     for number in range(2):
-        unclear(site, client, str(number))
+        observe_unclear(site, client, str(number))
     reconcile_times(site)
     site.bench.wait(minutes=1)
     plan = require_value(reconcile_times(site))
     causes = {UNKNOWN: Cause.OUTCOME, PENDING: Cause.PENDING, INSTALLED_ONCE: Cause.PROVISIONED}
     assert plan.cause is causes[expected]
-    assert (provisioned(site) == ["Fetched"]) is (expected == INSTALLED_ONCE)
+    assert (list_evidence(site) == ["Fetched"]) is (expected == INSTALLED_ONCE)
     condition = site.bench.condition("InstallsCompleted")
     assert condition is not None and (condition[1] == "OutcomeUnknown") is (expected == UNKNOWN)
 
@@ -311,9 +311,9 @@ def test_finding_m2_a_boot_that_a_mirror_may_have_sent_to_a_machine_is_used_up(
 def test_a_fetch_that_a_mirror_certainly_served_settles_what_it_may_have_sent_before(site: Site) -> None:
     decide(site, "Reported", bmc=False)
     reconcile_times(site)
-    unclear(site)
+    observe_unclear(site)
     reconcile_times(site)
-    observed(site, OLD)  # a loader that names itself
+    observe_fetch(site, OLD)  # a loader that names itself
     reconcile_times(site)
     record = site.bench.record
     assert record is not None and record.unknown_serves == () and record.attempts != ()
@@ -323,7 +323,7 @@ def test_finding_c6_a_bmc_rules_out_a_boot_that_a_mirror_may_have_sent(site: Sit
     decide(site, "Fetched")
     reconcile_times(site, 3)
     site.bench.wait(seconds=5)
-    unclear(site)
+    observe_unclear(site)
     reconcile_times(site, 3)
     site.bench.wait(minutes=2)
     plan = reconcile_times(site, 3)
@@ -333,7 +333,7 @@ def test_finding_c6_a_bmc_rules_out_a_boot_that_a_mirror_may_have_sent(site: Sit
 def test_a_maintenance_without_a_disk_write_that_a_mirror_may_have_sent_is_not_used_up(site: Site) -> None:
     decide(site, "Fetched", REPAIR, bmc=False, often="Never")
     reconcile_times(site)
-    unclear(site)
+    observe_unclear(site)
     site.bench.wait(minutes=2)
     plan = reconcile_times(site)
     assert plan is not None and plan.cause is Cause.MAINTENANCE
@@ -355,18 +355,18 @@ def test_a_version_is_recorded_until_it_is_published_and_not_again(site: Site) -
 def test_a_machine_that_boots_after_its_override_was_consumed_is_provisioned(site: Site) -> None:
     decide(site, "Progress")
     reconcile_times(site)
-    assert provisioned(site) == []  # it runs, and has since before
+    assert list_evidence(site) == []  # it runs, and has since before
     site.machine.reset()
     site.wait(70)  # its system starts, and does not run yet
     assert summarize_plan(reconcile_times(site)) == TO_INSTALL
-    assert (site.states, provisioned(site)) == ({"provision/1": OverrideState.CONSUMED}, [])
+    assert (site.states, list_evidence(site)) == ({"provision/1": OverrideState.CONSUMED}, [])
     site.wait(60)
     reconcile_times(site)
-    assert provisioned(site) == ["Progress"]
+    assert list_evidence(site) == ["Progress"]
     assert summarize_plan(reconcile_times(site)) == INSTALLED
     site.machine.run_through()
     reconcile_times(site)
-    assert provisioned(site) == ["Progress"]
+    assert list_evidence(site) == ["Progress"]
 
 
 def test_boot_progress_without_an_override_counts_from_the_fetch(site: Site) -> None:
@@ -378,10 +378,10 @@ def test_boot_progress_without_an_override_counts_from_the_fetch(site: Site) -> 
     site.bench.fetch(plan)  # before anything was set
     site.bench.plan()
     reconcile_times(site, 3)
-    assert (provisioned(site), site.patches) == ([], 0)  # an override would install it once more
+    assert (list_evidence(site), site.patches) == ([], 0)  # an override would install it once more
     site.wait(60)
     reconcile_times(site, 3)
-    assert (provisioned(site), site.patches) == (["Progress"], 0)
+    assert (list_evidence(site), site.patches) == (["Progress"], 0)
 
 
 def test_a_machine_without_boot_progress_times_needs_an_operator(make_site: MakeSite) -> None:
@@ -393,7 +393,7 @@ def test_a_machine_without_boot_progress_times_needs_an_operator(make_site: Make
     site.wait(31 * 60)
     plan = reconcile_times(site)
     assert plan is not None and plan.cause is Cause.CONSUMED
-    assert provisioned(site) == []
+    assert list_evidence(site) == []
 
 
 # Consumed
@@ -409,7 +409,7 @@ def test_an_override_that_vanished_proves_nothing_if_no_mark_shows_a_boot(make_s
     site.wait(61)
     reconcile_times(site)
     assert site.states == {"provision/1": OverrideState.LOST}
-    assert provisioned(site) == []
+    assert list_evidence(site) == []
     site.wait(30 * 60)
     plan = reconcile_times(site)
     assert plan is not None and plan.cause is Cause.CONSUMED

@@ -36,7 +36,7 @@ def repair(run: int) -> str:
     return maintenance("repair", "20T11:00 20T14:00", f"networkBoot: Once, run: {run}")
 
 
-def line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, intent: str = "one") -> None:
+def write_line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, intent: str = "one") -> None:
     """Let an endpoint write an intent to serve the boot script of a plan, or an outcome."""
     assert plan is not None
     path = "boot/v1/boot/m/boot.ipxe"
@@ -45,7 +45,7 @@ def line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, in
 
 
 def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_evidence(bench: Bench) -> None:
-    line(bench, bench.plan())
+    write_line(bench, bench.plan())
     assert summarize_plan(bench.plan()) == TO_INSTALL, "a retry gets the same boot"
     assert bench.condition("InstallsCompleted") == (
         True,
@@ -69,10 +69,10 @@ def test_an_intent_without_an_outcome_uses_the_boot_up_after_a_minute_and_is_no_
 @pytest.mark.parametrize("waits", [0, 30, 60, 3600])
 @pytest.mark.parametrize(("outcome", "is_installed"), [(SERVED, True), (WITHHELD, False)])
 def test_an_outcome_counts_at_any_time(bench: Bench, outcome: Outcome, is_installed: bool, waits: int) -> None:
-    line(bench, plan := bench.plan())
+    write_line(bench, plan := bench.plan())
     bench.plan()
     bench.wait(seconds=waits).plan()
-    line(bench, plan, outcome)
+    write_line(bench, plan, outcome)
     bench.plan()
     assert summarize_plan(bench.wait(minutes=2).plan()) == (
         (Phase.DISK, Cause.PROVISIONED) if is_installed else TO_INSTALL
@@ -89,7 +89,7 @@ def test_the_record_does_not_depend_on_when_the_log_is_read(tmp_path: Path, outc
         with Bench(tmp_path / str(number)) as bench:
             plan = bench.decide(*INSTALL).plan()
             for each in order:
-                line(bench, plan, each)
+                write_line(bench, plan, each)
                 if number < 2:
                     bench.plan()
             bench.plan()
@@ -98,20 +98,20 @@ def test_the_record_does_not_depend_on_when_the_log_is_read(tmp_path: Path, outc
 
 
 def test_a_withheld_intent_returns_no_boot_of_another_intent(bench: Bench) -> None:
-    line(bench, plan := bench.plan(), intent="one")
-    line(bench, plan, intent="two")
+    write_line(bench, plan := bench.plan(), intent="one")
+    write_line(bench, plan, intent="two")
     bench.plan()
-    line(bench, plan, WITHHELD, intent="two")
+    write_line(bench, plan, WITHHELD, intent="two")
     assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
 
 
 def test_an_outcome_withheld_before_its_intent_counts_only_for_that_intent(bench: Bench) -> None:
-    line(bench, plan := bench.plan(), WITHHELD, intent="one")
+    write_line(bench, plan := bench.plan(), WITHHELD, intent="one")
     bench.plan()
-    line(bench, plan, intent="one")
+    write_line(bench, plan, intent="one")
     bench.plan()
     assert summarize_plan(bench.wait(minutes=2).plan()) == TO_INSTALL
-    line(bench, bench.plan(), intent="two")
+    write_line(bench, bench.plan(), intent="two")
     bench.plan()
     assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
 
@@ -120,7 +120,7 @@ def test_an_outcome_withheld_before_its_intent_counts_only_for_that_intent(bench
 def test_many_intents_that_were_withheld_before_they_came_do_not_fill_the_record(bench: Bench, intents: int) -> None:
     plan = bench.plan()
     for number in range(intents):
-        line(bench, plan, WITHHELD, intent=str(number))
+        write_line(bench, plan, WITHHELD, intent=str(number))
     bench.plan()
     assert bench.record is not None and 0 < len(bench.record.unknown_serves) < intents
 
@@ -129,29 +129,29 @@ def test_many_intents_that_were_withheld_before_they_came_do_not_fill_the_record
 def test_a_client_with_many_intents_does_not_fill_the_record_and_returns_no_boot(bench: Bench, intents: int) -> None:
     plan = bench.plan()
     for number in range(intents):
-        line(bench, plan, intent=str(number))
+        write_line(bench, plan, intent=str(number))
     bench.plan()
     assert bench.record is not None and 0 < len(bench.record.unknown_serves) < intents
     for number in range(intents - 1):
-        line(bench, plan, WITHHELD, intent=str(number))
+        write_line(bench, plan, WITHHELD, intent=str(number))
     assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN, "the last one was perhaps served"
 
 
 def test_an_operator_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
-    line(bench, before := bench.plan())
+    write_line(bench, before := bench.plan())
     assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
     item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provision=0))}
     bench.request("records", items=[item], reason="it booted its disk")
     plan = bench.plan()
     assert summarize_plan(plan) == TO_INSTALL
     assert plan is not None and before is not None and plan.offered > before.offered, "an endpoint serves it anew"
-    line(bench, before, intent="late")
+    write_line(bench, before, intent="late")
     assert summarize_plan(bench.wait(minutes=2).plan()) == TO_INSTALL, "what was offered before says nothing any more"
 
 
 def test_an_unknown_outcome_survives_a_restart_and_an_export_of_the_records(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
-        line(bench, bench.decide(*INSTALL).plan())
+        write_line(bench, bench.decide(*INSTALL).plan())
         bench.plan()
         record = bench.record
     assert record is not None and len(record.unknown_serves) == 1
@@ -168,16 +168,16 @@ def test_an_unknown_outcome_survives_a_restart_and_an_export_of_the_records(tmp_
 
 
 def test_a_maintenance_with_an_unknown_outcome_is_used_up_until_its_run_is_raised(bench: Bench) -> None:
-    line(bench, plan := bench.decide(*INSTALL, repair(1)).plan())
+    write_line(bench, plan := bench.decide(*INSTALL, repair(1)).plan())
     assert summarize_plan(bench.wait(seconds=59).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     assert summarize_plan(bench.wait(seconds=1).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
     assert (bench.record or Record()).runs == {}
     status, reason, message = bench.condition("MaintenanceRunsStarted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown")
     assert "web01 got the boot files of Maintenance/repair: 10.0.0.7 requested boot/v1/boot/m/boot.ipxe at" in message
-    line(bench, plan, WITHHELD)
+    write_line(bench, plan, WITHHELD)
     assert summarize_plan(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
-    line(bench, plan, intent="two")
+    write_line(bench, plan, intent="two")
     assert summarize_plan(bench.wait(minutes=2).plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
     assert summarize_plan(bench.decide(*INSTALL, repair(2)).plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
 
@@ -194,8 +194,8 @@ def test_an_intent_without_an_offer_uses_no_boot_up(bench: Bench) -> None:
 
 
 def test_a_served_maintenance_counts_as_booted(bench: Bench) -> None:
-    line(bench, plan := bench.decide(*INSTALL, repair(1)).plan())
+    write_line(bench, plan := bench.decide(*INSTALL, repair(1)).plan())
     bench.plan()
-    line(bench, plan, SERVED)
+    write_line(bench, plan, SERVED)
     bench.plan()
     assert bench.record is not None and list(bench.record.runs) == ["repair"] and bench.record.unknown_serves == ()

@@ -47,7 +47,7 @@ def offer(key: str = "provision/1", attempt: int = 1, number: int = 1, phase: Ph
     )
 
 
-class Learnt:
+class Learner:
     """Knowledge that goes from one batch to the next."""
 
     def __init__(self) -> None:
@@ -58,20 +58,20 @@ class Learnt:
         learning = KnowledgeUpdate(self.knowledge, AT)
         seen = Observation(server="web01", path=path, client=client, at=AT, digest=Digest(TOKEN), times=times)
         count_fetch(learning, offer(**of_offer), seen)
-        self._end(learning)
+        self._finish(learning)
 
     def serve(self, **of_offer: Any) -> None:
         learning = KnowledgeUpdate(self.knowledge, AT)
         forget_earlier_fetches(learning, offer(**of_offer))
-        self._end(learning)
+        self._finish(learning)
 
     def confirm(self, **seen: list[int]) -> None:
         learning = KnowledgeUpdate(self.knowledge, AT)
         found = {name.replace("_", "/"): each for name, each in seen.items()}
         confirm_fetches(learning, [{"uuid": WEB01, "server": "web01", "seen": found}])
-        self._end(learning)
+        self._finish(learning)
 
-    def _end(self, learning: KnowledgeUpdate) -> None:
+    def _finish(self, learning: KnowledgeUpdate) -> None:
         self.knowledge = learning.build_knowledge()
         self.events += learning.events
 
@@ -88,88 +88,91 @@ class Learnt:
 
 
 @pytest.fixture
-def learnt() -> Learnt:
-    return Learnt()
+def learner() -> Learner:
+    return Learner()
 
 
-def test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted(learnt: Learnt) -> None:
+def test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted(learner: Learner) -> None:
     for client in ("10.0.0.1", "10.0.0.1", "10.0.0.2", "10.0.0.1"):
-        learnt.fetch(client)
-    assert [(each.facts["client"], each.warning) for each in learnt.events] == [("10.0.0.1", False), ("10.0.0.2", True)]
-    assert learnt.events[0].message == "web01: 10.0.0.1 fetched the secret join for provision/1"
-    assert learnt.counts == {"10.0.0.1": 3, "10.0.0.2": 1}
+        learner.fetch(client)
+    assert [(each.facts["client"], each.warning) for each in learner.events] == [
+        ("10.0.0.1", False),
+        ("10.0.0.2", True),
+    ]
+    assert learner.events[0].message == "web01: 10.0.0.1 fetched the secret join for provision/1"
+    assert learner.counts == {"10.0.0.1": 3, "10.0.0.2": 1}
 
 
 @pytest.mark.parametrize("names", [("root-key", "root"), ("root", "root-key")])
 def test_a_secret_whose_name_begins_with_the_name_of_another_has_its_own_event(
-    names: tuple[str, str], learnt: Learnt
+    names: tuple[str, str], learner: Learner
 ) -> None:
     for name in names:
-        learnt.fetch("10.0.0.1", f"{JOIN.rpartition('/')[0]}/{name}")
-    assert [each.message for each in learnt.events] == [
+        learner.fetch("10.0.0.1", f"{JOIN.rpartition('/')[0]}/{name}")
+    assert [each.message for each in learner.events] == [
         f"web01: 10.0.0.1 fetched the secret {name} for provision/1" for name in names
     ]
 
 
-def test_beyond_sixteen_addresses_there_is_one_event_and_a_count(learnt: Learnt) -> None:
+def test_beyond_sixteen_addresses_there_is_one_event_and_a_count(learner: Learner) -> None:
     for number in range(40):
-        learnt.fetch(f"10.0.0.{number}")
-    assert len(learnt.events) == 17
-    assert "further addresses are only counted" in learnt.events[-1].message
-    assert learnt.counts["others"] == 24
+        learner.fetch(f"10.0.0.{number}")
+    assert len(learner.events) == 17
+    assert "further addresses are only counted" in learner.events[-1].message
+    assert learner.counts["others"] == 24
 
 
-def test_the_files_of_user_data_are_one_event_for_an_address(learnt: Learnt) -> None:
+def test_the_files_of_user_data_are_one_event_for_an_address(learner: Learner) -> None:
     for name in ("meta-data", "user-data", "vendor-data"):
-        learnt.fetch("10.0.0.1", f"{DATA}/{name}")
-    assert [each.message for each in learnt.events] == [
+        learner.fetch("10.0.0.1", f"{DATA}/{name}")
+    assert [each.message for each in learner.events] == [
         "web01: 10.0.0.1 fetched the user data meta-data for provision/1"
     ]
-    assert not learnt.is_unexpected
-    learnt.fetch("10.0.0.2", f"{DATA}/user-data")
-    assert learnt.is_unexpected and len(learnt.events) == 2
+    assert not learner.is_unexpected
+    learner.fetch("10.0.0.2", f"{DATA}/user-data")
+    assert learner.is_unexpected and len(learner.events) == 2
 
 
-def test_the_count_of_an_endpoint_is_added(learnt: Learnt) -> None:
-    learnt.fetch("10.0.0.1", times=7)
-    assert not learnt.is_unexpected
-    learnt.fetch("10.0.0.1", times=4)
-    assert learnt.is_unexpected and len(learnt.events) == 1
+def test_the_count_of_an_endpoint_is_added(learner: Learner) -> None:
+    learner.fetch("10.0.0.1", times=7)
+    assert not learner.is_unexpected
+    learner.fetch("10.0.0.1", times=4)
+    assert learner.is_unexpected and len(learner.events) == 1
 
 
-def test_the_confirmation_of_an_operator_holds_until_another_address_or_ten_more_fetches(learnt: Learnt) -> None:
-    learnt.fetch("10.0.0.1", times=14)
-    learnt.fetch("10.0.0.2")
-    learnt.confirm(secrets_join=[2, 15])
-    assert not learnt.is_unexpected
-    learnt.fetch("10.0.0.2", times=10)
-    assert not learnt.is_unexpected
-    learnt.fetch("10.0.0.2")
-    assert learnt.is_unexpected
-    learnt.confirm(secrets_join=[2, 26])
-    learnt.fetch("10.0.0.3")
-    assert learnt.is_unexpected
+def test_the_confirmation_of_an_operator_holds_until_another_address_or_ten_more_fetches(learner: Learner) -> None:
+    learner.fetch("10.0.0.1", times=14)
+    learner.fetch("10.0.0.2")
+    learner.confirm(secrets_join=[2, 15])
+    assert not learner.is_unexpected
+    learner.fetch("10.0.0.2", times=10)
+    assert not learner.is_unexpected
+    learner.fetch("10.0.0.2")
+    assert learner.is_unexpected
+    learner.confirm(secrets_join=[2, 26])
+    learner.fetch("10.0.0.3")
+    assert learner.is_unexpected
 
 
-def test_a_confirmation_covers_only_what_the_operator_saw(learnt: Learnt) -> None:
-    learnt.fetch("10.0.0.1")
-    learnt.fetch("10.0.0.2")
-    learnt.fetch("10.0.0.3")  # after the person has looked
-    learnt.confirm(secrets_join=[2, 2])
-    assert learnt.is_unexpected
+def test_a_confirmation_covers_only_what_the_operator_saw(learner: Learner) -> None:
+    learner.fetch("10.0.0.1")
+    learner.fetch("10.0.0.2")
+    learner.fetch("10.0.0.3")  # after the person has looked
+    learner.confirm(secrets_join=[2, 2])
+    assert learner.is_unexpected
 
 
-def test_fetches_without_a_record_cannot_be_confirmed(learnt: Learnt) -> None:
+def test_fetches_without_a_record_cannot_be_confirmed(learner: Learner) -> None:
     with pytest.raises(UsageError, match="no recorded fetch of a secret of web01"):
-        learnt.confirm(secrets_join=[1, 1])
+        learner.confirm(secrets_join=[1, 1])
 
 
-def test_reports_are_counted_and_are_neither_an_event_nor_a_condition(learnt: Learnt) -> None:
+def test_reports_are_counted_and_are_neither_an_event_nor_a_condition(learner: Learner) -> None:
     for _ in range(6):
-        learnt.fetch("10.0.0.1", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
-        learnt.fetch("10.0.0.2", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
-    assert learnt.events == [] and not learnt.is_unexpected
-    found = learnt.knowledge.secret_fetches[WEB01]
+        learner.fetch("10.0.0.1", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
+        learner.fetch("10.0.0.2", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
+    assert learner.events == [] and not learner.is_unexpected
+    found = learner.knowledge.secret_fetches[WEB01]
     assert found.facts() == []
     assert found.secrets["reports/failed"].totals == (2, 12)
 
@@ -178,43 +181,43 @@ NEXT = [{"attempt": 2}, {"key": "provision/2", "number": 2}]
 
 
 @pytest.mark.parametrize("following", NEXT, ids=["attempt", "provision"])
-def test_the_next_installation_begins_with_no_fetches(learnt: Learnt, following: dict[str, Any]) -> None:
+def test_the_next_installation_begins_with_no_fetches(learner: Learner, following: dict[str, Any]) -> None:
     for client in ("10.0.0.1", "10.0.0.2"):
-        learnt.fetch(client)
-    learnt.serve()
-    assert learnt.is_unexpected, "it is the same installation"
-    learnt.serve(**following)
-    assert not learnt.is_unexpected
-    learnt.fetch("10.0.0.1", **following)
-    assert learnt.counts == {"10.0.0.1": 1} and len(learnt.events) == 3
+        learner.fetch(client)
+    learner.serve()
+    assert learner.is_unexpected, "it is the same installation"
+    learner.serve(**following)
+    assert not learner.is_unexpected
+    learner.fetch("10.0.0.1", **following)
+    assert learner.counts == {"10.0.0.1": 1} and len(learner.events) == 3
 
 
 @pytest.mark.parametrize("following", NEXT, ids=["attempt", "provision"])
 def test_a_fetch_by_an_earlier_token_counts_in_the_newest_installation(
-    learnt: Learnt, following: dict[str, Any]
+    learner: Learner, following: dict[str, Any]
 ) -> None:
     """Otherwise a stranger with both tokens could begin each count again, with new events each time."""
     for _ in range(5):
-        learnt.fetch("10.0.0.1", **following)
-        learnt.fetch("10.0.0.66")
-        learnt.fetch("10.0.0.67", attempt=0)
-    assert learnt.counts == {"10.0.0.1": 5, "10.0.0.66": 5, "10.0.0.67": 5}
-    assert len(learnt.events) == 3
+        learner.fetch("10.0.0.1", **following)
+        learner.fetch("10.0.0.66")
+        learner.fetch("10.0.0.67", attempt=0)
+    assert learner.counts == {"10.0.0.1": 5, "10.0.0.66": 5, "10.0.0.67": 5}
+    assert len(learner.events) == 3
 
 
-def test_a_later_commit_begins_no_other_installation(learnt: Learnt) -> None:
-    learnt.fetch("10.0.0.1")
-    learnt.fetch("10.0.0.1", number=9)
-    assert learnt.counts == {"10.0.0.1": 2}
+def test_a_later_commit_begins_no_other_installation(learner: Learner) -> None:
+    learner.fetch("10.0.0.1")
+    learner.fetch("10.0.0.1", number=9)
+    assert learner.counts == {"10.0.0.1": 2}
 
 
-def test_a_maintenance_has_no_secrets(learnt: Learnt) -> None:
-    learnt.fetch("10.0.0.1", f"{DATA}/user-data", phase=Phase.MAINTENANCE)
-    assert learnt.events == [] and learnt.knowledge.secret_fetches == {}
+def test_a_maintenance_has_no_secrets(learner: Learner) -> None:
+    learner.fetch("10.0.0.1", f"{DATA}/user-data", phase=Phase.MAINTENANCE)
+    assert learner.events == [] and learner.knowledge.secret_fetches == {}
 
 
-def test_unchanged_counts_are_not_written(learnt: Learnt) -> None:
-    learning = KnowledgeUpdate(learnt.knowledge, AT)
+def test_unchanged_counts_are_not_written(learner: Learner) -> None:
+    learning = KnowledgeUpdate(learner.knowledge, AT)
     forget_earlier_fetches(learning, offer())
     assert learning.is_empty
     count_fetch(learning, offer(), replace(_fetch(), path="boot/ipxe/x"))

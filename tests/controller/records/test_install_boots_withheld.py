@@ -32,8 +32,8 @@ from tests.helpers.running_instance import Instance, Repository, eventually, git
 
 NOON = at("20T12:00")
 SERVERS = tuple(f"web{number:02}" for number in range(6))
-LOOSE = Limits(max_update_percent=100, max_delete_percent=100, max_small_group=100)
-WITHIN = structs.replace(LOOSE, max_reinstalls=len(SERVERS))  # a commit may reinstall all servers
+LOOSE_LIMITS = Limits(max_update_percent=100, max_delete_percent=100, max_small_group=100)
+UPDATE_LIMITS = structs.replace(LOOSE_LIMITS, max_reinstalls=len(SERVERS))  # a commit may reinstall all servers
 OLD, BAD = "flatcar-1", "flatcar-2"
 PARKED = "lifecycle: Parked"
 
@@ -72,17 +72,17 @@ def repository(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
-    with approved(repository, tmp_path) as parts:
+    with run_approved(repository, tmp_path) as parts:
         yield parts
 
 
 @contextmanager
-def approved(
+def run_approved(
     repository: Repository, tmp_path: Path, unending: Collection[str] = (), *, evidence: str = "Fetched"
 ) -> Iterator[Parts]:
     """An instance that has accepted the bad image with an approval, and offers it to all web servers."""
     with run_in_process(
-        tmp_path, repository.bare, limits=LOOSE, initial="adopt", unending=unending, clock=lambda: NOON
+        tmp_path, repository.bare, limits=LOOSE_LIMITS, initial="adopt", unending=unending, clock=lambda: NOON
     ) as parts:
         reconcile_at(parts)
         repository.push(documents(BAD, evidence=evidence))
@@ -96,9 +96,9 @@ def approved(
 
 
 @contextmanager
-def rolled_out(repository: Repository, tmp_path: Path) -> Iterator[Parts]:
+def run_rolled_out(repository: Repository, tmp_path: Path) -> Iterator[Parts]:
     """An instance that has accepted the bad image within the limit, and offers it to all web servers."""
-    with run_in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=UPDATE_LIMITS, initial="adopt", clock=lambda: NOON) as parts:
         reconcile_at(parts)
         bad = repository.push(documents(BAD))
         reconcile_at(parts, 1)
@@ -119,7 +119,7 @@ def get_held(parts: Parts) -> Held:
     return require_value(parts.reconciler.status.held)
 
 
-def take_back(parts: Parts, repository: Repository) -> str:
+def push_revert(parts: Parts, repository: Repository) -> str:
     """Push a revert after web03 has fetched the bad image, which holds the revert; return its commit."""
     fetch(parts, planned(parts, "web03"), 3)
     revert = repository.push(documents())
@@ -135,8 +135,8 @@ def break_fetch_log(parts: Parts) -> None:
 
 
 def approve(parts: Parts, digest: str) -> None:
-    given = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
-    instance_tables.add_request(parts.ledger, NOON, "op", APPROVE, given)
+    facts = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
+    instance_tables.add_request(parts.ledger, NOON, "op", APPROVE, facts)
 
 
 def planned(parts: Parts, name: str) -> BootPlan:
@@ -162,11 +162,11 @@ def fetch(parts: Parts, plan: BootPlan, seconds: float, *, intent: str | None = 
     spool.close()
 
 
-def commit_accepted(parts: Parts) -> Condition:
+def find_acceptance(parts: Parts) -> Condition:
     return next(each for each in parts.reconciler.status.conditions if each.type == "CommitAccepted")
 
 
-def scripts(folder: Path) -> str:
+def read_scripts(folder: Path) -> str:
     found = (folder / "output" / "boot" / "v1" / "boot").glob("*/boot.ipxe")
     return "\n".join(each.read_text() for each in sorted(found))
 
@@ -174,11 +174,11 @@ def scripts(folder: Path) -> str:
 def test_a_revert_withholds_the_bad_image_at_once_and_applies_once_the_fetches_are_read(
     parts: Parts, repository: Repository, tmp_path: Path
 ) -> None:
-    assert f"{BAD}/kernel" in scripts(tmp_path)
+    assert f"{BAD}/kernel" in read_scripts(tmp_path)
     revert = repository.push(documents())
     parts.source.fetch()
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=3)) == NOON + timedelta(seconds=3)  # again at once
-    assert f"{BAD}/kernel" not in scripts(tmp_path)
+    assert f"{BAD}/kernel" not in read_scripts(tmp_path)
     assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
     stored = instance_tables.read_facts(parts.ledger).withheld
     assert stored is not None and stored.by == revert and len(stored.servers) == len(SERVERS)
@@ -252,7 +252,7 @@ def test_a_revert_is_held_while_the_fetch_log_cannot_be_read(parts: Parts, repos
 
 
 def test_a_revert_within_the_limit_waits_until_the_fetches_are_read(repository: Repository, tmp_path: Path) -> None:
-    with rolled_out(repository, tmp_path) as parts:
+    with run_rolled_out(repository, tmp_path) as parts:
         bad = parts.reconciler.status.accepted
         fetch(parts, planned(parts, "web03"), 3)  # gitboot learns it only after it has looked at the revert
         revert = repository.push(documents())
@@ -260,7 +260,7 @@ def test_a_revert_within_the_limit_waits_until_the_fetches_are_read(repository: 
         for seconds in (3, 4):
             assert parts.reconciler.reconcile(NOON + timedelta(seconds=seconds)) == NOON + timedelta(seconds=seconds)
             assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (bad, None)
-            assert f"{BAD}/kernel" not in scripts(tmp_path)
+            assert f"{BAD}/kernel" not in read_scripts(tmp_path)
         reconcile_at(parts, 5)
         assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
         reconcile_at(parts, 100)
@@ -273,15 +273,15 @@ def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_rea
     repository: Repository, tmp_path: Path
 ) -> None:
     """The start has no checkpoint, and its first reconcile evaluates both commits."""
-    with rolled_out(repository, tmp_path) as parts:
+    with run_rolled_out(repository, tmp_path) as parts:
         bad = parts.reconciler.status.accepted
     revert = repository.push(documents())
-    with run_in_process(tmp_path, repository.bare, limits=WITHIN, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=UPDATE_LIMITS, clock=lambda: NOON) as parts:
         assert parts.reconciler.state.plans.commit is None
         for seconds in (3, 4):
             reconcile_at(parts, seconds)
             assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (bad, None)
-            assert f"{BAD}/kernel" not in scripts(tmp_path)
+            assert f"{BAD}/kernel" not in read_scripts(tmp_path)
         reconcile_at(parts, 5)
         assert parts.reconciler.status.accepted == revert
         assert instance_tables.read_facts(parts.ledger).rolled_back.keys() == {make_uuid(name) for name in SERVERS}
@@ -307,9 +307,9 @@ def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, r
 def test_a_held_revert_that_is_acknowledged_is_not_shown_as_held_while_it_waits(
     parts: Parts, repository: Repository
 ) -> None:
-    take_back(parts, repository)
+    push_revert(parts, repository)
     held = get_held(parts)
-    assert not commit_accepted(parts).status
+    assert not find_acceptance(parts).status
     line = f"Gitboot-Ack: {held.digest} maxReinstalls"
     revert = repository.push({"README.md": "Taken back."}, f"Install web03 again\n\n{line}")
     for seconds in (7, 8):
@@ -318,23 +318,23 @@ def test_a_held_revert_that_is_acknowledged_is_not_shown_as_held_while_it_waits(
         assert (status.attempted, status.held) == (revert, None) and status.accepted != revert
         assert [each for each in status.conditions if each.type == "CommitAccepted" and not each.status] == []
     reconcile_at(parts, 9)
-    assert parts.reconciler.status.accepted == revert and commit_accepted(parts).status
+    assert parts.reconciler.status.accepted == revert and find_acceptance(parts).status
 
 
 def test_a_revert_within_the_limit_applies_while_the_fetch_log_cannot_be_read(
     repository: Repository, tmp_path: Path
 ) -> None:
-    with rolled_out(repository, tmp_path) as parts:
+    with run_rolled_out(repository, tmp_path) as parts:
         break_fetch_log(parts)
         revert = repository.push(documents())
         for seconds in (3, 4, 5):
             reconcile_at(parts, seconds)
-            assert f"{BAD}/kernel" not in scripts(tmp_path)
+            assert f"{BAD}/kernel" not in read_scripts(tmp_path)
         assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
 
 
 def test_a_revert_within_the_limit_applies_while_gitboot_cannot_publish(repository: Repository, tmp_path: Path) -> None:
-    with rolled_out(repository, tmp_path) as parts:
+    with run_rolled_out(repository, tmp_path) as parts:
         script = tmp_path / "output" / "boot" / "v1" / "boot" / make_mac("web03").replace(":", "-") / "boot.ipxe"
         script.unlink()
         (script / "in-the-way").mkdir(parents=True)
@@ -348,19 +348,19 @@ def test_a_revert_within_the_limit_applies_while_gitboot_cannot_publish(reposito
 def test_a_revert_within_the_limit_applies_if_the_commit_after_it_is_invalid(
     repository: Repository, tmp_path: Path
 ) -> None:
-    with rolled_out(repository, tmp_path) as parts:
+    with run_rolled_out(repository, tmp_path) as parts:
         revert = repository.push(documents())
         repository.push({"other.yaml": "kind: Server\n"})
         reconcile_at(parts, 3, 4, 5)
         status = parts.reconciler.status
-        assert (status.accepted, commit_accepted(parts).reason) == (revert, "Invalid")
+        assert (status.accepted, find_acceptance(parts).reason) == (revert, "Invalid")
 
 
 @pytest.mark.parametrize("are_together", [False, True])
 def test_a_revert_within_the_limit_waits_if_another_commit_parked_the_servers_before(
     repository: Repository, tmp_path: Path, *, are_together: bool
 ) -> None:
-    with rolled_out(repository, tmp_path) as parts:
+    with run_rolled_out(repository, tmp_path) as parts:
         bad = planned(parts, "web03")
         parked = repository.push(documents(BAD, spec=PARKED))
         if not are_together:
@@ -377,7 +377,7 @@ def test_a_revert_within_the_limit_waits_if_another_commit_parked_the_servers_be
 def test_a_change_of_a_server_of_which_no_boot_is_withheld_is_accepted_in_one_reconcile(
     repository: Repository, tmp_path: Path
 ) -> None:
-    with run_in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=UPDATE_LIMITS, initial="adopt", clock=lambda: NOON) as parts:
         reconcile_at(parts)
         for seconds, files in ((10, documents(spec=PARKED)), (20, documents()), (30, documents(BAD))):
             commit = repository.push(files)
@@ -386,13 +386,13 @@ def test_a_change_of_a_server_of_which_no_boot_is_withheld_is_accepted_in_one_re
             reconcile_at(parts, seconds + 1)
 
 
-def lose(clone: Path, repository: Repository) -> None:
+def lose_history(clone: Path, repository: Repository) -> None:
     """Lose the clone, and in the repository all commits that its branch does not have."""
     shutil.rmtree(clone)
     git(repository.bare, "gc", "--quiet", "--prune=now")
 
 
-def history_kept(parts: Parts) -> Condition | None:
+def find_history(parts: Parts) -> Condition | None:
     return next((each for each in parts.reconciler.status.conditions if each.type == "HistoryComplete"), None)
 
 
@@ -400,42 +400,42 @@ def history_kept(parts: Parts) -> Condition | None:
 def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remedy(
     repository: Repository, tmp_path: Path, *, loses_clone: bool
 ) -> None:
-    with approved(repository, tmp_path) as parts:
+    with run_approved(repository, tmp_path) as parts:
         bad = require_value(parts.reconciler.status.accepted)
-        revert = take_back(parts, repository)
-        assert parts.reconciler.status.held is not None and history_kept(parts) is None
+        revert = push_revert(parts, repository)
+        assert parts.reconciler.status.held is not None and find_history(parts) is None
         git(repository.bare, "update-ref", "refs/heads/main", bad)
         if not loses_clone:
             reconcile_at(parts, 7)
-            assert_is_gone(parts, revert)
+            assert_revert_lost(parts, revert)
     if loses_clone:
-        lose(tmp_path / "state" / CLONE, repository)
-    with run_in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        lose_history(tmp_path / "state" / CLONE, repository)
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE_LIMITS, clock=lambda: NOON) as parts:
         parts.reconciler.reconcile(NOON + timedelta(seconds=8))
-        assert loses_clone or history_kept(parts) is None  # gitboot fetches now if it has no clone
+        assert loses_clone or find_history(parts) is None  # gitboot fetches now if it has no clone
         for seconds in (9, 10):
             reconcile_at(parts, seconds)
-            assert_is_gone(parts, revert)
-            message = getattr(history_kept(parts), "message", "")
+            assert_revert_lost(parts, revert)
+            message = getattr(find_history(parts), "message", "")
             assert ("until the branch contains commit" in message) == loses_clone
-        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        assert f"{BAD}/kernel" not in read_scripts(tmp_path)
         assert [each.facts["commit"] for each in parts.events if each.type == "CommitMissing"] == [revert]
-    rewinding = structs.replace(LOOSE, allow_rewind=True)
+    rewinding = structs.replace(LOOSE_LIMITS, allow_rewind=True)
     with run_in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
         parts.reconciler.reconcile(NOON + timedelta(seconds=11))
-        assert f"{BAD}/kernel" not in scripts(tmp_path)  # until gitboot has fetched
+        assert f"{BAD}/kernel" not in read_scripts(tmp_path)  # until gitboot has fetched
         reconcile_at(parts, 12)
-        assert (history_kept(parts), parts.reconciler.status.withheld) == (None, ())
-        assert f"{BAD}/kernel" in scripts(tmp_path)
-    with run_in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        assert (find_history(parts), parts.reconciler.status.withheld) == (None, ())
+        assert f"{BAD}/kernel" in read_scripts(tmp_path)
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE_LIMITS, clock=lambda: NOON) as parts:
         reconcile_at(parts, 13)
-        assert (history_kept(parts), parts.reconciler.status.accepted) == (None, bad)
-        assert f"{BAD}/kernel" in scripts(tmp_path)
+        assert (find_history(parts), parts.reconciler.status.accepted) == (None, bad)
+        assert f"{BAD}/kernel" in read_scripts(tmp_path)
 
 
-def assert_is_gone(parts: Parts, revert: str) -> None:
+def assert_revert_lost(parts: Parts, revert: str) -> None:
     """Assert that the condition names the revert, and the number of servers whose boots it withholds."""
-    condition = history_kept(parts)
+    condition = find_history(parts)
     assert condition is not None and (condition.status, condition.reason) == (False, "CommitMissing")
     assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in condition.message
     assert condition.remedy is not None and "--allow-rewind" in condition.remedy
@@ -446,22 +446,22 @@ def test_a_newer_commit_ends_the_withholding_of_a_lost_commit_if_the_clone_has_t
     parts: Parts, repository: Repository, tmp_path: Path
 ) -> None:
     bad = require_value(parts.reconciler.status.accepted)
-    take_back(parts, repository)
+    push_revert(parts, repository)
     git(repository.bare, "update-ref", "refs/heads/main", bad)
     reconcile_at(parts, 7)
-    condition = history_kept(parts)
+    condition = find_history(parts)
     assert condition is not None and "If you push any other new commit" in condition.message
     newer = git(repository.bare, "commit-tree", "-p", bad, "-m", "Keep the image", f"{bad}^{{tree}}")
     git(repository.bare, "update-ref", "refs/heads/main", newer)
     reconcile_at(parts, 8)
-    assert (parts.reconciler.status.accepted, history_kept(parts)) == (newer, None)
-    assert f"{BAD}/kernel" in scripts(tmp_path)
+    assert (parts.reconciler.status.accepted, find_history(parts)) == (newer, None)
+    assert f"{BAD}/kernel" in read_scripts(tmp_path)
 
 
 def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
     repository: Repository, tmp_path: Path
 ) -> None:
-    with approved(repository, tmp_path) as parts:
+    with run_approved(repository, tmp_path) as parts:
         fetch(parts, planned(parts, "web03"), 3)
         fetch(parts, planned(parts, "web04"), 3)
         revert = repository.push(documents())
@@ -469,15 +469,15 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
         bad = parts.reconciler.status.accepted
     assert bad is not None
     git(repository.bare, "update-ref", "refs/heads/main", bad)
-    lose(tmp_path / "state" / CLONE, repository)
+    lose_history(tmp_path / "state" / CLONE, repository)
     git(repository.work, "reset", "--hard", bad)
     held = repository.push(documents(BAD, servers=SERVERS[:4]))  # takes the boots of two servers back
-    rewinding = structs.replace(LOOSE, allow_rewind=True, max_deletes=0)
+    rewinding = structs.replace(LOOSE_LIMITS, allow_rewind=True, max_deletes=0)
     with run_in_process(
-        tmp_path, repository.bare, limits=structs.replace(LOOSE, max_deletes=0), clock=lambda: NOON
+        tmp_path, repository.bare, limits=structs.replace(LOOSE_LIMITS, max_deletes=0), clock=lambda: NOON
     ) as parts:
         reconcile_at(parts, 7, 8, 9)
-        condition = history_kept(parts)
+        condition = find_history(parts)
         assert condition is not None and f"{revert[:12]}, which had removed the install boots of" in condition.message
         assert [each.server for each in parts.reconciler.status.withheld] == list(SERVERS)
     with run_in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
@@ -493,7 +493,7 @@ def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_needs_
 ) -> None:
     """A mirror served the boot, and its log comes late, or the installer reports late what it has installed."""
     repository.push(documents(evidence=evidence))
-    with approved(repository, tmp_path, evidence=evidence) as parts:
+    with run_approved(repository, tmp_path, evidence=evidence) as parts:
         bad = planned(parts, "web02")
         revert = repository.push(documents(evidence=evidence))
         reconcile_at(parts, 3, 4, 5)
@@ -510,18 +510,18 @@ def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_needs_
 def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_back_is_evaluated(
     repository: Repository, tmp_path: Path
 ) -> None:
-    with approved(repository, tmp_path) as parts:
+    with run_approved(repository, tmp_path) as parts:
         fetch(parts, planned(parts, "web03"), 3)
         revert = repository.push(documents())
         reconcile_at(parts, 4)
         reconcile_at(parts, 5)
-    with run_in_process(tmp_path, repository.bare, limits=LOOSE, evaluates=False, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE_LIMITS, evaluates=False, clock=lambda: NOON) as parts:
         for seconds in (6, 7):
             parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
         stored = instance_tables.read_facts(parts.ledger).withheld
         assert stored is not None and stored.by == revert
-        assert f"{BAD}/kernel" not in scripts(tmp_path)
-    with run_in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        assert f"{BAD}/kernel" not in read_scripts(tmp_path)
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE_LIMITS, clock=lambda: NOON) as parts:
         repository.push(documents(BAD))  # the revert is reverted
         reconcile_at(parts, 8, 9)
         assert boot(parts, "web01") == (Cause.PENDING, BAD)
@@ -531,17 +531,17 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
 def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_revert_does_not_end(
     repository: Repository, tmp_path: Path
 ) -> None:
-    with approved(repository, tmp_path) as parts:
-        revert = take_back(parts, repository)
+    with run_approved(repository, tmp_path) as parts:
+        revert = push_revert(parts, repository)
     unending = {revert}
-    with run_in_process(tmp_path, repository.bare, limits=LOOSE, unending=unending, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE_LIMITS, unending=unending, clock=lambda: NOON) as parts:
         reconcile_at(parts, 7, 8, 9)
         status = parts.reconciler.status
-        assert (commit_accepted(parts).reason, status.held) == ("NotEvaluated", None)
+        assert (find_acceptance(parts).reason, status.held) == ("NotEvaluated", None)
         assert {each.server for each in status.withheld} == set(SERVERS)
         stored = instance_tables.read_facts(parts.ledger).withheld
         assert stored is not None and stored.by == revert
-        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        assert f"{BAD}/kernel" not in read_scripts(tmp_path)
         unending.clear()
         reconcile_at(parts, 70, 71, 72)
         assert (get_held(parts).commit, get_held(parts).reinstalls) == (revert, ("web03",))
@@ -550,16 +550,16 @@ def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_rever
 def test_after_a_restore_a_boot_stays_withheld_while_the_clone_lacks_the_revert(
     repository: Repository, tmp_path: Path
 ) -> None:
-    with approved(repository, tmp_path) as parts:
+    with run_approved(repository, tmp_path) as parts:
         bad = require_value(parts.reconciler.status.accepted)
-        revert = take_back(parts, repository)
+        revert = push_revert(parts, repository)
     shutil.rmtree(tmp_path / "state" / CLONE)
     git(repository.bare, "update-ref", "refs/heads/main", bad)  # a copy of the repository from before the revert
-    with run_in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE_LIMITS, clock=lambda: NOON) as parts:
         reconcile_at(parts, 7, 8, 9)
         status = parts.reconciler.status
         assert (status.accepted, {each.server for each in status.withheld}) == (bad, set(SERVERS))
-        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        assert f"{BAD}/kernel" not in read_scripts(tmp_path)
         git(repository.bare, "update-ref", "refs/heads/main", revert)
         reconcile_at(parts, 10, 11, 12)
         assert (get_held(parts).commit, get_held(parts).reinstalls) == (revert, ("web03",))
@@ -569,16 +569,16 @@ def test_a_revert_that_is_evaluated_late_is_judged_by_the_fetches_until_its_boot
     repository: Repository, tmp_path: Path
 ) -> None:
     unending = set[str]()
-    with approved(repository, tmp_path, unending) as parts:
+    with run_approved(repository, tmp_path, unending) as parts:
         bad = planned(parts, "web03")
         revert = repository.push(documents())
         unending.add(revert)
         reconcile_at(parts, 3, 4, 5)
-        assert (commit_accepted(parts).reason, parts.reconciler.status.withheld) == ("NotEvaluated", ())
+        assert (find_acceptance(parts).reason, parts.reconciler.status.withheld) == ("NotEvaluated", ())
         unending.clear()
         reconcile_at(parts, 70)
         assert parts.reconciler.status.accepted != revert
-        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        assert f"{BAD}/kernel" not in read_scripts(tmp_path)
         fetch(parts, bad, 70)  # just before the files changed, and recorded just after
         reconcile_at(parts, 71, 72, 73)
         assert (get_held(parts).commit, get_held(parts).reinstalls) == (revert, ("web03",))
@@ -639,7 +639,7 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_its_loss_is_a_condit
             wait_for_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
     if loses_clone:
         git(repository.bare, "update-ref", "refs/heads/main", bad)
-        lose(tmp_path / "state" / CLONE, repository)
+        lose_history(tmp_path / "state" / CLONE, repository)
     with run() as instance:
         found = wait_for_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
         assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in found["message"]

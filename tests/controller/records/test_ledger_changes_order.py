@@ -50,14 +50,14 @@ from tests.helpers.instance_in_process import NOON, Bench, summarize_plan
 
 MAC = make_mac("web01").replace(":", "-")
 ENTRY = f"boot/v1/boot/{MAC}/boot.ipxe"
-ASKING = (Phase.NETWORK, Cause.PENDING)
+INSTALL_PENDING = (Phase.NETWORK, Cause.PENDING)
 # The offset of an endpoint's clock from the instance's: above 30 s nothing is served, and a clock may step later.
 OFF = [timedelta(seconds=-30), timedelta(hours=-2), timedelta(seconds=30), timedelta(hours=2)]
-SAYS = "#cloud-config\nphone_home: {{ urls.provisioned }}\nbootcmd: {{ urls.failed }}\n"
+REPORTING_DATA = "#cloud-config\nphone_home: {{ urls.provisioned }}\nbootcmd: {{ urls.failed }}\n"
 ENCODED = "#cloud-config\nscript: {{ urls.provisioned | b64encode }}\n"
 
 
-class Ordered(Bench):
+class OrderBench(Bench):
     """web01, which is installed by an image that fetches user data and reports."""
 
     def install(
@@ -67,7 +67,7 @@ class Ordered(Bench):
         image_name: str = "flatcar-1",
         often: str = "Once",
         attempts: int = 1,
-        text: str = SAYS,
+        text: str = REPORTING_DATA,
     ) -> BootPlan:
         self.decide(
             fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}, attempts: {attempts}}}"),
@@ -78,35 +78,35 @@ class Ordered(Bench):
             *more,
             files={"t": text},
         )
-        return self.planned()
+        return self.reconcile_plan()
 
-    def planned(self) -> BootPlan:
+    def reconcile_plan(self) -> BootPlan:
         return require_value(self.reconcile())
 
-    def entry(self, plan: BootPlan, off: timedelta = timedelta()) -> BootPlan:
+    def fetch_boot(self, plan: BootPlan, off: timedelta = timedelta()) -> BootPlan:
         self.fetch(plan, path=ENTRY, at=self.now + off)
-        return self.planned()
+        return self.reconcile_plan()
 
-    def asked(self, path: str, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
+    def request_path(self, path: str, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
         assert token is not None
         at = self.now + off
         self.observe(Observation(server="web01", path=path, digest=token, client="10.0.0.7", at=at))
-        return self.planned()
+        return self.reconcile_plan()
 
     def data(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
-        return self.asked(DATA.build_path(MAC, token or "", "user-data"), token, off)
+        return self.request_path(DATA.build_path(MAC, token or "", "user-data"), token, off)
 
-    def reports(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
-        return self.asked(PROVISIONED.build_path(MAC, token or ""), token, off)
+    def report_success(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
+        return self.request_path(PROVISIONED.build_path(MAC, token or ""), token, off)
 
-    def fails(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
-        return self.asked(FAILED.build_path(MAC, token or ""), token, off)
+    def report_failure(self, token: Digest | None, off: timedelta = timedelta()) -> BootPlan:
+        return self.request_path(FAILED.build_path(MAC, token or ""), token, off)
 
-    def order(self) -> BootPlan:
+    def set_pending(self) -> BootPlan:
         """Let an operator set web01 pending."""
         item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provisioned_at=self.now))}
         self.request("records", items=[item], reason="once more")
-        return self.planned()
+        return self.reconcile_plan()
 
     @property
     def token(self) -> Digest | None:
@@ -119,8 +119,8 @@ class Ordered(Bench):
 
 
 @pytest.fixture
-def web01(tmp_path: Path) -> Iterator[Ordered]:
-    with Ordered(tmp_path) as bench:
+def web01(tmp_path: Path) -> Iterator[OrderBench]:
+    with OrderBench(tmp_path) as bench:
         yield bench
 
 
@@ -130,69 +130,69 @@ def web01(tmp_path: Path) -> Iterator[Ordered]:
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_evidence_of_a_boot_that_was_offered_before_an_operator_request_proves_nothing_after_it(
-    web01: Ordered, off: timedelta, has_begun: bool
+    web01: OrderBench, off: timedelta, has_begun: bool
 ) -> None:
     first, token = web01.install(), web01.token
     if has_begun:
-        web01.entry(first)
+        web01.fetch_boot(first)
         web01.data(token)
-    again = web01.wait(minutes=10).order()
-    assert (summarize_plan(again), again.digest != first.digest, web01.token != token) == (ASKING, True, True)
-    web01.entry(first, off)
+    again = web01.wait(minutes=10).set_pending()
+    assert (summarize_plan(again), again.digest != first.digest, web01.token != token) == (INSTALL_PENDING, True, True)
+    web01.fetch_boot(first, off)
     web01.data(token, off)
-    web01.fails(token, off)
-    assert summarize_plan(web01.reports(token, off)) == ASKING
+    web01.report_failure(token, off)
+    assert summarize_plan(web01.report_success(token, off)) == INSTALL_PENDING
     assert web01.step == "Pending"
 
 
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("evidence", ["Fetched", "Reported"])
 def test_a_boot_that_was_offered_after_an_operator_request_is_served_once(
-    web01: Ordered, off: timedelta, evidence: str
+    web01: OrderBench, off: timedelta, evidence: str
 ) -> None:
     """An endpoint's clock that is behind made evidence of what it gave older than the word: it was installed twice."""
     web01.install(evidence=evidence)
-    again = web01.wait(minutes=10).order()
-    web01.entry(again, off)
+    again = web01.wait(minutes=10).set_pending()
+    web01.fetch_boot(again, off)
     assert web01.step == "Attempted"
-    assert web01.wait(minutes=2).planned().phase is Phase.DISK
+    assert web01.wait(minutes=2).reconcile_plan().phase is Phase.DISK
     web01.data(web01.token, off)
-    web01.reports(web01.token, off)
-    assert (web01.step, web01.planned().phase) == ("Provisioned", Phase.DISK)
+    web01.report_success(web01.token, off)
+    assert (web01.step, web01.reconcile_plan().phase) == ("Provisioned", Phase.DISK)
 
 
 @pytest.mark.parametrize("off", [timedelta(hours=-3), timedelta(hours=3)])
 def test_an_operator_request_counts_even_if_the_clock_moved_since_the_last_installation(
-    web01: Ordered, off: timedelta
+    web01: OrderBench, off: timedelta
 ) -> None:
     plan = web01.install()
-    web01.entry(plan)
-    web01.reports(web01.token)
+    web01.fetch_boot(plan)
+    web01.report_success(web01.token)
     web01.now += off
     web01.request("clock", reason="it is right now")
-    again = web01.order()
-    assert summarize_plan(again) == ASKING
-    web01.entry(again)
+    again = web01.set_pending()
+    assert summarize_plan(again) == INSTALL_PENDING
+    web01.fetch_boot(again)
     web01.wait(minutes=2)
-    assert (web01.step, web01.planned().phase) == ("Attempted", Phase.DISK)
+    assert (web01.step, web01.reconcile_plan().phase) == ("Attempted", Phase.DISK)
 
 
-def test_an_operator_request_and_the_fetch_that_it_voids_may_come_in_one_reconcile(web01: Ordered) -> None:
+def test_an_operator_request_and_the_fetch_that_it_voids_may_come_in_one_reconcile(web01: OrderBench) -> None:
     plan = web01.install()
     web01.fetch(plan, path=ENTRY, at=web01.now + timedelta(minutes=1))
-    assert summarize_plan(web01.order()) == ASKING
+    assert summarize_plan(web01.set_pending()) == INSTALL_PENDING
     assert web01.step == "Pending"
 
 
-def test_an_operator_request_without_the_newest_evidence_is_rejected(web01: Ordered) -> None:
-    web01.entry(web01.install(evidence="Fetched"))
+def test_an_operator_request_without_the_newest_evidence_is_rejected(web01: OrderBench) -> None:
+    web01.fetch_boot(web01.install(evidence="Fetched"))
     before = web01.record
     web01.data(web01.token)
     assert before is not None and web01.record is not None
     item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provisioned_at=web01.now))}
     words = map(last_provisioning_facts, (before, web01.record))
     numbers = [web01.request("records", items=[{**item, "seen": seen}], reason="x") for seen in words]
-    web01.planned()
+    web01.reconcile_plan()
     assert [web01.outcome(each).partition(":")[0] for each in numbers] == ["refused", "recorded web01 as pending"]
 
 
@@ -201,38 +201,38 @@ def test_an_operator_request_without_the_newest_evidence_is_rejected(web01: Orde
 
 @pytest.mark.parametrize("off", OFF)
 @pytest.mark.parametrize("ends", [False, True])
-def test_late_evidence_of_an_earlier_image_undoes_nothing(web01: Ordered, off: timedelta, ends: bool) -> None:
+def test_late_evidence_of_an_earlier_image_undoes_nothing(web01: OrderBench, off: timedelta, ends: bool) -> None:
     first = web01.install(often="OnImageChange", evidence="Fetched")
     token = web01.token
     second = web01.install(often="OnImageChange", evidence="Fetched", image_name="flatcar-2")
-    web01.entry(second)
+    web01.fetch_boot(second)
     if ends:
         web01.data(web01.token)
     before = web01.record
-    web01.wait(minutes=5).entry(first, off)
+    web01.wait(minutes=5).fetch_boot(first, off)
     web01.data(token, off)
-    assert (web01.record, web01.planned().phase) == (before, Phase.DISK)
+    assert (web01.record, web01.reconcile_plan().phase) == (before, Phase.DISK)
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_an_image_that_is_wanted_again_is_a_new_offer(web01: Ordered, off: timedelta) -> None:
+def test_an_image_that_is_wanted_again_is_a_new_offer(web01: OrderBench, off: timedelta) -> None:
     """The same plan, byte for byte, is published again. Earlier evidence for it proves nothing about the new offer."""
     first = web01.install(often="OnImageChange")
-    web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
+    web01.fetch_boot(web01.install(often="OnImageChange", image_name="flatcar-2"))
     again = web01.wait(minutes=5).install(often="OnImageChange")
-    assert (summarize_plan(again), again.digest) == (ASKING, first.digest)
-    web01.entry(again, off)
-    assert web01.wait(minutes=5).planned().phase is Phase.DISK
+    assert (summarize_plan(again), again.digest) == (INSTALL_PENDING, first.digest)
+    web01.fetch_boot(again, off)
+    assert web01.wait(minutes=5).reconcile_plan().phase is Phase.DISK
     assert web01.record is not None and [each.key for each in web01.record.attempts] == ["provision/1/flatcar-1"]
 
 
 @pytest.mark.parametrize("together", [True, False])
 def test_an_image_that_was_served_before_the_report_of_the_previous_one_is_served_once(
-    web01: Ordered, together: bool
+    web01: OrderBench, together: bool
 ) -> None:
     """flatcar-1 reports when flatcar-2 is wanted. Before flatcar-1 is published again, the machine gets flatcar-2."""
     first, token = web01.install(often="OnImageChange"), web01.token
-    web01.entry(first)
+    web01.fetch_boot(first)
     web01.data(token)
     second = web01.install(often="OnImageChange", image_name="flatcar-2")
     web01.wait(minutes=5)
@@ -243,71 +243,73 @@ def test_an_image_that_was_served_before_the_report_of_the_previous_one_is_serve
         )
     )
     if not together:
-        web01.planned()
-    web01.entry(second)
+        web01.reconcile_plan()
+    web01.fetch_boot(second)
     assert web01.told("Provisioned") == ["Provisioned"]
     assert web01.step == "Attempted"
-    assert summarize_plan(web01.wait(minutes=2).planned()) == (Phase.DISK, Cause.ATTEMPTED)
+    assert summarize_plan(web01.wait(minutes=2).reconcile_plan()) == (Phase.DISK, Cause.ATTEMPTED)
     assert summarize_plan(web01.data(web01.token)) == (Phase.DISK, Cause.STARTED)
-    web01.reports(web01.token)
+    web01.report_success(web01.token)
     assert web01.step == "Provisioned"
 
 
-def test_each_commit_and_each_operator_request_has_its_own_decision_number_and_nothing_else_has(web01: Ordered) -> None:
+def test_each_commit_and_each_operator_request_has_its_own_decision_number_and_nothing_else_has(
+    web01: OrderBench,
+) -> None:
     web01.install()
     assert web01.knowledge.facts.sequence == 2  # it has a commit, and begins
     for _ in range(3):
-        web01.wait(hours=1).planned()
+        web01.wait(hours=1).reconcile_plan()
     assert web01.knowledge.facts.sequence == 2
-    web01.order()
+    web01.set_pending()
     assert (web01.knowledge.facts.sequence, web01.record and web01.record.offered) == (3, 3)
 
 
 def test_decision_numbers_continue_after_a_restart(tmp_path: Path) -> None:
-    with Ordered(tmp_path) as web01:
+    with OrderBench(tmp_path) as web01:
         first = web01.install()
-        again = web01.order()
-    with Ordered(tmp_path, initial=None) as web01:
+        again = web01.set_pending()
+    with OrderBench(tmp_path, initial=None) as web01:
         assert web01.install().digest == again.digest
-        web01.entry(first, timedelta(hours=1))
+        web01.fetch_boot(first, timedelta(hours=1))
         assert web01.step == "Pending"
-        assert web01.order().digest not in (first.digest, again.digest)
+        assert web01.set_pending().digest not in (first.digest, again.digest)
 
 
 # Attempts
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_a_failure_that_is_reported_twice_ends_one_attempt(web01: Ordered, off: timedelta) -> None:
-    web01.entry(web01.install(attempts=3))
+def test_a_failure_that_is_reported_twice_ends_one_attempt(web01: OrderBench, off: timedelta) -> None:
+    web01.fetch_boot(web01.install(attempts=3))
     first = web01.token
-    web01.entry(web01.fails(first))
+    web01.fetch_boot(web01.report_failure(first))
     assert web01.token != first
-    web01.wait(minutes=5).fails(first, off)
+    web01.wait(minutes=5).report_failure(first, off)
     assert web01.record is not None
     assert [(each.number, each.step) for each in web01.record.attempts] == [(1, "Failed"), (2, "Attempted")]
-    assert web01.planned().phase is Phase.DISK
-    web01.fails(web01.token, off)
+    assert web01.reconcile_plan().phase is Phase.DISK
+    web01.report_failure(web01.token, off)
     assert [each.step for each in web01.record.attempts] == ["Failed", "Failed"]
 
 
 @pytest.mark.parametrize("off", OFF)
-def test_data_of_a_failed_attempt_starts_no_other_attempt(web01: Ordered, off: timedelta) -> None:
-    web01.entry(web01.install(attempts=3))
+def test_data_of_a_failed_attempt_starts_no_other_attempt(web01: OrderBench, off: timedelta) -> None:
+    web01.fetch_boot(web01.install(attempts=3))
     first = web01.token
-    web01.entry(web01.fails(first))
+    web01.fetch_boot(web01.report_failure(first))
     web01.data(first, off)
     assert web01.step == "Attempted"
     web01.data(web01.token, off)
     assert web01.step == "Started"
 
 
-def test_user_data_names_the_attempt_to_which_it_belongs(web01: Ordered) -> None:
+def test_user_data_names_the_attempt_to_which_it_belongs(web01: OrderBench) -> None:
     plan, common = web01.install(attempts=2), web01.token
     decision = web01.decisions.servers["web01"]
     assert (common, plan.token, plan.data) == (decision.token, None, common)
-    web01.entry(plan)
-    again = web01.fails(common)
+    web01.fetch_boot(plan)
+    again = web01.report_failure(common)
     assert common is not None and again.token is not None and again.token == again.data != common
     files = dict(render(decision, again))
     text = files[DATA.build_path(MAC, again.token, "user-data")].content.decode()
@@ -317,12 +319,12 @@ def test_user_data_names_the_attempt_to_which_it_belongs(web01: Ordered) -> None
     assert {FAILED.build_path(MAC, each) for each in (common, again.token)} <= published.keys()
 
 
-def test_an_installer_whose_user_data_hides_the_token_reports_with_the_common_token(web01: Ordered) -> None:
-    web01.entry(web01.install(attempts=2, text=ENCODED))
+def test_an_installer_whose_user_data_hides_the_token_reports_with_the_common_token(web01: OrderBench) -> None:
+    web01.fetch_boot(web01.install(attempts=2, text=ENCODED))
     common = web01.token
-    web01.entry(web01.fails(common))
+    web01.fetch_boot(web01.report_failure(common))
     assert web01.token != common
-    web01.reports(common)
+    web01.report_success(common)
     assert web01.step == "Provisioned"
 
 
@@ -331,18 +333,18 @@ def test_an_installer_whose_user_data_hides_the_token_reports_with_the_common_to
 
 @pytest.mark.parametrize("off", OFF)
 def test_late_evidence_of_a_wipe_before_an_installation_leaves_its_record_verified(
-    web01: Ordered, off: timedelta
+    web01: OrderBench, off: timedelta
 ) -> None:
     wipe = maintenance("wipe", "20T11:00 20T12:30", "networkBoot: Once", boots="web")
     wiping = web01.install(wipe)
     assert wiping.phase is Phase.MAINTENANCE
     web01.now = NOON + timedelta(minutes=31)
-    again = web01.order()
-    assert summarize_plan(again) == ASKING
-    web01.entry(again)
-    web01.reports(web01.token)
+    again = web01.set_pending()
+    assert summarize_plan(again) == INSTALL_PENDING
+    web01.fetch_boot(again)
+    web01.report_success(web01.token)
     web01.fetch(wiping, path=ENTRY, at=NOON + off)
-    web01.planned()
+    web01.reconcile_plan()
     assert (web01.step, web01.record and web01.record.overwritten_by) == ("Provisioned", None)
     assert web01.record is not None and web01.record.runs["wipe"].run == 1  # and is not made again
 
@@ -368,24 +370,24 @@ def make_observation_at(instant: datetime, path: str) -> Observation:
     return Observation(server="web01", path=path, digest=Digest("d" * 64), client="10.0.0.7", at=instant)
 
 
-def test_the_date_of_a_mirror_tells_which_of_two_equal_offers_was_sent(web01: Ordered) -> None:
+def test_the_date_of_a_mirror_tells_which_of_two_equal_offers_was_sent(web01: OrderBench) -> None:
     """web01 was sent flatcar-1, then another; the log of the first comes when flatcar-1 is offered once more."""
     web01.install(often="OnImageChange")
     early = int(web01.now.timestamp())
     path = next(path for path in web01.rendered["web01"].evidence_digests if path.endswith("boot.ipxe"))
     web01.wait(minutes=5)
-    web01.entry(web01.install(often="OnImageChange", image_name="flatcar-2"))
+    web01.fetch_boot(web01.install(often="OnImageChange", image_name="flatcar-2"))
     web01.wait(minutes=5).install(often="OnImageChange")
     web01.observe(Observation(server="", path=path, modified=early, client="10.0.0.7", at=web01.now))
-    assert summarize_plan(web01.planned()) == ASKING
+    assert summarize_plan(web01.reconcile_plan()) == INSTALL_PENDING
     late = Observation(server="", path=path, modified=int(web01.now.timestamp()), client="10.0.0.7", at=NOON)
     web01.observe(late)
-    assert web01.wait(minutes=5).planned().phase is Phase.DISK
+    assert web01.wait(minutes=5).reconcile_plan().phase is Phase.DISK
 
 
-def test_an_offer_has_the_number_of_the_newest_decision_and_a_lower_one_than_a_later_request(web01: Ordered) -> None:
+def test_an_offer_has_the_number_of_the_newest_decision_and_a_lower_one_than_a_later_request(web01: OrderBench) -> None:
     numbers = []
-    for plan in (web01.install(), web01.order()):
+    for plan in (web01.install(), web01.set_pending()):
         offer = require_value(server_tables.find_offer(web01.ledger, plan.digest))
         numbers.append(offer.number)
     assert numbers == [2, 3]
@@ -406,7 +408,7 @@ def test_records_and_plans_are_the_same_for_every_way_to_reach_them(
 ) -> None:
     draw, history = random.Random(seed), History({})
     evaluator = Evaluator(history.snapshot)
-    run, tree, base = Run(first.at), tree_of(first), None
+    run, tree, base = IncrementalRun(first.at), tree_of(first), None
     for number, other in enumerate((first, *others * 2)):
         edited = draw.choice(EDITS)(tree, other, draw) if number else tree
         revision = history.commit(edited)
@@ -415,13 +417,13 @@ def test_records_and_plans_are_the_same_for_every_way_to_reach_them(
             base, tree = assemble_commit(base, revision, map(sent, build_report(found))).commit, edited
         assert base is not None
         run.reconcile(base)
-        run.happen(base, other, draw)
+        run.add_records(base, other, draw)
         run.at += timedelta(minutes=draw.choice(STEPS))
         run.stop = draw.choice((StopScope.NONE, StopScope.NONE, StopScope.NONE, StopScope.WRITING, StopScope.ALL))
         run.reconcile(base)
 
 
-class Run:
+class IncrementalRun:
     """An instance's knowledge and plans, each brought up to date by what changed, and compared with the whole."""
 
     def __init__(self, at: datetime) -> None:
@@ -430,16 +432,16 @@ class Run:
         self._unplanned: set[SystemUuid] = set()  # servers with new facts since
 
     def reconcile(self, commit: Commit) -> None:
-        learnt = self._learnt(commit)
+        learnt = self._learn(commit)
         self._knowledge = learnt.knowledge
         unplanned = {*self._unplanned, *learnt.changed}
         changed = self._names(unplanned, commit) | find_changed_servers(self._plans.commit, commit)
         self._plans, _ = replan(self._plans, commit, self._knowledge, changed, self.at, self.stop)
         whole, _ = replan(Plans(), commit, self._knowledge, (), self.at, self.stop)
-        assert in_full(self._plans) == in_full(whole)
+        assert list_contents(self._plans) == list_contents(whole)
         self._unplanned.clear()
 
-    def _learnt(self, commit: Commit) -> BatchResult:
+    def _learn(self, commit: Commit) -> BatchResult:
         settled = self._plans.commit if self._knowledge.recorded_commit is not None else None
         adopt = Request(1, self.at, "ada", BEGIN, {"how": "adopt"})
         batch = Batch(
@@ -453,10 +455,10 @@ class Run:
         servers, records = commit.decisions.servers, self._knowledge.records
         at_one = {name for name, each in servers.items() if find_open_attempt(each, records.get(each.uuid)) is not None}
         wider = structs.replace(batch, changed={*batch.changed, *at_one}, removed_machines=None, installing=())
-        assert all_of(learnt) == all_of(apply_batch(self._knowledge, wider, self.at))
+        assert collect_facts(learnt) == collect_facts(apply_batch(self._knowledge, wider, self.at))
         return learnt
 
-    def happen(self, commit: Commit, other: GeneratedFleet, draw: random.Random) -> None:
+    def add_records(self, commit: Commit, other: GeneratedFleet, draw: random.Random) -> None:
         """Another record is come to for some machines: of another fleet, or of an installation that has begun."""
         servers = list(commit.decisions.servers.values())
         for decision in draw.sample(servers, draw.randint(0, min(2, len(servers)))):
@@ -471,7 +473,7 @@ class Run:
         return frozenset(commit.machines[uuid].name for uuid in machines if uuid in commit.machines)
 
 
-def all_of(learnt: BatchResult) -> tuple[object, ...]:
+def collect_facts(learnt: BatchResult) -> tuple[object, ...]:
     """Return all facts, and the new ones among them."""
     news = {name: value for name, value in vars(learnt.update).items() if name not in ("overrides", "switches")}
     records = [(each.new, each.unstored) for each in (learnt.update.overrides, learnt.update.switches)]
@@ -492,7 +494,7 @@ def begin_installation(decision: Decision, record: Record, at: datetime) -> Reco
     return replace(record, attempts=(attempt,))
 
 
-def in_full(plans: Plans) -> tuple[object, ...]:
+def list_contents(plans: Plans) -> tuple[object, ...]:
     """Return the whole content of plans without the time of their files."""
     commit = require_value(plans.commit)
 

@@ -334,7 +334,7 @@ def reconcile_at(parts: Parts, at: datetime) -> None:
     parts.reconciler.reconcile(at, fetched=LastFetch())
 
 
-def reinstalled(parts: Parts, repository: Repository, name: str, at: datetime) -> tuple[bool, str]:
+def push_reinstall(parts: Parts, repository: Repository, name: str, at: datetime) -> tuple[bool, str]:
     """Return whether a commit that reinstalls all servers with acknowledgements is accepted at once, and its id."""
     repository.push(documents(name))
     reconcile_at(parts, at)
@@ -352,7 +352,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
     for name in ("state", "output"):
         shutil.copytree(tmp_path / name, tmp_path / "snapshot" / name)
     with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-        was_accepted, commit = reinstalled(parts, repository, "flatcar-2", NOON + timedelta(minutes=30))
+        was_accepted, commit = push_reinstall(parts, repository, "flatcar-2", NOON + timedelta(minutes=30))
         assert was_accepted
     for name in ("state", "output"):
         shutil.rmtree(tmp_path / name)
@@ -370,7 +370,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
         for seconds in (3, 4):
             reconcile_at(parts, later + timedelta(seconds=seconds))
         assert parts.reconciler.status.applied == commit
-        assert reinstalled(parts, repository, "flatcar-3", later + timedelta(minutes=1))[0]  # from now on they count
+        assert push_reinstall(parts, repository, "flatcar-3", later + timedelta(minutes=1))[0]  # from now on they count
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
                 reconcile_at(parts, NOON + timedelta(days=days))
                 assert instance_tables.read_facts(parts.ledger).gap is False
                 name = "flatcar-2" if not days else "flatcar-3"
-                assert reinstalled(parts, repository, name, NOON + timedelta(days=days))[0] is expected
+                assert push_reinstall(parts, repository, name, NOON + timedelta(days=days))[0] is expected
         identity, changes = (spool / "ledger.mark").read_text().split()
         (spool / "ledger.mark").write_text(f"{identity} {int(changes) + 1}")
         with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
@@ -453,7 +453,7 @@ def test_e9_a_ledger_that_no_witness_confirms_installs_nothing(
 # The forge as a witness
 
 
-class Witnessed:
+class ForgeInstance:
     """An instance beside its forge, as `gitboot run` puts them together."""
 
     def __init__(self, parts: Parts, host: ForgeHost, token: Path) -> None:
@@ -481,7 +481,7 @@ class Witnessed:
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """STATE, OUTPUT, a fetch log, a repository and its forge."""
 
     folder: Path
@@ -489,25 +489,25 @@ class Place:
     host: ForgeHost
 
     @contextmanager
-    def running(self, initial: str | None = None) -> Iterator[Witnessed]:
+    def run(self, initial: str | None = None) -> Iterator[ForgeInstance]:
         with run_in_process(self.folder, self.repository.bare, limits=Limits(), initial=initial) as parts:
-            found = Witnessed(parts, self.host, self.folder / "token")
+            found = ForgeInstance(parts, self.host, self.folder / "token")
             try:
                 yield found
             finally:
                 found.verdicts.close(patience_s=30)
 
-    def keep(self) -> None:
-        for name in ALL:
+    def back_up(self) -> None:
+        for name in SAVED_NAMES:
             shutil.copytree(self.folder / name, self.folder / "snapshot" / name, dirs_exist_ok=True)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore STATE, OUTPUT and the fetch log from one backup, so that nothing on this machine shows it."""
-        for name in ALL:
+        for name in SAVED_NAMES:
             shutil.rmtree(self.folder / name)
             shutil.move(self.folder / "snapshot" / name, self.folder / name)
 
-    def reinstall(self, found: Witnessed, name: str, at: datetime, *, asks: bool = True) -> bool:
+    def reinstall(self, found: ForgeInstance, name: str, at: datetime, *, asks: bool = True) -> bool:
         """Return whether a commit that reinstalls all servers with acknowledgements is accepted."""
         self.repository.push(documents(name))
         found.turn(at, asks=asks)
@@ -518,22 +518,22 @@ class Place:
         return found.parts.reconciler.status.applied == commit
 
 
-ALL = ("state", "output", "spool")
+SAVED_NAMES = ("state", "output", "spool")
 
 
 @pytest.fixture
-def place(tmp_path: Path, repository: Repository) -> Iterator[Place]:
+def workspace(tmp_path: Path, repository: Repository) -> Iterator[Workspace]:
     """An instance has adopted three servers, and its forge has the judgement."""
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "spool").mkdir()
     with forge_host("gitea") as host:
-        made = Place(tmp_path, repository, host)
-        with made.running("adopt") as found:
+        made = Workspace(tmp_path, repository, host)
+        with made.run("adopt") as found:
             found.turn(NOON)
         yield made
 
 
-def install(found: Witnessed, at: datetime) -> None:
+def install(found: ForgeInstance, at: datetime) -> None:
     """Serve every server its boot."""
     states = render_states(found.parts.reconciler.state)
     writer = SpoolFile(found.parts.spool)
@@ -548,15 +548,15 @@ def install(found: Witnessed, at: datetime) -> None:
 
 
 @pytest.mark.parametrize("later", [timedelta(minutes=50), timedelta(days=3)])
-def test_e9_the_forge_shows_that_a_machine_was_restored_from_a_backup(place: Place, later: timedelta) -> None:
+def test_e9_the_forge_shows_that_a_machine_was_restored_from_a_backup(workspace: Workspace, later: timedelta) -> None:
     """A commit was accepted and three servers were installed since the backup: without the forge they are again."""
-    place.keep()
-    with place.running() as found:
-        assert place.reinstall(found, "flatcar-2", NOON + timedelta(minutes=30))
+    workspace.back_up()
+    with workspace.run() as found:
+        assert workspace.reinstall(found, "flatcar-2", NOON + timedelta(minutes=30))
         install(found, NOON + timedelta(minutes=31))
         assert dict(found.parts.reconciler.status.records) == {"Provisioned": 3}
-    place.put_back()
-    with place.running() as found:
+    workspace.restore()
+    with workspace.run() as found:
         for seconds in range(3):
             found.turn(NOON + later + timedelta(seconds=seconds))
         assert found.doubt == "RestoredLedger"
@@ -564,16 +564,16 @@ def test_e9_the_forge_shows_that_a_machine_was_restored_from_a_backup(place: Pla
         instance_tables.add_request(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
         found.turn(NOON + later + timedelta(seconds=4))
         assert found.doubt is None
-    with place.running() as found:  # reported once
+    with workspace.run() as found:  # reported once
         found.turn(NOON + later + timedelta(minutes=1))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
 
 
-def test_an_unproven_commit_status_is_a_warning_and_does_not_make_the_ledger_unverified(place: Place) -> None:
-    told = place.host.statuses[-1]
+def test_an_unproven_commit_status_is_a_warning_and_does_not_make_the_ledger_unverified(workspace: Workspace) -> None:
+    told = workspace.host.statuses[-1]
     forged = re.sub(r" \(ledger (\S+), .*", r" (ledger \1, change 999999999)", told["description"])
-    place.host.statuses.append({**told, "id": 99, "description": forged})
-    with place.running() as found:
+    workspace.host.statuses.append({**told, "id": 99, "description": forged})
+    with workspace.run() as found:
         for seconds in range(2):
             found.turn(NOON + timedelta(seconds=seconds))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
@@ -581,32 +581,34 @@ def test_an_unproven_commit_status_is_a_warning_and_does_not_make_the_ledger_unv
         assert [event.facts["change"] for event in said] == [999999999]
 
 
-def test_e9_the_forge_also_shows_installations_since_a_backup(place: Place) -> None:
+def test_e9_the_forge_also_shows_installations_since_a_backup(workspace: Workspace) -> None:
     """No commit came since, so there is no judgement, but the change number of the ledger is reported."""
-    with place.running() as found:
-        assert place.reinstall(found, "flatcar-2", NOON)
+    with workspace.run() as found:
+        assert workspace.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}
-    place.keep()
-    with place.running() as found:
+    workspace.back_up()
+    with workspace.run() as found:
         found.turn(NOON + timedelta(minutes=1))
         install(found, NOON + timedelta(minutes=2))
-    place.put_back()
-    with place.running() as found:
+    workspace.restore()
+    with workspace.run() as found:
         found.turn(NOON + timedelta(minutes=10))
         assert (found.doubt, found.phases) == ("RestoredLedger", {"Disk": 3})
 
 
-def test_a_forge_with_the_newest_change_confirms_a_ledger_that_was_unused_for_days(place: Place) -> None:
+def test_a_forge_with_the_newest_change_confirms_a_ledger_that_was_unused_for_days(workspace: Workspace) -> None:
     for days, name in ((3, "flatcar-2"), (6, "flatcar-3")):
-        with place.running() as found:
+        with workspace.run() as found:
             found.turn(NOON + timedelta(days=days))
             assert found.parts.reconciler.state.knowledge.facts.gap is False
-            assert place.reinstall(found, name, NOON + timedelta(days=days))
+            assert workspace.reinstall(found, name, NOON + timedelta(days=days))
 
 
-def test_an_acknowledgement_that_came_before_the_forge_was_read_counts_once_the_forge_confirms(place: Place) -> None:
-    with place.running() as found:
-        assert not place.reinstall(found, "flatcar-2", NOON + timedelta(days=3), asks=False)
+def test_an_acknowledgement_that_came_before_the_forge_was_read_counts_once_the_forge_confirms(
+    workspace: Workspace,
+) -> None:
+    with workspace.run() as found:
+        assert not workspace.reinstall(found, "flatcar-2", NOON + timedelta(days=3), asks=False)
         commit = found.parts.reconciler.status.attempted
         found.turn(NOON + timedelta(days=3))
         assert found.parts.reconciler.status.applied == commit
@@ -615,38 +617,40 @@ def test_an_acknowledgement_that_came_before_the_forge_was_read_counts_once_the_
 @pytest.mark.parametrize(
     "case", ["it has no status", "it has an earlier change", "it is away", "another ledger reported it"]
 )
-def test_after_a_gap_acknowledgements_count_only_if_a_forge_has_the_newest_change(place: Place, case: str) -> None:
-    host, told = place.host, place.host.statuses[-1]
+def test_after_a_gap_acknowledgements_count_only_if_a_forge_has_the_newest_change(
+    workspace: Workspace, case: str
+) -> None:
+    host, told = workspace.host, workspace.host.statuses[-1]
     if case == "it has no status":
         host.statuses.clear()
     elif case == "it has an earlier change":
         told["description"] = re.sub(r"change (\d+)", lambda found: f"change {int(found[1]) - 1}", told["description"])
     elif case == "another ledger reported it":
         told["description"] = told["description"].replace("ledger ", "ledger x")
-    with place.running() as found:
+    with workspace.run() as found:
         if case == "it is away":
             host.faults += [(503, {})] * 50
-        assert not place.reinstall(found, "flatcar-2", NOON + timedelta(days=3))
+        assert not workspace.reinstall(found, "flatcar-2", NOON + timedelta(days=3))
         (event, *_) = (event for event in found.parts.events if event.type == "Held")
         assert "gitboot approve" in event.message
         assert found.doubt is None
         host.faults.clear()
 
 
-def test_after_a_gap_nothing_is_offered_before_the_forge_was_read(place: Place) -> None:
+def test_after_a_gap_nothing_is_offered_before_the_forge_was_read(workspace: Workspace) -> None:
     """The read takes as long as a fetch; an unreachable remote or forge delays nothing."""
-    with place.running() as found:
-        assert place.reinstall(found, "flatcar-2", NOON)
+    with workspace.run() as found:
+        assert workspace.reinstall(found, "flatcar-2", NOON)
         assert found.phases == {"Network": 3}
     later = NOON + timedelta(days=3)
-    with place.running() as found:
+    with workspace.run() as found:
         found.turn(later, asks=False)
         assert found.phases == {"Disk": 3}
-        place.host.faults += [(503, {})] * 50
+        workspace.host.faults += [(503, {})] * 50
         found.turn(later)
         assert found.phases == {"Network": 3}
-        place.host.faults.clear()
-    with place.running() as found:
+        workspace.host.faults.clear()
+    with workspace.run() as found:
         found.turn(later + timedelta(minutes=5), asks=False)  # no gap since
         assert found.phases in ({"Network": 3}, {"Disk": 3})
         found.turn(later + timedelta(minutes=5), fetched=False)

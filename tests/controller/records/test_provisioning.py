@@ -37,7 +37,7 @@ def boot_once(bench: Bench, plan: BootPlan | None, made_at: datetime | None = No
     bench.plan()
 
 
-def lose(bench: Bench) -> None:
+def lose_evidence(bench: Bench) -> None:
     """The override of web01 was consumed, as an operator reports, and no evidence followed."""
     record = replace(bench.record or Record(), consumed_at=bench.now, consumed_key="provision/1")
     item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(record)}
@@ -93,7 +93,7 @@ def test_a_server_that_is_new_in_an_existing_ledger_is_installed_if_its_provisio
 # A ledger in doubt
 
 
-def doubted(folder: Path, doubt: str, initial: InitialRecords | None) -> Bench:
+def open_unverified(folder: Path, doubt: str, initial: InitialRecords | None) -> Bench:
     """An instance whose ledger had web01 as provisioned, and is not to be believed any more."""
     with Bench(folder) as bench:
         boot_once(bench, bench.decide(*fleet_of()).plan())
@@ -106,7 +106,7 @@ def doubted(folder: Path, doubt: str, initial: InitialRecords | None) -> Bench:
 DONE = Record(provision=2, image="flatcar-1", evidence="Fetched", provisioned_at=NOON)
 
 
-BEGINNINGS: dict[str, tuple[InitialRecords | None, tuple[Phase, Cause]]] = {
+INITIAL_RECORDS: dict[str, tuple[InitialRecords | None, tuple[Phase, Cause]]] = {
     "nothing": (None, UNKNOWN),
     "fresh": ("fresh", UNKNOWN),  # allowed for a new ledger only
     "adopt": ("adopt", INSTALLED),
@@ -119,7 +119,7 @@ BEGINNINGS: dict[str, tuple[InitialRecords | None, tuple[Phase, Cause]]] = {
 @pytest.mark.parametrize(
     ("doubt", "case"),
     [
-        *(("RestoredLedger", case) for case in BEGINNINGS),
+        *(("RestoredLedger", case) for case in INITIAL_RECORDS),
         *(
             (doubt, case)
             for doubt in ("ForeignLedger", "DamagedLedger")
@@ -130,8 +130,8 @@ BEGINNINGS: dict[str, tuple[InitialRecords | None, tuple[Phase, Cause]]] = {
 def test_an_unverified_ledger_accepts_the_beginning_that_an_operator_names(
     tmp_path: Path, doubt: str, case: str
 ) -> None:
-    initial, expected = BEGINNINGS[case]
-    with doubted(tmp_path, doubt, initial) as bench:
+    initial, expected = INITIAL_RECORDS[case]
+    with open_unverified(tmp_path, doubt, initial) as bench:
         bench.decide(*fleet_of(provision=2))
         for _ in range(2):
             assert summarize_plan(bench.plan()) == expected, case
@@ -171,7 +171,7 @@ def test_a_server_in_the_records_file_that_comes_back_later_is_verified(tmp_path
         assert summarize_plan(bench.servers["web02"].plan) == INSTALLED
 
 
-class Full(Unsynced):
+class FullLedger(Unsynced):
     """On a disk that is full."""
 
     @contextmanager
@@ -182,8 +182,8 @@ class Full(Unsynced):
 
 def test_no_record_is_verified_before_the_first_check_even_if_the_ledger_is_not_writable(tmp_path: Path) -> None:
     """An older copy on a full disk: its records are never planned from."""
-    doubted(tmp_path, "RestoredLedger", None).close()
-    with Bench(tmp_path, initial=None, store=Full) as bench:
+    open_unverified(tmp_path, "RestoredLedger", None).close()
+    with Bench(tmp_path, initial=None, store=FullLedger) as bench:
         assert bench.decide(*fleet_of(provision=2)).plan() is None
         status, reason, message = bench.condition("LedgerWritable") or (True, "", "")
         assert (status, reason, "cannot write to the ledger: the disk is full. " in message) == (False, "Failed", True)
@@ -191,7 +191,7 @@ def test_no_record_is_verified_before_the_first_check_even_if_the_ledger_is_not_
 
 
 def test_an_operator_cannot_set_a_single_record_while_the_ledger_is_unverified(tmp_path: Path) -> None:
-    with doubted(tmp_path, "RestoredLedger", None) as bench:
+    with open_unverified(tmp_path, "RestoredLedger", None) as bench:
         bench.decide(*fleet_of(provision=2)).plan()
         item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record())}
         number = bench.request("records", items=[item], reason="as seen")
@@ -246,7 +246,7 @@ def test_a_server_with_the_same_uuid_keeps_its_record(bench: Bench, case: str, s
     assert summarize_plan(state.plan) == INSTALLED, case
 
 
-MARKED = "serial: S1A, bmc: {address: 'https://10.0.0.9', credentials: c}"
+IDENTITY = "serial: S1A, bmc: {address: 'https://10.0.0.9', credentials: c}"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_new_motherboard_is_unverified_until_an_operator_confirms_it(
     board = server(name, "role: web", f"provision: 1{spec}")
     board = board.replace(make_uuid(name), make_uuid("a new board")).replace(make_mac(name), make_mac(mac))
     with Bench(tmp_path) as bench:
-        bench.decide(SEED[0], server("web01", "role: web", f"provision: 1, {MARKED}"), *fleet_of()[2:]).plan()
+        bench.decide(SEED[0], server("web01", "role: web", f"provision: 1, {IDENTITY}"), *fleet_of()[2:]).plan()
         if gap:
             bench.decide(SEED[0], *fleet_of()[2:]).plan()
         bench.decide(SEED[0], board, *fleet_of()[2:]).plan()
@@ -306,7 +306,9 @@ def test_a_server_that_was_adopted_before_it_had_a_policy_keeps_its_provision_nu
 DECLARED = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Declared}")
 
 
-def declared(number: int | None, provision: int = 1, often: str = "Once", boots: str = "flatcar-1") -> tuple[str, ...]:
+def declare_server(
+    number: int | None, provision: int = 1, often: str = "Once", boots: str = "flatcar-1"
+) -> tuple[str, ...]:
     documents = fleet_of(provision, often, boots=boots)
     web01 = documents[1]
     if number is not None:
@@ -331,7 +333,7 @@ def test_an_installation_that_git_declares_is_trusted(
     bench: Bench, case: str, commits: list[tuple[int | None, int]], expected: tuple[Phase, Cause]
 ) -> None:
     for number, provision in commits:
-        plan = bench.decide(*declared(number, provision)).plan()
+        plan = bench.decide(*declare_server(number, provision)).plan()
         bench.fetch(plan)  # which is no evidence here
         bench.reconcile()
     assert summarize_plan(bench.plan()) == expected, case
@@ -339,15 +341,19 @@ def test_an_installation_that_git_declares_is_trusted(
 
 def test_git_can_declare_an_installation_of_an_unverified_server(tmp_path: Path) -> None:
     with Bench(tmp_path, initial={}) as bench:
-        assert summarize_plan(bench.decide(*declared(None)).plan()) == UNKNOWN
-        assert summarize_plan(bench.decide(*declared(1)).plan()) == INSTALLED
+        assert summarize_plan(bench.decide(*declare_server(None)).plan()) == UNKNOWN
+        assert summarize_plan(bench.decide(*declare_server(1)).plan()) == INSTALLED
         assert bench.record is not None and bench.record.evidence == "Declared"
 
 
 def test_one_provision_number_declares_only_one_image(bench: Bench) -> None:
-    assert summarize_plan(bench.decide(*declared(1, often="OnImageChange")).plan()) == INSTALLED
-    assert summarize_plan(bench.decide(*declared(1, often="OnImageChange", boots="flatcar-2")).plan()) == TO_INSTALL
-    assert summarize_plan(bench.decide(*declared(2, often="OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
+    assert summarize_plan(bench.decide(*declare_server(1, often="OnImageChange")).plan()) == INSTALLED
+    assert (
+        summarize_plan(bench.decide(*declare_server(1, often="OnImageChange", boots="flatcar-2")).plan()) == TO_INSTALL
+    )
+    assert (
+        summarize_plan(bench.decide(*declare_server(2, often="OnImageChange", boots="flatcar-2")).plan()) == INSTALLED
+    )
 
 
 # Boots that this instance cannot observe
@@ -606,7 +612,7 @@ def test_a_fetch_during_a_maintenance_installs_nothing_and_ends_no_installation(
 
 def test_an_override_consumed_without_evidence_waits_half_an_hour_and_then_needs_an_operator(bench: Bench) -> None:
     bench.decide(*fleet_of()).plan()
-    lose(bench)
+    lose_evidence(bench)
     plan = bench.plan()
     assert summarize_plan(plan) == TO_INSTALL
     assert plan is not None and plan.override is None  # no override is set between its consumption and evidence
@@ -626,7 +632,7 @@ def test_the_wait_for_evidence_begins_once(bench: Bench) -> None:
 
 def test_late_evidence_ends_the_wait(bench: Bench) -> None:
     bench.decide(*fleet_of()).plan()
-    lose(bench)
+    lose_evidence(bench)
     boot_once(bench, bench.wait(minutes=5).plan())
     assert bench.record is not None and (bench.record.provision, bench.record.consumed_at) == (1, None)
 

@@ -62,11 +62,11 @@ class Machine:
         return document("Server", self.name, spec, self.labels)
 
 
-def old(**facts: Any) -> Machine:
+def old_machine(**facts: Any) -> Machine:
     return Machine(**facts)
 
 
-def new(**facts: Any) -> Machine:
+def new_machine(**facts: Any) -> Machine:
     return Machine(**{"name": NEW, "provision": 1, **facts})
 
 
@@ -103,7 +103,9 @@ def reconcile_twice(parts: Parts, seconds: float = 0) -> None:
         parts.reconciler.reconcile(NOON + timedelta(seconds=seconds + each))
 
 
-def tell(repository: Repository, start: Start, story: Story, *, looks: bool = True, **fleet: Any) -> tuple[str, ...]:
+def push_story(
+    repository: Repository, start: Start, story: Story, *, looks: bool = True, **fleet: Any
+) -> tuple[str, ...]:
     """Push the commits of a story; return the guards that hold the last, each with the message that it shows.
 
     The instance looks at each commit by itself, or it ``looks`` at the first and at the last only.
@@ -125,85 +127,85 @@ def tell(repository: Repository, start: Start, story: Story, *, looks: bool = Tr
 U_OLD, U_NEXT = make_uuid(OLD), make_uuid("next")
 HELD: dict[str, Story] = {
     "a MAC address": [
-        [old(mac=MAC), new()],
-        [old(), new()],
-        [old(), new(mac=MAC)],
+        [old_machine(mac=MAC), new_machine()],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(mac=MAC)],
     ],
     "a MAC address that the server was not to boot from at first": [
-        [old(mac=MAC), new()],
-        [old(), new()],
-        [old(), new(mac=MAC, boots=False)],
-        [old(), new(mac=MAC)],
+        [old_machine(mac=MAC), new_machine()],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(mac=MAC, boots=False)],
+        [old_machine(), new_machine(mac=MAC)],
     ],
     "a MAC address of an interface that the machine did not boot from": [
-        [old(mac=MAC, boots=False), new()],
-        [old(), new()],
-        [old(), new(mac=MAC)],
+        [old_machine(mac=MAC, boots=False), new_machine()],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(mac=MAC)],
     ],
     "a serial number": [
-        [old(serial=SERIAL), new()],
-        [old(), new()],
-        [old(), new(serial=SERIAL.lower())],
+        [old_machine(serial=SERIAL), new_machine()],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(serial=SERIAL.lower())],
     ],
     "a UUID in the other byte order": [
-        [old(), new()],
-        [old(uuid=U_NEXT, replaces=U_OLD), new()],
-        [old(uuid=U_NEXT), new(uuid=swap_byte_order(SystemUuid(U_OLD)))],
+        [old_machine(), new_machine()],
+        [old_machine(uuid=U_NEXT, replaces=U_OLD), new_machine()],
+        [old_machine(uuid=U_NEXT), new_machine(uuid=swap_byte_order(SystemUuid(U_OLD)))],
     ],
     "the UUID that its BMC shows": [
-        [old(), new()],
-        [old(uuid=U_NEXT, replaces=U_OLD), new()],
-        [old(uuid=U_NEXT), new(reports=U_OLD)],
+        [old_machine(), new_machine()],
+        [old_machine(uuid=U_NEXT, replaces=U_OLD), new_machine()],
+        [old_machine(uuid=U_NEXT), new_machine(reports=U_OLD)],
     ],
     "the UUID that its BMC showed": [
-        [old(reports=U_NEXT), new()],
-        [old(), new()],
-        [old(), new(reports=U_NEXT)],
+        [old_machine(reports=U_NEXT), new_machine()],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(reports=U_NEXT)],
     ],
     "a name": [
-        [old(), new()],
-        [old(name="web07", uuid=U_OLD), new()],
-        [old(name="web07", uuid=U_OLD), new(name=OLD, uuid=make_uuid(NEW))],
+        [old_machine(), new_machine()],
+        [old_machine(name="web07", uuid=U_OLD), new_machine()],
+        [old_machine(name="web07", uuid=U_OLD), new_machine(name=OLD, uuid=make_uuid(NEW))],
     ],
     "an xname": [
-        [old(labels="xname: x1000c0s0b0n0"), new()],
-        [old(), new()],
-        [old(), new(labels="xname: x1000c0s0b0n0")],
+        [old_machine(labels="xname: x1000c0s0b0n0"), new_machine()],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(labels="xname: x1000c0s0b0n0")],
     ],
     "a node number": [
-        [old(labels="nid: '7'"), new()],
-        [old(), new()],
-        [old(), new(labels="nid: '7'")],
+        [old_machine(labels="nid: '7'"), new_machine()],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(labels="nid: '7'")],
     ],
     "a MAC address that a new server has": [
-        [old(mac=MAC)],
-        [old()],
-        [old(), new(mac=MAC)],
+        [old_machine(mac=MAC)],
+        [old_machine()],
+        [old_machine(), new_machine(mac=MAC)],
     ],
     "a MAC address of a machine that has left the fleet": [
-        [old(mac=MAC), new()],
-        [new()],
-        [new(mac=MAC)],
+        [old_machine(mac=MAC), new_machine()],
+        [new_machine()],
+        [new_machine(mac=MAC)],
     ],
     "a MAC address that a held commit gave to the server, and the next took back": [
-        [old(mac=MAC), new()],
-        [old(), new()],
-        [old(), new(mac=MAC)],
-        [old(), new()],
-        [old(), new(mac=MAC)],
+        [old_machine(mac=MAC), new_machine()],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(mac=MAC)],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(mac=MAC)],
     ],
     "a MAC address that a parked server had first": [
-        [old(mac=MAC), new(lifecycle="Parked")],
-        [old(), new(lifecycle="Parked")],
-        [old(), new(lifecycle="Parked", mac=MAC)],
-        [old(), new(mac=MAC)],
+        [old_machine(mac=MAC), new_machine(lifecycle="Parked")],
+        [old_machine(), new_machine(lifecycle="Parked")],
+        [old_machine(), new_machine(lifecycle="Parked", mac=MAC)],
+        [old_machine(), new_machine(mac=MAC)],
     ],
     "a MAC address that a parked server had in between": [
-        [old(mac=MAC), new(), old(name="web03", lifecycle="Parked", provision=1)],
-        [old(), new(), old(name="web03", lifecycle="Parked", provision=1)],
-        [old(), new(), old(name="web03", lifecycle="Parked", provision=1, mac=MAC)],
-        [old(), new(), old(name="web03", lifecycle="Parked", provision=1)],
-        [old(), new(mac=MAC), old(name="web03", lifecycle="Parked", provision=1)],
+        [old_machine(mac=MAC), new_machine(), old_machine(name="web03", lifecycle="Parked", provision=1)],
+        [old_machine(), new_machine(), old_machine(name="web03", lifecycle="Parked", provision=1)],
+        [old_machine(), new_machine(), old_machine(name="web03", lifecycle="Parked", provision=1, mac=MAC)],
+        [old_machine(), new_machine(), old_machine(name="web03", lifecycle="Parked", provision=1)],
+        [old_machine(), new_machine(mac=MAC), old_machine(name="web03", lifecycle="Parked", provision=1)],
     ],
 }
 
@@ -213,28 +215,28 @@ HELD: dict[str, Story] = {
 def test_finding_c4_a_server_gets_no_identity_of_an_installed_machine_by_several_commits(
     repository: Repository, start: Start, identity: str, looks: bool
 ) -> None:
-    assert "maxReinstalls" in tell(repository, start, HELD[identity], looks=looks)
+    assert "maxReinstalls" in push_story(repository, start, HELD[identity], looks=looks)
 
 
 ADDRESSES: dict[str, Story] = {
     "a swap in one commit": [
-        [old(address=ADDRESS), new(address="10.0.0.8")],
-        [old(address="10.0.0.8"), new(address=ADDRESS)],
+        [old_machine(address=ADDRESS), new_machine(address="10.0.0.8")],
+        [old_machine(address="10.0.0.8"), new_machine(address=ADDRESS)],
     ],
     "two commits": [
-        [old(address=ADDRESS), new()],
-        [old(), new()],
-        [old(), new(address=ADDRESS)],
+        [old_machine(address=ADDRESS), new_machine()],
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(address=ADDRESS)],
     ],
     "a new server": [
-        [old(address=ADDRESS)],
-        [old()],
-        [old(), new(address=ADDRESS)],
+        [old_machine(address=ADDRESS)],
+        [old_machine()],
+        [old_machine(), new_machine(address=ADDRESS)],
     ],
     "a machine that has left the fleet": [
-        [old(address=ADDRESS), new()],
-        [new()],
-        [new(address=ADDRESS)],
+        [old_machine(address=ADDRESS), new_machine()],
+        [new_machine()],
+        [new_machine(address=ADDRESS)],
     ],
 }
 
@@ -246,32 +248,36 @@ ADDRESSES: dict[str, Story] = {
 def test_finding_c4_a_server_gets_no_address_of_an_installed_machine_if_firmware_uses_it(
     repository: Repository, start: Start, way: str, looks: bool
 ) -> None:
-    assert "maxReinstalls" in tell(repository, start, ADDRESSES[way], looks=looks, method="UefiHttp")
+    assert "maxReinstalls" in push_story(repository, start, ADDRESSES[way], looks=looks, method="UefiHttp")
 
 
 @pytest.mark.parametrize("way", ADDRESSES)
 def test_an_address_alone_reinstalls_nothing_if_loaders_use_other_identities(
     repository: Repository, start: Start, way: str
 ) -> None:
-    assert tell(repository, start, ADDRESSES[way]) == ()
+    assert push_story(repository, start, ADDRESSES[way]) == ()
 
 
 ACCEPTED: dict[str, tuple[Story, Mapping[str, Any]]] = {
     "a machine that was never installed": (
-        [[old(mac=MAC, provision=1), new()], [old(provision=1), new()], [old(provision=1), new(mac=MAC)]],
+        [
+            [old_machine(mac=MAC, provision=1), new_machine()],
+            [old_machine(provision=1), new_machine()],
+            [old_machine(provision=1), new_machine(mac=MAC)],
+        ],
         {},
     ),
-    "the same machine": ([[old(mac=MAC)], [old()], [old(mac=MAC)]], {}),
+    "the same machine": ([[old_machine(mac=MAC)], [old_machine()], [old_machine(mac=MAC)]], {}),
     "its next motherboard": (
-        [[old(mac=MAC)], [old()], [old(uuid=U_NEXT, replaces=U_OLD, mac=MAC)]],
+        [[old_machine(mac=MAC)], [old_machine()], [old_machine(uuid=U_NEXT, replaces=U_OLD, mac=MAC)]],
         {},
     ),
     "a server that boots its disk": (
-        [[old(mac=MAC), new()], [old(), new()], [old(), new(mac=MAC)]],
+        [[old_machine(mac=MAC), new_machine()], [old_machine(), new_machine()], [old_machine(), new_machine(mac=MAC)]],
         {"often": "Never"},
     ),
     "a boot that writes no disk": (
-        [[old(mac=MAC), new()], [old(), new()], [old(), new(mac=MAC)]],
+        [[old_machine(mac=MAC), new_machine()], [old_machine(), new_machine()], [old_machine(), new_machine(mac=MAC)]],
         {"often": "Always", "writes": False},
     ),
 }
@@ -285,7 +291,7 @@ def test_an_identity_may_move_if_no_installed_machine_can_be_installed_by_it(
     repository: Repository, start: Start, what: str, looks: bool
 ) -> None:
     story, fleet = ACCEPTED[what]
-    assert tell(repository, start, story, looks=looks, **fleet) == ()
+    assert push_story(repository, start, story, looks=looks, **fleet) == ()
 
 
 TWO_COMMITS = HELD["a MAC address"]
@@ -299,7 +305,7 @@ def push(parts: Parts, repository: Repository, story: Story) -> None:
         reconcile_twice(parts, number * 60)
 
 
-def begin(parts: Parts, repository: Repository, story: Story) -> Held:
+def accept_story(parts: Parts, repository: Repository, story: Story) -> Held:
     """Let the instance accept all commits of a story but the last, which it then holds."""
     push(parts, repository, story)
     return require_value(parts.reconciler.status.held)
@@ -312,7 +318,7 @@ def approve(parts: Parts, digest: str) -> None:
 
 def test_the_message_names_the_identity_and_the_machine_that_had_it(repository: Repository, start: Start) -> None:
     with start() as parts:
-        begin(parts, repository, TWO_COMMITS)
+        accept_story(parts, repository, TWO_COMMITS)
         message = [each.message for each in parts.events if each.type == "Held"][-1]
         assert "the commit could reinstall 1 server (maxReinstalls allows 0)" in message
         assert f"Moved identities: web02 gets {MAC.replace(':', '-')}, the MAC address of web01" in message
@@ -322,12 +328,18 @@ def test_a_commit_is_held_for_an_identity_that_a_machine_lost_in_an_earlier_held
     repository: Repository, start: Start
 ) -> None:
     """gitboot lists each commit that needs an acknowledgement, as if it had accepted the earlier held commits."""
-    db, reinstalled = (old(name="db01", provision=each) for each in (1, 2))
+    db, reinstalled = (old_machine(name="db01", provision=each) for each in (1, 2))
     with start() as parts:
-        push(parts, repository, [[old(mac=MAC), new(), db]])
-        loses = repository.push(files([old(), new(), reinstalled]), "web01 loses the address, and db01 is reinstalled")
-        unrelated = repository.push(files([old(), new(), reinstalled]) | {"README": "more"}, "Change the README")
-        gains = repository.push(files([old(), new(mac=MAC), reinstalled]), "web02 gets the address of web01")
+        push(parts, repository, [[old_machine(mac=MAC), new_machine(), db]])
+        loses = repository.push(
+            files([old_machine(), new_machine(), reinstalled]), "web01 loses the address, and db01 is reinstalled"
+        )
+        unrelated = repository.push(
+            files([old_machine(), new_machine(), reinstalled]) | {"README": "more"}, "Change the README"
+        )
+        gains = repository.push(
+            files([old_machine(), new_machine(mac=MAC), reinstalled]), "web02 gets the address of web01"
+        )
         newest = repository.push({"README": "even more"}, "Change the README again")
         reconcile_twice(parts, 60)
         assert require_value(parts.reconciler.status.held).commit == newest
@@ -360,7 +372,7 @@ def test_an_acknowledgement_of_two_commits_does_not_acknowledge_facts_in_the_led
 ) -> None:
     """The author of the commit can compute the digest of the two commits without looking at any record."""
     with start() as parts:
-        held = begin(parts, repository, TWO_COMMITS)
+        held = accept_story(parts, repository, TWO_COMMITS)
         before, after = (repository_of(*files(each).values()) for each in TWO_COMMITS[1:])
         digest = compare_decisions(decide(before), decide(after), before, after).digest
         assert digest != held.digest
@@ -374,14 +386,14 @@ def test_an_identity_moves_with_an_approval_and_then_belongs_to_its_new_machine(
     repository: Repository, start: Start
 ) -> None:
     with start() as parts:
-        held = begin(parts, repository, TWO_COMMITS)
+        held = accept_story(parts, repository, TWO_COMMITS)
         lost = server_tables.read_lost_identities(parts.ledger)
         assert [(each.key, each.uuid) for each in lost] == [(("MAC", MAC.replace(":", "-")), U_OLD)]
         approve(parts, held.digest)
         reconcile_twice(parts, 300)
         assert parts.reconciler.status.held is None
         assert server_tables.read_lost_identities(parts.ledger) == frozenset()
-        repository.push(files([old(), new()]))
+        repository.push(files([old_machine(), new_machine()]))
         reconcile_twice(parts, 360)
         assert [(each.key, each.uuid) for each in server_tables.read_lost_identities(parts.ledger)] == [
             (("MAC", MAC.replace(":", "-")), make_uuid(NEW))
@@ -391,7 +403,7 @@ def test_an_identity_moves_with_an_approval_and_then_belongs_to_its_new_machine(
 def test_a_server_counts_once_for_all_its_reasons(tmp_path: Path, repository: Repository) -> None:
     limits = structs.replace(UNLIMITED, max_reinstalls=1)
     with run_in_process(tmp_path, repository.bare, limits=limits) as parts:
-        push(parts, repository, [*TWO_COMMITS[:2], [old(), new(mac=MAC, serial=SERIAL, provision=2)]])
+        push(parts, repository, [*TWO_COMMITS[:2], [old_machine(), new_machine(mac=MAC, serial=SERIAL, provision=2)]])
         assert parts.reconciler.status.held is None
 
 
@@ -400,13 +412,13 @@ def test_an_instance_whose_clone_is_lost_compares_with_the_machines_in_the_ledge
 ) -> None:
     limits = structs.replace(LIMITS, allow_rewind=True)
     with run_in_process(tmp_path, repository.bare, limits=limits) as parts:
-        repository.push(files([old(mac=MAC), new()]))
+        repository.push(files([old_machine(mac=MAC), new_machine()]))
         instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
         reconcile_twice(parts)
     shutil.rmtree(tmp_path / "git")
     shutil.rmtree(tmp_path / "state" / "repository.git")
     repository = Repository.create(tmp_path / "git")
-    repository.push(files([old(), new(mac=MAC)]))
+    repository.push(files([old_machine(), new_machine(mac=MAC)]))
     with run_in_process(tmp_path, repository.bare, limits=limits) as parts:
         reconcile_twice(parts, 60)
         held = parts.reconciler.status.held
@@ -419,7 +431,7 @@ def test_an_instance_whose_clone_is_lost_compares_with_the_machines_in_the_ledge
 SITES = ("ams2", "fra1")
 
 
-def of_sites(machines: list[Machine], ledgers: Mapping[str, str]) -> dict[str, str]:
+def make_site_files(machines: list[Machine], ledgers: Mapping[str, str]) -> dict[str, str]:
     sites = (
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test', "
         f"ledger: {ledgers[site]}}}"
@@ -436,30 +448,30 @@ def of_sites(machines: list[Machine], ledgers: Mapping[str, str]) -> dict[str, s
     return {"fleet.yaml": "---\n".join(texts)}
 
 
-HERE, THERE = "site: ams2", "site: fra1"
+AT_AMS2, AT_FRA1 = "site: ams2", "site: fra1"
 MOVES: dict[str, Story] = {
     "of a machine that stays at the other site": [
-        [old(mac=MAC, labels=THERE), new(labels=HERE)],
-        [old(labels=THERE), new(labels=HERE)],
-        [old(labels=THERE), new(labels=HERE, mac=MAC)],
+        [old_machine(mac=MAC, labels=AT_FRA1), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=AT_FRA1), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=AT_FRA1), new_machine(labels=AT_AMS2, mac=MAC)],
     ],
     "of a machine that came from the other site": [
-        [old(mac=MAC, labels=THERE), new(labels=HERE)],
-        [old(mac=MAC, labels=HERE), new(labels=HERE)],
-        [old(labels=HERE), new(labels=HERE)],
-        [old(labels=HERE), new(labels=HERE, mac=MAC)],
+        [old_machine(mac=MAC, labels=AT_FRA1), new_machine(labels=AT_AMS2)],
+        [old_machine(mac=MAC, labels=AT_AMS2), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AT_AMS2, mac=MAC)],
     ],
     "of a machine that left for the other site": [
-        [old(mac=MAC, labels=HERE), new(labels=HERE)],
-        [old(mac=MAC, labels=THERE), new(labels=HERE)],
-        [old(labels=THERE), new(labels=HERE)],
-        [old(labels=THERE), new(labels=HERE, mac=MAC)],
+        [old_machine(mac=MAC, labels=AT_AMS2), new_machine(labels=AT_AMS2)],
+        [old_machine(mac=MAC, labels=AT_FRA1), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=AT_FRA1), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=AT_FRA1), new_machine(labels=AT_AMS2, mac=MAC)],
     ],
     "of a server that came from the other site itself": [
-        [old(mac=MAC, labels=HERE), new(labels=THERE)],
-        [old(labels=HERE), new(labels=THERE)],
-        [old(labels=HERE), new(labels=HERE)],
-        [old(labels=HERE), new(labels=HERE, mac=MAC)],
+        [old_machine(mac=MAC, labels=AT_AMS2), new_machine(labels=AT_FRA1)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AT_FRA1)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AT_AMS2, mac=MAC)],
     ],
 }
 
@@ -479,7 +491,7 @@ def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of
         ledgers = {site: parts.reconciler.state.knowledge.facts.identity for site, parts in each_site.items()}
         here, story = each_site["ams2"], MOVES[identity]
         for number, machines in enumerate(story):
-            repository.push(of_sites(machines, ledgers), f"Commit {number}")
+            repository.push(make_site_files(machines, ledgers), f"Commit {number}")
             if looks or number in (0, len(story) - 1):
                 reconcile_twice(here, number * 60)
                 if number < len(story) - 1:

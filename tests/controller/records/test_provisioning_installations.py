@@ -38,7 +38,7 @@ FILES = {"t": "#cloud-config\n"}
 OFFERED = (Phase.NETWORK, Cause.PENDING)
 
 
-class Installing(Bench):
+class InstallBench(Bench):
     """web01, which installs itself by an image that fetches user data."""
 
     def install(
@@ -60,7 +60,7 @@ class Installing(Bench):
         self.fetch(plan, client, ENTRY, at)
         return self.reconcile()
 
-    def asked(self, path: str, client: str = NIC, at: datetime | None = None, log: str | None = None) -> None:
+    def request_path(self, path: str, client: str = NIC, at: datetime | None = None, log: str | None = None) -> None:
         token = require_value(self.decisions.servers["web01"].token)
         whole = f"boot/v1/boot/{MAC}/{path.replace('TOKEN', token)}"
         digest, at = Digest(token), at or self.now
@@ -68,10 +68,10 @@ class Installing(Bench):
         self.reconcile()
 
     def data(self, client: str = NIC) -> None:
-        self.asked("data/TOKEN/user-data", client)
+        self.request_path("data/TOKEN/user-data", client)
 
     def fails(self, log: str | None = None, at: datetime | None = None) -> None:
-        self.asked("failed/TOKEN", log=log, at=at)
+        self.request_path("failed/TOKEN", log=log, at=at)
 
     @property
     def step(self) -> str:
@@ -90,15 +90,15 @@ class Installing(Bench):
 
 
 @pytest.fixture
-def web01(tmp_path: Path) -> Iterator[Installing]:
-    with Installing(tmp_path) as bench:
+def web01(tmp_path: Path) -> Iterator[InstallBench]:
+    with InstallBench(tmp_path) as bench:
         yield bench
 
 
 # The steps
 
 
-def test_a_served_boot_is_served_for_one_more_minute_only(web01: Installing) -> None:
+def test_a_served_boot_is_served_for_one_more_minute_only(web01: InstallBench) -> None:
     plan = web01.install()
     assert web01.step == "Pending"
     web01.entry(plan)
@@ -109,7 +109,7 @@ def test_a_served_boot_is_served_for_one_more_minute_only(web01: Installing) -> 
 
 
 def test_if_a_fetch_is_the_evidence_the_fetch_of_user_data_starts_and_completes_an_installation(
-    web01: Installing,
+    web01: InstallBench,
 ) -> None:
     web01.entry(web01.install())
     web01.wait(seconds=20).data()
@@ -124,7 +124,7 @@ def test_if_a_fetch_is_the_evidence_the_fetch_of_user_data_starts_and_completes_
     assert "according to its fetches" in web01.events[-1].message
 
 
-def test_a_fetch_of_user_data_alone_proves_that_the_boot_was_served(web01: Installing) -> None:
+def test_a_fetch_of_user_data_alone_proves_that_the_boot_was_served(web01: InstallBench) -> None:
     """A boot script that was fetched by TFTP is not observed."""
     web01.install()
     web01.data()
@@ -132,15 +132,15 @@ def test_a_fetch_of_user_data_alone_proves_that_the_boot_was_served(web01: Insta
 
 
 @pytest.mark.parametrize("evidence", ["Reported", "Declared"])
-def test_a_start_is_not_the_end_if_the_fleet_requires_other_evidence(web01: Installing, evidence: str) -> None:
+def test_a_start_is_not_the_end_if_the_fleet_requires_other_evidence(web01: InstallBench, evidence: str) -> None:
     web01.entry(web01.install(evidence=evidence))
     web01.data()
     assert (web01.step, web01.boots) == ("Started", (Phase.DISK, Cause.STARTED, "provision/1"))
-    web01.asked("provisioned/TOKEN")
+    web01.request_path("provisioned/TOKEN")
     assert web01.step == ("Provisioned" if evidence == "Reported" else "Started")
 
 
-def test_user_data_is_available_for_two_hours_after_the_boot_was_served(web01: Installing) -> None:
+def test_user_data_is_available_for_two_hours_after_the_boot_was_served(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported"))
     for minutes, is_there in ((119, True), (120, False)):
         web01.now = NOON + timedelta(minutes=minutes)
@@ -148,7 +148,7 @@ def test_user_data_is_available_for_two_hours_after_the_boot_was_served(web01: I
         assert any("/data/" in path for path in web01.rendered["web01"].files) == is_there
 
 
-def test_requests_from_before_an_operator_set_a_server_pending_do_not_count(web01: Installing) -> None:
+def test_requests_from_before_an_operator_set_a_server_pending_do_not_count(web01: InstallBench) -> None:
     first = web01.install(evidence="Reported")
     web01.entry(first)
     web01.wait(hours=1)
@@ -157,19 +157,19 @@ def test_requests_from_before_an_operator_set_a_server_pending_do_not_count(web0
     web01.request("records", items=[{**item, **dict.fromkeys(nothing)}], reason="x")
     web01.reconcile()
     web01.fetch(first, NIC, ENTRY)
-    web01.asked("data/TOKEN/user-data")
+    web01.request_path("data/TOKEN/user-data")
     assert (web01.step, web01.boots) == ("Pending", (*OFFERED, "provision/1"))
     again = web01.servers["web01"].plan
     assert first is not None and again is not None
     assert again.digest != first.digest  # an endpoint knows by it what it has served
 
 
-def test_a_clock_that_steps_back_does_not_serve_the_boot_again(web01: Installing) -> None:
+def test_a_clock_that_steps_back_does_not_serve_the_boot_again(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported"))
     assert web01.wait(hours=-1).boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
 
 
-def test_a_fetch_by_another_client_is_taken_back_unless_its_system_has_started(web01: Installing) -> None:
+def test_a_fetch_by_another_client_is_taken_back_unless_its_system_has_started(web01: InstallBench) -> None:
     plan = web01.install()
     state = web01.servers["web01"]
     assert plan is not None
@@ -187,7 +187,7 @@ def test_a_fetch_by_another_client_is_taken_back_unless_its_system_has_started(w
 # New attempts
 
 
-def test_a_higher_provision_number_begins_again_and_a_lower_one_never_does(web01: Installing) -> None:
+def test_a_higher_provision_number_begins_again_and_a_lower_one_never_does(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported", provision=2))
     web01.wait(hours=1).install(evidence="Reported", provision=1)
     assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
@@ -195,7 +195,7 @@ def test_a_higher_provision_number_begins_again_and_a_lower_one_never_does(web01
     assert web01.boots[2] == "provision/3" and web01.given == [1]
 
 
-def test_a_failure_ends_the_attempt_and_starts_no_other_by_itself(web01: Installing) -> None:
+def test_a_failure_ends_the_attempt_and_starts_no_other_by_itself(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(seconds=30).fails("partitioning\nno disk found")
     assert (web01.step, web01.boots) == ("Failed", (Phase.DISK, Cause.FAILED, "provision/1"))
@@ -206,7 +206,7 @@ def test_a_failure_ends_the_attempt_and_starts_no_other_by_itself(web01: Install
     assert 'the installation of web01 failed: 10.0.0.7 reported "no disk found" at 2026-11-20T12:00:30Z' in message
 
 
-def test_a_failure_report_of_an_earlier_provision_is_only_an_event(web01: Installing) -> None:
+def test_a_failure_report_of_an_earlier_provision_is_only_an_event(web01: InstallBench) -> None:
     """The report has no effect, but the last message of the installer is not lost."""
     web01.entry(web01.install(evidence="Reported"))
     token = web01.decisions.servers["web01"].token
@@ -221,7 +221,7 @@ def test_a_failure_report_of_an_earlier_provision_is_only_an_event(web01: Instal
     assert "report by an installer of provision/1 (flatcar-1): failed: no disk found" in said[0].message
 
 
-def test_finding_s5_a_repeated_report_is_one_event_for_each_address(web01: Installing) -> None:
+def test_finding_s5_a_repeated_report_is_one_event_for_each_address(web01: InstallBench) -> None:
     """Otherwise a client with the token of an installation could fill the ledger."""
     web01.entry(web01.install(evidence="Reported"))
     token = web01.decisions.servers["web01"].token
@@ -245,10 +245,10 @@ def test_finding_s5_a_repeated_report_is_one_event_for_each_address(web01: Insta
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_an_earlier_installation_is_no_proof_once_another_one_has_begun(web01: Installing, fails: bool) -> None:
+def test_an_earlier_installation_is_no_proof_once_another_one_has_begun(web01: InstallBench, fails: bool) -> None:
     """The commit is reverted during the installation: only the installer or an operator knows the disks."""
     web01.entry(web01.install(evidence="Reported"))
-    web01.asked("provisioned/TOKEN")
+    web01.request_path("provisioned/TOKEN")
     web01.wait(days=1)
     assert (web01.step, web01.boots[:2]) == ("Provisioned", (Phase.DISK, Cause.PROVISIONED))
     web01.entry(web01.install(evidence="Reported", provision=2))
@@ -298,7 +298,7 @@ def test_only_a_later_attempt_with_another_key_makes_a_provisioned_record_doubtf
     assert unfinished_later_attempt(replace(record, provision=None)) is None
 
 
-def test_as_many_attempts_follow_failures_as_the_fleet_allows_and_each_is_recorded(web01: Installing) -> None:
+def test_as_many_attempts_follow_failures_as_the_fleet_allows_and_each_is_recorded(web01: InstallBench) -> None:
     plan = web01.install(evidence="Reported", attempts=3)
     for number, key in ((1, "provision/1"), (2, "provision/1/attempt/2"), (3, "provision/1/attempt/3")):
         assert web01.boots == (*OFFERED, key)
@@ -316,26 +316,26 @@ def test_as_many_attempts_follow_failures_as_the_fleet_allows_and_each_is_record
     assert web01.boots == (*OFFERED, "provision/1/attempt/4")
 
 
-def test_an_installation_without_a_report_is_not_a_failure(web01: Installing) -> None:
+def test_an_installation_without_a_report_is_not_a_failure(web01: InstallBench) -> None:
     """The disks may be written already, and only the last report may be lost."""
     web01.entry(web01.install(evidence="Reported", attempts=3))
     assert web01.wait(days=1).boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
 
 
-def test_a_failure_report_of_a_boot_that_was_not_served_has_no_effect(web01: Installing) -> None:
+def test_a_failure_report_of_a_boot_that_was_not_served_has_no_effect(web01: InstallBench) -> None:
     web01.install(evidence="Reported", attempts=2)
     web01.fails("x")
     assert (web01.step, web01.boots[2]) == ("Pending", "provision/1")
 
 
-def test_the_report_of_an_attempt_counts_after_another_attempt_was_offered(web01: Installing) -> None:
+def test_the_report_of_an_attempt_counts_after_another_attempt_was_offered(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported", attempts=2))
     web01.fails("x")
-    web01.asked("provisioned/TOKEN")
+    web01.request_path("provisioned/TOKEN")
     assert web01.step == "Provisioned"
 
 
-def test_an_installer_that_boots_twice_gets_two_boots_and_no_third(web01: Installing) -> None:
+def test_an_installer_that_boots_twice_gets_two_boots_and_no_third(web01: InstallBench) -> None:
     web01.entry(web01.install(boots=2))
     assert web01.boots == (*OFFERED, "provision/1")  # a minute for the same boot
     web01.data()
@@ -349,7 +349,7 @@ def test_an_installer_that_boots_twice_gets_two_boots_and_no_third(web01: Instal
     assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
 
 
-def test_each_boot_of_an_installer_has_its_own_override(web01: Installing) -> None:
+def test_each_boot_of_an_installer_has_its_own_override(web01: InstallBench) -> None:
     plan = web01.install(boots=2, evidence="Reported")
     assert plan is not None and plan.override is not None and plan.override.reason == "provision/1"
     web01.entry(plan)
@@ -357,7 +357,7 @@ def test_each_boot_of_an_installer_has_its_own_override(web01: Installing) -> No
     assert plan is not None and plan.override is not None and plan.override.reason == "provision/1/boot/2"
 
 
-def test_the_published_summary_of_a_server_has_its_step_and_its_fetches(web01: Installing) -> None:
+def test_the_published_summary_of_a_server_has_its_step_and_its_fetches(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(seconds=9).data()
     summary = web01.rendered["web01"].published.summary
@@ -370,7 +370,7 @@ def test_the_published_summary_of_a_server_has_its_step_and_its_fetches(web01: I
     assert parse_exported_records(encode_records(web01.knowledge.records), "records.json") == web01.knowledge.records
 
 
-def test_explain_shows_the_evidence_of_an_installation(web01: Installing) -> None:
+def test_explain_shows_the_evidence_of_an_installation(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported", attempts=2))
     web01.fails("no disk found")
     decision, record = web01.decisions.servers["web01"], web01.record
@@ -383,7 +383,7 @@ def test_explain_shows_the_evidence_of_an_installation(web01: Installing) -> Non
 # It is shown until there is evidence of its completion
 
 
-def summarize_installation(web01: Installing) -> tuple[str, str] | None:
+def summarize_installation(web01: InstallBench) -> tuple[str, str] | None:
     web01.reconcile()
     found = web01.rendered["web01"].published.summary["installing"]
     return (found["state"], found["step"]) if found is not None else None
@@ -391,7 +391,7 @@ def summarize_installation(web01: Installing) -> tuple[str, str] | None:
 
 @pytest.mark.parametrize("evidence", ["Reported", "Declared"])
 def test_an_installation_is_shown_from_its_first_fetch_until_an_operator_ends_it(
-    web01: Installing, evidence: str
+    web01: InstallBench, evidence: str
 ) -> None:
     plan = web01.install(evidence=evidence)
     assert summarize_installation(web01) is None
@@ -410,7 +410,7 @@ def test_an_installation_is_shown_from_its_first_fetch_until_an_operator_ends_it
     assert summarize_installation(web01) is None
 
 
-def test_a_report_ends_the_display_of_an_installation(web01: Installing) -> None:
+def test_a_report_ends_the_display_of_an_installation(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported", attempts=2))
     web01.fails("no disk found")
     assert summarize_installation(web01) == ("Installing", "Failed")
@@ -432,7 +432,7 @@ def test_a_report_ends_the_display_of_an_installation(web01: Installing) -> None
 
 @pytest.mark.parametrize("data", [True, False])
 def test_an_installation_proven_by_a_fetch_is_shown_as_served_for_at_most_thirty_minutes(
-    web01: Installing, data: bool
+    web01: InstallBench, data: bool
 ) -> None:
     web01.entry(web01.install(data=data))
     assert summarize_installation(web01) == (("Installing", "Attempted") if data else ("Served", "Attempted"))
@@ -446,7 +446,7 @@ def test_an_installation_proven_by_a_fetch_is_shown_as_served_for_at_most_thirty
     assert summarize_installation(web01) is None
 
 
-def test_the_next_disk_boot_ends_the_display_as_served(web01: Installing) -> None:
+def test_the_next_disk_boot_ends_the_display_as_served(web01: InstallBench) -> None:
     web01.entry(web01.install())
     web01.data()
     digest = web01.rendered["web01"].evidence_digests[ENTRY]
@@ -461,7 +461,7 @@ def test_the_next_disk_boot_ends_the_display_as_served(web01: Installing) -> Non
     }
 
 
-def test_a_disk_boot_does_not_end_an_installation_that_must_be_reported(web01: Installing) -> None:
+def test_a_disk_boot_does_not_end_an_installation_that_must_be_reported(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(minutes=2).reconcile()
     assert ENTRY not in web01.rendered["web01"].evidence_digests
@@ -470,7 +470,7 @@ def test_a_disk_boot_does_not_end_an_installation_that_must_be_reported(web01: I
 # A step that lasts
 
 
-def test_a_step_that_takes_long_is_a_condition_that_names_the_last_fetch_and_its_time(web01: Installing) -> None:
+def test_a_step_that_takes_long_is_a_condition_that_names_the_last_fetch_and_its_time(web01: InstallBench) -> None:
     web01.entry(web01.install())
     assert web01.due is not None
     web01.wait(minutes=29, seconds=59).reconcile()
@@ -490,7 +490,7 @@ def test_a_step_that_takes_long_is_a_condition_that_names_the_last_fetch_and_its
     assert (web01.condition("InstallsCompleted") or (False,))[0] is True
 
 
-def test_the_duration_of_a_step_counts_from_the_last_evidence(web01: Installing) -> None:
+def test_the_duration_of_a_step_counts_from_the_last_evidence(web01: InstallBench) -> None:
     web01.entry(web01.install(evidence="Reported"))
     web01.wait(minutes=20).data()
     web01.wait(minutes=29).reconcile()
@@ -501,7 +501,7 @@ def test_the_duration_of_a_step_counts_from_the_last_evidence(web01: Installing)
 
 @pytest.mark.parametrize("has_started", [False, True])
 def test_an_installation_that_started_and_is_declared_in_git_is_not_overdue(
-    web01: Installing, has_started: bool
+    web01: InstallBench, has_started: bool
 ) -> None:
     """With evidence Declared only a commit ends the installation, at any later time; the start is observed."""
     web01.entry(web01.install(evidence="Declared"))
@@ -517,7 +517,7 @@ def test_an_installation_that_started_and_is_declared_in_git_is_not_overdue(
     [(True, True, "Provisioned"), (True, False, "Attempted"), (False, False, "Provisioned")],
 )
 def test_after_a_change_of_the_accepted_evidence_earlier_evidence_still_counts(
-    web01: Installing, data: bool, has_started: bool, step: str
+    web01: InstallBench, data: bool, has_started: bool, step: str
 ) -> None:
     web01.entry(web01.install(evidence="Reported", data=data))
     if has_started:
@@ -530,7 +530,7 @@ def test_after_a_change_of_the_accepted_evidence_earlier_evidence_still_counts(
     assert web01.record.provisioned_at == (seen if step == "Provisioned" else None)
 
 
-def test_servers_are_counted_by_their_steps(web01: Installing) -> None:
+def test_servers_are_counted_by_their_steps(web01: InstallBench) -> None:
     def counted() -> dict[str, int]:
         return dict(web01.instance.reconciler.status.records)
 
@@ -542,14 +542,14 @@ def test_servers_are_counted_by_their_steps(web01: Installing) -> None:
     assert counted() == {"Started": 1}
     web01.fails()
     assert counted() == {"Failed": 1}
-    web01.asked("provisioned/TOKEN")
+    web01.request_path("provisioned/TOKEN")
     assert counted() == {"Provisioned": 1}
 
 
 # An ordinary day
 
 
-def test_a_second_nic_and_the_next_loader_get_the_same_boot(web01: Installing) -> None:
+def test_a_second_nic_and_the_next_loader_get_the_same_boot(web01: InstallBench) -> None:
     plan = web01.install(evidence="Reported")
     web01.entry(plan, NIC)
     for seconds in (5, 30, 20):
@@ -560,7 +560,7 @@ def test_a_second_nic_and_the_next_loader_get_the_same_boot(web01: Installing) -
     assert web01.wait(seconds=5).boots[0] is Phase.DISK  # a minute from the first
 
 
-def test_a_monitor_that_fetches_data_starts_no_installation(web01: Installing) -> None:
+def test_a_monitor_that_fetches_data_starts_no_installation(web01: InstallBench) -> None:
     web01.install()
     web01.data(client="10.9.0.5")
     web01.entry(web01.servers["web01"].plan, "10.9.0.5")
@@ -599,13 +599,15 @@ def test_a_diskless_fleet_boots_whatever_the_records_contain(tmp_path: Path) -> 
 
 
 WINDOW = "20T11:00 20T16:00"
-GIVEN = (Phase.MAINTENANCE, Cause.MAINTENANCE)
+MAINTENANCE_BOOT = (Phase.MAINTENANCE, Cause.MAINTENANCE)
 
 
 class Maintained(Bench):
     """web01, whose firmware is updated once by a system that requests user data."""
 
-    def maintain(self, *, data: bool = True, run: int = 1, window: str = WINDOW, uki: bool = False) -> BootPlan:
+    def start_maintenance(
+        self, *, data: bool = True, run: int = 1, window: str = WINDOW, uki: bool = False
+    ) -> BootPlan:
         asks = "userData: {format: CloudInit, template: t}" if data else ""
         config = "userData: CloudInit"
         if uki:
@@ -623,24 +625,24 @@ class Maintained(Bench):
         )
         self.files = {"t": "#cloud-config\n", "i": '{"ignition": {"version": "3.4.0"}}'}
         self.decide(*self.documents, files=self.files)
-        return self.planned()
+        return self.reconcile_plan()
 
-    def planned(self) -> BootPlan:
+    def reconcile_plan(self) -> BootPlan:
         return require_value(self.reconcile())
 
     def entry(self, plan: BootPlan) -> BootPlan:
         self.fetch(plan, path=ENTRY)
-        return self.planned()
+        return self.reconcile_plan()
 
     def data(self, token: Digest | None, path: str | None = None) -> BootPlan:
         assert token is not None
         path = path or DATA.build_path(MAC, token, "user-data")
         self.observe(Observation(server="web01", path=path, digest=token, client="10.0.0.7", at=self.now))
-        return self.planned()
+        return self.reconcile_plan()
 
     @property
     def shown(self) -> tuple[Phase, Cause]:
-        plan = self.planned()
+        plan = self.reconcile_plan()
         return plan.phase, plan.cause
 
     @property
@@ -661,10 +663,10 @@ def maintained(tmp_path: Path) -> Iterator[Maintained]:
 
 
 def test_a_maintenance_boot_is_first_served_and_then_started(maintained: Maintained) -> None:
-    plan = maintained.maintain()
-    assert (maintained.shown, maintained.runs) == (GIVEN, {})
+    plan = maintained.start_maintenance()
+    assert (maintained.shown, maintained.runs) == (MAINTENANCE_BOOT, {})
     maintained.entry(plan)
-    assert maintained.shown == GIVEN  # the minute of grace
+    assert maintained.shown == MAINTENANCE_BOOT  # the minute of grace
     maintained.wait(minutes=2)
     assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_SERVED), {"Attempted": 1})
     maintained.data(plan.data)
@@ -678,7 +680,7 @@ def test_a_maintenance_boot_is_first_served_and_then_started(maintained: Maintai
 
 
 def test_a_start_ends_the_minute_of_grace_of_the_boot(maintained: Maintained) -> None:
-    plan = maintained.maintain()
+    plan = maintained.start_maintenance()
     maintained.entry(plan)
     maintained.wait(seconds=20).data(plan.data)
     assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
@@ -686,20 +688,20 @@ def test_a_start_ends_the_minute_of_grace_of_the_boot(maintained: Maintained) ->
 
 def test_in_a_maintenance_a_fetch_of_data_alone_proves_that_the_boot_was_served(maintained: Maintained) -> None:
     """A boot script that was fetched by TFTP is not observed."""
-    maintained.data(maintained.maintain().data)
+    maintained.data(maintained.start_maintenance().data)
     assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
     assert maintained.told("MaintenanceBooted", "MaintenanceStarted") == ["MaintenanceBooted", "MaintenanceStarted"]
 
 
 def test_a_maintenance_without_data_is_done_once_its_boot_was_served(maintained: Maintained) -> None:
-    maintained.entry(maintained.maintain(data=False))
+    maintained.entry(maintained.start_maintenance(data=False))
     maintained.wait(hours=1)
     assert (maintained.shown, maintained.runs) == ((Phase.DISK, Cause.MAINTENANCE_DONE), {"Made": 1})
     assert maintained.condition("MaintenanceRunsStarted") is None
 
 
 def test_a_direct_boot_of_a_maintenance_starts_with_a_fetch_by_uuid(maintained: Maintained) -> None:
-    plan = maintained.maintain(uki=True)
+    plan = maintained.start_maintenance(uki=True)
     maintained.data(plan.digest, IGNITION.build_path(make_uuid("web01")))
     assert maintained.shown == (Phase.DISK, Cause.MAINTENANCE_STARTED)
     assert (
@@ -710,11 +712,11 @@ def test_a_direct_boot_of_a_maintenance_starts_with_a_fetch_by_uuid(maintained: 
 def test_a_maintenance_run_that_does_not_start_is_a_condition_with_the_last_fetch_and_its_time(
     maintained: Maintained,
 ) -> None:
-    plan = maintained.maintain()
+    plan = maintained.start_maintenance()
     maintained.entry(plan)
-    maintained.wait(minutes=29, seconds=59).planned()
+    maintained.wait(minutes=29, seconds=59).reconcile_plan()
     assert (maintained.condition("MaintenanceRunsStarted"), maintained.due) == (None, NOON + timedelta(minutes=30))
-    maintained.wait(seconds=1).planned()
+    maintained.wait(seconds=1).reconcile_plan()
     status, reason, message = maintained.condition("MaintenanceRunsStarted") or (None, "", "")
     assert (status, reason) == (False, "Overdue")
     assert "web01 fetched the boot files of Maintenance/bios at 2026-11-20T12:00:00Z" in message
@@ -724,44 +726,44 @@ def test_a_maintenance_run_that_does_not_start_is_a_condition_with_the_last_fetc
 
 
 def test_no_maintenance_run_is_overdue_after_its_window(maintained: Maintained) -> None:
-    maintained.entry(maintained.maintain(window="20T11:00 20T13:00"))
-    maintained.wait(minutes=45).planned()
+    maintained.entry(maintained.start_maintenance(window="20T11:00 20T13:00"))
+    maintained.wait(minutes=45).reconcile_plan()
     assert maintained.condition("MaintenanceRunsStarted") is not None
-    maintained.wait(minutes=15).planned()
+    maintained.wait(minutes=15).reconcile_plan()
     assert (maintained.condition("MaintenanceRunsStarted"), maintained.runs) == (None, {})
 
 
 def test_a_higher_run_begins_again_and_has_its_own_data(maintained: Maintained) -> None:
-    first = maintained.maintain()
+    first = maintained.start_maintenance()
     maintained.entry(first)
-    second = maintained.wait(minutes=40).maintain(run=2)
-    assert (maintained.shown, second.data != first.data) == (GIVEN, True)
+    second = maintained.wait(minutes=40).start_maintenance(run=2)
+    assert (maintained.shown, second.data != first.data) == (MAINTENANCE_BOOT, True)
     maintained.data(first.data)  # of the system of the first, which is slow
-    assert maintained.shown == GIVEN
+    assert maintained.shown == MAINTENANCE_BOOT
     maintained.entry(second)
     assert maintained.wait(minutes=2).shown == (Phase.DISK, Cause.MAINTENANCE_SERVED)
 
 
 def test_user_data_is_at_a_path_that_only_this_run_knows_and_for_two_hours(maintained: Maintained) -> None:
-    plan = maintained.maintain()
+    plan = maintained.start_maintenance()
     assert plan.data is not None and plan.boot is not None
     path = DATA.build_path(MAC, plan.data, "user-data")
     assert path in maintained.paths
     assert any(f"/data/{plan.data}/" in each for each in plan.boot.kernel_arguments)
     maintained.entry(plan)
-    maintained.wait(minutes=119).planned()
+    maintained.wait(minutes=119).reconcile_plan()
     assert path in maintained.paths
-    maintained.wait(minutes=1).planned()
+    maintained.wait(minutes=1).reconcile_plan()
     assert path not in maintained.paths
 
 
 def test_a_maintenance_run_is_explained_and_counted(maintained: Maintained) -> None:
-    plan = maintained.maintain()
+    plan = maintained.start_maintenance()
     found = repository(*maintained.documents, files=maintained.files)
     decision = maintained.decisions.servers["web01"]
 
     def said() -> list[str]:
-        reasons = explain(found, decision, maintained.planned(), maintained.record).reasons
+        reasons = explain(found, decision, maintained.reconcile_plan(), maintained.record).reasons
         return [f"{each.value} {each.why}" for each in reasons if each.field == "run"]
 
     assert said() == []

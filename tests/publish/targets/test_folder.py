@@ -37,7 +37,7 @@ from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.published_trees import bring_up
 from tests.helpers.signed_lists import SignedSite, assert_list_is_whole, make_keys, read_files
 from tests.publish.targets.test_s3 import AT, DAY, ENTRY, assert_holds, assert_no_chain_is_mixed, fleet, split
-from tests.publish.test_publisher_kill import Os, happening
+from tests.publish.test_publisher_kill import Os, hook_calls
 
 ENTRIES = [ENTRY.format(number) for number in range(3)]
 
@@ -49,7 +49,7 @@ class Site:
         self.root, self.folder, self.ledger = root, folder, ledger
         self.tree = FollowedTree(root)
         self.store: FileStore | None = None
-        self.target = self.begin()
+        self.target = self.open_target()
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class Site:
     def open_store(self) -> FileStore:
         return TargetFolder(self.folder)
 
-    def begin(self, writer: str = "me") -> StoreTarget:
+    def open_target(self, writer: str = "me") -> StoreTarget:
         """Start a process without any memory of earlier ones."""
         self.close()
         self.store = store = self.open_store()
@@ -95,23 +95,23 @@ class Site:
     def follow(self) -> int:
         return bring_up(self.target, self.tree)
 
-    def bring(self, version: int, servers: tuple[int, ...] = (0, 1, 2), script: bytes = b"#!ipxe\n") -> int:
+    def deliver(self, version: int, servers: tuple[int, ...] = (0, 1, 2), script: bytes = b"#!ipxe\n") -> int:
         self.publish(version, servers, script)
         return self.follow()
 
-    def machines_see(self) -> dict[str, bytes]:
-        return files_of(self.folder)
+    def read_served(self) -> dict[str, bytes]:
+        return read_boot_files(self.folder)
 
     def assert_holds(self, version: int, servers: tuple[int, ...] = (0, 1, 2)) -> None:
         """Assert that exactly these boot scripts and the content that they name exist."""
-        assert_holds(self.machines_see(), fleet(version, servers))
+        assert_holds(self.read_served(), fleet(version, servers))
         unlisted = parse_unlisted((self.folder / UNLISTED).read_bytes())
         assert [path for path in unlisted if not (self.root / path).exists()] == []
         head = parse_head((self.folder / HEAD).read_bytes())
         assert (head.commit, len(list((self.folder / "ops/shards").iterdir()))) == (str(version), len(head.shards))
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def read_boot_files(folder: Path) -> dict[str, bytes]:
     found = (each for each in folder.glob("boot/**/*") if not each.name.startswith(".") and each.is_file())
     return {str(each.relative_to(folder)): each.read_bytes() for each in found}
 
@@ -126,8 +126,8 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @contextmanager
-def calling(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
-    with happening(happen) as os_, pytest.MonkeyPatch.context() as patch:
+def hook_folder_calls(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[Os]:
+    with hook_calls(happen) as os_, pytest.MonkeyPatch.context() as patch:
         patch.setattr(folder_module, "os", os_)
         yield os_
 
@@ -136,36 +136,36 @@ def test_a_folder_has_the_files_for_machines_with_its_own_permissions_and_the_ti
     site.publish(1)
     assert site.follow() > 1
     site.assert_holds(1)
-    for path in site.machines_see():
+    for path in site.read_served():
         assert int((site.folder / path).stat().st_mtime) == int((site.root / path).stat().st_mtime)
     modes = {S_IMODE(each.stat().st_mode) for each in (site.folder / "boot").rglob("*")}
     assert modes == {0o750, 0o640}
 
 
 def test_a_file_that_was_touched_at_the_mirror_gets_the_time_of_the_tree_with_its_next_version(site: Site) -> None:
-    site.bring(1)
+    site.deliver(1)
     late = (AT + 99 * DAY).timestamp()
     os.utime(site.folder / ENTRIES[0], (late, late))
-    site.bring(2)
+    site.deliver(2)
     assert (site.folder / ENTRIES[0]).stat().st_mtime == int((site.root / ENTRIES[0]).stat().st_mtime)
 
 
 def test_finding_m4_at_each_system_call_every_boot_script_in_a_folder_names_existing_content(site: Site) -> None:
-    site.bring(1)
+    site.deliver(1)
     site.publish(2, (0, 2, 3), b"#!ipxe\n# another\n")
     looks = count()
 
     def look(number: int, name: str, args: tuple[Any, ...]) -> None:
-        seen = site.machines_see()
+        seen = site.read_served()
         assert_no_chain_is_mixed(seen)
         if seen["boot/boot.ipxe"] != b"#!ipxe\n":
             assert {ENTRY.format(each) for each in (0, 2, 3)} <= seen.keys()
         next(looks)
 
-    with calling(look):
+    with hook_folder_calls(look):
         site.follow()
     assert next(looks) > 100
-    assert site.machines_see()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
+    assert site.read_served()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
 
 
 def test_the_list_in_a_folder_is_complete_at_each_call_and_comes_after_all_that_it_names(site: Site) -> None:
@@ -174,7 +174,7 @@ def test_the_list_in_a_folder_is_complete_at_each_call_and_comes_after_all_that_
     def look(number: int, name: str, args: tuple[Any, ...]) -> None:
         if name not in ("rename", "unlink"):
             return
-        seen = {path.removeprefix("boot/"): content for path, content in site.machines_see().items()}
+        seen = {path.removeprefix("boot/"): content for path, content in site.read_served().items()}
         assert_list_is_whole(seen)
         if (timestamp := seen.get("signed/timestamp.json")) not in (None, *timestamps):
             timestamps.append(timestamp or b"")
@@ -184,31 +184,31 @@ def test_the_list_in_a_folder_is_complete_at_each_call_and_comes_after_all_that_
 
     for number in range(3):
         site.publish(number, (0, 1, number), is_listed=True)
-        with calling(look):
+        with hook_folder_calls(look):
             site.follow()
     look(0, "rename", ())
     assert len(timestamps) == 3
 
 
 def test_finding_m4_killed_at_any_call_a_folder_has_complete_chains_that_the_next_process_completes(site: Site) -> None:
-    site.bring(0)
+    site.deliver(0)
     version = 0
     for at in count(1, get_interval(1)):
         version += 1
         site.publish(version, (0, 1 + version % 2))
-        site.begin()
+        site.open_target()
 
         def kill(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
             if number >= at:
                 raise KeyboardInterrupt
 
-        with calling(kill) as calls, suppress(KeyboardInterrupt):
+        with hook_folder_calls(kill) as calls, suppress(KeyboardInterrupt):
             site.follow()
-        assert_no_chain_is_mixed(site.machines_see())
+        assert_no_chain_is_mixed(site.read_served())
         if at % 2:  # meanwhile something else is wanted
             version += 1
             site.publish(version, (0, 1 + version % 2))
-        site.begin()
+        site.open_target()
         site.follow()
         site.assert_holds(version, (0, 1 + version % 2))
         staged = [str(path.relative_to(site.folder)) for path in site.folder.rglob(".gitboot-*")]
@@ -217,19 +217,19 @@ def test_finding_m4_killed_at_any_call_a_folder_has_complete_chains_that_the_nex
             break
     assert at > 100
     for later in (1, 9):
-        site.bring(version + later, ())
+        site.deliver(version + later, ())
     assert list(site.folder.rglob(".gitboot-*")) == []
 
 
 def test_finding_m4_a_full_disk_replaces_no_boot_script_whose_content_is_absent(tmp_path: Path) -> None:
     with small_disk(tmp_path) as disk:
         site = Site(tmp_path / "out", disk)
-        site.bring(1)
+        site.deliver(1)
         fill(disk / "filler")
         site.publish(2)
         with pytest.raises(PublishError, match="free some space"):
             site.follow()
-        assert_no_chain_is_mixed(site.machines_see())
+        assert_no_chain_is_mixed(site.read_served())
         (disk / "filler").unlink()
         site.follow()
         site.assert_holds(2)

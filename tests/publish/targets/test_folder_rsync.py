@@ -27,9 +27,9 @@ from tests.helpers.endpoints import ENTRY, eventually
 from tests.helpers.fleets import store_credentials
 from tests.helpers.forked_commands import run_forked
 from tests.helpers.git_repositories import Relay, SshServer, free_port, program, run_daemon
-from tests.publish.targets.test_folder import ENTRIES, Site, files_of
+from tests.publish.targets.test_folder import ENTRIES, Site, read_boot_files
 from tests.publish.targets.test_s3 import assert_no_chain_is_mixed
-from tests.publish.test_mirror_repair import GONE, edit, publish_signed, repaired
+from tests.publish.test_mirror_repair import GONE, edit_file, publish_signed, run_repair
 
 _USER, _PASSWORD = "gitboot", "not-to-be-seen"
 
@@ -91,20 +91,20 @@ def folder(hosts: dict[str, str]) -> Path:
 
 
 @pytest.fixture
-def by_daemon(tmp_path: Path, hosts: dict[str, str], folder: Path) -> OtherHost:
+def daemon_host(tmp_path: Path, hosts: dict[str, str], folder: Path) -> OtherHost:
     return OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own")
 
 
-class Rsyncs:
+class RsyncHooks:
     """Hooks before and after each rsync process."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
         self.killed_at: int | None = None
         self.after = False  # whether the rsync process ends before this one is killed
-        monkeypatch.setattr(rsync_module, "run_with_input", self._ask)
+        monkeypatch.setattr(rsync_module, "run_with_input", self._run_rsync)
 
-    def _ask(self, command: list[str], **how: Any) -> ProcessResult:
+    def _run_rsync(self, command: list[str], **how: Any) -> ProcessResult:
         self.calls += 1
         is_killed = self.calls == self.killed_at
         if is_killed and not self.after:
@@ -120,50 +120,50 @@ def test_a_host_that_ssh_reaches_has_the_files_for_machines(
 ) -> None:
     site = OtherHost(tmp_path / "out", folder, hosts["ssh"], tmp_path / "own")
     site.max_servers = 99  # each connection of ssh takes its time
-    site.begin()
+    site.open_target()
     site.publish(1)
     assert site.follow() == 1
     site.assert_holds(1)
 
 
-def test_another_host_has_the_files_for_machines_with_the_times_of_the_tree(by_daemon: OtherHost) -> None:
-    site = by_daemon
+def test_another_host_has_the_files_for_machines_with_the_times_of_the_tree(daemon_host: OtherHost) -> None:
+    site = daemon_host
     site.publish(1)
     assert site.follow() > 1
     site.assert_holds(1)
-    for path in site.machines_see():
+    for path in site.read_served():
         assert int((site.folder / path).stat().st_mtime) == int((site.root / path).stat().st_mtime)
-    site.begin("another process")
+    site.open_target("another process")
     assert site.follow() == 0
-    site.bring(2, (0, 2, 3), b"#!ipxe\n# another\n")
-    assert site.machines_see()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
+    site.deliver(2, (0, 2, 3), b"#!ipxe\n# another\n")
+    assert site.read_served()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
     assert not (site.folder / ENTRIES[1]).parent.exists()
     site.publish(5, ())
-    site.begin()
+    site.open_target()
     site.follow()
-    assert [path for path in site.machines_see() if path.startswith("boot/v1/")] == []
+    assert [path for path in site.read_served() if path.startswith("boot/v1/")] == []
 
 
 def test_finding_m4_killed_before_or_after_any_rsync_another_host_has_complete_chains(
-    by_daemon: OtherHost, monkeypatch: pytest.MonkeyPatch
+    daemon_host: OtherHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, version = by_daemon, 0
-    site.bring(0)
-    rsyncs = Rsyncs(monkeypatch)
+    site, version = daemon_host, 0
+    site.deliver(0)
+    rsyncs = RsyncHooks(monkeypatch)
     for at in count(1, get_interval(3)):
         version += 1
         site.publish(version, (0, 1 + version % 2))
-        site.begin()
+        site.open_target()
         rsyncs.calls, rsyncs.killed_at, rsyncs.after = 0, at, bool(at % 2)
         with suppress(KeyboardInterrupt):
             site.follow()
-        assert_no_chain_is_mixed(site.machines_see())
+        assert_no_chain_is_mixed(site.read_served())
         is_over = rsyncs.calls < at
         rsyncs.killed_at = None
         if at % 3 == 0:  # meanwhile something else is wanted
             version += 1
             site.publish(version, (0, 1 + version % 2))
-        site.begin()
+        site.open_target()
         site.follow()
         site.assert_holds(version, (0, 1 + version % 2))
         if is_over:
@@ -175,7 +175,7 @@ def test_finding_m4_a_connection_that_ends_after_any_bytes_leaves_complete_chain
     tmp_path: Path, hosts: dict[str, str], folder: Path
 ) -> None:
     direct = OtherHost(tmp_path / "out", folder, hosts["rsync"], tmp_path / "own")
-    direct.bring(0)
+    direct.deliver(0)
     version = 0
     for takes in (200, 600, 1000, 2000):
         version += 1
@@ -184,17 +184,17 @@ def test_finding_m4_a_connection_that_ends_after_any_bytes_leaves_complete_chain
             cut = OtherHost(direct.root, folder, f"{relay.url}/boots", tmp_path / "cut")
             with suppress(GitbootError):
                 cut.follow()
-        assert_no_chain_is_mixed(direct.machines_see())
-    direct.begin()
+        assert_no_chain_is_mixed(direct.read_served())
+    direct.open_target()
     direct.follow()
     direct.assert_holds(version)
 
 
 def test_finding_m4_a_file_that_was_edited_with_its_size_and_time_is_replaced_with_its_next_version(
-    by_daemon: OtherHost,
+    daemon_host: OtherHost,
 ) -> None:
-    site = by_daemon
-    site.bring(1)
+    site = daemon_host
+    site.deliver(1)
     path = site.folder / ENTRIES[0]
     site.publish(2)
     wanted = (site.root / ENTRIES[0]).read_bytes()
@@ -247,32 +247,32 @@ def test_other_files_in_the_folder_do_not_change(any_site: Site) -> None:
         (any_site.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (any_site.folder / path).write_bytes(content)
     for version in (1, 2):
-        any_site.bring(version)
-    any_site.begin()
-    any_site.bring(5, ())
+        any_site.deliver(version)
+    any_site.open_target()
+    any_site.deliver(5, ())
     assert {path: (any_site.folder / path).read_bytes() for path in theirs} == theirs
-    assert [path for path in any_site.machines_see() if path.startswith("boot/v1/")] == []
+    assert [path for path in any_site.read_served() if path.startswith("boot/v1/")] == []
 
 
-def test_another_host_cannot_name_a_file_of_this_host(by_daemon: OtherHost, tmp_path: Path) -> None:
+def test_another_host_cannot_name_a_file_of_this_host(daemon_host: OtherHost, tmp_path: Path) -> None:
     (mine := tmp_path / "mine").write_bytes(b"mine")
-    by_daemon.bring(1)
-    name = os.path.relpath(mine, by_daemon.own / "read")
-    (by_daemon.folder / UNLISTED).write_text(json.dumps([name]))
-    by_daemon.begin()
+    daemon_host.deliver(1)
+    name = os.path.relpath(mine, daemon_host.own / "read")
+    (daemon_host.folder / UNLISTED).write_text(json.dumps([name]))
+    daemon_host.open_target()
     with pytest.raises(PublishError, match=f"{UNLISTED} is damaged"):
-        by_daemon.follow()
+        daemon_host.follow()
     assert mine.read_bytes() == b"mine"
 
 
-def test_another_ledger_and_another_process_are_detected(by_daemon: OtherHost, tmp_path: Path) -> None:
-    site = by_daemon
-    site.bring(1)
+def test_another_ledger_and_another_process_are_detected(daemon_host: OtherHost, tmp_path: Path) -> None:
+    site = daemon_host
+    site.deliver(1)
     other = OtherHost(site.root, site.folder, site.url, tmp_path / "other", ledger="theirs")
     with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
         other.follow()
     copy = OtherHost(site.root, site.folder, site.url, tmp_path / "copy")
-    copy.begin("a copy of this instance")
+    copy.open_target("a copy of this instance")
     copy.follow()
     site.publish(2)
     with pytest.raises(LockedByAnother, match="a copy of this instance; this process is me"):
@@ -280,8 +280,8 @@ def test_another_ledger_and_another_process_are_detected(by_daemon: OtherHost, t
     site.assert_holds(1)
 
 
-def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(by_daemon: OtherHost, tmp_path: Path) -> None:
-    by_daemon.publish(1)
+def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(daemon_host: OtherHost, tmp_path: Path) -> None:
+    daemon_host.publish(1)
     (slow := tmp_path / "bin").mkdir()
     (slow / "rsync").write_text(f"#!/bin/sh\necho >> {slow}/begun\nread line < {slow}/gate\n")
     (slow / "rsync").chmod(0o755)
@@ -291,24 +291,24 @@ def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(by_daemon:
     if child == 0:  # pragma: no cover - it is killed
         os.environ["PATH"] = f"{slow}:{os.environ['PATH']}"
         with suppress(BaseException):
-            by_daemon.follow()
+            daemon_host.follow()
         os._exit(0)
     (slow / "begun").read_bytes()  # waits until rsync begins
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with pytest.raises(HostUnreachable, match="an rsync process of an earlier gitboot is still running"):
-        by_daemon.follow()
+        daemon_host.follow()
     with (slow / "gate").open("w"):
         pass
 
     def follows() -> bool:
         with suppress(HostUnreachable):
-            by_daemon.follow()
+            daemon_host.follow()
             return True
         return False
 
     assert eventually(follows)
-    by_daemon.assert_holds(1)
+    daemon_host.assert_holds(1)
 
 
 @pytest.mark.parametrize(
@@ -341,20 +341,20 @@ def test_finding_m6_repair_replaces_edited_files_on_another_host(
     shutil.copytree(root / "boot", folder / "boot")
     store_credentials(tmp_path, "rsync", user=_USER, password=_PASSWORD)
     url = f"{hosts['rsync']}?credentials={tmp_path}/rsync"
-    assert repaired(url, root, ALL)[0] == 0  # a target has no one-time boots
-    assert _verified(folder, root) == []
-    right = files_of(folder)
-    edit(folder / f"boot{ENTRY}")
+    assert run_repair(url, root, ALL)[0] == 0  # a target has no one-time boots
+    assert _list_faults(folder, root) == []
+    right = read_boot_files(folder)
+    edit_file(folder / f"boot{ENTRY}")
     (folder / "boot/signed/timestamp.json").unlink()
     (folder / f"boot/{GONE}").parent.mkdir(parents=True)
     (folder / f"boot/{GONE}").write_bytes(b"#!ipxe\nshell\n")
     wrong = {f"/{path}" for path in (ENTRY[1:], "signed/timestamp.json", GONE)}
-    assert {f"/{each}" for each in repaired(url, root, ALL)[1]} == wrong
-    assert (_verified(folder, root), files_of(folder)) == ([], right)
-    assert repaired(url, root, ALL)[1] == {}
+    assert {f"/{each}" for each in run_repair(url, root, ALL)[1]} == wrong
+    assert (_list_faults(folder, root), read_boot_files(folder)) == ([], right)
+    assert run_repair(url, root, ALL)[1] == {}
 
 
-def _verified(folder: Path, root: Path) -> list[str]:
+def _list_faults(folder: Path, root: Path) -> list[str]:
     done = run_forked("verify-mirror", folder / "boot", "--tree", root, "--target", "-o", "json")
     return [each["path"] for each in json.loads(done.stdout)["items"]]
 

@@ -224,7 +224,7 @@ def publish(root: Path, files: dict[str, File], at: datetime = AT, commit: str =
         directory.publish(servers, shared, complete=True, commit=commit, at=at)
 
 
-def step_of(root: Path, units: Shard, max_servers: int, *, head: TargetHead | None = None) -> TargetStep:
+def plan_step(root: Path, units: Shard, max_servers: int, *, head: TargetHead | None = None) -> TargetStep:
     """Return the first step of a target that holds these units."""
     glance = (tree := FollowedTree(root)).read_summary()
     head = head or TargetHead(ledger="ours", commit="", gitboot=__version__, writer="")
@@ -240,7 +240,7 @@ def test_servers_that_a_target_has_come_before_new_ones(tmp_path: Path) -> None:
     """An outdated boot script boots an unwanted image; a missing boot script boots nothing."""
     publish(tmp_path, fleet(1, tuple(range(9))))
     units = {f"server-52-54-00-00-00-{number:02x}": ServerFiles("old", {}) for number in (7, 8)}
-    assert set(list(step_of(tmp_path, units, 3).units)[:2]) == units.keys()
+    assert set(list(plan_step(tmp_path, units, 3).units)[:2]) == units.keys()
 
 
 def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_removed_ones(tmp_path: Path) -> None:
@@ -251,14 +251,14 @@ def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_removed
         "server-52-54-00-00-00-08": ServerFiles("old", {}),
     }
     new = {f"server-52-54-00-00-00-{number:02x}" for number in range(8)}
-    first, *others, shared, last = step_of(tmp_path, units, 99).units
+    first, *others, shared, last = plan_step(tmp_path, units, 99).units
     assert (first, set(others), shared, last) == ("server-52-54-00-00-00-08", new, "", "a-gone-server")
 
 
 def test_servers_of_one_shard_follow_one_another(tmp_path: Path) -> None:
     """Each step writes the shards of its servers whole: a first copy writes each of them once or twice."""
     publish(tmp_path, fleet(1, tuple(range(600))))
-    numbers = [find_shard_number(server) for server in step_of(tmp_path, {}, 999).units if server]
+    numbers = [find_shard_number(server) for server in plan_step(tmp_path, {}, 999).units if server]
     assert numbers == sorted(numbers)
     assert len(set(numbers)) < len(numbers)
 
@@ -272,7 +272,7 @@ def test_files_of_another_version_are_written_again(tmp_path: Path) -> None:
     assert (
         plan_next_step(tree, glance, build_target_content(head, [units], (), gitboot="0.0.1"), lambda _: {}, 99) is None
     )
-    made_by = [step_of(tmp_path, units, max_servers, head=head).head.gitboot for max_servers in (1, 99)]
+    made_by = [plan_step(tmp_path, units, max_servers, head=head).head.gitboot for max_servers in (1, 99)]
     assert made_by == ["0.0.1", __version__], "some servers are left, and then none"
 
 
@@ -298,7 +298,7 @@ def test_a_target_stays_empty_without_a_publication(tmp_path: Path) -> None:
 
 
 @dataclass
-class Shelf:
+class MemoryTarget:
     """A target in memory that stores files, or fails as configured."""
 
     max_servers: int = 1
@@ -334,9 +334,11 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def follower(root: Path, shelf: Shelf, wake: Callable[[], None] = lambda: None, retry_s: float = 0.01) -> Follower:
+def follower(
+    root: Path, memory_target: MemoryTarget, wake: Callable[[], None] = lambda: None, retry_s: float = 0.01
+) -> Follower:
     return Follower(
-        shelf,
+        memory_target,
         FollowedTree(root),
         target_status=TargetStatus(name="shelf", behind_since=AT),
         clock=lambda: AT,
@@ -346,57 +348,57 @@ def follower(root: Path, shelf: Shelf, wake: Callable[[], None] = lambda: None, 
 
 
 def test_a_target_is_updated_at_the_start_and_with_each_publication(out: Path) -> None:
-    shelf, woken = Shelf(), threading.Event()
-    with Followers([one := follower(out, shelf, woken.set)]).running() as followers:
+    memory_target, woken = MemoryTarget(), threading.Event()
+    with Followers([one := follower(out, memory_target, woken.set)]).running() as followers:
         followers.publish()
         followers.wait(60)
         assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
         assert woken.wait(60)
-        servers = len(shelf.steps)
+        servers = len(memory_target.steps)
         assert servers == 4  # three, and one without a server
         publish(out, fleet(1, (0, 1)), AT + DAY, commit="beef")
         followers.publish()
         assert one.target_status.behind_since == AT
         followers.wait(60)
         assert one.target_status == TargetStatus(name="shelf", commit="beef")
-    assert shelf.loads == 1
+    assert memory_target.loads == 1
 
 
 def test_a_target_that_is_down_delays_nothing_and_is_tried_again_until_it_is_up(out: Path) -> None:
-    shelf = Shelf(fails=HostUnreachable("shelf: no route"))
-    other = Shelf()
-    with Followers([follower(out, shelf), follower(out, other)]).running() as followers:
+    memory_target = MemoryTarget(fails=HostUnreachable("shelf: no route"))
+    other = MemoryTarget()
+    with Followers([follower(out, memory_target), follower(out, other)]).running() as followers:
         followers.publish()
-        assert eventually(lambda: shelf.loads > 3)
+        assert eventually(lambda: memory_target.loads > 3)
         failure = ("HostUnreachable", "shelf: no route")
         assert followers.target_status[0] == TargetStatus(name="shelf", behind_since=AT, failure=failure)
         assert eventually(lambda: followers.target_status[1] == TargetStatus(name="shelf", commit="c0ffee"))
-        shelf.fails = None
+        memory_target.fails = None
         followers.wait(60)
         assert followers.target_status[0] == TargetStatus(name="shelf", commit="c0ffee")
 
 
 def test_a_target_that_hangs_delays_neither_publications_nor_the_end(out: Path) -> None:
-    shelf = Shelf()
-    shelf.gate.clear()
-    with Followers([one := follower(out, shelf)]).running() as followers:
+    memory_target = MemoryTarget()
+    memory_target.gate.clear()
+    with Followers([one := follower(out, memory_target)]).running() as followers:
         followers.publish()
-        assert eventually(lambda: shelf.loads == 1)
+        assert eventually(lambda: memory_target.loads == 1)
         followers.publish()
         assert one.target_status.behind_since == AT
-    shelf.gate.set()
+    memory_target.gate.set()
 
 
 def test_e38_a_restored_older_tree_is_not_copied_to_a_target_before_it_is_published_again(out: Path) -> None:
     """The output at the start of an instance may be a backup, and would move a target backwards."""
-    shelf = Shelf(max_servers=99)
-    with Followers([one := follower(out, shelf)]).running() as followers:
+    memory_target = MemoryTarget(max_servers=99)
+    with Followers([one := follower(out, memory_target)]).running() as followers:
         assert not one.wait(0.2)
-        assert shelf.loads == 0
+        assert memory_target.loads == 0
         publish(out, fleet(2), AT + DAY, commit="beef")
         followers.publish()
         followers.wait(60)
-    assert [step.head.commit for step in shelf.steps] == ["beef"]
+    assert [step.head.commit for step in memory_target.steps] == ["beef"]
 
 
 def test_e38_a_renewed_list_of_a_restored_older_tree_is_not_copied_to_a_target(tmp_path: Path) -> None:
@@ -404,36 +406,36 @@ def test_e38_a_renewed_list_of_a_restored_older_tree_is_not_copied_to_a_target(t
     with OutputDirectory.open(tmp_path / "out", ledger="ours") as directory:
         directory.publish(*split(fleet(1)), complete=True, commit="c0ffee", at=AT)
         before = directory.inventory()
-    shelf, servers = Shelf(max_servers=99), split(fleet(2))
+    memory_target, servers = MemoryTarget(max_servers=99), split(fleet(2))
     with (
-        Followers([one := follower(tmp_path / "out", shelf)]).running() as followers,
+        Followers([one := follower(tmp_path / "out", memory_target)]).running() as followers,
         OutputDirectory.open(tmp_path / "out", ledger="ours") as directory,
     ):
         assert directory.resume(before) == frozenset()
         followed = FollowedTarget(directory, followers)
         assert followed.renew_list(AT).expires == AT + VALID
         assert not one.wait(0.2)
-        assert shelf.loads == 0
+        assert memory_target.loads == 0
         followed.publish(*servers, complete=True, commit="beef", at=AT + DAY, parts=NO_UPDATES)
         followers.wait(60)
         assert followed.renew_list(AT + 2 * DAY).expires == AT + 2 * DAY + VALID
         followers.wait(60)
-    assert [step.head.commit for step in shelf.steps] == ["beef", "beef"]
+    assert [step.head.commit for step in memory_target.steps] == ["beef", "beef"]
 
 
 def test_finding_m8_a_failed_target_is_tried_at_once_on_request_and_at_a_transition(out: Path) -> None:
-    shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=("server-52-54-00-00-00-01",))
-    with Followers([one := follower(out, shelf, retry_s=3600)]).running() as followers:
+    memory_target = MemoryTarget(fails=HostUnreachable("shelf: no route"), known=("server-52-54-00-00-00-01",))
+    with Followers([one := follower(out, memory_target, retry_s=3600)]).running() as followers:
         followers.publish()
-        assert eventually(lambda: shelf.loads == 1 and one.target_status.failure is not None)
+        assert eventually(lambda: memory_target.loads == 1 and one.target_status.failure is not None)
         followers.retry_now()
-        assert eventually(lambda: shelf.loads == 2)
+        assert eventually(lambda: memory_target.loads == 2)
         followers.publish_transition(AT)
-        assert eventually(lambda: shelf.loads == 3)
+        assert eventually(lambda: memory_target.loads == 3)
         followers.publish_transition(AT + DAY)
         assert one.target_status.overdue_since == AT, "the first transition that it does not hold"
-        assert eventually(lambda: shelf.loads == 4)
-        shelf.fails = None
+        assert eventually(lambda: memory_target.loads == 4)
+        memory_target.fails = None
         followers.retry_now()
         followers.wait(60)
         assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
@@ -443,37 +445,37 @@ def test_finding_m8_a_failed_target_is_tried_at_once_on_request_and_at_a_transit
 def test_finding_m8_a_target_from_before_the_start_may_have_a_window_that_has_ended(
     out: Path, known: tuple[str, ...], overdue: datetime | None
 ) -> None:
-    shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=known)
-    with Followers([one := follower(out, shelf, retry_s=3600)]).running() as followers:
+    memory_target = MemoryTarget(fails=HostUnreachable("shelf: no route"), known=known)
+    with Followers([one := follower(out, memory_target, retry_s=3600)]).running() as followers:
         followers.publish()
         assert eventually(lambda: one.target_status.failure is not None)
         assert one.target_status.overdue_since == overdue
-        shelf.fails = None
+        memory_target.fails = None
         followers.retry_now()
         followers.wait(60)
         assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
 
 
 def test_a_target_that_another_process_has_taken_over_is_left_alone_even_on_request(out: Path) -> None:
-    shelf = Shelf(fails=LockedByAnother("shelf: another process"))
-    with Followers([one := follower(out, shelf)]).running() as followers:
+    memory_target = MemoryTarget(fails=LockedByAnother("shelf: another process"))
+    with Followers([one := follower(out, memory_target)]).running() as followers:
         followers.publish()
         assert eventually(lambda: one.target_status.failure is not None)
         for hurry in (followers.publish, followers.retry_now, lambda: followers.publish_transition(AT)):
             hurry()
         assert not one.wait(0.2)
-    assert shelf.loads == 1
+    assert memory_target.loads == 1
 
 
 def test_a_publication_during_a_step_is_in_the_next_step(out: Path) -> None:
-    shelf = Shelf(max_servers=99)
-    shelf.gate.clear()
-    with Followers([one := follower(out, shelf)]).running() as followers:
+    memory_target = MemoryTarget(max_servers=99)
+    memory_target.gate.clear()
+    with Followers([one := follower(out, memory_target)]).running() as followers:
         followers.publish()
-        assert eventually(lambda: shelf.loads == 1)
+        assert eventually(lambda: memory_target.loads == 1)
         publish(out, fleet(2), AT + DAY, commit="beef")
         followers.publish()
-        shelf.gate.set()
+        memory_target.gate.set()
         followers.wait(60)
         assert one.target_status == TargetStatus(name="shelf", commit="beef")
-    assert ENTRY.format(0) in shelf.steps[-1].placed
+    assert ENTRY.format(0) in memory_target.steps[-1].placed

@@ -48,7 +48,7 @@ class Site(FollowedSite):
         self.fetcher: Fetcher | None = None  # in this process
         super().__init__(folder / "out", ledger=ledger, heir_of=heir_of)
 
-    def begin(self, clone: str = "clone.git") -> None:
+    def open_target(self, clone: str = "clone.git") -> None:
         """Open a target as a new process does, with only a clone from before."""
         branch = OwnedBranch(lambda: self._remote, REF, self._folder / clone, fetcher=self.fetcher)
         self.target = BranchTarget(
@@ -67,7 +67,7 @@ def site(tmp_path: Path, bare: Path) -> Site:
     return Site(tmp_path, Remote(url=str(bare)))
 
 
-def served(bare: Path, commit: str = "boot") -> dict[str, bytes]:
+def read_served(bare: Path, commit: str = "boot") -> dict[str, bytes]:
     """Return the files that a checkout of a commit serves."""
     names = git(bare, "ls-tree", "-r", "--name-only", commit, "boot/").splitlines()
     return {name: subprocess.check_output(["git", "-C", str(bare), "show", f"{commit}:{name}"]) for name in names}
@@ -84,8 +84,8 @@ def test_a_branch_is_pushed_over_ssh(ssh: SshServer, bare: Path, tmp_path: Path)
     known_hosts.write_text(f"[127.0.0.1]:{ssh.port} {ssh.public('ed25519')}\n")
     key = SshKey(private_key=ssh.key("client"), passphrase=SshServer.PASSPHRASE, known_hosts=known_hosts)
     site = Site(tmp_path, Remote(url=f"ssh://{ssh.host}{bare}", credentials=key))
-    site.bring(fleet(1))
-    assert_holds(served(bare), fleet(1))
+    site.deliver(fleet(1))
+    assert_holds(read_served(bare), fleet(1))
 
 
 def test_a_branch_is_pushed_over_https_with_a_password(bare: Path, tmp_path: Path) -> None:
@@ -97,31 +97,31 @@ def test_a_branch_is_pushed_over_https_with_a_password(bare: Path, tmp_path: Pat
             ca_bundle=server.certificate,
         )
         site = Site(tmp_path, remote)
-        site.bring(fleet(1))
-    assert_holds(served(bare), fleet(1))
+        site.deliver(fleet(1))
+    assert_holds(read_served(bare), fleet(1))
 
 
 def test_a_branch_is_pushed_to_a_daemon_and_an_interrupted_push_is_completed(bare: Path, tmp_path: Path) -> None:
     git(bare, "config", "daemon.receivepack", "true")
     with git_daemon(bare.parent) as url:
         site = Site(tmp_path, Remote(url=f"{url}/boots.git"))
-        site.bring(fleet(1))
+        site.deliver(fleet(1))
         site.publish(fleet(2), AT + DAY)
         for passes in (1, 300, 600):  # bytes of the response; at last the push is accepted, and the response is lost
             with Relay(url, passes=passes, then="hangs up") as relay:
                 cut = Site(tmp_path, Remote(url=f"{relay.url}/boots.git", timeout_s=5))
                 with suppress(SourceError):
                     cut.follow()
-            assert served(bare) and not git(bare, "fsck", "--strict")
-        site.begin()
+            assert read_served(bare) and not git(bare, "fsck", "--strict")
+        site.open_target()
         site.follow()
-    assert_holds(served(bare), fleet(2))
+    assert_holds(read_served(bare), fleet(2))
     assert git(bare, "rev-list", "--count", "boot") == "2"
 
 
 def test_each_change_is_one_commit_by_the_author_of_its_source(site: Site, bare: Path) -> None:
-    site.bring(fleet(1))
-    site.bring(fleet(2), AT + DAY, commit="b" * 40)
+    site.deliver(fleet(1))
+    site.deliver(fleet(2), AT + DAY, commit="b" * 40)
     assert git(bare, "log", "--format=%an <%ae> %ad %cn", "--date=raw", "boot").splitlines() == [
         f"gitboot <gitboot@localhost> {int(AT.timestamp())} +0000 gitboot",
         "Ada <ada@example.net> 1700000000 +0100 gitboot",
@@ -129,25 +129,25 @@ def test_each_change_is_one_commit_by_the_author_of_its_source(site: Site, bare:
     trailers = git(bare, "log", "--format=%(trailers:only,unfold)", "boot").split()
     assert trailers[1::4] == ["b" * 40, COMMIT]
     assert trailers[0::2] == ["Gitboot-Source:", "Gitboot-Plan:"] * 2
-    assert_holds(served(bare), fleet(2))
+    assert_holds(read_served(bare), fleet(2))
 
 
 def test_a_commit_that_changes_no_file_makes_no_commit(site: Site, bare: Path) -> None:
-    site.bring(fleet(1))
-    site.bring({**fleet(1), "ops/serve/nginx.conf": File(b"another")}, AT + DAY, commit="b" * 40)
-    site.begin()
+    site.deliver(fleet(1))
+    site.deliver({**fleet(1), "ops/serve/nginx.conf": File(b"another")}, AT + DAY, commit="b" * 40)
+    site.open_target()
     site.follow()
     assert git(bare, "rev-list", "--count", "boot") == "1"
-    site.bring(fleet(1, (0, 1)), AT + DAY, commit="c" * 40)
-    assert ENTRY.format(2) not in served(bare)
+    site.deliver(fleet(1, (0, 1)), AT + DAY, commit="c" * 40)
+    assert ENTRY.format(2) not in read_served(bare)
     assert git(bare, "rev-list", "--count", "boot") == "2"
 
 
 def test_each_commit_has_complete_chains_also_for_a_client_that_read_the_one_before(site: Site, bare: Path) -> None:
     for version in range(1, 5):
-        site.bring(fleet(version, (0, 1 + version % 2)), AT + version * DAY, commit=str(version) * 40)
+        site.deliver(fleet(version, (0, 1 + version % 2)), AT + version * DAY, commit=str(version) * 40)
     commits = git(bare, "rev-list", "--reverse", "boot").splitlines()
-    trees = [served(bare, commit) for commit in commits]
+    trees = [read_served(bare, commit) for commit in commits]
     assert len(trees) == 4
     for before, tree in zip(trees, [*trees[1:], trees[-1]], strict=True):
         for path, content in before.items():
@@ -158,14 +158,14 @@ def test_each_commit_has_complete_chains_also_for_a_client_that_read_the_one_bef
 
 
 def test_content_leaves_the_branch_when_it_leaves_the_tree(site: Site, bare: Path) -> None:
-    site.bring(fleet(1))
-    site.bring(fleet(2), AT + DAY)
+    site.deliver(fleet(1))
+    site.deliver(fleet(2), AT + DAY)
     old = {path for path in fleet(1) if "/o/" in path}
-    assert old <= served(bare).keys()
+    assert old <= read_served(bare).keys()
     site.publish(fleet(2), AT + 9 * DAY)
-    site.begin()
+    site.open_target()
     site.follow()
-    assert not old & served(bare).keys()
+    assert not old & read_served(bare).keys()
 
 
 def test_no_commit_is_added_to_a_branch_that_gitboot_did_not_make(site: Site, bare: Path, tmp_path: Path) -> None:
@@ -181,27 +181,27 @@ def test_no_commit_is_added_to_a_branch_that_gitboot_did_not_make(site: Site, ba
 def test_a_branch_of_another_ledger_is_left_alone_until_it_is_taken_over(
     site: Site, bare: Path, tmp_path: Path
 ) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     before = git(bare, "rev-parse", "boot")
     other = Site(tmp_path, Remote(url=str(bare)), ledger="theirs")
     with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
         other.follow()
     assert git(bare, "rev-parse", "boot") == before
     other.heir_of = "ours"
-    other.begin("another.git")
-    other.bring(fleet(2), AT + DAY)
-    assert_holds(served(bare), fleet(2))
-    site.begin()
+    other.open_target("another.git")
+    other.deliver(fleet(2), AT + DAY)
+    assert_holds(read_served(bare), fleet(2))
+    site.open_target()
     with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
         site.follow()
 
 
 def test_the_followed_branch_is_never_pushed_to(site: Site, bare: Path) -> None:
     git(bare, "symbolic-ref", "HEAD", REF)
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     before = git(bare, "rev-parse", "boot")
     site.follows_default = True
-    site.begin()
+    site.open_target()
     site.publish(fleet(2), AT + DAY)
     with pytest.raises(UsageError, match="is the branch that this instance follows"):
         site.follow()
@@ -213,9 +213,9 @@ def test_a_push_is_rejected_if_somebody_else_has_moved_the_branch(
     site: Site, bare: Path, moves: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the glance and the push: ahead, back to an older commit, or deleted."""
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     first = git(bare, "rev-parse", "boot")
-    site.bring(fleet(2), AT + DAY)
+    site.deliver(fleet(2), AT + DAY)
     second = git(bare, "rev-parse", "boot")
     theirs = git(bare, "commit-tree", f"{second}^{{tree}}", "-p", second, "-m", "theirs")
     site.publish(fleet(3), AT + 2 * DAY)
@@ -235,7 +235,7 @@ def test_a_push_is_rejected_if_somebody_else_has_moved_the_branch(
     assert there == {"ahead": theirs, "back": first, "away": ""}[moves]
     monkeypatch.setattr(OwnedBranch, "commit", made)
     site.follow()
-    assert_holds(served(bare), fleet(3))
+    assert_holds(read_served(bare), fleet(3))
 
 
 def test_a_rejected_push_is_an_error_with_the_reason(site: Site, bare: Path, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_finding_m4_a_checkout_by_the_documented_script_serves_one_commit_whenev
     boots, tools, counter = tmp_path / "boots", tmp_path / "tools", tmp_path / "counter"
     boots.mkdir()
     tools.mkdir()
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     clone = clone_for_checkouts(bare, tmp_path)
     for tool in TOOLS:
         places = {"counter": counter, "program": shutil.which(tool), "boots": boots, "tool": tool}
@@ -298,11 +298,11 @@ def test_finding_m4_a_checkout_by_the_documented_script_serves_one_commit_whenev
         return {f"boot/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     assert run(-1) == 0
-    whole = [served(bare)]
+    whole = [read_served(bare)]
     assert lies() == whole[0]
     for number in count():
-        site.bring(fleet(2 + number), AT + number * DAY)
-        whole.append(served(bare))
+        site.deliver(fleet(2 + number), AT + number * DAY)
+        whole.append(read_served(bare))
         code = run(number)
         assert lies() in whole[-2:]
         assert run(-1) == 0

@@ -94,7 +94,7 @@ def bucket(store: Store) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bucket_module, "_RETRIES", 0)
 
 
@@ -106,9 +106,9 @@ class FollowedSite:
     def __init__(self, root: Path, *, ledger: str = "ours", heir_of: str | None = None) -> None:
         self.root, self.ledger, self.heir_of = root, ledger, heir_of
         self.tree = FollowedTree(root)
-        self.begin()
+        self.open_target()
 
-    def begin(self) -> None:
+    def open_target(self) -> None:
         """Open a target as a new process does."""
         raise NotImplementedError
 
@@ -120,7 +120,7 @@ class FollowedSite:
     def follow(self) -> int:
         return bring_up(self.target, self.tree)
 
-    def bring(self, files: Mapping[str, File], at: datetime = AT, commit: str = COMMIT) -> int:
+    def deliver(self, files: Mapping[str, File], at: datetime = AT, commit: str = COMMIT) -> int:
         self.publish(files, at, commit)
         return self.follow()
 
@@ -130,7 +130,7 @@ class Site(FollowedSite):
         self.url, self.bucket = url, bucket
         super().__init__(root, ledger=ledger, heir_of=heir_of)
 
-    def begin(self, writer: str = "me") -> None:
+    def open_target(self, writer: str = "me") -> None:
         address = BucketAddress(
             bucket=self.bucket, prefix="site", endpoint=self.url, path_style=True, credentials=Path("keys")
         )
@@ -151,7 +151,7 @@ def site(tmp_path: Path, store: Store, bucket: str) -> Site:
     return Site(tmp_path / "out", store.url, bucket)
 
 
-def machines_see(store: Store, bucket: str) -> dict[str, bytes]:
+def read_served(store: Store, bucket: str) -> dict[str, bytes]:
     found = store.paths(bucket, "site/boot/")
     return {path.removeprefix("site/"): store.get(bucket, path).content for path in found}
 
@@ -173,8 +173,8 @@ def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
 
 
 def test_a_bucket_has_the_files_for_machines_with_their_cache_lifetime(site: Site, store: Store, bucket: str) -> None:
-    site.bring(fleet(1))
-    assert_holds(machines_see(store, bucket), fleet(1))
+    site.deliver(fleet(1))
+    assert_holds(read_served(store, bucket), fleet(1))
     (content,) = (path for path in fleet(1, (1,)) if "/o/" in path)
     found = {path: store.get(bucket, f"site/{path}")[1:] for path in (content, ENTRY.format(1), "boot/boot.ipxe")}
     assert found == {
@@ -198,19 +198,19 @@ def test_finding_m5_a_machine_whose_document_is_renamed_is_never_absent_from_a_b
         with OutputDirectory.open(site.root, ledger="ours") as directory:
             directory.publish(servers, {}, complete=True, commit=name, at=AT + number * DAY)
         site.follow()
-        assert machines_see(store, bucket) == dict.fromkeys(entries, name.encode())
-        store.seen = lambda: assert_all_stand(store, bucket, entries)
+        assert read_served(store, bucket) == dict.fromkeys(entries, name.encode())
+        store.seen = lambda: assert_all_exist(store, bucket, entries)
 
 
-def assert_all_stand(store: Store, bucket: str, paths: list[str]) -> None:
-    assert set(paths) <= machines_see(store, bucket).keys()
+def assert_all_exist(store: Store, bucket: str, paths: list[str]) -> None:
+    assert set(paths) <= read_served(store, bucket).keys()
 
 
 def test_finding_m9_a_bucket_has_the_headers_of_the_endpoint(tmp_path: Path, store: Store, bucket: str) -> None:
     published = endpoints.Site(tmp_path / "out")
     published.publish(mirrors.FLEET_OF_EVERY_PATH)
     Site(published.root, store.url, bucket, ledger="test").follow()
-    found = machines_see(store, bucket)
+    found = read_served(store, bucket)
     assert len(found) > 70
     with published.serve() as url:
         for path in [path for path in mirrors.EVERY_PATH if f"boot{path}" in found]:
@@ -220,14 +220,14 @@ def test_finding_m9_a_bucket_has_the_headers_of_the_endpoint(tmp_path: Path, sto
 
 
 def test_only_changes_are_written_and_a_restart_checks_that_they_exist(site: Site, store: Store) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     store.writes.clear()
     assert (site.follow(), store.writes) == (0, [])
-    site.begin("another process")
+    site.open_target("another process")
     assert site.follow() == 0
     assert [each.rpartition("/")[2] for each in store.writes] == ["manifest.json"]
     store.writes.clear()
-    site.bring({**fleet(1, (0, 2)), **fleet(2, (1,))})
+    site.deliver({**fleet(1, (0, 2)), **fleet(2, (1,))})
     assert len([each for each in store.writes if "/boot/v1/" in each]) == 1
     assert len(store.writes) < 12
 
@@ -235,16 +235,16 @@ def test_only_changes_are_written_and_a_restart_checks_that_they_exist(site: Sit
 def test_content_stays_as_long_as_it_is_in_the_tree_and_boot_scripts_are_removed_at_once(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     (old,) = (path for path in fleet(1, (2,)) if "/o/" in path)
-    site.bring(fleet(1, (0, 1)), AT + DAY)
-    assert ENTRY.format(2) not in machines_see(store, bucket)
-    assert old in machines_see(store, bucket)
-    site.begin()
+    site.deliver(fleet(1, (0, 1)), AT + DAY)
+    assert ENTRY.format(2) not in read_served(store, bucket)
+    assert old in read_served(store, bucket)
+    site.open_target()
     site.follow()
-    assert old in machines_see(store, bucket)
-    site.bring(fleet(1, (0, 1)), AT + 9 * DAY)
-    assert old not in machines_see(store, bucket)
+    assert old in read_served(store, bucket)
+    site.deliver(fleet(1, (0, 1)), AT + 9 * DAY)
+    assert old not in read_served(store, bucket)
     assert parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content) == frozenset()
 
 
@@ -269,7 +269,7 @@ def test_a_path_that_another_server_takes_over_stays(site: Site, store: Store, b
             if step is not None:
                 site.target.apply(step, held, site.tree)
                 held = apply_step(held, step)
-        assert machines_see(store, bucket) == {entry: b"2", other: b"1"}
+        assert read_served(store, bucket) == {entry: b"2", other: b"1"}
 
 
 def test_other_objects_in_the_bucket_do_not_change(site: Site, store: Store, bucket: str) -> None:
@@ -277,9 +277,9 @@ def test_other_objects_in_the_bucket_do_not_change(site: Site, store: Store, buc
     for path, content in theirs.items():
         store.put(bucket, path, content)
     for version in (1, 2):
-        site.bring(fleet(version))
+        site.deliver(fleet(version))
     site.publish(fleet(3, ()), AT + 9 * DAY)
-    site.begin()
+    site.open_target()
     site.follow()
     assert {path: store.get(bucket, path).content for path in theirs} == theirs
 
@@ -295,36 +295,36 @@ def test_a_foreign_object_at_a_target_path_is_an_error_and_stays(site: Site, sto
 def test_a_bucket_of_another_ledger_is_left_alone_until_it_is_taken_over(
     site: Site, store: Store, bucket: str, tmp_path: Path
 ) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     before = store.contents(bucket)
     other = Site(tmp_path / "out", store.url, bucket, ledger="theirs")
     with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
         other.follow()
     assert store.contents(bucket) == before
     other.heir_of = "ours"
-    other.bring(fleet(2))
-    assert_holds(machines_see(store, bucket), fleet(2))
-    site.begin("the first again")
+    other.deliver(fleet(2))
+    assert_holds(read_served(store, bucket), fleet(2))
+    site.open_target("the first again")
     with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
         site.follow()
 
 
 def test_a_process_that_loses_a_target_to_another_one_reports_it(site: Site, store: Store, bucket: str) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     first = site.target
-    site.begin("a copy of this instance")
+    site.open_target("a copy of this instance")
     site.follow()
     site.target = first
     site.publish(fleet(2))
     with pytest.raises(LockedByAnother, match="a copy of this instance; this process is me"):
         site.follow()
-    assert_holds(machines_see(store, bucket), fleet(1))
+    assert_holds(read_served(store, bucket), fleet(1))
 
 
 def test_a_process_that_lost_a_target_writes_no_boot_script(site: Site, store: Store, bucket: str) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     first, holding = site.target, site.target.load()
-    site.begin("a copy of this instance")
+    site.open_target("a copy of this instance")
     site.follow()
     site.publish(fleet(2))
     glance = site.tree.read_summary()
@@ -340,7 +340,7 @@ def test_a_process_that_lost_a_target_writes_no_boot_script(site: Site, store: S
 def test_another_writer_in_the_middle_of_a_step_is_detected_before_the_head_is_written(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     site.publish(fleet(2))
     head = parse_head(store.get(bucket, f"site/{HEAD}").content)
 
@@ -375,10 +375,10 @@ def test_of_two_processes_that_begin_at_once_only_one_writes_boot_scripts(
     assert store.paths(bucket) == [f"site/{HEAD}"]
 
 
-def _writes_of_a_change(site: Site, store: Store, version: int) -> int:
+def _count_writes(site: Site, store: Store, version: int) -> int:
     store.writes.clear()
     site.publish(fleet(version, (0, 1 + version % 2)), AT + version * 3 * DAY, commit=str(version))
-    site.begin()
+    site.open_target()
     with suppress(GitbootError):
         site.follow()
     return len(store.writes)
@@ -388,23 +388,23 @@ def test_after_any_interruption_no_chain_is_mixed_and_the_next_try_completes_it(
     site: Site, store: Store, bucket: str
 ) -> None:
     """``cut`` is a kill or a lost network; ``after`` is a write that is stored, but whose response is lost."""
-    site.bring(fleet(0))
-    store.seen = lambda: assert_no_chain_is_mixed(machines_see(store, bucket))
+    site.deliver(fleet(0))
+    store.seen = lambda: assert_no_chain_is_mixed(read_served(store, bucket))
     version = 1
     for at in count(1, max(get_interval(1) - 1, 1)):  # prime to 6: what happens, and what is wanted then, alternate
         what = ("cut", "after", 503)[at % 3]
         store.fails = lambda number, *_, at=at, what=what: what if number == at else None
-        writes = _writes_of_a_change(site, store, version)
+        writes = _count_writes(site, store, version)
         store.fails, store.is_cut = lambda *_: None, False
-        assert_no_chain_is_mixed(machines_see(store, bucket))
+        assert_no_chain_is_mixed(read_served(store, bucket))
         if writes < at:
             break
         if at % 2:  # meanwhile something else is wanted
             version += 1
             site.publish(fleet(version, (0, 1 + version % 2)), AT + version * 3 * DAY, commit=str(version))
-        site.begin()
+        site.open_target()
         site.follow()
-        assert_holds(machines_see(store, bucket), fleet(version, (0, 1 + version % 2)))
+        assert_holds(read_served(store, bucket), fleet(version, (0, 1 + version % 2)))
         unlisted = parse_unlisted(store.get(bucket, f"site/{UNLISTED}").content)
         head = parse_head(store.get(bucket, f"site/{HEAD}").content)
         assert head.commit == str(version)
@@ -417,20 +417,20 @@ def test_after_any_interruption_no_chain_is_mixed_and_the_next_try_completes_it(
 def test_a_boot_script_that_changed_back_while_nothing_could_be_written_is_written_again(
     site: Site, store: Store, bucket: str
 ) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     site.publish(fleet(2))
     store.fails = lambda _, method, path: "cut" if path.endswith(HEAD) and method == "PUT" else None
     with pytest.raises(HostUnreachable):
         site.follow()
     store.fails, store.is_cut = lambda *_: None, False
     site.publish(fleet(1), AT + DAY)
-    site.begin()
+    site.open_target()
     site.follow()
-    assert_holds(machines_see(store, bucket), fleet(1))
+    assert_holds(read_served(store, bucket), fleet(1))
 
 
 def test_a_file_that_changed_after_the_write_is_an_error(site: Site, store: Store, bucket: str) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     site.publish(fleet(2), commit="2")
     paths = store.paths(bucket, "site/boot/v1/")
 
@@ -445,14 +445,14 @@ def test_a_file_that_changed_after_the_write_is_an_error(site: Site, store: Stor
     assert parse_head(store.get(bucket, f"site/{HEAD}").content).commit != "2"
     store.seen = lambda: None
     site.follow()
-    assert_holds(machines_see(store, bucket), fleet(2))
+    assert_holds(read_served(store, bucket), fleet(2))
 
 
 def test_a_damaged_record_of_a_target_is_an_error(site: Site, store: Store, bucket: str) -> None:
-    site.bring(fleet(1))
+    site.deliver(fleet(1))
     shard = store.paths(bucket, "site/ops/shards/")[0]
     store.put(bucket, shard, b"{}")
-    site.begin()
+    site.open_target()
     with pytest.raises(PublishError, match=r"ops/shards/\w+\.json is damaged"):
         site.follow()
 
@@ -487,7 +487,7 @@ def test_a_bucket_is_compared_with_the_part_of_the_tree_that_a_target_has(
 # A store that a stranger controls
 
 
-def strange_bucket(url: str, timeout_s: float = 60, ca_bundle: Path | None = None) -> bucket_module.Bucket:
+def make_bucket(url: str, timeout_s: float = 60, ca_bundle: Path | None = None) -> bucket_module.Bucket:
     address = BucketAddress(
         bucket="boots", prefix="site", endpoint=url, path_style=True, credentials=Path("keys"), ca_bundle=ca_bundle
     )
@@ -503,7 +503,7 @@ def test_finding_s8_an_object_without_an_end_is_read_to_its_limit() -> None:
         client.flood(bytes(1 << 20), 10240)
 
     with strange_server(answer) as server:
-        found = strange_bucket(server.url).get(HEAD, 1000)
+        found = make_bucket(server.url).get(HEAD, 1000)
         assert found is not None and found.content == bytes(1001)
         assert server.left.wait(60)
     assert server.taken < 64 << 20  # the first piece, and buffers of this machine
@@ -516,7 +516,7 @@ def test_finding_s8_an_object_that_is_sent_slowly_ends_at_the_timeout() -> None:
 
     with strange_server(answer) as server:
         with pytest.raises(HostUnreachable):
-            strange_bucket(server.url, timeout_s=0.4).get(HEAD)
+            make_bucket(server.url, timeout_s=0.4).get(HEAD)
         assert server.left.wait(60)
 
 
@@ -539,12 +539,12 @@ def test_finding_s8_an_object_that_is_sent_slowly_ends_at_the_timeout() -> None:
     ],
 )
 def test_finding_m10_a_rejected_request_names_a_wrong_clock_first(times: str, words: str) -> None:
-    answer = refusal("403 Forbidden", "RequestTimeTooSkewed", times)
-    for error in errors_of_requests(answer):
+    answer = make_refusal("403 Forbidden", "RequestTimeTooSkewed", times)
+    for error in collect_errors(answer):
         assert isinstance(error, PublishError) and str(error).startswith(f"s3://boots/site: {words}")
 
 
-def refusal(status: str, code: str, more: str = "") -> Callable[[StrangeClient], None]:
+def make_refusal(status: str, code: str, more: str = "") -> Callable[[StrangeClient], None]:
     message = "<Message>Words of the store, which are long enough to be cut off before the cause.</Message>"
     body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code>{message * 2}{more}</Error>'.encode()
 
@@ -555,19 +555,19 @@ def refusal(status: str, code: str, more: str = "") -> Callable[[StrangeClient],
     return answer
 
 
-def errors_of_requests(answer: Callable[[StrangeClient], None]) -> list[GitbootError]:
+def collect_errors(answer: Callable[[StrangeClient], None]) -> list[GitbootError]:
     with strange_server(answer) as server:
-        bucket = strange_bucket(server.url)
+        bucket = make_bucket(server.url)
         return [
-            _error(partial(bucket.get, HEAD)),
-            _error(partial(bucket.create, "boot/a", b"")),
-            _error(partial(bucket.replace, "boot/a", b"", '"1"')),
-            _error(partial(bucket.remove, ["boot/a"])),
-            _error(partial(bucket.names, "boot")),
+            get_error(partial(bucket.get, HEAD)),
+            get_error(partial(bucket.create, "boot/a", b"")),
+            get_error(partial(bucket.replace, "boot/a", b"", '"1"')),
+            get_error(partial(bucket.remove, ["boot/a"])),
+            get_error(partial(bucket.names, "boot")),
         ]
 
 
-def _error(request: Callable[[], object]) -> GitbootError:
+def get_error(request: Callable[[], object]) -> GitbootError:
     with pytest.raises(GitbootError) as raised:
         request()
     message = str(raised.value)
@@ -597,7 +597,7 @@ def _error(request: Callable[[], object]) -> GitbootError:
 def test_finding_m10_the_cause_comes_first_for_any_request_to_a_store(
     status: str, code: str, words: str, kind: type[GitbootError]
 ) -> None:
-    for error in errors_of_requests(refusal(status, code)):
+    for error in collect_errors(make_refusal(status, code)):
         assert isinstance(error, kind) and str(error).startswith(f"s3://boots/site: {words}")
         assert "the cause" not in str(error), "the words of the store"
 
@@ -609,17 +609,17 @@ def test_finding_m10_a_certificate_that_this_clock_rejects_is_named_with_both_ti
     begins = datetime.now(UTC) + begins_days * DAY
     certificate = tmp_path / "certificate.pem"
     with (
-        strange_server(lambda _: None, tls=_tls(certificate, begins, begins + DAY)) as server,
+        strange_server(lambda _: None, tls=make_tls(certificate, begins, begins + DAY)) as server,
         pytest.raises(HostUnreachable, match=f"^s3://boots/site: the certificate of the store {words} ") as raised,
     ):
-        strange_bucket(server.url, ca_bundle=certificate).get(HEAD)
+        make_bucket(server.url, ca_bundle=certificate).get(HEAD)
     assert re.search(
         r"clock of this host shows \d{4}-\d\d-\d\dT[\d:]+Z \(renew the certificate, or correct the clock\)",
         str(raised.value),
     )
 
 
-def _tls(certificate: Path, begins: datetime, ends: datetime) -> ssl.SSLContext:
+def make_tls(certificate: Path, begins: datetime, ends: datetime) -> ssl.SSLContext:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "store")])
     builder = x509.CertificateBuilder(subject_name=name, issuer_name=name, public_key=key.public_key())
@@ -636,7 +636,7 @@ def _tls(certificate: Path, begins: datetime, ends: datetime) -> ssl.SSLContext:
 
 def test_finding_m10_an_unreachable_store_is_named_with_the_reason() -> None:
     with pytest.raises(HostUnreachable, match=r"^s3://boots/site: Connection refused, at GET http://127"):
-        strange_bucket(f"http://127.0.0.1:{free_port()}").get(HEAD)
+        make_bucket(f"http://127.0.0.1:{free_port()}").get(HEAD)
 
 
 def test_a_listing_with_endless_pages_ends_at_a_deadline() -> None:
@@ -651,7 +651,7 @@ def test_a_listing_with_endless_pages_ends_at_a_deadline() -> None:
 
     with strange_server(answer) as server:
         with pytest.raises(HostUnreachable, match="the listing of o was not complete after 2 s"):
-            strange_bucket(server.url, timeout_s=0.4).names("o")
+            make_bucket(server.url, timeout_s=0.4).names("o")
         assert len(server.requests) > 2
 
 
