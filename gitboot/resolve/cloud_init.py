@@ -32,7 +32,7 @@ def read_user_data(text: str) -> CloudConfigs:
 
     Raises `Malformed` if cloud-init would ignore a part of the user data.
     """
-    reader = _Reader(text)
+    reader = _Reader()
     for part in _split_parts(text):
         reader.read(part)
     return CloudConfigs(tuple(reader.configs), reader.is_complete)
@@ -152,8 +152,7 @@ def _decompress(payload: str | bytes, name: str) -> str:
 class _Reader:
     """A reader of user data, which checks the parts in order and collects their cloud-config documents."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self) -> None:
         self.configs: list[dict[Any, Any]] = []
         self.is_complete = True
         self._has_handlers = False  # whether an include or a part handler may add handlers for later parts
