@@ -21,7 +21,7 @@ from gitboot.system_clock import Uptime
 
 MAX_ADDRESSES: Final = 16  # the number of addresses that gitboot counts separately for each secret in an installation
 MAX_FETCHES: Final = 10  # the number of expected fetches of one secret in one installation
-OTHERS: Final = "others"  # stands for all addresses beyond MOST_ADDRESSES
+OTHERS: Final = "others"  # stands for all addresses beyond MAX_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
 _ENCRYPTED: Final = "secrets/"
@@ -65,7 +65,7 @@ class AddressFetches(Struct, frozen=True):
 class SecretFetches(Struct, frozen=True, kw_only=True):
     """The fetches of one secret in one installation."""
 
-    # the fetches for each `client_network`; at most MOST_ADDRESSES entries
+    # the fetches for each `client_network`; at most MAX_ADDRESSES entries
     addresses: Mapping[str, AddressFetches] = field(default_factory=dict)
     others: AddressFetches | None = None  # the fetches by all other addresses
     confirmed: tuple[int, int] = (1, 0)  # the numbers of addresses and fetches that an operator confirmed

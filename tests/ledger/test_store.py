@@ -908,12 +908,12 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.bmc.override_state import OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
-from gitboot.bmc.override_state import Marks
+from gitboot.bmc.override_state import ResetMarks
 from gitboot.resolve.provisioning_record import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))
 state = OverrideState.RECORDED
-set = OverrideRecord(reason="r", plan_digest="d", override=NO_OVERRIDE, marks=Marks(), state=state, at=at)
+set = OverrideRecord(reason="r", plan_digest="d", override=NO_OVERRIDE, marks=ResetMarks(), state=state, at=at)
 for write in (
     lambda tx: instance_tables.write_facts(tx, accepted="c0ffee"),
     lambda tx: server_tables.write_records(tx, [(sys.argv[2], "web01", Record(provision=1))]),
