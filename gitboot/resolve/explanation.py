@@ -358,7 +358,7 @@ class _Explainer:
         if boot.user_data is not None:
             template = source.profile.spec.user_data
             value = template.template if template else ""
-            why = f"the profile names this template in the format {boot.user_data.format}"
+            why = f"the profile names this template, whose format is {boot.user_data.format}"
             yield make_reason("userData", value, "R6", why, profile, "spec", "userData", "template")
         # The last document that sets each variable wins; policies come first, starting at the root.
         setters: dict[str, Id] = {}
