@@ -312,7 +312,7 @@ def find_ignoring_output(
 _IDENTITY_HINTS: Final = {
     "UUID": "set a UUID in the machine's firmware and write it here; until then, remove uuid",
     "serial": "set a serial number in the machine's firmware and write it here, or remove serial",
-    "MAC address": "copy the address from the network interface",
+    "MAC address": "copy the MAC address from the network interface",
 }
 _OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, Loader.SHIM: Output.GRUB}
 
@@ -336,8 +336,8 @@ def check_policy(
             Code.COMBINATION,
             "with evidence: Fetched, an installation counts as complete when iPXE fetches the boot script, even if "
             f"iPXE then rejects a file from BootImage/{boot.image}",
-            "set provisioning.evidence: Reported in the Fleet, and let the installer report its end, or let the system "
-            "fetch user data",
+            "set provisioning.evidence: Reported in the Fleet, and let the installer report completion, or let the "
+            "system fetch user data",
             (Id("BootImage", boot.image), ("spec", "architectures")),
             Severity.WARNING,
         )

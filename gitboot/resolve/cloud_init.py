@@ -391,7 +391,7 @@ def _check_patch(part: _Part) -> None:
             or not re.fullmatch(r"|/.*", operation["path"], re.DOTALL)
         ):
             raise make_user_data_fault(
-                f"the JSON patch in {part.name} has an element that is not an operation, so cloud-init ignores it",
+                f"the JSON patch in {part.name} contains an element that is not an operation, so cloud-init ignores it",
                 'write operations such as {"op": "add", "path": "/hostname", "value": "web01"}',
                 part.first_line,
             )
@@ -417,7 +417,7 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         if not isinstance(found, dict):
             raise make_user_data_fault(
                 f"{name} is {quote_value(entry)}, which cloud-init ignores",
-                "write text or a mapping",
+                "write the entry as text or as a mapping",
                 part.first_line,
             )
         content = found.get("content", "")

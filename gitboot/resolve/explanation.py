@@ -133,7 +133,7 @@ class _Explainer:
             if each.name == plan.waiting_maintenance:
                 why = plan.cause.value
             if winner is not None and each.priority < winner.priority:
-                why = f"the maintenance is not active now, or its priority {each.priority} is below {winner.priority}"
+                why = f"the maintenance is not active now, or its priority ({each.priority}) is below {winner.priority}"
             self.lost.append(RejectedCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
             self.lost.append(

@@ -231,7 +231,7 @@ def _find_wrong_paths(path: str, element: Mapping[str, Any]) -> Iterator[str]:
         if value and not value.startswith("/"):
             yield f"{path}.{field} must begin with /, found {_describe(value)}"
         elif field == "path" and value != "/" and any(each in ("", ".", "..") for each in value.split("/")[1:]):
-            yield f"{path}.{field} must not contain an empty segment, . or .., found {_describe(value)}"
+            yield f"{path}.{field} must not contain empty segments, `.` or `..`, found {_describe(value)}"
 
 
 def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Iterator[str]:
@@ -255,7 +255,7 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Ite
         if fields.get("id") is not None and fields.get("name"):
             yield f"{path}.{owner} has both an id and a name"
     if name == "filesystems" and element.get("format") not in _FORMATS:
-        yield f"{path} has the format {_describe(element['format'])}, which Ignition cannot create"
+        yield f"{path} has the filesystem format {_describe(element['format'])}, which Ignition cannot create"
     if name == "files":
         contents = element.get("contents")
         if element.get("overwrite") and (contents or {}).get("source") is None:

@@ -354,10 +354,10 @@ def classify_unrecorded_server(
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
         number = max(numbers)
         outcome = "provisioned" if old_record.provision == number else "served its boot"
-        why = f"the server replaces {replaced}, which was {outcome} with provision {number}"
+        why = f"the server replaces {replaced}, which was {outcome} with provision number {number}"
         if decision.provision > number:
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
-        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision is not higher")
+        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision number is not higher")
     if shared_identity is not None:
         reason = (
             f"the server shares {shared_identity}; if the server has a new motherboard, set `replaces` to the old "
