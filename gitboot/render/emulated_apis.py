@@ -164,7 +164,7 @@ def parse_alias_list(data: bytes) -> frozenset[str]:
     match json.loads(data):
         case {"format": 1, "outputs": list(outputs)}:
             return frozenset(map(str, outputs))
-    raise ValueError(f"the file is not a list of aliases in the format {FORMAT}")
+    raise ValueError(f"the file is not a list of aliases in format {FORMAT}")
 
 
 def render_http_boot(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

@@ -178,7 +178,7 @@ def parse_outline(data: bytes) -> Outline:
     try:
         found = _build_outline_decoder().decode(data)
     except DecodeError as error:
-        raise ValueError(f"the file does not contain the state of a server: {error}") from error
+        raise ValueError(f"the file does not contain a server's state: {error}") from error
     return Outline(found.identities, tuple(found.files))
 
 
@@ -196,7 +196,7 @@ def parse_state(data: bytes) -> PublishedServer:
     """Parse a state that `render_state` wrote. Raises `ValueError` if the content is not a state in this format."""
     document = json.loads(data)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"the file does not contain the state of a server in format {FORMAT}")
+        raise ValueError(f"the file does not contain a server's state in format {FORMAT}")
     try:
         return PublishedServer(
             server=document["server"],
@@ -209,7 +209,7 @@ def parse_state(data: bytes) -> PublishedServer:
             paths={BOOT + path: tuple(map(_parse_version, each)) for path, each in document["paths"].items()},
         )
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"the file does not contain the state of a server: {error!r}") from error
+        raise ValueError(f"the file does not contain a server's state: {error!r}") from error
 
 
 def _parse_version(facts: Mapping[str, Any]) -> PathVersion:
@@ -301,7 +301,7 @@ def parse_terms(data: bytes) -> ServingTerms:
                 forwards_machines=more.get("sendsOn") is True,
                 is_prepared=more.get("prepared") is True,
             )
-    raise ValueError(f"the file does not contain serving terms in the format {TERMS_FORMAT}")
+    raise ValueError(f"the file does not contain serving terms in format {TERMS_FORMAT}")
 
 
 _LISTING_SERVERS: Final = f"{SIGNED}servers/"
@@ -469,7 +469,7 @@ def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
     """Parse a shard that `render_shard` wrote. Raises `ValueError` if the content is not a shard."""
     found = json.loads(data)
     if not isinstance(found, dict) or not all(isinstance(names, list) for names in found.values()):
-        raise ValueError("the file is not a shard of an index")
+        raise ValueError("the file is not an index shard")
     return {identity: tuple(map(str, names)) for identity, names in found.items()}
 
 

@@ -110,7 +110,7 @@ def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
         arguments = tuple(each for each in arguments if each != _BOOTIF)
         yield "sysappend 2"
     if is_shared and any(map(names_boot_nic, arguments)):
-        raise _NotForPxelinux("PXELINUX can pass the boot NIC of an unknown machine only as BOOTIF")
+        raise _NotForPxelinux("PXELINUX can pass an unknown machine's boot NIC only as BOOTIF")
     if arguments:
         yield f"append {build_command_line(arguments)}"
 

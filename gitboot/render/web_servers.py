@@ -130,7 +130,7 @@ def _render_nginx_prefixes(prefixes: Sequence[str]) -> str:
         return ""
     line = f'rewrite "^(?:{"|".join(found)})(/.*)$" $1;'
     lines = [line] if len(prefixes) == 1 else ["if (!-f $request_filename) {", f"    {line}", "}"]
-    return "".join(f"    {each}\n" for each in ("", "# Machines request boot/ below the path of a base URL.", *lines))
+    return "".join(f"    {each}\n" for each in ("", "# Machines request boot/ below a base URL's path.", *lines))
 
 
 _BUNDLED_DATA: Final = f"{DATA.expression.rpartition('/')[0]}/(?:{'|'.join(BUNDLED)})"
@@ -157,7 +157,7 @@ def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by
 def _render_caddy_prefixes(prefixes: Sequence[str]) -> str:
     """Return the directives that remove the base URLs' paths from requests. Caddy still logs the original path."""
     found = [prefix for prefix in prefixes if prefix]
-    lines = ["# Machines request boot/ below the path of a base URL."] if found else []
+    lines = ["# Machines request boot/ below a base URL's path."] if found else []
     for number, prefix in enumerate(found):
         file_condition = [] if len(prefixes) == 1 else ["\tnot file {path}"]
         lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_escape_path(_decode_path(prefix))}/", *file_condition, "}"]
@@ -438,7 +438,7 @@ def render_nginx_maps(outputs: Collection[str]) -> str:
     """Return the nginx ``map`` blocks that map queries to identities, or "" if the outputs have no aliases."""
     if not _select_aliases(outputs):
         return ""
-    maps = "# The identity of a machine in a query\n"
+    maps = "# Map each query to a machine's identity\n"
     for key in _KEYS:
         groups, expression = [f"gitboot_{key.kind}_{number}" for number in key.groups], key.expression
         for group in groups:

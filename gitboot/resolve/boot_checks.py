@@ -195,8 +195,8 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
         hint = f"remove secureBoot from {own}"
         if server.spec.secure_boot is None:
             hint = (
-                f"a `hardware` entry of Fleet/{shared.fleet.name} sets secureBoot; write secureBoot: false in {own}, "
-                "or change the selector of that entry"
+                f"a `hardware` entry in Fleet/{shared.fleet.name} sets secureBoot; write secureBoot: false in {own}, "
+                "or change the entry's selector"
             )
         yield (
             "secureBoot is true, but the firmware is BIOS, which does not support Secure Boot",
@@ -233,7 +233,7 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
         is_pxe = profile.spec.method is Method.PXE
         if inputs.loader is Loader.SHIM and is_pxe and templates.ipxe is not None and templates.grub is None:
             yield (
-                f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has a template only for iPXE",
+                f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only an iPXE template",
                 "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed",
                 (Id("BootProfile", name), ("spec", "templates")),
             )
@@ -273,7 +273,7 @@ def check_loader_signature(
     elif loader is not None:
         program, place = loader
     elif template is not None and "imgverify" not in template:
-        program, place = "the template for iPXE", (Id("BootProfile", name), ("spec", "templates", "ipxe"))
+        program, place = "the iPXE template", (Id("BootProfile", name), ("spec", "templates", "ipxe"))
         hint = "run imgtrust and imgverify in the template, or remove loaderSignature from the image"
     else:
         return
@@ -312,7 +312,7 @@ def find_ignoring_output(
 _IDENTITY_HINTS: Final = {
     "UUID": "set a UUID in the machine's firmware and write it here; until then, remove uuid",
     "serial": "set a serial number in the machine's firmware and write it here, or remove serial",
-    "MAC address": "copy the address from the network interface",
+    "MAC address": "copy the MAC address from the network interface",
 }
 _OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, Loader.SHIM: Output.GRUB}
 
@@ -335,9 +335,9 @@ def check_policy(
         yield DecisionFinding(
             Code.COMBINATION,
             "with evidence: Fetched, an installation counts as complete when iPXE fetches the boot script, even if "
-            f"iPXE then rejects a file of BootImage/{boot.image}",
-            "set provisioning.evidence: Reported in the Fleet, and let the installer report its end, or let the system "
-            "fetch user data",
+            f"iPXE then rejects a file from BootImage/{boot.image}",
+            "set provisioning.evidence: Reported in the Fleet, and let the installer report completion, or let the "
+            "system fetch user data",
             (Id("BootImage", boot.image), ("spec", "architectures")),
             Severity.WARNING,
         )
@@ -383,7 +383,7 @@ def check_maintenance(
     if boot is not None and boot.writes_disk and spec.window.end is None:
         yield DecisionFinding(
             Code.ENDLESS,
-            f"{key} boots BootImage/{boot.image}, which writes disks, but the window of the maintenance has no end",
+            f"{key} boots BootImage/{boot.image}, which writes to disks, but the maintenance window has no end",
             Code.ENDLESS.hint,
             (key, ("spec", "window")),
         )
@@ -424,17 +424,17 @@ def _check_boot(
     if boot.writes_disk and is_always and reinstall is not ReinstallMode.EVERY_BOOT:
         yield DecisionFinding(
             Code.EVERY_BOOT,
-            f"at each start of the server, {resource} boots BootImage/{boot.image}, which writes disks",
+            f"{resource} boots BootImage/{boot.image}, which writes to disks, each time the server starts",
             Code.EVERY_BOOT.hint,
             (resource, ("spec", "networkBoot")),
         )
     is_uuid_needed = (boot.writes_disk or boot.fetches_by_uuid) and network_boot is not NetworkBoot.NEVER
     if is_uuid_needed and server.spec.uuid is None:
-        what = "an image that writes disks" if boot.writes_disk else "an image that fetches its user data by UUID"
+        what = "an image that writes to disks" if boot.writes_disk else "an image that fetches its user data by UUID"
         yield DecisionFinding(
             Code.UUID_NEEDED,
             f"{resource} boots BootImage/{boot.image}, {what}, but the server has no uuid",
-            "set uuid; until you have it, set lifecycle: Parked, or boot an image that writes no disk",
+            "set uuid; until you have it, set lifecycle: Parked, or boot an image that does not write to disks",
             (server_id, ("spec",)),
         )
 
@@ -518,7 +518,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
             raise Unbootable(
                 Code.COMBINATION,
                 f"the mirror does not copy the loaderSignature {artifact.loader_signature}, because BootImage/{image} "
-                "does not state the digest of the signature",
+                "does not state the signature's digest",
                 "store the signature below baseURL/assets/ on the web server, and write assets:PATH",
                 Id("BootImage", image),
                 *("spec", "architectures", str(source.architecture), *path, "loaderSignature"),
@@ -590,9 +590,9 @@ def check_config_delivery(boot: Boot, source: BootSource, own: ArgumentLists, us
         if user_data_formats.find_volume(user_data.format) is None:
             raise Unbootable(
                 Code.NO_WAY_IN,
-                f"BootImage/{boot.image} has configFrom: Medium, but systems do not look for {user_data.format} on a "
-                "medium",
-                "build the user data into the image, or boot a kernel with the URL in its arguments",
+                f"BootImage/{boot.image} has configFrom: Medium, but operating systems do not look for "
+                f"{user_data.format} user data on a medium",
+                "build the user data into the image, or boot a kernel with the user data URL in its arguments",
                 source.profile_id,
                 *("spec", "userData", "format"),
             )
@@ -625,7 +625,7 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
     file = "iso" if boot.files.uki is None or boot.http_boot is HttpBoot.ISO else "uki"
     raise Unbootable(
         Code.NO_WAY_IN,
-        f"{what} cannot reach BootImage/{boot.image}, because the firmware boots its {file} directly",
+        f"{what} cannot reach BootImage/{boot.image}, because the firmware boots the image's {file} directly",
         Code.NO_WAY_IN.hint,
         resource,
         *path,
@@ -714,7 +714,7 @@ def _find_unable_loaders(
     """Yield the names of boot loaders and methods that cannot query the endpoint for the end of a maintenance."""
     outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
-        yield "boot loaders that get no boot script for the local disk (serving.restrict or localDisk: NotFound)"
+        yield "boot loaders that get no local disk boot script (because of serving.restrict or localDisk: NotFound)"
         return
     if urlsplit(decision.endpoint or "").scheme == "https":
         if not decision.copies.ipxe_https and outputs & IPXE_OUTPUTS:

@@ -168,8 +168,8 @@ class Composer:
             if names_changed_boot_nic(text):
                 raise Unbootable(
                     Code.TEMPLATE_FAILED,
-                    "a filter in the template changed a value of boot_nic",
-                    "use the values of boot_nic without a filter",
+                    "a filter in the template changed a boot_nic value",
+                    "use boot_nic values without a filter",
                     resource,
                     *("spec", "kernelArguments", number),
                 )
@@ -219,7 +219,7 @@ class Composer:
         if not user_data_formats.is_format_supported(spec.format, supported):
             raise Unbootable(
                 Code.USER_DATA_FORMAT,
-                f"the user data has the format {spec.format}, but BootImage/{source.image.metadata.name} supports "
+                f"the user data format is {spec.format}, but BootImage/{source.image.metadata.name} supports "
                 f"{supported}",
                 "change the format, or correct `userData` in the image",
                 source.profile_id,
@@ -258,7 +258,7 @@ class Composer:
             lines = templates.decode_template(source.files[path]).splitlines()
             raise Unbootable(
                 Code.TEMPLATE_FAILED,
-                f"a template for {loader} must use the filter {loader} for the values of boot_nic",
+                f"a template for {loader} must apply the filter {loader} to boot_nic values",
                 f"write {{{{ kernel_arguments | {loader} }}}} or {{{{ boot_nic.mac | {loader} }}}}",
                 Id(FILE, path),
                 next((number for number, each in enumerate(lines, 1) if any(map(each.__contains__, _LOADER_NAMES))), 1),
@@ -404,9 +404,10 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
     if user_data is not None and user_data.secrets and not found:
         why = "unknown machines boot with this profile"
         if source.maintenance is not None:
-            why = f"Maintenance/{source.maintenance.metadata.name} boots with this profile without an installation"
-        elif source.pool is not None:
-            why = f"BootPolicy/{source.pool.name} boots with this profile and networkBoot: {source.pool.network_boot}"
+            name = source.maintenance.metadata.name
+            why = f"Maintenance/{name} boots servers with this profile and does not install them"
+        elif (pool := source.pool) is not None:
+            why = f"BootPolicy/{pool.name} boots servers with this profile and networkBoot: {pool.network_boot}"
         raise Unbootable(
             Code.SECRET_KEPT_OPEN,
             f"the user data names secrets, but {why}",

@@ -136,7 +136,8 @@ def _decompress(payload: str | bytes, name: str) -> str:
             text += member.decompress(data, _MAX_BYTES + 1 - len(text))
             if len(text) > _MAX_BYTES:
                 raise make_user_data_fault(
-                    f"{name} of the rendered user data unpacks to more than {_MAX_BYTES:,} bytes", "shorten it"
+                    f"{name} of the rendered user data is larger than {_MAX_BYTES:,} bytes after decompression",
+                    "shorten the part",
                 )
             if not member.eof:
                 raise zlib.error("the data ends too early")
@@ -180,12 +181,12 @@ class _Reader:
             raise _make_unhandled_fault(part)
 
     def _read_config(self, part: _Part) -> None:
-        config = parse_yaml(part.payload, f"the cloud-config of {part.name}", part.first_line)
+        config = parse_yaml(part.payload, f"the cloud-config in {part.name}", part.first_line)
         if config is None:
             return  # cloud-init only warns about an empty part, and nothing is lost
         if not isinstance(config, dict):
             raise make_user_data_fault(
-                f"the cloud-config of {part.name} is {quote_value(config)}, not a mapping, so cloud-init ignores it",
+                f"the cloud-config in {part.name} is {quote_value(config)}, not a mapping, so cloud-init ignores it",
                 "write keys and values below #cloud-config",
                 part.first_line,
             )
@@ -212,7 +213,7 @@ class _Reader:
         kind = _detect_type(body, "")
         if kind not in (_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK):
             raise make_user_data_fault(
-                f"the template of {part.name} begins with {quote_value(_first_line(body))}, which cloud-init ignores",
+                f"the template in {part.name} begins with {quote_value(_first_line(body))}, which cloud-init ignores",
                 "begin the second line with #cloud-config, #! or #cloud-boothook",
                 part.first_line and part.first_line + 1,
             )
@@ -325,9 +326,9 @@ def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
         names = _parse_merger_names(setting)
         wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
         if names is None or wrong is not None:
-            problem = f"the merge type of {part.name} is {quote_value(setting)}, which cloud-init cannot read"
+            problem = f"the merge type in {part.name} is {quote_value(setting)}, which cloud-init cannot read"
             if wrong is not None:
-                problem = f"the merge type of {part.name} contains {quote_value(wrong)}, which is not dict, list or str"
+                problem = f"the merge type in {part.name} contains {quote_value(wrong)}, which is not dict, list or str"
             raise make_user_data_fault(
                 f"{problem}, so cloud-init ignores the part",
                 "write merge_how: dict(replace)+list(append)+str(), or a list of entries with name and settings",
@@ -376,7 +377,7 @@ def _check_patch(part: _Part) -> None:
         patch = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise make_user_data_fault(
-            f"the JSON patch of {part.name} is not JSON, so cloud-init ignores it: {error}",
+            f"the JSON patch in {part.name} is not JSON, so cloud-init ignores it: {error}",
             "write a list of operations (RFC 6902) below #cloud-config-jsonp",
             part.first_line,
         ) from None
@@ -389,7 +390,7 @@ def _check_patch(part: _Part) -> None:
             or not re.fullmatch(r"|/.*", operation["path"], re.DOTALL)
         ):
             raise make_user_data_fault(
-                f"the JSON patch of {part.name} has an element that is not an operation, so cloud-init ignores it",
+                f"the JSON patch in {part.name} contains an element that is not an operation, so cloud-init ignores it",
                 'write operations such as {"op": "add", "path": "/hostname", "value": "web01"}',
                 part.first_line,
             )
@@ -402,20 +403,20 @@ _ARCHIVE_FIELDS: Final = frozenset(
 
 
 def _split_archive(part: _Part) -> Iterator[_Part]:
-    entries = parse_yaml(part.payload, f"the archive of {part.name}", part.first_line)
+    entries = parse_yaml(part.payload, f"the archive in {part.name}", part.first_line)
     if entries is not None and not isinstance(entries, list):
         raise make_user_data_fault(
-            f"the archive of {part.name} is {quote_value(entries)}, not a list, so cloud-init ignores it",
+            f"the archive in {part.name} is {quote_value(entries)}, not a list, so cloud-init ignores it",
             "write a list of entries below #cloud-config-archive",
             part.first_line,
         )
     for number, entry in enumerate(entries or (), 1):
-        name = f"entry {number} of the archive of {part.name}"
+        name = f"entry {number} of the archive in {part.name}"
         found: Any = {"content": entry} if isinstance(entry, str) else entry
         if not isinstance(found, dict):
             raise make_user_data_fault(
                 f"{name} is {quote_value(entry)}, which cloud-init ignores",
-                "write text or a mapping",
+                "write the entry as text or as a mapping",
                 part.first_line,
             )
         content = found.get("content", "")
@@ -425,8 +426,9 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         is_readable = is_readable and all(value is None or isinstance(value, str) for value in headers.values())
         if not is_readable or not (not kind or (isinstance(kind, str) and "/" in kind)):
             raise make_user_data_fault(
-                f"{name} stops cloud-init, because its content or a header is not text, or its type has no slash",
-                "set `content` to the text of the part, and `type` to a type such as text/cloud-config",
+                f"cloud-init stops at {name}, because the entry's content or one of its headers is not text, or its "
+                "type has no slash",
+                "set `content` to the part's text, and `type` to a type such as text/cloud-config",
                 part.first_line,
             )
         if not kind:

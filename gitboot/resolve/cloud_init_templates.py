@@ -44,14 +44,14 @@ def parse_template(source: str, name: str, first_line: int) -> str | None:
     except (TemplateError, RecursionError, ValueError) as error:
         line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
         raise make_user_data_fault(
-            f"cloud-init cannot read the Jinja template of {name}, so it ignores the template: {error}",
+            f"cloud-init cannot read the Jinja template in {name}, so it ignores the template: {error}",
             "correct the template, and enclose it in {% raw %} and {% endraw %}",
             first_line and first_line + line,
         ) from None
     kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
     if (other := tree.find(kinds)) is not None:
         raise make_user_data_fault(
-            f"the Jinja template of {name} uses another template, but cloud-init does not support this",
+            f"the Jinja template in {name} uses another template, but cloud-init does not support this",
             "copy the text of the other template into this template",
             first_line and first_line + other.lineno,
         )

@@ -84,7 +84,7 @@ def list_field_reasons(
 
 def _explain_server(inputs: ServerInputs, decision: Decision, fleet: Id | None) -> Iterator[Reason]:
     spec, server_id = inputs.server.spec, Id("Server", decision.server)
-    yield make_reason("server", decision.server, "-", "the name of the document", server_id, "metadata", "name")
+    yield make_reason("server", decision.server, "-", "the document's name", server_id, "metadata", "name")
     if spec.uuid is not None:
         yield make_reason("uuid", decision.uuid, "-", _SET_BY_SERVER, server_id, "spec", "uuid")
     else:
@@ -195,7 +195,7 @@ def _explain_serving(repository: FleetRepository, inputs: ServerInputs, decision
     if serving.restrict or inputs.local_disk == "NotFound":
         why = "serving.restrict is true" if serving.restrict else "localDisk is NotFound"
         if not inputs.shared.fleet.unknown_not_found:
-            why = f"{why}, and unknownServers is not NotFound"
+            why = f"{why}, but unknownServers is not NotFound"
     yield make_reason("restrict", decision.restrict, "-", why, fleet if serving.restrict else None, "spec", "serving")
     copies = decision.copies
     for field, value, is_set in (
@@ -301,7 +301,7 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
         why = "GRUB boots the server, so gitboot withholds only the iPXE boot scripts if a signature is missing"
     yield make_reason("ignoresSignatures", boot.ignores_signatures, "R6", why)
     if not files.loader_signatures:
-        yield make_reason("files.loaderSignatures", None, "R6", "no boot loader verifies a signature of the image")
+        yield make_reason("files.loaderSignatures", None, "R6", "no boot loader verifies signatures for the image")
     if not boot.kernel_arguments:
         yield make_reason("kernelArguments", None, "R7", "no document sets a kernel argument")
     yield from _explain_user_data(boot, inputs, decision, profile)
@@ -316,13 +316,13 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
     for template, digest in boot.templates.items():
         yield make_reason(f"templates.{template}", f"sha256:{digest}", "R6", "the profile names this file", profile)
     if not boot.templates:
-        yield make_reason("templates", None, "R6", "the profile names no template")
+        yield make_reason("templates", None, "R6", "the profile does not name a template")
 
 
 def _explain_user_data(boot: Boot, inputs: BootInputs, decision: Decision, profile: Id) -> Iterator[Reason]:
     data, spec = boot.user_data, inputs.profile.spec.user_data
     if data is None or spec is None:
-        yield make_reason("userData", None, "R6", "the profile sets no user data")
+        yield make_reason("userData", None, "R6", "the profile does not set user data")
         return
     at = ("spec", "userData")
     yield make_reason("userData.format", data.format, "R6", "the profile sets this field", profile, *at, "format")

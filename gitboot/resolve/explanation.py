@@ -133,7 +133,7 @@ class _Explainer:
             if each.name == plan.waiting_maintenance:
                 why = plan.cause.value
             if winner is not None and each.priority < winner.priority:
-                why = f"the maintenance is not active now, or its priority {each.priority} is below {winner.priority}"
+                why = f"the maintenance is not active now, or its priority ({each.priority}) is below {winner.priority}"
             self.lost.append(RejectedCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
             self.lost.append(
@@ -358,7 +358,7 @@ class _Explainer:
         if boot.user_data is not None:
             template = source.profile.spec.user_data
             value = template.template if template else ""
-            why = f"the profile names this template in the format {boot.user_data.format}"
+            why = f"the profile names this template, whose format is {boot.user_data.format}"
             yield make_reason("userData", value, "R6", why, profile, "spec", "userData", "template")
         # The last document that sets each variable wins; policies come first, starting at the root.
         setters: dict[str, Id] = {}

@@ -396,7 +396,7 @@ def decide_unknown_machines(
         )
         return None, [("", finding)]
     if image.spec.writes_disk:
-        message = f"unknown machines would boot BootImage/{image.metadata.name}, which writes disks"
+        message = f"unknown machines would boot BootImage/{image.metadata.name}, which writes to disks"
         code = Code.UNKNOWN_WRITES_DISK
         return None, [("", DecisionFinding(code, message, code.hint, place, is_shared=False))]
     boots: dict[Architecture, Boot] = {}
@@ -455,7 +455,7 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
         yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
             f"machines fetch from {ipv6_url}, but `clients` contains no IPv6 network, so machines that use IPv6 boot "
-            "their disks",
+            "from their disks",
             Id("Fleet", repository.fleet.metadata.name),
             *("spec", "provisioning", "clients"),
             severity=Severity.WARNING,

@@ -231,7 +231,7 @@ def _find_wrong_paths(path: str, element: Mapping[str, Any]) -> Iterator[str]:
         if value and not value.startswith("/"):
             yield f"{path}.{field} must begin with /, found {_describe(value)}"
         elif field == "path" and value != "/" and any(each in ("", ".", "..") for each in value.split("/")[1:]):
-            yield f"{path}.{field} must not contain an empty segment, . or .., found {_describe(value)}"
+            yield f"{path}.{field} must not contain empty segments, `.` or `..`, found {_describe(value)}"
 
 
 def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Iterator[str]:
@@ -249,13 +249,13 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Ite
         yield f"{path} has no format"
     for dropin in (element.get("dropins") or []) if name == "units" else ():
         if not ((dropin or {}).get("name") or "").endswith(".conf"):
-            yield f"{path}.dropins has a name that does not end with .conf"
+            yield f"{path}.dropins contains a name that does not end with .conf"
     for owner in ("user", "group") if name in ("files", "directories", "links") else ():
         fields = element.get(owner) or {}
         if fields.get("id") is not None and fields.get("name"):
             yield f"{path}.{owner} has both an id and a name"
     if name == "filesystems" and element.get("format") not in _FORMATS:
-        yield f"{path} has the format {_describe(element['format'])}, which Ignition cannot create"
+        yield f"{path} has the filesystem format {_describe(element['format'])}, which Ignition cannot create"
     if name == "files":
         contents = element.get("contents")
         if element.get("overwrite") and (contents or {}).get("source") is None:
@@ -279,4 +279,7 @@ def _find_wrong_source(path: str, resource: Mapping[str, Any] | None, *, is_need
     if compression not in (None, "", "gzip"):
         yield f"{path} has the compression {_describe(compression)}, but Ignition supports only gzip"
     if checksum is not None and not re.fullmatch(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}", checksum):
-        yield f"{path} has the hash {_describe(checksum)}, which is not sha256- or sha512- and a hexadecimal digest"
+        yield (
+            f"{path} has the hash {_describe(checksum)}, which is not sha256- or sha512- followed by a hexadecimal "
+            "digest"
+        )

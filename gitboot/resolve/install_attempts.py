@@ -339,14 +339,14 @@ def classify_unrecorded_server(
     - ``seen_machines`` are all machines that the ledger has ever seen.
     - ``first_provision`` is the server's provision number in the first commit after the accepted one that contains the
       server (`gitboot.review.commit_path.find_first_provisions`), or None if the accepted commit contains it.
-    - ``shared_identity`` is an identity that the server shares with another machine, for example because the board was
-      replaced.
+    - ``shared_identity`` names an identity and the other machine that has the same identity, for example because the
+      board was replaced.
     """
     if (replaced := decision.replaces) is not None:
         old_record = records.get(replaced)
         if old_record is None:
             return UnrecordedServer(
-                state=UnrecordedState.UNKNOWN, why=f"the server replaces {replaced}, which has no record"
+                state=UnrecordedState.UNKNOWN, why=f"the server replaces {replaced}, which has no provisioning record"
             )
         numbers = [each for each in (old_record.provision, highest_served_provision(old_record)) if each is not None]
         if not numbers:
@@ -354,17 +354,17 @@ def classify_unrecorded_server(
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
         number = max(numbers)
         outcome = "provisioned" if old_record.provision == number else "served its boot"
-        why = f"the server replaces {replaced}, which was {outcome} with provision {number}"
+        why = f"the server replaces {replaced}, which was {outcome} with provision number {number}"
         if decision.provision > number:
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
-        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision is not higher")
+        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision number is not higher")
     if shared_identity is not None:
         reason = (
-            f"the server has {shared_identity}; if it has a new motherboard, set `replaces` to the UUID of the old "
-            "motherboard"
+            f"the server shares {shared_identity}; if the server has a new motherboard, set `replaces` to the old "
+            "motherboard's UUID"
         )
     elif decision.uuid in seen_machines:
-        reason = "the machine is known to the ledger, but has no provisioning record"
+        reason = "the machine is in the ledger, but has no provisioning record"
     elif first_provision is None:
         reason = "the accepted commit contains the server, but the ledger has no record of the server"
     elif first_provision > HIGHEST_NEW_PROVISION:

@@ -204,7 +204,7 @@ def _check_section(name: str, first_line: int, lines: Iterator[tuple[int, str]])
             if word == "%end":
                 if name == "%certificate" and not has_body:
                     raise _make_fault(
-                        first_line, "the section %certificate is empty", "write the certificate below this line"
+                        first_line, "the %certificate section is empty", "write the certificate below this line"
                     )
                 return
             if word == "%include":
@@ -214,7 +214,7 @@ def _check_section(name: str, first_line: int, lines: Iterator[tuple[int, str]])
             else:
                 raise _make_fault(
                     number,
-                    f"{word} begins inside the section {name} of line {first_line}",
+                    f"{word} begins inside the {name} section that starts on line {first_line}",
                     f"close {name} with %end before this line",
                 )
         elif name == "%packages" and (fault := _find_package_fault(line)) is not None:
@@ -223,14 +223,14 @@ def _check_section(name: str, first_line: int, lines: Iterator[tuple[int, str]])
             has_body = has_body or bool(line.strip())
     if not has_appended:
         raise _make_fault(
-            first_line, f"the section {name} is not closed", "close the section with %end on a separate line"
+            first_line, f"the {name} section is not closed", "close the section with %end on a separate line"
         )
 
 
-_NO_FILE: Final = ("the file to include is missing", "write the file or the URL on the same line")
+_NO_FILE: Final = ("the name of the file to include is missing", "write the file name or the URL on the same line")
 _UNCLOSED_QUOTE: Final = (
     "a quote is not closed, or the line ends with a backslash",
-    "close the quote, or put the character in quotes of the other kind",
+    "close the quote, or enclose the character in the other kind of quotes",
 )
 
 
@@ -247,7 +247,7 @@ def _find_package_fault(line: str) -> tuple[str, str] | None:
     """Return a message and a hint for a faulty line in %packages, or None if the line is correct."""
     package = line.partition("#")[0].strip()
     if package == "-":
-        return "the name of the excluded package is missing", "write the name of the package after the dash"
+        return "no package name follows the dash", "write the name of the excluded package after the dash"
     options = set(package.split()[1:]) if package.startswith("@") else set()
     if {"--nodefaults", "--optional"} <= options:
         return "--nodefaults and --optional exclude each other", "remove one of the two options"
@@ -269,7 +269,7 @@ def _find_line_fault(line: str) -> tuple[str, str] | None:
     if name == "%include":
         return None if any(words[1:2]) else _NO_FILE
     if name == "%end":
-        return "%end does not close a section", "remove %end, or begin the section"
+        return "%end does not close a section", "remove %end, or begin a section before it"
     known = _SECTIONS if name.startswith("%") else COMMANDS
     if name not in known:
         kind = "section" if name.startswith("%") else "command"

@@ -196,7 +196,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
         for number, hold in enumerate(stream.spec.holds):
             if selects(hold.select, name, server.metadata.labels):
                 held = NamedImage(hold.image, key, ("spec", "holds", number, "image"))
-                candidates.append((held, "a hold of the stream selects the server"))
+                candidates.append((held, "one of the stream's holds selects the server"))
         rollout = stream.spec.rollout
         if rollout is not None:
             rolled_out = NamedImage(rollout.image, key, ("spec", "rollout", "image"))
@@ -207,7 +207,7 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
                     )
                 )
             elif not is_in_rollout(key.name, server.uuid, rollout.percent):
-                why = f"at {rollout.percent} %, the rollout has not reached the server"
+                why = f"the rollout is at {rollout.percent} % and has not reached the server"
                 missed_images.append(RejectedCandidate(f"BootImage/{rollout.image}", "R4", why))
             else:
                 candidates.append((rolled_out, "the stream's rollout has reached the server"))
@@ -272,8 +272,8 @@ def find_overdue_opt_outs(repository: FleetRepository, at: datetime) -> Iterator
         if opt_out.until is not None and opt_out.until <= at:
             yield repository.build_problem(
                 Code.OVERDUE,
-                f"{opt_out.what} to BootImage/{opt_out.image} passed its deadline at {format_instant(opt_out.until)} "
-                f"({opt_out.reason})",
+                f"the deadline for {opt_out.what} to BootImage/{opt_out.image} passed at "
+                f"{format_instant(opt_out.until)} ({opt_out.reason})",
                 opt_out.resource,
                 *(*opt_out.path, "until"),
                 hint=Code.OVERDUE.hint,

@@ -110,7 +110,8 @@ def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
         )
     if record.pool not in (None, policy.policy):
         found["PoolDrift"] = (
-            f"the server was provisioned in BootPolicy/{record.pool}, but its policy is now BootPolicy/{policy.policy}"
+            f"the server was provisioned under BootPolicy/{record.pool}, but its policy is now "
+            f"BootPolicy/{policy.policy}"
         )
     return found
 
@@ -137,7 +138,7 @@ def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"{path} does not contain exported records ({reason}); use ops/records of an output tree"
+            f"{path} does not contain exported records ({reason}); use ops/records from an output tree"
         ) from None
 
 
@@ -467,7 +468,7 @@ class StopScope(StrEnum):
     """The boots that are stopped by a stop order or a condition, in addition to the boots that the commit stops."""
 
     NONE = "none"
-    WRITING = "boots that write disks"
+    WRITING = "boots that write to disks"
     ALL = "all boots from the network"
 
 
@@ -493,5 +494,8 @@ class SoleClaim(NamedTuple):
     fetch_log: str  # the fetch log folder of that host
 
     def __str__(self) -> str:
-        sites = f"of {', '.join(self.sites)}" if self.sites else "of a site"
-        return f"only another host served the one-time boots {sites} (gitboot serve --sole-for, {self.file})"
+        sites = ", ".join(self.sites) or "a site"
+        return (
+            f"another host was the only one that served one-time boots for {sites} "
+            f"(gitboot serve --sole-for, {self.file})"
+        )

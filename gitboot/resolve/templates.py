@@ -145,7 +145,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         except LookupError:
             pass
         if not isinstance(argument, str | int):
-            raise make_failure(f"{describe_kind(argument)} cannot be a key of {describe_kind(obj)}")
+            raise make_failure(f"{describe_kind(argument)} cannot be used as a key for {describe_kind(obj)}")
         name: Any = argument
         return self.undefined(obj=obj, name=name)
 
@@ -158,7 +158,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         budget.spend(CALL_COST)
         budget.calls -= 1
         if budget.calls < 0:
-            raise make_limit_fault("the macros of the template call each other too deeply")
+            raise make_limit_fault("the template's macros call each other too deeply")
         text_or_mapping = function.args if isinstance(function, partial) else ()
         budget.weigh([*text_or_mapping, *args])
         result = super().call(context, function, *args, **kwargs)
@@ -323,7 +323,7 @@ class Budget:
     def step(self, work: int) -> None:
         self.steps -= 1
         if self.steps < 0:
-            raise make_limit_fault(f"the loops of the template take more than {MAX_STEPS:,} steps")
+            raise make_limit_fault(f"the template's loops take more than {MAX_STEPS:,} steps")
         self.spend(work)
 
     def weigh(self, value: object, depth: int = 0) -> None:
@@ -337,7 +337,7 @@ class Budget:
         elif isinstance(value, (list, tuple)):
             self.spend(1 + len(value))
             if depth == MAX_NESTING:
-                raise make_limit_fault("the lists of the template are nested too deeply")
+                raise make_limit_fault("the template's lists are nested too deeply")
             for element in value:
                 self.weigh(element, depth + 1)
         elif isinstance(value, dict):
@@ -650,7 +650,7 @@ def decode_template(data: bytes) -> str:
 @lru_cache(maxsize=_CACHE_SIZE)
 def compile_template(source: str) -> Template | str | TemplateFault:
     if len(source.encode()) > MAX_BYTES:
-        return make_limit_fault(f"the template has more than {MAX_BYTES:,} bytes")
+        return make_limit_fault(f"the template is larger than {MAX_BYTES:,} bytes")
     if not re.search(r"\{[{%#]", source):
         return source
     try:
@@ -674,7 +674,7 @@ def render_compiled(template: Template, context: Mapping[str, object]) -> str:
     try:
         text = "".join(template.root_render_func(BudgetedContext(ENVIRONMENT, names, None, template.blocks)))
         if len(text.encode()) > MAX_BYTES:
-            raise make_limit_fault(f"the rendered text has more than {MAX_BYTES:,} bytes")
+            raise make_limit_fault(f"the rendered text is larger than {MAX_BYTES:,} bytes")
     except FAILURES as failure:
         fault = to_fault(failure, names)
         fault.line = fault.line or find_line(failure, template)

@@ -214,7 +214,7 @@ def _check_autoinstall(text: str) -> None:
     for config in configs:
         if (misplaced := sorted(_ONLY_AUTOINSTALL & {key for key in config if isinstance(key, str)})) != []:
             raise make_user_data_fault(
-                f"the rendered user data has the autoinstall key {misplaced[0]} outside of `autoinstall`",
+                f"the rendered user data has the autoinstall key {misplaced[0]} outside `autoinstall`",
                 "move the key below `autoinstall`",
             )
     found = [config["autoinstall"] for config in configs if "autoinstall" in config]
@@ -256,8 +256,8 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
             words = command if isinstance(command, list) else [command]
             if not all(isinstance(word, str) for word in words):
                 raise make_user_data_fault(
-                    f"autoinstall.{key} in the rendered user data has a command that is not a string or a list "
-                    "of strings",
+                    f"autoinstall.{key} in the rendered user data contains a command that is neither a string nor a "
+                    "list of strings",
                     "quote the command if it contains a colon and a space",
                 )
 
@@ -316,12 +316,15 @@ def _check_talos(text: str) -> None:
     for node, document in documents:
         line = node.start_mark.line + 1
         if not isinstance(document, dict):
-            raise _make_talos_fault(f"line {line} of the rendered text begins a document that is not a mapping", line)
+            raise _make_talos_fault(
+                f"the document that begins on line {line} of the rendered text is not a mapping", line
+            )
         if "apiVersion" in document or "kind" in document:
             if not (document.get("kind") and str(document.get("apiVersion", "")).endswith("v1alpha1")):
                 raise make_user_data_fault(
-                    f"the document at line {line} of the rendered Talos configuration needs apiVersion and kind",
-                    "write `apiVersion: v1alpha1` and the kind of the document",
+                    f"the document that begins on line {line} of the rendered Talos configuration needs apiVersion "
+                    "and kind",
+                    "write `apiVersion: v1alpha1` and the document's `kind`",
                     line,
                     Code.TALOS_DOCUMENT,
                 )
@@ -334,7 +337,7 @@ def _check_talos(text: str) -> None:
         if machine_count > 1:
             raise make_user_data_fault(
                 f"line {line} of the rendered Talos configuration begins a second machine configuration",
-                "merge the documents with `version: v1alpha1` into one",
+                "merge the documents that contain `version: v1alpha1` into one document",
                 line,
                 Code.TALOS_DOCUMENT,
             )
@@ -343,7 +346,7 @@ def _check_talos(text: str) -> None:
             not isinstance(machine, dict) or machine.get("type") not in ("controlplane", "init", "worker")
         ):
             raise make_user_data_fault(
-                "the rendered Talos configuration has no machine.type",
+                "the rendered Talos configuration has no valid machine.type",
                 "write `type: controlplane` or `type: worker` below `machine`",
                 0,
                 Code.TALOS_DOCUMENT,

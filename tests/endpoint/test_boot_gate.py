@@ -1036,7 +1036,7 @@ def test_a_sole_for_claim_of_2fefe59_in_the_fetch_log_withholds_install_boots_wi
         made.publish(plan_fleet(*ONCE), giver=None if giver == "that of the spool" else "")
         (claim := made.spool / ".endpoints" / "sole").parent.mkdir(exist_ok=True)
         claim.write_text('{"forgotten":0,"giver":"01","site":"fra1"}')
-        eventually(lambda: "one-time boots of fra1" in http_peers.get(url + "/readyz").text)
+        eventually(lambda: "one-time boots for fra1" in http_peers.get(url + "/readyz").text)
         text = get(url + ENTRY).text
         assert "boots its local disk" in text and "(Stopped)" in text and str(claim) in text
         assert made.observed() == []

@@ -147,7 +147,10 @@ def test_a_file_that_cannot_be_decrypted_is_a_problem_of_the_commit(
     ("given", "word"),
     [
         (documents(often="Always"), "networkBoot: Always"),
-        ((*documents(), maintenance("repair", "20T22:00 21T04:00")), "Maintenance/repair boots with this profile"),
+        (
+            (*documents(), maintenance("repair", "20T22:00 21T04:00")),
+            "Maintenance/repair boots servers with this profile",
+        ),
         (documents(fleet_spec="unknownServers: {profile: repair}"), "unknown machines boot with this profile"),
     ],
 )

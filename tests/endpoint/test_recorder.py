@@ -204,7 +204,7 @@ def test_a_request_that_is_rejected_without_the_log_writes_no_intent(here: Site,
         if ask == "stopped":
             (here.spool / ".endpoints").mkdir(exist_ok=True)
             (here.spool / ".endpoints" / "sole").write_text('{"site":"fra1"}')
-            eventually(lambda: "one-time boots of fra1" in http_peers.get(url + "/readyz").text)
+            eventually(lambda: "one-time boots for fra1" in http_peers.get(url + "/readyz").text)
         match ask:
             case "HEAD":
                 http_peers.head(url + ENTRY, headers={"user-agent": "iPXE/1.21.1"})

@@ -341,7 +341,7 @@ def test_finding_p12_pxelinux_adds_bootif_itself_for_an_unknown_machine_and_noth
     assert "  sysappend 2\nlabel disk" in alone
     for other in ("BOOTIF={{ boot_nic.mac }}", "nic={{ boot_nic.bootif }}"):
         text = render_nic_files(unknown=f"kernelArguments: ['{other}']")["pxelinux.cfg/default"]
-        assert "say gitboot: PXELINUX can pass the boot NIC of an unknown machine only as BOOTIF\n" in text
+        assert "say gitboot: PXELINUX can pass an unknown machine's boot NIC only as BOOTIF\n" in text
         assert "linux" not in text and text.endswith("label disk\n  localboot 0\n")
 
 
@@ -439,13 +439,13 @@ IGNITION = '{"ignition": {"version": "3.4.0"}, "arguments": "%s"}\n'
             "a script of iPXE without the filter",
             {"i": "#!ipxe\nkernel /k\n# {{ boot_nic.mac }}\n"},
             "i:3",
-            "a template for ipxe must use the filter ipxe for the values of boot_nic",
+            "a template for ipxe must apply the filter ipxe to boot_nic values",
         ),
         (
             "a configuration of GRUB with arguments for the kernel",
             {"g": "linux /k {{ kernel_arguments | kernel }}\n"},
             "g:1",
-            "a template for grub must use the filter grub for the values of boot_nic",
+            "a template for grub must apply the filter grub to boot_nic values",
         ),
         (
             "user data",

@@ -102,7 +102,9 @@ NO_ENDPOINT: Final = (
 )
 LATE_END: Final = "the Fleet does not set an endpoint, so copies of the boot files end the maintenance late"
 RESTRICT: Final = "unknownServers: NotFound, serving: {restrict: true}"
-NO_SCRIPT: Final = "boot loaders that get no boot script for the local disk (serving.restrict or localDisk: NotFound)"
+NO_SCRIPT: Final = (
+    "boot loaders that get no local disk boot script (because of serving.restrict or localDisk: NotFound)"
+)
 
 
 def format_unable_warning(loaders: str, endpoint: str = "https://gitboot.test") -> str:
@@ -207,7 +209,7 @@ BIOS = "secureBoot is true, but the firmware is BIOS, which does not support Sec
 BUILT = "Secure Boot is on, but DHCP names the unsigned GRUB that gitboot builds (web01)"
 NO_OUTPUT = "Secure Boot is on, but the Fleet's outputs do not include grub, so DHCP names an unsigned iPXE (web01)"
 BY_HTTPS = "Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from https://boot.test (web01)"
-NO_GRUB = "Secure Boot is on, so GRUB boots the server, but BootProfile/web has a template only for iPXE (web01)"
+NO_GRUB = "Secure Boot is on, so GRUB boots the server, but BootProfile/web has only an iPXE template (web01)"
 
 
 @for_each(
@@ -256,8 +258,8 @@ def test_p4_a_server_that_cannot_boot_under_secure_boot_is_a_warning(
             "the Fleet",
             SECURE.format(""),
             "",
-            "a `hardware` entry of Fleet/test sets secureBoot; write secureBoot: false in Server/web01, or change the "
-            "selector of that entry",
+            "a `hardware` entry in Fleet/test sets secureBoot; write secureBoot: false in Server/web01, or change the "
+            "entry's selector",
         ),
         ("both", SECURE.format(""), "secureBoot: true", "remove secureBoot from Server/web01"),
     ],
@@ -273,7 +275,7 @@ def test_the_hint_for_bios_names_the_document_that_sets_secure_boot(
 ROOT_URL = "baseURL: 'http://boot.test'"
 BY_GRUB = "BootImage/live-1 has a loaderSignature, but GRUB does not verify it (web01)"
 BY_PXELINUX = BY_GRUB.replace("GRUB", "PXELINUX")
-BY_TEMPLATE = BY_GRUB.replace("GRUB", "the template for iPXE")
+BY_TEMPLATE = BY_GRUB.replace("GRUB", "the iPXE template")
 BY_FIRMWARE = BY_GRUB.replace("GRUB", "the firmware that boots the uki")
 BY_ISO = BY_GRUB.replace("GRUB", "the firmware that boots the iso")
 VERIFIES = "kernel http://boot.test/k\nimgverify vmlinuz http://boot.test/k.sig\nboot\n"

@@ -163,7 +163,7 @@ def test_finding_p10_an_empty_cloud_config_loses_nothing() -> None:
         ("#cloud-config\na: b\nc:\td\n", 3, "line 3 of the cloud-config"),
         ("#cloud-config\na: b\npackages: [curl\nhostname: a\n", 3, "line 3 of the cloud-config"),
         ("hostname: a\n", 1, "cloud-init ignores"),
-        (mime(("text/cloud-config", "a: b\nc: [d\n")), 8, "line 8 of the cloud-config of part 1"),
+        (mime(("text/cloud-config", "a: b\nc: [d\n")), 8, "line 8 of the cloud-config in part 1"),
         ("## template: jinja\n#cloud-config\na: b\n{% endif %}\n", 4, "cloud-init cannot read"),
     ],
 )

@@ -150,8 +150,8 @@ def test_e11_e12_a_server_without_a_record_is_new_returning_or_unverified(
 @pytest.mark.parametrize(
     ("seen", "carries", "why"),
     [
-        ({make_uuid("web01")}, None, "the machine is known to the ledger"),
-        ((), "the MAC address 52:54:00:00:00:01 of db01", "replaces"),
+        ({make_uuid("web01")}, None, "the machine is in the ledger"),
+        ((), "the MAC address 52:54:00:00:00:01 with db01", "replaces"),
     ],
 )
 def test_e12_a_machine_that_is_not_new_is_unverified(seen: set[SystemUuid], carries: str | None, why: str) -> None:

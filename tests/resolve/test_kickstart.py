@@ -130,7 +130,7 @@ def test_finding_p10_pykickstart_agrees() -> None:
             "did you mean %post?",
         ),
         ("text\n\nlnag en_US\n", 3, '"lnag" is not a kickstart command', "did you mean lang?"),
-        ("text\n%post\n%pre\n%end\n", 3, "%pre begins inside the section %post of line 2", "close %post"),
+        ("text\n%post\n%pre\n%end\n", 3, "%pre begins inside the %post section that starts on line 2", "close %post"),
         ("text\n%post\na\n", 2, "is not closed", "%end"),
         ("text\npart / --sieze=1\n", 2, "part is invalid .there is no option --sieze.$", "correct the options"),
     ],

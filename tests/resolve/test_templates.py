@@ -254,8 +254,8 @@ def test_other_tests_of_jinja2_are_not_available(name: str) -> None:
         ("{{ 2 ** 3 }}", "** does not accept a number and a number"),
         ("{{ 'x' | int }}", "'x' is not a whole number"),
         ("{{ vars.console() }}", "a string cannot be called"),
-        ("{{ vars[[1]] }}", "a list cannot be a key of a mapping"),
-        ("{{ vars.console[kernel_arguments] }}", "a list cannot be a key of a string"),
+        ("{{ vars[[1]] }}", "a list cannot be used as a key for a mapping"),
+        ("{{ vars.console[kernel_arguments] }}", "a list cannot be used as a key for a string"),
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ [1, 'a'] | sort }}", "'<' not supported"),
         ("{{ '\\ud800' }}", "half of a surrogate pair"),
@@ -540,15 +540,15 @@ def test_no_expression_grows_without_bounds() -> None:
 @for_each(
     ("name", "message"),
     [
-        ("loops", "the loops of the template take more than 100,000 steps"),
+        ("loops", "the template's loops take more than 100,000 steps"),
         ("text joined to itself", "the template does more work than the limit allows"),
-        ("depth", "the lists of the template are nested too deeply"),
-        ("a macro that calls itself", "the macros of the template call each other too deeply"),
+        ("depth", "the template's lists are nested too deeply"),
+        ("a macro that calls itself", "the template's macros call each other too deeply"),
         ("and and", "the template is nested too deeply"),
         ("parentheses", "the template is too long or nested too deeply"),
         ("sum", "a number is too large"),
-        ("output of a loop", "the rendered text has more than 1,048,576 bytes"),
-        ("a long text", "the template has more than 1,048,576 bytes"),
+        ("output of a loop", "the rendered text is larger than 1,048,576 bytes"),
+        ("a long text", "the template is larger than 1,048,576 bytes"),
     ],
 )
 def test_the_exceeded_bound_is_named(name: str, message: str) -> None:

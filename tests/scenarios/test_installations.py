@@ -585,18 +585,18 @@ def test_e16_installs_are_stopped_and_allowed_from_a_shell(tmp_path: Path, pendi
 
 LOG_OWNERS = '{"fra1":"0123"}'  # the fetch log of the host, by site
 CLAIMS = {
-    "the instance let another host claim a site": ("spool/.forwarded/soles", LOG_OWNERS, "of fra1 (gitboot serve"),
-    "this host claimed a site": ("spool/.endpoints/sole", '{"giver":"01","site":"fra1"}', "of fra1 (gitboot serve"),
+    "the instance let another host claim a site": ("spool/.forwarded/soles", LOG_OWNERS, "for fra1 (gitboot serve"),
+    "this host claimed a site": ("spool/.endpoints/sole", '{"giver":"01","site":"fra1"}', "for fra1 (gitboot serve"),
     "this host was about to give its claim back": (
         "spool/.endpoints/sole.left",
         '{"site":"fra1"}',
-        "of fra1 (gitboot serve",
+        "for fra1 (gitboot serve",
     ),
-    "the file is damaged": ("spool/.forwarded/soles", "{", "of a site (gitboot serve"),
+    "the file is damaged": ("spool/.forwarded/soles", "{", "for a site (gitboot serve"),
     "fetches were recorded in another folder then": (
         "state/spool/.forwarded/soles",
         LOG_OWNERS,
-        "of fra1 (gitboot serve",
+        "for fra1 (gitboot serve",
     ),
 }
 
@@ -623,7 +623,7 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     pending_world.request("stop", reason="smoke", everything=False)
     pending_world.request("start")
     assert (
-        f"still withholds boots that write disks: only another host served the one-time boots {told}"
+        f"still withholds boots that write disks: another host was the only one that served one-time boots {told}"
         in pending_world.told("Requested")[-1].message
     )
     pending_world.advance(hours=8)  # the window ends as usual

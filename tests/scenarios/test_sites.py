@@ -164,7 +164,7 @@ def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operat
         "its first ledger does not know what the other one has made of it"
     )
     (event,) = two_sites.instances["ams2"].told("ServerUnknown")
-    assert "the machine is known to the ledger, but has no provisioning record" in event.message
+    assert "the machine is in the ledger, but has no provisioning record" in event.message
 
 
 def test_a_server_that_leaves_and_returns_at_another_site_is_not_new_there(two_sites: TwoSites) -> None:
@@ -195,7 +195,7 @@ def test_a_board_with_an_identity_of_another_site_is_not_new(two_sites: TwoSites
     board = server("web01", "site: fra1", "provision: 1").replace(make_uuid("web01"), make_uuid("its new board"))
     two_sites.push(board, *make_servers(web02="fra1"))
     assert two_sites.planned("fra1")["web01"] == UNKNOWN
-    assert "if it has a new motherboard" in two_sites.instances["fra1"].told("ServerUnknown")[0].message
+    assert "if the server has a new motherboard" in two_sites.instances["fra1"].told("ServerUnknown")[0].message
 
 
 def test_for_any_moves_each_provision_number_is_installed_once(two_sites: TwoSites, lives: int) -> None:

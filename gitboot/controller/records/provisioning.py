@@ -181,7 +181,7 @@ def _write_first_records(
             records=records,
             seen_machines=seen,
             first_provision=introduced.get(each.uuid),
-            shared_identity=f"the {other[0]} {other[1]} of {other[2].name} ({other[2].uuid})"
+            shared_identity=f"the {other[0]} {other[1]} with {other[2].name} ({other[2].uuid})"
             if other is not None
             else None,
         )
