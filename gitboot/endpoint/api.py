@@ -223,8 +223,8 @@ def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
         else:
             known = ", ".join(("limit", "continue", *FILTERS, "label"))
             raise UsageError(
-                f"{name}={value}: expected one of {known}; limit is a number from 1 to {MAX_PAGE_ITEMS}, and label has "
-                "the form KEY=VALUE"
+                f"{name}={value}: expected one of {known}; `limit` must be a number from 1 to {MAX_PAGE_ITEMS}, and "
+                "`label` must have the form KEY=VALUE"
             )
     return Selection(limit=limit, after=after, fields=tuple(fields), labels=tuple(labels))
 
@@ -287,7 +287,7 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
         if tree.read(f"{PAGE_DATA}fleet.js") is None:
             return PlainTextResponse(_PAGE_OFF_TEXT, headers={"cache-control": "no-store"})
         return PlainTextResponse(
-            f"The page for operators is at {PAGE_PATH}\n",
+            f"The operator page is at {PAGE_PATH}\n",
             302,
             headers={"cache-control": "no-store", "location": PAGE_PATH.lstrip("/")},
         )

@@ -85,11 +85,11 @@ def compare_with_list(
         shown = format_instant(now)
         if signed.expires <= now:
             path = f"{SIGNED}{signed.expiring}"
-            message = f"{path} expired at {format_instant(signed.expires)}, and the clock of this host shows {shown}"
+            message = f"{path} expired at {format_instant(signed.expires)}, and this host's clock shows {shown}"
             findings.append(MirrorFinding(path=path, fault=MirrorFault.EXPIRED, message=message))
         if signed.made > now + TOLERANCE:
             message = (
-                f"the list was made at {format_instant(signed.made)}, but the clock of this host shows {shown} "
+                f"the list was made at {format_instant(signed.made)}, but this host's clock shows {shown} "
                 "(correct the clock that is wrong)"
             )
             findings.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))

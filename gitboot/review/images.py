@@ -695,11 +695,11 @@ def _judge_rollout(
             f"the instance applied {report.commit[:12]}, whose rollout ({applied}) differs from the one here ({here})",
         )
     if report.at is None:
-        return StepOutcome.WAITS, "the last status of the instance has no time, so it is not current"
+        return StepOutcome.WAITS, "the instance's last status does not contain a time, so it is not current"
     if not -MAX_REPORT_AGE <= at - report.at <= MAX_REPORT_AGE:
         return (
             StepOutcome.WAITS,
-            f"the last status of the instance is from {format_instant(report.at)}, so it is not current",
+            f"the instance's last status is from {format_instant(report.at)}, so it is not current",
         )
     if report.wait_reason is not None:
         return StepOutcome.WAITS, report.wait_reason
