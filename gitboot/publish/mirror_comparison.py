@@ -333,7 +333,7 @@ class WebMirror:
             if answer.status == 403:
                 raise HostUnreachable(
                     f"{url} returned 403: this host may not read the mirror's signed list (run the command on a host "
-                    "that the Fleet lists in spec.provisioning.monitors, or add this host there and copy the "
+                    "that the Fleet lists in spec.provisioning.monitors. To use this host, add it there, and copy the "
                     "configuration again)"
                 )
             if answer.status != 200:
@@ -511,7 +511,7 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
         return CheckedFile(None, is_in_transition=file.expected[0] is not None)
     present = [each for each in file.expected if each is not None]
     if not present:
-        return CheckedFile(check_absence(file.path, answer, "this version of the file is valid at another time"))
+        return CheckedFile(check_absence(file.path, answer, "the file has expired or is not valid yet"))
     version = next((each for each in present if each.sha256 == answer.sha256), present[0])
     if (found := next(_find_faults(file, version, answer), None)) is None:
         return CheckedFile(None, is_in_transition=version != file.expected[0])

@@ -415,7 +415,7 @@ class MirrorRecords:
         if summary is None or find_outdated_servers(summary, content):
             raise Overtaken(
                 f"{self._name}: an instance is writing to this target, or the target and the tree contain different "
-                "publications (wait until the instance has updated the target, or set --tree to its OUTPUT)"
+                "publications (wait until the instance has updated the target, or set --tree to the instance's OUTPUT)"
             )
         return True
 

@@ -48,7 +48,7 @@ from gitboot.publish.signed_list_reader import (
 
 _INCOMPLETE: Final = (
     "the list names a different version of this listing, because a publication or a copy is in progress, or because "
-    "somebody changed the mirror. Run the command again. If the finding remains, publish again with gitboot, and copy "
+    "somebody changed the mirror. Run the command again. If the problem persists, publish again with gitboot, and copy "
     "the tree to the mirror again"
 )
 _LIST_FAULTS: Final = {

@@ -172,7 +172,7 @@ class AcceptedList(NamedTuple):
 def _check_unique_names(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object contains the same name twice")
+        raise ValueError("a JSON object contains the same name twice")
     return found
 
 
@@ -222,7 +222,7 @@ def _parse_hexadecimal(value: Any, size_bytes: int) -> bytes:
 
 def check_count(value: Any, least: int) -> int:
     if type(value) is not int or value < least:
-        raise ValueError(f"expected a number of at least {least}")
+        raise ValueError(f"expected a whole number of at least {least}")
     return value
 
 
@@ -297,7 +297,8 @@ def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[
     message = f"expected at least {role.threshold} valid signatures, found {found}"
     if previous_role is not None and len(_find_signers(metadata, previous_role.keys)) >= previous_role.threshold:
         message = (
-            "a replaced key signed the file. gitboot has not signed the file again, or somebody is using the old key"
+            "a replaced key signed the file. gitboot has not signed the file again yet, or somebody is using the old "
+            "key"
         )
     raise ListProblem(BAD_SIGNATURE, metadata.name, message)
 
@@ -494,7 +495,7 @@ def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
     for since, sha256, size in value:
         at = parse_instant(since) if since is not None else None
         if found and (at is None or (found[-1].since is not None and at <= found[-1].since)):
-            raise ValueError("the times of a file are not in ascending order")
+            raise ValueError("the start times of a file's versions are not in ascending order")
         if sha256 is not None:
             _parse_hexadecimal(sha256, 32)
         found.append(FileVersion(at, sha256, check_count(size, 0)))
@@ -508,7 +509,7 @@ def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEn
     files = {}
     for path, (sha256, size) in value["files"].items():
         if sha256 is not None and sha256 not in contents:
-            raise ValueError(f"the content of {path!r} at the end of the window is missing")
+            raise ValueError(f"the content of {path!r} after the end of the window is missing")
         files[check_path(path)] = FileVersion(since, sha256, check_count(size, 0))
     return WindowEnd(since, files)
 
@@ -571,7 +572,9 @@ def read_list(
         data = reader.find(TIMESTAMP, MAX_TIMESTAMP_BYTES)
         try:
             if data is None:
-                raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (gitboot endpoints do not serve it)")
+                raise ListProblem(
+                    MISSING, TIMESTAMP, "there is no signed list (gitboot endpoints do not serve signed lists)"
+                )
             return _read_verified_list(reader, data, root_keys, accepted, mapper)
         except ListProblem:
             if not tries_left or reader.find(TIMESTAMP, MAX_TIMESTAMP_BYTES) == data:

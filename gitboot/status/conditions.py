@@ -260,7 +260,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "BootsServed",
-        {ANY: "gitboot boot-script SERVER --tree OUTPUT  # shows the boot scripts of SERVER"},
+        {ANY: "gitboot boot-script SERVER --tree OUTPUT  # shows the boot scripts for SERVER"},
         (Alert("GitbootBootWithheld", "warning", "5m"),),
         event="BootWithheld",
         announces_on=Announcement.REASON,
@@ -338,9 +338,9 @@ _TYPES: Final = (
             ),
             "Untrusted": (
                 "git log --show-signature -1 UNTRUSTED  # run this in a clone of the fleet repository. It shows "
-                "whether a signature is missing, or which key made it. Ask the author to sign the commit with a "
-                "trusted key and to push it again. If you trust the key but gitboot does not know it, add "
-                "the key to the trusted keys instead"
+                "whether a signature is missing, or which key made the signature. Ask the author to sign the commit with "
+                "a trusted key and to push it again. If you trust the key but gitboot does not know it, add the key to "
+                "the trusted keys instead"
             ),
         },
         (

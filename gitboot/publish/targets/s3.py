@@ -310,7 +310,7 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...
         lambda found: f"the store's certificate is not trusted: {found[1]}",
     ),
     (re.compile(r'(?:message|error): "([^"]+)"'), lambda found: found[1]),
-    (re.compile(r"\bTimedOut\b"), lambda _: "the store did not answer in time"),
+    (re.compile(r"\bTimedOut\b"), lambda _: "the store did not respond in time"),
 )
 
 

@@ -152,8 +152,8 @@ _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
     ReinstallReason.NID: "{new} was the nid of Server/{old}",
     ReinstallReason.CLAIM: "{booter} boots BootImage/{new}, which claims for the first time not to write to disks",
     ReinstallReason.CLAIM_OF_BOOT: (
-        "{booter} boots BootImage/{new}, which claims not to write to disks, but with arguments, scripts, templates or "
-        "a base URL that are new for this image"
+        "{booter} boots BootImage/{new}, which claims not to write to disks, but the arguments, scripts, templates or "
+        "base URL are new for this image"
     ),
     ReinstallReason.RECORD: (
         "BootPolicy/{new} installs the server only if the instance's record shows a different image. Without a record, "
@@ -187,7 +187,7 @@ def format_unknown_reason(reason: UnknownReason) -> str:
 
 _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
     UnknownCause.NEW_SERVER: (
-        "the server is new with provision {0}, so it may be installed already. Set provision to 1 to install the "
+        "the server is new but has provision {0}, so it may be installed already. Set provision to 1 to install the "
         "server, or record its state with gitboot records set"
     ),
     UnknownCause.REPLACES: (
