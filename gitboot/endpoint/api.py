@@ -243,7 +243,7 @@ PAGE_PATH: Final = "/page/"
 PAGE_REDIRECTS: Final = ("/", "/page")
 _DATA_NAME: Final = re.compile(r"fleet|history|(location|shard)/[0-9a-f]{2}|location/shared|server/[a-z0-9][a-z0-9.-]*")
 _PAGE_OFF_TEXT: Final = """\
-This is gitboot. The operator page is off. To publish the page, add pages to the outputs of the Fleet:
+This is gitboot. The operator page is off. To publish the page, add pages to the Fleet's outputs:
 
     spec:
       outputs: [ipxe, grub, pages]

@@ -181,9 +181,9 @@ _NAME_LEDGER: Final = (
 _LAST_RECORDS: Final = "gitboot records begin OUTPUT/ops/records --state STATE"
 _ADOPTED: Final = "Git describes what is already installed on every server"
 _TAKE_OVER: Final = (
-    "If this instance replaces another instance, stop the other instance, then run this to load the records that it "
-    f"published last. If OUTPUT/ops/records has no records and {_ADOPTED}, run gitboot records begin adopt --state "
-    "STATE instead"
+    "If this instance replaces another instance, stop the other instance, then run this to load the records that the "
+    f"other instance published last. If OUTPUT/ops/records has no records and {_ADOPTED}, run gitboot records "
+    "begin adopt --state STATE instead"
 )
 _FOREIGN_OUTPUT: Final = (
     f"{_LAST_RECORDS}  # if OUTPUT is the wrong folder, restart gitboot run with another --out. {_TAKE_OVER}"
@@ -216,8 +216,8 @@ _TYPES: Final = (
         "AcceptingCommits",
         {
             "Suspended": (
-                "gitboot resume --state STATE  # ask the person who suspended it, then run this. The suspension also "
-                "ends automatically, at the time in the message"
+                "gitboot resume --state STATE  # ask the person who suspended the instance, then run this. The "
+                "suspension also ends automatically, at the time in the message"
             )
         },
         (Alert("GitbootSuspended", "warning", "6h"),),
@@ -338,9 +338,9 @@ _TYPES: Final = (
             ),
             "Untrusted": (
                 "git log --show-signature -1 UNTRUSTED  # run this in a clone of the fleet repository. It shows "
-                "whether a signature is missing, or which key made the signature. Ask the author to sign the commit with "
-                "a trusted key and to push it again. If you trust the key but gitboot does not know it, add the key to "
-                "the trusted keys instead"
+                "whether a signature is missing, or which key made the signature. Ask the author to sign the commit "
+                "with a trusted key and to push it again. If you trust the key but gitboot does not know it, add the "
+                "key to the trusted keys instead"
             ),
         },
         (
@@ -622,7 +622,7 @@ _TYPES: Final = (
             ),
             "TransitionOverdue": (
                 "gitboot reconcile --state STATE  # find the error with gitboot events and fix it, then run this to "
-                "retry now. Do not restart machines that boot from this target until it is up to date"
+                "retry now. Do not restart machines that boot from this target until the target is up to date"
             ),
             ANY: _RETRY,
         },
