@@ -223,8 +223,8 @@ def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
         else:
             known = ", ".join(("limit", "continue", *FILTERS, "label"))
             raise UsageError(
-                f"{name}={value}: expected one of {known}; limit is a number from 1 to {MAX_PAGE_ITEMS}, and label has "
-                "the form KEY=VALUE"
+                f"{name}={value}: expected one of {known}; `limit` must be a number from 1 to {MAX_PAGE_ITEMS}, and "
+                "`label` must have the form KEY=VALUE"
             )
     return Selection(limit=limit, after=after, fields=tuple(fields), labels=tuple(labels))
 
@@ -243,7 +243,7 @@ PAGE_PATH: Final = "/page/"
 PAGE_REDIRECTS: Final = ("/", "/page")
 _DATA_NAME: Final = re.compile(r"fleet|history|(location|shard)/[0-9a-f]{2}|location/shared|server/[a-z0-9][a-z0-9.-]*")
 _PAGE_OFF_TEXT: Final = """\
-This is gitboot. The page for operators is off. To publish the page, add pages to the outputs of the Fleet:
+This is gitboot. The operator page is off. To publish the page, add pages to the Fleet's outputs:
 
     spec:
       outputs: [ipxe, grub, pages]
@@ -287,7 +287,7 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
         if tree.read(f"{PAGE_DATA}fleet.js") is None:
             return PlainTextResponse(_PAGE_OFF_TEXT, headers={"cache-control": "no-store"})
         return PlainTextResponse(
-            f"The page for operators is at {PAGE_PATH}\n",
+            f"The operator page is at {PAGE_PATH}\n",
             302,
             headers={"cache-control": "no-store", "location": PAGE_PATH.lstrip("/")},
         )

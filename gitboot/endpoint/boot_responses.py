@@ -271,7 +271,7 @@ class BootResponses:
             return text.encode()
         path = located.state.stored_paths.get(sha)
         if path is None or (found := self._tree.read(path)) is None or _sha256(found.content) != sha:
-            raise ValueError(f"{located.file} refers to the content {sha}, which is missing")
+            raise ValueError(f"{located.file} refers to content {sha}, which is missing")
         return found.content
 
     def _build_for_address(self, client: str | None, at: datetime) -> BootResponse | None:

@@ -77,7 +77,7 @@ FAMILIES: Final = (
         _COUNTER,
         "Responses to requests.",
         ("kind", "status"),
-        "kind: boot_script (boot scripts and reports), file, page, artifact, inventory (of unknown machines), "
+        "kind: boot_script (boot scripts and reports), file, page, artifact, inventory (from unknown machines), "
         "not_found; status: the HTTP status",
     ),
     Family(
@@ -125,9 +125,9 @@ FAMILIES: Final = (
         _COUNTER,
         "Failed TLS handshakes with machines; absent without machines-tls.",
         ("reason",),
-        "NoSharedCipher: the machine supports no cipher suite of the endpoint; CertificateRejected: the machine does "
-        "not accept the certificate; Closed: the machine closed the connection, as firmware does if it does not "
-        "accept the certificate; Other: for example, the machine does not use TLS",
+        "NoSharedCipher: the machine does not support any of the endpoint's cipher suites; CertificateRejected: the "
+        "machine does not accept the certificate; Closed: the machine closed the connection, as firmware does if it "
+        "does not accept the certificate; Other: for example, the machine does not use TLS",
     ),
     # Metrics of the instance, from its status in the tree
     Family(
@@ -179,15 +179,15 @@ FAMILIES: Final = (
     Family(
         "gitboot_installing_last_step_timestamp_seconds",
         _GAUGE,
-        "The time of the last step of the installation that has waited longest for its next step; absent if no "
+        "The time of the last step in the installation that has waited longest for its next step; absent if no "
         "installation is running.",
     ),
     Family("gitboot_drifted_servers", _GAUGE, "Provisioned servers that differ from their plan.", ("type",)),
-    Family("gitboot_bmcs", _GAUGE, "BMCs with a task, by the result of the last task.", ("outcome",)),
+    Family("gitboot_bmcs", _GAUGE, "BMCs with a task, by the result of their last task.", ("outcome",)),
     Family(
         "gitboot_servers_below_minimum_version",
         _GAUGE,
-        "Servers whose policy boots a version below the minimum of their stream, for each stream with a minimum.",
+        "Servers whose policy boots a version below their stream's minimum, for each stream with a minimum.",
         ("stream",),
     ),
     Family(
@@ -203,7 +203,7 @@ FAMILIES: Final = (
         _GAUGE,
         "BMCs whose condition is false, by reason.",
         ("reason",),
-        "the reasons of the condition Bmc/SERVER",
+        "the same reasons as in the condition Bmc/SERVER",
     ),
     Family("gitboot_planned_timestamp_seconds", _GAUGE, "The time at which the instance last planned all boots."),
     Family(
@@ -216,11 +216,11 @@ FAMILIES: Final = (
         _GAUGE,
         "Unknown machines that requested a boot in the last 30 days; at most 1,000.",
     ),
-    Family("gitboot_reconcile_duration_seconds", _HISTOGRAM, "Duration of reconciles since the start of the instance."),
+    Family("gitboot_reconcile_duration_seconds", _HISTOGRAM, "Duration of reconciles since the instance started."),
     Family(
         "gitboot_stage_duration_seconds",
         _HISTOGRAM,
-        "Duration of each stage since the start of the instance.",
+        "Duration of each stage since the instance started.",
         ("stage",),
         "stages of a reconcile: take_in, accept, learn, write_ledger, plan, publish, ask, report; in parallel: fetch, "
         "evaluate (one commit), bmc (one task)",

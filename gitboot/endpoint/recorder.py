@@ -470,13 +470,16 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
     if recorder is None:
         if terms.fetch_log_id is None or terms.forwards_machines:
             return None
-        return "this endpoint has no spool, and the Fleet sets no `endpoint`, so this endpoint withholds one-time boots"
+        return (
+            "this endpoint has no spool, and the Fleet does not set `endpoint`, so this endpoint withholds one-time "
+            "boots"
+        )
     if recorder.withheld_reason is not None:
         return f"{recorder.withheld_reason}; the endpoint withholds install boots"
     if recorder.failure is not None:
         return f"the endpoint withholds one-time boots, because it cannot record fetches: {recorder.failure}"
     if terms.fetch_log_id is not None and (tree.is_foreign or recorder.serving_identity != terms.fetch_log_id):
-        return "the output tree does not belong to the spool of this endpoint, so the endpoint withholds one-time boots"
+        return "the output tree does not belong to this endpoint's spool, so the endpoint withholds one-time boots"
     if recorder.deletion_count > terms.loss_count:
         return "the output tree is older than the last deletion in the spool, so the endpoint withholds one-time boots"
     return None

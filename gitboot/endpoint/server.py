@@ -319,7 +319,7 @@ class Workers:
                 silent_s += 1
                 if silent_s == self._limits.hung_s:
                     _logger.error(
-                        "endpoint process %d has not responded for %d s, so gitboot replaces this process",
+                        "endpoint process %d has not responded for %d s, so gitboot is replacing this process",
                         process.pid,
                         silent_s,
                     )

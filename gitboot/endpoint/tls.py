@@ -115,7 +115,7 @@ class Certificate:
         except OSError:
             is_same = False
         if not is_same:  # the file changed between the two reads, so OpenSSL has loaded a different certificate
-            raise UsageError(f"{file} changed while gitboot read it")
+            raise UsageError(f"{file} changed while gitboot was reading it")
         public_key = read_public_key(content)
         self._check_key(public_key)
         self._current, self._public_key = context, public_key
@@ -124,7 +124,7 @@ class Certificate:
     def _check_key(self, public_key: bytes | None) -> None:
         if public_key is None:
             if self._suites is CipherSuites.FIRMWARE:
-                raise UsageError(f"gitboot cannot read the key of the certificate in {self._file}")
+                raise UsageError(f"gitboot cannot read the public key in the certificate {self._file}")
             return
         if self._suites is CipherSuites.FIRMWARE and not has_rsa_key(public_key):
             raise UsageError(
@@ -137,7 +137,8 @@ class Certificate:
         if CipherSuites.FIRMWARE in (self._suites, other._suites):
             raise UsageError(
                 f"{self._file} has the same key as {other._file}, so anyone who steals the machines' key can decrypt "
-                "recorded connections (create another key for one of them, or set firmware-ciphers = false)"
+                "recorded connections (create a different key for one of the certificates, or set firmware-ciphers = "
+                "false)"
             )
 
     def _select_certificate(self, connection: ssl.SSLObject, *_: Any) -> None:

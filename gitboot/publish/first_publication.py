@@ -323,8 +323,7 @@ def check_free_space(root: Path, files: Iterable[tuple[str, int, float]]) -> Non
             raise PublishError(
                 f"{mount}: publishing needs {qualifier}{format_count(round(need.inodes), 'inode')}, "
                 f"but the file system has only {free:,} free "
-                "(use a file system with more inodes, for example made with mkfs.ext4 -N, or mount -o nr_inodes for a "
-                "tmpfs)"
+                "(use a file system with more inodes: create it with mkfs.ext4 -N, or mount a tmpfs with -o nr_inodes)"
             )
         if need.size * needed_share > free_bytes:
             raise PublishError(

@@ -247,9 +247,7 @@ class FolderMirror:
                 if answer.failure:
                     yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.failure)
                 elif answer.sha256 != expected_digest:
-                    message = (
-                        "the sha256 of the file differs from the one in its path: delete the file, and copy it again"
-                    )
+                    message = "the file's sha256 differs from the one in its path; delete the file, and copy it again"
                     yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
 
 
@@ -334,12 +332,12 @@ class WebMirror:
                 return None, _read_answer(answer)
             if answer.status == 403:
                 raise HostUnreachable(
-                    f"{url} answers 403: this host may not read the signed list of the mirror (add this host to the "
-                    "Fleet's spec.provisioning.monitors and copy the configuration again, or run the command on a host "
-                    "that is listed there)"
+                    f"{url} returned 403: this host may not read the mirror's signed list (run the command on a host "
+                    "that the Fleet lists in spec.provisioning.monitors. To use this host, add it there, and copy the "
+                    "configuration again)"
                 )
             if answer.status != 200:
-                raise HostUnreachable(f"{url} answers {answer.status}")
+                raise HostUnreachable(f"{url} returned {answer.status}")
             content = bytearray()
             while len(content) <= max_bytes and (chunk := answer.read(max_bytes + 1 - len(content))):
                 content += chunk
@@ -513,7 +511,7 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
         return CheckedFile(None, is_in_transition=file.expected[0] is not None)
     present = [each for each in file.expected if each is not None]
     if not present:
-        return CheckedFile(check_absence(file.path, answer, "this version of the file is valid at another time"))
+        return CheckedFile(check_absence(file.path, answer, "the file has expired or is not valid yet"))
     version = next((each for each in present if each.sha256 == answer.sha256), present[0])
     if (found := next(_find_faults(file, version, answer), None)) is None:
         return CheckedFile(None, is_in_transition=version != file.expected[0])
@@ -523,7 +521,11 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
             until = file.versions[number + 1].since if number + 1 < len(file.versions) else None
             times = (("from", other.since), ("until", until))
             valid = " ".join(f"{word} {format_instant(at)}" for word, at in times if at is not None)
-            message = f"the file is the version that is valid {valid}" if valid else "the file is an earlier version"
+            message = (
+                f"the file is a different version, which is valid {valid}"
+                if valid
+                else "the file is an earlier version"
+            )
             fault = MirrorFault.STALE
             break
     return CheckedFile(MirrorFinding(path=file.path, fault=fault, message=message))
@@ -540,10 +542,10 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
         return MirrorFinding(
             path=path,
             fault=MirrorFault.EXTRA,
-            message=f"the mirror answers {answer.status} for a path that is not published: {why}",
+            message=f"the mirror returned {answer.status} for a path that is not published: {why}",
         )
     if answer.status >= 500:
-        return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"the mirror answers {answer.status}")
+        return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"the mirror returned {answer.status}")
     return _check_grub_body(path, answer) if _GRUB in path else None
 
 
@@ -559,8 +561,8 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     return MirrorFinding(
         path=UNKNOWN_MACHINE,
         fault=MirrorFault.CACHEABLE,
-        message=f"Cache-Control lacks no-store, so a cache may store this {answer.status} response and a new machine "
-        "would stay unknown",
+        message=f"Cache-Control lacks no-store, so a cache may store this {answer.status} response, and then a new "
+        "machine would stay unknown",
     )
 
 
@@ -574,8 +576,8 @@ def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding
             path=UNKNOWN_MACHINE,
             fault=MirrorFault.WRONG,
             message=f"the {answer.status} response has an empty body, so shim waits forever: set the body to # with "
-            "error_page in nginx or handle_errors in Caddy (see OUTPUT/ops/serve), or with a custom error response of "
-            "the CDN",
+            "error_page in nginx or handle_errors in Caddy (see OUTPUT/ops/serve), or with the CDN's custom error "
+            "response",
         )
     return _check_grub_body(UNKNOWN_MACHINE, answer)
 
@@ -590,7 +592,8 @@ def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
     return MirrorFinding(
         path=path,
         fault=MirrorFault.WRONG,
-        message=f"the body of the {answer.status} response must be #, because GRUB executes it as its configuration",
+        message=f"the body of the {answer.status} response must be #, because GRUB executes the body as its "
+        "configuration",
     )
 
 
@@ -603,11 +606,11 @@ def _find_faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -
             (f"this path redirects to {answer.redirect_url}, but firmware does not follow redirects"),
         )
     elif answer.status >= 500 or answer.status == 429:
-        yield MirrorFault.UNKNOWN, f"the mirror answers {answer.status}"
+        yield MirrorFault.UNKNOWN, f"the mirror returned {answer.status}"
     elif answer.status != 200:
         yield (
             MirrorFault.MISSING,
-            "the file is missing" if answer.status in _GONE else f"the mirror answers {answer.status}",
+            "the file is missing" if answer.status in _GONE else f"the mirror returned {answer.status}",
         )
     if answer.failure or answer.status != 200:
         return
@@ -619,14 +622,13 @@ def _find_faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -
     if answer.encoding not in ("", "identity"):
         yield MirrorFault.WRONG, f"the mirror sends Content-Encoding {answer.encoding}, which gitboot did not request"
     elif answer.size is not None and answer.size != version.size_bytes:
-        yield content_fault, f"the file has {answer.size} bytes instead of {version.size_bytes}"
+        yield content_fault, f"the file is {answer.size} bytes long instead of {version.size_bytes}"
     elif answer.sha256 is not None and answer.sha256 != version.sha256:
-        yield content_fault, f"the file has the sha256 {answer.sha256} instead of {version.sha256}"
+        yield content_fault, f"the file's sha256 is {answer.sha256} instead of {version.sha256}"
     elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield (
             MirrorFault.UNDATED,
-            "the modification time differs from that of the published file, so fetches from this mirror cannot be "
-            "evidence",
+            "the modification time differs from the published file's, so fetches from this mirror cannot be evidence",
         )
     expected_type = find_content_type(BOOT + file.path)
     sent_type = (answer.content_type or "").partition(";")[0].strip().lower()
@@ -641,7 +643,7 @@ def _find_faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -
         yield MirrorFault.MISTYPED, f"the Content-Type must be {expected_type}, but it is {sent_type or 'missing'}"
     if answer.cache_control is not None and not is_fixed and may_be_cached(answer.cache_control):
         directive = "no-store" if file.is_script_or_offer else "no-cache"
-        yield MirrorFault.CACHEABLE, f"Cache-Control lacks {directive}, so a cache may answer with an earlier version"
+        yield MirrorFault.CACHEABLE, f"Cache-Control lacks {directive}, so a cache may return an earlier version"
 
 
 def is_fetched_by_machines_only(path: str) -> bool:

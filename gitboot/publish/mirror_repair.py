@@ -219,8 +219,8 @@ class _Attempt:
             if theirs > (ours := parse_list_version(self._published[LIST_TIMESTAMP])):
                 raise PublishError(
                     f"{store.name}: {SIGNED}{TIMESTAMP} has version {theirs}, but {root} has the earlier version "
-                    f"{ours} (set --tree to the OUTPUT that gitboot publishes to now; if somebody has edited that file "
-                    "of the mirror, remove it)"
+                    f"{ours} (set --tree to the OUTPUT that gitboot publishes to now. If somebody edited the file on "
+                    "the mirror, remove that file)"
                 )
         self._files = _read_required_files(root, now, parallel, compute_digest(manifest))
         self._now = now
@@ -346,8 +346,8 @@ def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str
         raise Overtaken(f"{root / BOOT / SIGNED}: the list belongs to another publication (let gitboot publish again)")
     if signed is not None and signed.made > now + TOLERANCE:
         raise PublishError(
-            f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, but the clock of this host shows "
-            f"{format_instant(now)} (correct the clock; otherwise, the repair would begin maintenance windows again)"
+            f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, but this host's clock shows "
+            f"{format_instant(now)} (correct the clock; otherwise, the repair would reopen maintenance windows)"
         )
     for name in boot.names():
         if name.startswith(SIGNED):
@@ -414,8 +414,8 @@ class MirrorRecords:
         summary = tree.read_summary()
         if summary is None or find_outdated_servers(summary, content):
             raise Overtaken(
-                f"{self._name}: an instance is writing to this target, or the target and the tree have different "
-                "publications (wait until the instance has updated the target, or set --tree to its OUTPUT)"
+                f"{self._name}: an instance is writing to this target, or the target and the tree contain different "
+                "publications (wait until the instance has updated the target, or set --tree to the instance's OUTPUT)"
             )
         return True
 

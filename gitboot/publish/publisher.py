@@ -106,7 +106,7 @@ class OutputDirectory:
         try:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(
-                    f"{root}: {holder} publishes to this directory (stop that process, or choose another directory)"
+                    f"{root}: {holder} is publishing to this directory (stop that process, or choose another directory)"
                 )
             if modes is not OPEN_MODES:
                 apply_modes(root, modes)
@@ -221,7 +221,7 @@ class OutputDirectory:
         if not self.is_unchanged:
             if not complete:
                 raise PublishError(
-                    f"{self._disk.root}: somebody replaced the tree; gitboot publishes the whole tree again"
+                    f"{self._disk.root}: somebody replaced the tree, so gitboot will publish the whole tree again"
                 )
             self._reopen()
         elif self._unfinished is not None and finish_first_publication(self._disk):
@@ -331,7 +331,8 @@ class OutputDirectory:
         self._disk, self._last_manifest = disk, b""
         if holder := disk.lock(LOCK):
             raise PublishError(
-                f"{disk.root}: {holder} publishes to this directory (stop that process, or choose another directory)"
+                f"{disk.root}: {holder} is publishing to this directory (stop that process, or choose another "
+                "directory)"
             )
         finish_first_publication(disk)
         self._tree, self._references = Tree(disk), ContentReferences()

@@ -249,7 +249,7 @@ def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Meta]
             if signature["keyid"] != keys.keyid or not keys.has_signed(encode_canonical(signed), signature["sig"]):
                 raise _UnusableList("another key")
         elif signatures:
-            raise _UnusableList("the list is signed, but this instance has no key")
+            raise _UnusableList("the list is signed, but this instance does not have a signing key")
         return convert(signed, kind)
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise _UnusableList(str(error)) from error
@@ -500,23 +500,24 @@ def read_list_keys(folder: Path) -> ListKeys:
         raise KeyUnreadable(str(error)) from None
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise KeyUnreadable(
-            f"{file} is not a PEM file with a private key; copy the file again from the host of the root key"
+            f"{file} is not a PEM file with a private key; copy the file again from the host that has the root key"
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
+        raise KeyUnreadable(f"{file} is not an Ed25519 key; create one with gitboot secret keygen --signed-list")
     keyval = {"public": key.public_key().public_bytes_raw().hex()}
     # The key ID is the sha256 of the key's canonical JSON, as in python-tuf.
     keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": keyval, "scheme": "ed25519"}))
     roots, targets = read_versions(folder, ROOTS), read_versions(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
-            f"{folder} lacks root.json or targets.json files; copy all of these files from the host of the root key"
+            f"{folder} lacks root.json or targets.json files; copy all of these files from the host that has the "
+            "root key"
         )
     newest, delegation = max(roots), max(targets)
     try:
         for number, data in [*roots.items(), (delegation, targets[delegation])]:
             if json.loads(data)["signed"]["version"] != number:
-                raise ValueError("the name of a file contains a different version from the file")
+                raise ValueError("a file's name contains a different version from its content")
         signed, delegated = (json.loads(each)["signed"] for each in (roots[newest], targets[delegation]))
         roles = (signed["roles"]["snapshot"], signed["roles"]["timestamp"], delegated["delegations"]["succinct_roles"])
         trusted = [set(role["keyids"]) for role in roles]
@@ -530,7 +531,7 @@ def read_list_keys(folder: Path) -> ListKeys:
     if not all(keyid in each for each in trusted):
         raise KeyNotInRoot(
             f"{newest}.root.json and {delegation}.targets.json in {folder} must both name {PUBLICATION_KEY}; copy the "
-            "key and all .json files from the host of the root key"
+            "key and all .json files from the host that has the root key"
         )
     return ListKeys(
         keyid=keyid,

@@ -48,7 +48,7 @@ from gitboot.publish.signed_list_reader import (
 
 _INCOMPLETE: Final = (
     "the list names a different version of this listing, because a publication or a copy is in progress, or because "
-    "somebody changed the mirror. Run the command again. If the finding remains, publish again with gitboot, and copy "
+    "somebody changed the mirror. Run the command again. If the problem persists, publish again with gitboot, and copy "
     "the tree to the mirror again"
 )
 _LIST_FAULTS: Final = {
@@ -85,11 +85,11 @@ def compare_with_list(
         shown = format_instant(now)
         if signed.expires <= now:
             path = f"{SIGNED}{signed.expiring}"
-            message = f"{path} expired at {format_instant(signed.expires)}, and the clock of this host shows {shown}"
+            message = f"{path} expired at {format_instant(signed.expires)}, and this host's clock shows {shown}"
             findings.append(MirrorFinding(path=path, fault=MirrorFault.EXPIRED, message=message))
         if signed.made > now + TOLERANCE:
             message = (
-                f"the list was made at {format_instant(signed.made)}, but the clock of this host shows {shown} "
+                f"the list was made at {format_instant(signed.made)}, but this host's clock shows {shown} "
                 "(correct the clock that is wrong)"
             )
             findings.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))

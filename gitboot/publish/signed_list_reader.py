@@ -172,7 +172,7 @@ class AcceptedList(NamedTuple):
 def _check_unique_names(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("an object contains the same name twice")
+        raise ValueError("a JSON object contains the same name twice")
     return found
 
 
@@ -222,7 +222,7 @@ def _parse_hexadecimal(value: Any, size_bytes: int) -> bytes:
 
 def check_count(value: Any, least: int) -> int:
     if type(value) is not int or value < least:
-        raise ValueError(f"expected a number of at least {least}")
+        raise ValueError(f"expected a whole number of at least {least}")
     return value
 
 
@@ -244,7 +244,7 @@ def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
         document = _parse_json(data)
         signed, signatures = document["signed"], document["signatures"]
         if signed["_type"] != kind or str(signed["spec_version"]).split(".")[0] != "1":
-            raise ValueError(f"expected metadata of the role {kind} in TUF version 1")
+            raise ValueError(f"expected TUF version 1 metadata for the role {kind}")
         check_count(signed["version"], 1)
         parse_instant(signed["expires"])
         by_key = {str(each["keyid"]): _parse_hexadecimal(each["sig"], 64) for each in signatures}
@@ -296,7 +296,10 @@ def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[
         return
     message = f"expected at least {role.threshold} valid signatures, found {found}"
     if previous_role is not None and len(_find_signers(metadata, previous_role.keys)) >= previous_role.threshold:
-        message = "a replaced key signed the file. gitboot has not signed it again yet, or somebody uses the old key"
+        message = (
+            "a replaced key signed the file. gitboot has not signed the file again yet, or somebody is using the old "
+            "key"
+        )
     raise ListProblem(BAD_SIGNATURE, metadata.name, message)
 
 
@@ -321,7 +324,7 @@ class _MetadataReader:
     def find(self, name: str, max_bytes: int) -> Optional[bytes]:
         data = self._fetch(name, max_bytes)
         if data is not None and len(data) > max_bytes:
-            raise ListProblem(DAMAGED, name, f"the file has more than {max_bytes} bytes")
+            raise ListProblem(DAMAGED, name, f"the file is larger than {max_bytes} bytes")
         return data
 
     def get(self, name: str, max_bytes: int) -> bytes:
@@ -358,7 +361,7 @@ class _MetadataReader:
                 continue  # skip root metadata that is older than these keys
             _check_signatures(metadata, root.roles["root"])
             trusted, self.previous_root = root, trusted
-        raise ListProblem(DAMAGED, name, f"there are more than {_MAX_ROOTS} files with root metadata")
+        raise ListProblem(DAMAGED, name, f"there are more than {_MAX_ROOTS} root metadata files")
 
     def get_metadata(self, name: str, kind: str, version: int, max_bytes: int, meta: Dict[str, Any]) -> _Metadata:
         """Read a metadata file that other metadata refers to.
@@ -369,9 +372,9 @@ class _MetadataReader:
         data = self.get(file_name, max_bytes)
         digest = (meta.get("hashes") or {}).get("sha256")
         if digest is not None and hashlib.sha256(data).hexdigest() != digest:
-            raise ListProblem(DAMAGED, file_name, "the digest of the file differs from the one in the list")
+            raise ListProblem(DAMAGED, file_name, "the file's digest differs from the one in the list")
         if "length" in meta and len(data) != meta["length"]:
-            raise ListProblem(DAMAGED, file_name, "the length of the file differs from the one in the list")
+            raise ListProblem(DAMAGED, file_name, "the file's length differs from the one in the list")
         metadata = _parse_metadata(file_name, data, kind)
         if metadata.signed["version"] != version:
             found = metadata.signed["version"]
@@ -492,7 +495,7 @@ def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
     for since, sha256, size in value:
         at = parse_instant(since) if since is not None else None
         if found and (at is None or (found[-1].since is not None and at <= found[-1].since)):
-            raise ValueError("the times of a file are not in ascending order")
+            raise ValueError("the start times of a file's versions are not in ascending order")
         if sha256 is not None:
             _parse_hexadecimal(sha256, 32)
         found.append(FileVersion(at, sha256, check_count(size, 0)))
@@ -506,7 +509,7 @@ def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEn
     files = {}
     for path, (sha256, size) in value["files"].items():
         if sha256 is not None and sha256 not in contents:
-            raise ValueError(f"the content of {path!r} at the end of the window is missing")
+            raise ValueError(f"the content of {path!r} after the end of the window is missing")
         files[check_path(path)] = FileVersion(since, sha256, check_count(size, 0))
     return WindowEnd(since, files)
 
@@ -514,7 +517,7 @@ def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEn
 def parse_listing(name: str, data: bytes, target: Target) -> Listing:
     """Parse a listing, and check its digest. Raises `ListProblem`."""
     if hashlib.sha256(data).hexdigest() != target.sha256:
-        raise ListProblem(DAMAGED, name, "the digest of the file differs from the one in the list")
+        raise ListProblem(DAMAGED, name, "the file's digest differs from the one in the list")
     try:
         document = _parse_json(data)
         contents = dict(document["contents"])
@@ -569,7 +572,9 @@ def read_list(
         data = reader.find(TIMESTAMP, MAX_TIMESTAMP_BYTES)
         try:
             if data is None:
-                raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (gitboot endpoints do not serve it)")
+                raise ListProblem(
+                    MISSING, TIMESTAMP, "there is no signed list (gitboot endpoints do not serve signed lists)"
+                )
             return _read_verified_list(reader, data, root_keys, accepted, mapper)
         except ListProblem:
             if not tries_left or reader.find(TIMESTAMP, MAX_TIMESTAMP_BYTES) == data:
@@ -648,10 +653,12 @@ def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> N
     if accepted is None:
         return
     if newest.root < accepted.root:
-        message = f"the newest root has version {newest.root}, but the program already read version {accepted.root}"
+        message = f"the newest root has version {newest.root}, but the program has already read version {accepted.root}"
         raise ListProblem(OLDER, f"{newest.root}.root.json", message)
     if newest.keys == accepted.keys and (newest.timestamp < accepted.timestamp or newest.snapshot < accepted.snapshot):
-        message = f"the list has version {newest.timestamp}, but the program already read version {accepted.timestamp}"
+        message = (
+            f"the list has version {newest.timestamp}, but the program has already read version {accepted.timestamp}"
+        )
         raise ListProblem(OLDER, TIMESTAMP, message)
 
 
@@ -662,7 +669,7 @@ def _parse_bin_role(delegations: Dict[str, Any]) -> _Role:
     """Return the role whose keys sign the bins (TAP 15, with 8 bits)."""
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
-        raise ValueError("the bins of the list differ from the bins that gitboot writes")
+        raise ValueError("the list's bins differ from the bins that gitboot writes")
     return _parse_role(roles, _parse_ed25519_keys(delegations["keys"]))
 
 
@@ -677,7 +684,7 @@ def _read_bin(
     """
     number = re.match(r"servers-([0-9a-f]{2})\.json\Z", name)
     if number is None:
-        raise ValueError(f"{name!r} is not the name of a bin")
+        raise ValueError(f"{name!r} is not a bin name")
     metadata = reader.get_metadata(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
     if role is not None:
         _check_signatures(metadata, role)

@@ -332,7 +332,9 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
         return _import_records(path)
     files = sorted(path.glob("*.json"))
     if not files:
-        raise UsageError(f"{path}: the folder has no exported records; choose the folder ops/records of an output tree")
+        raise UsageError(
+            f"{path}: the folder does not contain exported records; choose the folder ops/records of an output tree"
+        )
     return {uuid: record for file in files for uuid, record in _import_records(file).items()}
 
 
@@ -341,9 +343,8 @@ def _import_records(file: Path) -> dict[SystemUuid, Record]:
     records = parse_exported_records(file.read_bytes(), str(file))
     for uuid in sorted(filter(is_placeholder_uuid, records)):
         raise UsageError(
-            f"{file}: a record has the UUID {uuid}, which does not identify a machine: remove the record, and "
-            "set a UUID in "
-            "the machine's firmware"
+            f"{file}: a record has the UUID {uuid}, which does not identify a machine; remove the record, and "
+            "set a UUID in the machine's firmware"
         )
     return records
 

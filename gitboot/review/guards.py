@@ -335,7 +335,7 @@ def _find_line_fault(line: str) -> str | None:
         return "the line does not have the form Gitboot-Ack: DIGEST GUARD"
     digest, guards = found.groups()
     if not re.fullmatch("[0-9a-f]{64}", digest):
-        return "the digest does not have 64 lower-case hexadecimal digits: copy the whole line"
+        return "the digest must have 64 lower-case hexadecimal digits: copy the whole line"
     if (unknown := next((each for each in guards.split() if each not in list(Guard)), None)) is not None:
         return f"there is no guard {unknown}; {did_you_mean(unknown, Guard, 'copy the whole line')}"
     return None

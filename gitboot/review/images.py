@@ -695,11 +695,11 @@ def _judge_rollout(
             f"the instance applied {report.commit[:12]}, whose rollout ({applied}) differs from the one here ({here})",
         )
     if report.at is None:
-        return StepOutcome.WAITS, "the last status of the instance has no time, so it is not current"
+        return StepOutcome.WAITS, "the instance's last status does not contain a time, so it is not current"
     if not -MAX_REPORT_AGE <= at - report.at <= MAX_REPORT_AGE:
         return (
             StepOutcome.WAITS,
-            f"the last status of the instance is from {format_instant(report.at)}, so it is not current",
+            f"the instance's last status is from {format_instant(report.at)}, so it is not current",
         )
     if report.wait_reason is not None:
         return StepOutcome.WAITS, report.wait_reason
@@ -712,15 +712,15 @@ def _judge_rollout(
     has = "has" if number == 1 else "have"
     share = f"{counted} of {format_count(number, 'server')} {has} {rollout.image} at {rollout.percent} %"
     if begun and accept_fetched:
-        share += f" ({format_names(begun)} reported no completion)"
+        share += f" ({format_names(begun)} did not report completion)"
     if not number and next_percent is None:
-        return StepOutcome.WAITS, f"{share}; the rollout reaches no server, and there is no higher step"
+        return StepOutcome.WAITS, f"{share}; the rollout does not reach any servers, and there is no higher step"
     if counted * 100 < after * number:
         reasons = [f"{share}, fewer than {after} %"]
         if unproven := servers_by_state["unproven"]:
             reasons.append(f"not installed yet: {format_names(unproven)}")
         if begun and not accept_fetched:
-            reasons.append(f"{format_names(begun)} fetched the boot but reported no completion")
+            reasons.append(f"{format_names(begun)} fetched the boot but did not report completion")
         return StepOutcome.WAITS, "; ".join(reasons)
     return StepOutcome.NEXT, share
 

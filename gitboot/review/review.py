@@ -251,10 +251,10 @@ class Review(Struct, frozen=True, kw_only=True):
         holding_guards = self.verdict.holding_guards if self.verdict is not None else ()
         others = [guard for guard in holding_guards if guard not in self.ack_guards]
         if not others:
-            return "Or run this on the host of the instance"
+            return "Or run this on the instance's host"
         return (
             f"A commit message cannot acknowledge {format_names(others)}. After you have checked the change, run this "
-            "on the host of the instance"
+            "on the instance's host"
         )
 
     @property

@@ -134,7 +134,7 @@ REASON_SEPARATOR: Final = " and "  # between the reasons why a commit is held
 _RETRY: Final = "gitboot reconcile --state STATE  # fix the error, then run this to retry now"
 _APPLY: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = (
-    "gitboot records confirm-clock --state STATE --reason '…'  # run this only if the clock of this host shows the "
+    "gitboot records confirm-clock --state STATE --reason '…'  # run this only if this host's clock shows the "
     "correct time. If the time is wrong, correct the clock instead"
 )
 _RECORD: Final = (
@@ -156,7 +156,7 @@ _FOR_ONE_SERVER: Final = {  # the same remedies for a single server: SERVERS is 
     _RECORD: (
         "gitboot records set SERVERS provisioned --state STATE --reason '…'  # check SERVERS. If the server is "
         "installed, run this. If it is not installed, use pending instead of provisioned. gitboot then erases the "
-        "disks of the server and installs it"
+        "server's disks and installs the server"
     ),
     _INSTALL_AGAIN: (
         "gitboot records set SERVERS pending --state STATE --reason '…'  # fix the cause of the failure, then run "
@@ -164,9 +164,9 @@ _FOR_ONE_SERVER: Final = {  # the same remedies for a single server: SERVERS is 
         "failure, use provisioned instead of pending"
     ),
     _RUN: (
-        "git grep -n 'kind: Maintenance'  # look at the console of SERVERS. If it did not boot the maintenance image, "
-        "find the Maintenance document with this command in a clone of the fleet repository. Increase its spec.run by "
-        "1, and push the commit. The maintenance then starts again"
+        "git grep -n 'kind: Maintenance'  # look at the console of SERVERS. If SERVERS did not boot the maintenance "
+        "image, find the Maintenance document with this command in a clone of the fleet repository. Increase its "
+        "spec.run by 1, and push the commit. The maintenance then starts again"
     ),
 }
 _FETCHES: Final = (
@@ -181,9 +181,9 @@ _NAME_LEDGER: Final = (
 _LAST_RECORDS: Final = "gitboot records begin OUTPUT/ops/records --state STATE"
 _ADOPTED: Final = "Git describes what is already installed on every server"
 _TAKE_OVER: Final = (
-    "If this instance replaces another instance, stop the other instance, then run this to load the records that it "
-    f"published last. If OUTPUT/ops/records has no records and {_ADOPTED}, run gitboot records begin adopt --state "
-    "STATE instead"
+    "If this instance replaces another instance, stop the other instance, then run this to load the records that the "
+    f"other instance published last. If OUTPUT/ops/records has no records and {_ADOPTED}, run gitboot records "
+    "begin adopt --state STATE instead"
 )
 _FOREIGN_OUTPUT: Final = (
     f"{_LAST_RECORDS}  # if OUTPUT is the wrong folder, restart gitboot run with another --out. {_TAKE_OVER}"
@@ -199,25 +199,25 @@ _ANY_BRANCH: Final = (
 _KEYGEN: Final = (
     "gitboot secret keygen --signed-list FOLDER  # run this on the host that has root.key. FOLDER is the directory "
     "that contains root.key. The command renews the metadata and does not change root.key. Then copy all files except "
-    "root.key from FOLDER to the list-keys directory of the instance"
+    "root.key from FOLDER to the instance's list-keys directory"
 )
 _ENDPOINT: Final = (
-    "endpoint: URL  # add this to the spec of the Fleet, with the URL at which machines reach gitboot run --listen or "
+    "endpoint: URL  # add this to the Fleet's spec, with the URL at which machines reach gitboot run --listen or "
     "gitboot serve. If you have no endpoint, install the current nginx.conf or Caddyfile from OUTPUT/ops/serve on each "
     "mirror, then set serving: {oneTimeBoots: Copies} instead"
 )
 _EVENTS: Final = "gitboot events --state STATE | tail  # shows the last errors. gitboot retries automatically"
 LOCKED_LEDGER: Final = (  # the remedy of LedgerWritable if another process has locked the file
     "fuser -v STATE/ledger.sqlite  # shows the processes that use the ledger. End the backup, the sqlite3 shell or the "
-    "second gitboot that keeps it locked. Do not delete files in STATE"
+    "second gitboot that keeps the ledger locked. Do not delete files in STATE"
 )
 _TYPES: Final = (
     ConditionType(
         "AcceptingCommits",
         {
             "Suspended": (
-                "gitboot resume --state STATE  # ask the person who suspended it, then run this. The suspension also "
-                "ends automatically, at the time in the message"
+                "gitboot resume --state STATE  # ask the person who suspended the instance, then run this. The "
+                "suspension also ends automatically, at the time in the message"
             )
         },
         (Alert("GitbootSuspended", "warning", "6h"),),
@@ -251,7 +251,7 @@ _TYPES: Final = (
         {
             "LedgerNotNamed": (
                 "provisioning: {ledger: LEDGER}  # make sure that no other instance manages these servers, then add "
-                "this to the spec of the Fleet"
+                "this to the Fleet's spec"
             )
         },
         (Alert("GitbootBmcsNotSet", "warning", "10m"),),
@@ -260,7 +260,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "BootsServed",
-        {ANY: "gitboot boot-script SERVER --tree OUTPUT  # shows the boot scripts of SERVER"},
+        {ANY: "gitboot boot-script SERVER --tree OUTPUT  # shows the boot scripts for SERVER"},
         (Alert("GitbootBootWithheld", "warning", "5m"),),
         event="BootWithheld",
         announces_on=Announcement.REASON,
@@ -270,7 +270,7 @@ _TYPES: Final = (
         {
             "SoleClaim": (
                 "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # stop gitboot serve on HOST. Then run this "
-                "on the host of the instance, to copy the fetches and to delete the claim of HOST"
+                "on the instance's host, to copy the fetches and to delete the claim of HOST"
             ),
             "Stopped": (
                 "gitboot allow-installs --state STATE  # ask the person who stopped these boots, then run this. "
@@ -333,14 +333,14 @@ _TYPES: Final = (
             ),
             "NotEvaluated": (
                 "commit-seconds = 600  # if the commit has very large files or templates, remove them in a new commit. "
-                "If its size is intended, add this to the file that you pass with --config, then restart gitboot run. "
-                "If the message is about memory, raise commit-memory instead"
+                "If the commit must be this large, add this to the file that you pass with --config, then restart "
+                "gitboot run. If the message is about memory, raise commit-memory instead"
             ),
             "Untrusted": (
                 "git log --show-signature -1 UNTRUSTED  # run this in a clone of the fleet repository. It shows "
-                "whether a signature is missing, or which key made it. Ask the author to sign the commit with a "
-                "trusted key and to push it again. If you trust the key but gitboot does not know it, add "
-                "the key to the trusted keys instead"
+                "whether a signature is missing, or which key made the signature. Ask the author to sign the commit "
+                "with a trusted key and to push it again. If you trust the key but gitboot does not know it, add the "
+                "key to the trusted keys instead"
             ),
         },
         (
@@ -412,7 +412,7 @@ _TYPES: Final = (
         "SignedListCurrent",
         {
             "Expired": (
-                "gitboot reconcile --state STATE  # check that the clock of this host shows the correct time, then run "
+                "gitboot reconcile --state STATE  # check that this host's clock shows the correct time, then run "
                 "this to renew the list"
             ),
             "KeyNotInRoot": _KEYGEN,
@@ -479,7 +479,7 @@ _TYPES: Final = (
     ),
     ConditionType(
         "OutputPrivate",
-        {"ReadableByAll": "gitboot run … --output-group GROUP  # restart gitboot run with the group of the web server"},
+        {"ReadableByAll": "gitboot run … --output-group GROUP  # restart gitboot run with the web server's group"},
         (Alert("GitbootOutputReadable", "warning", "1h"),),
     ),
     ConditionType(
@@ -589,8 +589,8 @@ _TYPES: Final = (
                 "history"
             ),
             "CorruptClone": (
-                "gitboot reconcile --state STATE  # check the network and the disk with STATE, then run this to clone "
-                "the repository again"
+                "gitboot reconcile --state STATE  # check the network and the disk that holds STATE, then run this to "
+                "clone the repository again"
             ),
             ANY: _RETRY,
         },
@@ -606,7 +606,7 @@ _TYPES: Final = (
         "StatusCurrent",
         {
             "Stale": (
-                "df -h STATE OUTPUT  # run this on the host of the instance. On the same host, check that gitboot "
+                "df -h STATE OUTPUT  # run this on the instance's host. On the same host, check that gitboot "
                 "run is active"
             )
         },
@@ -622,7 +622,7 @@ _TYPES: Final = (
             ),
             "TransitionOverdue": (
                 "gitboot reconcile --state STATE  # find the error with gitboot events and fix it, then run this to "
-                "retry now. Do not restart machines that boot from this target until it is up to date"
+                "retry now. Do not restart machines that boot from this target until the target is up to date"
             ),
             ANY: _RETRY,
         },
@@ -651,8 +651,8 @@ _TYPES: Final = (
                 "gitboot run REPOSITORY --out OUTPUT --state STATE  # check that the instance is running, and that it "
                 "publishes to the folder that this endpoint serves"
             ),
-            "UnknownFormat": "gitboot --version  # install the same version here and on the host of the instance",
-            "Unreadable": "gitboot reconcile --state STATE  # run this on the host of the instance to publish again",
+            "UnknownFormat": "gitboot --version  # install the same version here and on the instance's host",
+            "Unreadable": "gitboot reconcile --state STATE  # run this on the instance's host to publish again",
         },
         (Alert("GitbootOutputTreeUnreadable", "critical", "5m"),),
     ),
@@ -676,7 +676,8 @@ _TYPES: Final = (
             ),
             "Contended": f"{_APPLY}  # find the tool that changes the boot override and stop it, then run this",
             "ForeignMedium": (
-                f"{_APPLY}  # find out who uses the images, and eject the images at the BMC. Then run this to retry now"
+                f"{_APPLY}  # find out who is using the images, and eject the images at the BMC. Then run this to "
+                "retry now"
             ),
             "ForeignOverride": (
                 "gitboot bmc resolve SERVER --replace --state STATE --reason '…'  # find out who set the override and "

@@ -238,8 +238,8 @@ def _build_stale_condition(written_at: datetime, age_s: float) -> dict[str, Any]
         "status": False,
         "reason": "Stale",
         "message": (
-            f"gitboot wrote this status {format_age(age_s)} ago, at {format_instant(written_at)}. gitboot is stopped, "
-            "hangs, or cannot write its status. All values may be out of date"
+            f"gitboot wrote this status {format_age(age_s)} ago, at {format_instant(written_at)}. gitboot has stopped "
+            "or hung, or cannot write its status. All values may be out of date"
         ),
         "lastTransitionTime": format_instant(written_at + timedelta(seconds=STALE_S)),
         "remedy": find_remedy(STATUS_CURRENT, "Stale"),

@@ -402,7 +402,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
         ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; pass fresh, adopt or a file"),
         ("plan {fleet} --records {file}", 64, "does not contain exported records"),
-        ("plan {fleet} --records {empty}", 64, "the folder has no exported records"),
+        ("plan {fleet} --records {empty}", 64, "the folder does not contain exported records"),
         ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
         ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2 servers"),
         (

@@ -251,7 +251,7 @@ def test_an_endpoint_is_ready_if_no_other_can_serve_more(here: Site) -> None:
         (here.root / TERMS).write_bytes(
             endpoint_files.render_terms(ServingTerms(fetch_log_id="f" * 32, forwards_machines=True))[TERMS].content
         )
-        assert "does not belong to the spool of this endpoint" in http_peers.get(f"{url}/readyz").text
+        assert "does not belong to this endpoint's spool" in http_peers.get(f"{url}/readyz").text
         here.publish(commit="3")
         assert http_peers.get(f"{url}/readyz").status_code == 200
 

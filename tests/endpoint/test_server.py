@@ -513,7 +513,7 @@ def test_finding_c6_a_stopped_endpoint_is_not_serving_and_is_replaced(
         assert not is_gone(other)
         os.kill(other, signal.SIGSTOP)  # a stopped process handles only SIGKILL
     assert is_gone(other), "all end with the block"
-    assert f"endpoint process {stopped} has not responded for 5 s, so gitboot replaces this process" in caplog.text
+    assert f"endpoint process {stopped} has not responded for 5 s, so gitboot is replacing this process" in caplog.text
 
 
 def test_an_endpoint_signals_repeatedly_that_it_is_alive(tree: Site) -> None:

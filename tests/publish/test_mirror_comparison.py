@@ -273,7 +273,7 @@ def test_p3_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, output: 
         mirror.default_answer = (404, body)
         assert verify(mirror.url) == (8, {NOBODY: "Wrong"}), body
     (finding,) = json.loads(run_verify("--tree", output, mirror.url, "-o", "json")[1])["items"]
-    message = "the body of the 404 response must be #, because GRUB executes it as its configuration"
+    message = "the body of the 404 response must be #, because GRUB executes the body as its configuration"
     assert finding["message"] == message
 
 
@@ -292,7 +292,7 @@ def test_p3_a_404_with_an_empty_body_is_a_finding_because_shim_waits_for_it(
     (finding,) = json.loads(run_verify("--tree", output, mirror.url, "-o", "json")[1])["items"]
     assert finding["message"] == (
         f"the {status} response has an empty body, so shim waits forever: set the body to # with error_page in nginx "
-        "or handle_errors in Caddy (see OUTPUT/ops/serve), or with a custom error response of the CDN"
+        "or handle_errors in Caddy (see OUTPUT/ops/serve), or with the CDN's custom error response"
     )
     mirror.default_answer = (status, b"#")
     assert verify(mirror.url) == (0, {})

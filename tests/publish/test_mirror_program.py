@@ -549,7 +549,7 @@ def test_an_earlier_tree_is_not_served(
     host.run(INSIDE)
     host.source = str(tmp_path / "earlier/boot")
     assert host.run(INSIDE) == 1
-    assert "but the program already read version" in capsys.readouterr().err
+    assert "but the program has already read version" in capsys.readouterr().err
     assert host.boots("/added") == b"#!ipxe\n"
 
 

@@ -456,7 +456,7 @@ def test_finding_m6_a_target_is_repaired_only_if_it_has_the_version_of_the_tree(
     folder_target(tmp_path / "target", publisher.root)
     end_window(publisher)
     with closing(WatchedStore(tmp_path / "target/boot")) as store:
-        with pytest.raises(PublishError, match=r"have different publications \(wait until the instance"):
+        with pytest.raises(PublishError, match=r"contain different publications \(wait until the instance"):
             run_mend(store, publisher)
         assert store.written == {}
 

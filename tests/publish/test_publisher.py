@@ -946,7 +946,7 @@ def test_a_tree_to_which_another_process_publishes_is_not_changed(tmp_path: Path
         with OutputDirectory.open(root, ledger="test") as other:
             put(other, 2)
             for _ in range(2):
-                with pytest.raises(PublishError, match="publishes to this directory"):
+                with pytest.raises(PublishError, match="is publishing to this directory"):
                     put(directory, 1)
         put(directory, 1)
         assert (root / ENTRY).read_bytes() == make_tree(1)[ENTRY].content

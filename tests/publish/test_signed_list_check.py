@@ -269,7 +269,7 @@ def test_finding_m10_a_clock_that_is_behind_is_reported_before_its_consequences(
     (copy / FIRST[1:]).unlink()
     code, found, shown = verify(copy, key=publisher.public)
     assert (code, [*found.items()]) == (8, [(LIST, "Early"), (FIRST, "Missing")])
-    assert "but the clock of this host shows " in shown["items"][0]["message"]
+    assert "but this host's clock shows " in shown["items"][0]["message"]
     assert "ago)" not in run_forked("verify-mirror", copy).stdout
 
 

@@ -498,7 +498,7 @@ SHA, SINCE = "0" * 64, "2026-11-27T21:00:00Z"
 def test_a_listing_that_could_mislead_a_mirror_is_rejected(data: bytes) -> None:
     with pytest.raises(ListProblem, match="not part of a signed list"):
         parse_listing("shared.json", data, Target(sha256(data).hexdigest(), len(data)))
-    with pytest.raises(ListProblem, match="the digest of the file differs"):
+    with pytest.raises(ListProblem, match="the file's digest differs"):
         parse_listing("shared.json", _make_listing(), Target(SHA, 1))
 
 

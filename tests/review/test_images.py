@@ -109,7 +109,7 @@ def test_only_evidence_of_completion_counts(evidence: str | None, counts: bool, 
     assert (accepted.outcome == "Next") is counts_if_accepted
     is_begun = counts_if_accepted and not counts
     assert accepted.begun == (tuple(FIRST) if is_begun else ())
-    assert ("reported no completion" in accepted.why) is is_begun
+    assert ("did not report completion" in accepted.why) is is_begun
 
 
 def test_the_step_is_about_the_servers_that_it_reaches() -> None:
@@ -183,7 +183,7 @@ def test_a_step_that_reaches_no_server_does_not_wait() -> None:
     found = decide_next_step("stable", here, applied, proof, steps=(0,), after=100, at=NOON)
     assert (found.outcome, found.why) == (
         StepOutcome.WAITS,
-        "0 of 0 servers have flatcar-2 at 0 %; the rollout reaches no server, and there is no higher step",
+        "0 of 0 servers have flatcar-2 at 0 %; the rollout does not reach any servers, and there is no higher step",
     )
 
 

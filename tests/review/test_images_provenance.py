@@ -274,7 +274,7 @@ def test_no_format_shows_a_secret_of_a_source_or_of_a_claim() -> None:
 # Boots without the stream
 
 DIRECT = (
-    "BootProfile/{profile} boots BootImage/flatcar-1 without ImageStream/stable, which requires signatures of this "
+    "BootProfile/{profile} boots BootImage/flatcar-1 without ImageStream/stable, which requires signatures for this "
     "image only while the image is in the stream"
 )
 

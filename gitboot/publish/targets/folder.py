@@ -350,7 +350,9 @@ class RsyncStore:
             raise PublishError(f"{self._folder}: {error.strerror}") from error
         try:
             if not lock_file(lock):
-                raise HostUnreachable(f"{self._address.name}: an rsync process of an earlier gitboot is still running")
+                raise HostUnreachable(
+                    f"{self._address.name}: an rsync process from an earlier gitboot run is still running"
+                )
             yield lock
         except OSError as error:
             raise PublishError(f"{self._folder}: {error.strerror}") from error

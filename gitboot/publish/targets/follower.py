@@ -381,7 +381,7 @@ def parse_target(text: str) -> TargetAddress:
         )
     if parts.password is not None or (parts.username is not None and parts.scheme not in ("git+ssh", "ssh")):
         raise UsageError(
-            f"--target {url}: remove the credentials from the URL; pass a directory with ?credentials=DIR instead"
+            f"--target {url}: remove the credentials from the URL; pass their directory with ?credentials=DIR instead"
         )
     if unknown := sorted(settings.keys() - _SETTINGS[kind]):
         known = ", ".join(sorted(_SETTINGS[kind]))

@@ -66,7 +66,7 @@ class BranchTarget:
             head = parse_head(self._read(HEAD))
         except ValueError as error:
             raise PublishError(
-                f"{self._name}: gitboot did not write the content of this branch (choose another branch)"
+                f"{self._name}: gitboot did not write this branch's content (choose another branch)"
             ) from error
         if head.ledger not in (self._ledger, self._heir_of()):
             raise ForeignTree(

@@ -204,9 +204,7 @@ class Bucket:
         try:
             names = found.get(timeout=listing_s)
         except Empty:
-            raise HostUnreachable(
-                f"{self._name}: the listing of {folder} was not complete after {listing_s:g} s"
-            ) from None
+            raise HostUnreachable(f"{self._name}: listing {folder} did not finish within {listing_s:g} s") from None
         if isinstance(names, Exception):
             raise names
         return names
@@ -237,7 +235,7 @@ class Bucket:
         if status.startswith("404"):
             return PublishError(f"{self._name}: the bucket does not exist{location}")
         if status:
-            cause = f"the store answers {status} {code}".rstrip()
+            cause = f"the store returned {status} {code}".rstrip()
         elif not (cause := _find_cause(source)):
             words = " ".join(message.partition("<?xml")[0].partition("\n")[0].split())
             cause = words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
@@ -266,12 +264,12 @@ def run_in_parallel(do: Callable[[str], None], paths: Iterable[str]) -> None:
 def _describe_clock_fault(text: str) -> str:
     """Describe how far this host's clock is off, based on the text of a `_SKEWED` error."""
     times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
-    fault = "the clock of this host differs from the clock of the store"
+    fault = "this host's clock differs from the store's clock"
     with suppress(ValueError):
         ours, theirs = map(datetime.fromisoformat, times)
         seconds = round((ours - theirs).total_seconds())
         relation = "ahead of" if seconds > 0 else "behind"
-        fault = f"the clock of this host is {abs(seconds):,} s {relation} the clock of the store"
+        fault = f"this host's clock is {abs(seconds):,} s {relation} the store's clock"
     return f"{fault}, so the store rejects requests from this host (correct the clock)"
 
 
@@ -291,11 +289,11 @@ def _describe_certificate_times(match: re.Match[str]) -> str:
         format_instant(datetime.fromtimestamp(int(match[each]), UTC)) for each in ("here", "there")
     )
     fault = (
-        f"the certificate of the store expired at {certificate_time}"
+        f"the store's certificate expired at {certificate_time}"
         if match["which"] == "Expired"
-        else f"the certificate of the store is not valid before {certificate_time}"
+        else f"the store's certificate is not valid before {certificate_time}"
     )
-    return f"{fault}, and the clock of this host shows {clock_time} (renew the certificate, or correct the clock)"
+    return f"{fault}, and this host's clock shows {clock_time} (renew the certificate, or correct the clock)"
 
 
 # Patterns for the debug text of errors from rustls, Rust's standard library and reqwest.
@@ -309,10 +307,10 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...
     ),
     (
         re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"),
-        lambda found: f"the certificate of the store is not trusted: {found[1]}",
+        lambda found: f"the store's certificate is not trusted: {found[1]}",
     ),
     (re.compile(r'(?:message|error): "([^"]+)"'), lambda found: found[1]),
-    (re.compile(r"\bTimedOut\b"), lambda _: "the store did not answer in time"),
+    (re.compile(r"\bTimedOut\b"), lambda _: "the store did not respond in time"),
 )
 
 

@@ -142,7 +142,7 @@ def _build_parser(kind: type[_T], fault: str) -> Callable[[bytes], _T]:
 
 
 parse_head: Final = _build_parser(TargetHead, "the file is not a target head in format 1")
-parse_units: Final = _build_parser(dict[str, ServerFiles], "the file is not a shard of a target")
+parse_units: Final = _build_parser(dict[str, ServerFiles], "the file is not a target shard")
 # parses the list of the files at a target that are in no shard
 parse_unlisted: Final = _build_parser(frozenset[_Path], "the file is not a list of paths")
 
@@ -639,8 +639,8 @@ class StoreTarget:
         if head.ledger != self._ledger:
             return ForeignTree(f"{self._name} now belongs to the ledger {head.ledger}, not to {self._ledger}")
         return LockedByAnother(
-            f"{self._name}: another process with the same ledger writes to this target ({head.writer}; this process "
-            f"is {self._writer}). Stop one of the processes, then restart this process"
+            f"{self._name}: another process with the same ledger is writing to this target ({head.writer}; this "
+            f"process is {self._writer}). Stop one of the processes, then restart this process"
         )
 
     def _read_target_content(

@@ -223,7 +223,9 @@ def _render_group(group: Group) -> tuple[str, str]:
     lines += (f"- {what}: {format_code(why)}" for what, why in phrases.list_reasons(group))
     lines += (f"- {format_code(phrases.format_change(field))}" for field in group.fields[:20])
     if (outlier := group.outlier) is not None:
-        lines.append(f"- **the diff differs from that of {format_code(outlier.than)}**, which has the same causes:")
+        lines.append(
+            f"- **the diff differs from the diff for {format_code(outlier.than)}**, although both have the same causes:"
+        )
         lines += (f"  - {format_code(line)}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:
         lines.append("- no diff: too many lines")

@@ -79,7 +79,7 @@ def describe_diff(group: Group) -> str:
 def format_outlier(outlier: Outlier) -> list[str]:
     """List the diff lines in which a group differs from a larger group with the same causes."""
     signed = [*(f"only here: {line}" for line in outlier.lines), *(f"missing here: {line}" for line in outlier.missing)]
-    shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines, but at other positions"]
+    shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines, but in different positions"]
     return [*shown, *filter(None, [format_rest(len(signed) - _MAX_OUTLIER_LINES, "line")])]
 
 
@@ -132,7 +132,7 @@ def format_reinstall(reinstall: Reinstall) -> str:
         before = f"{reinstall.old} did not" if reinstall.old else "the server booted its local disk before"
         return f"{reinstall.new} writes disks, but {before}"
     words = {
-        "source": maintenance or "the policy of the server",
+        "source": maintenance or "the server's policy",
         "booter": maintenance or "the server",
         "why": reinstall.why,
         "old": reinstall.old or "(none)",
@@ -152,8 +152,8 @@ _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
     ReinstallReason.NID: "{new} was the nid of Server/{old}",
     ReinstallReason.CLAIM: "{booter} boots BootImage/{new}, which claims for the first time not to write to disks",
     ReinstallReason.CLAIM_OF_BOOT: (
-        "{booter} boots BootImage/{new}, which claims not to write to disks, but with arguments, scripts, templates or "
-        "a base URL that are new for this image"
+        "{booter} boots BootImage/{new}, which claims not to write to disks, but the arguments, scripts, templates or "
+        "base URL are new for this image"
     ),
     ReinstallReason.RECORD: (
         "BootPolicy/{new} installs the server only if the instance's record shows a different image. Without a record, "
@@ -187,24 +187,24 @@ def format_unknown_reason(reason: UnknownReason) -> str:
 
 _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
     UnknownCause.NEW_SERVER: (
-        "the server is new with provision {0}, so it may be installed already. Set provision to 1 to install the "
+        "the server is new but has provision {0}, so it may be installed already. Set provision to 1 to install the "
         "server, or record its state with gitboot records set"
     ),
     UnknownCause.REPLACES: (
         "the server replaces the UUID {0}, which no Server document contains. gitboot installs the server only if the "
         "instance has a record of this UUID with a lower provision number"
     ),
-    UnknownCause.BOARD: "the UUID of the server was {0}. To install the server, set replaces: {0} and raise provision",
+    UnknownCause.BOARD: "the server's UUID was {0}. To install the server, set replaces: {0} and raise provision",
     UnknownCause.NOT_RAISED: (
         "the server replaces another board, but provision {0} is not higher than before. Raise provision to install "
         "the server"
     ),
     UnknownCause.MOVED: (
         "the server moves to the site {0}, whose instance has no record of the server. Run gitboot records hand-over "
-        "and take-over, or record the state of the server with gitboot records set"
+        "and take-over, or record the server's state with gitboot records set"
     ),
     UnknownCause.OVERWRITTEN: (
-        "Maintenance/{0} writes the disks of the server. To install the server afterwards, raise provision"
+        "Maintenance/{0} writes to the server's disks. To install the server afterwards, raise provision"
     ),
 }
 
@@ -430,7 +430,7 @@ def list_provenance_risks(provenance: ProvenanceChanges) -> Iterator[ProvenanceR
         by = f" by BootProfile/{boot.profile}" if boot.document.kind != "BootProfile" else ""
         reason = (
             f"{boot.document} boots BootImage/{boot.image}{by} without ImageStream/{boot.stream}, which requires "
-            "signatures of this image only while the image is in the stream"
+            "signatures for this image only while the image is in the stream"
         )
         yield ProvenanceRisk(boot.stream, reason, place)
 

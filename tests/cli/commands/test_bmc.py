@@ -340,7 +340,7 @@ def test_a_consumed_override_without_evidence_needs_an_operator_here_too(rack: R
     line = f"gitboot records set web01 provisioned --state {rack.state} --reason '…'"
     line += (
         "  # check web01. If the server is installed, run this. If it is not installed, use pending instead of "
-        "provisioned. gitboot then erases the disks of the server and installs it"
+        "provisioned. gitboot then erases the server's disks and installs the server"
     )
     assert lines[-3] == f"    {line}"
     assert lines[-1] == "1 BMC: 1 needs an operator"

@@ -252,7 +252,7 @@ def test_a_target_that_names_a_file_for_operators_is_an_error(path: str) -> None
     """Otherwise a client that can write to a target could name files that gitboot reads or removes."""
     digest = sha256(b"").hexdigest()
     head = {"ledger": "ours", "commit": "1", "gitboot": "0", "writer": "me", "format": 1}
-    with pytest.raises(ValueError, match="not a shard"):
+    with pytest.raises(ValueError, match="not a target shard"):
         parse_units(json.dumps({"web01": {"state": "", "files": {path: digest}}}).encode())
     with pytest.raises(ValueError, match="not a list of paths"):
         parse_unlisted(json.dumps(["boot/boot.ipxe", path]).encode())

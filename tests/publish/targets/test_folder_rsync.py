@@ -296,7 +296,7 @@ def test_an_rsync_of_an_earlier_process_that_still_runs_is_waited_for(daemon_hos
     (slow / "begun").read_bytes()  # waits until rsync begins
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    with pytest.raises(HostUnreachable, match="an rsync process of an earlier gitboot is still running"):
+    with pytest.raises(HostUnreachable, match="an rsync process from an earlier gitboot run is still running"):
         daemon_host.follow()
     with (slow / "gate").open("w"):
         pass

@@ -173,7 +173,7 @@ def test_no_commit_is_added_to_a_branch_that_gitboot_did_not_make(site: Site, ba
     theirs = git(bare, "commit-tree", tree, "-m", "theirs")
     git(bare, "update-ref", REF, theirs)
     site.publish(fleet(1))
-    with pytest.raises(PublishError, match="gitboot did not write the content of this branch"):
+    with pytest.raises(PublishError, match="gitboot did not write this branch's content"):
         site.follow()
     assert git(bare, "rev-parse", "boot") == theirs
 

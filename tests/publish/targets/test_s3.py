@@ -525,16 +525,16 @@ def test_finding_s8_an_object_that_is_sent_slowly_ends_at_the_timeout() -> None:
     [
         (
             "<RequestTime>20261120T120000Z</RequestTime><ServerTime>2026-11-20T13:00:00Z</ServerTime>",
-            "the clock of this host is 3,600 s behind the clock of the store",
+            "this host's clock is 3,600 s behind the store's clock",
         ),
         (
             "<RequestTime>20261120T140000Z</RequestTime><ServerTime>2026-11-20T13:00:00Z</ServerTime>",
-            "the clock of this host is 3,600 s ahead of the clock of the store",
+            "this host's clock is 3,600 s ahead of the store's clock",
         ),
-        ("<ServerTime>2026-11-20T13:00:00Z</ServerTime>", "the clock of this host differs from the clock of the store"),
+        ("<ServerTime>2026-11-20T13:00:00Z</ServerTime>", "this host's clock differs from the store's clock"),
         (
             "<RequestTime>x</RequestTime><ServerTime>y</ServerTime>",
-            "the clock of this host differs from the clock of the store",
+            "this host's clock differs from the store's clock",
         ),
     ],
 )
@@ -591,7 +591,7 @@ def get_error(request: Callable[[], object]) -> GitbootError:
             PublishError,
         ),
         ("404 Not Found", "NoSuchBucket", "the bucket does not exist", PublishError),
-        ("503 Slow Down", "SlowDown", "the store answers 503 Service Unavailable SlowDown", HostUnreachable),
+        ("503 Slow Down", "SlowDown", "the store returned 503 Service Unavailable SlowDown", HostUnreachable),
     ],
 )
 def test_finding_m10_the_cause_comes_first_for_any_request_to_a_store(
@@ -610,11 +610,11 @@ def test_finding_m10_a_certificate_that_this_clock_rejects_is_named_with_both_ti
     certificate = tmp_path / "certificate.pem"
     with (
         strange_server(lambda _: None, tls=make_tls(certificate, begins, begins + DAY)) as server,
-        pytest.raises(HostUnreachable, match=f"^s3://boots/site: the certificate of the store {words} ") as raised,
+        pytest.raises(HostUnreachable, match=f"^s3://boots/site: the store's certificate {words} ") as raised,
     ):
         make_bucket(server.url, ca_bundle=certificate).get(HEAD)
     assert re.search(
-        r"clock of this host shows \d{4}-\d\d-\d\dT[\d:]+Z \(renew the certificate, or correct the clock\)",
+        r"this host's clock shows \d{4}-\d\d-\d\dT[\d:]+Z \(renew the certificate, or correct the clock\)",
         str(raised.value),
     )
 
@@ -650,7 +650,7 @@ def test_a_listing_with_endless_pages_ends_at_a_deadline() -> None:
         client.send(HEADERS + b"Content-Type: application/xml\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
 
     with strange_server(answer) as server:
-        with pytest.raises(HostUnreachable, match="the listing of o was not complete after 2 s"):
+        with pytest.raises(HostUnreachable, match="listing o did not finish within 2 s"):
             make_bucket(server.url, timeout_s=0.4).names("o")
         assert len(server.requests) > 2
 

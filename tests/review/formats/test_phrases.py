@@ -39,7 +39,7 @@ from tests.helpers.fleets import SEED, at, decision, server
         ),
         (
             Reinstall(ReinstallReason.UNCOVERED, "h", None),
-            "Maintenance/h no longer overrides the boot from the policy of the server",
+            "Maintenance/h no longer overrides the boot from the server's policy",
         ),
     ],
 )
