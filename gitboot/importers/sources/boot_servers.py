@@ -187,11 +187,11 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
     uuid, uuid_remarks = read_uuid(selector.get("uuid"))
     remarks = [
         remark_lost(
-            f"group {_get_name(group)}, which boots profile {group.get('profile')} if "
-            f"{_format_other_selectors(group)}, was left out, because a provisioned server boots its disk"
+            f"group {_get_name(each)}, which boots profile {each.get('profile')} if "
+            f"{_format_other_selectors(each)}, was left out, because a provisioned server boots its disk"
         )
-        for group in groups
-        if group is not boot_group and group is not group
+        for each in groups
+        if each is not boot_group and each is not group
     ]
     if boot_group is not group:
         remarks += [
