@@ -499,7 +499,7 @@ class FetchProcess(Fetcher):
             )
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return SourceError(f"{url}: the fetch process was killed; the machine may have run out of memory")
-        return SourceError(f"{url}: the fetch process ended {describe_exit(status)}")
+        return SourceError(f"{url}: the fetch process {describe_exit(status)}")
 
 
 class _StepDeadline:

@@ -111,8 +111,10 @@ def command(
         commit = "the accepted commit" if rev is None else f"revision {rev}"
         path, rev = state / CLONE, ACCEPTED if rev is None else rev
         if hint := describe_state_variable(context):
-            place = f"the instance with the state directory {state}{hint}"
-            click.echo(wrap_text(f"the history ends at {commit} of {place}"), err=True)
+            click.echo(
+                wrap_text(f"the history ends at {commit} of the instance with the state directory {state}{hint}"),
+                err=True,
+            )
     history = open_history(path, rev)
     if "/" in subject:
         _show_document(_parse_document(subject), history, rev, number, outputs)
@@ -278,7 +280,7 @@ def _format_server(
         for each in installations
     ]
     table = format_table(("INSTALLED", "IMAGE", "EVIDENCE", ""), rows)
-    return "\n\n".join((_format_text(entries), table if rows else "The records contain no installation."))
+    return "\n\n".join((_format_text(entries), table if rows else "The records contain no installations."))
 
 
 def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
