@@ -171,7 +171,7 @@ def test_a_missing_branch_or_commit_may_be_pushed_later(
 def test_an_empty_repository_may_get_a_commit_later(tmp_path: Path, state: Path) -> None:
     work = WorkTree(tmp_path / "empty")
     source = follow(work.path, state)
-    with pytest.raises(SourceError, match="has no commit yet"):
+    with pytest.raises(SourceError, match="has no commits yet"):
         source.fetch()
     assert work.commit({"fleet.yaml": "a"}) == source.fetch()
 
