@@ -179,7 +179,7 @@ def test_an_empty_repository_may_get_a_commit_later(tmp_path: Path, state: Path)
 def test_for_a_head_without_a_branch_the_message_asks_for_one(work: WorkTree, tmp_path: Path, state: Path) -> None:
     bare = work.bare(tmp_path / "bare.git")
     (bare / "HEAD").write_text("ref: refs/heads/trunk\n")
-    with pytest.raises(SourceError, match="no commit at HEAD; name the branch to follow"):
+    with pytest.raises(SourceError, match="no commit at HEAD; use --rev to name the branch"):
         follow(bare, state).fetch()
     assert follow(bare, state, "main").fetch() == work.head
 

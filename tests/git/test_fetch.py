@@ -665,7 +665,7 @@ def test_finding_c3_a_slow_fetch_is_a_condition_and_reconcile_reports_it(tmp_pat
             second = repository.push({"noise": os.urandom(NOISE).hex()})
             found = wait_for_condition(instance, "SourceReady", status=False, reason="SourceError")
             assert relay.stalled.is_set()
-            assert "bytes in 2 s (git-timeout" in found["message"]
+            assert "bytes in 2 s (see git-timeout" in found["message"]
             done = run_command("reconcile", "--state", state)
             assert (done.code, done.out) == (Exit.SOURCE, ""), done
             assert "The fetch failed (SourceError): gitboot cannot fetch new commits: git://" in done.err

@@ -86,8 +86,8 @@ def test_an_invalid_response_has_no_accepted_commit(answer: WebResponse, said: s
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("ftp://boot.test", "is not the URL of a web server"),
-        ("http://user:secret@boot.test", "must not contain a user name or a password"),
+        ("ftp://boot.test", "is not a web URL"),
+        ("http://user:secret@boot.test", "must not contain a user name or password"),
         ("/nowhere", "has no accepted commit"),
     ],
 )

@@ -331,6 +331,6 @@ def test_leftovers_of_a_killed_first_fetch_are_removed(work: WorkTree, tmp_path:
 
 def test_a_repository_without_a_commit_has_no_branch_to_store(tmp_path: Path) -> None:
     record = MemoryStore()
-    with pytest.raises(SourceError, match="no commit yet"):
+    with pytest.raises(SourceError, match="no commits yet"):
         Source(Remote(url=str(WorkTree(tmp_path / "empty").path)), tmp_path / "state", record=record).fetch()
     assert record.followed is None
