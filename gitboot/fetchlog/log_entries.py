@@ -106,7 +106,7 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
         last = max(found, key=lambda each: each.at)
         others = f" {format_rest(len({each.server for each in found}) - 1, 'server')}"
         words.append(
-            f"{_REASON_TEXTS[reason]}: gitboot withheld the boot of {last.server} ({last.words}; requested by "
+            f"{_REASON_TEXTS[reason]}: gitboot withheld {last.server}'s boot ({last.words}; requested by "
             f"{last.client} at {format_instant(last.at)}, {format_count(last.times, 'time')}){others}".rstrip()
         )
     return (next(reason for reason in _REASON_TEXTS if reason in by_reason), "; ".join(words)) if words else None

@@ -78,7 +78,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
     def facts(self) -> bytes:
         text = (
-            "# The ledger of this state directory is in this database, and not in ledger.sqlite.\n"
+            "# This state directory's ledger is in this database, and not in ledger.sqlite.\n"
             f"url = {json.dumps(self.url)}\n"
         )
         if self.password is not None:

@@ -239,7 +239,7 @@ def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -
 @command.command(
     example="gitboot artifacts signatures fleet --image-keys /etc/gitboot/image-keys",
     exit_codes={
-        Exit.FINE: "gitboot found no invalid signature or provenance",
+        Exit.FINE: "gitboot found no invalid signatures or provenance",
         Exit.INVALID: "a signature or provenance is invalid, a required signature is missing, or the fleet has errors",
     },
 )

@@ -185,7 +185,7 @@ def diff(
     context_settings=VARIABLES,
     example="gitboot bmc apply web01 --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "the instance started to contact the BMCs",
+        Exit.FINE: "the instance started contacting the BMCs",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "no instance is running with this state directory, or a server does not exist",
     },

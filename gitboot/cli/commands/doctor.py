@@ -272,7 +272,7 @@ def check_ledger(instance: OfflineInstance, process: int | None) -> CheckResults
     facts = instance.knowledge.facts
     user = f"process {process}" if process is not None else "no gitboot process"
     if facts.doubt is not None:
-        hint = "gitboot status --state STATE  # see the remedy of the condition RecordsVerified"
+        hint = "gitboot status --state STATE  # see the remedy for the condition RecordsVerified"
         yield _failure("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
     else:
         machines = format_count(len(instance.knowledge.machines), "machine")
@@ -285,8 +285,8 @@ def check_named_ledger(instance: OfflineInstance) -> CheckResults:
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
     if not commit.is_for(identity):
         hint = (
-            "gitboot status --state STATE  # only if this instance must become active: see the remedy of the condition "
-            "LedgerNamed"
+            "gitboot status --state STATE  # only if this instance must become active: see the remedy for the "
+            "condition LedgerNamed"
         )
         message = f"the Fleet names a ledger other than {identity}, so this instance is a standby"
         yield _failure("ledger", message, hint)
@@ -551,7 +551,7 @@ def check_secure_boot(decisions: Decisions, authority: Path | None = None) -> Ch
         elif fault is not None:
             yield _warning(
                 "Secure Boot",
-                f"{url} {fault}, so the firmware of {servers_text} rejects it",
+                f"{url} {fault}, so the firmware on {servers_text} rejects it",
                 f"{fetch}{quote_words(url)} && sbverify --list program.efi",
             )
     if signed and not faults:
