@@ -523,8 +523,8 @@ def check_state_directory(directory: Path, accepted_types: Collection[str], warn
         warn(f"{directory} is on {filesystem}, where the ledger may be lost or damaged")
     elif filesystem in _VOLATILE and filesystem not in accepted_types:
         warn(
-            f"{directory} is on {filesystem}, which loses its data at a restart. After a restart, you must record "
-            "again which servers are installed"
+            f"{directory} is on {filesystem}, which loses its data on restart. After a restart, you must again "
+            "record which servers are installed"
         )
 
 
@@ -541,7 +541,7 @@ def check_fetch_log_folder(
     is_on_state_disk = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
     if filesystem in _VOLATILE and filesystem not in accepted_types and not is_on_state_disk:
         raise UsageError(
-            f"{folder} is on {filesystem}, which loses its data at a restart. After a restart, gitboot would serve "
+            f"{folder} is on {filesystem}, which loses its data on restart. After a restart, gitboot would serve "
             f"recorded one-time boots again. Choose a folder on a disk for --spool, or add "
             f"{_OPTION} {filesystem} to accept this risk"
         )
@@ -566,7 +566,7 @@ def check_output_directory(directory: Path, accepted_types: Collection[str], war
         filesystem in _VOLATILE and filesystem not in accepted_types and state.stat().st_dev != directory.stat().st_dev
     ):
         warn(
-            f"{directory} is on {filesystem}, which loses its data at a restart. The ledger is then unverified until "
+            f"{directory} is on {filesystem}, which loses its data on restart. The ledger is then unverified until "
             "you confirm it with `gitboot records begin as-recorded`"
         )
 

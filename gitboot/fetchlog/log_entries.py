@@ -62,7 +62,7 @@ class UntrustedProxy(Struct, frozen=True, kw_only=True, order=True):
 _REASON_TEXTS: Final = {
     DenialReason.CLOCK: "an endpoint's clock differs from the instance's clock",
     DenialReason.ANOTHER_MACHINE: "the client is not the machine in the Server document",
-    DenialReason.MISSING: "a file that the boot fetches next is missing",
+    DenialReason.MISSING: "a file that the boot would fetch next is missing",
     DenialReason.ANOTHER_SPOOL: "the instance does not read the endpoint's spool",
     DenialReason.OLDER_TREE: "an endpoint has an older copy of the output tree",
     DenialReason.NOT_RECORDED: "an endpoint could not record the fetch",

@@ -538,7 +538,7 @@ def _expand_lines(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Li
     list_addresses(list(found), ports, schemes=_SCHEMES)  # raises if there are too many
     names = [line.name for line in found.values() if line.name is not None]
     if duplicates := sorted({each for each in names if names.count(each) > 1}):
-        raise UsageError(f"two BMCs have the name {duplicates[0]}; give each server its own name")
+        raise UsageError(f"two BMCs are named {duplicates[0]}; give each server a unique name")
     return found
 
 

@@ -214,10 +214,10 @@ class CheckResult(Struct, frozen=True, kw_only=True):
 
 CheckResults = Iterator[CheckResult]
 _CLOCK: Final = {
-    ClockState.SYNCHRONISED: (Health.FINE, "a time service synchronizes the clock", None),
+    ClockState.SYNCHRONISED: (Health.FINE, "a time service is synchronizing the clock", None),
     ClockState.UNKNOWN: (
         Health.WARNING,
-        "the kernel does not report whether a time service synchronizes the clock",
+        "the kernel does not report whether a time service is synchronizing the clock",
         "chronyc tracking  # or: timedatectl",
     ),
     ClockState.UNSYNCHRONISED: (
@@ -227,7 +227,7 @@ _CLOCK: Final = {
     ),
     ClockState.NEVER_SET: (
         Health.WARNING,
-        "no time service synchronizes the clock; if a service did so before, gitboot has stopped changing BMCs",
+        "no time service is synchronizing the clock; if one did so before, gitboot has stopped changing BMCs",
         "timedatectl set-ntp true",
     ),
 }
