@@ -93,11 +93,11 @@ class SignatureChecker:
             is_cut = line is not None and since not in (None, newest) and git.is_shallow
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
-            fault = Code.UNTRUSTED.build_problem(
+            problem = Code.UNTRUSTED.build_problem(
                 f"commit {newest[:12]} is more than {MAX_STEPS} commits after the accepted commit; start gitboot once "
                 "with --verify head"
             )
-            return dict.fromkeys(revisions, fault)
+            return dict.fromkeys(revisions, problem)
         failed = next(
             ((at, fault) for at, each in enumerate(line) if (fault := self._find_fault(each)) is not None), None
         )
