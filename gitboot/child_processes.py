@@ -255,7 +255,7 @@ class FrameBuffer:
         while len(self._buffer) >= start + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
             if length > MAX_FRAME:
-                raise ValueError(f"received a frame of {length:,} bytes, which is too long")
+                raise ValueError(f"received a frame that is too long: {length:,} bytes")
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:
                 break
@@ -346,8 +346,8 @@ class Child:
 
 def describe_exit(status: int) -> str:
     """Return a description of a child's unexpected exit."""
-    how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-    return f"{how}. This is a bug in gitboot. See the log of gitboot for details"
+    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+    return f"{how}. This is a bug in gitboot. See gitboot's log for details"
 
 
 def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:

@@ -236,14 +236,14 @@ class DiskCache:
             return error.strerror
         if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & stat.S_IWOTH:
             raise OSError(
-                errno.EPERM, "the folder of the file belongs to another user, or every user may write to the folder"
+                errno.EPERM, "the file's folder belongs to another user, or every user can write to the folder"
             )
         if not stat.S_ISREG(file_stat.st_mode):
             raise OSError(errno.EPERM, "the path is not a regular file; remove it")
         if not os.path.samestat(path_stat, file_stat):
-            return "another file has replaced it"
+            return "another file has replaced the file"
         if file_stat.st_uid != os.geteuid() or file_stat.st_mode & 0o077:
-            return "the file belongs to another user, or other users may read or write the file"
+            return "the file belongs to another user, or other users can read or write the file"
         # with one of these, SQLite uses WAL
         if journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal"):
             return "the file has a write-ahead log"
@@ -310,7 +310,7 @@ def _read_newest(connection: sqlite3.Connection) -> int:
     """
     (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
     if not isinstance(found, int) or found >= 2**62:
-        raise sqlite3.DatabaseError("the file has an entry whose insertion number is in the future")
+        raise sqlite3.DatabaseError("the file contains an entry whose insertion number is too high")
     return found
 
 
@@ -326,7 +326,7 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
     requested = frozenset(ids)
     for entry, checksum, used, value in _read_rows(connection, "id, checksum, used, value", ids):
         if entry not in requested:
-            raise sqlite3.DatabaseError("the index of the file points to a different entry")
+            raise sqlite3.DatabaseError("the file's index points to the wrong entry")
         if not isinstance(value, bytes) or checksum != _compute_checksum(entry, value):
             damaged.append(entry)
             continue

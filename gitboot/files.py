@@ -178,7 +178,7 @@ def read_private(file: Path) -> bytes:
         content = file.read_bytes()
     if mode & _OTHERS_MODE:
         raise UsageError(
-            f"{file} contains secrets, but other users may read or write the file; run: chmod 600 {quote_words(file)}"
+            f"{file} contains secrets, but other users can read or write the file; run: chmod 600 {quote_words(file)}"
         )
     return content
 
@@ -380,8 +380,8 @@ class _PathWalk:
             position = "" if self._requested.absolute() == symlink else f" on the way to {self._requested}"
             raise UsageError(
                 f"{symlink}{position} is a symlink to {target!r}; gitboot does not follow symlinks below the current "
-                "directory or in a Git work tree, because a commit can contain them. Use the target of the symlink, "
-                "or remove the symlink"
+                "directory or in a Git work tree, because a commit can contain symlinks. Use the symlink's target "
+                "instead, or remove the symlink"
             )
         self._symlinks += 1
         if self._symlinks > _MAX_SYMLINKS:
@@ -427,18 +427,18 @@ def read_text(file: Path, encoding: str = "utf-8") -> str:
 def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
     """Return the `os.stat` result of the regular file to replace, or None if there is no file. Raises `UsageError`."""
     if path.name in ("", ".."):  # a path without a file name, such as / or folder/..
-        raise UsageError(f"{path} is a directory: give the path of a file")
+        raise UsageError(f"{path} is a directory: pass a file path")
     try:
         found = os.lstat(path.name, dir_fd=folder)
     except FileNotFoundError:
         return None
     if stat.S_ISLNK(found.st_mode):
         raise UsageError(
-            f"{path} is a symlink, which gitboot does not follow; give the path of the target, or remove the symlink"
+            f"{path} is a symlink, which gitboot does not follow; pass the symlink's target, or remove the symlink"
         )
     if not stat.S_ISREG(found.st_mode):
         kind = _NOT_REGULAR.get(stat.S_IFMT(found.st_mode), "not a file")
-        raise UsageError(f"{path} is {kind}: give the path of a regular file or of a new file")
+        raise UsageError(f"{path} is {kind}: pass the path of a regular file or a new file")
     return found
 
 
@@ -460,7 +460,7 @@ def _find_caller_descriptor(path: Path) -> int | None:
         is_inherited = False
     if not is_inherited:
         raise UsageError(
-            f"{path}: gitboot was started without this file descriptor; open the descriptor, or give the path of a file"
+            f"{path}: gitboot was started without this file descriptor; open the descriptor, or pass a file path"
         )
     return descriptor
 
@@ -523,8 +523,8 @@ def check_state_directory(directory: Path, accepted_types: Collection[str], warn
         warn(f"{directory} is on {filesystem}, where the ledger may be lost or damaged")
     elif filesystem in _VOLATILE and filesystem not in accepted_types:
         warn(
-            f"{directory} is on {filesystem}, which loses its data at a restart. After a restart, you must record "
-            "again which servers are installed"
+            f"{directory} is on {filesystem}, which loses its data on restart. After a restart, you must again "
+            "record which servers are installed"
         )
 
 
@@ -541,14 +541,12 @@ def check_fetch_log_folder(
     is_on_state_disk = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
     if filesystem in _VOLATILE and filesystem not in accepted_types and not is_on_state_disk:
         raise UsageError(
-            f"{folder} is on {filesystem}, which loses its data at a restart. After a restart, gitboot would serve "
+            f"{folder} is on {filesystem}, which loses its data on restart. After a restart, gitboot would serve "
             f"recorded one-time boots again. Choose a folder on a disk for --spool, or add "
             f"{_OPTION} {filesystem} to accept this risk"
         )
     if _NETWORK.fullmatch(filesystem):
-        warn(
-            f"{folder} is on {filesystem}, so gitboot relies on the file server to store each recorded fetch on a disk"
-        )
+        warn(f"{folder} is on {filesystem}, so gitboot relies on the file server to store each recorded fetch on disk")
 
 
 def check_output_directory(directory: Path, accepted_types: Collection[str], warn: Warn, *, state: Path) -> None:
@@ -568,7 +566,7 @@ def check_output_directory(directory: Path, accepted_types: Collection[str], war
         filesystem in _VOLATILE and filesystem not in accepted_types and state.stat().st_dev != directory.stat().st_dev
     ):
         warn(
-            f"{directory} is on {filesystem}, which loses its data at a restart. The ledger is then unverified until "
+            f"{directory} is on {filesystem}, which loses its data on restart. The ledger is then unverified until "
             "you confirm it with `gitboot records begin as-recorded`"
         )
 

@@ -136,7 +136,7 @@ class RequestLimits:
         self._allowance -= size_bytes
         if self._allowance < 0:
             raise _AnswerTooLarge(
-                "the host sends too many bytes of HTTP framing" if self._is_body else "the host sends too many headers"
+                "the host sent too much HTTP framing" if self._is_body else "the host sent too many headers"
             )
         self._waited_s += waited_s
         self._arrived += size_bytes
@@ -255,7 +255,7 @@ class LimitedConnection(HTTPConnection):
             self.connect()
         limits = current_limits()
         if limits.is_loopback_only and not is_loopback(str(self.sock.getpeername()[0])):
-            raise _CredentialsWithheld("gitboot does not send credentials to another machine without encryption")
+            raise _CredentialsWithheld("gitboot does not send unencrypted credentials to another machine")
         for first in range(0, len(data), _SENT_AT_ONCE):
             self.sock.settimeout(limits.remaining_s())
             super().send(data[first : first + _SENT_AT_ONCE])
@@ -281,9 +281,9 @@ def split_url(url: str) -> SplitResult:
     except ValueError:
         is_web = False
     if not is_web:
-        raise UsageError(f"{url!r} is not the URL of a web server: expected https:// or http:// followed by a host")
+        raise UsageError(f"{url!r} is not a web URL: expected https:// or http:// followed by a host")
     if parts.username is not None or parts.password is not None:
-        raise UsageError(f"the URL of {parts.hostname} must not contain a user name or a password")
+        raise UsageError(f"the URL for {parts.hostname} must not contain a user name or password")
     return parts
 
 
@@ -557,7 +557,7 @@ class HttpClient:
             proxy = proxy if "://" in proxy else f"http://{proxy}"
             if not proxy.startswith("http://"):
                 raise UsageError(
-                    f"the environment names a proxy with {urlsplit(proxy).scheme}://, but gitboot supports only http://"
+                    f"the proxy in the environment uses {urlsplit(proxy).scheme}://, but gitboot supports only http://"
                 )
         with self._pools_lock:
             if proxy not in self._pools:
@@ -616,7 +616,7 @@ def _describe_error(error: BaseException, limits: RequestLimits) -> str:
             case ssl.SSLCertVerificationError():
                 return f"certificate verify failed: {cause.verify_message}"
             case IncompleteRead():
-                return "the body of the response ended too early"
+                return "the response body ended too early"
             case OSError(strerror=str(words)):
                 return words
     return str(causes[-1]).rpartition(">: ")[2].strip() or type(causes[-1]).__name__

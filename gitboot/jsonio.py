@@ -64,7 +64,7 @@ def _find_writer(kind: type) -> Callable[[Any], Any]:
     elif is_dataclass(kind):
         write = _build_fields_writer(_list_keys(kind))
     else:
-        raise TypeError(f"JSON does not support the type {kind.__name__}")
+        raise TypeError(f"gitboot cannot write the type {kind.__name__} as JSON")
     _WRITERS[kind] = write
     return write
 

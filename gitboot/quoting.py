@@ -85,7 +85,7 @@ def build_command_line(arguments: Iterable[str]) -> str:
         raise QuotingError(
             "the kernel's command line",
             line,
-            f"the command line has {length} bytes, but boot loaders pass on only {MAX_COMMAND_LINE} bytes",
+            f"the command line is {length} bytes long, but boot loaders pass on only {MAX_COMMAND_LINE} bytes",
         )
     return line
 
@@ -99,8 +99,7 @@ def quote_ipxe_arguments(arguments: Sequence[str]) -> str:
         raise QuotingError(
             "iPXE",
             line,
-            f"the line has {words} words, which may overflow the stack of iPXE; at most "
-            f"{MAX_IPXE_WORDS} words are safe",
+            f"the line has {words} words, which may overflow iPXE's stack; at most {MAX_IPXE_WORDS} words are safe",
         )
     return _replace_boot_nic(line, _BOOT_NIC_IPXE)
 
@@ -192,7 +191,7 @@ _FAULTS: Final = _compile_faults(
     (r"\A\Z", "the value is empty"),
     (r"[\x00-\x1f\x7f]", "the value contains a control character"),
     # Linux reads 0xA0 as a space (lib/ctype.c), and 0xA0 is the second byte of "à" in UTF-8.
-    (r"[^\x00-\x7f]", "firmware, boot loaders and the kernel treat only ASCII characters the same way"),
+    (r"[^\x00-\x7f]", "firmware, boot loaders and the kernel interpret only ASCII characters in the same way"),
 )
 _KERNEL_NAME_FAULTS: Final = _compile_faults(
     (r"\A\Z", "an argument cannot begin with ="),
@@ -202,10 +201,10 @@ _KERNEL_NAME_FAULTS: Final = _compile_faults(
 _KERNEL_VALUE_FAULTS: Final = _compile_faults((r'"', "the kernel has no syntax for a double quote in a value"))
 _IPXE_FAULTS: Final = _FAULTS + _compile_faults(
     (r" ", "a space would end the word"),
-    (r"\$\{", "iPXE would expand ${...}, and has no escape for this"),
+    (r"\$\{", "iPXE would expand ${...}, which cannot be escaped"),
     (r"\A#", "a # at the start of a word would start a comment"),
     (r"\A(?:\|\||&&|;)\Z", "the words ||, && and ; end a command"),
-    (r"\\\Z", "a backslash at the end of a line would join that line with the next line"),
+    (r"\\\Z", "a backslash at the end of a line would join the line with the next line"),
 )
 _IPXE_ARGUMENT_FAULTS: Final = _compile_faults(("  ", "iPXE merges consecutive spaces into one"))
 _IPXE_HARMFUL: Final = re.compile(

@@ -266,7 +266,7 @@ def stat_file(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns
 
 
-NOT_OURS = "the folder of the file belongs to another user, or every user may write to the folder"
+NOT_OURS = "the file's folder belongs to another user, or every user can write to the folder"
 NOT_USED: dict[str, tuple[Damage, str]] = {
     "a directory": (put_a_directory, "Is a directory"),
     "a symlink": (put_a_symlink, "the file is a symlink; remove the symlink"),

@@ -408,9 +408,7 @@ def test_e37_a_fetch_log_on_volatile_storage_counts_as_none(volatile: tuple[str,
     kind, folder = volatile
     warned: list[str] = []
     assert find_filesystem(folder) == kind
-    with pytest.raises(
-        UsageError, match=rf"is on {kind}, which loses its data at a restart.*--accept-filesystem {kind}"
-    ):
+    with pytest.raises(UsageError, match=rf"is on {kind}, which loses its data on restart.*--accept-filesystem {kind}"):
         check_fetch_log_folder(folder, (), warned.append, state=tmp_path)
     check_fetch_log_folder(folder, (kind,), warned.append, state=tmp_path)
     check_fetch_log_folder(
@@ -418,7 +416,7 @@ def test_e37_a_fetch_log_on_volatile_storage_counts_as_none(volatile: tuple[str,
     )  # a fetch log that is lost together with the ledger does no harm
     assert warned == []
     check_state_directory(folder, (), warned.append)  # a ledger that is lost is a new one
-    assert f"is on {kind}, which loses its data at a restart" in warned[0]
+    assert f"is on {kind}, which loses its data on restart" in warned[0]
     check_state_directory(tmp_path, ("tmpfs", "overlay"), warned.append)
     assert len(warned) == 1
 
@@ -442,7 +440,7 @@ def test_e37_a_volatile_output_tree_is_only_a_warning(volatile: tuple[str, Path]
     )  # a fetch log that is lost together with the ledger does no harm
     assert warned == []
     check_output_directory(folder, (), warned.append, state=tmp_path)
-    assert f"is on {kind}, which loses its data at a restart. The ledger is then unverified" in warned[0]
+    assert f"is on {kind}, which loses its data on restart. The ledger is then unverified" in warned[0]
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "9p", "cifs", "fuse.sshfs"])

@@ -287,7 +287,7 @@ def test_a_localhost_name_on_another_machine_gets_no_token(monkeypatch: pytest.M
     with socket.create_server((own, 0)) as listening:
         port = listening.getsockname()[1]
         monkeypatch.setattr(http_client, "resolve_host", lambda *_: [own])
-        with pytest.raises(HostUnreachable, match="does not send credentials to another machine without encryption"):
+        with pytest.raises(HostUnreachable, match="does not send unencrypted credentials to another machine"):
             HttpClient().request_json(f"http://localhost:{port}/", credentials=TOKEN)
         connected, _ = listening.accept()
         with connected:
@@ -422,7 +422,7 @@ def test_a_slow_proxy_ends_at_the_deadline(proxy: Callable[[str], None]) -> None
 
 @pytest.mark.parametrize("url", ["boot.test", "ftp://boot.test/", "http://", "http://[::1", "http://boot.test:x/"])
 def test_an_invalid_url_is_a_usage_error(url: str) -> None:
-    with pytest.raises(UsageError, match="is not the URL of a web server"):
+    with pytest.raises(UsageError, match="is not a web URL"):
         HttpClient().request_json(url)
 
 

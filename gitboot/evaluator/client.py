@@ -295,7 +295,7 @@ class _Conversation:
             return _EvaluatorKilled(
                 "another process killed the evaluation twice, perhaps because the host is out of memory"
             )
-        return InvalidRepository([build_limit_problem(f"the evaluation ended {describe_exit(status)}")])
+        return InvalidRepository([build_limit_problem(f"the evaluation process {describe_exit(status)}")])
 
 
 class _CommitAssembler:

@@ -60,15 +60,15 @@ class UntrustedProxy(Struct, frozen=True, kw_only=True, order=True):
 
 
 _REASON_TEXTS: Final = {
-    DenialReason.CLOCK: "the clocks of an endpoint and the instance differ",
-    DenialReason.ANOTHER_MACHINE: "the client is not the machine in the document",
-    DenialReason.MISSING: "a file that the boot fetches next is missing",
-    DenialReason.ANOTHER_SPOOL: "the instance does not read the spool of the endpoint",
+    DenialReason.CLOCK: "an endpoint's clock differs from the instance's clock",
+    DenialReason.ANOTHER_MACHINE: "the client is not the machine in the Server document",
+    DenialReason.MISSING: "a file that the boot would fetch next is missing",
+    DenialReason.ANOTHER_SPOOL: "the instance does not read the endpoint's spool",
     DenialReason.OLDER_TREE: "an endpoint has an older copy of the output tree",
     DenialReason.NOT_RECORDED: "an endpoint could not record the fetch",
-    DenialReason.NO_KEY: "an endpoint has no key for a secret",
+    DenialReason.NO_KEY: "an endpoint has no key to decrypt a secret",
     DenialReason.NOT_COUNTED: "the client is not a boot loader",
-    DenialReason.STOPPED: "an operator has stopped boots that write disks",
+    DenialReason.STOPPED: "an operator has stopped boots that write to disks",
     DenialReason.SERVED_BEFORE: "an endpoint has already served the boot",
 }
 
@@ -106,7 +106,7 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
         last = max(found, key=lambda each: each.at)
         others = f" {format_rest(len({each.server for each in found}) - 1, 'server')}"
         words.append(
-            f"{_REASON_TEXTS[reason]}: gitboot withheld the boot of {last.server} ({last.words}; requested by "
+            f"{_REASON_TEXTS[reason]}: gitboot withheld {last.server}'s boot ({last.words}; requested by "
             f"{last.client} at {format_instant(last.at)}, {format_count(last.times, 'time')}){others}".rstrip()
         )
     return (next(reason for reason in _REASON_TEXTS if reason in by_reason), "; ".join(words)) if words else None
@@ -124,10 +124,11 @@ def list_proxies_to_trust(proxies: Iterable[UntrustedProxy]) -> list[str]:
 def build_untrusted_proxy_message(proxies: Iterable[UntrustedProxy]) -> str:
     addresses = list_proxies_to_trust(proxies)
     return (
-        f"trusted-proxies does not list {', '.join(addresses)}, which sent requests with X-Forwarded-For or Forwarded. "
-        "gitboot ignores these headers, so all clients of the proxy count as one client with the proxy's address. "
+        f"trusted-proxies does not list {', '.join(addresses)}, which sent requests with an X-Forwarded-For or "
+        "Forwarded header. gitboot ignores such headers, so all clients behind the proxy count as one client with the "
+        "proxy's address. "
         f"If this is your proxy, add trusted-proxies = {json.dumps(addresses)} to the --config file. "
-        "Otherwise, the client pretends to have a different address"
+        "Otherwise, the client is pretending to have a different address"
     )
 
 
@@ -168,7 +169,7 @@ def parse_instant(text: str) -> datetime:
     """
     at = datetime.fromisoformat(text)
     if at.tzinfo is None or not 1970 <= at.year < 9999:
-        raise ValueError("the time of the request has no UTC offset, or is out of range")
+        raise ValueError("the request time has no UTC offset, or is out of range")
     return at.astimezone(UTC)
 
 
@@ -211,9 +212,9 @@ class Observation:
 
     def __post_init__(self) -> None:
         if (self.digest is None) == (self.modified is None):
-            raise ValueError("an observation must have either the digest of a plan or the date of a file")
+            raise ValueError("an observation must have either a plan digest or a file date")
         if self.modified is not None and not 0 <= self.modified < _MAX_MODIFIED_S:
-            raise ValueError("the date of the file is out of range")
+            raise ValueError("the file date is out of range")
         if self.outcome is not None and self.intent is None:
             raise ValueError("an observation with an outcome must name its intent")
         for text in (self.server, self.path, self.client, self.log or "", self.intent or ""):

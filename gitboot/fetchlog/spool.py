@@ -94,7 +94,7 @@ class SpoolFile:
         assert self._fd is not None  # noqa: S101
         try:
             if os.write(self._fd, lines) < len(lines):
-                raise OSError("the disk accepted only part of the lines")
+                raise OSError("only part of the data was written to the disk")
             os.fdatasync(self._fd)
         except OSError:
             # Remove incomplete lines and close the file, because the content of a file is uncertain after a failed
@@ -193,7 +193,7 @@ class Spool:
             finally:
                 for each in waiting:  # callers must not wait for a thread that has ended
                     if isinstance(each, _QueuedLine) and not each.written.done():
-                        each.written.set_exception(OSError("the writer thread of the spool ended with an error"))
+                        each.written.set_exception(OSError("the spool's writer thread ended with an error"))
             if is_closed:
                 return
 

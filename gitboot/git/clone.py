@@ -298,7 +298,7 @@ class Source:
             if accepted is not None and not (self.has(accepted) and not self.is_rewind(accepted, revision)):
                 raise BranchNotNamed(
                     f"{self._remote.url}: the default branch {branch.reference} does not contain the accepted commit "
-                    f"{accepted[:12]}; name the branch to follow with --rev"
+                    f"{accepted[:12]}; use --rev to name the branch to follow"
                 )
         record.write(branch)
         self._recorded = self._followed = branch
@@ -316,8 +316,8 @@ class Source:
 
 def explain_detached_head(remote: Remote) -> str:
     return (
-        f"{remote.url} has a detached HEAD; name the branch to follow with --rev, or follow the checked-out commit "
-        "with --rev HEAD"
+        f"{remote.url} has a detached HEAD; use --rev to name the branch to follow, or --rev HEAD to follow the "
+        "checked-out commit"
     )
 
 
@@ -381,6 +381,6 @@ def load_accepted_snapshot(state: Path) -> Snapshot:
     clone = StoredRepository(state / CLONE, CorruptClone)
     if (revision := _read_reference(clone, ACCEPTED)) is None:
         raise UsageError(
-            f"the instance with the state directory {state} has not accepted a commit yet: start it with `gitboot run`"
+            f"the instance with the state directory {state} has not accepted a commit yet: run `gitboot run`"
         )
     return _load_snapshot(clone, revision, None)

@@ -162,7 +162,7 @@ class Upstream:
             empty = stack.enter_context(open_repository(Path(folder)))
             heads, head = RemoteConnection(self._remote, None, empty, self._state / "home").list_references()
             if not heads:
-                raise SourceError(f"{self._remote.url} has no commit yet")
+                raise SourceError(f"{self._remote.url} has no commits yet")
             return head
 
     def _copy(self, theirs: pygit2.Repository, ours: pygit2.Repository, tip: str) -> None:
@@ -495,11 +495,11 @@ class FetchProcess(Fetcher):
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):
             return SourceTooLarge(
                 f"{url}: the fetch would exceed the memory limit of {self._memory >> 20} MiB; increase fetch-memory "
-                "in the --config file, or remove the large file from the history"
+                "in the --config file, or remove large files from the history"
             )
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return SourceError(f"{url}: the fetch process was killed; the machine may have run out of memory")
-        return SourceError(f"{url}: the fetch process ended {describe_exit(status)}")
+        return SourceError(f"{url}: the fetch process {describe_exit(status)}")
 
 
 class _StepDeadline:

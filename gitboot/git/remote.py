@@ -75,7 +75,7 @@ class Remote(Struct, frozen=True, kw_only=True):
             case "ssh", _:
                 raise UsageError(f"{self._redacted_url} needs a private key and a known_hosts file (--git-ssh)")
             case "http", Password():
-                raise UsageError(f"{self._redacted_url} would send the password unencrypted; use https")
+                raise UsageError(f"{self._redacted_url}: gitboot would send the password unencrypted; use https")
             case "https" | "http" | "git" | "file" | "", _:
                 raise UsageError(f"{self._redacted_url} does not support {type(self.credentials).__name__} credentials")
             case scheme, _:
@@ -157,19 +157,19 @@ def find_reference(remote: Remote, heads: Heads) -> str:
     reference_name = next((name for name in names if name in heads), None)
     if reference_name is None:
         if not heads:
-            raise SourceError(f"{remote.url} has no commit yet")
+            raise SourceError(f"{remote.url} has no commits yet")
         raise BranchMissing(_explain_missing_reference(remote.url, reference, heads))
     return reference_name
 
 
 def _explain_missing_reference(url: str, reference: str | None, heads: Heads) -> str:
     if reference in (None, HEAD):
-        return f"{url} has no commit at HEAD; name the branch to follow with --rev"
+        return f"{url} has no commit at HEAD; use --rev to name the branch to follow"
     if is_range(reference):
         return f"{url} has no tag with a version in the range {reference}"
     branches = sorted(name.removeprefix("refs/heads/") for name in heads if name.startswith("refs/heads/"))
     others = f"the branches are {', '.join(branches[:10])}" if branches else "the repository has no branches"
-    return f"{url} has no branch or tag {reference}; {others}. Name the branch to follow with --rev"
+    return f"{url} has no branch or tag {reference}; {others}. Use --rev to name the branch to follow"
 
 
 class RemoteConnection:
@@ -314,7 +314,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
         if origin(url) != origin(self._remote.url):  # the remote has redirected libgit2 to another server
             raise SourceRefused(
                 f"{self._remote.url} redirects to {one_line(url)}, but gitboot does not send the credentials "
-                "there; if this redirect is right, use the new URL as the repository"
+                "there; if this redirect is correct, use the new URL as the repository"
             )
         match self._remote.credentials:
             case SshKey() if allowed_types & CredentialType.USERNAME:
@@ -339,7 +339,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
             known = self._remote.credentials.known_hosts
             raise SourceRefused(f"{name} uses a host key that is not in {known}")
         raise SourceRefused(
-            f"the certificate of {name} is not trusted, or is not valid at the time on this machine's clock"
+            f"{name}'s certificate is not trusted, or is expired or not yet valid according to this machine's clock"
         )
 
 
@@ -507,13 +507,13 @@ class HostKeys(NamedTuple):
 
     def explain_missing_key(self, file: Path, host: str, port: int) -> str:
         """Return why the known_hosts file ``file`` has no trusted key for a host, and what to do."""
-        remedy = "get the current key from the operator of the host"
+        remedy = "get the current key from the host's operator"
         if self.revoked:
             return f"{file} revokes every host key for {host} port {port} (@revoked); {remedy}"
         if self.authorities:
             return (
-                f"{file} has only a certificate authority for {host} port {port} (@cert-authority), and gitboot does "
-                f"not support host certificates; {remedy}"
+                f"{file} contains only a certificate authority for {host} port {port} (@cert-authority), but "
+                f"gitboot does not support host certificates; {remedy}"
             )
         return f"{file} does not contain a host key for {host} port {port}; {remedy}"
 

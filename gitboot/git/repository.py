@@ -63,8 +63,8 @@ def format_error(error: BaseException) -> str:
     message = one_line(str(error).strip("'\""))  # remove the quotes that a KeyError adds
     if "object format 'sha256" in message:
         return (
-            "the repository has SHA-256 object ids (extensions.objectFormat), which gitboot does not support; "
-            "use a repository with SHA-1 object ids (`git init` creates such a repository by default)"
+            "the repository uses SHA-256 object IDs (extensions.objectFormat), which gitboot does not support; "
+            "use a repository with SHA-1 object IDs (`git init` creates such a repository by default)"
         )
     # libgit2 supports few of the extensions in gitrepository-layout(5). For example, it cannot read a reftable.
     if extension := re.search(r"unsupported extension name extensions\.(\w+)", message):
@@ -141,7 +141,7 @@ def _check_not_committed(files: Path) -> None:
             with suppress(pygit2.GitError), open_repository(folder) as around:
                 if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
                     raise UsageError(
-                        f"the files of the Git repository {files} are committed into the repository {folder}, and "
+                        f"the files in the Git repository {files} are committed to the repository {folder}, but "
                         "gitboot does not read nested repositories; remove these files from the commit"
                     )
 
@@ -203,7 +203,7 @@ def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
     """Return the entries of a tree. This is several times faster than with pygit2. Raises `MalformedTree`."""
     size = objects.read_header(pygit2.Oid(raw=tree))[1]
     if size > MAX_TREE_BYTES:  # a few bytes in a pack can expand to gigabytes
-        raise MalformedTree(f"tree {tree.hex()} has {size:,} bytes, but the limit is {MAX_TREE_BYTES:,}")
+        raise MalformedTree(f"tree {tree.hex()} is {size:,} bytes long, but the limit is {MAX_TREE_BYTES:,}")
     data = objects.read(pygit2.Oid(raw=tree))[1]
     found: list[Entry] = _ENTRY.findall(data)
     if sum(len(mode) + len(name) + 22 for mode, name, _ in found) != len(data):
@@ -372,7 +372,7 @@ def read_tag(git: pygit2.Repository, id: pygit2.Oid) -> TagObject | None:
         return None
     found = _TAG.match(raw)
     if found is None:
-        raise pygit2.GitError(f"tag {id} does not name an object")
+        raise pygit2.GitError(f"tag {id} does not point to an object")
     return TagObject(pygit2.Oid(hex=found[1].decode()), found[2] or b"")
 
 
@@ -420,7 +420,7 @@ def check_subpath(path: Path, folder: str) -> None:
         if place.is_symlink():
             raise UsageError(
                 f"--subpath {folder}: {place} is a symlink, but gitboot does not follow symlinks in a repository; "
-                "commit a folder, or name the target of the symlink"
+                "commit a folder instead, or pass the symlink's target"
             )
     inner = path / folder
     if inner.is_dir() and (outer := pygit2.discover_repository(str(path))) is not None:
@@ -528,7 +528,9 @@ class Transfer:
     def __init__(self, report: ReportStep, period_s: float, verb: str, *, work_s: float = 0) -> None:
         """Create a transfer. ``work_s`` is the time limit for work on this machine before the transfer begins."""
         self._report, self._size = report, max(1, round(MIN_RATE * period_s))
-        message = f"the remote {verb} less than {self._size} bytes in {period_s:g} s (git-timeout in the --config file)"
+        message = (
+            f"the remote {verb} less than {self._size} bytes in {period_s:g} s (see git-timeout in the --config file)"
+        )
         self._step, self._counted = FetchStep(period_s, message), 0
         report(FetchStep(work_s + period_s, message))
 
@@ -548,7 +550,7 @@ class StepReporter:
 
     def begin_answer(self, within_s: float) -> None:
         self._work_reported_s = None
-        message = f"the response was not complete after {within_s:g} s (git-timeout in the --config file)"
+        message = f"the response was not complete after {within_s:g} s (see git-timeout in the --config file)"
         self._report(FetchStep(within_s, message))
 
     def begin_download(self, period_s: float) -> Transfer:
@@ -678,7 +680,7 @@ def list_reachable(
         found.add(oid)
         kind, size = repository.odb.read_header(oid)
         if size > MAX_TREE_BYTES:
-            raise pygit2.GitError(f"object {oid} has {size:,} bytes, but the limit is {MAX_TREE_BYTES:,}")
+            raise pygit2.GitError(f"object {oid} is {size:,} bytes long, but the limit is {MAX_TREE_BYTES:,}")
         match kind:
             case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
                 pending.append(tag.target)

@@ -93,11 +93,11 @@ class SignatureChecker:
             is_cut = line is not None and since not in (None, newest) and git.is_shallow
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
-            what = f"more than {MAX_STEPS} commits after the accepted commit"
-            return dict.fromkeys(
-                revisions,
-                Code.UNTRUSTED.build_problem(f"commit {newest[:12]} is {what}; start gitboot once with --verify head"),
+            problem = Code.UNTRUSTED.build_problem(
+                f"commit {newest[:12]} is more than {MAX_STEPS} commits after the accepted commit; start gitboot once "
+                "with --verify head"
             )
+            return dict.fromkeys(revisions, problem)
         failed = next(
             ((at, fault) for at, each in enumerate(line) if (fault := self._find_fault(each)) is not None), None
         )
@@ -170,7 +170,7 @@ def _find_object_signer(
 
 def parse_untrusted_commit(problem: Problem) -> str | None:
     """Return the first 12 digits of the commit in a message about an untrusted signature, or None without a commit."""
-    found = re.match(r"([0-9a-f]{12}) is (?!not the commit of)", problem.message)
+    found = re.match(r"([0-9a-f]{12}) is ", problem.message)
     return found[1] if found is not None else None
 
 
@@ -180,7 +180,7 @@ def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | N
     return Code.UNTRUSTED.build_problem(
         f"the tag on {revision[:12]} is {signer}"
         if signer is not None
-        else f"{revision[:12]} is not the commit of an annotated tag that --rev names"
+        else f"--rev does not name an annotated tag that points to {revision[:12]}"
     )
 
 
@@ -305,7 +305,7 @@ class _AllowedSigners:
         if "key has expired" in known.errors:
             raise UntrustedSignature(f"signed by the key {key[1]}, which has expired")
         if known.status == 0:
-            raise UntrustedSignature(f"signed by the key {key[1]}, which is not listed for Git")
+            raise UntrustedSignature(f"signed by the key {key[1]}, which is not listed for signing in Git")
         raise UnlistedKey(f"signed by the key {key[1]}, which is not listed")
 
     def _run_ssh_keygen(self, action: str, *arguments: str | Path, stdin: bytes = b"") -> ProcessResult:
@@ -513,7 +513,7 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
         raise UntrustedSignature("signed in a way that gpg does not accept")
     if not takes_text and valid[0][_CLASS_FIELD] != _BINARY_CLASS:
         raise UntrustedSignature(
-            "signed in text mode, so the signature also fits other content; sign without gpg's --textmode"
+            "signed in text mode, so the signature also matches other content; sign without gpg's --textmode"
         )
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
@@ -522,7 +522,7 @@ _CLASS_FIELD: Final = 9  # the index of the signature class in VALIDSIG, in hexa
 _BINARY_CLASS: Final = "00"
 _VERDICTS: Final = {
     "GOODSIG": "",
-    "EXPSIG": "signed by the key {key}, and the signature has expired",
+    "EXPSIG": "signed by the key {key} with a signature that has expired",
     "EXPKEYSIG": "signed by the key {key}, which has expired",
     "REVKEYSIG": "signed by the key {key}, which was revoked",
     "BADSIG": "not valid: the content changed after it was signed",

@@ -453,7 +453,7 @@ def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, p
     for symlink in (path for path, found in way if found is not None and found.filemode == FileMode.LINK):
         raise UsageError(
             f"{path}: {symlink} is a symlink in commit {commit[:12]}, but gitboot does not follow symlinks in commits; "
-            "commit a folder, or name the target of the symlink"
+            "commit a folder instead, or pass the symlink's target"
         )
 
 
@@ -510,12 +510,12 @@ _ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 def _explain_missing_commit(repository: pygit2.Repository, subject: str, rev: str, error: Exception) -> str:
     if ACCEPTED in repository.references:
         return (
-            f"{subject} has no commit {rev}: the repository of an instance has no branches, so use a commit ID or "
+            f"{subject} has no commit {rev}: an instance's repository has no branches, so use a commit ID or "
             f"{ACCEPTED}~1, or name another repository with --path"
         )
     branches = sorted(repository.branches)
     if repository.head_is_unborn and not branches:
-        return f"{subject} has no commit yet"
+        return f"{subject} has no commits yet"
     if repository.head_is_unborn and rev == "HEAD":
         return f"{subject} has no commit at HEAD; name a branch: {', '.join(branches[:10])}"
     reason = format_error(error)  # the reason often only repeats the name

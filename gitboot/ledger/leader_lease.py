@@ -155,7 +155,7 @@ class LeaseKeeper:
         """
         self._lease.check()
         if not self._renew():
-            raise LeaseLost(f"{self._lease.name}: the database does not confirm that this instance holds the lease")
+            raise LeaseLost(f"{self._lease.name}: the database did not confirm that this instance holds the lease")
 
     def check_ending(self) -> None:
         """Raise `LeaseLost` if this instance may have lost the lease.

@@ -74,7 +74,7 @@ def parse(kind: type[T], text: str, **more: object) -> T:
     """
     found = {**parse_object(text), **more}
     if not found.keys() <= set(kind.__struct_fields__):
-        raise TypeError(f"expected only the fields of {kind.__name__}")
+        raise TypeError(f"expected only {kind.__name__} fields")
     return convert(found, kind)
 
 

@@ -164,7 +164,7 @@ def build_read_error(name: str, error: Exception) -> LedgerError:
 def build_damaged_error(name: str, cause: str) -> DamagedLedger:
     return DamagedLedger(
         f"{name}: the ledger cannot be read ({cause}); restore it from a backup, or start with a new ledger and"
-        " confirm what is installed with `gitboot records begin`"
+        " use `gitboot records begin` to confirm what is installed"
     )
 
 

@@ -43,13 +43,13 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         parts = urlsplit(url)
         parameters = dict(parse_qsl(parts.query))
         if parts.scheme not in _SCHEMES:
-            raise UsageError("--ledger expects the URL of a PostgreSQL database: postgresql://USER@HOST/DATABASE")
+            raise UsageError("--ledger expects a PostgreSQL database URL: postgresql://USER@HOST/DATABASE")
         if parts.password is not None or "password" in parameters:
             raise UsageError(
                 "--ledger must not contain a password, because others could read it; use --ledger-password"
             )
         if not parts.path.strip("/") and "dbname" not in parameters:
-            raise UsageError("--ledger needs the name of a database: postgresql://USER@HOST/DATABASE")
+            raise UsageError("--ledger needs a database name: postgresql://USER@HOST/DATABASE")
         if password is not None and not password.is_file():
             raise UsageError(f"--ledger-password: {password} cannot be read")
         return cls(url=url, password=password.absolute() if password is not None else None)
@@ -78,7 +78,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
     def facts(self) -> bytes:
         text = (
-            "# The ledger of this state directory is in this database, and not in ledger.sqlite.\n"
+            "# This state directory's ledger is in this database, and not in ledger.sqlite.\n"
             f"url = {json.dumps(self.url)}\n"
         )
         if self.password is not None:
@@ -111,7 +111,7 @@ def read_address(path: Path) -> PostgresAddress | None:
             return PostgresAddress(url=url, password=Path(password))
         case {"url": str(url)}:
             return PostgresAddress(url=url)
-    raise UsageError(f"{file} does not contain the address of a ledger; add `url`, and `password-file` if required")
+    raise UsageError(f"{file} does not contain a ledger address; add `url`, and `password-file` if required")
 
 
 def write_address(path: Path, address: PostgresAddress) -> None:
@@ -391,7 +391,7 @@ class Store:
         except OSError as error:
             self.is_suspect = True  # the ledger contains the change, but the caller gets an error
             raise LedgerError(
-                f"{get_mark_path(self.path)}: the mark file of the ledger cannot be written ({error.strerror})"
+                f"{get_mark_path(self.path)}: the ledger's mark file cannot be written ({error.strerror})"
             ) from error
 
 
@@ -431,7 +431,7 @@ def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str,
     if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
         raise LedgerError(
             f"{name}: the disk lost synced changes (only {found[1]} of {synced[1]} are left), or a backup replaced the "
-            "ledger; stop gitboot, restore the newest copy on a disk that keeps its data, and start gitboot again. "
+            "ledger; stop gitboot, restore the newest copy to a disk that keeps its data, and start gitboot again. "
             "gitboot then asks you to confirm what is installed"
         )
 

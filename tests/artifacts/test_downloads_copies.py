@@ -179,7 +179,7 @@ def test_unused_copies_are_deleted_after_some_days_and_no_other_files(web: Artif
 
 def test_a_fleet_without_mirrored_artifacts_gets_a_message(web: ArtifactServer, tmp_path: Path) -> None:
     path = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img", outputs="ipxe")
-    with pytest.raises(UsageError, match="`mirror` is missing from the `outputs`"):
+    with pytest.raises(UsageError, match="`mirror` is missing from the Fleet's `outputs`"):
         run_download(path, tmp_path / "boot")
     assert run_download(write_fleet(tmp_path, "assets:kernel", "assets:initrd"), tmp_path / "boot") == (0, {}, [])
 

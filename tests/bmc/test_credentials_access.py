@@ -212,7 +212,7 @@ def test_t2_the_access_file_that_an_upgrade_needs_is_printed(tmp_path: Path) -> 
         assert rack.bmc_get()["web01"]["next"] == "no access"
         printed = rack.said("bmc", "access-files", "--credentials", rack.credentials)
         assert printed.startswith(f"# {rack.credentials / 'rack' / 'access.toml'}: 2 BMCs\n")
-        assert "Check the addresses of these new BMCs first: web01, web02" in printed
+        assert "First check the addresses of these new BMCs: web01, web02" in printed
         write_access_file(rack, printed)
         assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
 

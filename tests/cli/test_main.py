@@ -462,7 +462,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
             "is not an output tree; pass the directory that `gitboot run` or `gitboot render`",
         ),
         ("diff", 64, "--accepted"),
-        ("diff main --path {unborn}", 64, "unborn has no commit yet"),
+        ("diff main --path {unborn}", 64, "unborn has no commits yet"),
         ("diff nonsense --path {repository}", 64, "has no commit nonsense"),
         ("diff main --path {repository}", 64, "has no work tree: write BASE.."),
         ("run {repository} --out {empty}/o --state {file}/s", 64, "cannot be read: Not a directory"),
@@ -1066,7 +1066,7 @@ def test_a_revision_is_read_in_the_repository_of_the_instance(
         for revision in (newest, "HEAD", "main"):
             done = gitboot(*words, "--rev", revision)
             assert done.code == Exit.USAGE
-            assert f"has no commit {revision}: the repository of an instance" in done.err, done
+            assert f"has no commit {revision}: an instance's repository" in done.err, done
             assert gitboot(*words, "--rev", revision, "--path", ".").code == Exit.FINE
 
 

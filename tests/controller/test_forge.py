@@ -236,7 +236,7 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
     [
         ("https://github.com/acme/fleet", "one of the kinds github, gitlab, gitea and the URL"),
         ("bitbucket=https://bitbucket.org/acme/fleet", "one of the kinds github, gitlab, gitea and the URL"),
-        ("github=github.com/acme/fleet", "is not the URL of a web server"),
+        ("github=github.com/acme/fleet", "is not a web URL"),
         ("github=http://ghe.acme.test/acme/fleet", "unencrypted"),
         ("github=https://me:secret@github.com/acme/fleet", "must not contain"),
         ("github=https://github.com/acme", "OWNER/NAME"),

@@ -171,7 +171,7 @@ def test_a_missing_branch_or_commit_may_be_pushed_later(
 def test_an_empty_repository_may_get_a_commit_later(tmp_path: Path, state: Path) -> None:
     work = WorkTree(tmp_path / "empty")
     source = make_source(work.path, state)
-    with pytest.raises(SourceError, match="has no commit yet"):
+    with pytest.raises(SourceError, match="has no commits yet"):
         source.fetch()
     assert work.commit({"fleet.yaml": "a"}) == source.fetch()
 
@@ -179,7 +179,7 @@ def test_an_empty_repository_may_get_a_commit_later(tmp_path: Path, state: Path)
 def test_for_a_head_without_a_branch_the_message_asks_for_one(work: WorkTree, tmp_path: Path, state: Path) -> None:
     bare = work.bare(tmp_path / "bare.git")
     (bare / "HEAD").write_text("ref: refs/heads/trunk\n")
-    with pytest.raises(SourceError, match="no commit at HEAD; name the branch to follow"):
+    with pytest.raises(SourceError, match="no commit at HEAD; use --rev to name the branch"):
         make_source(bare, state).fetch()
     assert make_source(bare, state, "main").fetch() == work.head
 

@@ -71,7 +71,7 @@ def test_finding_p13_a_repository_with_sha256_ids_is_refused_by_name(
     git(folder, "update-ref", "HEAD", git(folder, "commit-tree", "-m", "one", tree))
     with git_daemon(folder.parent) as url:
         remote = Remote(url=f"{url}/fleet.git" if transport == "git" else str(folder))
-        with pytest.raises(SourceError, match=r"SHA-256 object ids .* use a repository with SHA-1"):
+        with pytest.raises(SourceError, match=r"SHA-256 object IDs .* use a repository with SHA-1"):
             Source(remote, tmp_path / "state", fetcher).fetch()
 
 
@@ -360,7 +360,7 @@ def test_an_error_is_raised_again_with_its_type(
 
 
 TIMEOUT_S = 2  # of the remotes that drip
-SLOW = r"(not complete after 2 s|less than 2048 bytes in 2 s) \(git-timeout|SSH session: Timed out"
+SLOW = r"(not complete after 2 s|less than 2048 bytes in 2 s) \(see git-timeout|SSH session: Timed out"
 NOISE = 300_000  # bytes of a commit, which is sent in one pack
 ADA = Authorship("Ada Lovelace", "ada@example.net", 0, 0)
 
@@ -476,7 +476,7 @@ def test_data_extends_the_time_by_each_period_of_the_slowest_rate() -> None:
         transfer.count(received)
         assert len(reported) == reports, received
     assert {(each.timeout_s, each.timeout_message) for each in reported} == {
-        (2, "the remote sent less than 2048 bytes in 2 s (git-timeout in the --config file)")
+        (2, "the remote sent less than 2048 bytes in 2 s (see git-timeout in the --config file)")
     }
 
 
@@ -616,7 +616,7 @@ def test_finding_c3_a_push_to_a_slow_server_fails_and_the_next_one_succeeds(
         branch(url).push(None, first)
         second = branch(url).commit(first, dict(files), "second", ADA, at("20T13:00"))
         with Relay(url, passes=passes, then="drips", takes=takes) as relay:
-            with pytest.raises(SourceError, match=r"less than 2048 bytes in 2 s \(git-timeout"):
+            with pytest.raises(SourceError, match=r"less than 2048 bytes in 2 s \(see git-timeout"):
                 branch(relay.url, TIMEOUT_S).push(first, second)
             assert relay.stalled.is_set()
         tip = branch(url).fetch()
@@ -667,7 +667,7 @@ def test_finding_c3_a_slow_fetch_is_a_condition_and_reconcile_reports_it(tmp_pat
             second = repository.push({"noise": os.urandom(NOISE).hex()})
             found = wait_for_condition(instance, "SourceReady", status=False, reason="SourceError")
             assert relay.stalled.is_set()
-            assert "bytes in 2 s (git-timeout" in found["message"]
+            assert "bytes in 2 s (see git-timeout" in found["message"]
             done = run_command("reconcile", "--state", state)
             assert (done.code, done.out) == (Exit.SOURCE, ""), done
             assert "The fetch failed (SourceError): gitboot cannot fetch new commits: git://" in done.err

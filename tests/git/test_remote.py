@@ -559,7 +559,7 @@ def test_known_hosts_are_read_as_openssh_reads_them(lines: str, keys: set[str]) 
         ("", "does not contain a host key for git.example.net port 22; get the current key"),
         (f"@revoked * {ED}", "revokes every host key for git.example.net port 22 (@revoked); get the"),
         (f"* {ED}\n@revoked * {ED}", "revokes every host key"),
-        (f"@cert-authority *.example.net {ED}", "has only a certificate authority for git.example.net port 22"),
+        (f"@cert-authority *.example.net {ED}", "contains only a certificate authority for git.example.net port 22"),
     ],
 )
 def test_finding_p13_a_missing_host_key_has_its_cause(lines: str, expected: str) -> None:

@@ -123,8 +123,8 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: WorkTree) -> None
         pytest.param("fleet", "HEAD..HEAD", "has no commit HEAD..HEAD", id="two revisions"),
         pytest.param("plain", "HEAD", "is not in a Git repository", id="a revision without Git"),
         pytest.param("bare.git", "WORKTREE", "is a bare repository", id="no work tree"),
-        pytest.param("empty", "HEAD", "has no commit yet", id="no commit yet"),
-        pytest.param("empty.git", None, "has no commit yet", id="no commit yet, bare"),
+        pytest.param("empty", "HEAD", "has no commits yet", id="no commit yet"),
+        pytest.param("empty.git", None, "has no commits yet", id="no commit yet, bare"),
         pytest.param(
             "unborn.git", None, "has no commit at HEAD; name a branch: main$", id="a HEAD of a missing branch"
         ),

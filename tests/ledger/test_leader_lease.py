@@ -245,7 +245,7 @@ def test_an_action_that_only_ends_something_needs_the_last_confirmed_lease(
         refuse_writes(path, postgres_server)
         for _ in range(2):  # the second time the keeper knows that the server does not respond
             keeper.check_ending()
-            with pytest.raises(LeaseLost, match="the database does not confirm"):
+            with pytest.raises(LeaseLost, match="the database did not confirm"):
                 keeper.check()
             assert instance_tables.read_facts(ledger).accepted is None
         lease.until_s = now_s()
@@ -309,7 +309,7 @@ def test_while_the_server_is_unreachable_no_lease_is_valid(path: Path) -> None:
     nowhere = PostgresAddress(url="postgresql://nobody@127.0.0.1:1/none?sslmode=disable")
     with hold_lease(path, ONE) as (_, lease):
         keeper = LeaseKeeper(lease, LeaseConnection(nowhere), lambda: None)
-        with pytest.raises(LeaseLost, match="the database does not confirm"):
+        with pytest.raises(LeaseLost, match="the database did not confirm"):
             keeper.check()
 
 

@@ -156,10 +156,10 @@ def test_a_database_that_does_not_sync_its_disk_is_rejected(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("mysql://db/gitboot", "expects the URL of a PostgreSQL database"),
+        ("mysql://db/gitboot", "expects a PostgreSQL database URL"),
         ("postgresql://gitboot:secret@db/gitboot", "must not contain a password"),
         ("postgresql://gitboot@db/gitboot?password=secret", "must not contain a password"),
-        ("postgresql://gitboot@db", "needs the name of a database"),
+        ("postgresql://gitboot@db", "needs a database name"),
     ],
 )
 def test_an_invalid_address_is_rejected_without_its_password(url: str, why: str) -> None:

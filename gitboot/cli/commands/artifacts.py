@@ -73,7 +73,7 @@ def command() -> None:
         Exit.FINE: "the output tree contains all required files",
         Exit.INVALID: "the fleet has errors",
         Exit.PARTIAL: "a download failed, or a file does not match its digest in the BootImage document",
-        Exit.USAGE: "`mirror` is missing from the `outputs` of the Fleet, or an option is wrong",
+        Exit.USAGE: "`mirror` is missing from the Fleet's `outputs`, or an option is wrong",
     },
 )
 @fleet_argument
@@ -140,7 +140,7 @@ def download(
     decisions, found = load_artifacts(path, rev, sites)
     if Output.MIRROR not in decisions.outputs:
         raise UsageError(
-            "`mirror` is missing from the `outputs` of the Fleet, so machines fetch artifacts from their sources; "
+            "`mirror` is missing from the Fleet's `outputs`, so machines fetch artifacts directly from their sources; "
             "add `mirror`"
         )
     files = {get_mirror_path(each.file): each.file for each in found if each.file.source is not None}
@@ -239,7 +239,7 @@ def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -
 @command.command(
     example="gitboot artifacts signatures fleet --image-keys /etc/gitboot/image-keys",
     exit_codes={
-        Exit.FINE: "gitboot found no invalid signature or provenance",
+        Exit.FINE: "gitboot found no invalid signatures or provenance",
         Exit.INVALID: "a signature or provenance is invalid, a required signature is missing, or the fleet has errors",
     },
 )
@@ -459,7 +459,7 @@ def loaders(
     "resolve",
     example=("gitboot artifacts resolve oci://ghcr.io/gardenlinux/gardenlinux:1877.0 \\\n    --registries ghcr.io"),
     exit_codes={
-        Exit.FINE: "gitboot printed the `spec` of the image",
+        Exit.FINE: "gitboot printed the image's `spec`",
         Exit.SOURCE: "the registry did not respond, or rejected the request",
     },
 )

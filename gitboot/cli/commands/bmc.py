@@ -185,9 +185,9 @@ def diff(
     context_settings=VARIABLES,
     example="gitboot bmc apply web01 --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "the instance started to contact the BMCs",
+        Exit.FINE: "the instance started contacting the BMCs",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "no instance runs with this state directory, or a server does not exist",
+        Exit.USAGE: "no instance is running with this state directory, or a server does not exist",
     },
 )
 @click.argument("servers", nargs=-1, shell_complete=complete_servers)
@@ -203,7 +203,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     """
     if find_running_process(state) is None:
         raise UsageError(
-            f"no instance runs with the state directory {state}: start `gitboot run`, or use `gitboot run --once`"
+            f"no instance is running with the state directory {state}: start `gitboot run`, or use `gitboot run --once`"
         )
     with open_offline(state, current_time()) as instance:
         with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
@@ -245,7 +245,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
         new = [each.name for each in group if each.bmc is not None and credential_use(each.bmc) not in known]
         click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(group), 'BMC')}")
         if new:
-            click.echo(f"# Check the addresses of these new BMCs first: {format_names(new)}")
+            click.echo(f"# First check the addresses of these new BMCs: {format_names(new)}")
         trust = read_trust(credentials, name) if credentials is not None else None
         click.echo(render_access_file((each.bmc for each in group if each.bmc is not None), trust))
 
@@ -315,7 +315,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
             fingerprint = parse_fingerprint(certificate)
         except Malformed:
             raise click.UsageError(
-                "--certificate: expected a SHA-256 of 64 hexadecimal digits, as in the output of `gitboot bmc get`"
+                "--certificate: expected a SHA-256 digest (64 hexadecimal digits), as shown by `gitboot bmc get`"
             ) from None
     at = current_time()
     requests: list[tuple[str, dict[str, object]]] = []
@@ -330,7 +330,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
             requests = [each for each in resolutions if each is not None]
         is_ledger_named = instance.commit.ledger is not None
     if not requests:
-        raise UsageError(f"gitboot has not read the BMC of {server} yet; run `gitboot bmc apply {quote_words(server)}`")
+        raise UsageError(f"gitboot has not read {server}'s BMC yet; run `gitboot bmc apply {quote_words(server)}`")
     for kind, details in requests:
         echo_wrapped(request_change(state, kind, details | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
@@ -340,7 +340,8 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
 def _warn_without_ledger(is_ledger_named: bool) -> None:
     if not is_ledger_named:
         click.echo(
-            "gitboot sets no boot overrides until the Fleet names a ledger; `gitboot status` shows the line to add",
+            "gitboot does not set boot overrides until the Fleet names a ledger; "
+            "run `gitboot status` to see the line to add",
             err=True,
         )
 
@@ -665,7 +666,7 @@ def _change_power(
 ) -> None:
     """Read the BMCs, ask for confirmation, and record the request. Then read each BMC again and change the power."""
     if not servers and selector is None:
-        raise UsageError("pass the names of servers, or select servers by their labels: -l role=web")
+        raise UsageError("pass server names, or select servers by label: -l role=web")
     action = PowerAction(what)
     subjects = _select_subjects(servers, selector, state)
     with open_connections(credentials) as bmc_connections:
@@ -717,7 +718,7 @@ def _format_power(results: list[Inspection]) -> str:
         if observed is None:
             rows.append((inspection.subject.server, style(inspection.next_action, fg="red"), inspection.why))
         else:
-            state = "in POST" if observed.in_post else "operating system is running" if observed.runs_os else "-"
+            state = "in POST" if observed.in_post else "the operating system is running" if observed.runs_os else "-"
             rows.append((inspection.subject.server, observed.power or "not shown", state))
         counts[observed.power or "not shown" if observed is not None else "not read"] += 1
     numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))

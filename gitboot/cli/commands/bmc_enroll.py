@@ -358,9 +358,9 @@ def enroll(
     credentials = require_credentials(credentials)
     trusted = CredentialDirectory(credentials).read(name)
     if not (path / _find_fleet_file(fleet)).is_file():
-        raise UsageError(f"gitboot cannot write documents into {path}: use a directory or a Git work tree")
+        raise UsageError(f"gitboot cannot write documents to {path}: pass a directory or a Git work tree")
     if policy is not None and policy not in fleet.policies:
-        hint = did_you_mean(policy, fleet.policies, f"the policies of the fleet are in {path / 'policies'}")
+        hint = did_you_mean(policy, fleet.policies, f"the fleet's policies are in {path / 'policies'}")
         raise UsageError(f"there is no BootPolicy {policy!r}; {hint}")
     machines = list(list_machines(fleet).values())
     lines = _expand_lines(_read_lines(places), ports)
@@ -383,13 +383,13 @@ def enroll(
     ]
     report.print_text(_format_contacts(contacts, trusted.trust, name, refused))
     if not usable:
-        report.print_text("there is no BMC to enrol, so gitboot sent no credentials")
+        report.print_text("there are no BMCs to enrol, so gitboot did not send credentials")
         report.end(Exit.PARTIAL)
     if dry_run:
         report.end(Exit.PARTIAL if refused else Exit.FINE)
     if expected is None or any(each.certificate is None for each in usable):
         report.confirm(
-            f"gitboot has sent no credentials yet. Send the user name and the password of {name} to these BMCs?",
+            f"gitboot has not sent credentials yet. Send the user name and password in {name} to these BMCs?",
             yes=yes,
         )
 
@@ -424,14 +424,14 @@ def enroll(
         and all(map(_is_read, probes))
     )
     if not steps:
-        report.print_text("there is nothing to add, so gitboot wrote nothing")
+        report.print_text("there is nothing to add, so gitboot did not write any files")
         report.end(Exit.FINE if is_complete else Exit.PARTIAL)
     report.print_text("\n".join(["gitboot would write:", *(f"    {file}: {change}" for file, change in steps)]))
     report.confirm("Write this?", yes=yes)
     with _remove_on_error() as created:
         for file, content in documents.values():
             if not create_output_file(path / file, content.encode(), make_folders=True):
-                raise UsageError(f"{path / file} already exists: move the file, and repeat the command")
+                raise UsageError(f"{path / file} already exists: move the file and repeat the command")
             created.append(path / file)
         load_fleet(path, None)  # raises if a new document contradicts another one
         with _restore_on_error(access) if text is not None else nullcontext():
@@ -533,18 +533,18 @@ def _expand_lines(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Li
     for line in lines:
         addresses = list_addresses([line.place], ports, schemes=_SCHEMES)
         if len(addresses) > 1 and (line.name is not None or line.macs):
-            raise UsageError(f"{line.place} has {len(addresses)} addresses; a name or MAC address needs exactly one")
+            raise UsageError(f"{line.place} has {len(addresses)} addresses; only one can have this name or MAC address")
         found |= dict.fromkeys(addresses, line)
     list_addresses(list(found), ports, schemes=_SCHEMES)  # raises if there are too many
     names = [line.name for line in found.values() if line.name is not None]
     if duplicates := sorted({each for each in names if names.count(each) > 1}):
-        raise UsageError(f"two BMCs have the name {duplicates[0]}; give each server its own name")
+        raise UsageError(f"two BMCs are named {duplicates[0]}; give each server a unique name")
     return found
 
 
 _WEAKNESSES: Final = {
-    "http": "HTTP has no certificate, and does not encrypt the password",
-    "ipmi": "IPMI has no certificate, and any client can get a hash of the password",
+    "http": "HTTP does not use certificates, and does not encrypt the password",
+    "ipmi": "IPMI does not use certificates, and any client can get a hash of the password",
 }
 
 
@@ -558,7 +558,7 @@ def _read_fingerprints(file: Path) -> dict[str, str]:
                 address = words[0] if "://" in words[0] else list_addresses([words[0]], [443])[0]
                 found[get_certificate_key(address)] = parse_fingerprint(words[1])
             elif words:
-                raise UsageError(f"{file}:{number}: expected an address and the SHA-256 of its certificate")
+                raise UsageError(f"{file}:{number}: expected an address and its certificate's SHA-256 digest")
         except Malformed as error:
             raise UsageError(f"{file}:{number}: {error.message}; {error.hint}") from None
     return found
@@ -578,16 +578,16 @@ def _find_refusal(
         wanted = expected.get(get_certificate_key(contact.address))
         if wanted == contact.certificate:
             return None
-        return contact.address, (
-            f"the --fingerprints file has {wanted}" if wanted is not None else "--fingerprints does not list this BMC"
-        )
+        if wanted is None:
+            return contact.address, "the --fingerprints file does not list this BMC"
+        return contact.address, f"the --fingerprints file contains {wanted} for this BMC"
     pinned = trust.find_certificate(_build_access(contact.address, name))
     if pinned in (None, contact.certificate):
         return None
     return contact.address, (
-        f"the certificate changed: {trust.file} has {pinned}. gitboot sends no requests to this BMC. If the BMC "
-        "has a new certificate, compare this SHA-256 with the one that the BMC itself shows. If they match, write the "
-        "address and the SHA-256 into FILE, and add --fingerprints FILE"
+        f"the certificate changed: {trust.file} contains {pinned}. gitboot does not send requests to this BMC. If the "
+        "BMC has a new certificate, compare the new certificate's SHA-256 digest with the digest that the BMC itself "
+        "shows. If they match, write the address and the digest into FILE, and add --fingerprints FILE"
     )
 
 
@@ -649,7 +649,7 @@ def _is_read(probe: Probe) -> bool:
     return probe.error is None and bool(probe.servers)
 
 
-_SILENT: Final = "no Redfish service responds"
+_SILENT: Final = "no Redfish service responded"
 
 
 def _list_differences(comparison: Comparison) -> tuple[Discrepancy, ...]:
@@ -691,7 +691,7 @@ def _build_documents(
             continue
         chosen = lines[each.address].name if each.address in lines and each.is_only_system else None
         if chosen is not None and chosen in used_names:
-            raise UsageError(f"Server/{chosen} already exists: give {each.address} a different name")
+            raise UsageError(f"Server/{chosen} already exists: give the BMC at {each.address} a different name")
         name = chosen or choose_name(each, names)
         names.add(name)
         documents[each] = f"servers/{name}.yaml", render(each, name)
@@ -728,8 +728,8 @@ def _format_found(
 
 
 _HINT: Final = (
-    "gitboot cannot write a document for this machine. If the MAC address is missing, write it after the address in "
-    "FILE, for example: 10.112.0.13 web01 52:54:00:12:34:56"
+    "gitboot cannot write a document for this machine. If the MAC address is missing, add it after the BMC's address "
+    "in FILE, for example: 10.112.0.13 web01 52:54:00:12:34:56"
 )
 
 
@@ -752,13 +752,13 @@ def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan
     if named is not None:
         if identity != spec.provisioning.ledger:
             click.echo(
-                f"the Fleet already names the ledger {named}, so gitboot changes neither it nor {state}", err=True
+                f"the Fleet already names the ledger {named}, so gitboot does not change the Fleet or {state}", err=True
             )
         return None
     file = path / _find_fleet_file(fleet)
     _name_ledger(file, fleet, identity or _EXAMPLE_IDENTITY)  # raises if gitboot cannot edit the file
-    new_ledger = (state, "a new ledger, and a request to run `gitboot records begin adopt` with the first commit")
-    steps = (*((new_ledger,) if identity is None else ()), (file, "the line provisioning.ledger"))
+    new = (state, "a new ledger, and a request to run `gitboot records begin adopt` with the first accepted commit")
+    steps = (*((new,) if identity is None else ()), (file, "the line provisioning.ledger"))
     return _LedgerPlan(identity=identity, steps=steps)
 
 
@@ -789,7 +789,7 @@ def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _Ledger
     if identity is None:
         with make_private(state), lock(state):
             if has_ledger(state):
-                raise UsageError(f"an instance started to use {state} in the meantime; repeat the command")
+                raise UsageError(f"an instance started using {state} in the meantime; repeat the command")
             with open_ledger(state / LEDGER) as store:
                 # An instance carries out this request with the first commit that it accepts.
                 instance_tables.add_request(

@@ -172,7 +172,7 @@ def _read_signature_results(file: Path) -> SignatureResults:
     with convert_os_errors(file, "read"), file.open("rb") as opened:
         content = opened.read(_MAX_RESULTS_BYTES + 1)
     if len(content) > _MAX_RESULTS_BYTES:
-        raise UsageError(f"{file} has more than {_MAX_RESULTS_BYTES:,} bytes")
+        raise UsageError(f"{file} is larger than {_MAX_RESULTS_BYTES:,} bytes")
     return parse_signature_results(content, str(file))
 
 
@@ -256,7 +256,7 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     try:
         thread = (_open_gitlab_thread if os.environ.get("GITLAB_CI") else _open_github_thread)(client, os.environ)
     except (KeyError, IndexError, ValueError) as error:
-        raise UsageError(f"this is not a CI job of a pull request or a merge request: {error}") from None
+        raise UsageError(f"this is not a CI job for a pull request or merge request: {error}") from None
     if not thread.token:
         click.echo("gitboot did not comment: the variable GITBOOT_TOKEN is empty")
         return
@@ -289,17 +289,17 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError("the path is not a regular file")
             if len(content := opened.read(_MAX_REVIEW_BYTES + 1)) > _MAX_REVIEW_BYTES:
-                raise OSError(f"the file has more than {_MAX_REVIEW_BYTES:,} bytes")
+                raise OSError(f"the file is larger than {_MAX_REVIEW_BYTES:,} bytes")
         text = content.decode()
     except FileNotFoundError:
-        raise UsageError(f"{file} does not exist because the review failed; see the log of the review job") from None
+        raise UsageError(f"{file} does not exist because the review failed; see the review job's log") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} is not a review: {error}") from None
     lines = text.split("\n", 2)
     for number, expected in enumerate((format_marker(subpath), format_commit_marker(commit))):
         if lines[number : number + 1] != [expected]:
             raise UsageError(
-                f"{file} is not the review of {commit[:12]}: expected {expected!r} in line {number + 1}; "
+                f"{file} is not the review of {commit[:12]}: expected {expected!r} on line {number + 1}; "
                 "write the file with `gitboot diff -o markdown=FILE`"
             )
     return text
@@ -570,7 +570,7 @@ def _format_group(group: Group) -> list[str]:
     lines += (_wrap_lines(phrases.format_change(field)) for field in group.fields)
     if (outlier := group.outlier) is not None:
         lines.append(
-            _wrap_lines(f"the diff differs from the diff of {outlier.than}, although both have the same causes:")
+            _wrap_lines(f"this diff differs from the diff for {outlier.than}, although both have the same causes:")
         )
         lines += (f"    {printable(line.expandtabs(4))}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:
@@ -612,7 +612,7 @@ def _format_documents(review: Review) -> Iterator[str]:
             yield f"  {left}"
     if review.changes is not None and not review.changes.first:
         if bmcs := review.changes.moved_bmcs:
-            yield _wrap_lines(f"BMC: the address or the trust of the BMC changes: {format_names(bmcs)}", "")
+            yield _wrap_lines(f"BMC: the BMC's address or trust settings change: {format_names(bmcs)}", "")
         if moved := phrases.list_credentials(review.changes.bmcs):
             yield "Credentials go to new destinations. An instance sends them only to BMCs that its operator allows:"
             yield from (_wrap_lines(line) for line in moved[:_MAX_LIMITS])

@@ -155,7 +155,7 @@ def _run_checks(
     if (lease := read_own_lease(state)) is not None:
         yield success(
             "lease",
-            f"the instance on this host is active, and renews its lease {lease.number} (valid until {lease.until})",
+            f"the instance on this host is active and is renewing lease {lease.number} (valid until {lease.until})",
         )
     with open_offline(state, current_time()) as instance:
         places = {"STATE": str(state)}
@@ -214,10 +214,10 @@ class CheckResult(Struct, frozen=True, kw_only=True):
 
 CheckResults = Iterator[CheckResult]
 _CLOCK: Final = {
-    ClockState.SYNCHRONISED: (Health.FINE, "a time service synchronizes the clock", None),
+    ClockState.SYNCHRONISED: (Health.FINE, "a time service is synchronizing the clock", None),
     ClockState.UNKNOWN: (
         Health.WARNING,
-        "the kernel does not report whether a time service synchronizes the clock",
+        "the kernel does not report whether a time service is synchronizing the clock",
         "chronyc tracking  # or: timedatectl",
     ),
     ClockState.UNSYNCHRONISED: (
@@ -227,7 +227,7 @@ _CLOCK: Final = {
     ),
     ClockState.NEVER_SET: (
         Health.WARNING,
-        "no time service synchronizes the clock; if one did so before, gitboot has stopped changing BMCs",
+        "no time service is synchronizing the clock; if one did so before, gitboot has stopped changing BMCs",
         "timedatectl set-ntp true",
     ),
 }
@@ -270,13 +270,13 @@ def check_state(state: Path) -> CheckResults:
 def check_ledger(instance: OfflineInstance, process: int | None) -> CheckResults:
     """Check whether the ledger is verified."""
     facts = instance.knowledge.facts
-    runs = f"process {process} uses the ledger" if process is not None else "no gitboot process uses the ledger"
+    user = f"process {process}" if process is not None else "no gitboot process"
     if facts.doubt is not None:
-        hint = "gitboot status --state STATE  # see the remedy of the condition RecordsVerified"
+        hint = "gitboot status --state STATE  # see the remedy for the condition RecordsVerified"
         yield _failure("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
     else:
         machines = format_count(len(instance.knowledge.machines), "machine")
-        yield success("ledger", f"the ledger {facts.identity} has {machines}; {runs}")
+        yield success("ledger", f"the ledger {facts.identity} has {machines}; {user} is using the ledger")
 
 
 def check_named_ledger(instance: OfflineInstance) -> CheckResults:
@@ -285,15 +285,16 @@ def check_named_ledger(instance: OfflineInstance) -> CheckResults:
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
     if not commit.is_for(identity):
         hint = (
-            "gitboot status --state STATE  # only if this instance must become active: see the remedy of the condition "
-            "LedgerNamed"
+            "gitboot status --state STATE  # only if this instance must become active: see the remedy for the "
+            "condition LedgerNamed"
         )
-        message = f"the Fleet names a different ledger from {identity}, so this instance is a standby"
+        message = f"the Fleet names a ledger other than {identity}, so this instance is a standby"
         yield _failure("ledger", message, hint)
     elif commit.ledger is None and bmcs:
         yield _failure(
             "ledger",
-            f"the Fleet names no ledger, so gitboot sets no boot overrides for {format_count(bmcs, 'server')}",
+            "the Fleet does not name a ledger, so gitboot does not set boot overrides for "
+            f"{format_count(bmcs, 'server')}",
             find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}),
         )
 
@@ -312,10 +313,12 @@ def check_output(output: Path, state: Path, *, servers: int) -> CheckResults:
         stamp = parse_head((output / MANIFEST).read_bytes()).stamp
         yield success(
             "output",
-            f"{output} contains the boot files of commit {stamp.commit[:12]}, published with the ledger {stamp.ledger}",
+            f"{output} contains the boot files for commit {stamp.commit[:12]}, published with ledger {stamp.ledger}",
         )
     except FileNotFoundError:
-        yield _warning("output", f"{output} has no published files yet", f"gitboot run … --out {quote_words(output)}")
+        yield _warning(
+            "output", f"{output} contains no published files yet", f"gitboot run … --out {quote_words(output)}"
+        )
     except (OSError, ValueError) as error:
         yield _failure(
             "output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {quote_words(output / MANIFEST)}"
@@ -323,7 +326,7 @@ def check_output(output: Path, state: Path, *, servers: int) -> CheckResults:
     if is_readable_by_others(output):
         yield _warning(
             "output",
-            f"every user of this host can read {output}, including installation tokens",
+            f"every user on this host can read {output}, including the installation tokens in it",
             find_remedy("OutputPrivate", "ReadableByAll"),
         )
     yield from _check_free_space(output, files=_FILES_PER_SERVER * servers)
@@ -380,7 +383,7 @@ def check_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Ch
             yield _failure("certificate", f"machines reject {certificate}: {problem}", _CERTIFICATE_HINTS.get(problem))
             return
         if decisions is None:
-            yield success("certificate", f"machines can use {certificate} if it is valid for the host of the base URL")
+            yield success("certificate", f"machines can use {certificate} if it is valid for the host in the base URL")
             return
         hosts = sorted({host for url in _list_https_urls(decisions) if (host := urlsplit(url).hostname) is not None})
         problems = {host: check(host=host) for host in hosts}
@@ -400,7 +403,7 @@ def check_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Ch
     else:
         yield _warning(
             "certificate",
-            f"no base URL of the fleet begins with https, so machines do not use {certificate}",
+            f"no base URL in the fleet begins with https, so machines do not use {certificate}",
             "baseURL: https://HOST:PORT  # in the Fleet",
         )
     if usable and tls.authority is None:
@@ -446,7 +449,7 @@ def check_cipher_suites(url: str) -> CheckResults:
         yield _warning(
             "certificate",
             f"{url} offers no cipher suite that common UEFI firmware supports, so HTTPS boot fails on many machines",
-            "offer AES128-GCM-SHA256 in TLS 1.2, with an RSA certificate; see docs/how-to/https-for-machines.md",
+            "enable AES128-GCM-SHA256 for TLS 1.2, with an RSA certificate; see docs/how-to/https-for-machines.md",
         )
 
 
@@ -495,7 +498,7 @@ def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
         if missing:
             yield _failure(
                 "loaders",
-                f"boot loaders that DHCP uses are missing from {mirror.base_url}/assets/: {format_names(missing, 3)}",
+                f"boot loaders that DHCP offers are missing from {mirror.base_url}/assets/: {format_names(missing, 3)}",
                 _LOADERS,
             )
         elif not faults:
@@ -533,7 +536,7 @@ def check_secure_boot(decisions: Decisions, authority: Path | None = None) -> Ch
         except GitbootError as error:
             yield _warning(
                 "Secure Boot",
-                f"{url} cannot be read: {error}; required by {servers_text} with Secure Boot",
+                f"{url} cannot be read: {error}; Secure Boot on {servers_text} requires this file",
                 f"curl -I {quote_words(url)}",
             )
             faults += 1
@@ -548,7 +551,7 @@ def check_secure_boot(decisions: Decisions, authority: Path | None = None) -> Ch
         elif fault is not None:
             yield _warning(
                 "Secure Boot",
-                f"{url} {fault}, so the firmware of {servers_text} rejects it",
+                f"{url} {fault}, so the firmware on {servers_text} rejects it",
                 f"{fetch}{quote_words(url)} && sbverify --list program.efi",
             )
     if signed and not faults:
@@ -571,18 +574,13 @@ def _check_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[s
     try:
         fetcher.head(url)
     except GitbootError as error:
+        found, loads = _format_servers(servers), "loads" if len(servers) == 1 else "load"
         if isinstance(error, ArtifactMissing) and urlsplit(base_url).path.strip("/"):
-            loads = "loads" if len(servers) == 1 else "load"
-            message = (
-                f"{url} is missing; add the file if {_format_servers(servers)} {loads} shim over HTTP instead of TFTP"
-            )
+            message = f"{url} is missing; add the file if {found} {loads} shim over HTTP instead of TFTP"
             hint = f"curl -fsSO {quote_words(f'{base_url}/{path}')}  # then put the file at {url}"
             yield CheckResult(subject="Secure Boot", health=Health.FINE, message=message, hint=hint)
             return
-        message = (
-            f"{url} cannot be read: {error}; GRUB needs this file if machines load shim over HTTP "
-            f"({_format_servers(servers)})"
-        )
+        message = f"{url} cannot be read: {error}; GRUB needs this file if {found} {loads} shim over HTTP"
         yield _warning("Secure Boot", message, f"curl -I {quote_words(url)}")
 
 
@@ -629,9 +627,9 @@ def check_proxy_urls(decisions: Decisions) -> CheckResults:
     for url in omitted:
         yield _failure(
             "DHCP",
-            f"a proxyDHCP server can send only {LONGEST_PROXY_URL} characters, so its configuration does not contain "
-            f"{url}",
-            "use a shorter baseURL, or the output dhcp-dnsmasq or dhcp-kea",
+            f"a proxyDHCP server can send only URLs of up to {LONGEST_PROXY_URL} characters, so its configuration does "
+            f"not contain {url}",
+            "use a shorter `baseURL`, or the output `dhcp-dnsmasq` or `dhcp-kea`",
         )
 
 
@@ -642,7 +640,7 @@ def _check_free_space(place: Path, *, files: int) -> CheckResults:
     if found.f_files and files > found.f_favail:
         yield _failure(
             "disk",
-            f"{place} has room for {found.f_favail:,} files, but the output tree of the fleet needs about {files:,}",
+            f"{place} has room for {found.f_favail:,} files, but the fleet's output tree needs about {files:,}",
             "use a file system with more inodes, for example one created with mkfs.ext4 -N",
         )
     elif found.f_bavail < found.f_blocks * _MIN_FREE_SHARE:

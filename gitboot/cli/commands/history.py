@@ -111,8 +111,10 @@ def command(
         commit = "the accepted commit" if rev is None else f"revision {rev}"
         path, rev = state / CLONE, ACCEPTED if rev is None else rev
         if hint := describe_state_variable(context):
-            place = f"the instance with the state directory {state}{hint}"
-            click.echo(wrap_text(f"the history ends at {commit} of {place}"), err=True)
+            click.echo(
+                wrap_text(f"the history ends at {commit} of the instance with the state directory {state}{hint}"),
+                err=True,
+            )
     history = open_history(path, rev)
     if "/" in subject:
         _show_document(_parse_document(subject), history, rev, number, outputs)
@@ -144,7 +146,7 @@ def _show_document(
         hint = did_you_mean(document, names, "check the kind and the name")
         raise UsageError(f"no commit in the history of {_describe_revision(rev)} contains {document}; {hint}")
     as_json = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
-    write_outputs(outputs, json=as_json, text=partial(_format_text, entries, "may hide the document"))
+    write_outputs(outputs, json=as_json, text=partial(_format_text, entries, is_document=True))
 
 
 def _build_document_item(entry: DocumentChange | InvalidCommit) -> dict[str, Any]:
@@ -278,7 +280,7 @@ def _format_server(
         for each in installations
     ]
     table = format_table(("INSTALLED", "IMAGE", "EVIDENCE", ""), rows)
-    return "\n\n".join((_format_text(entries), table if rows else "The records contain no installation."))
+    return "\n\n".join((_format_text(entries), table if rows else "The records contain no installations."))
 
 
 def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
@@ -289,7 +291,7 @@ def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
 
 
 def _format_text(
-    entries: Sequence[ChangingCommit | DocumentChange | InvalidCommit], effect: str = "changed no decision"
+    entries: Sequence[ChangingCommit | DocumentChange | InvalidCommit], *, is_document: bool = False
 ) -> str:
     from gitboot.cli.terminal import format_table
 
@@ -297,7 +299,7 @@ def _format_text(
     for _, group in groupby(entries, key=lambda each: isinstance(each, InvalidCommit)):
         members = list(group)
         if skipped := [each for each in members if isinstance(each, InvalidCommit)]:
-            lines.append(_format_skipped(skipped, effect))
+            lines.append(_format_skipped(skipped, is_document=is_document))
         for entry in members:
             if not isinstance(entry, InvalidCommit):
                 commit = entry.commit
@@ -309,12 +311,16 @@ def _format_text(
     return "\n".join(lines)
 
 
-def _format_skipped(entries: Sequence[InvalidCommit], effect: str) -> str:
+def _format_skipped(entries: Sequence[InvalidCommit], *, is_document: bool) -> str:
     newest = entries[0]
     commits = f"{newest.commit.revision[:9]} is"
     if len(entries) > 1:
         commits = f"{len(entries)} commits, {entries[-1].commit.revision[:9]} to {newest.commit.revision[:9]}, are"
-    return style(f"({commits} invalid and {effect}: {newest.problem})", fg="bright_black")
+    if is_document:
+        text = f"({commits} invalid, so gitboot may have missed changes to the document: {newest.problem})"
+    else:
+        text = f"({commits} invalid, and did not change any decision: {newest.problem})"
+    return style(text, fg="bright_black")
 
 
 def _format_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:

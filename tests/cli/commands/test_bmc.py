@@ -116,7 +116,8 @@ def test_a_server_that_waits_for_the_name_of_the_ledger_has_the_line_for_the_fle
         assert done == (
             0,
             "gitboot contacts 1 BMC now\n",
-            "gitboot sets no boot overrides until the Fleet names a ledger; `gitboot status` shows the line to add\n",
+            "gitboot does not set boot overrides until the Fleet names a ledger; "
+            "run `gitboot status` to see the line to add\n",
         )
         web.machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
         (item,) = get(rack, "-o", "json").json["items"]
@@ -432,7 +433,7 @@ def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) ->
     rack.push()
     rack.once()
     done = rack.run_command("bmc", "resolve", "web01", "--same", "--reason", "x")
-    assert (done.code, "gitboot has not read the BMC of web01 yet" in done.err) == (Exit.USAGE, True)
+    assert (done.code, "gitboot has not read web01's BMC yet" in done.err) == (Exit.USAGE, True)
 
 
 @pytest.mark.parametrize(
@@ -444,12 +445,12 @@ def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) ->
         ("bmc resolve wbe01 --consumed --reason x", "did you mean web01?"),
         ("bmc resolve web01 --reason x", "Missing option: pass '--consumed'"),
         ("bmc resolve web01 --consumed", "Missing option '--reason'"),
-        ("bmc apply", "no instance runs with the state directory"),
+        ("bmc apply", "no instance is running with the state directory"),
         (
             "bmc get --credentials /does/not/exist",
             "the directory /does/not/exist does not exist; create it with NAME/username",
         ),
-        ("bmc power on --reason x", "pass the names of servers, or select servers by their labels"),
+        ("bmc power on --reason x", "pass server names, or select servers by label"),
         ("bmc power reset wbe01 --reason x", "did you mean web01?"),
         ("bmc power reset web01", "Missing option '--reason'"),
         ("bmc power on web01 --force --reason x", "No such option"),

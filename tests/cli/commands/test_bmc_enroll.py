@@ -166,7 +166,7 @@ def test_without_confirmation_nothing_is_sent_or_written_and_a_dry_run_prints_fi
 ) -> None:
     done = site.enroll(site.list, "--state", site.state)
     assert done.code == Exit.USAGE and "add --yes to confirm" in done.err
-    assert "gitboot has sent no credentials yet" in done.out
+    assert "gitboot has not sent credentials yet" in done.out
     for name in NAMES:
         assert f"{site.bmcs[name].url} {site.fingerprints[name]}  # new" in done.out.splitlines()
     eventually(lambda: [bmc.connections for bmc in site.bmcs.values()] == [1, 1, 1])  # the handshakes
@@ -206,7 +206,8 @@ def test_the_json_of_enroll_has_what_gitboot_read_and_wrote(site: Site, tmp_path
     options = ("--fingerprints", checked, "--yes", "--state", site.state)
     done = site.enroll(site.list, *options, "-o", "json")
     assert done.code == Exit.PARTIAL and "gitboot would write:" in done.err
-    assert [each["refused"] for each in done.json["contacts"]] == [None, None, "--fingerprints does not list this BMC"]
+    refused = [each["refused"] for each in done.json["contacts"]]
+    assert refused == [None, None, "the --fingerprints file does not list this BMC"]
     documents = [str(site.work / "servers" / f"{name}.yaml") for name in NAMES[:2]]
     assert [(each["server"], each["document"], each["address"]) for each in done.json["items"]] == [
         *zip(NAMES, documents, urls, strict=False)
@@ -228,8 +229,8 @@ def test_a_bmc_whose_certificate_is_not_in_the_file_of_fingerprints_is_not_read(
     )
     done = site.enroll(site.list, "--fingerprints", checked, "--yes")
     assert done.code == Exit.PARTIAL
-    assert f"refused: the --fingerprints file has {'0' * 64}" in done.out
-    assert "refused: --fingerprints does not list this BMC" in done.out
+    assert f"refused: the --fingerprints file contains {'0' * 64} for this BMC" in done.out
+    assert "refused: the --fingerprints file does not list this BMC" in done.out
     assert [len(site.bmcs[name].service.requests) > 0 for name in NAMES] == [True, False, False]
     assert [each.name for each in (site.work / "servers").iterdir()] == ["web01.yaml"]
 
@@ -243,7 +244,7 @@ def test_a_silent_bmc_stops_no_other_and_a_changed_certificate_is_refused_until_
     site.renew_certificate("web02")
     refused = site.enroll(site.bmcs["web02"].url, "--yes")
     assert refused.code == Exit.PARTIAL
-    assert f"refused: the certificate changed: {site.credentials}/rack/access.toml has {before}" in refused.out
+    assert f"refused: the certificate changed: {site.credentials}/rack/access.toml contains {before}" in refused.out
     assert (site.bmcs["web02"].service.requests, before in site.access) == ([], True)
 
     (checked := site.folder / "checked").write_text(f"{site.bmcs['web02'].url} {site.fingerprints['web02']}\n")
@@ -252,7 +253,8 @@ def test_a_silent_bmc_stops_no_other_and_a_changed_certificate_is_refused_until_
     assert before not in site.access and site.fingerprints["web02"] in site.access
     assert len(tomllib.loads(site.access)["certificates"]) == 3
     again = site.enroll(site.list, "--yes")
-    assert (again.code, again.out.splitlines()[-1]) == (Exit.FINE, "there is nothing to add, so gitboot wrote nothing")
+    said = "there is nothing to add, so gitboot did not write any files"
+    assert (again.code, again.out.splitlines()[-1]) == (Exit.FINE, said)
 
 
 def test_an_instance_sends_nothing_to_a_bmc_with_another_certificate_and_states_how_to_accept_it(site: Site) -> None:
@@ -288,7 +290,7 @@ def test_unencrypted_bmcs_need_an_option_of_their_own(site: Site, tmp_path: Path
         assert bmc.connections == 0
         unconfirmed = site.enroll(bmc.url, "--allow-http")
         assert (unconfirmed.code, bmc.connections) == (Exit.USAGE, 0)
-        assert f"# {bmc.url}: HTTP has no certificate, and does not encrypt the password" in unconfirmed.out
+        assert f"# {bmc.url}: HTTP does not use certificates, and does not encrypt the password" in unconfirmed.out
         done = site.enroll(bmc.url, "--allow-http", "--yes")
         assert done.code == Exit.FINE
         assert tomllib.loads(site.access) == {"http": True, "networks": ["127.0.0.1/32"]}
@@ -369,7 +371,7 @@ def test_nothing_is_written_with_wrong_files_or_a_wrong_password_or_if_the_fleet
         assert done.code == Exit.USAGE and f"{file} cannot be read: 'utf-8' codec" in _one_line(done.err), done
     places = ("--credentials", site.credentials, "--as", "rack", "--path", _push(site))
     done = run_command("bmc", "enroll", site.list, *places, "--yes")
-    assert done.code == Exit.USAGE and "use a directory or a Git work tree" in done.err
+    assert done.code == Exit.USAGE and "pass a directory or a Git work tree" in done.err
     assert site.requests() == 0
 
     password = site.credentials / "rack" / "password"

@@ -86,8 +86,8 @@ def test_an_invalid_response_has_no_accepted_commit(answer: WebResponse, said: s
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("ftp://boot.test", "is not the URL of a web server"),
-        ("http://user:secret@boot.test", "must not contain a user name or a password"),
+        ("ftp://boot.test", "is not a web URL"),
+        ("http://user:secret@boot.test", "must not contain a user name or password"),
         ("/nowhere", "has no accepted commit"),
     ],
 )
@@ -141,12 +141,12 @@ def test_the_review_of_the_commit_is_posted_unchanged(host: CommentHost, tmp_pat
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        pytest.param("", "expected '<!-- gitboot diff -->' in line 1", id="empty"),
-        pytest.param("## gitboot diff: unchanged\n", "in line 1", id="no marker"),
-        pytest.param(f" {REVIEW}", "in line 1", id="marker elsewhere"),
-        pytest.param(REVIEW.replace(format_marker(""), format_marker("lab")), "in line 1", id="another fleet"),
-        pytest.param(f"{format_marker('')}\n## unchanged\n", "in line 2", id="no commit"),
-        pytest.param(REVIEW.replace(COMMIT, "d" * 40), "in line 2", id="another commit"),
+        pytest.param("", "expected '<!-- gitboot diff -->' on line 1", id="empty"),
+        pytest.param("## gitboot diff: unchanged\n", "on line 1", id="no marker"),
+        pytest.param(f" {REVIEW}", "on line 1", id="marker elsewhere"),
+        pytest.param(REVIEW.replace(format_marker(""), format_marker("lab")), "on line 1", id="another fleet"),
+        pytest.param(f"{format_marker('')}\n## unchanged\n", "on line 2", id="no commit"),
+        pytest.param(REVIEW.replace(COMMIT, "d" * 40), "on line 2", id="another commit"),
         pytest.param(REVIEW.replace("fine", "\udcff"), "decode", id="no UTF-8"),
         pytest.param(REVIEW + "x" * 65_536, "more than 65,536 bytes", id="too long"),
     ],

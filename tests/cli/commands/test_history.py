@@ -156,7 +156,7 @@ def test_history_shows_each_commit_and_its_changes(gitboot: Typed, work: WorkTre
         "    maintenances.repair  none  -> memtest-7, from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z",
     ]
     assert lines[2].startswith(
-        f"(2 commits, {broken} to {more}, are invalid and changed no decision: bad.yaml:1:7: GB1021"
+        f"(2 commits, {broken} to {more}, are invalid, and did not change any decision: bad.yaml:1:7: GB1021"
     )
     assert lines[3:] == [
         f"{quiet} {day}: Be quiet",
@@ -193,7 +193,7 @@ def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work
     code, out, _ = gitboot("history", "ImageStream/flatcar", "--path", work.path)
     lines = out.splitlines()
     assert code == 0
-    assert lines.pop(5).startswith(f"({broken} is invalid and may hide the document: s.yaml:")
+    assert lines.pop(5).startswith(f"({broken} is invalid, so gitboot may have missed changes to the document: s.yaml:")
     assert lines == [
         f"{remove} {day}: Remove",
         "    removed    u.yaml",

@@ -148,7 +148,7 @@ def test_finding_r2_a_first_start_with_a_detached_head_makes_nothing_and_needs_a
     work.git("switch", "--quiet", "--detach")
     done = once(work.path, tmp_path)
     assert (done.code, (tmp_path / "state").exists()) == (Exit.USAGE, False)
-    assert "has a detached HEAD; name the branch to follow with --rev" in done.err
+    assert "has a detached HEAD; use --rev to name the branch to follow" in done.err
     with git_daemon(work.path.parent) as url:
         assert once(f"{url}/fleet", tmp_path).code == Exit.SOURCE
     found = read_conditions(tmp_path)["SourceReady"]
@@ -230,7 +230,7 @@ def test_a_detached_head_needs_a_rev(work: WorkTree, tmp_path: Path, is_served: 
     record = MemoryStore()
     with git_daemon(work.path.parent) as url:
         place = fleet_location(work, url, is_served=is_served)
-        with pytest.raises(BranchNotNamed, match="has a detached HEAD; name the branch to follow with --rev"):
+        with pytest.raises(BranchNotNamed, match="has a detached HEAD; use --rev to name the branch to follow"):
             Source(Remote(url=place), tmp_path, record=record).fetch()
         assert record.followed is None
         assert Source(Remote(url=place, reference="HEAD"), tmp_path, record=record).fetch() == work.head
@@ -331,6 +331,6 @@ def test_leftovers_of_a_killed_first_fetch_are_removed(work: WorkTree, tmp_path:
 
 def test_a_repository_without_a_commit_has_no_branch_to_store(tmp_path: Path) -> None:
     record = MemoryStore()
-    with pytest.raises(SourceError, match="no commit yet"):
+    with pytest.raises(SourceError, match="no commits yet"):
         Source(Remote(url=str(WorkTree(tmp_path / "empty").path)), tmp_path / "state", record=record).fetch()
     assert record.followed is None

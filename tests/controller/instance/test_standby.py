@@ -89,7 +89,7 @@ def test_one_instance_is_active_and_the_other_shows_that_it_is_standby(rack: Rac
         assert run_command("records", "show", "--state", hosts.one.state).code == 0
         said = run_command("status", "--state", hosts.one.state).out
         assert re.search(r"^lease          1, until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", said, re.M), said
-        assert "the instance on this host is active, and renews its lease 1 (valid until" in " ".join(
+        assert "the instance on this host is active and is renewing lease 1 (valid until" in " ".join(
             run_command("doctor", "--state", hosts.one.state).out.split()
         )
         assert not hosts.one.has_event("TookOver"), "nobody had acted"
