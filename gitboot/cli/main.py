@@ -61,7 +61,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "serve": "Serve the published boot files from this host.",
         "artifacts": "Install boot loaders; download and verify images.",
         "verify-mirror": "Compare a mirror with its signed list or output tree.",
-        "read-access-logs": "Record fetches from the access logs of a mirror.",
+        "read-access-logs": "Read a mirror's access logs and record the fetches.",
     },
     "Operate": {
         "status": "Show conditions, commits and counts.",
@@ -82,7 +82,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "Set up": {
         "init": "Write a small fleet to start from.",
-        "import": "Generate a fleet from the data of another system.",
+        "import": "Generate a fleet from another system's data.",
         "compare-old-system": "Compare the fleet's boots with another system's.",
         "doctor": "Check this host: clock, disks, credentials, loaders.",
         "completion": "Print the shell's completion script.",

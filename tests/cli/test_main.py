@@ -436,7 +436,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("status --state {missing}", 64, "no instance has run with the state directory"),
         ("status --state {file}", 64, "is a file"),
         ("events --state {empty}", 64, "no instance has run with the state directory"),
-        ("reconcile --state {empty}", 64, "no instance runs with the state directory"),
+        ("reconcile --state {empty}", 64, "no instance is running with the state directory"),
         ("serve --out {missing}", 64, "is not a directory"),
         ("serve --out {empty} --listen nonsense", 64, "expected HOST:PORT"),
         ("run --out {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),

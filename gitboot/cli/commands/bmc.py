@@ -187,7 +187,7 @@ def diff(
     exit_codes={
         Exit.FINE: "the instance started to contact the BMCs",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "no instance runs with this state directory, or a server does not exist",
+        Exit.USAGE: "no instance is running with this state directory, or a server does not exist",
     },
 )
 @click.argument("servers", nargs=-1, shell_complete=complete_servers)
@@ -203,7 +203,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     """
     if find_running_process(state) is None:
         raise UsageError(
-            f"no instance runs with the state directory {state}: start `gitboot run`, or use `gitboot run --once`"
+            f"no instance is running with the state directory {state}: start `gitboot run`, or use `gitboot run --once`"
         )
     with open_offline(state, current_time()) as instance:
         with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}

@@ -444,7 +444,7 @@ def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) ->
         ("bmc resolve wbe01 --consumed --reason x", "did you mean web01?"),
         ("bmc resolve web01 --reason x", "Missing option: pass '--consumed'"),
         ("bmc resolve web01 --consumed", "Missing option '--reason'"),
-        ("bmc apply", "no instance runs with the state directory"),
+        ("bmc apply", "no instance is running with the state directory"),
         (
             "bmc get --credentials /does/not/exist",
             "the directory /does/not/exist does not exist; create it with NAME/username",

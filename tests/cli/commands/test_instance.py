@@ -365,8 +365,8 @@ def test_finding_r13_the_exit_code_of_status_shows_the_conditions(rack: Rack) ->
 @for_each(
     ("arguments", "said"),
     [
-        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is in the past: use a later time"),
-        ("--until -5m --reason x", "is in the past: use a later time"),
+        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is in the past: use a future time"),
+        ("--until -5m --reason x", "is in the past: use a future time"),
         ("--until tomorrow --reason x", "Invalid value for '--until'"),
         ("--until 2099-01-01T00:00:00Z", "Missing option '--reason'"),
         ("--reason x", "Missing option '--until'"),
@@ -402,7 +402,7 @@ def test_e16_install_boots_stopped_from_a_shell_stay_stopped_until_they_are_allo
         assert boots(instance, web) == "disk"
         eventually(lambda: f"gitboot allow-installs --state {rack.state}" in rack.said("status"))
     told = rack.run_command("stop-installs", *REASON)
-    assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
+    assert (told.code, "no instance is running with this state directory" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
         assert (
@@ -441,7 +441,7 @@ def test_e16_endpoints_stop_at_once_without_an_instance(rack: Rack, left: Blade)
     with served(rack.output, *map(str, rack.spool_options)) as (url, _):
         assert find_installs(url)["status"]
         told = rack.run_command("stop-installs", *REASON)
-        assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "no instance is running with this state directory" in told.err) == (Exit.PARTIAL, True), told
         script = get(url + left.entry).text
         assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
         assert (find_installs(url)["status"], find_installs(url)["reason"]) == (False, "Stopped")
@@ -621,7 +621,7 @@ def test_a_state_directory_that_no_instance_used_is_named_and_not_changed(
 ) -> None:
     for state in (tmp_path, tmp_path / "missing"):
         done = run_on_copy(state, ended, command)
-        said = "no instance runs with" if command in RUNNING_ONLY else "no instance has run with"
+        said = "no instance is running with" if command in RUNNING_ONLY else "no instance has run with"
         assert (done.code, done.out) == (Exit.USAGE, "")
         assert done.err.startswith(f"gitboot: {said} the state directory {state}")
         assert "gitboot run" in done.err  # the hint
