@@ -296,7 +296,7 @@ class Exit(IntEnum):
         "not processed the request yet",
     )
     WAITS = 9, "a rollout is waiting for machines before its next step"
-    USAGE = 64, "an option, an argument, a setting or a path is wrong, or another process uses the directory"
+    USAGE = 64, "an option, an argument, a setting or a path is wrong, or another process is using the directory"
     INTERRUPTED = 130, "you pressed Ctrl-C, or answered no"
 
 

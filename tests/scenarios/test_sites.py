@@ -341,7 +341,7 @@ def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_han
         server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
     )
     record_fetch(world.parts.spool, fetched)
-    assert "the instance has not read the last fetches of web01 yet" in str(
+    assert "the instance has not read web01's latest fetches yet" in str(
         run_records("hand-over", "web01", "--state", old).exception
     )
     world.advance()
@@ -425,7 +425,7 @@ def test_a_state_directory_belongs_to_one_site_and_requests_name_it(two_sites: T
         assert (look.commit.site, [*look.commit.decisions.servers]) == ("ams2", ["web01"])
         assert {each.name for each in look.commit.machines.values()} == {"web01"}
     shown = CliRunner().invoke(cli, ["records", "show", "--state", str(tmp_path / "ams2/state")])
-    assert "1 server of the site ams2: 1 pending" in shown.output
+    assert "1 server at the site ams2: 1 pending" in shown.output
 
 
 @pytest.mark.parametrize("other", ["fra1", None])
