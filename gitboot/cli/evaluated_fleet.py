@@ -348,7 +348,7 @@ def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None =
         if state is not None:
             remedy = f"Run `gitboot records show --state {quote_words(state)}`."
         text = (
-            f"{format_count(number, 'server')} may need an installation, because gitboot does not know if "
+            f"{format_count(number, 'server')} may need an installation, because gitboot does not know whether "
             f"{pronoun} installed. {remedy}"
         )
         click.echo(wrap_text(text), err=True)

@@ -459,7 +459,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         (
             "boot-script web01 --tree {empty}",
             64,
-            "is not an output tree; pass the directory that `gitboot run` or `gitboot render`",
+            "is not an output tree; pass the --out directory of `gitboot run` or `gitboot render`",
         ),
         ("diff", 64, "--accepted"),
         ("diff main --path {unborn}", 64, "unborn has no commit yet"),
@@ -623,9 +623,9 @@ def test_e17_plan_shows_that_a_maintenance_run_was_already_used(tmp_path: Path) 
 
 def test_plan_counts_the_servers_that_may_need_an_installation(fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON)
-    assert done.err.startswith("2 servers may need an installation, because gitboot does not know if they are")
+    assert done.err.startswith("2 servers may need an installation, because gitboot does not know whether they are")
     alone = gitboot("plan", fleet, "--at", NOON, "--server", "web01")
-    assert alone.err.startswith("1 server may need an installation, because gitboot does not know if it is")
+    assert alone.err.startswith("1 server may need an installation, because gitboot does not know whether it is")
 
 
 def test_plan_reads_any_revision_and_uncommitted_files(tmp_path: Path) -> None:
@@ -794,7 +794,7 @@ def test_render_writes_the_output_tree_once_and_does_not_touch_other_directories
     assert (done.code, (tmp_path / "mine" / "boot").read_text()) == (Exit.PARTIAL, "mine")
     before = sorted(fleet.rglob("*"))
     for wrong, why in (
-        (fleet, "the work tree of a fleet"),
+        (fleet, "a fleet's work tree"),
         (fleet.parent, "contains files that gitboot did not write: "),
     ):
         done = gitboot("render", fleet, "--out", wrong)

@@ -317,7 +317,7 @@ def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirm
     asked = rack.run_command("records", "begin", "fresh")  # there is no terminal
     assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
     line = f"provisioning: {{ledger: {rack.ledger()}}}"
-    assert f"add this to the spec of the Fleet: {line}\n" in asked.out
+    assert f"add this to the Fleet's spec: {line}\n" in asked.out
     assert "--yes" in asked.err
     assert rack.once(*rack.spool_options).code == Exit.PARTIAL
     assert (record(rack, web), web.times_set) == (None, 0)

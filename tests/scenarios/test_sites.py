@@ -311,7 +311,7 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(two_sites: T
     two_sites.push(moved, *make_servers(web02="fra1"))
     assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["uuid"] == make_uuid("web01")
     assert str(run_records("hand-over", "shop01", "--state", old).exception).endswith(
-        "use the UUID of the server, or the last name that it had at this site"
+        "use the server's UUID, or its last name at this site"
     )
     (follower,) = (each.replace("name: web03", "name: web01") for each in make_servers(web03="ams2"))
     two_sites.push(moved, follower, *make_servers(web02="fra1"))

@@ -332,7 +332,7 @@ def events_command(
     if not has_ledger(state):
         raise no_instance_error(state)
     if follow and (len(outputs) > 1 or outputs[0].file is not None):
-        raise UsageError("--follow prints events to standard output: use a single -o without a file")
+        raise UsageError("--follow prints events to standard output: use only one -o, without a file")
     with open_ledger(state / LEDGER) as ledger:
         events = [
             (at, each) for at, each in instance_tables.read_numbered_events(ledger) if _is_chosen(each, server, None)
@@ -426,7 +426,7 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     if unknown_machines.unkept:
         requests = format_count(unknown_machines.unkept, "request")
         text += "\n" + wrap_text(
-            f"The list was full, so gitboot did not list {requests}. To clear the list, run "
+            f"The list was full, so {requests} could not be added. To clear the list, run "
             "`gitboot unknown-machines --forget`."
         )
     return text.strip("\n")
@@ -652,7 +652,7 @@ def allow_installs_command(state: Path) -> None:
             before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without_stop))
             names = find_released_servers(commit, knowledge, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # this removes the stop of the endpoints on this host
-        unchanged = f"the endpoints on this host serve boots again, but the ledger still contains the stop: {error}"
+        unchanged = f"the endpoints on this host serve boots again, but the ledger still records the stop: {error}"
         for each in (*apply_to_folders(found, remove_stop_file), unchanged):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None
@@ -662,7 +662,7 @@ def allow_installs_command(state: Path) -> None:
     if names:
         click.echo(f"{format_count(len(names), 'server')} may boot from the network now: {format_names(names)}")
     for each in missed:
-        click.echo(f"gitboot: {each}; the stop stays in force for this folder and for the instance", err=True)
+        click.echo(f"gitboot: {each}; the stop is still in effect for this folder and for the instance", err=True)
     if missed:
         raise SystemExit(Exit.PARTIAL)
 

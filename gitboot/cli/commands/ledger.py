@@ -172,7 +172,7 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
         found = plan_reclaim(state / LEDGER, location)
         if found.moved_to is not None:
             changes = format_count(found.changes, "change")
-            click.echo(f"gitboot moved the ledger from {found.name} to {found.moved_to} after {changes}.")
+            click.echo(f"gitboot moved the ledger from {found.name} to {found.moved_to} when it had {changes}.")
             click.echo("The old ledger does not contain any overrides or installations since the move.")
             click.echo("If an instance is still using the new ledger, two instances will manage the same servers.")
             confirm_or_abort(yes=yes)
@@ -375,7 +375,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
         notes, name = CopyNotes.read(database), database.name
     mark = read_mark(get_mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
-        raise UsageError(f"{name} was not moved, so you cannot reclaim it")
+        raise UsageError(f"the ledger {name} was not moved, so it cannot be reclaimed")
     _require_no_live_ledger(path, notes)
     if place != path and path.exists():
         raise UsageError(f"{path} already exists; move or rename the file")

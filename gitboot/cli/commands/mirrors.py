@@ -330,7 +330,7 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
         lines.append(f"not read: {hidden} with secret paths (to check them, pass the mirror's folder, not its URL)")
     if report.in_transition:
         changing = format_count(len(report.in_transition), "file")
-        lines.append(f"not compared: {changing} whose content is changing at this moment")
+        lines.append(f"not compared: {changing} whose content is changing right now")
     return lines
 
 
@@ -444,6 +444,6 @@ def _record_lines(
         outcomes[_UNREADABLE if found.is_open_intent else _OBSERVED] += 1
         if sent_versions is not None and sent_versions.is_older(found):
             outcomes[_OUT_OF_ORDER] += 1
-            message = f"{found.path}: the mirror sent {found.client} an older version than it had sent before"
+            message = f"{found.path}: the mirror sent {found.client} an older version than before"
             facts = {"path": found.path, "client": found.client}
             print_event(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))

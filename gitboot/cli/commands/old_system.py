@@ -407,7 +407,7 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "terraform": OldSystem(boot_servers.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"),
     "cobbler": OldSystem(boot_servers.read_cobbler, "/var/lib/cobbler/collections from Cobbler 3.3 or 4"),
     "foreman": OldSystem(asset_databases.read_foreman, "hosts, media and operatingsystems as JSON (Foreman API)"),
-    "maas": OldSystem(asset_databases.read_maas, "output of maas PROFILE machines read and power-parameters"),
+    "maas": OldSystem(asset_databases.read_maas, "the output of maas PROFILE machines read and power-parameters"),
     "openchami": OldSystem(hpc_clusters.read_openchami, "BSS and SMD data, or boot-service nodes/bootconfigurations"),
     "tinkerbell": OldSystem(kubernetes.read_inventory, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read_inventory, "BareMetalHost and HardwareData objects as YAML"),

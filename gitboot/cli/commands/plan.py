@@ -255,7 +255,7 @@ def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:
     for each in item.get("preconditions", ()):
         if each["waits"] is Cause.WAITING_FOR_APPROVAL:
             location = f"the file {each['approvalFile']}" if "approvalFile" in each else each["approvalURL"]
-            yield wrap_text(f"Maintenance/{each['maintenance']} needs an approval in {location}:", "    ")
+            yield wrap_text(f"Maintenance/{each['maintenance']} needs this approval in {location}:", "    ")
             yield f"    {each['maintenance']} {each['digest']}"
         elif each["waits"] is Cause.WAITING_FOR_DRAIN:
             yield wrap_text(

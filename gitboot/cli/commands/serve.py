@@ -544,7 +544,7 @@ def command(
             is_warning=True,
         )
     if (failure := check_shared_ledger(shared)) is not None:  # NotReady reports later changes
-        print_new_event(failure[0], f"{failure[1]}: the endpoint withholds one-time boots", is_warning=True)
+        print_new_event(failure[0], f"{failure[1]}, so the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
         clients = build_clients(access, operators, machines_tls)

@@ -344,7 +344,7 @@ def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -
         assert (done.code, said in done.err) == (code, True), done
     for guards in ((), ("--all-guards", *REINSTALL)):
         done = rack.run_command("approve", digest[:8], *guards, *REASON)
-        assert (done.code, "--all-guards, or with --guard GUARD" in done.err) == (Exit.USAGE, True), done
+        assert (done.code, "--all-guards, or --guard GUARD" in done.err) == (Exit.USAGE, True), done
     said = rack.said("approve", digest[:8].upper(), "--all-guards", *REASON)
     assert said.startswith(f"approved maxReinstalls for the changes {digest[:12]}")
     assert rack.once(*rack.spool_options).code == Exit.FINE
@@ -457,7 +457,7 @@ def test_e16_a_stop_written_only_for_endpoints_reaches_the_ledger_later(rack: Ra
     with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
         told = rack.run_command("stop-installs", *REASON)
-        assert (told.code, "the ledger does not record the stop" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "gitboot could not record the stop in the ledger" in told.err) == (Exit.PARTIAL, True), told
     for _ in range(2):  # it outlives restarts
         with rack.running(*rack.spool_options) as instance:
             found = wait_for_condition(instance, "InstallsAllowed", status=False, reason="Stopped")
@@ -478,7 +478,7 @@ def test_e16_an_unwritable_directory_is_named_and_other_endpoints_still_stop(rac
         assert (told.code, f"{word.parent} cannot be written" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         told = rack.run_command("allow-installs")
-        assert (told.code, "the stop stays in force for this folder" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "the stop is still in effect for this folder" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         shutil.rmtree(word)
         assert "(Stopped)" not in get(url + left.entry).text
