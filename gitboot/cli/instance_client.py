@@ -322,7 +322,7 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
     from gitboot.cli.evaluated_fleet import parse_selector
 
     if not servers and selector is None:
-        raise UsageError("pass the names of servers, or select servers by their labels: -l role=web")
+        raise UsageError("pass server names, or select servers by label, for example -l role=web")
     for name in servers:
         find_decision(instance, name)  # raises an error if there is no such server
     labels, chosen = instance.commit.labels, parse_selector(selector)

@@ -47,7 +47,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "explain": "Explain a server's boot, a kind or a problem code.",
         "images": "Show each image and the servers that boot it.",
         "update-images": "Propose new image releases for streams.",
-        "render": "Write the boot files of a fleet into a directory.",
+        "render": "Write a fleet's boot files to a directory.",
         "secret": "Create age keys, encrypt secrets, and check the keys.",
     },
     "Review a change": {

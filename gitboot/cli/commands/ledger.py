@@ -185,8 +185,8 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
         "`gitboot records begin`."
     )
     click.echo(
-        "If other hosts use this ledger, run the same command on each of them, and correct the --ledger option of "
-        "their instances."
+        "If other hosts use this ledger, run the same command on each of them, and correct their instances' --ledger "
+        "option."
     )
 
 

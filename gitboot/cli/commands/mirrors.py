@@ -279,7 +279,7 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
 def _resolve_folder(mirror: str) -> Path:
     folder = Path(mirror.removeprefix("file://"))
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder: pass the URL of a web server, or a folder on this machine")
+        raise UsageError(f"{folder} is not a folder: pass a web server's URL, or a folder on this machine")
     return folder
 
 

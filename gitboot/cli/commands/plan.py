@@ -370,7 +370,7 @@ def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list
 @records_option
 @evaluator_command
 def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
-    """Write the boot files of a fleet into a directory.
+    """Write a fleet's boot files to a directory.
 
     PATH is the fleet. gitboot writes the files that `gitboot run` would publish. OUT/boot contains the files for
     machines. Any HTTP server or CDN can serve it. OUT/ops contains the files for operators.

@@ -471,7 +471,7 @@ def _format_text(items: list[dict[str, Any]], trust_problem: str | None, site: s
     if unproven and not trust_problem:
         named = quote_words(*unproven[:_MAX_NAMES])
         below = [
-            "Check the disks of these servers, then record each server as provisioned or pending:",
+            "Check these servers' disks, then record each server as provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
     counts = Counter(map(_describe_state, items))

@@ -96,7 +96,7 @@ def test_records_are_shown_with_the_wanted_provision_and_unknown_ones_come_first
         "web02   1       unknown      -          -     -         -                  -",
         f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "Check the disks of these servers, then record each server as provisioned or pending:",
+        "Check these servers' disks, then record each server as provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
         "2 servers: 1 unknown, 1 provisioned",
