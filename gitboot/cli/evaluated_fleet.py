@@ -251,27 +251,26 @@ def plan_fleet(
             # compared with the clock and not with --at, because --at may be an earlier time on purpose
             latest_clock=instance.knowledge.find_later_clock(current_time()),
         )
-    shown = "the records of its ledger" if records is None else f"the records from --records {records}"
+    shown = "the records in its ledger" if records is None else f"the records from --records {records}"
     context = click.get_current_context()
     is_named = is_path_named(context)
     if is_named or rev is not None:
         fleet = _plan_fleet_at(path if is_named else state / CLONE, rev, at, records)
         fleet.check_servers(servers)
-        place = str(path) if is_named else f"revision {rev} in the repository of {state}"
+        place = str(path) if is_named else f"revision {rev} from the repository in {state}"
         hint = "" if is_named else describe_state_variable(context)
-        click.echo(
-            wrap_text(f"{place}, with {shown.replace('its ledger', f'the instance of {state}')}{hint}"), err=True
-        )
+        named_records = shown.replace("its ledger", f"the instance's ledger ({state})")
+        click.echo(wrap_text(f"using {place} and {named_records}{hint}"), err=True)
         return fleet if records is not None else structs.replace(fleet, records=known_records, knows_records=True)
     accepted.check_servers(servers)
     held = read_held_change(state)
     more = f"; guards hold commit {held.commit[:12]}" if held is not None else ""
     plans = (accepted.make_plan(each, at) for each in decisions.servers.values() if each.withheld)
     if withheld := [each.server for each in plans if each is not None and each.cause is Cause.WITHHELD]:
-        more += f"; gitboot withholds install boots of {format_names(withheld, 3)}"
+        more += f"; gitboot withholds install boots for {format_names(withheld, 3)}"
     if accepted.stop is not StopScope.NONE:
         more += f"; gitboot withholds {accepted.stop}"
-    commit = f"commit {decisions.revision[:12]}, which the instance of {state} has accepted, with {shown}{more}"
+    commit = f"using commit {decisions.revision[:12]}, which the instance in {state} has accepted, and {shown}{more}"
     click.echo(wrap_text(commit + describe_state_variable(click.get_current_context())), err=True)
     if records is None:
         return accepted
@@ -286,7 +285,7 @@ def print_unknown_instance(records: str | None, state: Path | None) -> None:
     """
     if records is None and state is None:
         click.echo(
-            wrap_text("Without --state, gitboot cannot read the accepted commit and the records of an instance."),
+            wrap_text("Without --state, gitboot cannot read an instance's accepted commit and records."),
             err=True,
         )
 
@@ -331,7 +330,7 @@ def print_finished_maintenances(finished_runs: Mapping[str, Mapping[str, str]]) 
     for (name, at), names in sorted(servers.items()):
         click.echo(
             f"Maintenance/{name}: the one-time boot was consumed at {at} ({format_names(names, 3)}). To repeat the "
-            "maintenance, raise `run`, or write a window that starts later.",
+            "maintenance, increase `run`, or add a window that starts later.",
             err=True,
         )
 
@@ -349,7 +348,7 @@ def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None =
         if state is not None:
             remedy = f"Run `gitboot records show --state {quote_words(state)}`."
         text = (
-            f"{format_count(number, 'server')} may need an installation, because gitboot does not know if "
+            f"{format_count(number, 'server')} may need an installation, because gitboot does not know whether "
             f"{pronoun} installed. {remedy}"
         )
         click.echo(wrap_text(text), err=True)
@@ -383,7 +382,7 @@ def parse_selector(text: str | None) -> Selector | None:
     try:
         return read(Selector, {"matchExpressions": expressions})
     except InvalidDocument as invalid:
-        raise UsageError(f"-l {text}: {invalid}; write for example role=web,site!=fra1,rack,!gpu") from None
+        raise UsageError(f"-l {text}: {invalid}; for example, write role=web,site!=fra1,rack,!gpu") from None
 
 
 NO_TRUST: Final = TrustSettings()

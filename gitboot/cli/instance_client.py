@@ -100,12 +100,13 @@ def read_proof(
     records = reader.records(applied.machines)
     if get_applied_commit(reader.status()) != commit:
         raise HostUnreachable(
-            f"the instance changed from commit {commit[:12]} to another one during the query: run the command again"
+            f"the instance switched from commit {commit[:12]} to a different commit during the query: run the command "
+            "again"
         )
     written = status.get("at") or status.get("clock")
     at = datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
     wait_reasons = (
-        f"the condition {each['type']} of the instance is false ({each['reason']}): {each['message']}"
+        f"the instance's condition {each['type']} is false ({each['reason']}): {each['message']}"
         for each in status.get("conditions", ())
         if each["type"] in _REQUIRED_CONDITIONS and not each["status"] and each["reason"] != _SERVER_REASON
     )
@@ -156,9 +157,7 @@ class ApiReader(Struct, frozen=True):
     def status(self) -> Mapping[str, Any]:
         status = self._fetch_json("status")
         if not isinstance(status, dict):
-            raise HostUnreachable(
-                f"{self.url} did not return a status: check that the URL is an endpoint of an instance"
-            )
+            raise HostUnreachable(f"{self.url} did not return a status: check that the URL is an instance's endpoint")
         return status
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
@@ -291,8 +290,8 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
             time.sleep(0.05)
     if outcome is None:
         raise NotYetDone(
-            f"{state}: process {process} has not processed the request within {_REQUEST_TIMEOUT_S} s, but will "
-            f"process the request later; run `gitboot status --state {quote_words(state)}`"
+            f"{state}: process {process} did not process the request within {_REQUEST_TIMEOUT_S} s, but will "
+            f"process it later; run `gitboot status --state {quote_words(state)}`"
         )
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
@@ -323,7 +322,7 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
     from gitboot.cli.evaluated_fleet import parse_selector
 
     if not servers and selector is None:
-        raise UsageError("pass the names of servers, or select servers by their labels: -l role=web")
+        raise UsageError("pass server names, or select servers by label, for example -l role=web")
     for name in servers:
         find_decision(instance, name)  # raises an error if there is no such server
     labels, chosen = instance.commit.labels, parse_selector(selector)
@@ -365,8 +364,8 @@ def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
                 if isinstance(commit, str) and _COMMIT.fullmatch(commit):
                     return commit
     raise UsageError(
-        f"--accepted: {place} has no accepted commit; pass the URL of an endpoint, or the OUTPUT of `gitboot run`, "
-        "and run `gitboot status` on the host of the instance"
+        f"--accepted: {place} has no accepted commit; pass an endpoint's URL, or the OUTPUT of `gitboot run`. To "
+        "find the cause, run `gitboot status` on the instance's host"
     )
 
 

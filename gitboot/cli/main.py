@@ -47,7 +47,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "explain": "Explain a server's boot, a kind or a problem code.",
         "images": "Show each image and the servers that boot it.",
         "update-images": "Propose new image releases for streams.",
-        "render": "Write the boot files of a fleet into a directory.",
+        "render": "Write a fleet's boot files to a directory.",
         "secret": "Create age keys, encrypt secrets, and check the keys.",
     },
     "Review a change": {
@@ -61,7 +61,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "serve": "Serve the published boot files from this host.",
         "artifacts": "Install boot loaders; download and verify images.",
         "verify-mirror": "Compare a mirror with its signed list or output tree.",
-        "read-access-logs": "Record fetches from the access logs of a mirror.",
+        "read-access-logs": "Read a mirror's access logs and record the fetches.",
     },
     "Operate": {
         "status": "Show conditions, commits and counts.",
@@ -82,7 +82,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "Set up": {
         "init": "Write a small fleet to start from.",
-        "import": "Generate a fleet from the data of another system.",
+        "import": "Generate a fleet from another system's data.",
         "compare-old-system": "Compare the fleet's boots with another system's.",
         "doctor": "Check this host: clock, disks, credentials, loaders.",
         "completion": "Print the shell's completion script.",
@@ -296,7 +296,7 @@ class Exit(IntEnum):
         "not processed the request yet",
     )
     WAITS = 9, "a rollout is waiting for machines before its next step"
-    USAGE = 64, "an option, an argument, a setting or a path is wrong, or another process uses the directory"
+    USAGE = 64, "an option, an argument, a setting or a path is wrong, or another process is using the directory"
     INTERRUPTED = 130, "you pressed Ctrl-C, or answered no"
 
 

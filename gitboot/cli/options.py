@@ -58,7 +58,7 @@ class Setting(click.Option):
             hint = f"write {key} = {as_toml} to a file, and pass this file with --config"
             if file is not None:
                 hint = f"write {key} = {as_toml} to {file}"
-            raise click.UsageError(f"--{key} is a setting of the configuration file: {hint}", ctx)
+            raise click.UsageError(f"--{key} is a setting in the configuration file: {hint}", ctx)
         return value, source
 
 
@@ -260,7 +260,7 @@ class StateDirectory(click.Path):
 
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         del param, ctx
-        return "Set --state or the variable GITBOOT_STATE to the state directory of the instance."
+        return "Set --state or the variable GITBOOT_STATE to the instance's state directory."
 
 
 state_option = click.option(
@@ -328,10 +328,10 @@ def check_reason(_: click.Context, parameter: click.Parameter, text: str | None)
     if text is None:
         return None
     if not text.strip():
-        raise click.BadParameter("the reason is empty: write why you make this change", param=parameter)
+        raise click.BadParameter("the reason is empty: write why you are making this change", param=parameter)
     if is_placeholder_reason(text):
         raise click.BadParameter(
-            f"{printable(text)} is a placeholder from an example: write why you make this change, for example "
+            f"{printable(text)} is a placeholder from an example: write why you are making this change, for example "
             "'INC-4711: disk replaced'",
             param=parameter,
         )
@@ -466,21 +466,20 @@ def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Com
             "--commit-seconds",
             "SECONDS",
             MAX_SECONDS,
-            "Time limit for the evaluation of one commit, in whole CPU seconds. Default: 60, plus 6 for every 1,000 "
-            "files.",
+            "Time limit for evaluating one commit, in whole CPU seconds. Default: 60, plus 6 for every 1,000 files.",
         ),
         limit(
             "--commit-memory",
             "MIB",
             MAX_MEMORY_MIB,
-            "Memory limit for the evaluation of one commit, in MiB. Default: 1,024, plus 64 for every 1,000 files.",
+            "Memory limit for evaluating one commit, in MiB. Default: 1,024, plus 64 for every 1,000 files.",
         ),
         limit(
             "--commit-workers",
             "NUMBER",
             64,
-            "The number of processes that evaluate a commit with 500 files or more in parallel. Default: one per CPU, "
-            "at most 8.",
+            "The number of parallel processes that evaluate a commit with 500 or more files. Default: one per CPU, at "
+            "most 8.",
         ),
     )
 
@@ -650,7 +649,7 @@ LIMIT_HELP: Final = {
     "max_reinstalls": "The number of servers that a commit may reinstall. With 0, someone must acknowledge each "
     "reinstallation. Default: 0.",
     "max_installs": "The number of new servers that a commit may install. Default: 50.",
-    "max_resets": "The number of running servers that the maintenances of a commit may reset. Default: 50.",
+    "max_resets": "The number of running servers that a commit's maintenances may reset. Default: 50.",
 }
 
 

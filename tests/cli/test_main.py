@@ -206,7 +206,7 @@ def test_a_fleet_is_named_by_its_path_alone_and_once(fleet: Path, tmp_path: Path
     done = gitboot("validate", fleet, "--path", tmp_path)
     assert (done.code, f"set twice, by {fleet} and --path {tmp_path}" in done.err) == (Exit.USAGE, True)
     done = gitboot("explain", "web01", fleet, "--path", fleet)
-    assert (done.code, f"to set the path of the fleet, use --path {fleet}" in done.err) == (Exit.USAGE, True), done
+    assert (done.code, f"to set the fleet's path, use --path {fleet}" in done.err) == (Exit.USAGE, True), done
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("status --state {missing}", 64, "no instance has run with the state directory"),
         ("status --state {file}", 64, "is a file"),
         ("events --state {empty}", 64, "no instance has run with the state directory"),
-        ("reconcile --state {empty}", 64, "no instance runs with the state directory"),
+        ("reconcile --state {empty}", 64, "no instance is running with the state directory"),
         ("serve --out {missing}", 64, "is not a directory"),
         ("serve --out {empty} --listen nonsense", 64, "expected HOST:PORT"),
         ("run --out {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),
@@ -453,13 +453,13 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --commit-seconds 100000000", 64, "100000000 is not in the range"),
         ("plan {fleet} --commit-memory 999999999999999999", 64, "is not in the range"),
         ("compare-old-system {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
-        ("events", 64, "Missing option '--state'. Set --state or the variable GITBOOT_STATE to the state directory"),
+        ("events", 64, "Missing option '--state'. Set --state or the variable GITBOOT_STATE to the instance's state"),
         ("boot-script web01", 64, "specify the output tree with --tree, or its instance with --state or the variable"),
         ("boot-script web01 --state {empty}", 64, "does not name an output tree; pass the tree with --tree"),
         (
             "boot-script web01 --tree {empty}",
             64,
-            "is not an output tree; pass the directory that `gitboot run` or `gitboot render`",
+            "is not an output tree; pass the --out directory of `gitboot run` or `gitboot render`",
         ),
         ("diff", 64, "--accepted"),
         ("diff main --path {unborn}", 64, "unborn has no commits yet"),
@@ -623,9 +623,9 @@ def test_e17_plan_shows_that_a_maintenance_run_was_already_used(tmp_path: Path) 
 
 def test_plan_counts_the_servers_that_may_need_an_installation(fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON)
-    assert done.err.startswith("2 servers may need an installation, because gitboot does not know if they are")
+    assert done.err.startswith("2 servers may need an installation, because gitboot does not know whether they are")
     alone = gitboot("plan", fleet, "--at", NOON, "--server", "web01")
-    assert alone.err.startswith("1 server may need an installation, because gitboot does not know if it is")
+    assert alone.err.startswith("1 server may need an installation, because gitboot does not know whether it is")
 
 
 def test_plan_reads_any_revision_and_uncommitted_files(tmp_path: Path) -> None:
@@ -749,7 +749,7 @@ def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description()
     listed = gitboot("explain", "Server").out
     assert firmware in listed and firmware == gitboot("explain", "Server", "spec.firmware").out
     assert not re.search(r"^spec\.bmc\.", listed, re.M)
-    assert re.search("^More fields are below .*bmc.* run:\n    gitboot explain Server [a-z]+$", listed, re.M | re.S)
+    assert re.search("^There are more fields in .*bmc.* run:\n    gitboot explain Server [a-z]+$", listed, re.M | re.S)
     tls = gitboot("explain", "Server", "bmc.tls").out
     assert {"spec.bmc.tls", "spec.bmc.tls.fingerprint"} <= set(re.findall(r"^spec\S+", tls, re.M))
 
@@ -758,7 +758,7 @@ def test_every_field_of_a_kind_is_found_below_the_fields_that_explain_names() ->
     def below(*field: str) -> set[str]:
         out = gitboot("explain", "BootImage", *field).out
         shown = set(re.findall(r"^spec\S*", out, re.M))
-        named = re.search("More fields are below (.*)[.] To\\s", " ".join(out.split()) + " ")
+        named = re.search("There are more fields in (.*)[.] To\\s", " ".join(out.split()) + " ")
         return shown.union(*map(below, named[1].split(", "))) if named else shown
 
     assert below() == {field.path for field in list_schema_fields(BootImage)}
@@ -794,7 +794,7 @@ def test_render_writes_the_output_tree_once_and_does_not_touch_other_directories
     assert (done.code, (tmp_path / "mine" / "boot").read_text()) == (Exit.PARTIAL, "mine")
     before = sorted(fleet.rglob("*"))
     for wrong, why in (
-        (fleet, "the work tree of a fleet"),
+        (fleet, "a fleet's work tree"),
         (fleet.parent, "contains files that gitboot did not write: "),
     ):
         done = gitboot("render", fleet, "--out", wrong)
@@ -910,8 +910,8 @@ def test_finding_r7_commands_show_the_commit_and_the_records_of_an_instance(
         assert done.code == Exit.FINE, done
         return parse_cells(done), done.err
 
-    alone = "Without --state, gitboot cannot read the accepted commit and the records of an instance."
-    known = f"commit {accepted[:12]}, which the instance of {state} has accepted, with the records of its ledger; "
+    alone = "Without --state, gitboot cannot read an instance's accepted commit and records."
+    known = f"using commit {accepted[:12]}, which the instance in {state} has accepted, and the records in its ledger; "
     known += f"guards hold commit {held[:12]}"
     chosen = "the variable GITBOOT_STATE selects this instance: add --path . to read the current directory"
     with monkeypatch.context() as patched:
@@ -972,7 +972,7 @@ def test_commands_withhold_the_same_boots_as_the_instance(followed_repository: F
     assert phases() == ["Disk"] * 4
     done = gitboot("explain", "web01", "withheld", *state)
     assert f"the newer commit {held[:12]} does not offer this install boot" in " ".join(done.out.split())
-    assert f"guards hold commit {held[:12]}; gitboot withholds install boots of web01" in " ".join(done.err.split())
+    assert f"guards hold commit {held[:12]}; gitboot withholds install boots for web01" in " ".join(done.err.split())
     stop = ("stop-installs", "--reason", "INC-1", *state)
     assert "are stopped by" in gitboot(*stop).out
     done = gitboot("allow-installs", *state)
@@ -1002,9 +1002,9 @@ def test_plan_shows_before_a_window_that_gitboot_withholds_its_install_boot(
     timeline = gitboot("plan", "--timeline", "web02", *state, "-o", "json").json["items"]
     withheld = "a newer commit, which is not accepted yet, does not offer this install boot"
     assert [(each["from"], each["phase"]) for each in timeline if each["why"] == withheld] == [(f"{start}Z", "Disk")]
-    assert "withholds install boots of web02" not in " ".join(gitboot("plan", *state).err.split())
+    assert "withholds install boots for web02" not in " ".join(gitboot("plan", *state).err.split())
     later = gitboot("plan", *state, "--at", "3h")
-    assert "withholds install boots of web02" in " ".join(later.err.split())
+    assert "withholds install boots for web02" in " ".join(later.err.split())
     explained = " ".join(gitboot("explain", "web02", "withheld", *state).out.split())
     assert f"Maintenance/wipe R5 the newer commit {held[:12]} does not offer this install boot" in explained
 
@@ -1084,7 +1084,7 @@ def test_the_work_tree_is_shown_with_the_records_of_the_instance(
         for rev in (("--rev", "WORKTREE"), ("--rev", "WORKTREE", "--path", work)):
             done = gitboot(*words, *rev)
             assert done.code == Exit.FINE and done.json == named.json, done
-            assert f"with the records of the instance of {followed_repository.folder / 'state'}" in " ".join(
+            assert f"and the records in the instance's ledger ({followed_repository.folder / 'state'})" in " ".join(
                 done.err.split()
             )
     assert gitboot("history", "web01", "--rev", "WORKTREE").err == (

@@ -59,7 +59,7 @@ def test_a_user_is_shown_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_blank_reason_is_rejected(tmp_path: Path, typed_line: str, reason: str) -> None:
     done = run_command(*typed_line.split(), "--state", tmp_path, "--reason", reason)
     assert done.code == Exit.USAGE
-    assert "the reason is empty: write why you make this change" in " ".join(done.err.split())
+    assert "the reason is empty: write why you are making this change" in " ".join(done.err.split())
 
 
 PLACEHOLDERS: Final = [
@@ -211,7 +211,7 @@ def test_the_reference_has_a_row_for_each_key_and_the_help_has_no_setting(name: 
     [
         (
             ("--bmc-parallel", "5"),
-            "--bmc-parallel is a setting of the configuration file: write bmc-parallel = 5",
+            "--bmc-parallel is a setting in the configuration file: write bmc-parallel = 5",
         ),
         (("--step-minutes=0.5",), "write step-minutes = 0.5 to a file, and pass this file with --config"),
         (("--forge-name", "a b"), 'write forge-name = "a b" to a file'),

@@ -56,7 +56,7 @@ def find_command_fault(arguments: Sequence[str], *, whole: bool = True) -> str |
         for parameter in command.params:
             given = values.get(parameter.name)
             if isinstance(parameter, Setting) and given is not None:
-                return f"{parameter.opts[0]} is a setting of the configuration file"
+                return f"{parameter.opts[0]} is a setting in the configuration file"
             for each in given if isinstance(given, list | tuple) else [given]:
                 if isinstance(each, str) and isinstance(parameter.type, click.Choice) and not each.isupper():  # KIND
                     parameter.type.convert(each, parameter, context)
@@ -89,7 +89,7 @@ def find_gitboot_arguments(words: tuple[str, ...]) -> tuple[str, ...] | None:
         ("sudo -u gitboot gitboot stop-installs --reason x --state STATE", None),
         ("runuser -u gitboot -- gitboot statu", "no command statu"),
         ("gitboot run … --once", None),
-        ("gitboot run … --bmc-parallel 5", "--bmc-parallel is a setting of the configuration file"),
+        ("gitboot run … --bmc-parallel 5", "--bmc-parallel is a setting in the configuration file"),
         ("gitboot statu", "no command statu"),
         ("gitboot status --state STATE --nope", "No such option '--nope'"),
         ("gitboot bmc power", "no command"),

@@ -294,7 +294,7 @@ def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones
     shutil.rmtree(rack.state)
     assert rack.once(*rack.spool_options).code == Exit.PARTIAL
     refused = rack.run_command("records", "begin", last_week, "--yes")
-    assert (refused.code, "so the instance is not active. Name the ledger of this instance" in refused.err) == (
+    assert (refused.code, "so the instance is not active. Name this instance's ledger" in refused.err) == (
         Exit.USAGE,
         True,
     )
@@ -320,7 +320,7 @@ def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirm
     asked = rack.run_command("records", "begin", "fresh")  # there is no terminal
     assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
     line = f"provisioning: {{ledger: {rack.ledger()}}}"
-    assert f"add this to the spec of the Fleet: {line}\n" in asked.out
+    assert f"add this to the Fleet's spec: {line}\n" in asked.out
     assert "--yes" in asked.err
     assert rack.once(*rack.spool_options).code == Exit.PARTIAL
     assert (read_record(rack, web), web.times_set) == (None, 0)

@@ -141,7 +141,7 @@ def test_after_a_power_cut_only_the_servers_that_a_person_chose_are_installed(ra
         for blade in blades:
             blade.machine.reset("ForceOff")
     stopped = type_line(rack, "stop-installs")
-    assert (stopped.code, "no instance runs with this state directory" in stopped.err) == (Exit.PARTIAL, True)
+    assert (stopped.code, "no instance is running with this state directory" in stopped.err) == (Exit.PARTIAL, True)
     with rack.running() as instance:
         assert type_line(rack, "status").code == Exit.PARTIAL
         for blade in blades:

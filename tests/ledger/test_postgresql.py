@@ -814,7 +814,7 @@ def test_a_place_with_only_an_identity_can_be_used_again_only_by_that_ledger(pat
     move_ledger(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()
-    assert "contains another ledger, or a newer state of this ledger" in fail_copy(other, address.url)
+    assert "contains a different ledger, or a newer version of this ledger" in fail_copy(other, address.url)
     move_ledger(tmp_path, address.url)
     with open_ledger(path) as ledger:
         ledger.database.take_lease(Holder("theirs", "another host"))

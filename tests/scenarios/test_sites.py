@@ -311,7 +311,7 @@ def test_a_server_that_changes_its_site_and_its_name_is_handed_over(two_sites: T
     two_sites.push(moved, *make_servers(web02="fra1"))
     assert json.loads(run_records("hand-over", "web01", "--state", old).stdout)["uuid"] == make_uuid("web01")
     assert str(run_records("hand-over", "shop01", "--state", old).exception).endswith(
-        "use the UUID of the server, or the last name that it had at this site"
+        "use the server's UUID, or its last name at this site"
     )
     (follower,) = (each.replace("name: web03", "name: web01") for each in make_servers(web03="ams2"))
     two_sites.push(moved, follower, *make_servers(web02="fra1"))
@@ -341,7 +341,7 @@ def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_han
         server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
     )
     record_fetch(world.parts.spool, fetched)
-    assert "the instance has not read the last fetches of web01 yet" in str(
+    assert "the instance has not read web01's latest fetches yet" in str(
         run_records("hand-over", "web01", "--state", old).exception
     )
     world.advance()
@@ -425,7 +425,7 @@ def test_a_state_directory_belongs_to_one_site_and_requests_name_it(two_sites: T
         assert (look.commit.site, [*look.commit.decisions.servers]) == ("ams2", ["web01"])
         assert {each.name for each in look.commit.machines.values()} == {"web01"}
     shown = CliRunner().invoke(cli, ["records", "show", "--state", str(tmp_path / "ams2/state")])
-    assert "1 server of the site ams2: 1 pending" in shown.output
+    assert "1 server at the site ams2: 1 pending" in shown.output
 
 
 @pytest.mark.parametrize("other", ["fra1", None])

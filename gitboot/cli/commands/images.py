@@ -245,9 +245,9 @@ class CommittedFleet:
     context_settings=VARIABLES,
     example="gitboot update-images --bundle updates.bundle",
     exit_codes={
-        Exit.FINE: "gitboot checked all streams; the output lists the proposals and the streams that wait",
+        Exit.FINE: "gitboot checked all streams; the output lists the proposals and the waiting streams",
         Exit.INVALID: "the fleet has errors, or would have errors with a new image",
-        Exit.SOURCE: "a source did not respond, or one of its files is wrong; other streams may still have proposals",
+        Exit.SOURCE: "a source did not respond, or sent an invalid file; other streams may still have proposals",
     },
 )
 @click.argument("stream", nargs=-1, shell_complete=complete_streams)
@@ -334,18 +334,18 @@ def _format_json(base: Revision, updates: Sequence[StreamUpdate]) -> str:
 
 def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
     if not updates:
-        yield wrap_text("no stream in the commit sets spec.follow; commit your streams first")
+        yield wrap_text("no stream in the commit has spec.follow; if you added this field, commit the change first")
     for each in updates:
         yield wrap_text(f"{each.stream}: {each.outcome.lower()}: {each.why}")
         for file in each.files:
             yield wrap_text(f"{'.'.join(map(str, file.at))}: {format_origin(file)}", "    ", continuation="        ")
         if each.branch is not None:
             if each.new:
-                commit_text = f"committed on the branch {each.branch}"
+                commit_text = f"gitboot committed this proposal to the branch {each.branch}"
             elif each.commit is not None:
-                commit_text = f"already on the branch {each.branch}"
+                commit_text = f"this proposal is already on the branch {each.branch}"
             else:
-                commit_text = f"gitboot would commit on the branch {each.branch}"
+                commit_text = f"gitboot would commit this proposal to the branch {each.branch}"
             yield wrap_text(commit_text, "    ")
         for superseded in each.supersedes:
             yield wrap_text(f"this proposal supersedes the branch {superseded}", "    ")
@@ -571,7 +571,8 @@ def _build_change(
 def _format_message(step: RolloutProgress) -> str:
     begun = ""
     if step.begun:
-        begun = f"In addition, {format_count(len(step.begun), 'server')} fetched the boot but reported no completion.\n"
+        servers = format_count(len(step.begun), "server")
+        begun = f"In addition, {servers} fetched the boot but did not report completion.\n"
     return (
         f"Roll {step.image} out to {step.next} % of {step.stream}\n\n"
         f"Provisioned with this image at {step.percent} %: {step.proven} of {format_count(step.reached, 'server')}.\n"
@@ -599,9 +600,9 @@ def _commit_change(path: Path, base: Revision, message: _Proposal, content: byte
 
 
 _OUTCOME_TEXTS: Final = {
-    "Written": "gitboot committed this on the branch {}",
-    "Proposed": "the change is already on the branch {}; gitboot wrote no commit",
-    "Nothing": "gitboot would commit this on the branch {}",
+    "Written": "gitboot committed the change to the branch {}",
+    "Proposed": "the change is already on the branch {}, so gitboot did not commit it again",
+    "Nothing": "gitboot would commit the change to the branch {}",
 }
 
 

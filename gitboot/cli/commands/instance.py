@@ -179,7 +179,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         *(_format_fact(_COUNT_LABELS[name], text) for name, text in numbers.items()),
         *([_format_fact("progress", status["progress"]["message"])] if process and status.get("progress") else []),
         _format_fact("planned at", f"{status['plannedAt'][:19]}Z" if status["plannedAt"] else "not since startup"),
-        _format_fact("next change", status["nextTransition"] or "none until a new commit"),
+        _format_fact("next change", status["nextTransition"] or "none planned until a new commit arrives"),
     ]
     installations = status.get("installations", [])
     shown = installations[:_MAX_INSTALLATIONS]
@@ -191,8 +191,8 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
         if reinstalled := held.get("reinstalls", ()):
             lines.append(wrap_text(f"may be reinstalled: {format_names(reinstalled, _MAX_SERVERS)}", "    "))
     withheld = [
-        f"{each['server']} boots {each['boots'] or 'its disk'}, because its install boot is missing from "
-        f"{', '.join(commit[:12] for commit in each['by'])}"
+        f"{each['server']} boots {each['boots'] or 'from its disk'}, because its install boot is missing from the "
+        f"newer {'commit' if len(each['by']) == 1 else 'commits'} {', '.join(commit[:12] for commit in each['by'])}"
         for each in status["attempted"].get("withheld", ())
     ]
     lines += _limit_lines([wrap_text(_format_fact("withheld", text)) for text in withheld])
@@ -204,7 +204,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     return "\n".join([*lines, "", *_format_conditions(status["conditions"], state, held), "", wrap_text(_TERMS)])
 
 
-_TERMS: Final = 'The pages "Glossary" and "Every condition" of the documentation explain these terms.'
+_TERMS: Final = 'The documentation pages "Glossary" and "Every condition" explain these terms.'
 
 
 def _format_acknowledgements(acknowledgements: Sequence[Mapping[str, str]]) -> Iterator[str]:
@@ -332,7 +332,7 @@ def events_command(
     if not has_ledger(state):
         raise no_instance_error(state)
     if follow and (len(outputs) > 1 or outputs[0].file is not None):
-        raise UsageError("--follow prints events to standard output: use a single -o without a file")
+        raise UsageError("--follow prints events to standard output: use only one -o, without a file")
     with open_ledger(state / LEDGER) as ledger:
         events = [
             (at, each) for at, each in instance_tables.read_numbered_events(ledger) if _is_chosen(each, server, None)
@@ -426,7 +426,7 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     if unknown_machines.unkept:
         requests = format_count(unknown_machines.unkept, "request")
         text += "\n" + wrap_text(
-            f"The list was full, so gitboot did not list {requests}. To clear the list, run "
+            f"The list was full, so {requests} could not be added. To clear the list, run "
             "`gitboot unknown-machines --forget`."
         )
     return text.strip("\n")
@@ -450,7 +450,7 @@ _OUTCOME_POLL_S: Final = 0.1
         Exit.SOURCE: "the fetch failed",
         Exit.SUSPENDED: "the instance is suspended",
         Exit.PARTIAL: "the instance could not write the ledger, could not publish, or did not finish in time",
-        Exit.USAGE: "no instance runs with this state directory, or an option is wrong",
+        Exit.USAGE: "no instance is running with this state directory, or an option is wrong",
     },
 )
 @state_option
@@ -474,7 +474,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     state = resolve_active_state(state)
     process = find_running_process(state)
     if process is None:
-        raise UsageError(f"no instance runs with the state directory {state}: start `gitboot run` first")
+        raise UsageError(f"no instance is running with the state directory {state}: start `gitboot run` first")
     with suppress(LedgerError):  # continue, because an unavailable database must not block commits
         check_active(state)
     triggered, until = current_time(), time.monotonic() + timeout_s
@@ -500,7 +500,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     source = _list_conditions(found).get("SourceReady")
     why = f": {source['message']}" if source is not None and not source["status"] else ""
     raise NotYetDone(
-        f"{state}: process {process} did not finish the reconcile within {timeout_s} s{why}; run `gitboot status` "
+        f"{state}: process {process} did not finish reconciling within {timeout_s} s{why}; run `gitboot status` "
         "for the result"
     )
 
@@ -574,7 +574,7 @@ class GuardType(click.ParamType[str]):
     example=("gitboot approve 7c1e4f0a92bd --all-guards \\\n    --reason 'planned reinstall' --state /var/lib/gitboot"),
     exit_codes={
         Exit.FINE: "gitboot recorded the approval",
-        Exit.STALE: "gitboot holds no commit, DIGEST does not match the held commit, or another guard holds it",
+        Exit.STALE: "no commit is held, DIGEST does not match the held commit, or a different guard holds this commit",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "an option or an argument is wrong, or the reason is a placeholder",
     },
@@ -606,7 +606,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     from gitboot.controller.operator_requests import APPROVE, check_approval, find_held_change
 
     if bool(guards) is all_guards:
-        raise UsageError("specify the guards with --all-guards, or with --guard GUARD for each guard (not both)")
+        raise UsageError("specify either --all-guards, or --guard GUARD for each guard")
     read_status(state)  # this raises an error if no instance has ever run here
     check_active(state)
     held = find_held_change(read_held_change(state), digest)
@@ -620,8 +620,8 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     cls=Command,
     example="gitboot allow-installs --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "gitboot lifted the stop",
-        Exit.PARTIAL: "the stop is still in force in some places; the output lists them",
+        Exit.FINE: "gitboot serves install boots again",
+        Exit.PARTIAL: "install boots are still withheld in some places; the output lists them",
     },
 )
 @state_option
@@ -652,7 +652,7 @@ def allow_installs_command(state: Path) -> None:
             before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without_stop))
             names = find_released_servers(commit, knowledge, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # this removes the stop of the endpoints on this host
-        unchanged = f"the endpoints on this host serve boots again, but the ledger still contains the stop: {error}"
+        unchanged = f"the endpoints on this host serve boots again, but the ledger still records the stop: {error}"
         for each in (*apply_to_folders(found, remove_stop_file), unchanged):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None
@@ -662,7 +662,7 @@ def allow_installs_command(state: Path) -> None:
     if names:
         click.echo(f"{format_count(len(names), 'server')} may boot from the network now: {format_names(names)}")
     for each in missed:
-        click.echo(f"gitboot: {each}; the stop stays in force for this folder and for the instance", err=True)
+        click.echo(f"gitboot: {each}; the stop is still in effect for this folder and for the instance", err=True)
     if missed:
         raise SystemExit(Exit.PARTIAL)
 
@@ -730,8 +730,8 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
         click.echo(stoppage)
         reached = ", ".join(map(str, found))
         missed.append(
-            f"only the endpoints that use {reached} stopped serving install boots, and the ledger does not record "
-            f"the stop: {error}"
+            f"only the endpoints that use {reached} have stopped serving install boots, because gitboot could not "
+            f"record the stop in the ledger: {error}"
         )
     if find_running_process(state) is None:
         missed.append(_NOT_RUNNING)
@@ -742,8 +742,8 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
 
 
 _NOT_RUNNING: Final = (
-    "no instance runs with this state directory. The endpoints (gitboot serve) obey the stop, but the boot files on "
-    "other web servers and the overrides at BMCs stay as they are. Start the instance, or stop those web servers"
+    "no instance is running with this state directory. The endpoints (gitboot serve) obey the stop, but the boot files "
+    "on other web servers and the overrides on BMCs remain unchanged. Start the instance, or stop those web servers"
 )
 
 
@@ -777,7 +777,5 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
     from gitboot.controller.operator_requests import SUSPEND
 
     if until <= current_time():
-        raise UsageError(
-            f"--until {format_instant(until)} is in the past: use a later time, or a duration from now such as 2h"
-        )
+        raise UsageError(f"--until {format_instant(until)} is in the past: use a future time, or a duration such as 2h")
     echo_wrapped(request_change(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))

@@ -51,7 +51,7 @@ def command() -> None:
     context_settings=VARIABLES,
     example="gitboot ledger show --state /var/lib/gitboot",
     exit_codes={
-        Exit.FINE: "gitboot printed the facts about the ledger",
+        Exit.FINE: "gitboot printed information about the ledger",
         Exit.FAULT: "gitboot cannot read the ledger",
         Exit.USAGE: "no instance has run with this state directory",
     },
@@ -81,7 +81,7 @@ def show(state: Path) -> None:
     exit_codes={
         Exit.FINE: "STATE uses the ledger at the new location",
         Exit.FAULT: "gitboot cannot read or write a ledger",
-        Exit.USAGE: "the instance runs, the new location has data, or an option is wrong",
+        Exit.USAGE: "the instance is running, the new location has data, or an option is wrong",
     },
 )
 @state_option
@@ -118,7 +118,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         done = move_ledger(state / LEDGER, address)
     if done.was_copied:
         click.echo(
-            f"An earlier command copied the ledger: {done.old} -> {done.new}. This state directory uses the copy now."
+            f"An earlier command copied the ledger: {done.old} -> {done.new}. This state directory now uses the copy."
         )
     else:
         click.echo(f"Copied and compared {format_count(sum(done.rows.values()), 'row')}: {done.old} -> {done.new}")
@@ -163,32 +163,30 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
 
     location = PostgresAddress.parse(place, password) if "://" in place else Path(place)
     if isinstance(location, Path) and password is not None:
-        raise UsageError(
-            "--ledger-password is only for a PostgreSQL database: remove it, or pass the URL of the database"
-        )
+        raise UsageError("--ledger-password is only for a PostgreSQL database: remove it, or pass the database URL")
     if not state.is_dir():
-        raise UsageError(f"{state} is not a directory: name the state directory of `gitboot run`")
+        raise UsageError(f"{state} is not a directory: specify the state directory of `gitboot run`")
     with ExitStack() as stack:
         stack.enter_context(make_private(state))
         stack.enter_context(lock(state))
         found = plan_reclaim(state / LEDGER, location)
         if found.moved_to is not None:
             changes = format_count(found.changes, "change")
-            click.echo(f"gitboot moved the ledger from {found.name} to {found.moved_to} after {changes}.")
-            click.echo("The old ledger does not contain later overrides and installations.")
-            click.echo("If an instance still uses the new ledger, two instances would manage the same servers.")
+            click.echo(f"gitboot moved the ledger from {found.name} to {found.moved_to} when it had {changes}.")
+            click.echo("The old ledger does not contain any overrides or installations since the move.")
+            click.echo("If an instance is still using the new ledger, two instances will manage the same servers.")
             confirm_or_abort(yes=yes)
         reclaim(state / LEDGER, location)
     if found.moved_to is None:
-        click.echo(f"The ledger is already at {found.name}. This state directory uses it now.")
+        click.echo(f"The ledger is already at {found.name}. This state directory now uses this ledger.")
         return
     click.echo(
         f"The ledger is at {found.name} again, and every server is unknown. Start the instance, then run "
         "`gitboot records begin`."
     )
     click.echo(
-        "If other hosts use this ledger, run the same command on each of them, and correct the --ledger option of "
-        "their instances."
+        "If other hosts use this ledger, run the same command on each of them, and correct their instances' --ledger "
+        "option."
     )
 
 
@@ -342,7 +340,8 @@ def _require_unused(new: Database, notes: CopyNotes) -> None:
         raise UsageError("the ledger is already at the new location")
     if found.moved_to is not None and (found.identity != notes.identity or found.changes > notes.changes):
         raise UsageError(
-            f"{new.name} contains another ledger, or a newer state of this ledger; choose an empty database or schema"
+            f"{new.name} contains a different ledger, or a newer version of this ledger; choose an empty database or "
+            "schema"
         )
 
 
@@ -376,7 +375,7 @@ def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
         notes, name = CopyNotes.read(database), database.name
     mark = read_mark(get_mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
-        raise UsageError(f"{name} was not moved, so you cannot reclaim it")
+        raise UsageError(f"the ledger {name} was not moved, so it cannot be reclaimed")
     _require_no_live_ledger(path, notes)
     if place != path and path.exists():
         raise UsageError(f"{path} already exists; move or rename the file")
@@ -423,8 +422,8 @@ def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
     with closing(database):
         if CopyNotes.read(database).identity == notes.identity:
             raise UsageError(
-                f"the ledger is in use at {notes.moved_to}; empty this location, then copy the ledger back with"
-                " `gitboot ledger copy`"
+                f"the ledger is in use at {notes.moved_to}; to move it back, empty the old location, then run "
+                "`gitboot ledger copy`"
             )
 
 

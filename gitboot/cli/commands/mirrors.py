@@ -231,7 +231,7 @@ def _repair(
     rows += [(style("Left", fg="red"), f"/{path}") for path in report.extra_paths]
     total = f"{format_count(report.files, 'file')}: {len(report.repairs)} repaired"
     if report.extra_paths:
-        total += f", {len(report.extra_paths)} left on the mirror although the tree does not contain them"
+        total += f", {format_count(len(report.extra_paths), 'extra file')} left on the mirror (not in the output tree)"
     write_outputs(
         outputs,
         json=partial(format_document, files=report.files, repairs=report.repairs, left=report.extra_paths),
@@ -279,7 +279,7 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
 def _resolve_folder(mirror: str) -> Path:
     folder = Path(mirror.removeprefix("file://"))
     if not folder.is_dir():
-        raise UsageError(f"{folder} is not a folder: pass the URL of a web server, or a folder on this machine")
+        raise UsageError(f"{folder} is not a folder: pass a web server's URL, or a folder on this machine")
     return folder
 
 
@@ -303,7 +303,9 @@ def _format_text(
     counts = Counter(str(each.fault).lower() for each in comparison)
     summary = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
     table_lines = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
-    skipped = f"not read: {format_count(len(unread), 'file')} that only machines fetch (read them with --read-entries)"
+    skipped = (
+        f"not read: {format_count(len(unread), 'file')} that only machines fetch (to read them, add --read-entries)"
+    )
     omitted = [skipped] if unread else []
     return "\n".join(
         (*table_lines, *_format_signature_details(report, now), *omitted, f"{format_count(files, 'file')}: {summary}")
@@ -325,10 +327,10 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
     lines = [f"list {signed.version}, {made}: {signatures[describe_signature(signed)]}"]
     if report.hidden_files:
         hidden = format_count(report.hidden_files, "file")
-        lines.append(f"not read: {hidden} with secret paths (to check them, compare the mirror's folder)")
+        lines.append(f"not read: {hidden} with secret paths (to check them, pass the mirror's folder, not its URL)")
     if report.in_transition:
         changing = format_count(len(report.in_transition), "file")
-        lines.append(f"not compared: {changing} whose content is changing at this moment")
+        lines.append(f"not compared: {changing} whose content is changing right now")
     return lines
 
 
@@ -358,7 +360,7 @@ _STDIN: Final = Path("-")
 def read_access_logs_command(
     logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[OutputOption, ...]
 ) -> None:
-    """Record fetches from the access logs of a mirror.
+    """Read a mirror's access logs and record the fetches.
 
     Each of ACCESSLOG... is an access log of the mirror, or - for standard input. gitboot reads logs of nginx and Caddy
     in the format that the published ops/serve/ configures, server access logs of S3, and standard logs of CloudFront.
@@ -404,8 +406,10 @@ def read_access_logs_command(
     ignored = dict(sorted(outcomes.items()))
     lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNREADABLE] + counts[_UNKNOWN]
     text = f"{lines_read} lines read, {counts[_OBSERVED]} observed"
-    text += f", {counts[_UNREADABLE]} unclear (the client may be a machine)" if counts[_UNREADABLE] else ""
-    text += f", {counts[_UNKNOWN]} for nonexistent boot scripts" if counts[_UNKNOWN] else ""
+    if number := counts[_UNREADABLE]:
+        text += f", {format_count(number, 'unclear line')} (the client may be a machine)"
+    if number := counts[_UNKNOWN]:
+        text += f", {format_count(number, 'request')} for nonexistent boot scripts"
     if ignored:
         text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
     as_json = partial(format_document, read=lines_read, ignored=ignored, **counts)
@@ -440,6 +444,6 @@ def _record_lines(
         outcomes[_UNREADABLE if found.is_open_intent else _OBSERVED] += 1
         if sent_versions is not None and sent_versions.is_older(found):
             outcomes[_OUT_OF_ORDER] += 1
-            message = f"{found.path}: the mirror sent {found.client} an older version than it had sent before"
+            message = f"{found.path}: the mirror sent {found.client} an older version than before"
             facts = {"path": found.path, "client": found.client}
             print_event(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))

@@ -273,7 +273,7 @@ def _file_options(command: Any) -> Any:
     exit_codes={
         Exit.FINE: "gitboot wrote or printed the document, or listed the sources",
         Exit.INVALID: "the fleet has errors",
-        Exit.SOURCE: "the source did not respond, or its index or a file is wrong",
+        Exit.SOURCE: "the source did not respond, or sent an invalid index or file",
         Exit.USAGE: "an option is wrong, or the image already has a document",
     },
     sections={
@@ -363,14 +363,14 @@ def image(
             raise UsageError("only an image source has channels: remove --channel")
         if files:
             if version is None:
-                raise UsageError("add VERSION: gitboot cannot determine the version of single files")
+                raise UsageError("gitboot cannot determine the version of individual files: add VERSION")
             default = source if version in source else f"{source}-{version}"
             chosen = _check_name(fleet, path, name or build_document_name(default))
             release_files = _describe_files(files, wanted, version, assets, reader)
         elif is_image:
             reference = OciReference.parse(source)
             if version is not None:
-                raise UsageError("the tag of an image is its version: remove VERSION")
+                raise UsageError("an image's tag is its version: remove VERSION")
             default = f"{reference.repository.rpartition('/')[2]}-{reference.tag or reference.version[7:19]}"
             chosen = _check_name(fleet, path, name or build_document_name(default))
             release_files = describe_oci_image(reference, registry, wanted[0] if len(wanted) == 1 else None)
@@ -445,7 +445,7 @@ def _describe_files(
     reader: ReleaseFinder,
 ) -> ReleaseFiles:
     if len(architectures) > 1:
-        raise UsageError("single files have one architecture: remove the other --architecture options")
+        raise UsageError("with individual files, specify --architecture only once")
     architecture = architectures[0] if architectures else Architecture.X86_64
     urls = [(architecture, role, each) for role, each in files if each.startswith(_WEB)]
     if len(urls) == len(files):
@@ -453,12 +453,12 @@ def _describe_files(
     if urls:
         raise UsageError("use either URLs or files on this host, not both")
     if assets is None:
-        raise UsageError("files on this host need --assets, the directory that is served at baseURL/assets/")
+        raise UsageError("for files on this host, add --assets with the directory that is served at baseURL/assets/")
     local = []
     for role, each in files:
         file = Path(each).resolve()
         if not file.is_relative_to(assets.resolve()):
-            raise UsageError(f"{each} is not below {assets}, so machines cannot fetch it: copy the file there")
+            raise UsageError(f"{each} is outside {assets}, so machines cannot fetch it: copy the file there")
         local.append((architecture, role, file, f"assets:{file.relative_to(assets.resolve()).as_posix()}"))
     return describe_local_files(local, version)
 

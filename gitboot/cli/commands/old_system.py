@@ -69,7 +69,7 @@ _MAX_REDIRECTS: Final = 3  # the maximum number of redirects from one script to 
     cls=Command,
     example="gitboot compare-old-system fleet --old http://10.0.0.5:8080 --as matchbox",
     exit_codes={
-        Exit.FINE: "both systems boot each server in the same way",
+        Exit.FINE: "both systems boot every server the same way",
         Exit.CHANGES: "a server boots differently, or is missing from one system",
         Exit.INVALID: "the fleet has errors",
         Exit.SOURCE: "the old system did not respond",
@@ -318,7 +318,7 @@ def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
         while answer.status == 200 and (piece := answer.read(_CHUNK_BYTES)):
             found.update(piece)
             if (size := size + len(piece)) > _MAX_FILE_BYTES:
-                raise HostUnreachable(f"{urlsplit(url).netloc} sent more than {_MAX_FILE_BYTES:,} bytes")
+                raise HostUnreachable(f"a file from {urlsplit(url).netloc} is larger than {_MAX_FILE_BYTES:,} bytes")
     return found.hexdigest()
 
 
@@ -381,7 +381,7 @@ _MAX_DATA_BYTES: Final = 256 << 20  # the limit for a file that is the source or
 _DATA_SUFFIXES: Final = (".json", ".yaml", ".yml", ".tfstate", ".conf")
 _MAX_FILES: Final = 50_000  # files
 _MAX_REASONS: Final = 10  # maximum number of reasons in the error for a source without machines
-_HELP: Final = """Generate a fleet from the data of another system.
+_HELP: Final = """Generate a fleet from another system's data.
 
 SOURCE is a file or a directory with the data of SYSTEM. gitboot keeps the names of the machines. Every server is Parked
 and has no provision, so gitboot does not install servers. A comment marks each value that gitboot guessed.
@@ -405,19 +405,19 @@ class OldSystem(Struct, frozen=True):
 SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "matchbox": OldSystem(boot_servers.read_matchbox, "the data directory with groups/, profiles/ and ignition/"),
     "terraform": OldSystem(boot_servers.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"),
-    "cobbler": OldSystem(boot_servers.read_cobbler, "/var/lib/cobbler/collections of Cobbler 3.3 or 4"),
-    "foreman": OldSystem(asset_databases.read_foreman, "hosts, media, operatingsystems of the Foreman API as JSON"),
-    "maas": OldSystem(asset_databases.read_maas, "output of maas PROFILE machines read and power-parameters"),
+    "cobbler": OldSystem(boot_servers.read_cobbler, "/var/lib/cobbler/collections from Cobbler 3.3 or 4"),
+    "foreman": OldSystem(asset_databases.read_foreman, "hosts, media and operatingsystems as JSON (Foreman API)"),
+    "maas": OldSystem(asset_databases.read_maas, "the output of maas PROFILE machines read and power-parameters"),
     "openchami": OldSystem(hpc_clusters.read_openchami, "BSS and SMD data, or boot-service nodes/bootconfigurations"),
     "tinkerbell": OldSystem(kubernetes.read_inventory, "Hardware and Machine objects as YAML"),
     "metal3": OldSystem(kubernetes.read_inventory, "BareMetalHost and HardwareData objects as YAML"),
     "boot-operator": OldSystem(metal_operator.read_inventory, "metal-operator and boot-operator objects as YAML"),
-    "ironic": OldSystem(boot_servers.read_ironic, "JSON of openstack baremetal node list --long and port list"),
-    "netbox": OldSystem(asset_databases.read_netbox, "devices, interfaces, ip-addresses of NetBox or Nautobot as JSON"),
+    "ironic": OldSystem(boot_servers.read_ironic, "JSON from openstack baremetal node list --long and port list"),
+    "netbox": OldSystem(asset_databases.read_netbox, "devices, interfaces, ip-addresses as JSON (NetBox, Nautobot)"),
     "xcat": OldSystem(hpc_clusters.read_xcat, "the output of lsdef -t node -z"),
-    "warewulf": OldSystem(hpc_clusters.read_warewulf, "nodes.conf of Warewulf 4"),
+    "warewulf": OldSystem(hpc_clusters.read_warewulf, "nodes.conf from Warewulf 4"),
     "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines (only MAC, name and address)"),
-    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks of dhcpd.conf (only MAC, name and address)"),
+    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks from dhcpd.conf (only MAC, name and address)"),
     "kea": OldSystem(dhcp_servers.read_kea, "reservations (only MAC, name and address)"),
 }
 
@@ -501,7 +501,7 @@ def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
             is_data, size = path == source or path.suffix in _DATA_SUFFIXES, path.stat().st_size
             if is_data and size > _MAX_DATA_BYTES:
                 raise UsageError(
-                    f"{path} has {size:,} bytes, more than {_MAX_DATA_BYTES:,}: split the file, or leave it out"
+                    f"{path} is larger than {_MAX_DATA_BYTES:,} bytes ({size:,} bytes): split the file, or leave it out"
                 )
             if (is_data or size <= _MAX_BYTES) and b"\0" not in (content := path.read_bytes()):
                 name = path.name if path == source else path.relative_to(source.parent).as_posix()
@@ -579,7 +579,7 @@ def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
     for path in map(PurePosixPath, found):
         if path.is_absolute() or ".." in path.parts:
             raise UsageError(
-                f"{out / _DIGESTS_FILE} contains {str(path)!r}, which is not below {out}: restore the file from Git"
+                f"{out / _DIGESTS_FILE} contains {str(path)!r}, which is outside {out}: restore the file from Git"
             )
     return found
 

@@ -255,10 +255,12 @@ def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:
     for each in item.get("preconditions", ()):
         if each["waits"] is Cause.WAITING_FOR_APPROVAL:
             location = f"the file {each['approvalFile']}" if "approvalFile" in each else each["approvalURL"]
-            yield wrap_text(f"Maintenance/{each['maintenance']} needs an approval in {location}:", "    ")
+            yield wrap_text(f"Maintenance/{each['maintenance']} needs this approval in {location}:", "    ")
             yield f"    {each['maintenance']} {each['digest']}"
         elif each["waits"] is Cause.WAITING_FOR_DRAIN:
-            yield wrap_text(f"Maintenance/{each['maintenance']} needs {each['drainURL']} to drain the server", "    ")
+            yield wrap_text(
+                f"Maintenance/{each['maintenance']} is waiting for {each['drainURL']} to drain the server", "    "
+            )
 
 
 def _format_yaml(json_text: Callable[[], str]) -> str:
@@ -316,9 +318,7 @@ def boot_script_command(
             raise UsageError(f"the ledger in {state} does not name an output tree; pass the tree with --tree")
     found_server = read_state(tree, name)
     if found_server is None and not (tree / MANIFEST).is_file():
-        raise UsageError(
-            f"{tree} is not an output tree; pass the directory that `gitboot run` or `gitboot render` wrote with --out"
-        )
+        raise UsageError(f"{tree} is not an output tree; pass the --out directory of `gitboot run` or `gitboot render`")
     if found_server is None:
         servers = tree / "ops" / "servers"
         hint = did_you_mean(name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} lists the servers")
@@ -370,7 +370,7 @@ def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list
 @records_option
 @evaluator_command
 def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
-    """Write the boot files of a fleet into a directory.
+    """Write a fleet's boot files to a directory.
 
     PATH is the fleet. gitboot writes the files that `gitboot run` would publish. OUT/boot contains the files for
     machines. Any HTTP server or CDN can serve it. OUT/ops contains the files for operators.
@@ -412,11 +412,11 @@ def _check_output_directory(out: Path, fleet: Path) -> None:
     others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})
     if is_fleet or (others and not (out / MANIFEST).exists()):
         what = (
-            f"{out} is the work tree of a fleet"
+            f"{out} is a fleet's work tree"
             if is_fleet
             else f"{out} contains files that gitboot did not write: {format_names(others, 3)}"
         )
-        raise UsageError(f"{what}; set --out to a new or empty directory, or to one that gitboot render has written")
+        raise UsageError(f"{what}; set --out to a new or empty directory, or to one that `gitboot render` wrote")
 
 
 _KINDS: Final = (
@@ -562,7 +562,7 @@ def _format_fields(kind: str, field: str | None) -> str:
         names = [name.removeprefix("spec.") for name in deeper]
         lines += [
             "",
-            wrap_text(f"More fields are below {', '.join(names)}. To see them, run:", continuation=""),
+            wrap_text(f"There are more fields in {', '.join(names)}. To see them, run:", continuation=""),
             f"    gitboot explain {kind} {names[0]}",
         ]
     return "\n".join(lines)
@@ -582,9 +582,7 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
     )
     if not reasons:
         known = ", ".join(_list_names(explained))
-        hint = (
-            f"to set the path of the fleet, use --path {field}" if Path(field).is_dir() else f"its fields are {known}"
-        )
+        hint = f"to set the fleet's path, use --path {field}" if Path(field).is_dir() else f"its fields are {known}"
         raise UsageError(f"{explanation.server} currently has no field {field!r}; {hint}")
     rules = {each.rule for each in reasons}
     if field.partition("[")[0] != "kernelArguments":

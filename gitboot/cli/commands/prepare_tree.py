@@ -73,7 +73,7 @@ def prepare_subcommand(
         )
         raise click.exceptions.Exit(find_exit_code(error)) from None
     message = (
-        f"{output} contains the boot files of {done.servers:,} servers at commit {done.commit[:12]}, without "
+        f"{output} contains the boot files for {done.servers:,} servers at commit {done.commit[:12]}, excluding "
         f"{done.halted:,} install boots"
     )
     _send_result("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)

@@ -142,18 +142,17 @@ def begin(what: str, state: Path, yes: bool) -> None:
         identity = instance.knowledge.facts.identity
         if not instance.commit.is_for(identity):  # an instance that is not active must not record installations
             named = (
-                f"the ledger {instance.commit.ledger}"
+                f"names the ledger {instance.commit.ledger}"
                 if instance.commit.ledger is not None
-                else "no ledger for this site"
+                else "does not name a ledger for this site"
             )
             raise UsageError(
-                f"the Fleet names {named}, but this instance has the ledger {identity}, so the instance is not active. "
-                "Name the ledger of this instance in the Fleet (`gitboot status` prints the line), then repeat this "
-                "command"
+                f"the Fleet {named}, but this instance has the ledger {identity}, so the instance is not active. "
+                "Name this instance's ledger in the Fleet (`gitboot status` prints the line), then repeat this command"
             )
         facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
         if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
-            hint = "; pass fresh, adopt, as-recorded, or a file of exported records"
+            hint = "; pass fresh, adopt, as-recorded, or a file with exported records"
             facts["how"] = Beginning.RECORDS
             facts["items"] = [
                 {"uuid": uuid, **record_facts(record)}
@@ -183,8 +182,8 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
     machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
     if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
         click.echo(
-            "the Fleet names no ledger, so gitboot sets no boot overrides. To name the ledger of this instance, add "
-            f"this to the spec of the Fleet: provisioning: {{ledger: {after.facts.identity}}}"
+            "the Fleet does not name a ledger, so gitboot does not set boot overrides. To name this instance's ledger, "
+            f"add this to the Fleet's spec: provisioning: {{ledger: {after.facts.identity}}}"
         )
     if installed:
         confirm_or_abort(yes=yes)
@@ -299,7 +298,7 @@ def set_record(
     if foreign and (what != "provisioned" or (image is not None and version is not None)):
         raise UsageError("to record what another tool installed, use provisioned with either --image or --version")
     if version is not None and not (version.isprintable() and version.strip() and len(version) <= _MAX_VERSION):
-        raise UsageError(f"--version needs one line of text with at most {_MAX_VERSION} characters")
+        raise UsageError(f"--version must be one line of text with at most {_MAX_VERSION} characters")
     with open_offline(state, at) as instance:
         selected = select_servers(instance, servers, selector)
         shown = [item for item in _build_items(instance) if item["server"] in selected]
@@ -343,7 +342,7 @@ def set_record(
     exit_codes={
         Exit.FINE: "gitboot replaced the records",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "FILE contains no server of the accepted commit, or gitboot rejected the records",
+        Exit.USAGE: "FILE does not contain any server from the accepted commit, or gitboot rejected the records",
     },
 )
 @click.argument("file", type=click.Path(path_type=Path))
@@ -360,7 +359,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
         names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
     known = [(uuid, record) for uuid, record in records.items() if uuid in names]
     if not known:
-        raise UsageError(f"{file} contains no server of the accepted commit")
+        raise UsageError(f"{file} does not contain any server from the accepted commit")
     items = [{"uuid": uuid, "server": names[uuid], **record_facts(record)} for uuid, record in known]
     if strays := len(records) - len(known):
         click.echo(
@@ -401,7 +400,7 @@ def hand_over(server: str, state: Path) -> None:
     context_settings=VARIABLES,
     example=("gitboot records take-over web01.json --reason 'moved to lon1' \\\n    --state /var/lib/gitboot"),
     exit_codes={
-        Exit.FINE: "gitboot recorded the state of the server",
+        Exit.FINE: "gitboot recorded the server's state",
         Exit.PARTIAL: "the instance has not processed the request yet",
         Exit.USAGE: "gitboot rejected FILE, or an option is wrong",
     },
@@ -472,14 +471,14 @@ def _format_text(items: list[dict[str, Any]], trust_problem: str | None, site: s
     if unproven and not trust_problem:
         named = quote_words(*unproven[:_MAX_NAMES])
         below = [
-            "Check the disks of these servers, then record each server as provisioned or pending:",
+            "Check these servers' disks, then record each server as provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",
         ]
     counts = Counter(map(_describe_state, items))
     reinstalls = sum(_describe_state(item) == "pending" and item["record"]["provision"] is not None for item in items)
     more = {"pending": f" ({reinstalls} of them to be reinstalled)"} if reinstalls else {}
     shown = ", ".join(f"{counts[what]} {what}{more.get(what, '')}" for what in _STATE_ORDER if counts[what])
-    where = f" of the site {site}" if site is not None else ""
+    where = f" at the site {site}" if site is not None else ""
     total = f"{format_count(len(items), 'server')}{where}: {shown or 'none'}"
     return "\n".join(
         [format_table(header, map(_format_row, items), optional=4), *(["", *below] if below else []), "", total]
@@ -534,15 +533,15 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
     leftover = [each for each in instance.knowledge.list_overrides(uuid) if each.may_be_left_on_bmc]
     if leftover:
         raise UsageError(
-            f"gitboot has not yet cleared the override for {leftover[0].reason} at the BMC of {server}: try again later"
+            f"gitboot has not yet cleared the override for {leftover[0].reason} on {server}'s BMC: try again later"
         )
     is_reassigned = server in instance.commit.decisions.servers  # another machine now has the name of the server
     if facts.output is not None and not is_reassigned and (Path(facts.output) / state_path(server)).exists():
-        raise UsageError(f"{facts.output} still has the boot files of {server}: wait for the next reconcile")
+        raise UsageError(f"{facts.output} still contains boot files for {server}: wait for the next reconcile")
     has_spool = facts.spool is not None and Path(facts.spool).is_dir()
     new = read_new(Path(facts.spool or ""), instance.knowledge.spool_offsets).observations if has_spool else []
     if instance.knowledge.pending.get(uuid) or any(each.server == server for each in new):
-        raise UsageError(f"the instance has not read the last fetches of {server} yet: wait for the next reconcile")
+        raise UsageError(f"the instance has not read {server}'s latest fetches yet: wait for the next reconcile")
     if (record := instance.knowledge.stored_record(uuid)) is None:
         raise UsageError(
             f"the ledger has no record of {server}: to record what is installed, run `gitboot records set` at its new "
@@ -552,7 +551,7 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
     is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
     if is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves):
         raise UsageError(
-            f"an installation of {server} started here, but gitboot has no evidence of its completion. Look at the "
+            f"an installation of {server} started here, but gitboot has no evidence that it finished. Check the "
             "server, then run `gitboot records set` at its new site to record what is installed"
         )
     return {
@@ -579,12 +578,12 @@ def _find_machine(server: str, instance: OfflineInstance) -> tuple[str, SystemUu
     found = sorted(uuid for uuid, machine in machines.items() if machine.name == server)
     if not found:
         raise UsageError(
-            f"this instance has never managed a server with the name {server}: use the UUID of the server, or the last "
-            "name that it had at this site"
+            f"this instance has never managed a server named {server}: use the server's UUID, or its last name at this "
+            "site"
         )
     if len(found) > 1:
         raise UsageError(
-            f"this instance has managed {len(found)} machines with the name {server}: use a UUID instead "
+            f"this instance has managed {len(found)} machines named {server}: use a UUID instead "
             f"({', '.join(found[:-1])} or {found[-1]})"
         )
     return server, found[0]

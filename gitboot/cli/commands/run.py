@@ -103,7 +103,7 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
         Exit.SOURCE: "with --once: the fetch failed",
         Exit.SUSPENDED: "with --once: the instance is suspended",
         Exit.PARTIAL: "with --once: another condition is false",
-        Exit.USAGE: "an option or a setting is wrong, or another process uses STATE",
+        Exit.USAGE: "an option or a setting is wrong, or another process is using STATE",
     },
     sections=_SECTIONS,
 )
@@ -541,7 +541,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
                     raise
                 standby.fail(error)
         else:
-            print_new_event("Stopped", "the standby stopped; it was never active")
+            print_new_event("Stopped", "the standby stopped before it became active")
     return Exit.FINE
 
 

@@ -154,7 +154,7 @@ def encrypt_secret(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path 
     context_settings=VARIABLES,
     example="gitboot secret check fleet --secret-keys /etc/gitboot/age.keys",
     exit_codes={
-        Exit.FINE: "the keys decrypt all secrets",
+        Exit.FINE: "the keys can decrypt all secrets",
         Exit.INVALID: "the keys cannot decrypt every secret, or the fleet has errors",
     },
 )
@@ -270,7 +270,7 @@ def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path
         }
     if missing := [name for name, (_, each) in known.items() if each is None and name in servers]:
         raise UsageError(
-            f"gitboot has recorded no fetch of a secret of {missing[0]}; to list the servers, run "
+            f"gitboot has not recorded that {missing[0]} fetched a secret; to list the servers that did, run "
             "`gitboot secret fetches`"
         )
     items = [

@@ -534,17 +534,17 @@ def command(
     if not (output / MANIFEST).exists():
         print_new_event(
             "NothingPublished",
-            f"{output} has no published files yet: the endpoint serves no boots until an instance publishes files",
+            f"{output} contains no published files yet, so the endpoint cannot serve boots",
             is_warning=True,
         )
     if spool is None:
         print_new_event(
             "NotRecording",
-            "without --spool, gitboot records no fetches, withholds one-time boots and ignores reports",
+            "without --spool, gitboot does not record fetches, withholds one-time boots and ignores reports",
             is_warning=True,
         )
     if (failure := check_shared_ledger(shared)) is not None:  # NotReady reports later changes
-        print_new_event(failure[0], f"{failure[1]}: the endpoint withholds one-time boots", is_warning=True)
+        print_new_event(failure[0], f"{failure[1]}, so the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
         clients = build_clients(access, operators, machines_tls)

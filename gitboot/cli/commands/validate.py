@@ -160,7 +160,7 @@ def format_github(problems: Sequence[Problem]) -> str:
         if len(found) > MAX_ANNOTATIONS:
             left_out.append(format_count(len(found) - MAX_ANNOTATIONS, f"more {level}"))
     if left_out:
-        lines.append(f"::notice title=gitboot::{' and '.join(left_out)} not shown here: see the log of this step")
+        lines.append(f"::notice title=gitboot::{' and '.join(left_out)} not shown here: see this step's log")
     return "\n".join(lines)
 
 

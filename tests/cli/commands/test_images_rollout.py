@@ -91,7 +91,7 @@ def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(si
     dry = eventually(lambda: (found := site.advance("--dry-run")).code == 0 and found)
     assert dry.out.splitlines()[1:] == [
         "streams/stable.yaml: percent: 60",
-        "gitboot would commit this on the branch gitboot/rollout-stable-60",
+        "gitboot would commit the change to the branch gitboot/rollout-stable-60",
     ]
     assert site.git("branch", "--list", "gitboot/*") == ""
 
@@ -101,7 +101,7 @@ def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(si
     assert site.git("log", "-1", "--format=%P%n%an%n%B", name).splitlines() == [
         *(head, "gitboot", "Roll flatcar-2 out to 60 % of stable", ""),
         f"Provisioned with this image at {PERCENT} %: 0 of 2 servers.",
-        "In addition, 2 servers fetched the boot but reported no completion.",
+        "In addition, 2 servers fetched the boot but did not report completion.",
     ]
     changed = before.replace(f"percent:   {PERCENT}   #".encode(), b"percent:   60   #")
     assert site.git("show", f"{name}:streams/stable.yaml").encode() == changed.rstrip() != before.rstrip()
@@ -109,7 +109,7 @@ def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(si
     assert (site.git("status", "--porcelain"), site.git("rev-parse", "HEAD")) == ("", head)
 
     again = site.advance(records=site.output / "ops/records")
-    unchanged = f"the change is already on the branch {name}; gitboot wrote no commit"
+    unchanged = f"the change is already on the branch {name}, so gitboot did not commit it again"
     assert (again.code, again.out.splitlines()[-1]) == (0, unchanged)
     site.git("branch", "of-before", "HEAD")
     earlier = site.advance("--branch", "of-before", records=site.output)
@@ -138,7 +138,8 @@ def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(si
     doubt = {"type": "RecordsVerified", "status": False, "reason": "NewLedger", "message": "a new one"}
     (copy / "ops/status.json").write_text(json.dumps({**of_old, "conditions": [doubt]}))
     doubted = site.advance("--branch", "another", records=copy)
-    assert (doubted.code, "RecordsVerified of the instance is false (NewLedger)" in doubted.out) == (Exit.WAITS, True)
+    condition = "the instance's condition RecordsVerified is false (NewLedger)"
+    assert (doubted.code, condition in doubted.out) == (Exit.WAITS, True)
     assert site.git("branch", "--list", "another") == ""
 
 

@@ -130,7 +130,7 @@ def test_a_new_release_becomes_one_commit_that_adds_the_image_and_begins_the_rol
     assert f"key: {key}" in document and "aarch64" not in document
     assert (site.git("status", "--porcelain"), site.git("rev-parse", "HEAD")) == ("", base)
     assert done.out.splitlines()[0] == "stable: proposed: someos-1.1.0 is the newest release that matches spec.follow"
-    assert done.out.splitlines()[-1] == f"    committed on the branch {BRANCH}"
+    assert done.out.splitlines()[-1] == f"    gitboot committed this proposal to the branch {BRANCH}"
     site.git("checkout", "--quiet", BRANCH)
     assert run_command("validate", site.path).code == 0
     checked = run_command("artifacts", "signatures", site.path, "--image-keys", site.vendor.keys, "--since", "main")
@@ -162,7 +162,7 @@ def test_a_dry_run_writes_nothing_and_a_bundle_has_the_new_branches_and_the_resu
     site: Site, tmp_path: Path
 ) -> None:
     done = site.update("--dry-run")
-    assert (done.code, f"gitboot would commit on the branch {BRANCH}" in done.out) == (0, True)
+    assert (done.code, f"gitboot would commit this proposal to the branch {BRANCH}" in done.out) == (0, True)
     assert "kind: BootImage\nmetadata:\n  name: someos-1.1.0\n" in done.out
     dry = site.update_one("--dry-run")
     assert (dry["commit"], dry["ready"], dry["outcome"]) == (None, False, "Proposed")

@@ -96,7 +96,7 @@ def test_records_are_shown_with_the_wanted_provision_and_unknown_ones_come_first
         "web02   1       unknown      -          -     -         -                  -",
         f"web01   1       1            flatcar-1  web   Adopted   {since[:16]}Z  -",
         "",
-        "Check the disks of these servers, then record each server as provisioned or pending:",
+        "Check these servers' disks, then record each server as provisioned or pending:",
         "    gitboot records set web02 provisioned --state STATE --reason '…'",
         "",
         "2 servers: 1 unknown, 1 provisioned",
@@ -245,8 +245,8 @@ def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: R
     [
         ("garbage", "does not contain exported records"),
         ("[]", "does not contain exported records"),
-        ('{"items": [{"uuid": "x"}]}', "use ops/records from an output tree"),
-        ('{"items": []}', "contains no server of the accepted commit"),
+        ('{"items": [{"uuid": "x"}]}', "use ops/records of an output tree"),
+        ('{"items": []}', "does not contain any server from the accepted commit"),
         (None, "cannot be read: No such file or directory"),
     ],
 )
@@ -344,7 +344,7 @@ def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -
         assert (done.code, said in done.err) == (code, True), done
     for guards in ((), ("--all-guards", *REINSTALL)):
         done = rack.run_command("approve", digest[:8], *guards, *REASON)
-        assert (done.code, "--all-guards, or with --guard GUARD" in done.err) == (Exit.USAGE, True), done
+        assert (done.code, "--all-guards, or --guard GUARD" in done.err) == (Exit.USAGE, True), done
     said = rack.said("approve", digest[:8].upper(), "--all-guards", *REASON)
     assert said.startswith(f"approved maxReinstalls for the changes {digest[:12]}")
     assert rack.once(*rack.spool_options).code == Exit.FINE
@@ -365,8 +365,8 @@ def test_finding_r13_the_exit_code_of_status_shows_the_conditions(rack: Rack) ->
 @for_each(
     ("arguments", "said"),
     [
-        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is in the past: use a later time"),
-        ("--until -5m --reason x", "is in the past: use a later time"),
+        ("--until 2026-01-01T00:00:00Z --reason x", "--until 2026-01-01T00:00:00Z is in the past: use a future time"),
+        ("--until -5m --reason x", "is in the past: use a future time"),
         ("--until tomorrow --reason x", "Invalid value for '--until'"),
         ("--until 2099-01-01T00:00:00Z", "Missing option '--reason'"),
         ("--reason x", "Missing option '--until'"),
@@ -402,7 +402,7 @@ def test_e16_install_boots_stopped_from_a_shell_stay_stopped_until_they_are_allo
         assert boots(instance, web) == "disk"
         eventually(lambda: f"gitboot allow-installs --state {rack.state}" in rack.said("status"))
     told = rack.run_command("stop-installs", *REASON)
-    assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
+    assert (told.code, "no instance is running with this state directory" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
         assert (
@@ -441,7 +441,7 @@ def test_e16_endpoints_stop_at_once_without_an_instance(rack: Rack, left: Blade)
     with served(rack.output, *map(str, rack.spool_options)) as (url, _):
         assert find_installs(url)["status"]
         told = rack.run_command("stop-installs", *REASON)
-        assert (told.code, "no instance runs with this state directory" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "no instance is running with this state directory" in told.err) == (Exit.PARTIAL, True), told
         script = get(url + left.entry).text
         assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
         assert (find_installs(url)["status"], find_installs(url)["reason"]) == (False, "Stopped")
@@ -457,7 +457,7 @@ def test_e16_a_stop_written_only_for_endpoints_reaches_the_ledger_later(rack: Ra
     with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
         told = rack.run_command("stop-installs", *REASON)
-        assert (told.code, "the ledger does not record the stop" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "gitboot could not record the stop in the ledger" in told.err) == (Exit.PARTIAL, True), told
     for _ in range(2):  # it outlives restarts
         with rack.running(*rack.spool_options) as instance:
             found = wait_for_condition(instance, "InstallsAllowed", status=False, reason="Stopped")
@@ -478,7 +478,7 @@ def test_e16_an_unwritable_directory_is_named_and_other_endpoints_still_stop(rac
         assert (told.code, f"{word.parent} cannot be written" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         told = rack.run_command("allow-installs")
-        assert (told.code, "the stop stays in force for this folder" in told.err) == (Exit.PARTIAL, True), told
+        assert (told.code, "the stop is still in effect for this folder" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         shutil.rmtree(word)
         assert "(Stopped)" not in get(url + left.entry).text
@@ -621,7 +621,7 @@ def test_a_state_directory_that_no_instance_used_is_named_and_not_changed(
 ) -> None:
     for state in (tmp_path, tmp_path / "missing"):
         done = run_on_copy(state, ended, command)
-        said = "no instance runs with" if command in RUNNING_ONLY else "no instance has run with"
+        said = "no instance is running with" if command in RUNNING_ONLY else "no instance has run with"
         assert (done.code, done.out) == (Exit.USAGE, "")
         assert done.err.startswith(f"gitboot: {said} the state directory {state}")
         assert "gitboot run" in done.err  # the hint

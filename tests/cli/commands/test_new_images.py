@@ -159,7 +159,7 @@ def test_files_of_this_host_get_the_urls_under_which_they_are_served(path: Path,
     assert run_command("validate", path).code == 0
     outside = tmp_path / "outside"
     outside.write_bytes(KERNEL)
-    assert "is not below" in run_new(path, "own", "1.1", "--kernel", outside, "--assets", assets).err
+    assert "is outside" in run_new(path, "own", "1.1", "--kernel", outside, "--assets", assets).err
 
 
 def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         ),
         (("own", "--kernel", "https://host.test/vmlinuz"), Exit.USAGE, "add VERSION"),
         (("own", "1", "--kernel", "https://host.test/a", "--initrd", "b"), Exit.USAGE, "not both"),
-        (("own", "1", "--kernel", "vmlinuz"), Exit.USAGE, "need --assets"),
+        (("own", "1", "--kernel", "vmlinuz"), Exit.USAGE, "add --assets"),
         (("https://host.test/vmlinuz", "1"), Exit.USAGE, "use --kernel, --uki or --iso"),
         (("https://[", "1"), Exit.USAGE, "use brackets only around an IPv6 address"),
         (("own", "1", "--kernel", "https://[/vmlinuz"), Exit.USAGE, "use brackets only around an IPv6 address"),

@@ -169,9 +169,7 @@ def test_no_more_annotations_are_printed_than_github_shows_for_a_step(
     lines = format_github(given).splitlines()
     assert [line.split(" ")[0] for line in lines[:20]] == ["::error"] * 10 + ["::warning"] * 10
     assert "line=10," in lines[9] and "line=10," in lines[19]
-    assert lines[20:] == (
-        [f"::notice title=gitboot::{notice} not shown here: see the log of this step"] if notice else []
-    )
+    assert lines[20:] == ([f"::notice title=gitboot::{notice} not shown here: see this step's log"] if notice else [])
 
 
 # All three
