@@ -104,7 +104,7 @@ class Code(StrEnum):
     INVALID_KEY = (
         "GB1012",
         "A key is empty, a list or a mapping",
-        "A key is the name of a field, so it must be text.",
+        "A key is a field name, so it must be text.",
         "Correct the colons and the indentation. If a value begins with {{, put the value in quotes.",
     )
     ROOT_NOT_MAPPING = (
@@ -128,7 +128,7 @@ class Code(StrEnum):
     API_VERSION = (
         "GB1020",
         "The apiVersion is not supported",
-        "The apiVersion states the version of the document format. This version of gitboot supports only one format.",
+        "The apiVersion names the document format. This version of gitboot supports only one format.",
         "Write apiVersion: gitboot.dev/v1alpha1.",
     )
     KIND = (
@@ -189,17 +189,17 @@ class Code(StrEnum):
     )
     MAC = (
         "GB1033",
-        "The value is not the MAC address of an interface",
+        "The value is not a valid interface MAC address",
         "A boot loader finds its script by an interface's MAC address. An interface cannot have a multicast address "
         "or an all-zero address.",
-        "Write the address of the interface as six pairs of hexadecimal digits, for example 52:54:00:12:34:56. For an "
+        "Write the interface's address as six pairs of hexadecimal digits, for example 52:54:00:12:34:56. For an "
         "InfiniBand interface, write the six-byte MAC address that iPXE shows as ${net0/mac}.",
     )
     UUID = (
         "GB1034",
         "The value is not a system UUID or a ledger UUID",
         "A system UUID (SMBIOS) identifies a server's record, and a ledger UUID identifies an instance. A system UUID "
-        "of all zeros or all Fs means that the firmware has no UUID.",
+        "that is all zeros or all Fs means that the firmware has no UUID.",
         "Copy a system UUID from `dmidecode -s system-uuid` or the BMC. If the firmware has no UUID, set a UUID "
         "in the firmware. Copy a ledger UUID from `gitboot status`.",
     )
@@ -365,14 +365,14 @@ class Code(StrEnum):
     SKEW = (
         "GB2013",
         "The image is older than the stream allows",
-        "The stream sets skew.minimumVersion for all of its servers, including servers with a pin or a hold.",
+        "The stream sets skew.minimumVersion for all its servers, including servers with a pin or a hold.",
         "Move the server to a newer image, or lower minimumVersion.",
     )
     OVERRIDE_MODE = (
         "GB2014",
         "A direct boot uses override: Continuous",
         "A uki or iso that the BMC boots directly has no boot script that could end the override. The machine would "
-        "install again and again.",
+        "be installed again and again.",
         "Use override: Once, or boot through a boot loader.",
     )
     UNKNOWN_WRITES_DISK = (
@@ -383,7 +383,7 @@ class Code(StrEnum):
     )
     OVERDUE = (
         "GB2016",
-        "The deadline of a pin or hold has passed",
+        "A pin or hold has passed its deadline",
         "The deadline only reminds you to check the pin or hold. It does not change what the server boots.",
         "Remove the pin or hold, or set a new deadline.",
     )
@@ -395,9 +395,9 @@ class Code(StrEnum):
     )
     EVERY_BOOT = (
         "GB2018",
-        "Each boot would install the server again",
+        "Each boot would reinstall the server",
         "With networkBoot: Always, the default for a maintenance, the machine boots the installer at each restart.",
-        "Use networkBoot: Once, or an image with writesDisk: false. If you want an installation at each boot, set "
+        "Use networkBoot: Once, or an image with writesDisk: false. If you want to reinstall at each boot, set "
         "reinstall: EveryBoot.",
     )
     ENDLESS = (
@@ -435,8 +435,8 @@ class Code(StrEnum):
     )
     PLACEHOLDER_IDENTITY = (
         "GB2024",
-        "Many machines have this identity",
-        "Firmware shows this value if the UUID, serial number or MAC address is not set. Another machine with the "
+        "Many machines share this identity",
+        "Firmware reports this value if the UUID, serial number or MAC address is not set. Another machine with the "
         "same value could get this server's boot, so gitboot does not identify machines by this value.",
         "Set a unique value in the machine's firmware and write it here, or remove the field.",
     )
@@ -470,7 +470,7 @@ class Code(StrEnum):
         "Under kubernetes.io and k8s.io, the kubelet accepts only labels in kubelet.kubernetes.io and "
         "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. If --node-labels contains any other "
         "label there, the kubelet does not start.",
-        "Use a label in your own domain, or let a controller set the label after the node is registered.",
+        "Use a label in your own domain, or let a controller set the label after the node registers.",
     )
     PLACEHOLDER_DIGEST = (
         "GB2029",
@@ -507,7 +507,7 @@ class Code(StrEnum):
     TEMPLATE_FAILED = (
         "GB2102",
         "The template cannot be rendered for a server",
-        "The template reads a value that does not exist, or does something that is not allowed in templates.",
+        "The template reads a value that does not exist, or does something that templates do not allow.",
         "Correct the template. Define the value, or use a default, for example {{ vars.NAME | default('…') }}.",
     )
     TEMPLATE_BOUNDS = (
@@ -522,7 +522,7 @@ class Code(StrEnum):
     UNQUOTABLE = (
         "GB3001",
         "A boot loader or the kernel cannot read the value",
-        "Some values cannot be quoted for iPXE, GRUB or the kernel command line, and could start another command.",
+        "Some values cannot be quoted for iPXE, GRUB or the kernel command line. They could start another command.",
         "Move the value to user data, or use another value.",
     )
     SECRET = (
@@ -557,8 +557,8 @@ class Code(StrEnum):
     )
     SECRET_KEPT_OPEN = (
         "GB3012",
-        "The boot that uses the secret has no end",
-        "An endpoint serves a secret only during an installation. An endless boot would keep exposing the secret.",
+        "The boot that uses the secret never ends",
+        "An endpoint serves a secret only during an installation. If the boot never ends, the secret stays exposed.",
         "Use networkBoot: Once or OnImageChange, or let the machine fetch the secret from a secret store.",
     )
 
@@ -605,14 +605,14 @@ class Code(StrEnum):
     NOT_VOUCHED_FOR = (
         "GB4006",
         "An image file is not signed by a trusted key",
-        "The digest of a file identifies its content. A signature shows who published the file.",
+        "A file's digest identifies its content. A signature shows who published the file.",
         "Add the vendor's signature under `signature` or `checksums`. If gitboot does not ship the vendor's key, add "
         "the key to --image-keys.",
     )
 
     NOT_MIRRORED = (
         "GB4007",
-        "Machines cannot fetch a file from a registry or from an archive",
+        "Machines cannot fetch files from registries or archives",
         "Firmware, iPXE and GRUB fetch whole files over HTTP or TFTP, not from OCI registries or archives.",
         "Add `mirror` to the Fleet's outputs, and download the files with `gitboot artifacts download`.",
     )
@@ -730,7 +730,7 @@ class Code(StrEnum):
         "GB6001",
         "A guard holds the commit",
         "The commit changes more than the guard allows, or makes a change that always needs a second check.",
-        "Check the output of `gitboot diff`. Then split the commit, or add the acknowledgement line from this output.",
+        "Check the `gitboot diff` output. Then split the commit, or add the acknowledgement line from that output.",
     )
     DANGEROUS = (
         "GB6002",
@@ -742,11 +742,11 @@ class Code(StrEnum):
         "GB6003",
         "The acknowledgement is not valid",
         "The line is malformed, does not name a guard, or acknowledges different changes.",
-        "Copy the line from the output of `gitboot diff` into the message of the last commit.",
+        "Copy the line from the `gitboot diff` output into the last commit's message.",
     )
     UNVERIFIED_PROVENANCE = (
         "GB6004",
-        "The provenance of an image is not verified",
+        "An image's provenance is not verified",
         "A new image states where its digests come from. The statement is only a claim until gitboot has verified it "
         "with a trusted key.",
         "Run `gitboot artifacts signatures -o json=FILE`, and pass FILE to `gitboot diff --verified`.",

@@ -547,7 +547,7 @@ def _parse_url_text(value: object) -> str:
         raise Malformed(
             Code.URL,
             "a URL must not contain a user name or a password, because gitboot publishes the URL",
-            "remove the user name and password, and let the mirror allow clients by network",
+            "remove the user name and password, and restrict the mirror by client network instead",
         )
     return found
 
@@ -559,7 +559,7 @@ def _require_no_zone(url: str) -> None:
         url,
         Code.URL,
         "a host that every machine can reach",
-        "remove the % and the IPv6 zone after the %, because a zone is valid only on one host",
+        "remove the % and the IPv6 zone that follows, because a zone is valid only on one host",
     )
 
 
@@ -726,7 +726,7 @@ def parse_kernel_argument(value: object) -> str:
     """Parse one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove an argument."""
     found = parse_nonempty(value)
     if is_reserved_argument(found):
-        raise Malformed(Code.RESERVED_ARGUMENT, f"gitboot or the boot loader sets {found.partition('=')[0]}=")
+        raise Malformed(Code.RESERVED_ARGUMENT, f"only gitboot or the boot loader may set {found.partition('=')[0]}=")
     return require(
         _ARGUMENT.fullmatch(found) and found.strip() == found,
         found,

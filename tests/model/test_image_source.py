@@ -121,7 +121,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['initrd=x']}}",
-            "GB3003 spec.image.kernelArguments[0]: gitboot or the boot",
+            "GB3003 spec.image.kernelArguments[0]: only gitboot or the boot",
         ),
         (
             SMALL.replace("vmlinuz'", "vmlinuz', signed: false, signature: {openpgp: '{url}.sig'}"),
