@@ -321,7 +321,7 @@ class Code(StrEnum):
         "GB2003",
         "Two servers have the same identity",
         "A UUID, MAC address, serial number, IP address or BMC system belongs to one machine. If two servers share an "
-        "identity, a machine could boot as the wrong server. Only one server's interfaces may share an IP address.",
+        "identity, a machine could boot as the wrong one. Only interfaces of the same server may share an IP address.",
         "Correct the wrong value, or remove the document of a machine that no longer exists.",
     )
     UNKNOWN_REFERENCE = (
@@ -345,7 +345,7 @@ class Code(StrEnum):
     NO_POLICY = (
         "GB2010",
         "No policy selects the server",
-        "Without a policy, gitboot cannot determine what the server boots (rule R3).",
+        "Without a policy, the server has nothing to boot from the network (rule R3).",
         "Let a policy select the server, set `policy` in the Server, set lifecycle: Parked, or set requirePolicy: "
         "false in the Fleet.",
     )
@@ -438,7 +438,7 @@ class Code(StrEnum):
         "Many machines share this identity",
         "Firmware reports this value if the UUID, serial number or MAC address is not set. Another machine with the "
         "same value could get this server's boot, so gitboot does not identify machines by this value.",
-        "Set a unique value in the machine's firmware and write it here, or remove the field.",
+        "Set a unique value in the machine's firmware and in this field, or remove the field.",
     )
     NO_ENDPOINT = (
         "GB2025",
@@ -645,7 +645,7 @@ class Code(StrEnum):
     NO_FIRST_BOOT = (
         "GB4012",
         "No kernel argument starts Ignition",
-        "Ignition runs only if the kernel has an argument such as ignition.firstboot. Otherwise, it does nothing.",
+        "Ignition runs only if the kernel has an argument such as ignition.firstboot.",
         "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
         "CoreOS and openSUSE MicroOS, or flatcar.first_boot=1 for Flatcar.",
     )
