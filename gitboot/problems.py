@@ -44,25 +44,25 @@ class Code(StrEnum):
     NOT_UTF8 = (
         "GB1002",
         "The file is not UTF-8",
-        "All files of a fleet must be UTF-8, so that every machine reads the same text.",
+        "All files in a fleet must be UTF-8, so that every machine reads the same text.",
         "Save the file as UTF-8.",
     )
     CONTROL_CHARACTER = (
         "GB1003",
         "The file contains a control character",
         "YAML forbids NUL and most other control characters, and boot loaders can misread them.",
-        "Remove the character. If the value needs the character, write it as an escape in double quotes.",
+        "Remove the character. If the value needs the character, write it as an escape sequence in double quotes.",
     )
     FILE_TOO_LARGE = (
         "GB1004",
         "The file is too large",
-        "A large file could use up the memory of gitboot, so gitboot limits the size of each file.",
-        "Split the file into several files. If the file is not part of the fleet, list it in .gitbootignore.",
+        "A large file could use up gitboot's memory, so gitboot limits the size of each file.",
+        "Split the file into smaller files. If the file is not part of the fleet, list it in .gitbootignore.",
     )
     DOCUMENT_TOO_LARGE = (
         "GB1005",
         "The document is larger than 1 MiB",
-        "A large document could use up the memory of gitboot, so gitboot limits the size of each document.",
+        "A large document could use up gitboot's memory, so gitboot limits the size of each document.",
         "Move long text to template files.",
     )
     TOO_DEEP = (
@@ -74,13 +74,13 @@ class Code(StrEnum):
     ALIAS = (
         "GB1007",
         "The document uses an alias (*name)",
-        "A reviewer must see each value where it is used, and chains of aliases can exhaust the memory of a parser.",
+        "A reviewer must see each value where it is used, and chains of aliases can exhaust a parser's memory.",
         "Repeat the value, or use `inherits`, variables or templates.",
     )
     ANCHOR = (
         "GB1008",
         "The document defines an anchor (&name)",
-        "Only aliases use anchors, and gitboot rejects aliases.",
+        "Anchors are useful only for aliases, which gitboot rejects.",
         "Remove the anchor. If the value is text that begins with &, put the text in quotes.",
     )
     TAG = (
@@ -103,9 +103,9 @@ class Code(StrEnum):
     )
     INVALID_KEY = (
         "GB1012",
-        "A key is empty, or is a list or a mapping",
-        "A key is the name of a field, so it must be text.",
-        "Correct the colons and the indentation, and put a value that begins with {{ in quotes.",
+        "A key is empty, a list or a mapping",
+        "A key is a field name, so it must be text.",
+        "Correct the colons and the indentation. If a value begins with {{, put the value in quotes.",
     )
     ROOT_NOT_MAPPING = (
         "GB1013",
@@ -128,7 +128,7 @@ class Code(StrEnum):
     API_VERSION = (
         "GB1020",
         "The apiVersion is not supported",
-        "The apiVersion states the version of the document format. This version of gitboot supports only one format.",
+        "The apiVersion names the document format. This version of gitboot supports only one format.",
         "Write apiVersion: gitboot.dev/v1alpha1.",
     )
     KIND = (
@@ -147,25 +147,25 @@ class Code(StrEnum):
     MISSING_FIELD = (
         "GB1023",
         "A required field is missing or empty",
-        "The document is incomplete without the field. An empty value and null count as missing.",
+        "The document is incomplete without the field. An empty value or null counts as missing.",
         "Add the field. Run `gitboot explain KIND` for its description.",
     )
     SHAPE = (
         "GB1024",
-        "The value is not of the expected type",
+        "The value has the wrong type",
         "Each field expects a mapping, a list or a single value. The message names the expected type.",
         "Correct the indentation, and add or remove dashes.",
     )
     NAME = (
         "GB1025",
         "The name is not valid",
-        "Names appear in URLs, file names and DNS, so they follow Kubernetes' rule for names (DNS-1123 subdomain).",
+        "Names appear in URLs, file names and DNS, so they follow the Kubernetes rule for names (DNS-1123 subdomain).",
         "Use at most 253 lower-case letters, digits, '-' and '.', with a letter or digit at both ends.",
     )
     LABEL = (
         "GB1026",
         "The label is not valid",
-        "Labels follow the syntax of Kubernetes, so that you can use the same labels in both systems.",
+        "Labels follow the Kubernetes syntax, so that you can use the same labels in both systems.",
         "Use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends. A key may begin with "
         "a DNS prefix and a slash.",
     )
@@ -185,23 +185,23 @@ class Code(StrEnum):
         "GB1032",
         "The field does not allow this value",
         "The field allows only certain values, which are case-sensitive.",
-        "Use one of the values in the message.",
+        "Use one of the values that the message lists.",
     )
     MAC = (
         "GB1033",
-        "The value is not the MAC address of an interface",
-        "A boot loader finds its script by the MAC address of an interface. An interface cannot have a multicast "
-        "address, or an address of only zeros.",
-        "Write the address of the interface as six pairs of hexadecimal digits, for example 52:54:00:12:34:56. For an "
-        "InfiniBand interface, write the MAC address of six bytes that iPXE shows as ${net0/mac}.",
+        "The value is not a valid interface MAC address",
+        "A boot loader finds its script by an interface's MAC address. An interface cannot have a multicast address "
+        "or an all-zero address.",
+        "Write the interface's address as six pairs of hexadecimal digits, for example 52:54:00:12:34:56. For an "
+        "InfiniBand interface, write the six-byte MAC address that iPXE shows as ${net0/mac}.",
     )
     UUID = (
         "GB1034",
-        "The value is not the UUID of a system or a ledger",
-        "A system UUID (SMBIOS) identifies the record of a server, and the UUID of a ledger identifies an instance. A "
-        "UUID of only zeros or only Fs means that the firmware has no UUID.",
-        "Copy the UUID of a system from `dmidecode -s system-uuid` or the BMC. If the firmware has no UUID, set a UUID "
-        "in the firmware. Copy the UUID of a ledger from `gitboot status`.",
+        "The value is not a system UUID or a ledger UUID",
+        "A system UUID (SMBIOS) identifies a server's record, and a ledger UUID identifies an instance. A system UUID "
+        "that is all zeros or all Fs means that the firmware has no UUID.",
+        "Copy a system UUID from `dmidecode -s system-uuid` or the BMC. If the firmware has no UUID, set a UUID "
+        "in the firmware. Copy a ledger UUID from `gitboot status`.",
     )
     ADDRESS = (
         "GB1035",
@@ -220,14 +220,14 @@ class Code(StrEnum):
         "GB1037",
         "The URL is not valid",
         "Boot scripts contain URLs, so a URL must be plain ASCII without spaces, quotes or credentials.",
-        "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST, and percent-encode other characters. "
+        "Use assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST, and percent-encode special characters. "
         "Use https://HOST/NAME.tar.gz#PATH for a file in an archive. "
-        "For a BMC, use https://HOST, or ipmi://HOST if the BMC has no Redfish.",
+        "For a BMC, use https://HOST, or ipmi://HOST if the BMC does not support Redfish.",
     )
     INSTANT = (
         "GB1038",
         "The time is not valid, or has no offset",
-        "Without an offset, a time is a different instant in each time zone.",
+        "Without an offset, a time means a different instant in each time zone.",
         "Write the time with its offset, for example 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00.",
     )
     COUNT = (
@@ -240,13 +240,13 @@ class Code(StrEnum):
         "GB1040",
         "The selector is incomplete or ambiguous",
         "An empty selector means all servers in some tools and no servers in others, so gitboot rejects it.",
-        "Use All, None, servers, or matchLabels and matchExpressions.",
+        "Use All, None, `servers`, or `matchLabels` and `matchExpressions`.",
     )
     FILE_PATH = (
         "GB1041",
         "The path is not valid",
-        "Templates, certificates and secrets must be files in the same commit, below the root of the fleet.",
-        "Write the path relative to the root of the fleet, with '/' and without '.' or '..'.",
+        "Templates, certificates and secrets must be files in the same commit, below the fleet's root.",
+        "Write the path relative to the fleet's root, with '/' and without '.' or '..'.",
     )
     EMPTY = (
         "GB1042",
@@ -257,13 +257,13 @@ class Code(StrEnum):
     ARGUMENT = (
         "GB1043",
         "The item is not a single kernel argument",
-        "Each item of the list must be one argument on one line.",
+        "Each list item must be one argument on one line.",
         "Write one argument in each item: name, name=value, or -name to remove an argument.",
     )
     COMBINATION = (
         "GB1044",
         "The fields cannot be combined",
-        "The fields contradict each other, or have no effect together.",
+        "The fields contradict each other, or have no effect in combination.",
         "Change or remove one of the fields that the message names.",
     )
     WINDOW = (
@@ -274,31 +274,31 @@ class Code(StrEnum):
     )
     VARIABLE = (
         "GB1046",
-        "The name of the variable is not valid",
+        "The variable name is not valid",
         "Templates read a variable as vars.NAME, so its name must be a valid Jinja2 identifier.",
         "Use letters, digits and '_', but do not begin with a digit.",
     )
     OCI_TAG = (
         "GB1047",
         "The URL has a tag instead of a digest",
-        "A tag can later point to another image, so a document names each file by its digest.",
+        "A tag can later point to a different image, so a document names each file by its digest.",
         "Copy the output of `gitboot artifacts resolve oci://HOST/NAME:TAG`.",
     )
     DURATION = (
         "GB1048",
-        "Not a duration",
+        "The value is not a duration",
         "A duration is one or more numbers with a unit: w, d, h, m or s.",
         "Write 3d, 12h or 1d12h.",
     )
     SOURCE_TEMPLATE = (
         "GB1049",
-        "The template of an image source is not valid",
-        "Templates of URLs and names use placeholders such as {version}. Each field allows only some placeholders.",
-        "Use one of the placeholders in the message.",
+        "A template in the image source is not valid",
+        "URL and name templates use placeholders such as {version}. Each field allows only some placeholders.",
+        "Use one of the placeholders that the message lists.",
     )
     SOURCE_KEY = (
         "GB1050",
-        "The value is not the fingerprint of a key",
+        "The value is not a key fingerprint",
         "A fingerprint identifies one OpenPGP key. A shorter key ID can belong to several keys.",
         "Write the 40 or 64 hexadecimal digits that `gpg --show-keys FILE` prints.",
     )
@@ -308,20 +308,20 @@ class Code(StrEnum):
     NO_FLEET = (
         "GB2001",
         "The repository has no Fleet",
-        "The Fleet contains the settings for all servers, such as their base URL. A repository needs exactly one.",
+        "The Fleet contains settings for all servers, such as their base URL. A repository needs exactly one Fleet.",
         "Add a Fleet in fleet.yaml. Run `gitboot init DIR` for an example.",
     )
     DUPLICATE_NAME = (
         "GB2002",
         "Two documents have the same name",
-        "Documents of one kind must have different names. Otherwise, a reference could mean either document.",
+        "Documents of the same kind must have different names. Otherwise, a reference could mean either document.",
         "Rename or remove one of the two documents.",
     )
     DUPLICATE_IDENTITY = (
         "GB2003",
         "Two servers have the same identity",
         "A UUID, MAC address, serial number, IP address or BMC system belongs to one machine. If two servers share an "
-        "identity, a machine could get the wrong boot. Only the interfaces of one server may share an IP address.",
+        "identity, a machine could boot as the wrong one. Only interfaces of the same server may share an IP address.",
         "Correct the wrong value, or remove the document of a machine that no longer exists.",
     )
     UNKNOWN_REFERENCE = (
@@ -340,19 +340,19 @@ class Code(StrEnum):
         "GB2006",
         "The policy does not set or inherit a required field",
         "A policy must set its profile and networkBoot, or inherit them from another policy.",
-        "Set the field, or inherit from a policy that has the field.",
+        "Set the field, or inherit from a policy that sets the field.",
     )
     NO_POLICY = (
         "GB2010",
         "No policy selects the server",
-        "Without a policy, the server has no boot (rule R3).",
+        "Without a policy, the server has nothing to boot from the network (rule R3).",
         "Let a policy select the server, set `policy` in the Server, set lifecycle: Parked, or set requirePolicy: "
         "false in the Fleet.",
     )
     POLICY_TIE = (
         "GB2011",
         "Several policies with the same priority select the server",
-        "The policy with the highest priority wins (rule R3). If several share it, gitboot cannot choose one.",
+        "The policy with the highest priority wins (rule R3). If several policies share it, gitboot cannot choose one.",
         "Raise the priority of one policy, let one inherit from the other, or narrow a selector.",
     )
     MAINTENANCE_TIE = (
@@ -365,26 +365,26 @@ class Code(StrEnum):
     SKEW = (
         "GB2013",
         "The image is older than the stream allows",
-        "The stream sets skew.minimumVersion for all of its servers, including servers with a pin or a hold.",
+        "The stream sets skew.minimumVersion for all its servers, including servers with a pin or a hold.",
         "Move the server to a newer image, or lower minimumVersion.",
     )
     OVERRIDE_MODE = (
         "GB2014",
-        "A direct boot has override: Continuous",
+        "A direct boot uses override: Continuous",
         "A uki or iso that the BMC boots directly has no boot script that could end the override. The machine would "
-        "install again and again.",
+        "be installed again and again.",
         "Use override: Once, or boot through a boot loader.",
     )
     UNKNOWN_WRITES_DISK = (
         "GB2015",
-        "Unknown machines would boot an image that writes disks",
+        "Unknown machines would boot an image that writes to disks",
         "Every machine that you connect to the network would lose its data.",
         "Use an image with writesDisk: false, or set unknownServers: LocalDisk.",
     )
     OVERDUE = (
         "GB2016",
-        "The deadline of a pin or hold has passed",
-        "A deadline does not change the boot by itself. It reminds you to check the pin or hold.",
+        "A pin or hold has passed its deadline",
+        "The deadline only reminds you to check the pin or hold. It does not change what the server boots.",
         "Remove the pin or hold, or set a new deadline.",
     )
     NOT_YET = (
@@ -395,30 +395,30 @@ class Code(StrEnum):
     )
     EVERY_BOOT = (
         "GB2018",
-        "Each boot would install the server again",
+        "Each boot would reinstall the server",
         "With networkBoot: Always, the default for a maintenance, the machine boots the installer at each restart.",
-        "Use networkBoot: Once, or an image with writesDisk: false. If you want an installation at each boot, set "
+        "Use networkBoot: Once, or an image with writesDisk: false. If you want to reinstall at each boot, set "
         "reinstall: EveryBoot.",
     )
     ENDLESS = (
         "GB2019",
-        "A maintenance that writes disks has no end",
+        "A maintenance that writes to disks has no end",
         "Without an end, a maintenance stays active as long as its document exists, and could erase disks years later.",
         "Add an end to the window.",
     )
     NO_IPV6_CLIENTS = (
         "GB2020",
         "Machines fetch over IPv6, but provisioning.clients has no IPv6 network",
-        "A URL for machines has an IPv6 address, but all networks in provisioning.clients are IPv4. An endpoint would "
-        "withhold one-time boots from machines that fetch over IPv6.",
-        "Add the IPv6 networks of the machines to provisioning.clients.",
+        "A URL for machines contains an IPv6 address, but all networks in provisioning.clients are IPv4. An endpoint "
+        "would withhold one-time boots from machines that fetch over IPv6.",
+        "Add the machines' IPv6 networks to provisioning.clients.",
     )
     UUID_NEEDED = (
         "GB2021",
         "The server needs a UUID",
-        "The UUID identifies a server's record. Without it, gitboot could install another machine by mistake.",
+        "The UUID identifies a server's record. Without a UUID, gitboot could install another machine by mistake.",
         "Add the uuid that `dmidecode -s system-uuid` or the BMC shows. Until you have the UUID, set lifecycle: "
-        "Parked, or boot an image that does not write disks.",
+        "Parked, or boot an image that does not write to disks.",
     )
     ONE_SITE = (
         "GB2022",
@@ -428,23 +428,23 @@ class Code(StrEnum):
     )
     NO_SUCH_SITE = (
         "GB2023",
-        "The site of this instance is not in the Fleet",
-        "The name of the site may be misspelled, so a new instance rejects the commit. An instance that has accepted "
+        "This instance's site is not in the Fleet",
+        "The site name may be misspelled, so a new instance rejects the commit. An instance that has already accepted "
         "a commit becomes a standby instead.",
         "Correct the name in `gitboot run --site`, or add the site to the Fleet.",
     )
     PLACEHOLDER_IDENTITY = (
         "GB2024",
-        "Many machines have this identity",
-        "Firmware shows this value if the UUID, serial number or MAC address is not set. Another machine with the "
-        "value could get the boot of this server, so gitboot does not identify machines by this value.",
-        "Set a unique value in the firmware of the machine and write it here, or remove the field.",
+        "Many machines share this identity",
+        "Firmware reports this value if the UUID, serial number or MAC address is not set. Another machine with the "
+        "same value could get this server's boot, so gitboot does not identify machines by this value.",
+        "Set a unique value in the machine's firmware and in this field, or remove the field.",
     )
     NO_ENDPOINT = (
         "GB2025",
         "One-time boots need an endpoint, but the Fleet does not set one",
-        "Only an endpoint records a fetch before it serves a boot. OUTPUT behind nginx, a mirror, a bucket and a TFTP "
-        "server cannot do this, so they serve a local-disk boot instead of a one-time install boot.",
+        "Only an endpoint records a fetch before it serves a boot. Mirrors, buckets, TFTP servers and nginx "
+        "cannot do this, so they serve a local-disk boot instead of a one-time install boot.",
         "Set spec.endpoint to the URL of `gitboot run --listen` or `gitboot serve`. If you accept that every client "
         "can fetch the boot until gitboot reads the access logs, set spec.serving.oneTimeBoots: Copies.",
     )
@@ -454,23 +454,23 @@ class Code(StrEnum):
         "A boot script in a copy asks the endpoint whether the maintenance has ended. A loader that cannot do this "
         "ignores the maintenance. Without an endpoint, the maintenance ends only when gitboot updates the copy.",
         "Set spec.endpoint to an http URL, set serving.ipxeHttps: true if every iPXE supports https, or set "
-        "serving.lateEnds: Accept. To end windows at a mirror, run the program that `gitboot verify-mirror "
+        "serving.lateEnds: Accept. To end windows on a mirror, run the program that `gitboot verify-mirror "
         "--write-program` writes.",
     )
     EXPIRED_AUTHORITY = (
         "GB2027",
         "The certificate authority for BMCs has expired",
-        "To verify the certificate of the BMC, gitboot uses the file in spec.bmc.tls.ca. If every certificate in the "
-        "file has expired, gitboot rejects the certificate of the BMC and does not set the boot of the server.",
-        "Add the new certificate of the authority to the file.",
+        "The file in spec.bmc.tls.ca lets gitboot verify the BMC's certificate. If every certificate in the file has "
+        "expired, gitboot rejects the BMC's certificate and does not set the server's boot.",
+        "Add the authority's new certificate to the file.",
     )
     KUBELET_LABEL = (
         "GB2028",
         "The kubelet rejects the node label",
-        "In the namespaces kubernetes.io and k8s.io, kubelet accepts only labels of kubelet.kubernetes.io and "
-        "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. If --node-labels contains another "
-        "such label, kubelet does not start.",
-        "Use a label in your own domain, or let a controller set the label after the node is registered.",
+        "Under kubernetes.io and k8s.io, the kubelet accepts only labels in kubelet.kubernetes.io and "
+        "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. If --node-labels contains any other "
+        "label there, the kubelet does not start.",
+        "Use a label in your own domain, or let a controller set the label after the node registers.",
     )
     PLACEHOLDER_DIGEST = (
         "GB2029",
@@ -487,14 +487,14 @@ class Code(StrEnum):
     )
     SECURE_BOOT = (
         "GB2031",
-        "The server cannot boot under Secure Boot as planned",
-        "The document states secureBoot: true. The firmware then starts only programs with a trusted signature.",
-        "Configure DHCP to name Shim, and boot an image with a signed kernel or uki (docs/how-to/secure-boot.md).",
+        "The server cannot boot as planned with Secure Boot",
+        "With secureBoot: true, the server's firmware starts only programs with a trusted signature.",
+        "Configure DHCP to offer Shim, and boot an image with a signed kernel or uki (docs/how-to/secure-boot.md).",
     )
     LOADER_SIGNATURE = (
         "GB2032",
         "The program that boots the image ignores loaderSignature",
-        "Only iPXE verifies loaderSignature, and only in the boot script of gitboot. GRUB, PXELINUX, firmware and "
+        "Only iPXE verifies loaderSignature, and only in gitboot's boot script. GRUB, PXELINUX, firmware and "
         "scripts from templates boot the files without this check.",
         "Let iPXE boot the image (loader: iPXE), or remove loaderSignature from the image.",
     )
@@ -506,14 +506,14 @@ class Code(StrEnum):
     )
     TEMPLATE_FAILED = (
         "GB2102",
-        "The template fails for a server",
-        "The template reads a value that does not exist, or does something that is not allowed in templates.",
+        "The template cannot be rendered for a server",
+        "The template reads a value that does not exist, or does something that templates do not allow.",
         "Correct the template. Define the value, or use a default, for example {{ vars.NAME | default('…') }}.",
     )
     TEMPLATE_BOUNDS = (
         "GB2103",
         "The template exceeds a limit",
-        "A boot file never needs so much output or so many loop steps.",
+        "A boot file never needs this much output or this many loop steps.",
         "Reduce the template to at most 1 MiB of output and 100,000 loop steps.",
     )
 
@@ -522,43 +522,43 @@ class Code(StrEnum):
     UNQUOTABLE = (
         "GB3001",
         "A boot loader or the kernel cannot read the value",
-        "Some values cannot be quoted for iPXE, GRUB or the kernel command line, and could start another command.",
+        "Some values cannot be quoted for iPXE, GRUB or the kernel command line. They could start another command.",
         "Move the value to user data, or use another value.",
     )
     SECRET = (
         "GB3002",
         "The value looks like a secret",
-        "Every client that can reach the published files can read the value, and Git keeps it in its history.",
+        "Every client that can reach the published files can read the value, and the value stays in Git history.",
         "Remove the secret, and let the machine fetch it (docs/how-to/secrets.md). If the secret was valid, replace "
         "it. If the value is not a secret, add the comment gitboot:allow-secret REASON to its line.",
     )
     RESERVED_ARGUMENT = (
         "GB3003",
         "The kernel argument is reserved for boot loaders",
-        "The kernel loads the file that initrd= names, so a different name breaks the boot. Boot loaders set the "
+        "The kernel loads the file that initrd= names, so a wrong name breaks the boot. Boot loaders set the "
         "argument BOOT_IMAGE= themselves.",
         "Remove the argument. Name the initrds in the BootImage.",
     )
     LOST_ARGUMENT = (
         "GB3004",
         "The item does not remove any kernel argument",
-        "An item such as -c removes earlier arguments with the name c. There is no earlier argument with this name, so "
-        "the item is probably meant for the init process, and the machine would boot without the item.",
+        "An item such as -c removes earlier arguments named c, but no earlier argument has this name. If the item is "
+        "meant for the init process, the machine would boot without the item.",
         "Write '--' before arguments for the init process, or remove the item.",
     )
 
     NOT_SEALED = (
         "GB3011",
         "The secret file is not encrypted correctly",
-        "Endpoints cannot decrypt the file, so the installation would fail. If the file is not encrypted, everybody "
-        "who reads the repository can read the secret.",
+        "Endpoints cannot decrypt the file, so the installation would fail. If the file is not encrypted, everyone "
+        "who can read the repository can read the secret.",
         "Encrypt the file with `gitboot secret encrypt`, or use age with a public key that begins with age1. If the "
         "unencrypted secret was in Git, change the secret too.",
     )
     SECRET_KEPT_OPEN = (
         "GB3012",
-        "The boot that uses the secret has no end",
-        "An endpoint serves a secret only during an installation. A boot without an end would expose the secret.",
+        "The boot that uses the secret never ends",
+        "An endpoint serves a secret only during an installation. If the boot never ends, the secret stays exposed.",
         "Use networkBoot: Once or OnImageChange, or let the machine fetch the secret from a secret store.",
     )
 
@@ -574,13 +574,13 @@ class Code(StrEnum):
     NO_ARTIFACT = (
         "GB4001",
         "The image lacks a file that the boot method needs",
-        "For the architecture of the server, the image has no file that the method of the profile can boot.",
-        "Add the file to the image, or change the method of the profile.",
+        "For the server's architecture, the image has no file that the profile's method can boot.",
+        "Add the file to the image, or change the profile's method.",
     )
     FIRMWARE = (
         "GB4002",
-        "The firmware of the server does not support the boot method",
-        "The method UefiHttp and unified kernel images need UEFI, but the firmware of the server is BIOS.",
+        "The server's firmware does not support the boot method",
+        "UefiHttp and unified kernel images need UEFI, but the server has BIOS firmware.",
         "Give BIOS servers a profile with method: Pxe and an image with a kernel.",
     )
     NO_WAY_IN = (
@@ -592,35 +592,35 @@ class Code(StrEnum):
     )
     USER_DATA_FORMAT = (
         "GB4004",
-        "The image does not support the format of the user data",
-        "At its first boot, the system would ignore the user data, or stop.",
+        "The image does not support the user data format",
+        "The first boot would fail, or the system would ignore the user data.",
         "Change userData.format in the profile, or use another image.",
     )
     USER_DATA_DOCUMENT = (
         "GB4005",
         "The rendered user data does not match its format",
-        "The system would stop at its first boot, or ignore the document.",
-        "Correct the template. The message describes the error and, if it is known, the line of the rendered text.",
+        "The first boot would fail, or the system would ignore the document.",
+        "Correct the template. The message describes the error and, if known, its line in the rendered text.",
     )
     NOT_VOUCHED_FOR = (
         "GB4006",
-        "No trusted key signed a file of the image",
-        "The digest of a file identifies its content. A signature shows who published the file.",
-        "Add the signature of the vendor under `signature` or `checksums`. If gitboot does not ship the key of the "
-        "vendor, add the key to --image-keys.",
+        "An image file is not signed by a trusted key",
+        "A file's digest identifies its content. A signature shows who published the file.",
+        "Add the vendor's signature under `signature` or `checksums`. If gitboot does not ship the vendor's key, add "
+        "the key to --image-keys.",
     )
 
     NOT_MIRRORED = (
         "GB4007",
-        "Machines cannot fetch a file from a registry or from an archive",
+        "Machines cannot fetch files from registries or archives",
         "Firmware, iPXE and GRUB fetch whole files over HTTP or TFTP, not from OCI registries or archives.",
-        "Add `mirror` to the outputs of the Fleet, and download the files with `gitboot artifacts download`.",
+        "Add `mirror` to the Fleet's outputs, and download the files with `gitboot artifacts download`.",
     )
     TALOS_DOCUMENT = (
         "GB4008",
         "The rendered user data is not a Talos configuration",
         "A machine that boots with this user data stays in maintenance mode, or stops.",
-        "Commit the output of `talosctl gen config`, including the fields version and machine.type.",
+        "Commit the output of `talosctl gen config`, including the fields `version` and `machine.type`.",
     )
     AUTOYAST_DOCUMENT = (
         "GB4009",
@@ -645,14 +645,14 @@ class Code(StrEnum):
     NO_FIRST_BOOT = (
         "GB4012",
         "No kernel argument starts Ignition",
-        "Ignition runs only if the kernel has an argument such as ignition.firstboot. Otherwise, it does nothing.",
+        "Ignition runs only if the kernel has an argument such as ignition.firstboot.",
         "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
         "CoreOS and openSUSE MicroOS, or flatcar.first_boot=1 for Flatcar.",
     )
 
     FALSE_PROVENANCE = (
         "GB4013",
-        "The provenance of a file is wrong",
+        "A file's stated provenance is wrong",
         "The image claims that a vendor signed the file, and reviewers rely on this claim.",
         "Write the key that `gitboot artifacts signatures` shows, or set provenance.digest to published or firstSeen.",
     )
@@ -662,19 +662,19 @@ class Code(StrEnum):
     SUBMODULE = (
         "GB5001",
         "The fleet contains a submodule",
-        "The files of a submodule are not part of the commit.",
+        "A submodule's files are not part of the commit.",
         "Copy the files into the repository, or list the folder in .gitbootignore.",
     )
     SYMLINK = (
         "GB5002",
         "The fleet contains a symbolic link",
-        "The target of a symbolic link may be outside the commit.",
+        "A symbolic link may point outside the commit.",
         "Replace the link with the file, or list the link in .gitbootignore.",
     )
     LFS_POINTER = (
         "GB5003",
         "The file is a Git LFS pointer",
-        "The content of the file is not part of the commit.",
+        "The file's content is not part of the commit.",
         "Commit the file itself, without Git LFS.",
     )
     FILE_NAME = (
@@ -692,13 +692,13 @@ class Code(StrEnum):
     MALFORMED = (
         "GB5006",
         "Git cannot read a folder in the commit",
-        "The tree object of the folder is damaged, or was not written by Git. If a name appears twice, contains a "
-        "slash, or is .git, a checkout does not have the same files as the commit.",
+        "The folder's tree object is damaged, or was not written by Git. If a name appears twice, contains a slash, or "
+        "is .git, a checkout differs from the commit.",
         "Commit the folder again from a clone in which `git fsck` reports no errors.",
     )
     IGNORE_PATTERN = (
         "GB5007",
-        "A line of .gitbootignore is not a valid pattern",
+        "A line in .gitbootignore is not a valid pattern",
         "Git would silently ignore the line, and gitboot would read the files that the line should exclude.",
         "Write the pattern as in .gitignore, with closed character classes, ascending ranges, and no \\ at the end.",
     )
@@ -710,18 +710,18 @@ class Code(StrEnum):
     )
     LIMITS = (
         "GB5009",
-        "The evaluation of the commit exceeds a limit",
+        "Evaluating the commit exceeds a limit",
         "A commit that needs too much time or memory would block all other commits. The last accepted commit stays in "
         "effect.",
         "Remove very large files and templates from the commit. If the commit is correct, raise commit-seconds or "
-        "commit-memory, with an option of the command or in the configuration of `gitboot run`.",
+        "commit-memory with a command option or in the `gitboot run` configuration.",
     )
     UNTRUSTED = (
         "GB5020",
         "No trusted key signed the commit",
         "This instance accepts only commits or tags that are signed with a key from its own settings. The last "
         "accepted commit stays in effect.",
-        "Run `git log --show-signature`. Then sign the commit again, or add the key to the settings of the instance.",
+        "Run `git log --show-signature`. Then sign the commit again, or add the key to the instance's settings.",
     )
 
     # GB6…: findings of a review
@@ -729,24 +729,24 @@ class Code(StrEnum):
     HELD = (
         "GB6001",
         "A guard holds the commit",
-        "The commit changes more than the guard allows, or something that always needs a second check.",
-        "Check the output of `gitboot diff`. Then split the commit, or add the acknowledgement line from this output.",
+        "The commit changes more than the guard allows, or makes a change that always needs a second check.",
+        "Check the `gitboot diff` output. Then split the commit, or add the acknowledgement line from that output.",
     )
     DANGEROUS = (
         "GB6002",
         "The change is dangerous",
-        "Machines may write their disks or lose their boot, or many machines get different kernel arguments.",
+        "Machines may write to their disks or have nothing to boot, or many machines get different kernel arguments.",
         "Run `gitboot diff`, and check the group of servers that the message names.",
     )
     UNHEEDED = (
         "GB6003",
         "The acknowledgement is not valid",
         "The line is malformed, does not name a guard, or acknowledges different changes.",
-        "Copy the line from the output of `gitboot diff` into the message of the last commit.",
+        "Copy the line from the `gitboot diff` output into the last commit's message.",
     )
     UNVERIFIED_PROVENANCE = (
         "GB6004",
-        "The provenance of an image is not verified",
+        "An image's provenance is not verified",
         "A new image states where its digests come from. The statement is only a claim until gitboot has verified it "
         "with a trusted key.",
         "Run `gitboot artifacts signatures -o json=FILE`, and pass FILE to `gitboot diff --verified`.",

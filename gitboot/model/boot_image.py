@@ -101,7 +101,7 @@ class Signature:
         if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
             raise Malformed(
                 Code.COMBINATION,
-                "expected exactly one of openpgp, minisign and sigstore",
+                "expected exactly one of `openpgp`, `minisign` and `sigstore`",
                 "set exactly one of these fields",
             )
 
@@ -136,7 +136,7 @@ class Checksums:
         if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) != 1:
             raise Malformed(
                 Code.COMBINATION,
-                "expected exactly one of signature, clearSigned and listedIn",
+                "expected exactly one of `signature`, `clearSigned` and `listedIn`",
                 "set exactly one of these fields",
             )
 
@@ -171,8 +171,8 @@ class Provenance:
             is_signed = self.digest is DigestOrigin.SIGNED
             raise Malformed(
                 Code.COMBINATION,
-                "digest: signed requires a key" if is_signed else f"digest: {self.digest} does not allow a key",
-                "add the fingerprint of the signing key" if is_signed else "remove the key, or set digest: signed",
+                "`digest: signed` requires `key`" if is_signed else f"`digest: {self.digest}` does not allow `key`",
+                "set `key` to the signing key's fingerprint" if is_signed else "remove `key`, or set `digest: signed`",
                 ("digest",) if is_signed else ("key",),
             )
 
@@ -218,7 +218,7 @@ class Artifact:
         if self.url.startswith("oci:") and not self.url.endswith(f"@sha256:{self.sha256}"):
             raise Malformed(
                 Code.COMBINATION,
-                f"the digest in the URL is not the sha256 of the file, {self.sha256}, and may be that of a manifest",
+                f"the digest in the URL is not the file's sha256 ({self.sha256}), and may be a manifest's digest",
                 "copy the output of `gitboot artifacts resolve` for the image",
                 ("sha256",),
             )
@@ -270,7 +270,7 @@ class Artifacts:
             raise Malformed(
                 Code.COMBINATION,
                 "only some of the files have a loaderSignature, so iPXE would boot the other files without "
-                "verification",
+                "verifying them",
                 "sign the kernel, each initrd and the uki, or remove loaderSignature from all of them",
                 lacking[0],
             )

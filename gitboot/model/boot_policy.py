@@ -184,25 +184,25 @@ class BootProfileSpec:
         if self.method is Method.DISK:
             if images:
                 raise Malformed(
-                    Code.COMBINATION, "method: Disk does not boot an image", f"remove {images[0]}", (images[0],)
+                    Code.COMBINATION, "`method: Disk` does not boot an image", f"remove {images[0]}", (images[0],)
                 )
         elif len(images) != 1:
             found = "both" if images else "neither"
             raise Malformed(
                 Code.COMBINATION,
-                f"expected exactly one of image and stream, found {found}",
-                "set stream to follow a stream, or set image to keep one image",
+                f"expected exactly one of `image` and `stream`, found {found}",
+                "set `stream` to follow a stream, or set `image` to keep one image",
                 ("stream",) if images else ("method",),
             )
         if (self.method is Method.UEFI_HTTP) != (self.http_boot is not None):
             raise Malformed(
                 Code.COMBINATION,
-                "method: UefiHttp requires httpBoot"
+                "`method: UefiHttp` requires `httpBoot`"
                 if self.http_boot is None
-                else "httpBoot requires method: UefiHttp",
-                "set httpBoot to uki, iso or loader"
+                else "`httpBoot` requires `method: UefiHttp`",
+                "set `httpBoot` to uki, iso or loader"
                 if self.http_boot is None
-                else "remove httpBoot, or set method: UefiHttp",
+                else "remove `httpBoot`, or set `method: UefiHttp`",
                 ("method",) if self.http_boot is None else ("httpBoot",),
             )
 
@@ -322,7 +322,7 @@ class Window:
         if self.start is not None and self.end is not None and self.start >= self.end:
             raise Malformed(
                 Code.WINDOW,
-                "the window does not end after it starts",
+                "the window must end after it starts",
                 "set `end` to a time after `start`",
                 ("end",),
             )
@@ -350,8 +350,8 @@ class Approval:
             found = "both" if places else "neither"
             raise Malformed(
                 Code.COMBINATION,
-                f"expected exactly one of file and url, found {found}",
-                "set file to approve in Git, or set url to let another system approve",
+                f"expected exactly one of `file` and `url`, found {found}",
+                "set `file` to approve in Git, or set `url` to let another system approve",
                 tuple(places[-1:]),
             )
 
@@ -457,14 +457,14 @@ class MaintenanceSpec:
         if self.window.end is None:
             raise Malformed(
                 Code.COMBINATION,
-                "`before` requires a window with an end, because servers wait at most until the window ends",
+                "`before` requires a window with an end, because servers stop waiting when the window ends",
                 "set window.end",
                 ("window",),
             )
         if self.before.drain is not None and self.power not in RESETS:
             raise Malformed(
                 Code.COMBINATION,
-                f"`drain` requires a reset of the server, but the maintenance has power: {self.power}",
+                f"`drain` requires a server reset, but the maintenance sets `power: {self.power}`",
                 "set power: Restart or power: GracefulRestart, or remove `drain`",
                 ("before", "drain"),
             )

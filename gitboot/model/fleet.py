@@ -149,9 +149,9 @@ class Provisioning:
         if self.attempts > 1 and self.evidence is not Evidence.REPORTED:
             raise Malformed(
                 Code.COMBINATION,
-                "more than 1 attempt requires evidence: Reported, because a fetch does not show whether an "
+                "`attempts` greater than 1 requires `evidence: Reported`, because a fetch does not show whether an "
                 "installation failed",
-                "set evidence: Reported, or remove attempts",
+                "set `evidence: Reported`, or remove `attempts`",
                 ("attempts",),
             )
 
@@ -275,8 +275,8 @@ class FleetSpec:
         if self.provisioning.ledger is not None and site_number is not None:
             raise Malformed(
                 Code.COMBINATION,
-                "provisioning.ledger names one instance for all servers, but a site names its own ledger",
-                "remove provisioning.ledger, or remove `ledger` from each site",
+                "`provisioning.ledger` names one instance for all servers, but a site names its own ledger",
+                "remove `provisioning.ledger`, or remove `ledger` from each site",
                 ("sites", site_number, "ledger"),
             )
 

@@ -107,7 +107,7 @@ def _parse_url_template(value: object, allowed: Collection[str]) -> str:
     filled = fill_template(found, _PLACEHOLDERS)
     if re.fullmatch(r"oci://[a-z0-9.:/_-]+", filled):
         return found
-    require(not filled.startswith("assets:"), found, Code.URL, "a URL of a web server or registry", "write https://…")
+    require(not filled.startswith("assets:"), found, Code.URL, "an http, https or oci URL", "write https://…")
     parse_artifact_url(filled)
     return found
 
@@ -135,9 +135,9 @@ def parse_key_fingerprint(value: object) -> str:
         value,
         _KEY,
         Code.SOURCE_KEY,
-        "the fingerprint of an OpenPGP key (40 or 64 hexadecimal digits), or a minisign public key (RW…)",
-        "copy the second line of the minisign public key, or the full fingerprint that `gpg --show-keys FILE` prints, "
-        "without spaces",
+        "an OpenPGP key fingerprint (40 or 64 hexadecimal digits) or a minisign public key (RW…)",
+        "copy the second line of the minisign public key file, or the full fingerprint that `gpg --show-keys FILE` "
+        "prints, without spaces",
     )
     return found if found.startswith("RW") else found.upper()
 
@@ -211,7 +211,7 @@ class SignatureTemplate:
     def _check_kind(self) -> None:
         if (self.openpgp is None) == (self.minisign is None):
             raise Malformed(
-                Code.COMBINATION, "expected exactly one of openpgp and minisign", "set exactly one of these fields"
+                Code.COMBINATION, "expected exactly one of `openpgp` and `minisign`", "set exactly one of these fields"
             )
 
 
@@ -248,22 +248,24 @@ class ReleaseIndex:
     @check
     def _check_format(self) -> None:
         if self.signature is not None and self.clear_signed:
-            raise Malformed(Code.COMBINATION, "expected signature or clearSigned, found both", "remove one of the two")
+            raise Malformed(
+                Code.COMBINATION, "expected `signature` or `clearSigned`, found both", "remove one of the two fields"
+            )
         if self.format in _FORMATS_WITH_MATCH and self.match is None:
             raise Malformed(
                 Code.COMBINATION,
-                f"an index with format: {self.format} requires `match`",
+                f"an index with `format: {self.format}` requires `match`",
                 "add a `match` that contains {version}",
             )
         if (self.format is IndexFormat.OCI_TAGS) != self.url.startswith("oci://"):
             raise Malformed(
                 Code.COMBINATION,
-                "format: OCITags requires a URL oci://HOST/NAME, which other formats do not allow",
+                "`format: OCITags` and a URL of the form oci://HOST/NAME require each other",
                 "correct the format or the URL",
             )
         if self.format is IndexFormat.OCI_TAGS and (self.signature is not None or self.clear_signed):
             raise Malformed(
-                Code.COMBINATION, "gitboot cannot verify signatures of tags in a registry", "remove the signature"
+                Code.COMBINATION, "gitboot cannot verify signatures on registry tags", "remove the signature"
             )
 
 
@@ -307,10 +309,10 @@ class SourceFile:
     @check
     def _check_location(self) -> None:
         if self.url is None and self.name is None:
-            raise Malformed(Code.COMBINATION, "the file has neither a url nor a name", "add url or name")
+            raise Malformed(Code.COMBINATION, "the file has neither `url` nor `name`", "add `url` or `name`")
         if self.signature is not None and not self.signed:
             raise Malformed(
-                Code.COMBINATION, "the file has a signature, but sets signed: false", "remove signed: false"
+                Code.COMBINATION, "the file has a signature, but sets `signed: false`", "remove `signed: false`"
             )
 
 
@@ -376,7 +378,7 @@ class ChecksumsTemplate:
         if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) > 1:
             raise Malformed(
                 Code.COMBINATION,
-                "expected at most one of signature, clearSigned and listedIn",
+                "expected at most one of `signature`, `clearSigned` and `listedIn`",
                 "set at most one of these fields",
             )
 
@@ -454,14 +456,14 @@ class ImageSourceSpec:
             if file.name is not None and not has_names:
                 raise Malformed(
                     Code.COMBINATION,
-                    f"an index with format: {self.releases.format} does not describe files",
+                    f"an index with `format: {self.releases.format}` does not describe files",
                     "set `url` instead of `name`, or add `describedBy`",
                     ("files", *at, "name"),
                 )
             if file.url is not None and self.releases.format is IndexFormat.OCI_TAGS:
                 raise Malformed(
                     Code.COMBINATION,
-                    "each file of an image in a registry requires a name instead of a URL",
+                    "for an image in a registry, each file requires `name` instead of `url`",
                     "set `name` to the role of the layer, such as kernel",
                     ("files", *at, "url"),
                 )
@@ -478,7 +480,7 @@ class ImageSourceSpec:
             raise Malformed(
                 Code.COMBINATION,
                 "{base} contains {version}, which is unknown until gitboot has read the index",
-                "write the URL of the index without {base}",
+                "write the index URL without {base}",
                 ("releases", "url"),
             )
         if self.base_urls and (missing := sorted(self.architectures.keys() - self.base_urls.keys())):
@@ -506,7 +508,7 @@ class ImageSourceSpec:
             raise Malformed(
                 Code.COMBINATION,
                 "a signature requires `keys`",
-                "add the keys of the vendor to `keys`",
+                "add the vendor's keys to `keys`",
             )
 
 

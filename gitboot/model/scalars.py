@@ -37,7 +37,7 @@ def parse_mac(value: object) -> MacAddress:
         )
     if digits == "000000000000":
         raise Malformed(
-            Code.MAC, "a MAC address of only zeros cannot belong to an interface", "copy the address from the interface"
+            Code.MAC, "an all-zero MAC address cannot belong to an interface", "copy the address from the interface"
         )
     return MacAddress(f"{d[:2]}-{d[2:4]}-{d[4:6]}-{d[6:8]}-{d[8:10]}-{d[10:]}")
 
@@ -47,7 +47,7 @@ _INFINIBAND: Final = re.compile(
     r"(?:20)?[0-9a-f]{8}(?P<address>[0-9a-f]{32})|(?P<gid>fe80[0-9a-f]{28})|(?P<guid>[0-9a-f]{16})",
     re.IGNORECASE | re.ASCII,
 )
-_INFINIBAND_KINDS: Final = {"address": "address of 20 bytes", "gid": "GID of 16 bytes", "guid": "GUID of 8 bytes"}
+_INFINIBAND_KINDS: Final = {"address": "address (20 bytes)", "gid": "GID (16 bytes)", "guid": "GUID (8 bytes)"}
 
 
 def _reject_infiniband(found: str) -> None:
@@ -60,7 +60,7 @@ def _reject_infiniband(found: str) -> None:
         return
     guid = bytes.fromhex((match["address"] or match["gid"] or match["guid"])[-16:])
     mac = guid[:3] + guid[5:]
-    expected = f"expected a MAC address of 6 bytes, found an InfiniBand {_INFINIBAND_KINDS[str(match.lastgroup)]}"
+    expected = f"expected a 6-byte MAC address, found an InfiniBand {_INFINIBAND_KINDS[str(match.lastgroup)]}"
     derived = f": {mac.hex(':')}" if any(mac) and not mac[0] & 1 else ""
     hint = f"write the MAC address that iPXE shows as ${{net0/mac}} for this interface{derived}"
     raise Malformed(Code.MAC, f"{expected}, {quote_value(found)}", hint)
@@ -84,7 +84,7 @@ def parse_uuid(value: object) -> SystemUuid:
 def parse_ledger(value: object) -> str:
     """Parse the identity of a ledger, which is a UUID in upper or lower case."""
     hint = "copy the UUID from `gitboot status --state STATE`"
-    return require_match(value, _UUID, Code.UUID, "the UUID of a ledger", hint).lower()
+    return require_match(value, _UUID, Code.UUID, "a ledger UUID", hint).lower()
 
 
 def swap_byte_order(uuid: SystemUuid) -> SystemUuid:
@@ -201,7 +201,7 @@ def parse_network(value: object) -> str:
         raise Malformed(
             Code.ADDRESS,
             f"expected a network, found {quote_value(found)}",
-            "write the network without host bits, such as 10.9.0.0/24",
+            "write the network without host bits, for example 10.9.0.0/24",
         ) from error
 
 
@@ -416,7 +416,7 @@ def parse_duration_text(value: object) -> str:
     try:
         duration = parse_duration(found)
     except OverflowError:
-        raise Malformed(Code.DURATION, f"{quote_value(found)} is too long for a duration", hint) from None
+        raise Malformed(Code.DURATION, f"the duration {quote_value(found)} is too long", hint) from None
     if duration is None or found.strip()[0] in "+-":
         raise Malformed(Code.DURATION, f"expected a duration, found {quote_value(found)}", hint)
     return found
@@ -427,7 +427,7 @@ SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_digest(value: object) -> Digest:
-    expected = "a sha256 of 64 lower-case hexadecimal digits"
+    expected = "a SHA-256 digest of 64 lower-case hexadecimal digits"
     return Digest(
         require_match(value, SHA256, Code.DIGEST, expected, "copy the digest that `sha256sum` prints for the file")
     )
@@ -436,7 +436,7 @@ def parse_digest(value: object) -> Digest:
 def parse_fingerprint(value: object) -> Digest:
     """Parse a certificate's SHA-256 fingerprint in any case, with or without colons, as openssl and BMCs print it."""
     hint = "copy the fingerprint that `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
-    found = require_match(value, _FINGERPRINT, Code.DIGEST, "the sha256 of a certificate", hint)
+    found = require_match(value, _FINGERPRINT, Code.DIGEST, "a certificate's SHA-256 fingerprint", hint)
     return Digest(found.replace(":", "").lower())
 
 
@@ -467,7 +467,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     if oci is None:
         _require_no_zone(found)
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
-        require(_is_http_url(found), found, Code.URL, "the URL of an artifact", hint)
+        require(_is_http_url(found), found, Code.URL, "an artifact URL", hint)
         hint = "use #PATH only after a .tar, .tar.gz, .tgz, .tar.xz, .txz or .zip file, without '..' in PATH"
         is_whole_file = "#" not in found
         require(is_whole_file or split_member_url(found), found, Code.URL, "the URL of a file in an archive", hint)
@@ -477,7 +477,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
             Code.OCI_TAG,
-            f"the URL of an artifact requires the digest of one file instead of a tag, found {found}",
+            f"expected an artifact URL with a file digest instead of a tag, found {found}",
             f"copy the output of `gitboot artifacts resolve {quote_words(image)}`",
         )
     return ArtifactUrl(found)
@@ -524,7 +524,7 @@ def parse_bmc_address(value: object) -> str:
     parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
     is_host = parsed is not None and int(parsed[2] or 623) <= 65535
     hint = "write ipmi://HOST or ipmi://HOST:PORT"
-    return require(is_host, found, Code.URL, "the address of a BMC with IPMI", hint).rstrip("/")
+    return require(is_host, found, Code.URL, "a BMC's IPMI address", hint).rstrip("/")
 
 
 # printable ASCII without spaces; every loader passes these characters on unchanged
@@ -547,7 +547,7 @@ def _parse_url_text(value: object) -> str:
         raise Malformed(
             Code.URL,
             "a URL must not contain a user name or a password, because gitboot publishes the URL",
-            "remove the user name and the password, and let the mirror allow clients by their network",
+            "remove the user name and password, and restrict the mirror by client network instead",
         )
     return found
 
@@ -559,7 +559,7 @@ def _require_no_zone(url: str) -> None:
         url,
         Code.URL,
         "a host that every machine can reach",
-        "remove % and the IPv6 zone after it, because a zone names an interface of one host",
+        "remove the % and the IPv6 zone that follows, because a zone is valid only on one host",
     )
 
 
@@ -726,7 +726,7 @@ def parse_kernel_argument(value: object) -> str:
     """Parse one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove an argument."""
     found = parse_nonempty(value)
     if is_reserved_argument(found):
-        raise Malformed(Code.RESERVED_ARGUMENT, f"gitboot or the boot loader sets {found.partition('=')[0]}=")
+        raise Malformed(Code.RESERVED_ARGUMENT, f"only gitboot or the boot loader may set {found.partition('=')[0]}=")
     return require(
         _ARGUMENT.fullmatch(found) and found.strip() == found,
         found,

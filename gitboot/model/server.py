@@ -143,7 +143,7 @@ class Bmc:
         if self.address.lower().startswith("ipmi:") and (self.system is not None or self.tls != BmcTls()):
             raise Malformed(
                 Code.COMBINATION,
-                "`system` and `tls` apply only to Redfish, but the address of this BMC is for IPMI",
+                "`system` and `tls` apply only to Redfish, but this BMC has an IPMI address",
                 "remove `system` and `tls`, or use https://HOST if the BMC supports Redfish",
                 ("address",),
             )
@@ -253,8 +253,8 @@ class ServerSpec:
         if not any(interface.boot for interface in self.interfaces):
             raise Malformed(
                 Code.COMBINATION,
-                "every interface of this server has boot: false",
-                "remove boot: false from one interface",
+                "every interface of this server sets `boot: false`",
+                "remove `boot: false` from one interface",
                 ("interfaces",),
             )
 

@@ -433,7 +433,10 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
         ('media = {"http://a/" = {place = "", protocol = "NFS"}}', "`place` must be a non-empty string"),
         ('certificates = {"10.0.0.1:x" = "ab"}', "is neither a host nor HOST:PORT"),
         ('certificates = ["ab"]', "certificates: expected hosts, each with the SHA-256 fingerprint of its certificate"),
-        ('certificates = {"10.0.0.1" = "ab"}', "certificates: expected the sha256 of a certificate, found .ab."),
+        (
+            'certificates = {"10.0.0.1" = "ab"}',
+            "certificates: expected a certificate's SHA-256 fingerprint, found .ab.",
+        ),
     ],
 )
 def test_t2_an_access_file_that_cannot_be_parsed_allows_no_bmc(tmp_path: Path, text: str, message: str) -> None:

@@ -359,8 +359,7 @@ def test_finding_p12_an_infiniband_address_is_refused_at_its_place() -> None:
     [found] = problems(snapshot(*SEED, _make_server("b", make_uuid("b"), WEB01, f"{{mac: '{address}'}}")))
     assert (found.path, found.code) == ("007.yaml", "GB1033")
     assert found.message == (
-        "spec.interfaces[1].mac: expected a MAC address of 6 bytes, found an InfiniBand address of 20 bytes, "
-        f'"{address}"'
+        f'spec.interfaces[1].mac: expected a 6-byte MAC address, found an InfiniBand address (20 bytes), "{address}"'
     )
     assert found.hint.endswith("iPXE shows as ${net0/mac} for this interface: 7c:fe:90:29:26:52")
 

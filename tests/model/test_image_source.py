@@ -56,7 +56,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("https://a.test/versions", "assets:versions"),
-            "GB1037 spec.releases.url: expected a URL of a web server or registry",
+            "GB1037 spec.releases.url: expected an http, https or oci URL",
         ),
         (
             SMALL.replace("https://a.test/v", "https://a.test/ v"),
@@ -68,28 +68,28 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("JSONList", "DirectoryListing"),
-            "GB1044 spec.releases: an index with format: DirectoryListing requires `match`; "
+            "GB1044 spec.releases: an index with `format: DirectoryListing` requires `match`; "
             "add a `match` that contains {version}",
         ),
         (
             SMALL.replace("JSONList", "OCITags"),
-            "GB1044 spec.releases: format: OCITags requires a URL oci:",
+            "GB1044 spec.releases: `format: OCITags` and a URL of the form oci:",
         ),
         (
             SMALL.replace("'https://a.test/versions'", "'https://a.test/v', clearSigned: true, signature: '{url}.gpg'"),
-            "GB1044 spec.releases: expected signature or clearSigned, found both",
+            "GB1044 spec.releases: expected `signature` or `clearSigned`, found both",
         ),
         (
             SMALL.replace("'https://a.test/versions'", "'https://a.test/v', signature: '{url}.gpg'"),
-            "GB1044 spec: a signature requires `keys`; add the keys of the vendor to `keys`",
+            "GB1044 spec: a signature requires `keys`; add the vendor's keys to `keys`",
         ),
         (
             SMALL.replace(FILES, "files: {kernel: {name: vmlinuz}}"),
-            "GB1044 spec: an index with format: JSONList does not",
+            "GB1044 spec: an index with `format: JSONList` does not",
         ),
         (
             SMALL.replace(FILES, "files: {kernel: {member: a}}"),
-            "GB1044 spec.files.kernel: the file has neither a url nor",
+            "GB1044 spec.files.kernel: the file has neither `url` nor",
         ),
         (SMALL.replace(FILES, "files: {}"), "GB1044 spec.files: the source has no file that a machine can boot"),
         (
@@ -106,14 +106,14 @@ def test_a_declaration(spec: str) -> None:
             f"{SMALL.replace('https://a.test/versions', '{base}/v')}, baseURLs: {{x86_64: 'https://a.test/{{version}}'}}",
             "GB1044 spec: {base} contains {version}, which is unknown until gitboot has read the index",
         ),
-        (f"{SMALL}, keys: [0593B34A]", "GB1050 spec.keys[0]: expected the fingerprint of an OpenPGP key"),
+        (f"{SMALL}, keys: [0593B34A]", "GB1050 spec.keys[0]: expected an OpenPGP key fingerprint"),
         (
             f"{SMALL}, checksums: {{url: 'https://a.test/S', clearSigned: true}}",
             "GB1044 spec: a signature requires `keys`",
         ),
         (
             f"{SMALL}, checksums: {{url: 'https://e.test/S', clearSigned: true, listedIn: {{url: 'https://e.test/I'}}}}",
-            "GB1044 spec.checksums: expected at most one of signature, clearSigned and listedIn",
+            "GB1044 spec.checksums: expected at most one of `signature`, `clearSigned` and `listedIn`",
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['a={{arch}}']}}",
@@ -121,11 +121,11 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['initrd=x']}}",
-            "GB3003 spec.image.kernelArguments[0]: gitboot or the boot",
+            "GB3003 spec.image.kernelArguments[0]: only gitboot or the boot",
         ),
         (
             SMALL.replace("vmlinuz'", "vmlinuz', signed: false, signature: {openpgp: '{url}.sig'}"),
-            "GB1044 spec.files.kernel: the file has a signature, but sets signed: false; remove signed: false",
+            "GB1044 spec.files.kernel: the file has a signature, but sets `signed: false`; remove `signed: false`",
         ),
         (SMALL.replace("{x86_64: amd64}", "{}"), "GB1042 spec.architectures: expected at least one item"),
     ],

@@ -147,22 +147,22 @@ FOR_INFINIBAND = "write the MAC address that iPXE shows as ${net0/mac} for this 
 @for_each(
     ("found", "kind", "mac"),
     [
-        (f"80:00:02:08:fe:80:00:00:00:00:00:00:{GUID}", "address of 20 bytes", "7c:fe:90:29:26:52"),
+        (f"80:00:02:08:fe:80:00:00:00:00:00:00:{GUID}", "address (20 bytes)", "7c:fe:90:29:26:52"),
         (
             f"A0-00-00-27-FE-80-00-00-00-00-00-00-{GUID.upper().replace(':', '-')}",
-            "address of 20 bytes",
+            "address (20 bytes)",
             "7c:fe:90:29:26:52",
         ),
-        ("a0000027fe800000000000007cfe900300292652", "address of 20 bytes", "7c:fe:90:29:26:52"),
-        (f"20-a0:00:00:27:fe:80:00:00:00:00:00:00:{GUID}", "address of 20 bytes", "7c:fe:90:29:26:52"),
-        (f"ff:00:00:00:00:00:02:00:00:02:c9:00:{GUID}", "address of 20 bytes", "7c:fe:90:29:26:52"),
-        ("fe80:0000:0000:0000:7cfe:9003:0029:2652", "GID of 16 bytes", "7c:fe:90:29:26:52"),
-        (GUID, "GUID of 8 bytes", "7c:fe:90:29:26:52"),
-        ("7cfe:9003:0029:2652", "GUID of 8 bytes", "7c:fe:90:29:26:52"),
-        ("7cfe.9003.0029.2652", "GUID of 8 bytes", "7c:fe:90:29:26:52"),
-        ("0x7cfe900300292652", "GUID of 8 bytes", "7c:fe:90:29:26:52"),
-        ("00:00:00:00:00:00:00:00", "GUID of 8 bytes", None),
-        ("01:00:00:00:00:00:00:01", "GUID of 8 bytes", None),
+        ("a0000027fe800000000000007cfe900300292652", "address (20 bytes)", "7c:fe:90:29:26:52"),
+        (f"20-a0:00:00:27:fe:80:00:00:00:00:00:00:{GUID}", "address (20 bytes)", "7c:fe:90:29:26:52"),
+        (f"ff:00:00:00:00:00:02:00:00:02:c9:00:{GUID}", "address (20 bytes)", "7c:fe:90:29:26:52"),
+        ("fe80:0000:0000:0000:7cfe:9003:0029:2652", "GID (16 bytes)", "7c:fe:90:29:26:52"),
+        (GUID, "GUID (8 bytes)", "7c:fe:90:29:26:52"),
+        ("7cfe:9003:0029:2652", "GUID (8 bytes)", "7c:fe:90:29:26:52"),
+        ("7cfe.9003.0029.2652", "GUID (8 bytes)", "7c:fe:90:29:26:52"),
+        ("0x7cfe900300292652", "GUID (8 bytes)", "7c:fe:90:29:26:52"),
+        ("00:00:00:00:00:00:00:00", "GUID (8 bytes)", None),
+        ("01:00:00:00:00:00:00:01", "GUID (8 bytes)", None),
     ],
 )
 def test_finding_p12_an_infiniband_address_is_refused_by_name_with_the_mac_address_that_ipxe_derives(
@@ -172,7 +172,7 @@ def test_finding_p12_an_infiniband_address_is_refused_by_name_with_the_mac_addre
         parse_mac(found)
     assert (caught.value.code, caught.value.message) == (
         Code.MAC,
-        f"expected a MAC address of 6 bytes, found an InfiniBand {kind}, {quote_value(found)}",
+        f"expected a 6-byte MAC address, found an InfiniBand {kind}, {quote_value(found)}",
     )
     assert caught.value.hint == FOR_INFINIBAND + (f": {mac}" if mac is not None else "")
     assert mac is None or parse_mac(mac) == mac.replace(":", "-")
