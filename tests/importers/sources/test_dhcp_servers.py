@@ -95,7 +95,7 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         (
             read_isc_dhcpd,
             "host a { fixed-address 10.0.0.13; }",
-            "10.0.0.13 was left out, because no interface is known",
+            "10.0.0.13 was left out, because no interface with a MAC address is known",
         ),
         (read_isc_dhcpd, f"host a {{ hardware ethernet {A}; fixed-address a.example; }}", "because it is a DNS name"),
         (read_isc_dhcpd, f'host a {{ hardware ethernet {A}; filename "pxelinux.0"; }}', 'filename "pxelinux.0"'),
