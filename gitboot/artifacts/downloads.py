@@ -461,7 +461,7 @@ class ArchiveFetcher:
 def _split_url(url: str) -> tuple[str, str]:
     found = split_member_url(url)
     if found is None:
-        raise ArtifactMissing(f"{url} is not the URL of a file in an archive")
+        raise ArtifactMissing(f"{url} does not refer to a file in an archive")
     return found
 
 

@@ -479,7 +479,7 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
         if found is None or "@" in found["host"]:
             raise UsageError(f"{text!r} is not a registry: expected HOST or HOST/REPOSITORY (* matches any text)")
         if set(found["host"]) <= set("*?."):
-            raise UsageError(f"{text!r} would allow any registry: name the host or its domain")
+            raise UsageError(f"{text!r} would allow any registry: specify the host or its domain")
         return cls(
             scheme=(found["scheme"] or "https://").removesuffix("://"),
             host=found["host"].lower(),

@@ -313,9 +313,9 @@ class FileCheck(Struct, frozen=True, kw_only=True):
         """
         if self.claim is None or self.claim.digest is not DigestOrigin.SIGNED:
             return None
-        claim = f"the image claims a signature by the key {self.claim.key}"
+        claim = f"the image claims that the key {self.claim.key} signed the file"
         if self.signer is None:
-            return f"{claim}, but {f'the file is {self.fault}' if self.fault else 'does not have a signature'}"
+            return f"{claim}, but {f'the file is {self.fault}' if self.fault else 'the file does not have a signature'}"
         if _normalize_key(self.claim.key or "") != _normalize_key(self.signer.key):
             return f"{claim}, but {self.signer} signed the file"
         return None

@@ -475,7 +475,7 @@ class StreamUpdater:
             raise UsageError(f"BootImage/{image.metadata.name} already exists with version {image.spec.version}")
         # two channels of a source may contain the same version
         if not is_from_source(image, release.source, release.channel):
-            owner = f"the channel {release.channel} of {release.source}" if release.channel else release.source
+            owner = f"the channel {release.channel} in {release.source}" if release.channel else release.source
             raise UsageError(
                 f"BootImage/{image.metadata.name} already exists, but it does not belong to {owner}: add the release "
                 "under another name with `gitboot new image --name`"

@@ -336,7 +336,9 @@ def parse_bmc(
         ),
         *remark_if(
             credentials is None,
-            remark_guessed("the source does not name the BMC's credentials, so the import wrote bmc.credentials: bmc"),
+            remark_guessed(
+                "the source does not name the BMC's credentials, so the import wrote `bmc.credentials: bmc`"
+            ),
         ),
     )
 

@@ -399,7 +399,7 @@ def test_a_claimed_provenance_is_compared_with_the_signer(vendor: Vendor) -> Non
     other = "F" * 40
     for of_kernel, says in [
         (f"{signature}, provenance: {{digest: signed, key: {other}}}", f"but vendor <vendor@example.net> ({key})"),
-        (f", provenance: {{digest: signed, key: {key}}}", "but does not have a signature"),
+        (f", provenance: {{digest: signed, key: {key}}}", "but the file does not have a signature"),
         (f"{signature.replace('.openpgp', '.none')}, provenance: {{digest: signed, key: {key}}}", "is unavailable"),
     ]:
         code, (problem,), _ = read(of_kernel)

@@ -238,7 +238,7 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
             names[target] = structs.replace(names[target], addresses=(*names[target].addresses, *addresses))
         remarks.append(
             remark_guessed(
-                f"the import wrote the addresses of the {kind} {as_text(each.get('name'))} to {', '.join(targets)}"
+                f"the import wrote the addresses from the {kind} {as_text(each.get('name'))} to {', '.join(targets)}"
             )
         )
     nics = tuple(sorted(names.values(), key=lambda nic: nic.mac))
@@ -427,7 +427,7 @@ def _read_foreman_boot(
         what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
         return None, [
             remark_missing(
-                f"the boot of {system_name} from medium {medium_name} is incomplete: put the responses of "
+                f"the boot of {system_name} from medium {medium_name} is incomplete: put the responses from "
                 f"/api/v2/{what} into the same directory as the hosts"
             )
         ]

@@ -134,7 +134,7 @@ def _remark_include(path: str, files: Collection[str], option: str = "include") 
     wanted = parts.rpartition("/")[2]
     if not any(fnmatchcase(each.rpartition("/")[2], wanted) or wanted in each.split("/")[:-1] for each in files):
         yield remark_missing(
-            f"{option} {parts} names files that are not in the source: pass a directory with all files"
+            f"{option} {parts} refers to files that are not in the source: pass a directory with all files"
         )
 
 
@@ -205,7 +205,7 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
             remarks=tuple(remarks),
         )
     elif names and "," in value:
-        yield remark_lost(f"dhcp-host={value} was left out, because it has no MAC address and no IP address")
+        yield remark_lost(f"dhcp-host={value} was left out, because it has neither a MAC address nor an IP address")
 
 
 # ISC dhcpd

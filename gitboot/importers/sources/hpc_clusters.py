@@ -412,7 +412,7 @@ def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) 
     for row in rows:
         owner = as_text(row.get("ComponentID"))
         if "MACAddress" in row and owner not in names:
-            reason = f"{owner} is not a node in the source" if owner else "it does not belong to a component"
+            reason = f"{owner} is not a node in the source" if owner else "the interface does not belong to a component"
             yield remark_lost(f"EthernetInterface {row['MACAddress']} was left out, because {reason}")
         elif (xname := as_text(row.get("xname"))) and xname not in names:
             yield remark_lost(f"{xname} was left out, because it is of type {as_text(row.get('type'))}, not a node")

@@ -282,7 +282,7 @@ def _read_netboot(
             reasons += [] if kernel else [f"the iPXE script chains to {found.chain}" if found.chain else no_kernel]
         elif url:
             kernel = None
-            reasons.append(f"the iPXE script is at {url}")
+            reasons.append(f"the import does not fetch the iPXE script at {url}")
         elif config and not kernel:
             kernel, initrds, arguments = _parse_pxelinux(config)
             reasons += [] if kernel else ["the PXELINUX configuration does not contain a kernel"]

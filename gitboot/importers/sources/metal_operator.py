@@ -161,7 +161,7 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
             *remark_if(
                 kernel,
                 remark_lost(
-                    "the arguments of boot-operator's template were left out: `gitboot compare-old-system` shows them"
+                    "the arguments in boot-operator's template were left out: `gitboot compare-old-system` shows them"
                 ),
             ),
             *remark_if(image, remark_lost(f"image {image} was left out: `gitboot artifacts resolve` prints its files")),
@@ -308,7 +308,7 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
 
 def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> ImportRemark:
     image = as_text(objects.get_spec("ServerBootConfiguration", owner[1], owner[0]).get("image"))
-    image_hint = f"; `gitboot artifacts resolve` prints the files of its image {image}" if image else ""
+    image_hint = f"; `gitboot artifacts resolve` prints the files for its image {image}" if image else ""
     return remark_missing(
         f"{subject} was not imported, because ServerBootConfiguration {_format(owner)} has no "
         f"{' or '.join(_BOOT_KINDS)} in the source{image_hint}"

@@ -396,7 +396,7 @@ def test_a_release_of_another_channel_with_the_same_version_is_not_rolled_out(si
     site.git("merge", "--quiet", site.update_one("edge")["branch"])
     done = site.update("stable")
     assert (done.code, site.branches()) == (Exit.USAGE, ["gitboot/update-edge-someos-1.1.0"]), done
-    text = "BootImage/someos-1.1.0 already exists, but it does not belong to the channel stable of someos"
+    text = "BootImage/someos-1.1.0 already exists, but it does not belong to the channel stable in someos"
     assert text in " ".join(done.out.split())
 
 

@@ -117,7 +117,11 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
     [
         (host(managed=False), {}, "the boot was not imported, because Foreman does not manage the host"),
         (host(provision_method="image"), {}, "because the provision method is image"),
-        (host(medium_id=9), {}, "the boot of OS from medium M is incomplete: put the responses of /api/v2/media into"),
+        (
+            host(medium_id=9),
+            {},
+            "the boot of OS from medium M is incomplete: put the responses from /api/v2/media",
+        ),
         (host(operatingsystem_name=None), {}, "the boot was not imported, because the host has no operating system"),
         (host(), {"family": "Windows"}, "the import does not support OS (family Windows)"),
         (host(), {}, "the other interfaces nor the BMC: export /api/v2/hosts/NAME"),

@@ -84,7 +84,11 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         ),
         (read_dnsmasq, "dhcp-host=01:00:5e:00:00:01,web01", "the value is a multicast address"),
         (read_dnsmasq, f"dhcp-host={A},ignore", "dnsmasq ignores this host"),
-        (read_dnsmasq, "conf-file=/etc/more.conf", "conf-file /etc/more.conf names files that are not in the source"),
+        (
+            read_dnsmasq,
+            "conf-file=/etc/more.conf",
+            "conf-file /etc/more.conf refers to files that are not in the source",
+        ),
         (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "dhcp-hostsdir /etc/hosts.d names files"),
         (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "include /etc/dhcp/more.conf names files"),
         (

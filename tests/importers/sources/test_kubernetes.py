@@ -64,7 +64,10 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
             V2.format(mac=MAC, netboot="{}", osie='{isoURL: "http://x/hook.iso"}'),
             "because the machine boots http://x/hook.iso",
         ),
-        (V1.format(mac=MAC, netboot='{ipxe: {url: "https://x/"}}'), "because the iPXE script is at https://x/"),
+        (
+            V1.format(mac=MAC, netboot='{ipxe: {url: "https://x/"}}'),
+            "because the import does not fetch the iPXE script at https://x/",
+        ),
         (
             V2.format(mac=MAC, netboot='{ipxe: {script: "#!ipxe\\nchain http://x/y\\n"}}', osie="{}"),
             "because the iPXE script chains to http://x/y",
