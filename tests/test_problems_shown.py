@@ -28,10 +28,10 @@ def dated(since: datetime | None, until: datetime | None, line: int = 1, **more:
     [
         (0, 0, []),
         (100, 0, []),
-        (101, 0, [(101, "GB1015", "1 more problem from here on is not shown")]),
-        (102, 0, [(101, "GB1015", "2 more problems from here on are not shown")]),
-        (101, 49_899, [(101, "GB1015", "49,900 more problems from here on are not shown")]),
-        (3, 2, [(3, "GB1015", "2 more problems from here on are not shown")]),
+        (101, 0, [(101, "GB1015", "1 more problem in the rest of this file is not shown")]),
+        (102, 0, [(101, "GB1015", "2 more problems in the rest of this file are not shown")]),
+        (101, 49_899, [(101, "GB1015", "49,900 more problems in the rest of this file are not shown")]),
+        (3, 2, [(3, "GB1015", "2 more problems in the rest of this file are not shown")]),
     ],
 )
 def test_a_hundred_problems_of_a_file_are_shown(given: int, more: int, last: list[tuple[int, str, str]]) -> None:

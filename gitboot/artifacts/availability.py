@@ -171,7 +171,7 @@ def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bo
             size += len(chunk)
             if size > most_bytes:
                 return Sighting(
-                    presence=Presence.WRONG, message=f"the file has more than {most_bytes} bytes", head=content.head
+                    presence=Presence.WRONG, message=f"the file is larger than {most_bytes} bytes", head=content.head
                 )
             if is_stopped():
                 raise HostUnreachable("the check was stopped before the end of the file")
@@ -179,7 +179,7 @@ def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bo
         return Sighting(presence=Presence.VERIFIED, head=content.head)
     return Sighting(
         presence=Presence.WRONG,
-        message=f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image states {file.sha256}",
+        message=f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image specifies {file.sha256}",
         head=content.head,
     )
 
@@ -332,7 +332,7 @@ def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = N
     if file.size is not None and head.size not in (None, file.size):
         return Sighting(
             presence=Presence.WRONG,
-            message=f"the file has {head.size} bytes, but the image states {file.size}",
+            message=f"the file is {head.size} bytes long, but the image specifies {file.size}",
             head=head,
         )
     was_read = before is not None and before.presence in (Presence.VERIFIED, Presence.WRONG)

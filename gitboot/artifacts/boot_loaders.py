@@ -177,7 +177,10 @@ def _write_signed_grub_configuration(tftp: Path, base_url: str) -> PlacedLoader:
         return PlacedLoader(
             path=_SIGNED_GRUB,
             outcome=Placement.UNCHANGED,
-            message=f"another program wrote {target}, so gitboot does not replace it; the signed GRUB loads this file",
+            message=(
+                f"the signed GRUB loads {target}, but gitboot does not replace this file, because another program "
+                "wrote it"
+            ),
         )
     is_new = _write_targets(_SIGNED_GRUB, [target], render_signed_grub_configuration(base_url).encode())
     return PlacedLoader(
@@ -299,7 +302,7 @@ if insmod http; then
   done
 fi
 """
-    return f"# gitboot: the signed GRUB of Debian loads this script over TFTP\n{http_script}{SIGNED_GRUB_CHAIN}"
+    return f"# gitboot: the signed GRUB from Debian loads this script over TFTP\n{http_script}{SIGNED_GRUB_CHAIN}"
 
 
 def _build_loader(loader: BuiltLoader, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:

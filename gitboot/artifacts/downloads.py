@@ -131,9 +131,9 @@ class WebFetcher:
 
 def _build_head(answer: AnswerStream, url: str) -> ArtifactHead:
     if answer.status in _GONE:
-        raise ArtifactMissing(f"{format_host(url)} answers {answer.status}")
+        raise ArtifactMissing(f"{format_host(url)} returned {answer.status}")
     if answer.status not in (200, 206):
-        raise HostUnreachable(f"{format_host(url)} answers {answer.status}")
+        raise HostUnreachable(f"{format_host(url)} returned {answer.status}")
     size = _read_size(answer)
     validators = [value for name in ("ETag", "Last-Modified") if (value := answer.headers.get(name))]
     return ArtifactHead(
@@ -397,7 +397,7 @@ def _fetch_file(
     if digest.hexdigest() != file.sha256:
         os.unlink(part, dir_fd=folder)
         raise _ContentMismatch(
-            f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image states {file.sha256}"
+            f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image specifies {file.sha256}"
         )
 
 
@@ -461,7 +461,7 @@ class ArchiveFetcher:
 def _split_url(url: str) -> tuple[str, str]:
     found = split_member_url(url)
     if found is None:
-        raise ArtifactMissing(f"{url} is not the URL of a file in an archive")
+        raise ArtifactMissing(f"{url} does not refer to a file in an archive")
     return found
 
 
@@ -541,7 +541,7 @@ def _decompress(
             if decompressor.eof:
                 data, decompressor, is_new = decompressor.unused_data, build_decompressor(), True
     if not is_new:
-        raise EOFError("the archive ends too early")
+        raise EOFError("the archive is truncated")
 
 
 class _UnpackedStream:
@@ -557,10 +557,10 @@ class _UnpackedStream:
                 try:
                     self._piece = memoryview(next(self._pieces))
                 except StopIteration:
-                    raise EOFError("the archive ends too early") from None
+                    raise EOFError("the archive is truncated") from None
                 self._total += len(self._piece)
                 if self._total > LARGEST_ARTIFACT:
-                    raise _ArchiveRefused(f"the unpacked archive has more than {LARGEST_ARTIFACT:,} bytes")
+                    raise _ArchiveRefused(f"the unpacked archive is larger than {LARGEST_ARTIFACT:,} bytes")
             piece, self._piece = self._piece[:size], self._piece[size:]
             size -= len(piece)
             yield bytes(piece)
@@ -637,7 +637,7 @@ def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
         for chunk in chunks:
             file.write(chunk)
             if file.tell() > _LARGEST_ZIP:
-                raise _ArchiveRefused(f"the zip archive has more than {_LARGEST_ZIP:,} bytes")
+                raise _ArchiveRefused(f"the zip archive is larger than {_LARGEST_ZIP:,} bytes")
         packed = file.tell()
         with zipfile.ZipFile(cast("IO[bytes]", _BoundedFile(file))) as archive:
             found = next((each for each in archive.infolist() if each.filename.removeprefix("./") == path), None)
@@ -667,5 +667,5 @@ class _BoundedFile:
 
     def read(self, size: int = -1) -> bytes:
         if size > _LARGEST_ZIP_READ:
-            raise _ArchiveRefused(f"the directory of the zip archive is too large: {size:,} bytes")
+            raise _ArchiveRefused(f"the zip archive's directory is too large: {size:,} bytes")
         return self._file.read(size if size >= 0 else _LARGEST_ZIP_READ)

@@ -191,7 +191,7 @@ def _check_realm(realm: str, origin: str) -> None:
         is_allowed = False
     if not is_allowed:
         raise RegistryRefused(
-            f"{origin} names the token server {realm[:100]!r}, but gitboot does not send credentials there"
+            f"{origin} refers to the token server {realm[:100]!r}, but gitboot does not send credentials there"
         )
 
 
@@ -212,12 +212,12 @@ def _check_answer(answer: AnswerStream, reference: OciReference) -> AnswerStream
         raise NotInRegistry(f"{reference} does not exist in the registry")
     if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         raise RegistryRefused(f"the credentials do not allow access to {reference}")
-    raise RegistryRefused(f"{reference.host} answers {answer.status} for {reference}")
+    raise RegistryRefused(f"{reference.host} returned {answer.status} for {reference}")
 
 
 def _check_reachable(status: int, host: str) -> None:
     if status in (408, 425, 429) or 500 <= status < 600:
-        raise HostUnreachable(f"{host} answers {status}: try again later")
+        raise HostUnreachable(f"{host} returned {status}: try again later")
 
 
 MANIFESTS: Final = (
@@ -325,7 +325,8 @@ def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict
         if len(several) > 1:
             names = ", ".join(sorted({each.cname or each.digest for each in several}))
             raise RegistryRefused(
-                f"{name} has {len(several)} images for {architecture}; add --cname with the start of a name: {names}"
+                f"{name} has {len(several)} images for {architecture}; add --cname with the beginning of one of these "
+                f"names: {names}"
             )
     if not found:
         known = ", ".join(sorted({each.cname for each in index if each.cname}))
@@ -478,7 +479,7 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
         if found is None or "@" in found["host"]:
             raise UsageError(f"{text!r} is not a registry: expected HOST or HOST/REPOSITORY (* matches any text)")
         if set(found["host"]) <= set("*?."):
-            raise UsageError(f"{text!r} would allow any registry: name the host or its domain")
+            raise UsageError(f"{text!r} would allow any registry: specify the host or its domain")
         return cls(
             scheme=(found["scheme"] or "https://").removesuffix("://"),
             host=found["host"].lower(),

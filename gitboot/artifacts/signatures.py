@@ -163,7 +163,7 @@ class VendorKeys:
             else:
                 if only is None or found.key in only:
                     return ImageSigner(found.key, printable(found.person))
-                faults.append(UnlistedKey(f"signed by the key {found.key}, which is not an allowed key"))
+                faults.append(UnlistedKey(f"signed by the key {found.key}, which is not allowed"))
         faults = faults or [UntrustedSignature("not signed: the OpenPGP signature is empty")]
         raise next((each for each in faults if not isinstance(each, UnlistedKey)), faults[0])
 
@@ -181,7 +181,7 @@ class VendorKeys:
                     return ImageSigner(key, f"minisign key {path.stem}")
                 if "the key id in the public key is" not in f"{result.output}{result.errors}":
                     raise UntrustedSignature(
-                        "not signed: its minisign signature is malformed or belongs to a different file"
+                        "not signed: the minisign signature is malformed or belongs to a different file"
                     )
         raise UnlistedKey("signed by a minisign key that is not listed")
 
@@ -313,9 +313,9 @@ class FileCheck(Struct, frozen=True, kw_only=True):
         """
         if self.claim is None or self.claim.digest is not DigestOrigin.SIGNED:
             return None
-        claim = f"the image claims a signature by the key {self.claim.key}"
+        claim = f"the image claims that the key {self.claim.key} signed the file"
         if self.signer is None:
-            return f"{claim}, but {f'the file is {self.fault}' if self.fault else 'does not have a signature'}"
+            return f"{claim}, but {f'the file is {self.fault}' if self.fault else 'the file does not have a signature'}"
         if _normalize_key(self.claim.key or "") != _normalize_key(self.signer.key):
             return f"{claim}, but {self.signer} signed the file"
         return None
@@ -414,7 +414,7 @@ class SignatureCheck:
             raise UntrustedSignature(f"not verified: {error}") from error
         if digest.hexdigest() != artifact.sha256:
             raise UntrustedSignature(
-                f"different from the file {path} in {archive}, which has the sha256 {digest.hexdigest()}"
+                f"different from the file {path} in {archive}, whose sha256 is {digest.hexdigest()}"
             )
 
     def _read_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
@@ -463,7 +463,7 @@ class SignatureCheck:
         for chunk in self._read_chunks(url):
             content += chunk
             if len(content) > most_bytes:
-                raise UntrustedSignature(f"not verified, because {url} has more than {most_bytes:,} bytes")
+                raise UntrustedSignature(f"not verified, because {url} is larger than {most_bytes:,} bytes")
         return bytes(content)
 
     def _fetch_copy(self, artifact: Artifact) -> _Copy:
@@ -483,11 +483,11 @@ class SignatureCheck:
                     written.write(chunk)
                     if written.tell() > most_bytes:
                         raise UntrustedSignature(
-                            f"different from the file at {url}, which has more than {most_bytes:,} bytes"
+                            f"different from the file at {url}, which is larger than {most_bytes:,} bytes"
                         )
             self._copy = _Copy(url, path, Digest(digest_256.hexdigest()), digest_512.hexdigest())
         if member is None and self._copy.sha256 != artifact.sha256:
-            raise UntrustedSignature(f"different from the file at {url}, which has the sha256 {self._copy.sha256}")
+            raise UntrustedSignature(f"different from the file at {url}, whose sha256 is {self._copy.sha256}")
         return self._copy
 
     def _drop_copy(self) -> None:

@@ -105,7 +105,7 @@ def read_resource(value: dict[str, Value]) -> Resource:
     kind, version = value.get("kind"), value.get("apiVersion")
     if not isinstance(kind, str) or kind not in KINDS:
         shown = quote_value(kind)
-        message = f"there is no kind {shown}" if isinstance(kind, str) else f"expected a kind, found {shown}"
+        message = f"unknown kind {shown}" if isinstance(kind, str) else f"expected a kind, found {shown}"
         code = Code.KIND
         if kind is None:
             code, message = Code.MISSING_FIELD, "the document has no kind"
@@ -279,7 +279,7 @@ def build_oversized_problem(path: str, at: Place, error: Oversized) -> Problem:
 
 
 def describe_size(error: Oversized) -> str:
-    return f"the file has {error.size:,} bytes; the limit is {MAX_FILE_BYTES:,}"
+    return f"the file is {error.size:,} bytes long; the limit is {MAX_FILE_BYTES:,}"
 
 
 def is_lfs_pointer(data: bytes) -> bool:
@@ -305,12 +305,12 @@ class NotEncrypted(ValueError):
 def parse_encrypted(data: bytes) -> bytes:
     """Return the binary content of an encrypted file. Raises `NotEncrypted` if an endpoint cannot decrypt the file."""
     if len(data) > MAX_SECRET_BYTES:
-        raise NotEncrypted(f"the file has {len(data):,} bytes; the limit is {MAX_SECRET_BYTES:,}")
+        raise NotEncrypted(f"the file is {len(data):,} bytes long; the limit is {MAX_SECRET_BYTES:,}")
     if found := _ARMOR.fullmatch(data):
         try:
             data = b64decode(found[1].replace(b"\r", b"").replace(b"\n", b""), validate=True)
         except ValueError:
-            raise NotEncrypted("the armor of the file is damaged") from None
+            raise NotEncrypted("the file's armor is damaged") from None
     if not data.startswith(_HEADER):
         raise NotEncrypted("the file is not encrypted with age")
     kinds, at = [], len(_HEADER)
@@ -324,7 +324,7 @@ def parse_encrypted(data: bytes) -> bytes:
     if "X25519" not in kinds:
         others = sorted({kind[:20] for kind in kinds if not kind.endswith("-grease")})
         raise NotEncrypted(
-            f"the file is not encrypted to a key age1… (recipient types: {', '.join(others[:3]) or 'none'})"
+            f"the file is not encrypted to an age1… key (recipient types: {', '.join(others[:3]) or 'none'})"
         )
     if len(kinds) > _MAX_RECIPIENTS:
         raise NotEncrypted(f"the file has {len(kinds)} recipients; the limit is {_MAX_RECIPIENTS}")

@@ -344,7 +344,7 @@ def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[P
     except Oversized as error:
         return _ignore_nothing, [build_oversized_problem(IGNORE_FILE, FILE_START, error)]
     if len(data) > MAX_BYTES:
-        message = f"the file has {len(data):,} bytes; the limit is {MAX_BYTES:,}"
+        message = f"the file is {len(data):,} bytes long; the limit is {MAX_BYTES:,}"
         hint = "use folders and patterns instead of single files"
         return _ignore_nothing, [build_problem(IGNORE_FILE, FILE_START, Code.FILE_TOO_LARGE, message, hint)]
     ignore, malformed = read_ignore(data)

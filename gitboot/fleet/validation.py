@@ -409,8 +409,8 @@ def _find_duplicate_identities(draft: Draft) -> Iterator[Remark]:
 
 
 _OWN_DUPLICATE_HINTS: Final = {
-    "MAC address": "write the interface's permanent address, which `ethtool -P INTERFACE` prints even for a member of "
-    "a bond; interfaces may share only IP addresses",
+    "MAC address": "write the interface's permanent address, which `ethtool -P INTERFACE` prints even for a "
+    "bond member; interfaces may share only IP addresses",
     "address": "remove one of the two addresses; only different interfaces may share an address, for example in a bond",
 }
 
@@ -441,7 +441,7 @@ def _find_empty_reports(draft: Draft) -> Iterator[Remark]:
                 spot=draft.spot(key, ("spec", "bmc", "reports")),
                 code=Code.COMBINATION,
                 message="bmc.reports needs uuid or serial",
-                hint="add uuid or serial, or remove reports",
+                hint="add uuid or serial to bmc.reports, or remove bmc.reports",
             )
 
 

@@ -91,7 +91,7 @@ def parse(data: bytes, path: str) -> Parsed:
     """Parse a file, and return the valid YAML documents and the problems of invalid documents. Skip empty documents."""
     code, hint, message = Code.FILE_TOO_LARGE, "split the file into several files", ""
     if len(data) > MAX_FILE_BYTES:
-        message = f"the file has {len(data):,} bytes; the limit is {MAX_FILE_BYTES:,}"
+        message = f"the file is {len(data):,} bytes long; the limit is {MAX_FILE_BYTES:,}"
     elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
         message = f"the file has more than {MAX_FILE_DOCUMENTS:,} documents"
     elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
@@ -401,7 +401,7 @@ class _Reader:
         except MarkedYAMLError as error:
             self.report_syntax_error(error)
         except UnicodeDecodeError:  # PyYAML raises this error for %-escapes in a tag
-            self.add_problem(self.start, Code.TAG, "a tag is not allowed, and this tag is not UTF-8", _NO_TAGS)
+            self.add_problem(self.start, Code.TAG, "a tag is not allowed: this tag is not UTF-8", _NO_TAGS)
         except _UnreadableRest:
             pass
         return None
@@ -412,7 +412,7 @@ class _Reader:
             self.add_problem(
                 self.start,
                 Code.DOCUMENT_TOO_LARGE,
-                f"the document has {len(source):,} bytes; the limit is {MAX_DOCUMENT_BYTES:,}",
+                f"the document is {len(source):,} bytes long; the limit is {MAX_DOCUMENT_BYTES:,}",
                 "split the document into several documents",
             )
             raise _UnreadableRest
@@ -612,8 +612,8 @@ def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = N
         count = len(group[MAX_SHOWN:]) + (more.get(path, 0) if severity is Severity.ERROR else 0)
         if count > 0:
             one, several = (
-                "1 more problem from here on is not shown",
-                f"{count:,} more problems from here on are not shown",
+                "1 more problem in the rest of this file is not shown",
+                f"{count:,} more problems in the rest of this file are not shown",
             )
             message, code = one if count == 1 else several, Code.TOO_MANY_PROBLEMS
             shown.append(structs.replace(group[:MAX_KEPT][-1], code=code, message=message, hint=code.hint))

@@ -84,7 +84,7 @@ def read_document(fetcher: Fetcher, url: str, max_bytes: int) -> bytes:
                 if len(content) > max_bytes:
                     raise MalformedIndex(
                         url,
-                        f"the file has more than {max_bytes:,} bytes",
+                        f"the file is larger than {max_bytes:,} bytes",
                         "check the URL, because gitboot reads only small indexes and lists",
                     )
                 if time.monotonic() > ends_s:
@@ -113,9 +113,9 @@ class SourceReader:
         if self._spec.keys and not any(map(keys.compute_key_digest, self._spec.keys)):
             raise UntrustedIndex(
                 f"the ImageSource {self._name}",
-                f"gitboot has none of the public keys of this source: {format_names(self._spec.keys)}",
-                "put the vendor's public key into the directory that --image-keys (in CI, the variable "
-                "GITBOOT_IMAGE_KEYS) names",
+                f"gitboot does not have any of this source's public keys: {format_names(self._spec.keys)}",
+                "put the vendor's public key into the --image-keys directory (in CI, the variable GITBOOT_IMAGE_KEYS "
+                "contains its path)",
             )
 
     # Indexes
@@ -182,7 +182,7 @@ class SourceReader:
         hint = "try again later, and contact the vendor if the problem persists"
         if is_other_key:
             hint = (
-                "if the vendor has a new key, verify the key's fingerprint, and add the fingerprint to the keys of the "
+                "if the vendor has a new key, verify the key's fingerprint, and add it to `keys` in the "
                 f"ImageSource {self._name}"
             )
         return UntrustedIndex(url, cause, hint)
@@ -437,8 +437,8 @@ def list_releases(
     if not versions:
         raise MalformedIndex(
             url,
-            f"the index lists no releases{f' of the channel {channel}' if channel is not None else ''}",
-            f"check the channel, and the field match of the ImageSource {source.metadata.name}",
+            f"the index lists no releases{f' in the channel {channel}' if channel is not None else ''}",
+            f"check the channel, and the field `match` in the ImageSource {source.metadata.name}",
         )
     return tuple(
         Release(
@@ -532,7 +532,7 @@ def _translate_registry_errors(place: str) -> Iterator[None]:
     except HostUnreachable as error:
         raise SourceUnavailable(place, str(error), "check the network, or try again later") from error
     except NotInRegistry as error:
-        raise IncompleteRelease(place, str(error), "check the name and the tag of the image") from error
+        raise IncompleteRelease(place, str(error), "check the image's name and tag") from error
 
 
 def _list_tags(source: ImageSource, channel: str | None, registries: Registries | None) -> tuple[str, list[str]]:
@@ -671,7 +671,7 @@ def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str
                     digest.update(chunk)
                     size += len(chunk)
         except OSError as error:
-            raise IncompleteRelease(str(path), error.strerror or str(error), "check the path of the file") from error
+            raise IncompleteRelease(str(path), error.strerror or str(error), "check the file's path") from error
         found.append(
             ReleaseFile(architecture=architecture, role=role, url=url, sha256=Digest(digest.hexdigest()), size=size)
         )

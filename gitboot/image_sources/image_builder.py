@@ -211,7 +211,7 @@ class _Downloads:
                 for chunk in content.chunks:
                     size += len(chunk)
                     if size > most_bytes:
-                        raise IncompleteRelease(url, f"the file has more than {most_bytes:,} bytes", _REPORT)
+                        raise IncompleteRelease(url, f"the file is larger than {most_bytes:,} bytes", _REPORT)
                     for digest in digests:
                         digest.update(chunk)
                     stored.write(chunk)
@@ -245,7 +245,7 @@ def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
         return
     if None not in (file.size, head.size) and file.size != head.size:
         raise IncompleteRelease(
-            file.url, f"the index states {file.size} bytes, but the server reports {head.size}", _REPORT
+            file.url, f"the index states a size of {file.size} bytes, but the server reports {head.size}", _REPORT
         )
 
 
@@ -260,7 +260,9 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _FileFacts:
         facts = downloads.measure(file.url, most_bytes)
     _check_digests(file.url, facts, file.sha256, file.sha512, file.digest_url)
     if file.size is not None and file.size != facts.size:
-        raise IncompleteRelease(file.url, f"the file has {facts.size} bytes, but the index states {file.size}", _REPORT)
+        raise IncompleteRelease(
+            file.url, f"the file is {facts.size} bytes long, but the index states {file.size}", _REPORT
+        )
     return facts
 
 
@@ -269,7 +271,7 @@ def _check_digests(url: str, facts: _FileFacts, sha256: str | None, sha512: str 
         if expected not in (None, found):
             raise UntrustedRelease(
                 url,
-                f"the {algorithm} digest of the file is {found}, but {digest_url or 'the index'} states {expected}",
+                f"the file's {algorithm} digest is {found}, but {digest_url or 'the index'} states {expected}",
                 _REPORT,
             )
 
@@ -341,7 +343,7 @@ def format_origin(file: BuiltFile) -> str:
         case DigestOrigin.PUBLISHED:
             return f"published without a signature ({origin.url})"
         case DigestOrigin.FIRST_SEEN:
-            return "the vendor does not publish a digest, so gitboot computed one at the first download"
+            return "the vendor does not publish a digest, so gitboot computed one on the first download"
 
 
 # Document
@@ -429,7 +431,7 @@ class _Document:
         comments = [f"{self.title}{channel}{date_text}. Written by gitboot from {release.index_url}"]
         if unsigned:
             comments.append(
-                f"The vendor publishes no digests of these files, so gitboot computed them: {', '.join(unsigned)}"
+                f"The vendor does not publish digests for these files, so gitboot computed them: {', '.join(unsigned)}"
             )
         comments.append("yaml-language-server: $schema=../.gitboot/schemas/BootImage.json")
         annotations = {SOURCE: release.source, **({CHANNEL: release.channel} if release.channel is not None else {})}

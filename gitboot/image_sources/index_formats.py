@@ -447,7 +447,7 @@ def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
             if algorithm == "sha256":
                 files[name] = IndexedFile(url=_read_url(_join(url, name), url), sha256=_read_sha256(digest, url))
     if not is_treeinfo:
-        raise _malformed_index(url, "the file is not a .treeinfo file, because it has no section [checksums]")
+        raise _malformed_index(url, "the file is not a .treeinfo file, because it has no [checksums] section")
     return files
 
 
@@ -513,7 +513,7 @@ def _read_url(text: str, url: str) -> str:
     if not found.startswith(("https://", "http://")) or "#" in found:
         raise _malformed_index(url, f"the index contains a URL that gitboot does not accept: {_quote(found)}")
     if urlsplit(url).scheme == "https" and not found.startswith("https://"):
-        raise _malformed_index(url, f"the URL of the index is https, but the URL of the file {_quote(found)} is not")
+        raise _malformed_index(url, f"the index URL uses https, but the file URL {_quote(found)} does not")
     return found
 
 

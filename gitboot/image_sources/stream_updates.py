@@ -183,8 +183,8 @@ def find_unfinished_rollout(followed: FollowedStream) -> ReleaseChoice | None:
         return None
     return ReleaseChoice(
         outcome=UpdateOutcome.WAITS,
-        why=f"the rollout of {rollout.image} is still at {rollout.percent} %; to finish it, set current to this image, "
-        "and remove rollout",
+        why=f"the rollout of {rollout.image} is still at {rollout.percent} %; to finish it, set `current` to this "
+        "image, and remove `rollout`",
     )
 
 
@@ -206,7 +206,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
             newest.index_url,
             f"the newest release is {printable(newest.version)}, but BootImage/{latest.metadata.name} in the fleet has "
             f"the newer version {latest.spec.version}",
-            f"try again later, or set the annotation {CHANNEL} of that image if it belongs to another channel",
+            f"try again later, or set the annotation {CHANNEL} on that image if it belongs to another channel",
         )
     # An image that another stream with the same source uses does not block this stream from using the image too.
     own_versions = [
@@ -226,11 +226,9 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     ]
     if not newer:
         if not any(followed.is_within_bounds(each.version) for each in releases):
-            why = f"no release is within the limits of spec.follow; the newest release is {printable(newest.version)}"
+            why = f"no release is within the limits in spec.follow; the newest release is {printable(newest.version)}"
         elif own_newest is not None and own_newest != followed.current.spec.version:
-            why = (
-                f"the fleet has an image with the version {own_newest}, but the stream does not use it: start a rollout"
-            )
+            why = f"the fleet has an image with version {own_newest}, but the stream does not use it: start a rollout"
         else:
             why = f"no release that matches spec.follow is newer than {followed.current.metadata.name}"
         return ReleaseChoice(outcome=UpdateOutcome.CURRENT, why=why)
@@ -255,7 +253,7 @@ def _describe_release_age(release: Release, now: datetime) -> str:
     assert release.published is not None  # noqa: S101 - releases without a date are old enough
     version = printable(release.version)
     if release.published > now:
-        return f"the date of the release {version} is in the future"
+        return f"the release {version} has a date in the future"
     return f"the release {version} was published {format_age((now - release.published).total_seconds())} ago"
 
 
@@ -423,8 +421,8 @@ class StreamUpdater:
             return structs.replace(
                 update,
                 outcome=UpdateOutcome.WAITS,
-                why=f"the index has no date for {image}, so minimumAge ({followed.follow.minimum_age}) counts from the "
-                f"proposed commit of {committed:%Y-%m-%d %H:%M} UTC",
+                why=f"the index has no date for {image}, so minimumAge ({followed.follow.minimum_age}) starts with the "
+                f"proposed commit ({committed:%Y-%m-%d %H:%M} UTC)",
             )
         return structs.replace(
             update,
@@ -474,10 +472,10 @@ class StreamUpdater:
         """Raise `UsageError` unless the existing BootImage contains the release for all architectures of a stream."""
         image = self._fleet.repository.images[find_image_name(release.source, release.version)]
         if image.spec.version != release.version:
-            raise UsageError(f"BootImage/{image.metadata.name} already exists with the version {image.spec.version}")
+            raise UsageError(f"BootImage/{image.metadata.name} already exists with version {image.spec.version}")
         # two channels of a source may contain the same version
         if not is_from_source(image, release.source, release.channel):
-            owner = f"the channel {release.channel} of {release.source}" if release.channel else release.source
+            owner = f"the channel {release.channel} in {release.source}" if release.channel else release.source
             raise UsageError(
                 f"BootImage/{image.metadata.name} already exists, but it does not belong to {owner}: add the release "
                 "under another name with `gitboot new image --name`"
@@ -485,7 +483,7 @@ class StreamUpdater:
         if missing := sorted({*followed.architectures} - image.spec.architectures.keys()):
             raise UsageError(
                 f"BootImage/{image.metadata.name} has no files for {missing[0]}, and gitboot does not change "
-                "existing images: list all architectures in spec.follow of each stream that follows this source"
+                "existing images: list all architectures in spec.follow for each stream that follows this source"
             )
         check_provenance(followed, image)
 
@@ -503,7 +501,7 @@ class StreamUpdater:
         other, built = self._built[name]
         if other != data:
             raise UsageError(
-                f"for another stream, gitboot already proposes BootImage/{name} with different settings or "
+                f"gitboot already proposes BootImage/{name} for another stream, with different settings or "
                 "architectures; merge that proposal first"
             )
         check_provenance(followed, built.image)

@@ -275,8 +275,8 @@ def _render_server(
     pending = machine.uuid is None or not machine.nics or bool(unsupported)
     item = ImportedDocument(kind="Server", name=name, pending=pending, remarks=_sort_remarks(remarks))
     comment = (
-        "The old system manages this server. To let gitboot manage it, remove lifecycle. To install it, set "
-        "provision: 1."
+        "The old system manages this server. To let gitboot manage it, remove `lifecycle`. To install it, set "
+        "`provision: 1`."
     )
     return item, {_build_path("servers", name, pending): _render_document(item, comment, spec, labels)}
 
@@ -308,9 +308,7 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     system = bmc.system if bmc.system and bmc.system.startswith("/") else None
     tls = {} if bmc.verify else {"verify": False}
     return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
-        remark_missing(
-            f"store the user name and the password of the BMC as {bmc.credentials} in the credentials directory"
-        )
+        remark_missing(f"store the BMC's user name and password as {bmc.credentials} in the credentials directory")
     ]
 
 
@@ -327,8 +325,8 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
         *missing_parts,
         *argument_remarks,
         remark_guessed(
-            "the import assumed an installer, and wrote writesDisk: true and networkBoot: Once (for a diskless system, "
-            "write false and Always)"
+            "the import assumed an installer, and wrote `writesDisk: true` and `networkBoot: Once` (for a diskless "
+            "system, write `false` and `Always`)"
         ),
         *remark_if(boot.architecture is None, _GUESSED_ARCHITECTURE),
         *remark_if(
@@ -363,7 +361,7 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
             (
                 "policies",
                 "BootPolicy",
-                "Servers name this policy in their policy field. The policy itself does not select servers.",
+                "Servers name this policy in their `policy` field. The policy itself does not select servers.",
                 {"select": "None", "profile": name, "networkBoot": "Once"},
             ),
         )
@@ -376,9 +374,7 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
 def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, Any], list[ImportRemark]]:
     missing_parts: list[ImportRemark] = []
     if not boot.kernel and not boot.uki:
-        missing_parts.append(
-            remark_missing("the boot has no kernel that machines can fetch: add the URL of the kernel")
-        )
+        missing_parts.append(remark_missing("the boot has no kernel that machines can fetch: add the kernel's URL"))
 
     def render_artifact(url: str | None) -> dict[str, Any] | None:
         if url is None:
@@ -507,8 +503,8 @@ def render_server(name: str, new: NewServer, example: Server | None, comment: st
     head = [
         comment,
         "yaml-language-server: $schema=../.gitboot/schemas/Server.json",
-        "The server is Parked until you decide what it is for. Then remove lifecycle. To allow its installation, set "
-        "provision: 1.",
+        "The server is Parked until you decide what it is for. Then remove `lifecycle`. To allow its installation, set "
+        "`provision: 1`.",
     ]
     if new.uuid is None:
         head.append("The UUID is missing. Until you add it, gitboot does not install the server or contact its BMC.")
@@ -547,7 +543,7 @@ def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[st
             "- `gitboot bmc scan NETWORK` reads the UUIDs from the BMCs.",
             "- `gitboot unknown-machines --state STATE` lists the machines that requested a boot from gitboot.",
             "",
-            "Save the output of a command with `-o json=FILE`, or write a line `MAC UUID` for each machine to FILE.",
+            "Save the output of a command with `-o json=FILE`, or write a `MAC UUID` line for each machine to FILE.",
             "Then import again with `--uuids FILE`.",
         )
     if edited_files:

@@ -235,7 +235,7 @@ def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[Imp
     secret = [each for each in all_arguments if is_secret(each)]
     names = (f"the kernel argument {each.partition('=')[0]}" if "=" in each else "a kernel argument" for each in secret)
     return tuple(each for each in all_arguments if each not in secret), tuple(
-        remark_lost(f"{name} was left out, because it looks like a secret: move it to the secrets of the user data")
+        remark_lost(f"{name} was left out, because it looks like a secret: move it to the user data's secrets")
         for name in names
     )
 
@@ -336,7 +336,9 @@ def parse_bmc(
         ),
         *remark_if(
             credentials is None,
-            remark_guessed("the source does not name the BMC's credentials, so the import wrote bmc.credentials: bmc"),
+            remark_guessed(
+                "the source does not name the BMC's credentials, so the import wrote `bmc.credentials: bmc`"
+            ),
         ),
     )
 

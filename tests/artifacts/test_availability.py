@@ -105,8 +105,8 @@ def test_unknown_machines_need_artifacts_too() -> None:
 __all__ = ["make_site"]  # a fixture
 
 ASSETS = "http://boot.test/assets"
-ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
-WRONG = Sighting(presence=Presence.WRONG, message="the file has 3 bytes, but the image states 4")
+ABSENT = Sighting(presence=Presence.MISSING, message="boot.test returned 404")
+WRONG = Sighting(presence=Presence.WRONG, message="the file is 3 bytes long, but the image specifies 4")
 SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
 AVAILABLE = Sighting(presence=Presence.FOUND)
 
@@ -194,7 +194,7 @@ def test_a_boot_is_offered_when_its_artifact_appears_and_each_change_is_one_even
         assert summarize_plan(bench.reconcile()) == DISK
     status, reason, message = bench.condition("ArtifactsPresent") or (None, "", "")
     assert (status, reason) == (False, "Missing")
-    assert f"BootImage/flatcar-1 for 1 server ({ASSETS}/{KERNEL}: boot.test answers 404)" in message
+    assert f"BootImage/flatcar-1 for 1 server ({ASSETS}/{KERNEL}: boot.test returned 404)" in message
     told.see(AVAILABLE, KERNEL)
     for _ in range(2):
         assert summarize_plan(bench.reconcile()) == OFFERED
@@ -362,7 +362,7 @@ def test_a_boot_is_withheld_while_a_signature_that_ipxe_fetches_is_missing(bench
     assert signature in told.wanted
     told.sightings = {signature: ABSENT}
     assert summarize_plan(bench.reconcile()) == DISK
-    assert f"{signature.url}: boot.test answers 404" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
+    assert f"{signature.url}: boot.test returned 404" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
     told.sightings = {signature: AVAILABLE}
     assert summarize_plan(bench.reconcile()) == OFFERED
 
@@ -445,7 +445,7 @@ def test_the_condition_does_not_say_that_a_boot_is_withheld_which_grub_offers(be
     bench.decide(*BY_GRUB)
     told.sightings = {SIGNATURE: ABSENT}
     assert summarize_plan(bench.reconcile()) == OFFERED
-    missing = f"BootImage/flatcar-1 for 1 server ({SIGNATURE.url}: boot.test answers 404)"
+    missing = f"BootImage/flatcar-1 for 1 server ({SIGNATURE.url}: boot.test returned 404)"
     again = "gitboot checks the files again automatically"
     only_ipxe = f"gitboot withholds the iPXE boot scripts of {missing}. GRUB still boots these servers. {again}"
     assert bench.condition("ArtifactsPresent") == (False, "Missing", only_ipxe)

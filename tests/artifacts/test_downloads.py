@@ -120,7 +120,7 @@ def test_another_size_is_wrong_without_being_read(server: ArtifactServer) -> Non
     seen = check_artifact(WebFetcher(), replace(server.put("/a", KERNEL), size=7), read=False)
     assert (seen.presence, seen.message) == (
         Presence.WRONG,
-        f"the file has {len(KERNEL)} bytes, but the image states 7",
+        f"the file is {len(KERNEL)} bytes long, but the image specifies 7",
     )
 
 
@@ -128,7 +128,7 @@ def test_a_body_beyond_the_size_limit_is_not_read_to_its_end(server: ArtifactSer
     file = replace(server.put("/a", bytes(8 << 20)), size=7)
     server.no_length = True
     seen = check_artifact(WebFetcher(), file, read=True)
-    assert (seen.presence, seen.message) == (Presence.WRONG, "the file has more than 7 bytes")
+    assert (seen.presence, seen.message) == (Presence.WRONG, "the file is larger than 7 bytes")
 
 
 def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None:

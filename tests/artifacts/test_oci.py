@@ -286,7 +286,7 @@ def test_t3_a_redirect_takes_no_token_along(tmp_path: Path) -> None:
         ((302, {"Location": "file:///etc/passwd"}, b""), RegistryRefused, "redirects to"),
         ((503, {}, b""), HostUnreachable, "try again later"),
         ((429, {}, b""), HostUnreachable, "try again later"),
-        ((418, {}, b""), RegistryRefused, "answers 418"),
+        ((418, {}, b""), RegistryRefused, "returned 418"),
         ((401, {"WWW-Authenticate": "Negotiate"}, b""), RegistryRefused, "needs credentials"),
     ],
     ids=["another", "large", "round", "file", "503", "429", "418", "negotiate"],

@@ -164,10 +164,10 @@ def test_an_unavailable_or_wrong_file_counts_as_unsigned(vendor: Vendor) -> None
     signature = vendor.sign("kernel", "minisign")
     path = vendor.write(vendor.image(f", signature: {{minisign: '{signature}'}}"))
     for name, broken, says in [
-        ("/kernel", b"another", "which has the sha256"),
+        ("/kernel", b"another", "whose sha256 is"),
         ("/kernel", None, "/kernel is unavailable"),
         ("/kernel.minisign", None, "/kernel.minisign is unavailable"),
-        ("/kernel.minisign", b"x" * ((1 << 20) + 1), "has more than 1,048,576 bytes"),
+        ("/kernel.minisign", b"x" * ((1 << 20) + 1), "is larger than 1,048,576 bytes"),
     ]:
         before = vendor.web.files.pop(name)
         if broken is not None:
@@ -181,7 +181,7 @@ def test_a_file_is_not_read_beyond_its_size(vendor: Vendor) -> None:
         vendor.image(f", size: {len(KERNEL)}, signature: {{minisign: '{vendor.sign('kernel', 'minisign')}'}}")
     )
     vendor.put("kernel", KERNEL + b"x" * (1 << 20))
-    assert f"has more than {len(KERNEL):,} bytes" in vendor.find_kernel_fault(path)
+    assert f"is larger than {len(KERNEL):,} bytes" in vendor.find_kernel_fault(path)
 
 
 def test_a_file_of_a_registry_or_of_a_folder_is_checked_too(vendor: Vendor) -> None:
@@ -289,7 +289,7 @@ def test_a_list_of_sha512_vouches_for_the_file_that_gitboot_reads(vendor: Vendor
     vendor.put("kernel.DIGESTS", make_sha512_list(b"another kernel"))
     vendor.sign("kernel.DIGESTS", "openpgp")
     vendor.put("kernel", b"another kernel")
-    assert "which has the sha256" in vendor.find_kernel_fault(path)
+    assert "whose sha256 is" in vendor.find_kernel_fault(path)
 
     vendor.put("kernel.DIGESTS", make_sha512_list())  # changed after it was signed
     vendor.put("kernel", KERNEL)
@@ -411,7 +411,7 @@ def test_a_claimed_provenance_is_compared_with_the_signer(vendor: Vendor) -> Non
     other = "F" * 40
     for kernel_spec, says in [
         (f"{signature}, provenance: {{digest: signed, key: {other}}}", f"but vendor <vendor@example.net> ({key})"),
-        (f", provenance: {{digest: signed, key: {key}}}", "but does not have a signature"),
+        (f", provenance: {{digest: signed, key: {key}}}", "but the file does not have a signature"),
         (f"{signature.replace('.openpgp', '.none')}, provenance: {{digest: signed, key: {key}}}", "is unavailable"),
     ]:
         code, (problem,), _ = read(kernel_spec)

@@ -127,7 +127,7 @@ def change_state(**changes: Any) -> Callable[[InstanceState], InstanceState]:
 
 
 KERNEL = BootFile(url="http://boot.test/kernel", sha256=Digest("a" * 64), size=None)
-ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
+ABSENT = Sighting(presence=Presence.MISSING, message="boot.test returned 404")
 SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
 FOUND_FILE = Sighting(presence=Presence.FOUND)
 

@@ -83,7 +83,7 @@ def test_a_secret_key_that_is_given_as_a_recipient_is_not_shown() -> None:
         (encrypt(b"x", [str(ONE.to_public())])[:-60], "not encrypted with age"),  # armor without its end
         (
             encrypt(b"x", [str(ONE.to_public())]).replace(b"-----END", b"x===-----END"),
-            "not encrypted|armor of the file is damaged",
+            "not encrypted|the file's armor is damaged",
         ),
         (pyrage.encrypt(b"x", [ONE.to_public()])[:100], "incomplete"),
         (b"age-encryption.org/v1\n-> scrypt c2FsdA 18\n\n--- " + b"A" * 43 + b"\n", "passphrase"),

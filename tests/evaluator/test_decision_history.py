@@ -87,7 +87,7 @@ def test_an_invalid_commit_is_skipped_and_listed(work: WorkTree) -> None:
     with open_cache(work) as cache:
         first, *_ = make_decision_history(open_history(work.path, None), cache).list_changes("web01")
     assert isinstance(first, InvalidCommit)
-    assert first.problem.startswith('06.yaml:1:7: GB1021: there is no kind "Nonsense"')
+    assert first.problem.startswith('06.yaml:1:7: GB1021: unknown kind "Nonsense"')
 
 
 def test_a_revert_is_a_change_back(work: WorkTree) -> None:

@@ -408,7 +408,7 @@ def test_t4_a_commit_of_gigabytes_in_a_repository_on_this_machine_fills_no_memor
         assert [(each["path"], each["code"]) for each in found] == [
             (f"big{number}.yaml", "GB1004") for number in range(2)
         ]
-        assert "the file has 100,663,296 bytes; the limit is 16,777,216" in found[0]["message"]
+        assert "the file is 100,663,296 bytes long; the limit is 16,777,216" in found[0]["message"]
         assert read_peak_mib(instance.process.pid) - before < 72
         git(repository.work, "fetch", "-q", "origin")
         git(repository.work, "reset", "-q", "--soft", "origin/main")

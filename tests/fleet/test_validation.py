@@ -293,7 +293,7 @@ def test_two_servers_cannot_share_a_uuid_or_a_mac_address(
 # The fault that each names, with its remedy. {} is the place of the other value.
 GONE = "correct the wrong value, or remove the document of a machine that no longer exists"
 OWN_MAC = (
-    "write the interface's permanent address, which `ethtool -P INTERFACE` prints even for a member of a bond; "
+    "write the interface's permanent address, which `ethtool -P INTERFACE` prints even for a bond member; "
     "interfaces may share only IP addresses"
 )
 TWICE = "remove one of the two addresses; only different interfaces may share an address, for example in a bond"
@@ -633,7 +633,7 @@ def test_a_hundred_problems_of_a_file_are_shown_and_the_rest_is_counted(case: st
     found = problems(snapshot(*SEED, files={"x.yaml": TOO_MANY[case](250)}))
     assert {each.path for each in found} == {"x.yaml"}
     assert [each.code for each in found].index("GB1015") == len(found) - 1 == 100
-    assert found[-1].message == "150 more problems from here on are not shown"
+    assert found[-1].message == "150 more problems in the rest of this file are not shown"
 
 
 def test_problems_of_every_kind_in_one_file_are_counted_together() -> None:
@@ -642,13 +642,13 @@ def test_problems_of_every_kind_in_one_file_are_counted_together() -> None:
     ]  # an unreadable document may have the name
     found = problems(snapshot(*SEED, files={"x.yaml": "\n---\n".join(texts)}))
     assert len(found) == 101
-    assert found[-1].message == f"{70 * len(texts) - 100} more problems from here on are not shown"
+    assert found[-1].message == f"{70 * len(texts) - 100} more problems in the rest of this file are not shown"
 
 
 def test_invalid_lines_of_gitbootignore_are_counted_too() -> None:
     found = problems(snapshot(*SEED, files={".gitbootignore": "[\n" * 250}))
     assert [each.line for each in found] == list(range(1, 102))
-    assert found[-1].message == "150 more problems from here on are not shown"
+    assert found[-1].message == "150 more problems in the rest of this file are not shown"
 
 
 @for_each("case", TOO_MANY)

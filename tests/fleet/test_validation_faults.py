@@ -171,7 +171,7 @@ def test_faults_of_several_documents_are_all_found_once_and_in_order(drawn: list
 
 
 MESSAGES: Final = {
-    "a kind that is misspelt": 'there is no kind "BootPolcy" (did you mean BootPolicy?)',
+    "a kind that is misspelt": 'unknown kind "BootPolcy" (did you mean BootPolicy?)',
     "a field that is misspelt": 'spec has no field "serail" (did you mean serial?)',
     "a field of an interface that is unknown": (
         'spec.interfaces[0] has no field "speed" (use one of addresses, boot, mac, name)'

@@ -149,7 +149,7 @@ def test_an_index_with_too_many_releases_is_rejected() -> None:
         ("ftp://vendor.test/kernel", "a URL that gitboot does not accept"),
         ("https://user:password@vendor.test/kernel", "must not contain a user name or a password"),
         ("https://vendor.test/kernel#member", "a URL that gitboot does not accept"),
-        ("http://vendor.test/kernel", "the URL of the index is https, but the URL of the file"),
+        ("http://vendor.test/kernel", "the index URL uses https, but the file URL"),
         ("https://vendor.test/a b", "a URL that gitboot does not accept"),
         ("https://vendor.test/`reboot`", "a URL that gitboot does not accept"),
         ("oci://vendor.test/a@sha256:" + A, "a URL that gitboot does not accept"),

@@ -113,7 +113,7 @@ def _read_device(
         nics=tuple(reader.nics),
         labels=labels,
         remarks=(
-            remark_kept(f"device {device['name']} without its boot, which the source does not contain"),
+            remark_kept(f"device {device['name']}, but not its boot, which the source does not contain"),
             *reader.remarks,
             *uuid_remarks,
             *remark_if(
@@ -238,7 +238,7 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
             names[target] = structs.replace(names[target], addresses=(*names[target].addresses, *addresses))
         remarks.append(
             remark_guessed(
-                f"the import wrote the addresses of the {kind} {as_text(each.get('name'))} to {', '.join(targets)}"
+                f"the import wrote the addresses from the {kind} {as_text(each.get('name'))} to {', '.join(targets)}"
             )
         )
     nics = tuple(sorted(names.values(), key=lambda nic: nic.mac))
@@ -269,7 +269,7 @@ def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBm
     if address is None:
         return None, (
             remark_missing(
-                f"the source does not contain the address of the BMC ({kind}): put the output of "
+                f"the source does not contain the BMC's address ({kind}): put the output of "
                 "`maas PROFILE machines power-parameters` into the same directory as the machines"
             ),
         )
@@ -401,7 +401,7 @@ def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[I
     host, provider = as_text(row.get("ip")) or as_text(row.get("ip6")), as_text(row.get("provider")) or "IPMI"
     if host is None:
         return None, (
-            remark_missing(f"the source does not contain the address of the BMC ({provider}): add the BMC by hand"),
+            remark_missing(f"the source does not contain the BMC's address ({provider}): add the BMC by hand"),
         )
     if provider.lower() not in ("ipmi", "redfish"):
         return None, (remark_lost(f"the BMC {host} ({provider}) was left out: add the BMC by hand"),)
@@ -427,7 +427,7 @@ def _read_foreman_boot(
         what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
         return None, [
             remark_missing(
-                f"the boot of {system_name} from medium {medium_name} is incomplete: put the responses of "
+                f"the boot of {system_name} from medium {medium_name} is incomplete: put the responses from "
                 f"/api/v2/{what} into the same directory as the hosts"
             )
         ]
@@ -436,8 +436,8 @@ def _read_foreman_boot(
     if files is None:
         return None, [
             remark_lost(
-                f"the boot was not imported, because the import does not support the family {system.get('family')} of "
-                f"{system_name}"
+                f"the boot was not imported, because the import does not support {system_name} (family "
+                f"{system.get('family')})"
             )
         ]
     base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
@@ -450,8 +450,7 @@ def _read_foreman_boot(
         remarks=(
             remark_kept(f"{system_name} from medium {medium_name}"),
             remark_lost(
-                "the arguments and the user data of the provisioning template were left out: write them in the "
-                "BootProfile"
+                "the provisioning template's arguments and user data were left out: write them in the BootProfile"
             ),
         ),
     )

@@ -82,7 +82,7 @@ def read_terraform(files: Texts) -> ImportedInventory:
         if as_list(get_nested(state, "modules")):
             remarks.append(
                 remark_missing(
-                    f"the resources of {path} were not imported, because the version of the state is "
+                    f"the resources in {path} were not imported, because the state version is "
                     f"{as_text(get_nested(state, 'version'))}, not 4"
                 )
             )
@@ -148,16 +148,15 @@ def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Te
             ),
             *(
                 remark_lost(
-                    f"group {_get_name(group)}, which boots profile {group.get('profile')} if "
-                    f"{_format_other_selectors(group)}, was left out, because it does not select machines by MAC "
-                    "address, UUID or serial number"
+                    f"group {_get_name(group)} was left out, because it does not select machines by MAC address, UUID "
+                    f"or serial number (it boots profile {group.get('profile')} if {_format_other_selectors(group)})"
                 )
                 for group in others
             ),
             *(
                 remark_missing(
-                    f"profile {group.get('profile')} of group {_get_name(group)} is not in the source: export the "
-                    "profile"
+                    f"group {_get_name(group)} boots profile {group.get('profile')}, which is not in the source: "
+                    "export the profile"
                 )
                 for group in (*defaults, *others)
                 if as_text(group.get("profile")) not in names
@@ -187,8 +186,8 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
     uuid, uuid_remarks = read_uuid(selector.get("uuid"))
     remarks = [
         remark_lost(
-            f"group {_get_name(each)}, which boots profile {each.get('profile')} if "
-            f"{_format_other_selectors(each)}, was left out, because a provisioned server boots its disk"
+            f"group {_get_name(group)} was left out, because a provisioned server boots from its disk (the group boots "
+            f"profile {group.get('profile')} if {_format_other_selectors(group)})"
         )
         for each in groups
         if each is not boot_group and each is not group
@@ -197,8 +196,8 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
         remarks += [
             remark_guessed(f"the import took the boot from group {_get_name(boot_group)}, which has no selector"),
             remark_lost(
-                f"group {_get_name(group)}, which boots profile {group.get('profile')} if "
-                f"{_format_other_selectors(group)}, was left out, because a provisioned server boots its disk"
+                f"group {_get_name(group)} was left out, because a provisioned server boots from its disk (the group "
+                f"boots profile {group.get('profile')} if {_format_other_selectors(group)})"
             ),
         ]
     variables, labels, metadata_remarks = _read_metadata(as_mapping(get_nested(group, "metadata")))
@@ -215,7 +214,7 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
             *remarks,
             *remark_if(
                 boot_group is group and _format_other_selectors(group),
-                remark_lost(f"left out other selectors of group {_get_name(group)}: {_format_other_selectors(group)}"),
+                remark_lost(f"selectors in group {_get_name(group)} were left out: {_format_other_selectors(group)}"),
             ),
             *mac_remarks,
             *uuid_remarks,
@@ -236,11 +235,11 @@ def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[st
         text = as_text(value)
         if text is None or "\n" in text:
             remarks.append(
-                remark_lost(f"metadata {key} was left out, because its value is not text: write the value as vars")
+                remark_lost(f"metadata {key} was left out, because its value is not text: write the value in `vars`")
             )
         elif is_secret(f"{key}={text}"):
             remarks.append(
-                remark_lost(f"metadata {key} was left out, because it looks like a secret: move it to secrets")
+                remark_lost(f"metadata {key} was left out, because it looks like a secret: move it to `secrets`")
             )
         else:
             try:
@@ -471,7 +470,7 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
             ),
             *remark_if(
                 image,
-                remark_lost(f"the image {image.rpartition('@')[2]} was left out, because Ironic's agent writes it"),
+                remark_lost(f"the image {image.rpartition('@')[2]} was left out, because Ironic's agent installs it"),
             ),
             *bmc_remarks,
         ),
@@ -627,7 +626,7 @@ def _read_cobbler_boot(name: str, profiles: _Objects, distros: _Objects) -> Impo
             *remark_if(
                 autoinstall != "" and distro.get("breed"),
                 remark_lost(
-                    f"the template {template}, whose URL Cobbler adds to the kernel arguments, was not translated"
+                    f"the template {template} was not translated (Cobbler adds its URL to the kernel arguments)"
                 ),
             ),
             *remark_if(
@@ -639,7 +638,7 @@ def _read_cobbler_boot(name: str, profiles: _Objects, distros: _Objects) -> Impo
             *remark_if(
                 kernel and kernel.startswith("assets:"),
                 remark_guessed(
-                    "the import expects the files below /assets/, in the same layout as below /cobbler/ in Cobbler"
+                    "the import expects the files under /assets/, in the same layout as Cobbler's /cobbler/"
                 ),
             ),
             *argument_remarks,
@@ -699,7 +698,7 @@ def _read_cobbler_machine(
             *nic_remarks,
             *remark_if(boot is None, remark_missing(why)),
             *(
-                remark_lost(f"the field {key} of the system was left out: write its value into the documents")
+                remark_lost(f"the system's field {key} was left out: write its value into the documents")
                 for key in ("autoinstall", "autoinstall_meta")
                 if system.get(key) not in (None, "", {}, _INHERIT)
             ),

@@ -91,7 +91,8 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
             )
         if not macs:
             reasons += (
-                remark_lost(f"the address {each} was left out, because no interface is known") for each in row.addresses
+                remark_lost(f"the address {each} was left out, because no interface with a MAC address is known")
+                for each in row.addresses
             )
         remarks.setdefault(name, []).extend(reasons)
     return ImportedInventory(
@@ -99,7 +100,7 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
             ImportedMachine(
                 name=name,
                 nics=tuple(nic for _, nic in sorted(host_nics.items())),
-                remarks=(remark_kept("the reservation, which does not name a boot"), *remarks[name]),
+                remarks=(remark_kept("the reservation (it does not name a boot)"), *remarks[name]),
             )
             for name, host_nics in sorted(nics.items())
         ),
@@ -133,7 +134,7 @@ def _remark_include(path: str, files: Collection[str], option: str = "include") 
     wanted = parts.rpartition("/")[2]
     if not any(fnmatchcase(each.rpartition("/")[2], wanted) or wanted in each.split("/")[:-1] for each in files):
         yield remark_missing(
-            f"{option} {parts} names files that are not in the source: pass a directory with all files"
+            f"{option} {parts} refers to files that are not in the source: pass a directory with all files"
         )
 
 
@@ -204,7 +205,7 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
             remarks=tuple(remarks),
         )
     elif names and "," in value:
-        yield remark_lost(f"dhcp-host={value} was left out, because it has no MAC address and no IP address")
+        yield remark_lost(f"dhcp-host={value} was left out, because it has neither a MAC address nor an IP address")
 
 
 # ISC dhcpd
@@ -264,7 +265,8 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
         elif key in ("filename", "next-server"):
             remarks.append(
                 remark_lost(
-                    f"{key} {' '.join(rest)}, which the firmware uses, was left out: select a boot with a BootPolicy"
+                    f"{key} {' '.join(rest)} was left out, although the firmware uses it: select a boot with a "
+                    "BootPolicy"
                 )
             )
     return _Host(
@@ -352,7 +354,9 @@ def _read_kea_host(row: dict[str, Any]) -> _Host:
         remarks=(
             *remarks,
             *(
-                remark_lost(f"{key} {row[key]}, which the firmware uses, was left out: select a boot with a BootPolicy")
+                remark_lost(
+                    f"{key} {row[key]} was left out, although the firmware uses it: select a boot with a BootPolicy"
+                )
                 for key in ("next-server", "boot-file-name")
                 if as_text(row.get(key))
             ),

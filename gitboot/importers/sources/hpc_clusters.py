@@ -400,8 +400,8 @@ def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]
                 )
             elif host != "Default" and not _is_node_name(host) and host != "*":
                 yield remark_lost(
-                    f"the parameters of {host} are not for a single node: select the nodes of the boot {boot} with a "
-                    "BootPolicy"
+                    f"the parameters for {host} are not specific to one node: select the nodes for the boot {boot} "
+                    "with a BootPolicy"
                 )
         if boot is not None and boot not in used and (config.is_default or config.name):
             yield remark_guessed(f"the boot {boot} from {name} is in the fleet, but no server uses it")
@@ -412,10 +412,10 @@ def _list_remarks_on_interfaces(rows: list[dict[str, Any]], nodes: list[_Node]) 
     for row in rows:
         owner = as_text(row.get("ComponentID"))
         if "MACAddress" in row and owner not in names:
-            reason = f"{owner} is not a node in the source" if owner else "it does not belong to a component"
+            reason = f"{owner} is not a node in the source" if owner else "the interface does not belong to a component"
             yield remark_lost(f"EthernetInterface {row['MACAddress']} was left out, because {reason}")
         elif (xname := as_text(row.get("xname"))) and xname not in names:
-            yield remark_lost(f"{xname} was left out, because it is not a node, but of type {as_text(row.get('type'))}")
+            yield remark_lost(f"{xname} was left out, because it is of type {as_text(row.get('type'))}, not a node")
 
 
 def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
@@ -482,7 +482,7 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
             *remark_if(
                 not nics and not remarks,
                 remark_missing(
-                    "the source does not contain the MAC addresses: export EthernetInterfaces of State Management "
+                    "the source does not contain the MAC addresses: export State Management's EthernetInterfaces "
                     "together with the parameters"
                 ),
             ),

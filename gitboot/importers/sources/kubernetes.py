@@ -104,7 +104,7 @@ def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterato
     for kind in sorted(objects.by_kind.keys() - {*read_kinds, "Secret"}):
         names = sorted(key[1] for key in objects.get_kind(kind))
         shown = [*names[:_MAX_NAMES], "…"] if len(names) > _MAX_NAMES else names
-        yield remark_lost(f"the import does not read objects of the kind {kind}: {', '.join(shown)}")
+        yield remark_lost(f"the import does not read objects of kind {kind}: {', '.join(shown)}")
 
 
 _MAX_NAMES: Final = 5  # the maximum number of objects of a kind that a remark lists
@@ -191,8 +191,8 @@ def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAnd
 
 
 _USER_DATA: Final = (
-    "the {}, which Tinkerbell's metadata service sends to the installed system, was left out: write it as user data of "
-    "a profile, without secrets"
+    "the {} was left out (Tinkerbell's metadata service sends it to the installed system): write it as a profile's "
+    "user data, without secrets"
 )
 
 
@@ -246,7 +246,7 @@ def _read_hardware_v1alpha2(name: str, hardware: Object, spec: Object) -> _Machi
                     if instance.get(key)
                 ),
                 *(
-                    remark_lost(f"the variable {key} was left out: write it as vars, unless it is a secret")
+                    remark_lost(f"the variable {key} was left out: write it in `vars`, unless it is a secret")
                     for key in sorted(as_mapping(instance.get("vars")))
                 ),
             ),
@@ -282,7 +282,7 @@ def _read_netboot(
             reasons += [] if kernel else [f"the iPXE script chains to {found.chain}" if found.chain else no_kernel]
         elif url:
             kernel = None
-            reasons.append(f"the iPXE script is at {url}")
+            reasons.append(f"the import does not fetch the iPXE script at {url}")
         elif config and not kernel:
             kernel, initrds, arguments = _parse_pxelinux(config)
             reasons += [] if kernel else ["the PXELINUX configuration does not contain a kernel"]

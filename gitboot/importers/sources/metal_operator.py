@@ -161,7 +161,7 @@ def _read_boot(config: _BootConfig) -> ImportedBoot | None:
             *remark_if(
                 kernel,
                 remark_lost(
-                    "the arguments of boot-operator's template were left out: `gitboot compare-old-system` shows them"
+                    "the arguments in boot-operator's template were left out: `gitboot compare-old-system` shows them"
                 ),
             ),
             *remark_if(image, remark_lost(f"image {image} was left out: `gitboot artifacts resolve` prints its files")),
@@ -252,7 +252,7 @@ def _choose_boot(
         has_no_ref = workload is None and maintenance is None
         chosen = [each for each in candidates if each.owner is None and (has_no_ref or is_same_key(each.key, workload))]
         remarks += [
-            remark_guessed(f"the import chose the boot {each}, which has the UUID of the server and no owner")
+            remark_guessed(f"the import chose the boot {each}, which has the server's UUID and no owner")
             for each in chosen
         ]
     reason = _explain_workload(name, workload, objects)
@@ -262,7 +262,7 @@ def _choose_boot(
     elif mismatched:
         remarks.append(
             remark_missing(
-                f"the boot was not imported, because the systemUUID of {mismatched[0]} is not the UUID of the Server"
+                f"the boot was not imported, because the systemUUID in {mismatched[0]} is not the Server's UUID"
             )
         )
     else:
@@ -273,14 +273,12 @@ def _choose_boot(
     for each in candidates:
         if is_same_key(each.owner, maintenance):
             profile = f" with the profile {each.boot}" if each.boot else ""
-            remarks.append(
-                remark_lost(f"{each} is the boot of a maintenance{profile}: write a Maintenance with a window")
-            )
+            remarks.append(remark_lost(f"{each} is a maintenance boot{profile}: write a Maintenance with a window"))
         elif each not in chosen:
             why = f"owner {_format(each.owner)}" if each.owner else "no owner"
             remarks.append(remark_lost(f"{each} with {why} was left out, because the Server does not refer to it"))
     if maintenance and not any(is_same_key(each.owner, maintenance) for each in candidates):
-        remarks.append(_explain_missing_config("the boot of the server's maintenance", maintenance, objects))
+        remarks.append(_explain_missing_config("the server's maintenance boot", maintenance, objects))
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
         remarks.append(
             remark_guessed(
@@ -290,7 +288,7 @@ def _choose_boot(
     if boot is None and workload is None and not chosen:
         remarks.append(
             remark_lost(
-                "the boot was not imported, because the Server does not refer to the boot configuration of a workload"
+                "the boot was not imported, because the Server does not refer to a workload's boot configuration"
             )
         )
     return boot, remarks
@@ -310,7 +308,7 @@ def _explain_workload(name: str, workload: Key | None, objects: Objects) -> Impo
 
 def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> ImportRemark:
     image = as_text(objects.get_spec("ServerBootConfiguration", owner[1], owner[0]).get("image"))
-    image_hint = f"; `gitboot artifacts resolve` prints the files of its image {image}" if image else ""
+    image_hint = f"; `gitboot artifacts resolve` prints the files for its image {image}" if image else ""
     return remark_missing(
         f"{subject} was not imported, because ServerBootConfiguration {_format(owner)} has no "
         f"{' or '.join(_BOOT_KINDS)} in the source{image_hint}"
@@ -331,7 +329,7 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
     first = next((each for each in configs if each.boot), None)
     return first.boot if first else None, [
         *(
-            remark_missing(f"the boot of {each} was not imported, because it has neither a kernel nor a UKI")
+            remark_missing(f"the boot from {each} was not imported, because it has neither a kernel nor a UKI")
             for each in configs
             if not each.boot
         ),
@@ -463,7 +461,9 @@ def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[Imp
     macs = sorted({nic.mac for nic in reader.nics})
     if not macs and addresses:
         reader.remarks.append(
-            remark_lost(f"the addresses {', '.join(addresses)} were left out, because no interface is known")
+            remark_lost(
+                f"the addresses {', '.join(addresses)} were left out, because no interface with a MAC address is known"
+            )
         )
     nics = (ImportedNic(mac=mac, addresses=addresses if mac == macs[0] else ()) for mac in macs)
     return tuple(nics), reader.remarks

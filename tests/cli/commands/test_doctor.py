@@ -228,8 +228,8 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
             assert (tmp_path / "program.efi").read_bytes() == contents[kernel], done
             assert hints[0].endswith(" && sbverify --list program.efi")
     found = {each["message"].replace(url, "URL"): each["health"] for each in items["Secure Boot"]}
-    absent = f"cannot be read: {url.removeprefix('http://')} answers 404; "
-    kernel_url, of_server = "URL/assets/flatcar-1/kernel", "the firmware on 1 server (web01) rejects it"
+    absent = f"cannot be read: {url.removeprefix('http://')} returned 404; "
+    kernel_url, of_server = "URL/assets/flatcar-1/kernel", "the firmware of 1 server (web01) rejects it"
     assert (
         found
         == {
@@ -317,7 +317,7 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_missing(
         place_signed_loaders(rack.output / "boot/assets")
         _, items = run_doctor("--state", rack.state, "--credentials", rack.credentials)
     host = url.removeprefix("http://")
-    cause = f"{host} answers 500" if handler is _BrokenHandler else f"{host}: Remote end closed connection"
+    cause = f"{host} returned 500" if handler is _BrokenHandler else f"{host}: Remote end closed connection"
     [script] = [each for each in items["Secure Boot"] if "grub.cfg" in each["message"]]
     assert script["message"].startswith(f"{url}/grub/grub.cfg cannot be read: {cause}")
     assert script["health"] == "warning"

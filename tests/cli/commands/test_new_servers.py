@@ -62,8 +62,8 @@ def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(p
     assert (path / "servers" / "web02.yaml").read_text() == (
         "# The machine with the address 10.0.0.7 requested a boot at 2026-11-20 22:00 UTC and sent these facts.\n"
         "# yaml-language-server: $schema=../.gitboot/schemas/Server.json\n"
-        "# The server is Parked until you decide what it is for. Then remove lifecycle. To allow its installation, "
-        "set provision: 1.\n"
+        "# The server is Parked until you decide what it is for. Then remove `lifecycle`. To allow its installation, "
+        "set `provision: 1`.\n"
         "apiVersion: gitboot.dev/v1alpha1\n"
         "kind: Server\n"
         "metadata:\n"

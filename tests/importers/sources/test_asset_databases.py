@@ -56,7 +56,7 @@ def test_finding_i4_each_interface_of_a_bond_of_maas_has_its_address_and_a_vlan_
     [
         (machine(), "MAAS has not deployed a system"),
         (machine(osystem="ubuntu", distro_series="noble"), "because MAAS deploys ubuntu/noble with curtin"),
-        (machine(power_type="ipmi"), "the address of the BMC (ipmi): put the output of `maas PROFILE machines power"),
+        (machine(power_type="ipmi"), "the BMC's address (ipmi): put the output of `maas PROFILE machines power"),
         (machine(hardware_uuid="00000000-0000-0000-0000-000000000000"), "the UUID 00000000-"),
         (machine(node_type=1, node_type_name="Device"), "web01 is not a machine: Device"),
         (machine(tag_names=["rack-a"]), "tag rack-a"),
@@ -117,9 +117,13 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
     [
         (host(managed=False), {}, "the boot was not imported, because Foreman does not manage the host"),
         (host(provision_method="image"), {}, "because the provision method is image"),
-        (host(medium_id=9), {}, "the boot of OS from medium M is incomplete: put the responses of /api/v2/media into"),
+        (
+            host(medium_id=9),
+            {},
+            "the boot of OS from medium M is incomplete: put the responses from /api/v2/media",
+        ),
         (host(operatingsystem_name=None), {}, "the boot was not imported, because the host has no operating system"),
-        (host(), {"family": "Windows"}, "the import does not support the family Windows of OS"),
+        (host(), {"family": "Windows"}, "the import does not support OS (family Windows)"),
         (host(), {}, "the other interfaces nor the BMC: export /api/v2/hosts/NAME"),
     ],
 )

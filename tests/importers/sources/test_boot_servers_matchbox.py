@@ -71,11 +71,11 @@ def test_finding_i2_a_machine_boots_the_group_that_matchbox_uses_first(
         (DEFAULT, "group default has no selector, so it boots profile install"),
         (
             {"id": "os", "profile": "disk", "selector": {"os": "installed"}},
-            "which boots profile disk if os=installed, was left out",
+            "or serial number (it boots profile disk if os=installed)",
         ),
         (
             {"id": "gone", "profile": "gone", "selector": {"os": "x"}},
-            "profile gone of group gone is not in the source",
+            "group gone boots profile gone, which is not in the source",
         ),
         (
             {"id": "a", "profile": "disk", "selector": {"mac": "01:00:5e:00:00:01"}},
@@ -103,6 +103,6 @@ def test_finding_i4_a_state_of_terraform_keeps_ignition_and_names_the_rest() -> 
 
 def test_finding_i4_an_old_state_and_a_broken_one_are_named() -> None:
     (remark,) = read_terraform({"s.tfstate": json.dumps({"version": 3, "modules": [{"resources": {}}]})}).remarks
-    assert "because the version of the state is 3, not 4" in remark.text
+    assert "because the state version is 3, not 4" in remark.text
     with pytest.raises(UsageError, match=r"s\.tfstate is not JSON: line 1"):
         read_terraform({"s.tfstate": "{"})

@@ -84,7 +84,11 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         ),
         (read_dnsmasq, "dhcp-host=01:00:5e:00:00:01,web01", "the value is a multicast address"),
         (read_dnsmasq, f"dhcp-host={A},ignore", "dnsmasq ignores this host"),
-        (read_dnsmasq, "conf-file=/etc/more.conf", "conf-file /etc/more.conf names files that are not in the source"),
+        (
+            read_dnsmasq,
+            "conf-file=/etc/more.conf",
+            "conf-file /etc/more.conf refers to files that are not in the source",
+        ),
         (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "dhcp-hostsdir /etc/hosts.d names files"),
         (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "include /etc/dhcp/more.conf names files"),
         (
@@ -95,7 +99,7 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         (
             read_isc_dhcpd,
             "host a { fixed-address 10.0.0.13; }",
-            "10.0.0.13 was left out, because no interface is known",
+            "10.0.0.13 was left out, because no interface with a MAC address is known",
         ),
         (read_isc_dhcpd, f"host a {{ hardware ethernet {A}; fixed-address a.example; }}", "because it is a DNS name"),
         (read_isc_dhcpd, f'host a {{ hardware ethernet {A}; filename "pxelinux.0"; }}', 'filename "pxelinux.0"'),

@@ -83,7 +83,8 @@ def test_finding_i2_each_node_of_state_management_is_imported_also_without_param
         "ab", inventory.boots[0].name
     )
     assert any(
-        "EthernetInterface 52:54:00:00:00:02 was left out, because it does not belong to a component" in each.text
+        "EthernetInterface 52:54:00:00:00:02 was left out, because the interface does not belong to a component"
+        in each.text
         for each in inventory.remarks
     )
     inventory = read_openchami(rows | {"p.json": "[]"})

@@ -64,7 +64,10 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
             V2.format(mac=MAC, netboot="{}", osie='{isoURL: "http://x/hook.iso"}'),
             "because the machine boots http://x/hook.iso",
         ),
-        (V1.format(mac=MAC, netboot='{ipxe: {url: "https://x/"}}'), "because the iPXE script is at https://x/"),
+        (
+            V1.format(mac=MAC, netboot='{ipxe: {url: "https://x/"}}'),
+            "because the import does not fetch the iPXE script at https://x/",
+        ),
         (
             V2.format(mac=MAC, netboot='{ipxe: {script: "#!ipxe\\nchain http://x/y\\n"}}', osie="{}"),
             "because the iPXE script chains to http://x/y",
@@ -74,7 +77,7 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
             "01:00:5e:00:00:01 was left out, because the value is a multicast address, which cannot belong to an "
             "interface",
         ),
-        ("kind: Workflow\nmetadata: {name: w}\n", "the import does not read objects of the kind Workflow: w"),
+        ("kind: Workflow\nmetadata: {name: w}\n", "the import does not read objects of kind Workflow: w"),
         (
             # As in Metal3's config/samples/metal3.io_v1alpha1_baremetalhost.yaml.
             "kind: BareMetalHost\nmetadata: {name: a}\nspec: {networkInterfaces: [{name: eno1}]}\n",
@@ -92,7 +95,7 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
             "kind: BareMetalHost\nmetadata: {name: a}\nspec: {bootMACAddress: 'ff:ff:ff:ff:ff:ff'}\n",
             "the boot MAC address ff:ff:ff:ff:ff:ff was left out, because the value is a multicast address",
         ),
-        ("kind: HostClaim\nmetadata: {name: c}\n", "the import does not read objects of the kind HostClaim: c"),
+        ("kind: HostClaim\nmetadata: {name: c}\n", "the import does not read objects of kind HostClaim: c"),
     ],
 )
 def test_finding_i2_what_has_no_boot_has_its_reason(text: str, reason: str) -> None:
