@@ -178,7 +178,7 @@ class IpmiConnection:
                 break
         if _LOGIN_REFUSED.search(stderr):
             name = f' "{self._credentials.name}"' if self._credentials.name else ""
-            raise BmcRejected(f"{self._address}: the BMC rejects the user name or password of the credentials{name}")
+            raise BmcRejected(f"{self._address}: the BMC rejects the user name or password in the credentials{name}")
         lines = [line.strip("> ") for line in stderr.splitlines() if line.strip() and "IANA PEN" not in line]
         raise BmcUnreachable(f"{self._address}: no IPMI session: {lines[0][:200] if lines else 'no answer'}")
 

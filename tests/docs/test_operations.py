@@ -419,7 +419,7 @@ def test_after_many_bmcs_failed_the_others_are_left_alone_until_the_cause_is_fix
     rack.give_password("wrong")
     with rack.running(*write_configuration(bmc_failures=3, bmc_parallel=1), records="fresh") as instance:
         found = wait_for_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
-        assert "gitboot sets no boot override until a BMC responds" in found["message"]
+        assert "gitboot does not set boot overrides until a BMC responds" in found["message"]
         eventually(lambda: "the last 6 BMC tasks failed" in condition(instance, "BmcsReachable")["message"])
         asked = [len(blade.machine.requests) for blade in blades]
         rack.said("reconcile")

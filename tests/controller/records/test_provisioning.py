@@ -80,7 +80,7 @@ def test_the_value_with_which_a_new_ledger_begins_decides_what_is_installed(
 ) -> None:
     with Bench(tmp_path, initial=initial) as bench:
         assert summarize_plan(bench.decide(*fleet_of(provision)).plan()) == expected
-        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record of each server")
+        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record for each server")
 
 
 def test_a_server_that_is_new_in_an_existing_ledger_is_installed_if_its_provision_says_so(bench: Bench) -> None:

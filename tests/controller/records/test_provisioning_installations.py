@@ -719,7 +719,7 @@ def test_a_maintenance_run_that_does_not_start_is_a_condition_with_the_last_fetc
     maintained.wait(seconds=1).reconcile_plan()
     status, reason, message = maintained.condition("MaintenanceRunsStarted") or (None, "", "")
     assert (status, reason) == (False, "Overdue")
-    assert "web01 fetched the boot files of Maintenance/bios at 2026-11-20T12:00:00Z" in message
+    assert "web01 fetched the boot files for Maintenance/bios at 2026-11-20T12:00:00Z" in message
     assert maintained.told("MaintenanceOverdue") == ["MaintenanceOverdue"]
     maintained.data(plan.data)
     assert maintained.condition("MaintenanceRunsStarted") is None
