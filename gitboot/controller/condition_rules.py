@@ -690,8 +690,8 @@ def _find_process_conditions(state: InstanceState) -> Iterator[Finding]:
             False,
             "Died",
             (
-                f"the {threads} of gitboot failed{deaths}, and gitboot restarted {them}. Last error: "
-                f"{failures[0].message}. This is a bug in gitboot"
+                f"gitboot's {threads} failed{deaths}, and gitboot restarted {them}. Last error: {failures[0].message}. "
+                "This is a bug in gitboot"
             ),
         )
 

@@ -159,8 +159,8 @@ class Project(Struct, frozen=True, kw_only=True):
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
             raise UsageError(
-                f"--forge {text}: expected KIND=URL, with one of the kinds {', '.join(ForgeKind)} and the URL of the "
-                "project's page"
+                f"--forge {text}: expected KIND=URL with the URL of the project's page; KIND is one of "
+                f"{', '.join(ForgeKind)}"
             )
         host, parts = format_host(url), urlsplit(url)
         check_credentials(url, "the token of --forge", allow_token_over_http=allow_token_over_http)

@@ -234,8 +234,8 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
 @for_each(
     ("text", "said"),
     [
-        ("https://github.com/acme/fleet", "one of the kinds github, gitlab, gitea and the URL"),
-        ("bitbucket=https://bitbucket.org/acme/fleet", "one of the kinds github, gitlab, gitea and the URL"),
+        ("https://github.com/acme/fleet", "KIND is one of github, gitlab, gitea"),
+        ("bitbucket=https://bitbucket.org/acme/fleet", "KIND is one of github, gitlab, gitea"),
         ("github=github.com/acme/fleet", "is not the URL of a web server"),
         ("github=http://ghe.acme.test/acme/fleet", "unencrypted"),
         ("github=https://me:secret@github.com/acme/fleet", "must not contain"),

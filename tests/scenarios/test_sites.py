@@ -149,7 +149,7 @@ def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operat
     assert two_sites.planned("fra1")["web01"] == UNKNOWN
     (event,) = two_sites.instances["fra1"].told("ServerUnknown")
     assert event.facts["servers"] == ["web01"]
-    assert "If another site had it, run gitboot records take-over" in event.message
+    assert "If another site managed the server before, run gitboot records take-over" in event.message
     (known,) = [
         each
         for each in two_sites.instances["fra1"].parts.reconciler.status.conditions

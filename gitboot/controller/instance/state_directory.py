@@ -73,7 +73,7 @@ def has_ledger(directory: Path) -> bool:
 def no_instance_error(directory: Path) -> UsageError:
     """Build the error for a directory that no instance has used."""
     return UsageError(
-        f"no instance has run with the state directory {directory}; use the directory of `gitboot run --state`"
+        f"no instance has run with the state directory {directory}; use the directory that `gitboot run --state` uses"
     )
 
 
@@ -193,7 +193,7 @@ def read_status(directory: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or "attempted" not in found:
-        raise UsageError(f"{path} is not a valid status file; the next reconcile of `gitboot run` replaces it")
+        raise UsageError(f"{path} is not a valid status file; `gitboot run` replaces the file at the next reconcile")
     return found
 
 
@@ -273,7 +273,7 @@ def make_private(directory: Path) -> Iterator[None]:
                 found = path.lstat()
                 if stat.S_ISLNK(found.st_mode):
                     raise UsageError(
-                        f"{path} is a symlink that gitboot did not make: check its target, and remove the symlink"
+                        f"{path} is a symlink that gitboot did not create: check its target, and remove the symlink"
                     )
                 _restrict_access(path, found, mask)
     except OSError as error:
@@ -384,7 +384,7 @@ def token_keys(directory: Path, at: datetime, *, was_keyless: bool) -> TokenKeys
             lines = [_KeyLine(at, None), key] if was_keyless else [key]
             write_atomically(path, "".join(map(str, lines)).encode(), mode=choose_file_mode(directory))
     except OSError as error:
-        raise UsageError(f"{path}: the token keys cannot be read or created: {error.strerror}") from error
+        raise UsageError(f"{path}: gitboot cannot read or create the token keys: {error.strerror}") from error
     return TokenKeys(
         lines[-1].key,
         tuple(EarlierKey(old.key, new.since, new.since + EARLIER_KEY_LIFETIME) for old, new in pairwise(lines)),
@@ -421,5 +421,5 @@ def _read_key_lines(path: Path) -> list[_KeyLine] | None:
             )
         lines.append(_KeyLine(since, bytes.fromhex(found[2]) if found[2] != _NONE else None))
     if not lines or lines[-1].key is None:
-        raise UsageError(f"{path} has no key in its last line; {_KEY_FILE_HINT}")
+        raise UsageError(f"{path}: the last line does not contain a key; {_KEY_FILE_HINT}")
     return lines

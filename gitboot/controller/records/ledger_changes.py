@@ -254,8 +254,8 @@ def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sight
         if now.is_absent and not was_absent:
             update.add_event(
                 "ArtifactMissing",
-                f"{file.url}: {now.message}. gitboot does not offer boots and boot scripts that need this file until "
-                "it is available",
+                f"{file.url}: {now.message}. gitboot does not offer boots or boot scripts that need this file until "
+                "the file is available",
                 warning=True,
                 url=file.url,
                 sha256=file.sha256,

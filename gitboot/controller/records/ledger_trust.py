@@ -216,9 +216,9 @@ def describe_unverified_ledger(facts: Facts, decisions: Decisions) -> tuple[str,
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
     return reason, _UNVERIFIED_TEXTS.get(
         reason,
-        "the ledger is new, so gitboot does not know which servers are already installed. Git requires the "
-        f"installation of {format_count(provisioned, 'server')}. gitboot does not install servers until you run "
-        "gitboot records begin to state which servers are installed",
+        "the ledger is new, so gitboot does not know which servers are already installed. Git requires gitboot to "
+        f"install {format_count(provisioned, 'server')}. gitboot does not install servers until you run gitboot "
+        "records begin to state which servers are installed",
     )
 
 
@@ -294,6 +294,6 @@ def _check_beginning(
         )
     if missing:
         raise UsageError(
-            f"the published tree has newer records of {format_count(len(missing), 'server')}: "
-            f"{format_names([names.get(uuid, uuid) for uuid in missing])}. Use the folder ops/records of that tree"
+            f"the published tree has newer records for {format_count(len(missing), 'server')}: "
+            f"{format_names([names.get(uuid, uuid) for uuid in missing])}. Use the folder ops/records in that tree"
         )

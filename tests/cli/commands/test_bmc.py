@@ -396,7 +396,7 @@ def test_replace_does_not_allow_an_install_boot_that_the_instance_withholds(rack
     shown = rack.bmc_get()["web01"]
     assert shown["phase"] == "Disk" and "gitboot bmc resolve web01 --replace" in shown["hint"], shown
     said = rack.said("bmc", "resolve", "web01", "--replace", "--reason", "left by the old installer")
-    assert f"the override at its BMC by that of {shown['wanted']['reason']} (" in said
+    assert f"the override on its BMC with the override for {shown['wanted']['reason']} (" in said
     assert shown["wanted"]["reason"].startswith("disk"), shown
 
 

@@ -189,8 +189,8 @@ def test_a_fetch_while_the_override_stands_is_ignored_with_an_event(site: Site) 
     site.bench.reconcile()
     (event,) = [event for event in site.bench.events if event.type == "FetchIgnored"]
     assert event.message == (
-        "web01: ignored the fetch of boot/v1/boot/m/boot.ipxe by 10.0.0.99: the override is still set, so it was "
-        "another client"
+        "web01: ignored the fetch of boot/v1/boot/m/boot.ipxe by 10.0.0.99: the override is still set, so another "
+        "client fetched this file"
     )
     assert event.facts == {"server": "web01", "client": "10.0.0.99"}
     again = site.bench.reconcile()

@@ -58,7 +58,7 @@ def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(
         status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
         assert message.startswith("the ledger is new, so gitboot does not know which servers are already installed. ")
-        assert "Git requires the installation of 1 server. " in message
+        assert "Git requires gitboot to install 1 server. " in message
         assert "gitboot records begin" in message
         bench.plan()
         assert bench.told() == ["RecordsUnverified"]  # once, not at each reconcile

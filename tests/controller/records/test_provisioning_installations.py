@@ -218,7 +218,7 @@ def test_a_failure_report_of_an_earlier_provision_is_only_an_event(web01: Instal
     assert web01.boots == (*OFFERED, "provision/2")
     said = [each for each in web01.events if each.type == "ReportOutdated"]
     assert [(each.warning, each.facts["log"]) for each in said] == [(True, "no disk found")]
-    assert "report by an installer of provision/1 (flatcar-1): failed: no disk found" in said[0].message
+    assert "report from an installer for provision/1 (flatcar-1): failed: no disk found" in said[0].message
 
 
 def test_finding_s5_a_repeated_report_is_one_event_for_each_address(web01: InstallBench) -> None:
