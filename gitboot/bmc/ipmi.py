@@ -119,7 +119,7 @@ class IpmiConnection:
         if is_shown(override, observed):
             return
         if has_changed(observed, self.observe()):
-            raise BmcChanged(f"{self._address}: the state of the BMC has changed since gitboot read it")
+            raise BmcChanged(f"{self._address}: the BMC's state has changed since gitboot read it")
         self.policy.check_fence()
         # gitboot ignores the result of the first request, which some BMCs do not support
         _, answer = self._send_requests(_KEEP_VALID, (*_SET_OPTIONS, 0x05, *_encode_flags(override)))

@@ -177,7 +177,7 @@ def next_power_step(
     # The machine has not reset since the request. It is still shutting down, or the request had no effect.
     if record.type is ResetType.GRACEFUL_RESTART:
         if timedelta() <= now - record.at < SHUTDOWN_TIMEOUT:
-            return NoChange(why=f"at {record.at:%H:%M:%S}, gitboot requested a restart by the operating system")
+            return NoChange(why=f"gitboot requested a graceful restart at {record.at:%H:%M:%S}")
         why = find_delay(structs.replace(wanted, may_start_now=True))
         return Wait(why=why) if why is not None else request(_RESET_TYPES[PowerOperation.RESTART])
     if just_requested or record.state is PowerRecordState.REQUESTED:

@@ -602,7 +602,7 @@ def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding
             "PowerWavesRunning",
             True,
             "Running",
-            f"maintenances may switch the power of {format_count(len(schedule.power), 'server')}",
+            f"gitboot may switch the power of {format_count(len(schedule.power), 'server')} for maintenances",
         )
 
 
@@ -638,7 +638,7 @@ def _find_process_conditions(state: InstanceState) -> Iterator[Finding]:
         is_whole = endpoints.alive == endpoints.expected
         restarts = f", {format_count(endpoints.restarts, 'restart')} since the start" if endpoints.restarts else ""
         hung = f", {endpoints.hung} {'does' if endpoints.hung == 1 else 'do'} not respond" if endpoints.hung else ""
-        replaces = "" if is_whole else ". gitboot replaces the process automatically"
+        replaces = "" if is_whole else ". gitboot replaces failed endpoints automatically"
         running = f"{format_count(endpoints.expected, 'endpoint')} {'is' if endpoints.alive == 1 else 'are'} running"
         yield (
             "Serving",

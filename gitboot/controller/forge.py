@@ -163,7 +163,7 @@ class Project(Struct, frozen=True, kw_only=True):
                 f"{', '.join(ForgeKind)}"
             )
         host, parts = format_host(url), urlsplit(url)
-        check_credentials(url, "the token of --forge", allow_token_over_http=allow_token_over_http)
+        check_credentials(url, "the --forge token", allow_token_over_http=allow_token_over_http)
         page = parts.path.strip("/").removesuffix(".git")
         path = page.removeprefix(_derive_page_prefix(api, parts.scheme, host)) if api is not None else page
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):

@@ -137,7 +137,7 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
             return _ON_SERVER[request.action](update, parse_uuid(facts["uuid"]), facts["server"], facts)
         case "clock":
             accept_clock(update)
-            return f"confirmed the clock at {format_instant(update.at)} ({facts['reason']})"
+            return f"confirmed that the clock was correct at {format_instant(update.at)} ({facts['reason']})"
         case "secret-fetches":
             names = confirm_fetches(update, facts["items"])
             return f"confirmed the secret fetches for {', '.join(names)} ({facts['reason']})"
@@ -148,7 +148,7 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
         case "power":
             return f"power {facts['action']} by hand: {', '.join(map(str, facts['servers']))} ({facts['reason']})"
         case "powered":
-            results = "; ".join(f"{item['server']} {_describe_power_result(item)}" for item in facts["items"])
+            results = "; ".join(map(_describe_power_result, facts["items"]))
             return f"power {facts['action']} by hand: {results} ({facts['reason']})"
         case "approve":
             check_approval(held, facts["digest"], facts["guards"])
@@ -195,7 +195,9 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
             and now.provision is not None
             and last_provisioning_facts(now) != seen[uuid]
         ):
-            raise UsageError(f"{server} was installed after you made this request; repeat it if you still want it")
+            raise UsageError(
+                f"{server} was installed after you made this request; if you still want this change, repeat the request"
+            )
     if known := [server for uuid, server, _ in items if facts.get("unknown") and update.record(uuid) is not None]:
         raise UsageError(f"{known[0]} has a record now; check again")
     set_records(update, items)
@@ -265,16 +267,19 @@ def _resolve_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fa
 
 
 def _describe_power_result(item: Mapping[str, Any]) -> str:
+    server = item["server"]
     if item["sent"]:
-        return f"was sent {item['resetType']}"
-    return f"may have been switched: {item['why']}" if item["sent"] is None else f"was not switched: {item['why']}"
+        return f"{server} was sent {item['resetType']}"
+    if item["sent"] is None:
+        return f"{server} may have been switched: {item['why']}"
+    return f"{server} was not switched: {item['why']}"
 
 
 def _mark_in_service(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     if not resolve_switches(update, uuid, PowerRecordState.BACK, lambda each: each.state.is_open):
         return f"{server}: gitboot was not waiting for this server"
     update.due_now.add(uuid)
-    return f"{server}: recorded as in service again ({facts['reason']})"
+    return f"{server}: recorded that the server is in service again ({facts['reason']})"
 
 
 def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:

@@ -163,7 +163,7 @@ def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
     elif sightings is not None:
         unknown_count = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
         unchecked = (
-            f"; the servers of {format_count(unknown_count, 'artifact')} did not respond" if unknown_count else ""
+            f"; for {format_count(unknown_count, 'artifact')}, the server did not respond" if unknown_count else ""
         )
         yield "ArtifactsPresent", True, "Present", f"no artifact is missing{unchecked}"
 

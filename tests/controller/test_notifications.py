@@ -382,5 +382,5 @@ def test_files_with_secrets_must_not_be_readable_by_others_or_guessable(tmp_path
     with pytest.raises(UsageError, match="16 characters"):
         read_receivers(file)
     write_private(file, f'[receivers.oncall]\nwebhook = "{URL}"')
-    with pytest.raises(UsageError, match="needs secret-file"):
+    with pytest.raises(UsageError, match="needs `secret-file`"):
         read_receivers(file)

@@ -248,7 +248,7 @@ class BmcConnection:
             for if_match in list_if_match_values(etags):
                 if (len(refused_forms) == 1 or if_match in (ANY_ETAG, None)) and has_changed():
                     raise self._build_changed_error(
-                        own_path, answer, "the state of the BMC has changed since gitboot read it", refused_forms
+                        own_path, answer, "the BMC's state has changed since gitboot read it", refused_forms
                     )
                 headers = {"If-Match": if_match} if if_match is not None else None
                 send = partial(self._connector.patch, own_path, data=body, headers=headers)

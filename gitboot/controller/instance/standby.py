@@ -64,7 +64,7 @@ _FIRST_PAUSE_S: Final = 60.0  # pause after a failed preparation; doubled after 
 
 
 _STANDBY_STARTED: Final = "StandbyStarted"
-_PREPARED: Final = "the output tree of this standby has the state of"
+_PREPARED: Final = "this standby's output tree has the state of"
 
 
 class EndRequest(Protocol):

@@ -353,7 +353,7 @@ EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long reports with token
 _BYTES: Final = 32
 _NONE: Final = "none"
 _KEY_FILE_HINT: Final = (
-    "restore or remove the file (without this file, gitboot ignores the reports of running installers)"
+    "restore or remove the file (without this file, gitboot ignores reports from running installers)"
 )
 _LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
 
@@ -417,7 +417,7 @@ def _read_key_lines(path: Path) -> list[_KeyLine] | None:
             since = since.astimezone(UTC) if since is not None and since.tzinfo is not None else None
         if found is None or since is None:
             raise UsageError(
-                f"{path}:{number}: expected a time and a key of {2 * _BYTES} hexadecimal digits; {_KEY_FILE_HINT}"
+                f"{path}:{number}: expected a time and a key with {2 * _BYTES} hexadecimal digits; {_KEY_FILE_HINT}"
             )
         lines.append(_KeyLine(since, bytes.fromhex(found[2]) if found[2] != _NONE else None))
     if not lines or lines[-1].key is None:

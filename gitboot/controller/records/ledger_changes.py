@@ -162,7 +162,7 @@ def _apply_clearing(update: KnowledgeUpdate, clearing: UnrecordedClearing) -> No
     update.add_event(
         f"Override{record.state}",
         f"{name}: {record.override.enabled} {record.override.target} for {record.reason} is {record.state}, according "
-        "to a note of the instance before it ended",
+        "to a note that the instance wrote before it ended",
         server=name,
         reason=record.reason,
         plan=record.plan_digest,

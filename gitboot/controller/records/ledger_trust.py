@@ -279,11 +279,11 @@ def _check_beginning(
     known = update.before
     if beginning is Beginning.FRESH and reason != "NewLedger":
         raise UsageError(
-            f"fresh is only for a new ledger ({reason}): gitboot would install every server. Use adopt or a file of "
-            "exported records"
+            f"`fresh` is only for a new ledger ({reason}): gitboot would install every server. Use `adopt` or a file "
+            "with exported records"
         )
     if beginning is Beginning.AS_RECORDED and (known.facts.initialised is None or reason == "DamagedLedger"):
-        raise UsageError(f"this ledger has no usable records ({reason}). Use adopt or a file of exported records")
+        raise UsageError(f"this ledger has no usable records ({reason}). Use `adopt` or a file with exported records")
     missing: list[SystemUuid] = []
     if beginning is Beginning.RECORDS:
         consumed = {uuid: (each.consumed_key,) for uuid, each in records.items()}

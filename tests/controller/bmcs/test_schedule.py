@@ -1126,15 +1126,17 @@ EVENT_MESSAGES = {
     OverrideState.RECORDED: "Once Pxe for provision/1 is about to be set, or was just set",
     OverrideState.CONFIRMED: "Once Pxe for provision/1 is set",
     OverrideState.CLEARING: "Once Pxe for provision/1 is about to be cleared, or was just cleared",
-    OverrideState.INSERTED: "the medium of Once Pxe for provision/1 is inserted",
+    OverrideState.INSERTED: "the medium for Once Pxe for provision/1 is inserted",
     OverrideState.CLEARED: "Once Pxe for provision/1 was cleared",
-    OverrideState.CONSUMED: "Once Pxe for provision/1 was consumed",
-    OverrideState.LOST: "Once Pxe for provision/1 is gone, without evidence that a boot consumed it",
+    OverrideState.CONSUMED: "the server used Once Pxe for provision/1",
+    OverrideState.LOST: "Once Pxe for provision/1 is gone, but gitboot has no evidence that the server used it",
     OverrideState.SET_BY_ANOTHER: (
         "Once Pxe for provision/1 was set by another instance, so this instance does not set it"
     ),
     OverrideState.OPENED: "Once Pxe for provision/1 may replace the current override",
-    OverrideState.UNSENT: "Once Pxe for provision/1 was not set, because the BMC changed after it was read",
+    OverrideState.UNSENT: (
+        "Once Pxe for provision/1 was not set, because the state of the BMC changed after gitboot read it"
+    ),
 }
 
 
