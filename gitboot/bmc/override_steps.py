@@ -639,7 +639,7 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
         if disc is not None and needs_data:
             message = (
                 f"the plan needs a second medium for the user data, but the BMC has only the slot {disc.path}, so"
-                " gitboot inserts no medium. An image with configFrom: SystemUUID needs only one medium"
+                " gitboot does not insert a medium. An image with configFrom: SystemUUID needs only one medium"
             )
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     taken = ", ".join(

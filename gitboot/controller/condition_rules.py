@@ -80,18 +80,17 @@ _MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
 _MAX_SECRETS: Final = 3  # secrets that one message names
 # What gitboot does at a BMC, before the message of the last task, by reason. NAME is the name of the server.
 _BMC_TEXTS: Final = {
-    "AnotherMachine": "the BMC of NAME may belong to another machine, so gitboot does not change the boot override",
-    "Contended": "something other than gitboot keeps changing the boot override of NAME, so gitboot no longer sets it",
+    "AnotherMachine": "NAME's BMC may belong to another machine, so gitboot does not change the boot override",
+    "Contended": "something other than gitboot keeps changing NAME's boot override, so gitboot no longer sets it",
     "ForeignMedium": "the virtual drives that NAME needs hold images that gitboot did not insert. gitboot does not "
     "eject these images and does not set a boot override",
     "ForeignOverride": "NAME has a boot override that gitboot did not set. gitboot does not change it",
     "NeedsOperator": "gitboot cannot tell whether NAME has booted or has been reset. gitboot does not change the BMC "
     "until you resolve this",
-    "Overdue": "gitboot has been unable to change the boot override of NAME since TIME. It keeps trying",
-    "Stalled": "gitboot could not change the boot override of NAME. It retries every 10 minutes",
-    "Unsupported": "the BMC of NAME does not support the boot that its plan needs, so gitboot does not set a "
-    "boot override",
-    "Waiting": "gitboot has not been able to change the boot override of NAME yet. It will retry automatically",
+    "Overdue": "gitboot has been unable to change NAME's boot override since TIME. It keeps trying",
+    "Stalled": "gitboot could not change NAME's boot override. It retries every 10 minutes",
+    "Unsupported": "NAME's BMC does not support the boot that the plan needs, so gitboot does not set a boot override",
+    "Waiting": "gitboot has not been able to change NAME's boot override yet. It will retry automatically",
 }
 _EXPECTED: Final = "This is expected if the other instance is meant to be active"
 
@@ -340,7 +339,7 @@ def _build_evidence_condition(plans: Plans, commit: Commit) -> Finding:
         return "EvidenceAvailable", True, "Available", "gitboot can observe each one-time boot"
     without_bmc = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
     documents = "documents" if len(without_bmc) > 1 else "document"
-    bmcs = f", or add a BMC to the Server {documents} of {_join(without_bmc)}" if without_bmc else ""
+    bmcs = f", or add a BMC to the Server {documents} for {_join(without_bmc)}" if without_bmc else ""
     if commit.ledger is None and plans.unseen - without_bmc:
         others = _join(plans.unseen - without_bmc)
         bmcs += (

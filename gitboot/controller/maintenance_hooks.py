@@ -342,7 +342,7 @@ def find_clearances(
                     *target,
                     Clearance(known.approved, drain=maintenance.drain_key, until=maintenance.end),
                     "DrainStarted",
-                    f"{subject} requires that the server is drained, so gitboot requests {before.drain_url}",
+                    f"{subject} requires the server to be drained, so gitboot requests {before.drain_url}",
                     kept,
                 )
         elif known.drained_at is None and (answer := drained.get(uuid)) is not None and answer.url == before.drain_url:

@@ -287,7 +287,7 @@ def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
     pinned = update.current_pin(uuid)
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
         seen = pinned.latest_identity if pinned is not None else "no machine"
-        raise UsageError(f"the BMC of {server} shows {seen} now; check again")
+        raise UsageError(f"{server}'s BMC now shows {seen}; check again")
     update.set_pin(uuid, accept_identity(pinned, at=update.at))
     update.due_now.add(uuid)
     return f"{server}: accepted the machine that its BMC shows, {pinned.latest_identity} ({facts['reason']})"
@@ -296,7 +296,7 @@ def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
 def _accept_certificate(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     certificate = str(facts["certificate"])
     if (pinned := update.current_pin(uuid)) is None:
-        raise UsageError(f"gitboot has not pinned a certificate for the BMC of {server}")
+        raise UsageError(f"gitboot has not pinned a certificate for {server}'s BMC")
     update.set_pin(uuid, structs.replace(pinned, certificate=certificate))
     update.due_now.add(uuid)
     return f"{server}: accepted the certificate {certificate} presented by its BMC ({facts['reason']})"

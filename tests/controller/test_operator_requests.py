@@ -212,7 +212,7 @@ def test_an_identity_that_an_operator_has_seen_and_accepts_stays_accepted(site: 
     site.machine.uuid, site.machine.serial = make_uuid("another"), "CZ29200XYZ"
     begin(site)
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=[WEB01, "X6DCP93"], reason="INC-1")
-    assert outcome(site, number).startswith("refused: the BMC of web01 shows UUID")
+    assert outcome(site, number).startswith("refused: web01's BMC now shows UUID")
     assert site.patches == 0
     shown = [make_uuid("another"), "CZ29200XYZ"]
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")

@@ -449,7 +449,9 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
         raise NotYetDone(f"preparing the output tree does not save time with fewer than {MIN_SERVERS} servers")
     learnt = apply_batch(before.knowledge, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
     if learnt.recorded_commit is None or not learnt.is_trusted or not plans_commit(learnt, commit):
-        raise NotYetDone("the ledger is unverified, or the Fleet names a different ledger, so gitboot does not plan")
+        raise NotYetDone(
+            "the ledger is unverified, or the Fleet names a different ledger, so gitboot does not make plans"
+        )
     knowledge = structs.replace(
         learnt, records=before.knowledge.records
     )  # plan with the stored records, because new records are not in the ledger yet
