@@ -270,8 +270,10 @@ def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
             if _is_locked(state.ledger_error)
             else f"gitboot cannot write to the ledger: {state.ledger_error}"
         )
-        message += ". gitboot retries every 5 s. Until a write succeeds, gitboot does not record installations or set "
-        message += "boot overrides"
+        message += (
+            ". gitboot retries every 5 s. Until a write succeeds, gitboot does not record installations or set boot "
+            "overrides"
+        )
         yield "LedgerWritable", False, "Failed", message
     else:
         yield "LedgerWritable", True, "Writable", "gitboot stored all changes in the ledger"

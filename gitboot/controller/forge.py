@@ -288,7 +288,7 @@ class Forge:
         )
         if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return answer
-        message = f"{format_host(url)} answered {answer.status} {answer.detail}".rstrip()
+        message = f"{format_host(url)} returned {answer.status} {answer.detail}".rstrip()
         is_rate_limited = (
             answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None
         )  # this is how GitHub reports its secondary rate limit

@@ -416,7 +416,7 @@ def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation)
         others = f"{number - 1} other {'address has' if number == 2 else 'addresses have'} fetched it"
         which = f"; {others}" if number > 1 else ""
         if number > MAX_ADDRESSES:
-            which += ". gitboot only counts the fetches from further addresses"
+            which += ". For further addresses, gitboot only counts the fetches"
         update.add_event(
             "SecretFetched",
             f"{offer.server}: {client} fetched {describe_secret(secret)} for {_provision_key(offer)}{which}",

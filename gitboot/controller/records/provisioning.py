@@ -193,8 +193,10 @@ def _write_first_records(
         message = f"{format_names(names)}: {why}. Check the server, then run gitboot records set "
         message += quote_words(names[0])
         if commit.fleet.has_instances_by_site:
-            message += ". If another site managed the server before, run gitboot records take-over with the file from "
-            message += "that site instead"
+            message += (
+                ". If another site managed the server before, run gitboot records take-over with the file from that "
+                "site instead"
+            )
         update.add_event("ServerUnknown", message, warning=True, servers=names)
 
 

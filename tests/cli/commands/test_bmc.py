@@ -285,7 +285,7 @@ def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:
     assert f"web03: Power: {told}\n" in done.out
     patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "UefiHttp", "HttpBootUri": '
     patch += f'"{uri}"}}}}'
-    waits = "  then On for provision/1 waits: gitboot has not confirmed the override\n"
+    waits = "  then On for provision/1 is waiting: gitboot has not confirmed the override\n"
     assert (
         f"web02: Set: required for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out
     )

@@ -118,7 +118,7 @@ def test_beyond_sixteen_addresses_there_is_one_event_and_a_count(learner: Learne
     for number in range(40):
         learner.fetch(f"10.0.0.{number}")
     assert len(learner.events) == 17
-    assert "gitboot only counts the fetches from further addresses" in learner.events[-1].message
+    assert "For further addresses, gitboot only counts the fetches" in learner.events[-1].message
     assert learner.counts["others"] == 24
 
 
