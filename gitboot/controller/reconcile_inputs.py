@@ -241,7 +241,7 @@ class Inbox:
         with self._lock:
             if self._failed != failed_before:
                 raise LedgerError(
-                    f"{self._store.database.name}: gitboot cannot write to the ledger, because an earlier write failed"
+                    f"{self._store.database.name}: the ledger cannot be written (an earlier write failed)"
                 )
             try:
                 with self._store.writing() as tx:

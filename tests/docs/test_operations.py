@@ -303,7 +303,7 @@ def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones
     assert rack.once(*rack.spool_options, "--allow-takeover").code == Exit.PARTIAL
     refused = rack.run_command("records", "begin", last_week, "--yes")
     assert refused.code == Exit.USAGE
-    assert "the published tree has newer records of 1 server: web01" in refused.err
+    assert "the published tree has newer records for 1 server: web01" in refused.err
     rack.said("records", "begin", rack.output / "ops" / "records")
     assert rack.once(*rack.spool_options).code == Exit.FINE
     assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before the beginning

@@ -606,7 +606,7 @@ def test_no_form_of_etag_overwrites_a_change_by_somebody_else(
     bmc = rack.connect()
     seen = bmc.observe()
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-    with pytest.raises(BmcChanged, match="the BMC has changed since gitboot read it"):
+    with pytest.raises(BmcChanged, match="the BMC's state has changed since gitboot read it"):
         bmc.set_override(ONCE.override, seen)
     assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
 
@@ -617,8 +617,8 @@ def test_finding_p6_the_message_lists_the_forms_of_etag_that_a_bmc_rejected(make
     etag = json.loads(json.dumps(rack.machine.system()))["@odata.etag"]
     assert result.outcome is TaskOutcome.WAITING
     assert result.message == (
-        f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the resource has not "
-        f'changed, but the BMC rejects every form of its ETag (refused: If-Match "{etag}", If-Match {etag}, '
+        f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the resource has not changed, "
+        f'but the BMC rejects the resource\'s ETag in every form (refused: If-Match "{etag}", If-Match {etag}, '
         f"If-Match {etag.strip(chr(34))}, If-Match *, no If-Match)"
     )
     assert if_matches(rack) == [f'"{etag}"', etag, etag.strip('"'), "*", None]

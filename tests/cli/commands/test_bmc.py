@@ -408,7 +408,7 @@ def test_replace_does_not_allow_an_install_boot_whose_files_are_missing(rack: Ra
     (assets := tmp_path / "assets").mkdir()
     assert rack.once(*rack.spool_options, "--assets", assets, records="fresh").code == Exit.PARTIAL
     assert rack.bmc_get()["web01"]["wanted"]["reason"] == "disk"
-    assert "by that of disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
+    assert "with the override for disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
 
 
 def test_an_ended_window_stays_closed_after_the_clock_was_set_back(rack: Rack) -> None:
@@ -424,7 +424,7 @@ def test_an_ended_window_stays_closed_after_the_clock_was_set_back(rack: Rack) -
     rack.age("UPDATE facts SET value = json_set(value, '$.at', '2099-01-03T00:00:00Z') WHERE name = 'heartbeat'")
     shown = rack.bmc_get()["web01"]
     assert (shown["phase"], shown["wanted"]["reason"]) == ("Disk", "disk")
-    assert "by that of disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
+    assert "with the override for disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
 
 
 def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) -> None:
