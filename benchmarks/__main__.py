@@ -102,11 +102,11 @@ def _line(result: Result) -> str:
     head = f"{result.row:15} {result.version:8} {result.servers:>8,}"
     if not result.rounds:
         return f"{head}  {result.failure}"
-    beside = [f"{name}: {_words(median(costs))}" for name, costs in result.beside.items()]
-    return f"{head}  {'; '.join(filter(None, (_words(median(result.rounds)), *beside, result.note)))}"
+    beside = [f"{name}: {_format_cost(median(costs))}" for name, costs in result.beside.items()]
+    return f"{head}  {'; '.join(filter(None, (_format_cost(median(result.rounds)), *beside, result.note)))}"
 
 
-def _words(cost: Cost) -> str:
+def _format_cost(cost: Cost) -> str:
     memory_mib = " + ".join(f"{each:,.0f}" for each in cost.memory_mib)
     parts = (
         f"{cost.cpu_s:.4g} s of CPU" if cost.cpu_s else "",
@@ -158,7 +158,7 @@ def _measure_row(row: Row, place: Place, end: float) -> Result:
     gc.collect()
     failed = Result(row=row.name, version=place.gitboot.name, servers=place.servers, beside={})
     try:
-        with _until(end):
+        with _limit_time(end):
             return Result.of(row, place.gitboot, place.servers, row.measure(place))
     except _OutOfTime:
         return replace(failed, failure="no time left")
@@ -173,7 +173,7 @@ class _OutOfTime(BaseException):
 
 
 @contextmanager
-def _until(end: float) -> Iterator[None]:
+def _limit_time(end: float) -> Iterator[None]:
     """Raise _OutOfTime inside the block once the monotonic clock is at ``end``."""
     if (left_s := end - time.monotonic()) <= 0:
         raise _OutOfTime

@@ -120,7 +120,7 @@ def cost_so_far(pid: int) -> Cost:
     return Cost(cpu_s=sum(map(_cpu_s, family)), wall_s=time.perf_counter(), memory_mib=_sorted(map(_peak_mib, family)))
 
 
-def between(before: Cost, after: Cost) -> Cost:
+def subtract_cost(before: Cost, after: Cost) -> Cost:
     """Return the difference of two results of `cost_so_far`."""
     return Cost(cpu_s=after.cpu_s - before.cpu_s, wall_s=after.wall_s - before.wall_s, memory_mib=after.memory_mib)
 

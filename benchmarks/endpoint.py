@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cost import Cost, between, cost_so_far, last_words
+from benchmarks.cost import Cost, cost_so_far, last_words, subtract_cost
 from benchmarks.fleet import Fleet, mac_of
 from benchmarks.instance import Instance, edit_every_server
 from benchmarks.place import Place
@@ -43,7 +43,7 @@ def boot_script(number: int) -> str:
     return f"/v1/boot/{mac_of(number)}/boot.ipxe"
 
 
-def some_servers(fleet: Fleet, at_most: int) -> list[int]:
+def choose_servers(fleet: Fleet, at_most: int) -> list[int]:
     """Return the numbers of servers all over the fleet that always boot from the network.
 
     Every version serves their boot scripts without a record of each fetch.
@@ -69,7 +69,7 @@ def is_served(port: int, path: str) -> bool:
 
 
 @contextmanager
-def _serving(command: tuple[str, ...], port: int, path: str, stderr: Path) -> Iterator[tuple[int, float]]:
+def _run_server(command: tuple[str, ...], port: int, path: str, stderr: Path) -> Iterator[tuple[int, float]]:
     """Run a server inside the block. Yield its process and the seconds to its first answer."""
     began = time.perf_counter()
     with stderr.open("wb") as printed, subprocess.Popen(command, stderr=printed) as process:
@@ -106,25 +106,25 @@ def measure_requests(place: Place) -> Figure:
         raise CannotRun("nginx is missing: scripts/install-packages benchmarks/packages.txt")
     ours, theirs = list[Cost](), list[Cost]()
     port, other_port = free_port(), free_port()
-    chosen = some_servers(place.fleet, _MACHINES)
+    chosen = choose_servers(place.fleet, _MACHINES)
     path = boot_script(chosen[0])
     with (
         place.own_folder("nginx") as folder,
-        _serving(_gitboot(place, port), port, path, folder / "gitboot.log") as (pid, _),
-        _serving(_nginx(place, other_port, folder), other_port, path, folder / "nginx.log") as (other, _),
+        _run_server(_gitboot(place, port), port, path, folder / "gitboot.log") as (pid, _),
+        _run_server(_nginx(place, other_port, folder), other_port, path, folder / "nginx.log") as (other, _),
     ):
         for _ in range(place.rounds):
-            ours.append(_per_request(port, pid, chosen))
-            theirs.append(_per_request(other_port, other, chosen))
+            ours.append(_measure_request(port, pid, chosen))
+            theirs.append(_measure_request(other_port, other, chosen))
     return Figure(rounds=ours, beside={"nginx": theirs})
 
 
-def _per_request(port: int, pid: int, chosen: list[int]) -> Cost:
+def _measure_request(port: int, pid: int, chosen: list[int]) -> Cost:
     dice = random.Random(1)
     asyncio.run(_fetch(port, chosen))
     before = cost_so_far(pid)
     asyncio.run(_fetch(port, [dice.choice(chosen) for _ in range(_REQUESTS)]))
-    return between(before, cost_so_far(pid)) / _REQUESTS
+    return subtract_cost(before, cost_so_far(pid)) / _REQUESTS
 
 
 async def _fetch(port: int, numbers: list[int]) -> None:
@@ -157,7 +157,7 @@ def measure_latency(place: Place) -> Figure:
         instance.begin()
         with instance.running():
             instance.wait_until_idle()
-            paths = [boot_script(number) for number in some_servers(place.fleet, _MACHINES)]
+            paths = [boot_script(number) for number in choose_servers(place.fleet, _MACHINES)]
             with _client(port, paths) as requests:
                 requests.send("idle")
                 time.sleep(_IDLE_S)
@@ -221,11 +221,11 @@ def _p99_s(measured: list[tuple[float, int]]) -> float:
 def measure_start(place: Place) -> Figure:
     """The cost from the start of `gitboot serve` to its first answer."""
     rounds = []
-    (path,) = map(boot_script, some_servers(place.fleet, 1))
+    (path,) = map(boot_script, choose_servers(place.fleet, 1))
     with place.own_folder("start") as folder:
         for _ in range(place.rounds):
             port = free_port()
-            with _serving(_gitboot(place, port), port, path, folder / "gitboot.log") as (pid, took_s):
+            with _run_server(_gitboot(place, port), port, path, folder / "gitboot.log") as (pid, took_s):
                 cost = cost_so_far(pid)
                 rounds.append(Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib))
     return Figure(rounds=rounds)

@@ -146,28 +146,28 @@ def _policies() -> Iterator[tuple[str, str]]:
     """Yield twenty policies. Pools inherit from the worker policy, which inherits from the policy of all nodes."""
     node = "  select: None\n  profile: worker\n  networkBoot: OnImageChange\n  vars: {kubernetes: 1.34.1}\n"
     yield _policy("node", node + '  kernelArguments: ["mitigations=auto,nosmt"]\n')
-    yield _policy("worker", "  inherits: node\n" + _selects("worker") + _labelled("worker"))
+    yield _policy("worker", "  inherits: node\n" + _format_selector("worker") + _format_labels("worker"))
     for number, pool in enumerate(_POOLS):
         own = f"  kernelArguments: [hugepages={64 * number}]\n"
         taint = "  nodeTaints: [{key: example.net/pool, value: " + f"{pool}, effect: NoSchedule}}]\n"
-        yield _policy(pool, "  inherits: worker\n" + _selects(pool) + own + _labelled(pool) + taint)
+        yield _policy(pool, "  inherits: worker\n" + _format_selector(pool) + own + _format_labels(pool) + taint)
     yield _policy(
         "control-plane",
         "  inherits: node\n"
-        + _selects("control-plane")
+        + _format_selector("control-plane")
         + "  profile: control-plane\n  networkBoot: Once\n"
-        + _labelled("control-plane"),
+        + _format_labels("control-plane"),
     )
-    yield _policy("storage", _selects("storage") + "  profile: storage\n  networkBoot: Once\n  diskBoot: Hdd\n")
-    yield _policy("batch", _selects("batch") + "  profile: batch\n  networkBoot: Always\n")
-    yield _policy("appliance", _selects("appliance") + "  profile: local-disk\n  networkBoot: Never\n")
+    yield _policy("storage", _format_selector("storage") + "  profile: storage\n  networkBoot: Once\n  diskBoot: Hdd\n")
+    yield _policy("batch", _format_selector("batch") + "  profile: batch\n  networkBoot: Always\n")
+    yield _policy("appliance", _format_selector("appliance") + "  profile: local-disk\n  networkBoot: Never\n")
 
 
-def _selects(role: str) -> str:
+def _format_selector(role: str) -> str:
     return f"  select: {{matchLabels: {{role: {role}}}}}\n"
 
 
-def _labelled(pool: str) -> str:
+def _format_labels(pool: str) -> str:
     return f"  nodeLabels: {{example.net/pool: {pool}}}\n"
 
 

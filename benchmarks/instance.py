@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cost import Cost, between, cost_so_far, descriptors, last_words, measure_command, resident_mib
+from benchmarks.cost import Cost, cost_so_far, descriptors, last_words, measure_command, resident_mib, subtract_cost
 from benchmarks.fleet import Fleet
 from benchmarks.gitboot_version import Gitboot
 from benchmarks.repository import Repository
@@ -160,7 +160,7 @@ class Instance:
             self.wait_until_published(revision)
             took_s = time.perf_counter() - began
             time.sleep(_QUIET_S)
-            cost = between(before, self.cost_so_far())
+            cost = subtract_cost(before, self.cost_so_far())
             costs.append(Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib))
         return costs[1:]  # the first commit does extra work once
 

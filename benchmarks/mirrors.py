@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import pygit2
 
-from benchmarks.cost import Cost, between, measure_command, median
+from benchmarks.cost import Cost, measure_command, median, subtract_cost
 from benchmarks.fleet import Fleet
 from benchmarks.gitboot_version import find_gitboot
 from benchmarks.instance import Instance, edit_one_server
@@ -47,7 +47,7 @@ from tests.helpers.mirrors import KEY, Store, nginx
 _SIZES: Final = (1000, 10_000)
 _ROUNDS: Final = 3
 _TIMESTAMP: Final = "boot/signed/timestamp.json"  # the last file of each publication
-_LOOK_S: Final = 0.02
+_POLL_S: Final = 0.02
 _QUIET_S: Final = 1.0  # a target has ended its step after so long without another byte
 
 
@@ -162,7 +162,7 @@ def _folder(folder: Path) -> Iterator[Copy]:
     yield Copy(
         target=str(copy),
         unit="file",
-        mark=partial(files_below, copy),
+        mark=partial(list_files, copy),
         since=partial(written, copy),
         timestamp=partial(_read, copy / _TIMESTAMP),
     )
@@ -173,7 +173,7 @@ def _rsync(folder: Path) -> Iterator[Copy]:
     """A folder that an rsync daemon writes."""
     (copy := folder / "copy").mkdir()
     with rsync_daemon(folder, copy, read_only=False) as relay:
-        yield _behind(relay, f"rsync://{relay.authority}/tree", copy)
+        yield _make_relayed_copy(relay, f"rsync://{relay.authority}/tree", copy)
 
 
 @contextmanager
@@ -187,10 +187,10 @@ def _ssh(folder: Path) -> Iterator[Copy]:
         host, _, port = relay.authority.partition(":")
         known.write_text(f"[{host}]:{port} {server.public('ed25519')}\n")
         user = server.host.partition("@")[0]
-        yield _behind(relay, f"ssh://{user}@{relay.authority}{copy}?ssh-key={key}&known-hosts={known}", copy)
+        yield _make_relayed_copy(relay, f"ssh://{user}@{relay.authority}{copy}?ssh-key={key}&known-hosts={known}", copy)
 
 
-def _behind(relay: Relay, target: str, copy: Path) -> Copy:
+def _make_relayed_copy(relay: Relay, target: str, copy: Path) -> Copy:
     def traffic() -> Traffic:
         return Traffic(relay.connections, relay.size_bytes)
 
@@ -230,7 +230,7 @@ WAYS: Final[Mapping[str, tuple[str, Way]]] = {
 Files = Mapping[str, tuple[int, int, int]]  # by path: inode, time of the last change in ns, bytes
 
 
-def files_below(folder: Path) -> Files:
+def list_files(folder: Path) -> Files:
     """Return values for each file that differ after the file is written."""
     found = {}
     for parent, _, names in os.walk(folder):
@@ -243,7 +243,7 @@ def files_below(folder: Path) -> Files:
 
 def written(folder: Path, before: Files) -> Traffic:
     """Return how many files were written since, and their bytes."""
-    now = files_below(folder)
+    now = list_files(folder)
     sizes = [about[2] for path, about in now.items() if before.get(path) != about]
     return Traffic(len(sizes), sum(sizes))
 
@@ -315,7 +315,7 @@ def target_figures(site: Site, name: str, way: Way) -> Iterator[Figures]:
             _wait_for_copy(site, copy)
             took_s = time.perf_counter() - began
             _wait_until_quiet(copy)
-            spent = between(before, instance.cost_so_far())
+            spent = subtract_cost(before, instance.cost_so_far())
             costs.append(Cost(cpu_s=spent.cpu_s, wall_s=took_s, memory_mib=spent.memory_mib))
             traffic.append(copy.since(mark))
         yield Figures(name, "one server", _median(traffic[1:]), copy.unit, median(costs[1:]))
@@ -323,7 +323,7 @@ def target_figures(site: Site, name: str, way: Way) -> Iterator[Figures]:
 
 def _wait_for_copy(site: Site, copy: Copy) -> None:
     while copy.timestamp() != (site.output / _TIMESTAMP).read_bytes():
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def _wait_until_quiet(copy: Copy) -> None:
@@ -364,7 +364,7 @@ def program_figures(site: Site, name: str) -> Iterator[Figures]:
         stack.enter_context(instance.running())
         runs, lists = list[Figures](), list[Traffic]()
         for _ in range(site.rounds):
-            before = files_below(site.boot / "signed")
+            before = list_files(site.boot / "signed")
             instance.wait_until_published(site.commit())
             lists.append(written(site.boot / "signed", before))
             runs.append(run("one server"))
@@ -383,7 +383,7 @@ def list_figures(site: Site) -> Iterator[Figures]:
         if directory.resume(directory.inventory()) is None:
             raise AssertionError("the tree is not as its last publication left it")
         directory.update_list(keys, at)
-        before = files_below(site.boot / "signed")
+        before = list_files(site.boot / "signed")
         directory.update_list(keys, at + RENEWED_BELOW * 1.1)
     yield Figures("signed list", "renewal", written(site.boot / "signed", before), "file", UNTIMED)
 
@@ -393,12 +393,12 @@ def verification_figures(site: Site) -> Iterator[Figures]:
     folder = site.own_folder("verified")
     copy = folder / "copy"
     subprocess.run(["cp", "-a", site.boot, copy], check=True)
-    cost = _verified(site, str(copy), folder)
+    cost = _measure_verification(site, str(copy), folder)
     yield Figures("`verify-mirror`", "folder", written(copy, {}), "file", cost)
     with nginx(copy, site.output / "ops/serve", folder) as mirror:
         for what, more in (("nginx", ()), ("nginx, `--read-entries`", ("--read-entries",))):
             mirror.log.write_bytes(b"")
-            cost = _verified(site, mirror.url, folder, *more)
+            cost = _measure_verification(site, mirror.url, folder, *more)
             answers = [json.loads(line) for line in mirror.log.read_text().splitlines()]
             size_bytes = sum(each["bytes"] for each in answers)
             traffic = Traffic(round(len(answers) / site.rounds), round(size_bytes / site.rounds))
@@ -406,7 +406,7 @@ def verification_figures(site: Site) -> Iterator[Figures]:
     shutil.rmtree(copy)
 
 
-def _verified(site: Site, mirror: str, folder: Path, *more: str) -> Cost:
+def _measure_verification(site: Site, mirror: str, folder: Path, *more: str) -> Cost:
     """Return the cost of a verification without findings."""
     costs = []
     for _ in range(site.rounds):

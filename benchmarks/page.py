@@ -52,8 +52,8 @@ def _memory(result: Result) -> str:
     return _sizes(result.rounds)
 
 
-def _memory_beside(result: Result) -> str:
-    return _sizes(_first_beside(result))
+def _format_other_memory(result: Result) -> str:
+    return _sizes(_other_costs(result))
 
 
 def _sizes(costs: Sequence[Cost]) -> str:
@@ -75,7 +75,7 @@ def _per_second(costs: Sequence[Cost]) -> str:
     return f"{1 / median(costs).cpu_s:,.0f}"
 
 
-def _first_beside(result: Result) -> Sequence[Cost]:
+def _other_costs(result: Result) -> Sequence[Cost]:
     return next(iter(result.beside.values()))
 
 
@@ -146,7 +146,7 @@ SECTIONS: Final = (
         title="Memory after many commits",
         text="Each commit changes one server. The instance rests before and after.",
         rows=("many-commits",),
-        columns=(("before", _memory_beside), ("after", _memory), ("", lambda result: result.note)),
+        columns=(("before", _format_other_memory), ("after", _memory), ("", lambda result: result.note)),
         other=("after", _memory),
     ),
     _Section(
@@ -165,8 +165,8 @@ SECTIONS: Final = (
         rows=("requests",),
         columns=(
             ("gitboot", lambda result: _per_second(result.rounds)),
-            ("nginx", lambda result: _per_second(_first_beside(result))),
-            ("share of nginx", lambda result: f"{median(_first_beside(result)).cpu_s / _cpu(result):.2f}"),
+            ("nginx", lambda result: _per_second(_other_costs(result))),
+            ("share of nginx", lambda result: f"{median(_other_costs(result)).cpu_s / _cpu(result):.2f}"),
             ("peak", _peak),
         ),
         other=("requests a second", lambda result: _per_second(result.rounds)),
@@ -179,7 +179,7 @@ SECTIONS: Final = (
         ),
         rows=("latency",),
         columns=(
-            ("no commit", lambda result: _seconds(median(_first_beside(result)).wall_s)),
+            ("no commit", lambda result: _seconds(median(_other_costs(result)).wall_s)),
             ("during the commit", lambda result: _seconds(_wall(result))),
         ),
         other=("during the commit", lambda result: _seconds(_wall(result))),
@@ -195,8 +195,8 @@ SECTIONS: Final = (
             ("BMCs a second", lambda result: f"{1 / _wall(result):,.0f}"),
             ("CPU each", lambda result: _seconds(_cpu(result))),
             ("peak", _peak),
-            ("sushy: BMCs a second", lambda result: f"{1 / median(_first_beside(result)).wall_s:,.0f}"),
-            ("CPU each", lambda result: _seconds(median(_first_beside(result)).cpu_s)),
+            ("sushy: BMCs a second", lambda result: f"{1 / median(_other_costs(result)).wall_s:,.0f}"),
+            ("CPU each", lambda result: _seconds(median(_other_costs(result)).cpu_s)),
         ),
         other=("BMCs a second", lambda result: f"{1 / _wall(result):,.0f}"),
     ),
@@ -207,7 +207,7 @@ SECTIONS: Final = (
             "many servers."
         ),
         rows=("cobbler",),
-        columns=(_COSTS[0], ("Cobbler: CPU", lambda result: _seconds(median(_first_beside(result)).cpu_s))),
+        columns=(_COSTS[0], ("Cobbler: CPU", lambda result: _seconds(median(_other_costs(result)).cpu_s))),
         other=_OTHER_CPU,
     ),
 )
@@ -276,12 +276,12 @@ def _section(run: Run, section: _Section) -> Iterator[str]:
             cells = [cell(result) for _, cell in columns]
         else:
             cells = [f"not measured: {result.failure}", *[""] * (len(columns) - 1)][: len(columns)]
-        theirs = [_of_other(run, section, result, version) for version in others]
+        theirs = [_format_other_version(run, section, result, version) for version in others]
         yield f"| {' | '.join([title, f'{result.servers:,}', *cells, *theirs])} |"
     yield ""
 
 
-def _of_other(run: Run, section: _Section, result: Result, version: str) -> str:
+def _format_other_version(run: Run, section: _Section, result: Result, version: str) -> str:
     found = [each for each in run.find(result.row, version) if each.servers == result.servers and each.rounds]
     return section.other[1](found[0]) if found else ""
 

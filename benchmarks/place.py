@@ -54,9 +54,9 @@ class Place:
     @cached_property
     def first_passes(self) -> list[Cost]:
         """The cost of each pass into an empty OUTPUT."""
-        return [self._published[1], *(self._pass_into_nothing() for _ in range(self.rounds - 1))]
+        return [self._published[1], *(self._measure_first_pass() for _ in range(self.rounds - 1))]
 
-    def _pass_into_nothing(self) -> Cost:
+    def _measure_first_pass(self) -> Cost:
         with self.own_folder("first-pass") as folder:
             instance = Instance(folder, self.repository, self.fleet, self.gitboot)
             (cost,) = measure_command(instance.command("--once"), rounds=1)

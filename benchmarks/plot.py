@@ -89,10 +89,12 @@ def _line(line: Line, x_axis: _Axis, y_axis: _Axis) -> str:
     places = [(x_axis.place(x), y_axis.place(y)) for x, y in line.points]
     dots = "".join(f'<circle cx="{x:g}" cy="{y:g}" r="3"/>' for x, y in places) if line.colour else ""
     path = " ".join(f"{x:g},{y:g}" for x, y in places)
-    return f'<polyline {_look(line)} points="{path}"/>' + (f'<g fill="{line.colour}">{dots}</g>' if dots else "")
+    return f'<polyline {_format_style(line)} points="{path}"/>' + (
+        f'<g fill="{line.colour}">{dots}</g>' if dots else ""
+    )
 
 
-def _look(line: Line) -> str:
+def _format_style(line: Line) -> str:
     if line.colour is None:
         return 'class="floor"'
     return f'stroke="{line.colour}"' + (' stroke-dasharray="5 4"' if line.is_dashed else "")
@@ -107,5 +109,5 @@ def _names(lines: Sequence[Line], y_axis: _Axis) -> Iterator[str]:
         lowest = room - (len(wanted) - 1 - position) * _NAME_STEP
         y = max(free_from, min(end, lowest))
         free_from = y + _NAME_STEP
-        yield f'<polyline {_look(lines[index])} points="{x},{y:g} {x + 14},{y:g}"/>'
+        yield f'<polyline {_format_style(lines[index])} points="{x},{y:g} {x + 14},{y:g}"/>'
         yield f'<text x="{x + 18}" y="{y + 4:g}">{escape(lines[index].name)}</text>'

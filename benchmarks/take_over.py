@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cost import Cost, between
-from benchmarks.endpoint import boot_script, free_port, is_served, some_servers
+from benchmarks.cost import Cost, subtract_cost
+from benchmarks.endpoint import boot_script, choose_servers, free_port, is_served
 from benchmarks.instance import Instance
 from benchmarks.place import Place
 from benchmarks.row import CannotRun, Figure
@@ -112,13 +112,13 @@ def _take_over(place: Place, active: Instance, standby: Instance, port: int) -> 
     standby.wait_until(serves_all)
     took_s = time.perf_counter() - began
     standby.wait_until_published(None)
-    cost = between(before, standby.cost_so_far())
+    cost = subtract_cost(before, standby.cost_so_far())
     return Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib)
 
 
 def _serves_all(place: Place, port: int) -> Callable[[], bool]:
     """Return a function that tells whether the standby has served the boot scripts of some servers."""
-    waiting = [boot_script(number) for number in some_servers(place.fleet, _SERVERS)]
+    waiting = [boot_script(number) for number in choose_servers(place.fleet, _SERVERS)]
 
     def serves_all() -> bool:
         while waiting and is_served(port, waiting[-1]):

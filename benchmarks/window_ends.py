@@ -94,7 +94,7 @@ def measure(folder: Path, asks: bool, lives: bool, opens_s: int, watch_s: int) -
             if not lives:
                 instance.process.send_signal(signal.SIGKILL)
                 instance.process.wait()
-            found.update(_watched(fetches, ends, watch_s))
+            found.update(_watch_fetches(fetches, ends, watch_s))
             raise _Measured
     return found
 
@@ -117,7 +117,7 @@ def _documents(port: int | None) -> dict[str, str]:
     return {"fleet.yaml": "---\n".join(documents)}
 
 
-def _watched(fetches: Mapping[str, Fetch], ends: datetime, watch_s: int) -> dict[str, float | None]:
+def _watch_fetches(fetches: Mapping[str, Fetch], ends: datetime, watch_s: int) -> dict[str, float | None]:
     found: dict[str, float | None] = dict.fromkeys(fetches)
     until = ends + timedelta(seconds=watch_s)
     while None in found.values() and datetime.now(UTC) < until:
@@ -197,12 +197,15 @@ class Copies:
 
     def fetches(self, endpoint: str | None) -> dict[str, Fetch]:
         """Return how a loader that asks the endpoint fetches the boot script of the server from each copy."""
-        copies = {name: _of_web(f"{url}/") for name, url in self._served().items()}
-        copies["S3"] = _of_web(f"{self._store.url}/boots/boot/")
-        copies["Git branch, before its checkout"] = self._in_branch
+        copies = {name: _make_web_fetch(f"{url}/") for name, url in self._served().items()}
+        copies["S3"] = _make_web_fetch(f"{self._store.url}/boots/boot/")
+        copies["Git branch, before its checkout"] = self._read_branch
         if endpoint is None:
             return copies
-        return {"the endpoint": _of_web(endpoint), **{name: _asking(fetch, endpoint) for name, fetch in copies.items()}}
+        return {
+            "the endpoint": _make_web_fetch(endpoint),
+            **{name: _make_boot_fetch(fetch, endpoint) for name, fetch in copies.items()},
+        }
 
     def _served(self) -> dict[str, str]:
         """Serve the copies that are folders, once there is an OUTPUT; return their URLs."""
@@ -218,7 +221,7 @@ class Copies:
             found[f"OUTPUT by nginx, behind {name}"] = self._stack.enter_context(url)
         return found
 
-    def _in_branch(self) -> str:
+    def _read_branch(self) -> str:
         return git(self._branch, "show", f"boot:boot/{ENTRY}")
 
 
@@ -231,18 +234,18 @@ _NAMES: Final = {
 }
 
 
-def _of_web(base: str) -> Fetch:
+def _make_web_fetch(base: str) -> Fetch:
     return lambda: http_peers.get(f"{base}{ENTRY}", headers=LOADER).text
 
 
-def _asking(fetch: Fetch, endpoint: str) -> Fetch:
+def _make_boot_fetch(fetch: Fetch, endpoint: str) -> Fetch:
     """Return a function that fetches a script from a copy, or from the endpoint if the copy's script refers to it."""
 
-    def asked() -> str:
+    def fetch_script() -> str:
         script = fetch()
         return http_peers.get(f"{endpoint}{ENTRY}", headers=LOADER).text if f"{endpoint}{ENTRY}" in script else script
 
-    return asked
+    return fetch_script
 
 
 if __name__ == "__main__":

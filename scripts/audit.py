@@ -21,11 +21,11 @@ def main() -> int:
     parser.add_argument("--required", action="store_true", help="fail if no vulnerability service responds")
     parser.add_argument("--report", type=Path, help="read the JSON output of pip-audit from this file")
     given = parser.parse_args()
-    report = json.loads(given.report.read_text()) if given.report else asked()
-    return told(report, required=given.required)
+    report = json.loads(given.report.read_text()) if given.report else run_pip_audit()
+    return print_report(report, required=given.required)
 
 
-def asked() -> dict[str, Any]:
+def run_pip_audit() -> dict[str, Any]:
     """Return the report of pip-audit for this environment, or {} if it fails."""
     with TemporaryDirectory() as folder:
         own, installed = Path(folder) / "venv", Path(folder) / "installed"
@@ -40,7 +40,7 @@ def asked() -> dict[str, Any]:
         return json.loads(found.stdout) if found.stdout else {}
 
 
-def told(report: dict[str, Any], *, required: bool) -> int:
+def print_report(report: dict[str, Any], *, required: bool) -> int:
     """Print a report; return the exit code."""
     packages = report.get("dependencies", [])
     audited = [each for each in packages if "vulns" in each]

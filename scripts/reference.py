@@ -285,12 +285,12 @@ def _key_row(key: str, parameter: click.Parameter, command: click.Command) -> st
         default = "*required*"
     elif isinstance(parameter, click.Option) and parameter.is_flag:
         default = json.dumps(parameter.default is True)
-    variables = ", ".join(f"`{each}`{_form_of(parameter)}" for each in list_variables(parameter))
+    variables = ", ".join(f"`{each}`{_format_variable(parameter)}" for each in list_variables(parameter))
     cells = (f"`{key}`", _value(parameter), default, variables, text)
     return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
 
 
-def _form_of(parameter: click.Parameter) -> str:
+def _format_variable(parameter: click.Parameter) -> str:
     """Return the format of a variable for a parameter with several values, or "" for a parameter with one value."""
     if parameter.nargs < 2 or not isinstance(parameter, click.Option):
         return ""
@@ -721,7 +721,7 @@ def files() -> Iterator[tuple[Path, str]]:
 
 def main() -> int:
     if "--check" in sys.argv[1:]:
-        differ = [path.relative_to(ROOT) for path, text in files() if not _is(path, text)]
+        differ = [path.relative_to(ROOT) for path, text in files() if not _has_text(path, text)]
         for path in differ:
             print(f"{path} is out of date: run scripts/reference.py")
         return 1 if differ else 0
@@ -731,7 +731,7 @@ def main() -> int:
     return 0
 
 
-def _is(path: Path, text: str) -> bool:
+def _has_text(path: Path, text: str) -> bool:
     return path.exists() and path.read_text() == text
 
 

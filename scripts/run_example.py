@@ -72,7 +72,7 @@ def main() -> int:
     base = f"http://127.0.0.1:{port}"
     try:
         with ExitStack() as stack:
-            with _undisturbed():
+            with _blocked_signals():
                 for number in ENDING:
                     signal.signal(number, _end)
                 # If make is killed, the kernel ends this process.
@@ -123,7 +123,7 @@ def _ignore_signals() -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _blocked_signals() -> Iterator[None]:
     """Delay a signal until the resource that starts here is registered for its end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
@@ -134,7 +134,7 @@ def _undisturbed() -> Iterator[None]:
 
 def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
     fleet, log = scratch / "fleet", scratch / "gitboot.log"
-    redfish, machines = _double(stack, scratch, base)
+    redfish, machines = _start_redfish_double(stack, scratch, base)
     _repository(fleet, base, redfish, authority=scratch / "bmcs" / "ca.pem")
     gitboot = _start(
         stack,
@@ -149,14 +149,14 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
     lines = Lines(log)
     lines.show(gitboot.stderr, _event)
     lines.show(machines, lambda line: f"         machine            {line}")
-    if _ready(gitboot, base):
-        _name(fleet, ledger=_get(f"{base}/api/v1/status")["ledger"])
+    if _wait_until_ready(gitboot, base):
+        _commit_ledger(fleet, ledger=_get(f"{base}/api/v1/status")["ledger"])
         begin = [PYTHON, "-m", "gitboot", "records", "begin", "fresh", "--yes", "--state", str(scratch / "state")]
         here = {**os.environ, "TMPDIR": str(scratch)}  # for the files that remain if the process is killed
         if code := _start(stack, begin, stdout=subprocess.DEVNULL, env=here).wait():
             return code
-        _hook(fleet, scratch / "state")
-        digest = _rehearse(stack, fleet, scratch)
+        _install_hook(fleet, scratch / "state")
+        digest = _compute_change_digest(stack, fleet, scratch)
         lines.wait_for("OverrideConfirmed", INSTALLED)
         lines.wait_until_quiet()
         threading.Thread(target=_show_phases, args=(base,), daemon=True).start()
@@ -240,7 +240,7 @@ def _cut(line: str, width: int) -> str:
 
 def _start(stack: ExitStack, command: list[str], **more: object) -> subprocess.Popen[str]:
     """Start a process in its own group, so that Ctrl-C does not reach it. The stack ends the process."""
-    with _undisturbed():
+    with _blocked_signals():
         process: subprocess.Popen[str] = subprocess.Popen(
             [PYTHON, "-c", LAUNCH, str(os.getpid()), *command],
             cwd=ROOT,
@@ -269,7 +269,7 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
+def _start_redfish_double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
     """Start a Redfish double with a system for each server that has a BMC. Return its URL and its output."""
     systems = []
     for path in sorted((ROOT / "example-repo" / "servers").rglob("*.yaml")):
@@ -336,7 +336,7 @@ def _artifacts(images: Path, assets: Path) -> None:
         path.write_text(artifact.sub(written, path.read_text()))
 
 
-def _name(fleet: Path, *, ledger: str) -> None:
+def _commit_ledger(fleet: Path, *, ledger: str) -> None:
     """Commit the ledger of this instance to the Fleet, so that the instance sets BMCs."""
     settings = fleet / "fleet.yaml"
     text = settings.read_text()
@@ -345,7 +345,7 @@ def _name(fleet: Path, *, ledger: str) -> None:
     subprocess.run(["git", "commit", "-qam", "Name the instance that acts"], cwd=fleet, check=True)
 
 
-def _ready(gitboot: subprocess.Popen[str], base: str) -> bool:
+def _wait_until_ready(gitboot: subprocess.Popen[str], base: str) -> bool:
     until = time.monotonic() + 60
     while time.monotonic() < until and not _has_ended(gitboot.pid):
         try:
@@ -362,7 +362,7 @@ def _get(url: str) -> Any:
         return json.load(answer)
 
 
-def _hook(fleet: Path, state: Path) -> None:
+def _install_hook(fleet: Path, state: Path) -> None:
     """Install a hook that waits until gitboot has judged a commit, so that the next command sees the result."""
     hook = fleet / ".git" / "hooks" / "post-commit"
     hook.parent.mkdir(exist_ok=True)
@@ -385,7 +385,7 @@ def _wait_until_judged(state: str, commit: str) -> None:
         time.sleep(0.1)
 
 
-def _rehearse(stack: ExitStack, fleet: Path, scratch: Path) -> str:
+def _compute_change_digest(stack: ExitStack, fleet: Path, scratch: Path) -> str:
     """Make the change of step 3 in a copy of the fleet, and return its digest."""
     copy = scratch / "rehearsal"
     shutil.copytree(fleet, copy)

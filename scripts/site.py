@@ -81,7 +81,7 @@ class _References(HTMLParser):
                 self.links.append(value)
 
 
-def faults() -> Iterator[str]:
+def find_faults() -> Iterator[str]:
     """Return each link to a missing file, and each file that is loaded from elsewhere."""
     for page in sorted(SITE.rglob("*.html")):
         if page.name == "404.html":  # shown at any path, so by the site's root
@@ -96,7 +96,7 @@ def faults() -> Iterator[str]:
                 yield f"{where}: links to {each}, which is not there"
 
 
-def missing_from_search() -> Iterator[str]:
+def find_missing_words() -> Iterator[str]:
     """Return each word of SEARCHES that the site's search index does not have on its page."""
     items = json.loads((SITE / "search.json").read_text())["items"]
     for word, page in SEARCHES.items():
@@ -109,7 +109,7 @@ def main() -> int:
     gather()
     build()
     list_folders()
-    found = [*faults(), *missing_from_search()]
+    found = [*find_faults(), *find_missing_words()]
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.fleet import name_of
-from benchmarks.flows.site import CHANGED, FETCHED, FIRST, OVERRIDDEN, FlowFailed, Site, argument_with
-from benchmarks.flows.summary import as_text, differences, summarise
+from benchmarks.flows.site import CHANGED, FETCHED, FIRST, OVERRIDDEN, FlowFailed, Site, make_argument
+from benchmarks.flows.summary import differences, format_text, summarise
 
 _IDLE_S: Final = 3
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ def main() -> int:
             recorded = record(asked.flows, rounds=asked.rounds, mac=asked.mac)
             if asked.output is not None:
                 asked.output.write_text(json.dumps(recorded, indent=1) + "\n")
-            print("\n".join(as_text(recorded)))
+            print("\n".join(format_text(recorded)))
             return 0
         before = _read(asked.recorded)
         flows = [name for name in FLOWS if name in before["flows"]]
@@ -94,11 +94,11 @@ def record(flows: Sequence[str], *, rounds: int = 3, mac: str | None = None) -> 
 
 
 def _change(site: Site, number: int, _: str | None) -> int:
-    before = site.files_with(FIRST if number == 0 else f"round{number - 1}")
+    before = site.find_files(FIRST if number == 0 else f"round{number - 1}")
     if not before:
         raise FlowFailed(f"no boot file of {name_of(CHANGED)} has the argument that its document gives")
     word = f"round{number}"
-    wanted = argument_with(word).encode()
+    wanted = make_argument(word).encode()
     with site.tracing.window() as window:
         site.change(word)
         site.wait_until(

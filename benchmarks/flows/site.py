@@ -47,7 +47,7 @@ _BMC: Final = """\
 """
 
 
-def argument_with(word: str) -> str:
+def make_argument(word: str) -> str:
     """Return the kernel argument that has the word of a document.
 
     The image of the server `CHANGED` claims to write no disk. The guard maxReinstalls holds a commit that adds any
@@ -115,26 +115,26 @@ class Site:
         role = "batch" if number == CHANGED or number in OVERRIDDEN else "control-plane"
         text = re.sub(r"role: [\w-]+", f"role: {role}", self._fleet.server(number).decode())
         if number == CHANGED:
-            text += f"  kernelArguments: [{argument_with(word)}]\n"
+            text += f"  kernelArguments: [{make_argument(word)}]\n"
         if number in (*FETCHED, *OVERRIDDEN):
             text += _BMC.format(address=self._redfish, name=name_of(number))
         if number in FETCHED:
             text += "  provision: 1\n"
         return text
 
-    def files_with(self, word: str) -> set[Path]:
+    def find_files(self, word: str) -> set[Path]:
         """Return the published boot files that have this word of the document of `CHANGED`."""
         return {
             path
             for path in (self._folder / "output" / "boot").rglob("*")
-            if path.is_file() and argument_with(word).encode() in path.read_bytes()
+            if path.is_file() and make_argument(word).encode() in path.read_bytes()
         }
 
     def mac(self, number: int) -> str:
         """Return the address by which a server boots, as it is spelt in the path of a boot script."""
-        return self._found(r'mac: "(\S+)"', number).replace(":", "-")
+        return self._search_document(r'mac: "(\S+)"', number).replace(":", "-")
 
-    def _found(self, pattern: str, number: int) -> str:
+    def _search_document(self, pattern: str, number: int) -> str:
         found = re.search(pattern, self._fleet.server(number).decode())
         assert found is not None
         return found[1]
@@ -214,7 +214,7 @@ class Site:
     def fetch(self, mac: str) -> bytes:
         """Fetch a boot script as a boot loader does, over a connection of its own; return the body."""
         path = f"/v1/boot/{mac}/boot.ipxe"
-        with self._asked(path) as answer:
+        with self._request(path) as answer:
             body = answer.read()
         if answer.status != 200:
             raise FlowFailed(f"GET {path}: {answer.status} {answer.reason}. Does a server have this MAC address?")
@@ -222,13 +222,13 @@ class Site:
 
     def _status(self, path: str) -> int:
         try:
-            with self._asked(path) as answer:
+            with self._request(path) as answer:
                 return answer.status
         except OSError:
             return 0
 
     @contextmanager
-    def _asked(self, path: str) -> Iterator[http.client.HTTPResponse]:
+    def _request(self, path: str) -> Iterator[http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=_PATIENCE_S)
         try:
             connection.request("GET", path, headers={"User-Agent": _LOADER})
@@ -246,7 +246,7 @@ class Site:
         (credentials.parent / "access.toml").write_text('networks = ["127.0.0.0/8"]\nrepository-authorities = true\n')
         (self._folder / "bmcs").mkdir()
         systems = [
-            f"{name_of(number)}={self._found('uuid: (.+)', number)},{self.mac(number)}"
+            f"{name_of(number)}={self._search_document('uuid: (.+)', number)},{self.mac(number)}"
             for number in (*FETCHED, *OVERRIDDEN)
         ]
         options = [option for system in systems for option in ("--system", system)]

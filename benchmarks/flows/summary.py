@@ -24,14 +24,14 @@ def summarise(title: str, rounds: Sequence[Window]) -> Json:
     sometimes = [each for each in others if each not in set(always)]
     return {
         "title": title,
-        **_counted(always),
+        **_count_functions(always),
         "calls": round(median(sum(each.number for each in one.values()) for one in rounds)),
         "always": _tree(always),
         "sometimes": _tree(sometimes),
     }
 
 
-def _counted(functions: Iterable[Function]) -> Json:
+def _count_functions(functions: Iterable[Function]) -> Json:
     """Count modules, and functions of modules; a function that two processes call counts once."""
     named = {(each.module, each.name) for each in functions}
     return {"modules": len({module for module, _ in named}), "functions": len(named)}
@@ -44,20 +44,20 @@ def _tree(functions: Iterable[Function]) -> Tree:
     return dict(sorted(tree.items()))
 
 
-def as_text(recorded: Json) -> Iterator[str]:
+def format_text(recorded: Json) -> Iterator[str]:
     """Yield the lines that show what was recorded."""
     yield f"gitboot {recorded['gitboot']}, Python {recorded['python']}, rounds: {recorded['rounds']}"
     for name, flow in recorded["flows"].items():
         yield ""
         yield f"{name}: {flow['title']}"
         yield f"{flow['modules']} modules, {flow['functions']} functions, {flow['calls']} calls"
-        yield from _tree_as_text(flow["always"])
+        yield from _format_tree(flow["always"])
         if flow["sometimes"]:
             yield "  Not in every round:"
-            yield from _tree_as_text(flow["sometimes"])
+            yield from _format_tree(flow["sometimes"])
 
 
-def _tree_as_text(tree: Tree) -> Iterator[str]:
+def _format_tree(tree: Tree) -> Iterator[str]:
     for process, modules in tree.items():
         yield f"  {process}"
         for module, functions in modules.items():
@@ -82,15 +82,15 @@ def differences(before: Json, after: Json) -> Iterator[str]:
 
 def _missing(there: Json, here: Json) -> dict[str, list[str]]:
     """Return the functions that ``here`` always calls and ``there`` never does, by module."""
-    known = {each for which in ("always", "sometimes") for each in _named(there[which])}
+    known = {each for which in ("always", "sometimes") for each in _list_functions(there[which])}
     found: dict[str, list[str]] = {}
-    for module, function in dict.fromkeys(_named(here["always"])):
+    for module, function in dict.fromkeys(_list_functions(here["always"])):
         if (module, function) not in known:
             found.setdefault(module, []).append(function)
     return found
 
 
-def _named(tree: Mapping[str, Mapping[str, list[str]]]) -> list[tuple[str, str]]:
+def _list_functions(tree: Mapping[str, Mapping[str, list[str]]]) -> list[tuple[str, str]]:
     return [(module, name) for modules in tree.values() for module, functions in modules.items() for name in functions]
 
 

@@ -44,30 +44,30 @@ from tests.helpers.instance_in_process import Bench, Unsynced
 from tests.helpers.instance_with_bmcs import Rack, boots, condition, wait_for_condition
 from tests.helpers.running_instance import eventually
 
-ALL = "kernel, initrd, rootfs, uki, iso, loader"
+ALL_FILES = "kernel, initrd, rootfs, uki, iso, loader"
 BASE = "http://boot.test/assets/x-1/"
 
 
 @for_each(
     ("case", "method", "spec", "artifacts", "fetched"),
     [
-        ("a kernel by a loader", "Pxe", "", ALL, {"kernel", "initrd"}),
+        ("a kernel by a loader", "Pxe", "", ALL_FILES, {"kernel", "initrd"}),
         ("a uki by a loader", "Pxe", "", "uki, iso", {"uki"}),
-        ("firmware fetches the uki", "UefiHttp", "httpBoot: uki", ALL, {"uki"}),
-        ("firmware fetches the iso", "UefiHttp", "httpBoot: iso", ALL, {"iso"}),
-        ("firmware fetches a loader", "UefiHttp", "httpBoot: loader", ALL, {"loader", "kernel", "initrd"}),
+        ("firmware fetches the uki", "UefiHttp", "httpBoot: uki", ALL_FILES, {"uki"}),
+        ("firmware fetches the iso", "UefiHttp", "httpBoot: iso", ALL_FILES, {"iso"}),
+        ("firmware fetches a loader", "UefiHttp", "httpBoot: loader", ALL_FILES, {"loader", "kernel", "initrd"}),
         (
             "an argument names a file",
             "Pxe",
             "kernelArguments: ['root=live:{{ image.artifacts.rootfs.url }}']",
-            ALL,
+            ALL_FILES,
             {"kernel", "initrd", "rootfs"},
         ),
         (
             "user data names a file",
             "Pxe",
             "userData: {format: Kickstart, template: t}",
-            ALL,
+            ALL_FILES,
             {"kernel", "initrd", "rootfs"},
         ),
     ],
@@ -108,11 +108,11 @@ ASSETS = "http://boot.test/assets"
 ABSENT = Sighting(presence=Presence.MISSING, message="boot.test answers 404")
 WRONG = Sighting(presence=Presence.WRONG, message="the file has 3 bytes, but the image states 4")
 SILENT = Sighting(presence=Presence.UNKNOWN, message="boot.test: no answer")
-THERE = Sighting(presence=Presence.FOUND)
+AVAILABLE = Sighting(presence=Presence.FOUND)
 
 
 @dataclass
-class Told:
+class FakeWatch:
     sightings: Mapping[BootFile, Sighting] = field(default_factory=dict)
     wanted: Collection[BootFile] = ()
     late: Mapping[BootFile, Sighting] | None = None  # a fault that only its waiters see
@@ -137,12 +137,12 @@ ONCE = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], polic
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def told() -> FakeWatch:
+    return FakeWatch()
 
 
 @pytest.fixture
-def bench(tmp_path: Path, told: Told) -> Iterator[Bench]:
+def bench(tmp_path: Path, told: FakeWatch) -> Iterator[Bench]:
     with Bench(tmp_path, artifacts=told) as bench:
         yield bench
 
@@ -161,7 +161,7 @@ OFFERED = (Phase.NETWORK, Cause.PENDING, "flatcar-1")
     [
         ("no result of it", None, KERNEL, OFFERED),
         ("no server responds", SILENT, KERNEL, OFFERED),
-        ("it is there", THERE, KERNEL, OFFERED),
+        ("it is there", AVAILABLE, KERNEL, OFFERED),
         ("there is no file", ABSENT, KERNEL, DISK),
         ("a file with another digest", WRONG, KERNEL, DISK),
         ("an initrd of it", ABSENT, "flatcar-1/initrd", DISK),
@@ -170,7 +170,12 @@ OFFERED = (Phase.NETWORK, Cause.PENDING, "flatcar-1")
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else None,
 )
 def test_only_an_artifact_that_is_certainly_absent_withholds_a_boot(
-    bench: Bench, told: Told, case: str, seen: Sighting | None, name: str, expected: tuple[Phase, Cause, str | None]
+    bench: Bench,
+    told: FakeWatch,
+    case: str,
+    seen: Sighting | None,
+    name: str,
+    expected: tuple[Phase, Cause, str | None],
 ) -> None:
     if seen is not None:
         told.see(seen, name)
@@ -180,7 +185,9 @@ def test_only_an_artifact_that_is_certainly_absent_withholds_a_boot(
     assert (turn.writes is not None) == (expected == OFFERED)
 
 
-def test_a_boot_is_offered_when_its_artifact_appears_and_each_change_is_one_event(bench: Bench, told: Told) -> None:
+def test_a_boot_is_offered_when_its_artifact_appears_and_each_change_is_one_event(
+    bench: Bench, told: FakeWatch
+) -> None:
     bench.decide(*ONCE)
     told.see(ABSENT, KERNEL)
     for _ in range(2):
@@ -188,7 +195,7 @@ def test_a_boot_is_offered_when_its_artifact_appears_and_each_change_is_one_even
     status, reason, message = bench.condition("ArtifactsPresent") or (None, "", "")
     assert (status, reason) == (False, "Missing")
     assert f"BootImage/flatcar-1 for 1 server ({ASSETS}/{KERNEL}: boot.test answers 404)" in message
-    told.see(THERE, KERNEL)
+    told.see(AVAILABLE, KERNEL)
     for _ in range(2):
         assert summarize_plan(bench.reconcile()) == OFFERED
     assert bench.told("ArtifactMissing", "ArtifactFound", "ArtifactsMissing") == [
@@ -201,7 +208,7 @@ def test_a_boot_is_offered_when_its_artifact_appears_and_each_change_is_one_even
     assert record is not None and not record.attempts
 
 
-def test_only_needed_artifacts_are_checked(bench: Bench, told: Told) -> None:
+def test_only_needed_artifacts_are_checked(bench: Bench, told: FakeWatch) -> None:
     bench.decide(*ONCE).reconcile()
     assert {each.url for each in told.wanted} == {f"{ASSETS}/flatcar-1/{name}" for name in ("kernel", "initrd")}
     bench.decide(*ONCE, maintenance("check", "20T22:00 21T04:00")).reconcile()
@@ -211,7 +218,7 @@ def test_only_needed_artifacts_are_checked(bench: Bench, told: Told) -> None:
     assert told.wanted == frozenset()
 
 
-def test_other_servers_continue_and_the_servers_of_a_missing_file_are_counted(bench: Bench, told: Told) -> None:
+def test_other_servers_continue_and_the_servers_of_a_missing_file_are_counted(bench: Bench, told: FakeWatch) -> None:
     blue = [server(f"blue{number}", "role: blue", "provision: 1") for number in range(3)]
     more = (
         image("flatcar-2"),
@@ -227,7 +234,7 @@ def test_other_servers_continue_and_the_servers_of_a_missing_file_are_counted(be
 
 
 def test_a_maintenance_with_a_missing_artifact_is_replaced_by_a_boot_that_writes_no_disk(
-    bench: Bench, told: Told
+    bench: Bench, told: FakeWatch
 ) -> None:
     diskless = (
         *(fleet(), server("web01", "role: web"), image("live-1", "writesDisk: false"), image("memtest-7")),
@@ -241,7 +248,7 @@ def test_a_maintenance_with_a_missing_artifact_is_replaced_by_a_boot_that_writes
     assert summarize_plan(bench.reconcile()) == DISK
     bench.now = at("20T14:00")
     assert summarize_plan(bench.reconcile()) == DISK  # the policy's own boot is absent as well
-    told.see(THERE, "live-1/initrd")
+    told.see(AVAILABLE, "live-1/initrd")
     assert summarize_plan(bench.reconcile()) == (Phase.NETWORK, Cause.ALWAYS, "live-1")
 
 
@@ -252,7 +259,7 @@ DISKLESS = (
 )
 
 
-def test_a_fallback_with_a_missing_artifact_is_not_served(bench: Bench, told: Told) -> None:
+def test_a_fallback_with_a_missing_artifact_is_not_served(bench: Bench, told: FakeWatch) -> None:
     bench.decide(*DISKLESS, maintenance("install", "20T11:00 20T14:00", "networkBoot: Once, run: 1", boots="install"))
 
     def instead() -> str:
@@ -267,7 +274,7 @@ def test_a_fallback_with_a_missing_artifact_is_not_served(bench: Bench, told: To
     assert "live-1" not in instead()
 
 
-def test_a_boot_with_a_missing_artifact_is_withheld_while_the_instance_is_down(bench: Bench, told: Told) -> None:
+def test_a_boot_with_a_missing_artifact_is_withheld_while_the_instance_is_down(bench: Bench, told: FakeWatch) -> None:
     bench.decide(*DISKLESS, maintenance("repair"))
 
     def unheard() -> tuple[Phase, Cause, str | None]:
@@ -279,18 +286,18 @@ def test_a_boot_with_a_missing_artifact_is_withheld_while_the_instance_is_down(b
     assert unheard() == (Phase.DISK, Cause.INSTANCE_SILENT, None)
 
 
-def test_a_later_window_with_a_missing_artifact_is_not_published_ahead(bench: Bench, told: Told) -> None:
+def test_a_later_window_with_a_missing_artifact_is_not_published_ahead(bench: Bench, told: FakeWatch) -> None:
     bench.decide(*SEED, maintenance("repair", "20T22:00 21T04:00"))
     told.see(ABSENT, "memtest-7/kernel")
     bench.reconcile()
     later = [summarize_plan(planned) for _, planned in bench.rendered["web01"].later]
     assert all(cause is not Cause.MAINTENANCE for _, cause, _ in later), later
-    told.see(THERE, "memtest-7/kernel")
+    told.see(AVAILABLE, "memtest-7/kernel")
     bench.reconcile()
     assert summarize_plan(bench.rendered["web01"].later[0][1]) == (Phase.MAINTENANCE, Cause.MAINTENANCE, "memtest-7")
 
 
-def test_a_boot_that_was_served_is_served_again_on_a_retry(bench: Bench, told: Told) -> None:
+def test_a_boot_that_was_served_is_served_again_on_a_retry(bench: Bench, told: FakeWatch) -> None:
     # A second NIC, or GRUB after iPXE, is the same boot: it is under way.
     bench.decide(*ONCE)
     bench.fetch(bench.reconcile())
@@ -301,19 +308,19 @@ def test_a_boot_that_was_served_is_served_again_on_a_retry(bench: Bench, told: T
     assert planned.cause is not Cause.FILE_MISSING  # the boot that was started keeps its name
 
 
-def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(bench: Bench, told: Told) -> None:
+def test_the_next_boot_of_an_installer_that_boots_twice_waits_for_its_files(bench: Bench, told: FakeWatch) -> None:
     bench.decide(*ONCE[:2], image("flatcar-1", "boots: 2"), *ONCE[3:])
     bench.fetch(bench.reconcile())
     assert summarize_plan(bench.wait(minutes=5).reconcile()) == OFFERED
     told.see(ABSENT, KERNEL)
     assert summarize_plan(bench.reconcile()) == DISK
-    told.see(THERE, KERNEL)
+    told.see(AVAILABLE, KERNEL)
     planned = bench.reconcile()
     assert summarize_plan(planned) == OFFERED
     assert planned is not None and planned.key == "provision/1/boot/2"
 
 
-def test_unknown_machines_boot_their_disk_until_the_missing_artifact_appears(bench: Bench, told: Told) -> None:
+def test_unknown_machines_boot_their_disk_until_the_missing_artifact_appears(bench: Bench, told: FakeWatch) -> None:
     bench.decide(fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}"), *ONCE[1:])
     told.see(ABSENT, "memtest-7/kernel")
 
@@ -324,7 +331,7 @@ def test_unknown_machines_boot_their_disk_until_the_missing_artifact_appears(ben
     assert "memtest-7" not in unknown()
     assert "BootImage/memtest-7 for unknown machines" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
     assert summarize_plan(bench.rendered["web01"].plan) == OFFERED
-    told.see(THERE, "memtest-7/kernel")
+    told.see(AVAILABLE, "memtest-7/kernel")
     bench.reconcile()
     assert "memtest-7" in unknown()
 
@@ -337,17 +344,17 @@ MIRRORING = (
 )
 
 
-def test_a_boot_of_a_mirrored_artifact_is_offered_after_a_check_finds_it(bench: Bench, told: Told) -> None:
+def test_a_boot_of_a_mirrored_artifact_is_offered_after_a_check_finds_it(bench: Bench, told: FakeWatch) -> None:
     assert summarize_plan(bench.decide(*MIRRORING).reconcile()) == DISK
     assert "gitboot has not checked this file yet" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
     assert {each.url for each in told.wanted} == {f"http://boot.test/o/{SHA}/{name}" for name in ("kernel", "initrd")}
     told.sightings = dict.fromkeys(told.wanted, SILENT)
     assert summarize_plan(bench.reconcile()) == DISK
-    told.sightings = dict.fromkeys(told.wanted, THERE)
+    told.sightings = dict.fromkeys(told.wanted, AVAILABLE)
     assert summarize_plan(bench.reconcile()) == OFFERED
 
 
-def test_a_boot_is_withheld_while_a_signature_that_ipxe_fetches_is_missing(bench: Bench, told: Told) -> None:
+def test_a_boot_is_withheld_while_a_signature_that_ipxe_fetches_is_missing(bench: Bench, told: FakeWatch) -> None:
     signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
     documents = (*ONCE[:2], signed, *ONCE[3:])
     assert summarize_plan(bench.decide(*documents).reconcile()) == OFFERED
@@ -356,11 +363,11 @@ def test_a_boot_is_withheld_while_a_signature_that_ipxe_fetches_is_missing(bench
     told.sightings = {signature: ABSENT}
     assert summarize_plan(bench.reconcile()) == DISK
     assert f"{signature.url}: boot.test answers 404" in (bench.condition("ArtifactsPresent") or ("", "", ""))[2]
-    told.sightings = {signature: THERE}
+    told.sightings = {signature: AVAILABLE}
     assert summarize_plan(bench.reconcile()) == OFFERED
 
 
-def test_without_scripts_for_ipxe_a_missing_signature_withholds_no_boot(bench: Bench, told: Told) -> None:
+def test_without_scripts_for_ipxe_a_missing_signature_withholds_no_boot(bench: Bench, told: FakeWatch) -> None:
     signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
     signature = BootFile(url=f"{ASSETS}/flatcar-1/any.sig", sha256=None, size=None)
     told.sightings = {signature: ABSENT}
@@ -389,7 +396,7 @@ def test_a_missing_signature_withholds_only_the_scripts_of_ipxe_if_grub_boots_th
     signed = signed.replace("]}}", f"]{loader}")
     by = profile("web", "flatcar-1", "httpBoot: loader" if method == "UefiHttp" else "", method=method)
     signature = BootFile(url=f"{ASSETS}/any.sig", sha256=None, size=None)
-    told, folder = Told({signature: ABSENT}), tmp_path / case
+    told, folder = FakeWatch({signature: ABSENT}), tmp_path / case
     folder.mkdir()
     with Bench(folder, artifacts=told) as bench:
         settings = fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, serial, smee, netboot.xyz, uuid]")
@@ -399,7 +406,7 @@ def test_a_missing_signature_withholds_only_the_scripts_of_ipxe_if_grub_boots_th
         scripts = find_boot_scripts(bench)
         assert {path for path, writes in scripts.items() if writes and "ipxe" in path} == set()
         assert any(writes for path, writes in scripts.items() if "grub" in path) is (expected == OFFERED)
-        told.sightings = {signature: THERE}
+        told.sightings = {signature: AVAILABLE}
         bench.reconcile()
         assert all(find_boot_scripts(bench).values()) and len(scripts) > 5, case
 
@@ -424,7 +431,7 @@ BY_GRUB = (ONCE[0], server("web01", "role: web", "provision: 1, loader: GRUB"), 
 
 
 def test_a_boot_that_was_served_is_served_again_by_ipxe_although_a_signature_is_missing(
-    bench: Bench, told: Told
+    bench: Bench, told: FakeWatch
 ) -> None:
     bench.decide(*BY_GRUB)
     bench.fetch(bench.reconcile())
@@ -434,7 +441,7 @@ def test_a_boot_that_was_served_is_served_again_by_ipxe_although_a_signature_is_
     assert all(scripts.values()) and any("ipxe" in path for path in scripts)
 
 
-def test_the_condition_does_not_say_that_a_boot_is_withheld_which_grub_offers(bench: Bench, told: Told) -> None:
+def test_the_condition_does_not_say_that_a_boot_is_withheld_which_grub_offers(bench: Bench, told: FakeWatch) -> None:
     bench.decide(*BY_GRUB)
     told.sightings = {SIGNATURE: ABSENT}
     assert summarize_plan(bench.reconcile()) == OFFERED
@@ -448,7 +455,7 @@ def test_the_condition_does_not_say_that_a_boot_is_withheld_which_grub_offers(be
     assert found == {"web01": Cause.PENDING, "web02": Cause.FILE_MISSING}
     both = f"gitboot withholds these boots until their files are available: {missing}. {only_ipxe}"
     assert bench.condition("ArtifactsPresent") == (False, "Missing", both)
-    told.sightings = {SIGNATURE: THERE}
+    told.sightings = {SIGNATURE: AVAILABLE}
     bench.decide(*BY_GRUB).reconcile()
     assert bench.condition("ArtifactsPresent") == (True, "Present", "no artifact is missing")
 
@@ -461,7 +468,7 @@ def test_the_condition_does_not_say_that_a_boot_is_withheld_which_grub_offers(be
     ],
 )
 def test_an_install_boot_of_each_start_is_not_guarded_where_a_script_boots_the_disk(
-    bench: Bench, told: Told, case: str, documents: tuple[str, ...]
+    bench: Bench, told: FakeWatch, case: str, documents: tuple[str, ...]
 ) -> None:
     bench.decide(*BY_GRUB[:-1], *documents)
     told.sightings = {SIGNATURE: ABSENT}
@@ -472,14 +479,14 @@ def test_an_install_boot_of_each_start_is_not_guarded_where_a_script_boots_the_d
     assert {path for path, writes in scripts.items() if writes} == {path for path in scripts if "grub" in path}
 
 
-def test_a_signature_of_a_file_that_the_boot_does_not_start_is_not_needed(bench: Bench, told: Told) -> None:
+def test_a_signature_of_a_file_that_the_boot_does_not_start_is_not_needed(bench: Bench, told: FakeWatch) -> None:
     uki = f"uki: {{url: 'assets:flatcar-1/uki', sha256: {SHA}, loaderSignature: 'assets:flatcar-1/uki.sig'}}, "
     signed = ONCE[2].replace(f"{SHA}}}", f"{SHA}, loaderSignature: 'assets:flatcar-1/any.sig'}}")
     bench.decide(*ONCE[:2], signed.replace("kernel: {", f"{uki}kernel: {{", 1), *ONCE[3:]).reconcile()
     assert {each.url for each in told.wanted if each.url.endswith(".sig")} == {f"{ASSETS}/flatcar-1/any.sig"}
 
 
-def test_reconciling_once_checks_artifacts_before_it_offers_boots(bench: Bench, told: Told) -> None:
+def test_reconciling_once_checks_artifacts_before_it_offers_boots(bench: Bench, told: FakeWatch) -> None:
     file = BootFile(url=f"{ASSETS}/{KERNEL}", sha256=SHA, size=None)  # type: ignore[arg-type]
     told.late = {file: ABSENT}
     assert summarize_plan(bench.decide(*ONCE).reconcile()) == DISK
@@ -496,7 +503,7 @@ def test_an_override_is_cleared_while_its_file_is_missing_and_set_again_when_it_
     make_site: MakeSite, tmp_path: Path
 ) -> None:
     site = make_site()
-    told = Told()
+    told = FakeWatch()
     site.restart(artifacts=told)
     site.decide()
     site.bench.reconcile()
@@ -508,7 +515,7 @@ def test_an_override_is_cleared_while_its_file_is_missing_and_set_again_when_it_
     site.bench.reconcile()
     assert site.shown.startswith("Disabled")
     assert site.states == {"provision/1": OverrideState.CLEARED}
-    told.see(THERE, KERNEL)
+    told.see(AVAILABLE, KERNEL)
     site.wait(5)
     site.bench.reconcile()
     assert site.shown == "Once Pxe"
@@ -517,7 +524,7 @@ def test_an_override_is_cleared_while_its_file_is_missing_and_set_again_when_it_
 def test_a_boot_that_an_override_started_is_not_withheld(make_site: MakeSite) -> None:
     # The machine has reset with it, and is about to fetch its boot script.
     site = make_site()
-    told = Told()
+    told = FakeWatch()
     site.restart(artifacts=told)
     site.observe_resets()
     site.decide()
@@ -534,20 +541,20 @@ def test_a_boot_that_an_override_started_is_not_withheld(make_site: MakeSite) ->
     assert planned is not None and planned.override is None
 
 
-def test_the_ledger_has_the_latest_results_and_a_shared_ledger_has_the_host(bench: Bench, told: Told) -> None:
+def test_the_ledger_has_the_latest_results_and_a_shared_ledger_has_the_host(bench: Bench, told: FakeWatch) -> None:
     bench.decide(*ONCE)
     told.see(ABSENT, KERNEL)
-    told.see(THERE, "flatcar-1/initrd")
+    told.see(AVAILABLE, "flatcar-1/initrd")
     told.see(SILENT, "memtest-7/kernel")
     bench.reconcile()
     kernel, initrd, _ = told.sightings
-    assert instance_tables.read_sightings(bench.ledger, "any host") == {kernel: ABSENT, initrd: THERE}
-    told.see(THERE, KERNEL)
+    assert instance_tables.read_sightings(bench.ledger, "any host") == {kernel: ABSENT, initrd: AVAILABLE}
+    told.see(AVAILABLE, KERNEL)
     bench.reconcile()
-    assert instance_tables.read_sightings(bench.ledger, "any host") == {kernel: THERE, initrd: THERE}
+    assert instance_tables.read_sightings(bench.ledger, "any host") == {kernel: AVAILABLE, initrd: AVAILABLE}
     with bench.ledger.writing() as tx:
         instance_tables.write_sightings(tx, told.sightings, "one:/state")
-    assert instance_tables.read_sightings(bench.ledger, "one:/state") == {kernel: THERE, initrd: THERE}
+    assert instance_tables.read_sightings(bench.ledger, "one:/state") == {kernel: AVAILABLE, initrd: AVAILABLE}
     assert instance_tables.read_sightings(bench.ledger, "two:/state") == {}
     with bench.ledger.writing() as tx:
         instance_tables.write_sightings(tx, {}, "one:/state")
@@ -580,7 +587,7 @@ def ledger(tmp_path: Path) -> Iterator[Store]:
 def test_an_upgrade_keeps_the_results_of_an_earlier_version_until_the_ledger_has_them(
     tmp_path: Path, ledger: Store
 ) -> None:
-    seen = {BootFile(url="http://boot.test/kernel", sha256=Digest(SHA), size=7): THERE}
+    seen = {BootFile(url="http://boot.test/kernel", sha256=Digest(SHA), size=7): AVAILABLE}
     file = tmp_path / "artifacts.json"
     assert read_sightings(settings(tmp_path), ledger) == {}
     file.write_text("no JSON")
@@ -603,20 +610,20 @@ def test_the_ledger_keeps_the_result_for_a_signature_without_a_digest(ledger: St
 
 
 @pytest.fixture
-def looks(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., ThreadedArtifactWatch]]:
+def make_watch(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., ThreadedArtifactWatch]]:
     with DiskCache(tmp_path / "cache.sqlite", pytest.fail) as cache, ExitStack() as stack:
 
-        def looks(
+        def make_watch(
             check: str = "head", assets: Path | None = None, wake: Callable[[], None] = lambda: None
         ) -> ThreadedArtifactWatch:
             return require_value(
                 stack.enter_context(watch_artifacts(settings(tmp_path, check, assets), ledger, cache, wake))
             )
 
-        yield looks
+        yield make_watch
 
 
-def look(
+def observe_once(
     lookout: ThreadedArtifactWatch, files: Collection[BootFile], bases: tuple[str, ...]
 ) -> Mapping[BootFile, Sighting]:
     """Let a lookout look at each of these files once; return what it has seen."""
@@ -626,12 +633,12 @@ def look(
 
 
 def test_a_watch_notices_a_missing_artifact_and_its_appearance(
-    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch]
+    web: ArtifactServer, make_watch: Callable[..., ThreadedArtifactWatch]
 ) -> None:
     woken: list[bool] = []
-    lookout = looks(wake=lambda: woken.append(True))
+    lookout = make_watch(wake=lambda: woken.append(True))
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
-    look(lookout, {there, missing}, (web.url,))
+    observe_once(lookout, {there, missing}, (web.url,))
     assert lookout.get_sightings()[there].presence is Presence.FOUND
     assert lookout.get_sightings()[missing].is_absent
     assert woken
@@ -644,11 +651,11 @@ def test_a_watch_notices_a_missing_artifact_and_its_appearance(
 
 
 def test_a_server_that_stops_answering_still_counts_as_lacking_the_artifact(
-    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch]
+    web: ArtifactServer, make_watch: Callable[..., ThreadedArtifactWatch]
 ) -> None:
-    lookout = looks()
+    lookout = make_watch()
     there, missing = web.put("/there", KERNEL_BYTES), web.file("/missing", KERNEL_BYTES)
-    look(lookout, {there, missing}, (web.url,))
+    observe_once(lookout, {there, missing}, (web.url,))
     web.statuses |= {"/there": 503, "/missing": 503}
     eventually(lambda: lookout.get_sightings()[there].presence is Presence.UNKNOWN)
     before = web.asked["HEAD", "/missing"]
@@ -657,36 +664,36 @@ def test_a_server_that_stops_answering_still_counts_as_lacking_the_artifact(
 
 
 def test_a_missing_artifact_stays_missing_after_a_restart_until_it_is_checked(
-    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], ledger: Store
+    web: ArtifactServer, make_watch: Callable[..., ThreadedArtifactWatch], ledger: Store
 ) -> None:
     missing, there = web.file("/missing", KERNEL_BYTES), web.put("/there", KERNEL_BYTES)
-    first = looks()
-    look(first, {missing, there}, (web.url,))
+    first = make_watch()
+    observe_once(first, {missing, there}, (web.url,))
     first.close()
     with ledger.writing() as tx:
         instance_tables.write_sightings(tx, first.get_sightings(), "")
     asked = sum(web.asked.values())
-    second = looks()
+    second = make_watch()
     assert {file: each.presence for file, each in second.get_sightings().items()} == {
         missing: Presence.MISSING,
         there: Presence.FOUND,
     }
     assert sum(web.asked.values()) == asked
     web.put("/missing", KERNEL_BYTES)
-    look(second, {missing, there}, (web.url,))
+    observe_once(second, {missing, there}, (web.url,))
     assert second.get_sightings()[missing].is_there
 
 
 def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
-    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
+    web: ArtifactServer, make_watch: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
     right, wrong = (
         web.put("/right", KERNEL_BYTES),
         replace(web.put("/wrong", OTHER), sha256=compute_digest(KERNEL_BYTES)),
     )
     for reads in (1, 1, 2):
-        lookout = looks("read")
-        look(lookout, {right, wrong}, (web.url,))
+        lookout = make_watch("read")
+        observe_once(lookout, {right, wrong}, (web.url,))
         assert (lookout.get_sightings()[right].presence, lookout.get_sightings()[wrong].presence) == (
             Presence.VERIFIED,
             Presence.WRONG,
@@ -698,25 +705,25 @@ def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
 
 
 def test_results_of_unneeded_artifacts_are_dropped(
-    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch]
+    web: ArtifactServer, make_watch: Callable[..., ThreadedArtifactWatch]
 ) -> None:
-    lookout, missing = looks(), web.file("/missing", KERNEL_BYTES)
-    same = look(lookout, {missing}, (web.url,))
+    lookout, missing = make_watch(), web.file("/missing", KERNEL_BYTES)
+    same = observe_once(lookout, {missing}, (web.url,))
     assert lookout.get_sightings() is same
     lookout.want((), (web.url,))
     assert lookout.get_sightings() == {}
 
 
 def test_files_that_this_host_serves_are_read_and_others_only_if_configured(
-    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
+    web: ArtifactServer, make_watch: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
     assets = tmp_path / "assets"
     assets.mkdir()
     (assets / "kernel").write_bytes(KERNEL_BYTES[::-1])  # of the same size
     own, other = web.file("/assets/kernel", KERNEL_BYTES), web.put("/other", KERNEL_BYTES[::-1])
     other = replace(other, sha256=own.sha256)
-    lookout = looks(assets=assets)
-    look(lookout, {own, other}, (web.url,))
+    lookout = make_watch(assets=assets)
+    observe_once(lookout, {own, other}, (web.url,))
     assert lookout.get_sightings()[own].presence is Presence.WRONG
     assert lookout.get_sightings()[other].presence is Presence.FOUND
     assert web.asked["HEAD", "/assets/kernel"] == 0
@@ -724,20 +731,20 @@ def test_files_that_this_host_serves_are_read_and_others_only_if_configured(
     (assets / "new").rename(assets / "kernel")
     eventually(lambda: lookout.get_sightings()[own].presence is Presence.VERIFIED)
     lookout.close()
-    reading = looks("read")
-    look(reading, {other}, (web.url,))
+    reading = make_watch("read")
+    observe_once(reading, {other}, (web.url,))
     assert reading.get_sightings()[other].presence is Presence.WRONG
 
 
 def test_a_mirrored_artifact_is_checked_in_the_tree_and_at_sites(
-    web: ArtifactServer, looks: Callable[..., ThreadedArtifactWatch], tmp_path: Path
+    web: ArtifactServer, make_watch: Callable[..., ThreadedArtifactWatch], tmp_path: Path
 ) -> None:
     # A site has its own artifacts; if its server does not respond, the local results count for it.
     path = f"o/{compute_digest(KERNEL_BYTES)}/kernel"
     bases = ("http://boot.invalid", web.url, f"http://127.0.0.1:{free_port()}")
     own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
-    lookout = looks()
-    found = look(lookout, {own, site, silent}, bases)
+    lookout = make_watch()
+    found = observe_once(lookout, {own, site, silent}, bases)
     assert [found[each].presence for each in (own, site, silent)] == [
         *(Presence.UNKNOWN, Presence.MISSING, Presence.MISSING),
     ]

@@ -40,11 +40,11 @@ def packages(folder: Path) -> Path:
         if isinstance(loader, PackagedLoader):
             source = folder / loader.sources[0]
             source.parent.mkdir(parents=True, exist_ok=True)
-            source.write_bytes(_content_of(loader).encode())
+            source.write_bytes(_make_content(loader).encode())
     return folder
 
 
-def _content_of(loader: PackagedLoader) -> str:
+def _make_content(loader: PackagedLoader) -> str:
     """The content of a loader. The signed GRUB has the request of its module http."""
     request = " HTTP/1.1\r\nHost: " if loader.path in SIGNED_GRUBS else ""
     return f"contents of {loader.sources[0]}{request}"
@@ -55,17 +55,17 @@ def system(tmp_path: Path) -> Path:
     return packages(tmp_path / "system")
 
 
-def placed(out: Path, system: Path, tftp: Path | None = None) -> dict[str, PlacedLoader]:
+def collect_placed(out: Path, system: Path, tftp: Path | None = None) -> dict[str, PlacedLoader]:
     told: list[PlacedLoader] = []
     assert place_loaders(out, tftp, BASE, told.append, systems=[system]) == tuple(told)
     return {each.path: each for each in told}
 
 
-def at(out: Path, path: str) -> Path:
+def asset_path(out: Path, path: str) -> Path:
     return out / "assets" / path
 
 
-def contents(folder: Path) -> dict[str, tuple[bytes, int, int]]:
+def read_files(folder: Path) -> dict[str, tuple[bytes, int, int]]:
     return {
         str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode & 0o777)
         for path in folder.rglob("*")
@@ -75,18 +75,18 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int, int]]:
 
 def test_loaders_of_packages_are_copied_to_the_web_root_and_the_tftp_root(tmp_path: Path, system: Path) -> None:
     out, tftp = tmp_path / "out", tmp_path / "tftp"
-    told = placed(out, system, tftp)
+    told = collect_placed(out, system, tftp)
     for loader in LOADERS:
         if isinstance(loader, PackagedLoader):
             assert told[loader.path].outcome is Placement.PLACED
-            expected = _content_of(loader).encode()
+            expected = _make_content(loader).encode()
             found = (out / "assets" / loader.path).read_bytes(), (tftp / loader.path).read_bytes()
             assert found == (expected, expected)
 
 
 def test_pxelinux_finds_its_core_beside_its_configurations_as_well(tmp_path: Path, system: Path) -> None:
     out = tmp_path / "out"
-    placed(out, system)
+    collect_placed(out, system)
     assert (out / "ldlinux.c32").read_bytes() == (out / "assets/loaders/ldlinux.c32").read_bytes()
 
 
@@ -94,7 +94,7 @@ def test_p4_the_signed_grub_and_its_configuration_are_where_shim_and_grub_reques
     tmp_path: Path, system: Path
 ) -> None:
     tftp = tmp_path / "tftp"
-    placed(tmp_path / "out", system, tftp)
+    collect_placed(tmp_path / "out", system, tftp)
     for name in ("grubx64.efi", "grubaa64.efi"):
         assert (tftp / name).read_bytes() == (tftp / "loaders" / name).read_bytes()
     assert (tftp / "grub/grub.cfg").read_text() == render_signed_grub_configuration(BASE)
@@ -105,7 +105,7 @@ def test_files_of_other_programs_in_the_tftp_root_stay(tmp_path: Path, system: P
     (tftp / "grub").mkdir(parents=True)
     for path in ("grubx64.efi", "grub/grub.cfg"):
         (tftp / path).write_text("of another program")
-    placed(tmp_path / "out", system, tftp)
+    collect_placed(tmp_path / "out", system, tftp)
     assert {(tftp / path).read_text() for path in ("grubx64.efi", "grub/grub.cfg")} == {"of another program"}
     assert (tftp / "grubaa64.efi").read_bytes() == (tftp / "loaders/grubaa64.efi").read_bytes()
 
@@ -115,7 +115,7 @@ def test_a_newer_signed_grub_replaces_the_copy_in_the_tftp_root(tmp_path: Path, 
     (tftp / "loaders").mkdir(parents=True)
     for path in ("grubx64.efi", "loaders/grubx64.efi"):
         (tftp / path).write_text("of an earlier package")
-    placed(tmp_path / "out", system, tftp)
+    collect_placed(tmp_path / "out", system, tftp)
     assert (
         (tftp / "grubx64.efi").read_bytes() == (tftp / "loaders/grubx64.efi").read_bytes() != b"of an earlier package"
     )
@@ -127,47 +127,49 @@ def test_a_tftp_root_that_is_a_copy_of_the_tree_keeps_its_own_configuration_of_t
     (tmp_path / "grub").mkdir()
     for path in ("grub.cfg", "grub/grub.cfg"):
         (tmp_path / path).write_text("# published\n")
-    placed(tmp_path, system, tmp_path)
+    collect_placed(tmp_path, system, tmp_path)
     assert (tmp_path / "grub/grub.cfg").read_text() == "# published\n"
 
 
 def test_placing_twice_writes_nothing(tmp_path: Path, system: Path) -> None:
-    placed(tmp_path / "out", system, tmp_path / "tftp")
-    before = contents(tmp_path)
-    told = placed(tmp_path / "out", system, tmp_path / "tftp")
-    assert contents(tmp_path) == before
+    collect_placed(tmp_path / "out", system, tmp_path / "tftp")
+    before = read_files(tmp_path)
+    told = collect_placed(tmp_path / "out", system, tmp_path / "tftp")
+    assert read_files(tmp_path) == before
     assert Placement.PLACED not in {each.outcome for each in told.values()}
 
 
 def test_placed_loaders_are_readable_for_servers_of_other_users(tmp_path: Path, system: Path) -> None:
-    placed(tmp_path / "out", system)
-    assert {mode for _, _, mode in contents(tmp_path / "out").values()} == {0o644}
+    collect_placed(tmp_path / "out", system)
+    assert {mode for _, _, mode in read_files(tmp_path / "out").values()} == {0o644}
 
 
 def test_the_manifest_lists_each_placed_loader_with_its_sha256_and_no_missing_one(tmp_path: Path, system: Path) -> None:
     (system / "usr/lib/ipxe/undionly.kpxe").unlink()
-    told = placed(tmp_path / "out", system)
+    told = collect_placed(tmp_path / "out", system)
     assert told["loaders/undionly.kpxe"] == PlacedLoader(
         path="loaders/undionly.kpxe", outcome=Placement.MISSING, message="install the package ipxe"
     )
     items = json.loads((tmp_path / "out/assets" / MANIFEST).read_text())["items"]
     assert {each["path"] for each in items} == {path for path, each in told.items() if each.sha256}
     for each in items:
-        assert each["sha256"] == sha256((at(tmp_path / "out", each["path"])).read_bytes()).hexdigest()
+        assert each["sha256"] == sha256((asset_path(tmp_path / "out", each["path"])).read_bytes()).hexdigest()
 
 
 def test_a_newer_package_replaces_the_loader_of_the_old_one(tmp_path: Path, system: Path) -> None:
-    placed(tmp_path / "out", system)
+    collect_placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").write_text("newer")
-    changed = {path for path, each in placed(tmp_path / "out", system).items() if each.outcome is Placement.PLACED}
+    changed = {
+        path for path, each in collect_placed(tmp_path / "out", system).items() if each.outcome is Placement.PLACED
+    }
     assert changed == {"loaders/undionly.kpxe"}
     assert (tmp_path / "out/assets/loaders/undionly.kpxe").read_text() == "newer"
 
 
 def test_a_loader_of_a_removed_package_stays(tmp_path: Path, system: Path) -> None:
-    placed(tmp_path / "out", system)
+    collect_placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").unlink()
-    placed(tmp_path / "out", system)
+    collect_placed(tmp_path / "out", system)
     assert (tmp_path / "out/assets/loaders/undionly.kpxe").exists()
 
 
@@ -175,13 +177,13 @@ def test_the_paths_of_another_distribution_work_too(tmp_path: Path) -> None:
     source = tmp_path / "system/usr/share/ipxe/arm64-efi/snponly.efi"
     source.parent.mkdir(parents=True)
     source.write_text("Fedora's")
-    assert placed(tmp_path / "out", tmp_path / "system")["loaders/snponly-aarch64.efi"].message == str(source)
+    assert collect_placed(tmp_path / "out", tmp_path / "system")["loaders/snponly-aarch64.efi"].message == str(source)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path, system: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(AssetError, match=r"cannot write loaders/undionly\.kpxe"):
-        placed(tmp_path / "out", system)
+        collect_placed(tmp_path / "out", system)
 
 
 # GRUB
@@ -193,7 +195,7 @@ needs_grub = pytest.mark.skipif(
 )
 
 
-def with_grub(folder: Path) -> Path:
+def add_grub(folder: Path) -> Path:
     (folder / "usr/lib/grub").mkdir(parents=True)
     (folder / "usr/lib/grub/x86_64-efi").symlink_to(MODULES)
     return folder
@@ -201,19 +203,19 @@ def with_grub(folder: Path) -> Path:
 
 @needs_grub
 def test_grub_is_built_for_http_and_to_the_same_bytes_each_time(tmp_path: Path) -> None:
-    system = with_grub(tmp_path / "system")
-    assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.PLACED
+    system = add_grub(tmp_path / "system")
+    assert collect_placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.PLACED
     image = (tmp_path / "out/assets/loaders/grub-x86_64.efi").read_bytes()
     assert image.startswith(b"MZ")
     assert render_embedded_grub_configuration(BASE).encode() in image
-    assert placed(tmp_path / "other", system)["loaders/grub-x86_64.efi"].sha256 == sha256(image).hexdigest()
-    assert placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.UNCHANGED
+    assert collect_placed(tmp_path / "other", system)["loaders/grub-x86_64.efi"].sha256 == sha256(image).hexdigest()
+    assert collect_placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.UNCHANGED
 
 
 @needs_grub
 def test_a_grub_for_another_base_url_is_another_image(tmp_path: Path) -> None:
-    system = with_grub(tmp_path / "system")
-    placed(tmp_path / "out", system)
+    system = add_grub(tmp_path / "system")
+    collect_placed(tmp_path / "out", system)
     [other] = [
         each
         for each in place_loaders(tmp_path / "out", None, "http://[2001:db8::1]", lambda each: None, systems=[system])
@@ -228,7 +230,7 @@ def test_a_package_with_a_module_missing_is_an_error_and_nothing_is_placed(tmp_p
     modules = tmp_path / "system/usr/lib/grub/x86_64-efi"
     shutil.copytree(MODULES, modules, ignore=shutil.ignore_patterns("regexp.mod", "monolithic"))
     with pytest.raises(AssetError, match="regexp"):
-        placed(tmp_path / "out", tmp_path / "system")
+        collect_placed(tmp_path / "out", tmp_path / "system")
     assert not (tmp_path / "out/assets/loaders/grub-x86_64.efi").exists()
 
 
@@ -249,7 +251,7 @@ def test_each_configuration_that_begins_with_a_base_url_is_a_script(
 
 
 def test_every_built_loader_names_the_package_that_it_lacks(tmp_path: Path) -> None:
-    told = placed(tmp_path / "out", tmp_path)
+    told = collect_placed(tmp_path / "out", tmp_path)
     for loader in LOADERS:
         if isinstance(loader, BuiltLoader):
             assert told[loader.path].message == f"install the package {loader.package}"
@@ -302,7 +304,7 @@ def test_a_signed_grub_without_http_is_not_placed(tmp_path: Path, system: Path) 
     older = packages(tmp_path / "debian12")
     grub = older / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
     grub.write_text("the GRUB of Debian 12")
-    told = placed(tmp_path / "out", older, tmp_path / "tftp")["loaders/grubx64.efi"]
+    told = collect_placed(tmp_path / "out", older, tmp_path / "tftp")["loaders/grubx64.efi"]
     assert told.outcome is Placement.MISSING
     assert told.message == (
         f"{grub} cannot download over HTTP: unpack grub-efi-amd64-signed from Debian 13 or newer, and pass the folder "
@@ -311,7 +313,7 @@ def test_a_signed_grub_without_http_is_not_placed(tmp_path: Path, system: Path) 
     assert not list(tmp_path.glob("*/**/grubx64.efi"))
     place_loaders(tmp_path / "out", None, BASE, lambda _: None, systems=[older, system])  # a later system has it
     newer = system / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
-    assert at(tmp_path / "out", "loaders/grubx64.efi").read_bytes() == newer.read_bytes()
+    assert asset_path(tmp_path / "out", "loaders/grubx64.efi").read_bytes() == newer.read_bytes()
 
 
 def test_an_invalid_base_url_is_rejected(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_file_is_not_read_again_while_its_version_is_the_same(server: Artifact
 
 
 def test_a_result_is_found_by_the_version_and_by_the_size_and_digest_in_the_image(server: ArtifactServer) -> None:
-    file, fetcher, cache = server.put("/a", KERNEL), WebFetcher(), Held()
+    file, fetcher, cache = server.put("/a", KERNEL), WebFetcher(), MemoryCache()
     results = ReadResults(cache)
     assert check_artifact(fetcher, file, read=True, results=results).presence is Presence.VERIFIED
     again = check_artifact(fetcher, file, read=False, results=results)
@@ -180,7 +180,7 @@ def test_a_result_is_found_by_the_version_and_by_the_size_and_digest_in_the_imag
     assert cache.held == {}
 
 
-class Held:
+class MemoryCache:
     def __init__(self) -> None:
         self.held: dict[bytes, bytes] = {}
 
@@ -292,7 +292,7 @@ def test_connections_that_were_not_read_to_their_end_are_not_lost(server: Artifa
 def test_each_artifact_is_checked_and_reported_once(server: ArtifactServer) -> None:
     files = [server.put(f"/{number}", b"%d" % number) for number in range(50)]
     seen: dict[BootFile, Sighting] = {}
-    results = ReadResults(Held())
+    results = ReadResults(MemoryCache())
     check_artifacts(WebFetcher(), files, results, seen.__setitem__, read=True, parallel=8)
     assert {each.presence for each in seen.values()} == {Presence.VERIFIED}
     assert seen.keys() == set(files)

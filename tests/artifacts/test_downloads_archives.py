@@ -27,7 +27,7 @@ FILES = {"amd64/linux": KERNEL, "amd64/initrd": INITRD, "README": b""}
 LONG = f"{'folder/' * 30}{'n' * 120}"
 
 
-def tar(
+def make_tar(
     files: Mapping[str, bytes] = FILES,
     mode: str = "w",
     form: int = tarfile.PAX_FORMAT,
@@ -43,7 +43,7 @@ def tar(
     return written.getvalue()
 
 
-def zipped(files: Mapping[str, bytes] = FILES, method: int = zipfile.ZIP_DEFLATED, mode: int = 0) -> bytes:
+def make_zip(files: Mapping[str, bytes] = FILES, method: int = zipfile.ZIP_DEFLATED, mode: int = 0) -> bytes:
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", method) as archive:
         for name, content in files.items():
@@ -59,19 +59,19 @@ def read(content: bytes, name: str, path: str, chunk: int = 10_000) -> bytes:
 
 
 GOOD = {
-    "plain.tar": tar(),
-    "gnu.tar": tar(form=tarfile.GNU_FORMAT),
-    "ustar.tar": tar(form=tarfile.USTAR_FORMAT),
-    "dots.tar": tar({f"./{name}": content for name, content in FILES.items()}),
-    "a.tar.gz": tar(mode="w:gz"),
+    "plain.tar": make_tar(),
+    "gnu.tar": make_tar(form=tarfile.GNU_FORMAT),
+    "ustar.tar": make_tar(form=tarfile.USTAR_FORMAT),
+    "dots.tar": make_tar({f"./{name}": content for name, content in FILES.items()}),
+    "a.tar.gz": make_tar(mode="w:gz"),
     "two-streams.tgz": b"".join(
-        zlib.compress(part, wbits=31) for part in (tar()[:100_000], tar()[100_000:])
+        zlib.compress(part, wbits=31) for part in (make_tar()[:100_000], make_tar()[100_000:])
     ),  # as pigz and bgzip write them
-    "padded.tgz": tar(mode="w:gz") + bytes(1000),
-    "a.tar.xz": tar(mode="w:xz"),
-    "two-streams.txz": lzma.compress(tar()[:100_000]) + bytes(8) + lzma.compress(tar()[100_000:]),
-    "stored.zip": zipped(method=zipfile.ZIP_STORED),
-    "unix.zip": zipped(mode=stat.S_IFREG | 0o644),
+    "padded.tgz": make_tar(mode="w:gz") + bytes(1000),
+    "a.tar.xz": make_tar(mode="w:xz"),
+    "two-streams.txz": lzma.compress(make_tar()[:100_000]) + bytes(8) + lzma.compress(make_tar()[100_000:]),
+    "stored.zip": make_zip(method=zipfile.ZIP_STORED),
+    "unix.zip": make_zip(mode=stat.S_IFREG | 0o644),
 }
 
 
@@ -84,8 +84,8 @@ def test_a_file_of_an_archive_is_read_as_a_stream(name: str) -> None:
 
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_a_long_path_is_found(form: int) -> None:
-    assert read(tar({LONG: KERNEL, "other": b"o"}, form=form), "a.tar", LONG) == KERNEL
-    assert read(tar({LONG: KERNEL, "other": b"o"}, form=form), "a.tar", "other") == b"o"
+    assert read(make_tar({LONG: KERNEL, "other": b"o"}, form=form), "a.tar", LONG) == KERNEL
+    assert read(make_tar({LONG: KERNEL, "other": b"o"}, form=form), "a.tar", "other") == b"o"
 
 
 def set_type(kind: bytes) -> Callable[[tarfile.TarInfo], object]:
@@ -96,7 +96,7 @@ def set_type(kind: bytes) -> Callable[[tarfile.TarInfo], object]:
     return change
 
 
-def zeros(size: int) -> Iterator[bytes]:
+def stream_zeros(size: int) -> Iterator[bytes]:
     compressor, other = zlib.compressobj(9, wbits=31), tarfile.TarInfo("other")
     other.size = size
     yield compressor.compress(other.tobuf())
@@ -109,7 +109,7 @@ EXTENDED = tarfile.TarInfo("header")
 EXTENDED.type, EXTENDED.size = tarfile.XHDTYPE, 1 << 40
 
 
-def negative_size() -> bytes:
+def make_negative_size_tar() -> bytes:
     """Return an archive in which an extended header states a size, and the next header has a negative size."""
     first, second = tarfile.TarInfo("first"), bytearray(EXTENDED.tobuf(tarfile.GNU_FORMAT))
     first.type, first.size = tarfile.XHDTYPE, 10
@@ -120,29 +120,29 @@ def negative_size() -> bytes:
 
 
 BAD = {
-    "missing": (tar({"other": b""}), "a.tar", "the archive does not contain the file amd64/linux"),
-    "missing in zip": (zipped({"other": b""}), "a.zip", "the archive does not contain the file amd64/linux"),
-    "symbolic link": (tar(change=set_type(tarfile.SYMTYPE)), "a.tar", "not a regular file"),
-    "hard link": (tar(change=set_type(tarfile.LNKTYPE)), "a.tar", "not a regular file"),
-    "device": (tar(change=set_type(tarfile.CHRTYPE)), "a.tar", "not a regular file"),
-    "folder": (tar(change=set_type(tarfile.DIRTYPE)), "a.tar", "not a regular file|no file"),
-    "sparse": (tar(change=set_type(tarfile.GNUTYPE_SPARSE)), "a.tar", "not a regular file"),
-    "link in zip": (zipped(mode=stat.S_IFLNK | 0o777), "a.zip", "not a regular file"),
-    "bzip2 in zip": (zipped(method=zipfile.ZIP_BZIP2), "a.zip", "its encryption or compression is unsupported"),
+    "missing": (make_tar({"other": b""}), "a.tar", "the archive does not contain the file amd64/linux"),
+    "missing in zip": (make_zip({"other": b""}), "a.zip", "the archive does not contain the file amd64/linux"),
+    "symbolic link": (make_tar(change=set_type(tarfile.SYMTYPE)), "a.tar", "not a regular file"),
+    "hard link": (make_tar(change=set_type(tarfile.LNKTYPE)), "a.tar", "not a regular file"),
+    "device": (make_tar(change=set_type(tarfile.CHRTYPE)), "a.tar", "not a regular file"),
+    "folder": (make_tar(change=set_type(tarfile.DIRTYPE)), "a.tar", "not a regular file|no file"),
+    "sparse": (make_tar(change=set_type(tarfile.GNUTYPE_SPARSE)), "a.tar", "not a regular file"),
+    "link in zip": (make_zip(mode=stat.S_IFLNK | 0o777), "a.zip", "not a regular file"),
+    "bzip2 in zip": (make_zip(method=zipfile.ZIP_BZIP2), "a.zip", "its encryption or compression is unsupported"),
     "large extended header": (
         EXTENDED.tobuf(tarfile.GNU_FORMAT),
         "a.tar",
         "an extended tar header is too large: 1,099,511,627,776 bytes",
     ),
-    "negative size": (negative_size(), "a.tar", "damaged: the archive contains a file with a negative size"),
-    "cut off": (tar()[:200_000], "a.tar", "damaged: the archive ends too early"),
-    "cut off gzip": (tar({"amd64/linux": INITRD}, mode="w:gz")[:-1000], "a.tar.gz", "damaged"),
-    "cut off xz": (tar({"amd64/linux": INITRD}, mode="w:xz")[:-1000], "a.tar.xz", "damaged"),
-    "cut off zip": (zipped()[:-10], "a.zip", "damaged"),
-    "not gzip": (tar(), "a.tar.gz", "damaged"),
+    "negative size": (make_negative_size_tar(), "a.tar", "damaged: the archive contains a file with a negative size"),
+    "cut off": (make_tar()[:200_000], "a.tar", "damaged: the archive ends too early"),
+    "cut off gzip": (make_tar({"amd64/linux": INITRD}, mode="w:gz")[:-1000], "a.tar.gz", "damaged"),
+    "cut off xz": (make_tar({"amd64/linux": INITRD}, mode="w:xz")[:-1000], "a.tar.xz", "damaged"),
+    "cut off zip": (make_zip()[:-10], "a.zip", "damaged"),
+    "not gzip": (make_tar(), "a.tar.gz", "damaged"),
     "not a tar": (KERNEL, "a.tar", "damaged"),
     "empty": (b"", "a.tar.xz", "damaged"),
-    "a zip bomb": (zipped({"amd64/linux": bytes(600 << 20)}), "a.zip", "more than 200 times its size"),
+    "a zip bomb": (make_zip({"amd64/linux": bytes(600 << 20)}), "a.zip", "more than 200 times its size"),
 }
 
 
@@ -155,15 +155,15 @@ def test_another_archive_is_refused(name: str) -> None:
 
 def test_an_archive_that_unpacks_to_far_more_is_refused() -> None:
     with pytest.raises(ArtifactMissing, match="more than 200 times its size"):
-        list(read_member(zeros(1 << 30), "a.tar.gz", "amd64/linux"))
+        list(read_member(stream_zeros(1 << 30), "a.tar.gz", "amd64/linux"))
 
 
 def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, value, archive, content in [
-        ("_MOST_MEMBERS", 1, "a.tar", tar()),
-        ("LARGEST_ARTIFACT", 50_000, "a.tar.xz", tar(mode="w:xz")),
-        ("_LARGEST_ZIP", 50_000, "a.zip", zipped()),
-        ("_LARGEST_ZIP_READ", 100, "a.zip", zipped()),
+        ("_MOST_MEMBERS", 1, "a.tar", make_tar()),
+        ("LARGEST_ARTIFACT", 50_000, "a.tar.xz", make_tar(mode="w:xz")),
+        ("_LARGEST_ZIP", 50_000, "a.zip", make_zip()),
+        ("_LARGEST_ZIP_READ", 100, "a.zip", make_zip()),
     ]:
         with monkeypatch.context() as changed:
             changed.setattr(downloads, limit, value)
@@ -173,11 +173,11 @@ def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -
 
 SMALL = {"a": b"1" * 2000, LONG: b"2"}
 ARCHIVES = {
-    "a.tar": tar(SMALL),
-    "b.tar": tar(SMALL, form=tarfile.GNU_FORMAT),
-    "a.tar.gz": tar(SMALL, mode="w:gz"),
-    "a.tar.xz": tar(SMALL, mode="w:xz"),
-    "a.zip": zipped(SMALL),
+    "a.tar": make_tar(SMALL),
+    "b.tar": make_tar(SMALL, form=tarfile.GNU_FORMAT),
+    "a.tar.gz": make_tar(SMALL, mode="w:gz"),
+    "a.tar.xz": make_tar(SMALL, mode="w:xz"),
+    "a.zip": make_zip(SMALL),
 }
 
 
@@ -201,7 +201,7 @@ def test_a_damaged_archive_raises_no_other_error(
 def test_a_fetcher_reads_a_file_of_an_archive_by_its_fragment() -> None:
     with artifact_server() as web:
         fetcher = PrefixFetcher({"http://": WebFetcher()})
-        web.put("/a.tar.gz", tar(mode="w:gz"))
+        web.put("/a.tar.gz", make_tar(mode="w:gz"))
         for path, content in (("amd64/linux", KERNEL), ("amd64%2Finitrd", INITRD)):
             with fetcher.read(f"{web.url}/a.tar.gz#{path}", 10) as found:
                 assert (found.offset, b"".join(found.chunks)) == (0, content)

@@ -39,11 +39,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
         yield found
 
 
-def fleet_of(
-    folder: Path, kernel: str, initrd: str, outputs: str = "ipxe, mirror", more: str = "", of_kernel: str = ""
+def write_fleet(
+    folder: Path, kernel: str, initrd: str, outputs: str = "ipxe, mirror", more: str = "", kernel_fields: str = ""
 ) -> Path:
     artifacts = (
-        f"kernel: {{url: '{kernel}', sha256: {compute_digest(KERNEL)}, size: {len(KERNEL)}{of_kernel}}}, "
+        f"kernel: {{url: '{kernel}', sha256: {compute_digest(KERNEL)}, size: {len(KERNEL)}{kernel_fields}}}, "
         f"initrds: [{{url: '{initrd}', sha256: {compute_digest(INITRD)}}}]"
     )
     text = document("BootImage", "flatcar-1", f"version: '1', architectures: {{x86_64: {{{artifacts}}}}}")
@@ -55,7 +55,7 @@ def fleet_of(
     return path
 
 
-def mirror(path: Path, out: Path, *options: str) -> tuple[int, dict[str, str], list[str]]:
+def run_download(path: Path, out: Path, *options: str) -> tuple[int, dict[str, str], list[str]]:
     result = CliRunner().invoke(cli, ["artifacts", "download", str(path), "--out", str(out), *options, "-o", "json"])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -63,62 +63,62 @@ def mirror(path: Path, out: Path, *options: str) -> tuple[int, dict[str, str], l
     return result.exit_code, {Path(each["path"]).name: each["outcome"] for each in said["items"]}, said["pruned"]
 
 
-def lying(out: Path) -> dict[str, bytes]:
+def read_files(out: Path) -> dict[str, bytes]:
     return {str(file.relative_to(out)): file.read_bytes() for file in sorted(out.rglob("*")) if file.is_file()}
 
 
-ALL = {f"o/{compute_digest(KERNEL)}/kernel": KERNEL, f"o/{compute_digest(INITRD)}/initrd": INITRD}
+EXPECTED_FILES = {f"o/{compute_digest(KERNEL)}/kernel": KERNEL, f"o/{compute_digest(INITRD)}/initrd": INITRD}
 
 
 def test_a_file_of_several_images_is_downloaded_once(web: ArtifactServer, tmp_path: Path) -> None:
-    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
-    assert mirror(path, out) == (0, {"kernel": "fetched", "initrd": "fetched"}, [])
-    assert lying(out) == ALL
+    path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    assert run_download(path, out) == (0, {"kernel": "fetched", "initrd": "fetched"}, [])
+    assert read_files(out) == EXPECTED_FILES
     assert {file.stat().st_mode & 0o777 for file in out.rglob("*") if file.is_file()} == {0o644}
     web.asked.clear()
-    assert mirror(path, out) == (0, {"kernel": "there", "initrd": "there"}, [])
+    assert run_download(path, out) == (0, {"kernel": "there", "initrd": "there"}, [])
     assert not web.asked
 
 
 def test_a_file_of_a_registry_is_downloaded(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
     kernel = f"oci://{found.host}/os/linux@sha256:{compute_digest(KERNEL)}"
-    path, out = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img"), tmp_path / "boot"
-    assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
-    assert mirror(path, out, "--registries", found.allowed) == (0, {"kernel": "fetched", "initrd": "there"}, [])
-    assert lying(out) == ALL
+    path, out = write_fleet(tmp_path, kernel, f"{web.url}/initrd.img"), tmp_path / "boot"
+    assert run_download(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
+    assert run_download(path, out, "--registries", found.allowed) == (0, {"kernel": "fetched", "initrd": "there"}, [])
+    assert read_files(out) == EXPECTED_FILES
 
 
 def test_an_interrupted_download_continues(web: ArtifactServer, tmp_path: Path) -> None:
-    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     web.cut["/vmlinuz?v=1"] = 1_000_000
-    assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
-    assert f"o/{compute_digest(KERNEL)}/kernel" not in lying(out)
+    assert run_download(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
+    assert f"o/{compute_digest(KERNEL)}/kernel" not in read_files(out)
     del web.cut["/vmlinuz?v=1"]
-    assert mirror(path, out) == (0, {"kernel": "fetched", "initrd": "there"}, [])
-    assert (web.ranges, lying(out)) == (["bytes=1000000-"], ALL)
+    assert run_download(path, out) == (0, {"kernel": "fetched", "initrd": "there"}, [])
+    assert (web.ranges, read_files(out)) == (["bytes=1000000-"], EXPECTED_FILES)
 
 
 def test_a_partial_download_of_other_content_is_deleted(web: ArtifactServer, tmp_path: Path) -> None:
-    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     part = out / f"o/{compute_digest(KERNEL)}/.kernel.part"
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * 100)
-    assert mirror(path, out)[1]["kernel"] == "failed"
+    assert run_download(path, out)[1]["kernel"] == "failed"
     assert not part.exists()
-    assert mirror(path, out)[1]["kernel"] == "fetched"
+    assert run_download(path, out)[1]["kernel"] == "fetched"
     (out / f"o/{compute_digest(KERNEL)}/kernel").rename(part)  # whole, but for its name
     web.asked.clear()
-    assert mirror(path, out)[1]["kernel"] == "fetched"
+    assert run_download(path, out)[1]["kernel"] == "fetched"
     assert not web.asked
-    assert lying(out) == ALL
+    assert read_files(out) == EXPECTED_FILES
 
 
 @pytest.mark.parametrize("content", [b"another", KERNEL + b"x", KERNEL[:-1] + b"x", b""])
 def test_a_file_with_a_wrong_digest_is_not_placed(web: ArtifactServer, tmp_path: Path, content: bytes) -> None:
-    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     web.put("/vmlinuz?v=1", content)
-    assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
-    assert list(lying(out)) == [f"o/{compute_digest(INITRD)}/initrd"]
+    assert run_download(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
+    assert list(read_files(out)) == [f"o/{compute_digest(INITRD)}/initrd"]
 
 
 def test_a_file_of_an_image_without_a_size_is_read_to_a_limit(
@@ -131,59 +131,63 @@ def test_a_file_of_an_image_without_a_size_is_read_to_a_limit(
         client.flood(bytes(1 << 20), 10240)
 
     with strange_server(answer) as server:
-        path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{server.url}/initrd.img"), tmp_path / "boot"
-        assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
+        path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{server.url}/initrd.img"), tmp_path / "boot"
+        assert run_download(path, out) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
     assert server.taken < 64 << 20  # the limit, and buffers of this machine
-    assert list(lying(out)) == [f"o/{compute_digest(KERNEL)}/kernel"]
+    assert list(read_files(out)) == [f"o/{compute_digest(KERNEL)}/kernel"]
 
 
 def test_a_partial_download_is_deleted_if_the_disk_is_full(web: ArtifactServer, tmp_path: Path) -> None:
     with small_disk(tmp_path) as disk:
-        path = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img")
+        path = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img")
         # One at a time: while the kernel fills the disk, no other file can be written.
-        assert mirror(path, disk, "--parallel", "1") == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
-        assert lying(disk) == {f"o/{compute_digest(INITRD)}/initrd": INITRD}
+        assert run_download(path, disk, "--parallel", "1") == (
+            Exit.PARTIAL,
+            {"kernel": "failed", "initrd": "fetched"},
+            [],
+        )
+        assert read_files(disk) == {f"o/{compute_digest(INITRD)}/initrd": INITRD}
 
 
 def test_two_processes_do_not_download_the_same_file(web: ArtifactServer, tmp_path: Path) -> None:
-    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     part = out / f"o/{compute_digest(KERNEL)}/.kernel.part"
     part.parent.mkdir(parents=True)
     with part.open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert mirror(path, out)[1]["kernel"] == "failed"
+        assert run_download(path, out)[1]["kernel"] == "failed"
     assert part.read_bytes() == b""
-    assert mirror(path, out)[1]["kernel"] == "fetched"
+    assert run_download(path, out)[1]["kernel"] == "fetched"
 
 
 def test_unused_copies_are_deleted_after_some_days_and_no_other_files(web: ArtifactServer, tmp_path: Path) -> None:
-    path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
-    mirror(path, out)
+    path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    run_download(path, out)
     old, new, folder = out / f"o/{'0' * 64}/kernel", out / f"o/{'1' * 64}/uki.efi", out / "o" / ("2" * 64)
     kept = [out / f"o/{'0' * 64}/user-data", out / "o/kernel", out / "o/other/kernel", out / f"o/{'3' * 64}/config.ign"]
     for file in (old, new, folder / ".kernel.part", *kept):
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"x")
         os.utime(file, (0, 0) if file != new else None)
-    for file in (out / each for each in ALL):
+    for file in (out / each for each in EXPECTED_FILES):
         os.utime(file, (0, 0))
-    assert mirror(path, out)[2] == [f"o/{'0' * 64}/kernel", f"o/{'2' * 64}/.kernel.part"]
+    assert run_download(path, out)[2] == [f"o/{'0' * 64}/kernel", f"o/{'2' * 64}/.kernel.part"]
     assert new.exists() and not folder.exists() and all(file.exists() for file in kept)
-    assert mirror(path, out, "--keep-days", "0")[2] == [f"o/{'1' * 64}/uki.efi"]
-    assert mirror(path, out, "--keep-days", "0") == (0, {"kernel": "there", "initrd": "there"}, [])
+    assert run_download(path, out, "--keep-days", "0")[2] == [f"o/{'1' * 64}/uki.efi"]
+    assert run_download(path, out, "--keep-days", "0") == (0, {"kernel": "there", "initrd": "there"}, [])
 
 
 def test_a_fleet_without_mirrored_artifacts_gets_a_message(web: ArtifactServer, tmp_path: Path) -> None:
-    path = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img", outputs="ipxe")
+    path = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img", outputs="ipxe")
     with pytest.raises(UsageError, match="`mirror` is missing from the `outputs`"):
-        mirror(path, tmp_path / "boot")
-    assert mirror(fleet_of(tmp_path, "assets:kernel", "assets:initrd"), tmp_path / "boot") == (0, {}, [])
+        run_download(path, tmp_path / "boot")
+    assert run_download(write_fleet(tmp_path, "assets:kernel", "assets:initrd"), tmp_path / "boot") == (0, {}, [])
 
 
 def test_sources_can_be_checked_before_a_merge(found: Registry, web: ArtifactServer, tmp_path: Path) -> None:
     sites = ", sites: [{name: fra, select: {matchLabels: {site: fra}}, baseURL: 'http://fra.test'}]"
     kernel = f"oci://{found.host}/os/linux@sha256:{compute_digest(KERNEL)}"
-    path = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img", more=sites)
+    path = write_fleet(tmp_path, kernel, f"{web.url}/initrd.img", more=sites)
     (path / "web02.yaml").write_text(server("web02", "role: web, site: fra"))
     command = ["artifacts", "verify", str(path), "--sources", "--no-cache", "-o", "json"]
     result = CliRunner().invoke(cli, [*command, "--registries", found.allowed])
@@ -204,18 +208,18 @@ def test_with_keys_only_signed_files_are_downloaded(web: ArtifactServer, tmp_pat
     (tmp_path / "keys").mkdir()
     (tmp_path / "keys" / "vendor.pub").write_bytes(vendor.public.read_bytes())
     signature, out = f"{web.url}/kernel.minisig", tmp_path / "boot"
-    path = fleet_of(
+    path = write_fleet(
         tmp_path,
         f"{web.url}/vmlinuz?v=1",
         f"{web.url}/initrd.img",
-        of_kernel=f", signature: {{minisign: '{signature}'}}",
+        kernel_fields=f", signature: {{minisign: '{signature}'}}",
     )
     web.put("/kernel.minisig", stranger.sign(tmp_path / "kernel"))
     with_keys = ("--image-keys", str(tmp_path / "keys"))
-    assert mirror(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "failed"}, [])
-    assert lying(out) == {}
+    assert run_download(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "failed"}, [])
+    assert read_files(out) == {}
     web.put("/kernel.minisig", vendor.sign(tmp_path / "kernel"))
-    assert mirror(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
+    assert run_download(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
     web.asked.clear()
-    assert mirror(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "there", "initrd": "failed"}, [])
+    assert run_download(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "there", "initrd": "failed"}, [])
     assert not web.asked

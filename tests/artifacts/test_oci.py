@@ -51,7 +51,7 @@ PXE = [(f"{IRONCORE}kernel", KERNEL), (f"{IRONCORE}initramfs", INITRD), (f"{IRON
 
 
 @dataclass(frozen=True)
-class Rack:
+class RegistryServers:
     open: Registry
     password: Registry
     token: Registry
@@ -60,7 +60,7 @@ class Rack:
 
 
 @pytest.fixture(scope="module")
-def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryServers]:
     folder = tmp_path_factory.mktemp("registries")
     tls = Certificate.made(folder / "tls")
     tokens = TokenServer(certificate=tls)
@@ -82,7 +82,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
                 {**arm, "annotations": {"cname": "metal_pxe-2", "architecture": "arm64"}},
             ]
             anonymous.push_index(name, "1.0", index)
-        yield Rack(anonymous, password, token, tokens, tls)
+        yield RegistryServers(anonymous, password, token, tokens, tls)
 
 
 def credentials(folder: Path, host: str, pair: str = BASIC.removeprefix("Basic ")) -> RegistryCredentials:
@@ -93,7 +93,7 @@ def credentials(folder: Path, host: str, pair: str = BASIC.removeprefix("Basic "
     return RegistryCredentials(file)
 
 
-def asking(
+def make_registries(
     found: Registry | ScriptedServer, given: RegistryCredentials | None = None, tls: Certificate | None = None
 ) -> Registries:
     named = found.allowed if isinstance(found, Registry) else found.url
@@ -104,75 +104,82 @@ def image(found: Registry | ScriptedServer, name: str = "os/linux:1.0") -> OciRe
     return OciReference.parse(f"oci://{found.host}/{name}")
 
 
-def test_a_tag_is_resolved_to_the_digest_of_each_file(rack: Rack) -> None:
-    found = resolve(image(rack.open), asking(rack.open), cname="metal_pxe")
-    kernel = f"oci://{rack.open.host}/os/linux@sha256:{digest(KERNEL)}"
+def test_a_tag_is_resolved_to_the_digest_of_each_file(servers: RegistryServers) -> None:
+    found = resolve(image(servers.open), make_registries(servers.open), cname="metal_pxe")
+    kernel = f"oci://{servers.open.host}/os/linux@sha256:{digest(KERNEL)}"
     assert found.architectures["x86_64"] == {
         "kernel": {"url": kernel, "sha256": digest(KERNEL), "size": len(KERNEL)},
         "initrds": [{"url": kernel.replace(digest(KERNEL), digest(INITRD)), "sha256": digest(INITRD), "size": 6}],
         "rootfs": {"url": kernel.replace(digest(KERNEL), digest(ROOT)), "sha256": digest(ROOT), "size": 8},
     }
     assert found.architectures["aarch64"]["kernel"]["sha256"] == digest(b"arm")
-    assert resolve(found.image, asking(rack.open), cname="metal_pxe") == found and found.image.digest is not None
+    assert (
+        resolve(found.image, make_registries(servers.open), cname="metal_pxe") == found
+        and found.image.digest is not None
+    )
 
 
-def test_an_image_without_an_index_is_for_one_architecture(rack: Rack) -> None:
-    asked = asking(rack.open)
-    assert list(resolve(image(rack.open, "os/linux:uki"), asked).architectures["x86_64"]) == ["uki"]
+def test_an_image_without_an_index_is_for_one_architecture(servers: RegistryServers) -> None:
+    asked = make_registries(servers.open)
+    assert list(resolve(image(servers.open, "os/linux:uki"), asked).architectures["x86_64"]) == ["uki"]
     with pytest.raises(UsageError, match="add --architecture"):
-        resolve(image(rack.open, "os/linux:pxe"), asked)
+        resolve(image(servers.open, "os/linux:pxe"), asked)
 
 
-def test_a_file_is_streamed_from_any_offset(rack: Rack) -> None:
-    kernel = image(rack.open).at(Digest(digest(KERNEL)))
-    with asking(rack.open).blob(kernel) as whole:
+def test_a_file_is_streamed_from_any_offset(servers: RegistryServers) -> None:
+    kernel = image(servers.open).at(Digest(digest(KERNEL)))
+    with make_registries(servers.open).blob(kernel) as whole:
         assert (whole.status, whole.read(1 << 20)) == (200, KERNEL)
-    with asking(rack.open).blob(kernel, headers={"Range": "bytes=5990-"}) as rest:
+    with make_registries(servers.open).blob(kernel, headers={"Range": "bytes=5990-"}) as rest:
         assert (rest.status, rest.read(1 << 20)) == (206, KERNEL[5990:])
-    with asking(rack.open).blob(kernel, method="HEAD") as head:
+    with make_registries(servers.open).blob(kernel, method="HEAD") as head:
         assert (head.headers["Content-Length"], head.read(10)) == (str(len(KERNEL)), b"")
 
 
-def test_an_absent_image_differs_from_an_unreachable_registry(rack: Rack) -> None:
-    asked = asking(rack.open)
+def test_an_absent_image_differs_from_an_unreachable_registry(servers: RegistryServers) -> None:
+    asked = make_registries(servers.open)
     for name in ("os/linux:2.0", "nothing:1.0", f"os/linux@sha256:{'0' * 64}"):
         with pytest.raises(NotInRegistry, match="does not exist in the registry"):
-            asked.manifest(image(rack.open, name))
-    with pytest.raises(NotInRegistry), asked.blob(image(rack.open, f"os/linux@sha256:{'0' * 64}")):
+            asked.manifest(image(servers.open, name))
+    with pytest.raises(NotInRegistry), asked.blob(image(servers.open, f"os/linux@sha256:{'0' * 64}")):
         pass
     gone = Registry("127.0.0.1:1")
     with pytest.raises(HostUnreachable):
-        asking(gone).manifest(image(gone))
+        make_registries(gone).manifest(image(gone))
 
 
-def test_a_registry_asks_for_a_password(rack: Rack, tmp_path: Path) -> None:
+def test_a_registry_asks_for_a_password(servers: RegistryServers, tmp_path: Path) -> None:
     with pytest.raises(RegistryRefused, match="needs credentials: add --registry-credentials"):
-        asking(rack.password).manifest(image(rack.password))
-    assert asking(rack.password, credentials(tmp_path, rack.password.host)).manifest(image(rack.password))[1]
+        make_registries(servers.password).manifest(image(servers.password))
+    assert make_registries(servers.password, credentials(tmp_path, servers.password.host)).manifest(
+        image(servers.password)
+    )[1]
     for number, wrong in enumerate(("boot:wrong", "stranger:correct horse")):
-        given = credentials(tmp_path / str(number), rack.password.host, base64.b64encode(wrong.encode()).decode())
+        given = credentials(tmp_path / str(number), servers.password.host, base64.b64encode(wrong.encode()).decode())
         with pytest.raises(RegistryRefused, match="credentials do not allow access") as refused:
-            asking(rack.password, given).manifest(image(rack.password))
+            make_registries(servers.password, given).manifest(image(servers.password))
         assert "wrong" not in str(refused.value)
 
 
-def test_a_registry_asks_for_a_token(rack: Rack, tmp_path: Path) -> None:
-    anonymous = asking(rack.token, tls=rack.tls)
-    rack.tokens.asked.clear()
-    assert resolve(image(rack.token, "open/linux:1.0"), anonymous, cname="metal_pxe").architectures
-    assert len(rack.tokens.asked) == 1  # the copy stays
+def test_a_registry_asks_for_a_token(servers: RegistryServers, tmp_path: Path) -> None:
+    anonymous = make_registries(servers.token, tls=servers.tls)
+    servers.tokens.asked.clear()
+    assert resolve(image(servers.token, "open/linux:1.0"), anonymous, cname="metal_pxe").architectures
+    assert len(servers.tokens.asked) == 1  # the copy stays
     with pytest.raises(RegistryRefused, match="credentials do not allow access"):
-        anonymous.manifest(image(rack.token))
-    assert asking(rack.token, credentials(tmp_path, rack.token.host), rack.tls).manifest(image(rack.token))[1]
-    target, headers = rack.tokens.asked[-1]
+        anonymous.manifest(image(servers.token))
+    assert make_registries(servers.token, credentials(tmp_path, servers.token.host), servers.tls).manifest(
+        image(servers.token)
+    )[1]
+    target, headers = servers.tokens.asked[-1]
     assert headers["Authorization"] == BASIC
     assert "scope=repository%3Aos%2Flinux%3Apull" in target and "service=registry" in target
 
 
-def test_credentials_are_for_one_registry(rack: Rack, tmp_path: Path) -> None:
+def test_credentials_are_for_one_registry(servers: RegistryServers, tmp_path: Path) -> None:
     given = credentials(tmp_path, "elsewhere.test")
     with pytest.raises(RegistryRefused, match="needs credentials"):
-        asking(rack.password, given).manifest(image(rack.password))
+        make_registries(servers.password, given).manifest(image(servers.password))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,7 @@ def test_a_name_and_a_password_give_the_same_header_as_auth(tmp_path: Path) -> N
 
 
 @contextmanager
-def hostile(
+def serve_answers(
     answers: Mapping[str, tuple[int, dict[str, str], bytes]], tls: Certificate | None = None
 ) -> Iterator[ScriptedServer]:
     server = ScriptedServer(answers=dict(answers))
@@ -214,15 +221,17 @@ def hostile(
         yield server
 
 
-def bearer(realm: str) -> tuple[int, dict[str, str], bytes]:
+def make_challenge(realm: str) -> tuple[int, dict[str, str], bytes]:
     return 401, {"WWW-Authenticate": f'Bearer realm="{realm}",service="x",scope="repository:any:*"'}, b""
 
 
 MANIFEST_PATH = "/v2/os/linux/manifests/1.0"
 
 
-def test_t3_credentials_are_not_sent_to_a_host_that_an_unencrypted_answer_names(tmp_path: Path, rack: Rack) -> None:
-    with hostile({"/token": (200, {}, b'{"token": "t"}')}, rack.tls) as thief, hostile({}) as asked:
+def test_t3_credentials_are_not_sent_to_a_host_that_an_unencrypted_answer_names(
+    tmp_path: Path, servers: RegistryServers
+) -> None:
+    with serve_answers({"/token": (200, {}, b'{"token": "t"}')}, servers.tls) as thief, serve_answers({}) as asked:
         for realm in (
             f"{thief.url}/token",
             "http://[",
@@ -230,25 +239,30 @@ def test_t3_credentials_are_not_sent_to_a_host_that_an_unencrypted_answer_names(
             "file:///etc/passwd",
             asked.url.replace("127.0.0.1", "127.0.0.2"),
         ):
-            asked.answers[MANIFEST_PATH] = bearer(realm)
+            asked.answers[MANIFEST_PATH] = make_challenge(realm)
             with pytest.raises(RegistryRefused, match="gitboot does not send credentials there"):
-                asking(asked, credentials(tmp_path, asked.host), rack.tls).manifest(image(asked))
+                make_registries(asked, credentials(tmp_path, asked.host), servers.tls).manifest(image(asked))
         assert thief.asked == []
 
 
-def test_t3_credentials_are_not_sent_unencrypted_after_an_encrypted_answer(tmp_path: Path, rack: Rack) -> None:
-    with hostile({}) as thief, hostile({MANIFEST_PATH: bearer(f"{thief.url}/token")}, rack.tls) as asked:
-        asked.answers[MANIFEST_PATH] = bearer(f"{thief.url}/token")
+def test_t3_credentials_are_not_sent_unencrypted_after_an_encrypted_answer(
+    tmp_path: Path, servers: RegistryServers
+) -> None:
+    with (
+        serve_answers({}) as thief,
+        serve_answers({MANIFEST_PATH: make_challenge(f"{thief.url}/token")}, servers.tls) as asked,
+    ):
+        asked.answers[MANIFEST_PATH] = make_challenge(f"{thief.url}/token")
         with pytest.raises(RegistryRefused, match="gitboot does not send credentials there"):
-            asking(asked, credentials(tmp_path, asked.host), rack.tls).manifest(image(asked))
+            make_registries(asked, credentials(tmp_path, asked.host), servers.tls).manifest(image(asked))
         assert thief.asked == []
 
 
 def test_t3_a_redirect_takes_no_token_along(tmp_path: Path) -> None:
-    with hostile({"/blob": (200, {}, KERNEL)}) as store, hostile({}) as asked:
+    with serve_answers({"/blob": (200, {}, KERNEL)}) as store, serve_answers({}) as asked:
         kernel = image(asked).at(Digest(digest(KERNEL)))
         path = f"/v2/os/linux/blobs/sha256:{digest(KERNEL)}"
-        asked.answers = {path: bearer(f"{asked.url}/token"), "/token": (200, {}, b'{"access_token": "t"}')}
+        asked.answers = {path: make_challenge(f"{asked.url}/token"), "/token": (200, {}, b'{"access_token": "t"}')}
         moved = 307, {"Location": f"{store.url}/blob?signed"}, b""
         original = asked.answer
 
@@ -257,7 +271,7 @@ def test_t3_a_redirect_takes_no_token_along(tmp_path: Path) -> None:
             return moved if target == path and headers.get("Authorization") == "Bearer t" else found
 
         asked.answer = answer  # type: ignore[method-assign]
-        with asking(asked, credentials(tmp_path, asked.host)).blob(kernel) as found:
+        with make_registries(asked, credentials(tmp_path, asked.host)).blob(kernel) as found:
             assert found.read(1 << 20) == KERNEL
         assert [headers.get("Authorization") for _, headers in store.asked] == [None]
         assert [headers.get("Authorization") for target, headers in asked.asked if "/token" in target] == [BASIC]
@@ -281,12 +295,12 @@ def test_wrong_answers_of_a_registry_are_rejected(
     answer: tuple[int, dict[str, str], bytes], error: type[Exception], says: str
 ) -> None:
     path = f"/v2/os/linux/manifests/sha256:{'0' * 64}"
-    with hostile({path: answer, MANIFEST_PATH: answer}) as asked, pytest.raises(error, match=says):
-        asking(asked).manifest(image(asked).at(Digest("0" * 64)))
+    with serve_answers({path: answer, MANIFEST_PATH: answer}) as asked, pytest.raises(error, match=says):
+        make_registries(asked).manifest(image(asked).at(Digest("0" * 64)))
 
 
 @dataclass
-class Tagged(ScriptedServer):
+class PagedTagRegistry(ScriptedServer):
     """A registry with this many pages of two tags each."""
 
     pages: int = 0
@@ -300,15 +314,15 @@ class Tagged(ScriptedServer):
 
 
 def test_the_tags_of_a_repository_are_listed_page_by_page() -> None:
-    with run_scripted_server(few := Tagged(pages=3)), run_scripted_server(many := Tagged(pages=51)):
-        assert asking(few).list_tags(image(few)) == tuple(f"1.{number}" for number in range(6))
+    with run_scripted_server(few := PagedTagRegistry(pages=3)), run_scripted_server(many := PagedTagRegistry(pages=51)):
+        assert make_registries(few).list_tags(image(few)) == tuple(f"1.{number}" for number in range(6))
         assert [target for target, _ in few.asked] == [
             "/v2/os/linux/tags/list?n=1000",
             "/v2/os/linux/tags/list?n=1000&last=1.1",
             "/v2/os/linux/tags/list?n=1000&last=1.3",
         ]
         with pytest.raises(RegistryRefused, match="more than 50,000 tags"):
-            asking(many).list_tags(image(many))
+            make_registries(many).list_tags(image(many))
 
 
 @for_each(
@@ -320,22 +334,25 @@ def test_the_tags_of_a_repository_are_listed_page_by_page() -> None:
     ],
 )
 def test_a_malformed_list_of_tags_is_rejected(body: bytes, says: str) -> None:
-    with hostile({"/v2/os/linux/tags/list": (200, {}, body)}) as asked, pytest.raises(RegistryRefused, match=says):
-        asking(asked).list_tags(image(asked))
-    with hostile({"/v2/os/linux/tags/list": (200, {}, b'{"tags": null}')}) as asked:
-        assert asking(asked).list_tags(image(asked)) == ()
+    with (
+        serve_answers({"/v2/os/linux/tags/list": (200, {}, body)}) as asked,
+        pytest.raises(RegistryRefused, match=says),
+    ):
+        make_registries(asked).list_tags(image(asked))
+    with serve_answers({"/v2/os/linux/tags/list": (200, {}, b'{"tags": null}')}) as asked:
+        assert make_registries(asked).list_tags(image(asked)) == ()
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"token": 1}', b'{"token": "a\\r\\nX: y"}'])
 def test_a_malformed_token_is_rejected(body: bytes) -> None:
-    with hostile({"/token": (200, {}, body)}) as asked:
-        asked.answers[MANIFEST_PATH] = bearer(f"{asked.url}/token")
+    with serve_answers({"/token": (200, {}, body)}) as asked:
+        asked.answers[MANIFEST_PATH] = make_challenge(f"{asked.url}/token")
         with pytest.raises(RegistryRefused, match="did not issue a token"):
-            asking(asked).manifest(image(asked))
+            make_registries(asked).manifest(image(asked))
 
 
 @dataclass
-class Expiring(ScriptedServer):
+class ExpiringTokenRegistry(ScriptedServer):
     token: str = ""
     given: int = 0
 
@@ -345,13 +362,13 @@ class Expiring(ScriptedServer):
             self.token = f"token-{self.given}"
             return 200, {}, json.dumps({"token": self.token}).encode()
         good = headers.get("Authorization") == f"Bearer {self.token}"
-        return (200, {}, b'{"layers": []}') if good else bearer(f"{self.url}/token")
+        return (200, {}, b'{"layers": []}') if good else make_challenge(f"{self.url}/token")
 
 
 def test_an_expired_token_is_renewed() -> None:
-    asked = Expiring()
+    asked = ExpiringTokenRegistry()
     with run_scripted_server(asked):
-        found = asking(asked)
+        found = make_registries(asked)
         for given in (1, 1, 2):
             if given == 2:
                 asked.token = "expired"
@@ -363,7 +380,7 @@ SHA = f"sha256:{HEX}"
 AMD64, ARM64 = OciPlatform("amd64", "linux"), OciPlatform("arm64", "linux")
 
 
-def of(cname: str, platform: OciPlatform | None = None, **annotations: str) -> Descriptor:
+def entry(cname: str, platform: OciPlatform | None = None, **annotations: str) -> Descriptor:
     return Descriptor(SHA, 1, annotations={"cname": cname, **annotations}, platform=platform)
 
 
@@ -374,16 +391,28 @@ def layer(media_type: str) -> Descriptor:
 @for_each(
     ("index", "cname", "names"),
     [
-        ([of("a", AMD64), of("b", ARM64)], "", {"x86_64": "a", "aarch64": "b"}),
+        ([entry("a", AMD64), entry("b", ARM64)], "", {"x86_64": "a", "aarch64": "b"}),
         (
-            [of("a", AMD64), of("b", OciPlatform("riscv64", "linux")), of("c", OciPlatform("amd64", "windows"))],
+            [
+                entry("a", AMD64),
+                entry("b", OciPlatform("riscv64", "linux")),
+                entry("c", OciPlatform("amd64", "windows")),
+            ],
             "",
             {"x86_64": "a"},
         ),
-        ([of("a", OciPlatform("amd64")), of("attestation", OciPlatform("unknown", "unknown"))], "", {"x86_64": "a"}),
-        ([of("a", architecture="amd64"), of("b", architecture="arm64")], "", {"x86_64": "a", "aarch64": "b"}),
-        ([of("metal_pxe-amd64", AMD64), of("metal_uki-amd64", AMD64)], "metal_pxe", {"x86_64": "metal_pxe-amd64"}),
-        ([of("metal_pxe", AMD64), of("kvm", ARM64)], "metal_pxe", {"x86_64": "metal_pxe"}),
+        (
+            [entry("a", OciPlatform("amd64")), entry("attestation", OciPlatform("unknown", "unknown"))],
+            "",
+            {"x86_64": "a"},
+        ),
+        ([entry("a", architecture="amd64"), entry("b", architecture="arm64")], "", {"x86_64": "a", "aarch64": "b"}),
+        (
+            [entry("metal_pxe-amd64", AMD64), entry("metal_uki-amd64", AMD64)],
+            "metal_pxe",
+            {"x86_64": "metal_pxe-amd64"},
+        ),
+        ([entry("metal_pxe", AMD64), entry("kvm", ARM64)], "metal_pxe", {"x86_64": "metal_pxe"}),
     ],
     ids=["platforms", "others", "no-system", "annotated", "cname", "cname-of-one"],
 )
@@ -394,8 +423,8 @@ def test_an_index_has_one_image_an_architecture(index: list[Descriptor], cname: 
 @pytest.mark.parametrize(
     ("index", "cname", "says"),
     [
-        ([of("metal_pxe", AMD64), of("metal_uki", AMD64)], "metal", "2 images for x86_64.*metal_pxe, metal_uki"),
-        ([of("metal_pxe", AMD64)], "kvm", "its images are metal_pxe"),
+        ([entry("metal_pxe", AMD64), entry("metal_uki", AMD64)], "metal", "2 images for x86_64.*metal_pxe, metal_uki"),
+        ([entry("metal_pxe", AMD64)], "kvm", "its images are metal_pxe"),
         ([], "", "no image for"),
     ],
 )

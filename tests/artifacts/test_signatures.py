@@ -65,12 +65,12 @@ class Vendor:
         return f"{self.web.url}/{name}.{kind}"
 
     def image(self, kernel: str = "", more: str = "", url: str = "") -> str:
-        of_kernel = f"url: '{url or f'{self.web.url}/kernel'}', sha256: {compute_digest(KERNEL)}{kernel}"
-        of_initrd = f"url: '{self.web.url}/initrd', sha256: {compute_digest(INITRD)}"
+        kernel_spec = f"url: '{url or f'{self.web.url}/kernel'}', sha256: {compute_digest(KERNEL)}{kernel}"
+        initrd_spec = f"url: '{self.web.url}/initrd', sha256: {compute_digest(INITRD)}"
         return document(
             "BootImage",
             "linux-1",
-            f"version: 1, architectures: {{x86_64: {{kernel: {{{of_kernel}}}, initrds: [{{{of_initrd}}}]{more}}}}}",
+            f"version: 1, architectures: {{x86_64: {{kernel: {{{kernel_spec}}}, initrds: [{{{initrd_spec}}}]{more}}}}}",
         )
 
     def write(self, text: str) -> Path:
@@ -89,7 +89,7 @@ class Vendor:
             f"{each['severity']} {each['message'].partition(' of ')[0]}": each["message"] for each in items
         }
 
-    def fault_of_kernel(self, path: Path, *options: str | Path) -> str:
+    def find_kernel_fault(self, path: Path, *options: str | Path) -> str:
         code, found = self.check(path, *options)
         assert code == Exit.INVALID
         return found["error x86_64.kernel"]
@@ -101,7 +101,7 @@ def vendor(people: Mapping[str, Person], tmp_path: Path) -> Iterator[Vendor]:
         yield Vendor(web, tmp_path, people)
 
 
-def sums(form: str = "{} *{}") -> bytes:
+def make_sha256_list(form: str = "{} *{}") -> bytes:
     return "".join(
         form.format(compute_digest(content), name) + "\n" for name, content in (("kernel", KERNEL), ("initrd", INITRD))
     ).encode()
@@ -119,12 +119,12 @@ def test_a_file_that_its_vendor_has_signed_passes_and_another_does_not(vendor: V
     assert (code, list(found)) == (Exit.INVALID, ["error x86_64.initrds.0"])
 
     vendor.web.files[f"/kernel.{kind}"] = vendor.web.files[f"/{Path(vendor.sign('initrd', kind)).name}"]
-    assert " is not " in vendor.fault_of_kernel(path)
+    assert " is not " in vendor.find_kernel_fault(path)
 
 
 @pytest.mark.parametrize("kind", ["openpgp", "minisign", "sigstore"])
 def test_a_signed_list_of_digests_vouches_for_the_files_in_it(vendor: Vendor, kind: str) -> None:
-    vendor.put("SHA256SUMS", sums())
+    vendor.put("SHA256SUMS", make_sha256_list())
     signature = vendor.sign("SHA256SUMS", kind)
     checksums = f", checksums: {{url: '{vendor.web.url}/SHA256SUMS', signature: {{{kind}: '{signature}'}}}}"
     path = vendor.write(vendor.image(more=checksums))
@@ -132,17 +132,17 @@ def test_a_signed_list_of_digests_vouches_for_the_files_in_it(vendor: Vendor, ki
     assert (vendor.check(path, "--required"), vendor.web.asked["GET", "/SHA256SUMS"]) == ((0, {}), 1)
     assert vendor.web.asked["GET", "/kernel"] == 0
 
-    vendor.put("SHA256SUMS", sums().replace(b"initrd", b"other"))  # changed after it was signed
+    vendor.put("SHA256SUMS", make_sha256_list().replace(b"initrd", b"other"))  # changed after it was signed
     code, found = vendor.check(path)
     assert (code, sorted(found)) == (Exit.INVALID, ["error x86_64.initrds.0", "error x86_64.kernel"])
 
 
 def test_lists_are_read_as_programs_print_them_and_have_to_have_the_file(vendor: Vendor) -> None:
     for content, missing in [
-        (sums("{}  {}"), []),
+        (make_sha256_list("{}  {}"), []),
         ("".join(f"SHA256 (x) = {compute_digest(each)}\n" for each in (KERNEL, INITRD)).encode(), []),
-        (sums().splitlines(keepends=True)[0], ["error x86_64.initrds.0"]),
-        (sums("# {} *{}"), ["error x86_64.initrds.0", "error x86_64.kernel"]),
+        (make_sha256_list().splitlines(keepends=True)[0], ["error x86_64.initrds.0"]),
+        (make_sha256_list("# {} *{}"), ["error x86_64.initrds.0", "error x86_64.kernel"]),
         (b"", ["error x86_64.initrds.0", "error x86_64.kernel"]),
     ]:
         vendor.put("SHA256SUMS", content)
@@ -157,7 +157,7 @@ def test_the_signer_must_be_listed_on_the_host_of_the_check(vendor: Vendor) -> N
     path = vendor.write(vendor.image(f", signature: {{openpgp: '{vendor.sign('kernel', 'openpgp', 'stranger')}'}}"))
     (path / "keys").mkdir()
     (path / "keys" / "stranger.asc").write_bytes(vendor.people["stranger"].public.read_bytes())
-    assert "which is not listed" in vendor.fault_of_kernel(path)
+    assert "which is not listed" in vendor.find_kernel_fault(path)
 
 
 def test_an_unavailable_or_wrong_file_counts_as_unsigned(vendor: Vendor) -> None:
@@ -172,7 +172,7 @@ def test_an_unavailable_or_wrong_file_counts_as_unsigned(vendor: Vendor) -> None
         before = vendor.web.files.pop(name)
         if broken is not None:
             vendor.web.files[name] = broken
-        assert says in vendor.fault_of_kernel(path)
+        assert says in vendor.find_kernel_fault(path)
         vendor.web.files[name] = before
 
 
@@ -181,7 +181,7 @@ def test_a_file_is_not_read_beyond_its_size(vendor: Vendor) -> None:
         vendor.image(f", size: {len(KERNEL)}, signature: {{minisign: '{vendor.sign('kernel', 'minisign')}'}}")
     )
     vendor.put("kernel", KERNEL + b"x" * (1 << 20))
-    assert f"has more than {len(KERNEL):,} bytes" in vendor.fault_of_kernel(path)
+    assert f"has more than {len(KERNEL):,} bytes" in vendor.find_kernel_fault(path)
 
 
 def test_a_file_of_a_registry_or_of_a_folder_is_checked_too(vendor: Vendor) -> None:
@@ -190,7 +190,7 @@ def test_a_file_of_a_registry_or_of_a_folder_is_checked_too(vendor: Vendor) -> N
         digest = found.push_blob("os/linux", KERNEL)
         path = vendor.write(vendor.image(signed, url=f"oci://{found.host}/os/linux@sha256:{digest}"))
         assert vendor.check(path, "--registries", found.allowed)[0] == 0
-        assert "add it to --registries" in vendor.fault_of_kernel(path)
+        assert "add it to --registries" in vendor.find_kernel_fault(path)
     assets = vendor.folder / "assets"
     assets.mkdir()
     (assets / "vmlinuz").write_bytes(KERNEL)
@@ -209,27 +209,29 @@ def test_only_the_images_of_a_pull_request_are_checked(vendor: Vendor, tmp_path:
 def test_only_the_signed_part_of_a_clear_signed_list_counts(vendor: Vendor) -> None:
     checksums = f", checksums: {{url: '{vendor.web.url}/CHECKSUM', clearSigned: true}}"
     path = vendor.write(vendor.image(more=checksums))
-    kernel, initrd = sums().splitlines(keepends=True)
+    kernel, initrd = make_sha256_list().splitlines(keepends=True)
     signed = clear_sign(vendor.folder, b"# kernel: 6000 bytes\n" + kernel, vendor.people["vendor"])
-    for content in (signed, initrd + signed, signed + initrd, sums() + signed + sums()):
+    for content in (signed, initrd + signed, signed + initrd, make_sha256_list() + signed + make_sha256_list()):
         vendor.put("CHECKSUM", content)
         code, found = vendor.check(path)
         assert (code, sorted(found)) == (Exit.INVALID, ["error x86_64.initrds.0"])
         assert "not in the list" in found["error x86_64.initrds.0"]
-    vendor.put("CHECKSUM", clear_sign(vendor.folder, sums(), vendor.people["stranger"], vendor.people["vendor"]))
+    vendor.put(
+        "CHECKSUM", clear_sign(vendor.folder, make_sha256_list(), vendor.people["stranger"], vendor.people["vendor"])
+    )
     assert vendor.check(path) == (0, {})
     for content, says in [
         (signed.replace(b"\n\n#", b"\n\n" + initrd + b"#"), "changed after it was signed"),
-        (clear_sign(vendor.folder, sums(), vendor.people["stranger"]), "which is not listed"),
-        (sums(), "not a complete clear-signed"),
+        (clear_sign(vendor.folder, make_sha256_list(), vendor.people["stranger"]), "which is not listed"),
+        (make_sha256_list(), "not a complete clear-signed"),
     ]:
         vendor.put("CHECKSUM", content)
-        assert says in vendor.fault_of_kernel(path)
+        assert says in vendor.find_kernel_fault(path)
 
 
 def test_a_file_that_claims_no_signature_need_not_be_in_a_list(vendor: Vendor) -> None:
     """Ubuntu signs a list of ISOs, which does not contain its netboot archives."""
-    vendor.put("SHA256SUMS", sums().splitlines(keepends=True)[1])  # of the initrd only
+    vendor.put("SHA256SUMS", make_sha256_list().splitlines(keepends=True)[1])  # of the initrd only
     signature = vendor.sign("SHA256SUMS", "openpgp")
     checksums = f", checksums: {{url: '{vendor.web.url}/SHA256SUMS', signature: {{openpgp: '{signature}'}}}}"
     for claim, severity in [("firstSeen", "warning"), ("published", "warning"), ("signed, key: F88CFEDE", "error")]:
@@ -250,10 +252,12 @@ def test_a_clear_signed_index_of_simplestreams_is_a_list(vendor: Vendor) -> None
     assert vendor.check(path, "--required") == (0, {})
     other = index.replace(compute_digest(KERNEL), "0" * 64)
     vendor.put("download.sjson", clear_sign(vendor.folder, f"{other}\n".encode(), vendor.people["vendor"]))
-    assert "not in the list" in vendor.fault_of_kernel(path)
+    assert "not in the list" in vendor.find_kernel_fault(path)
 
 
-def digests(kernel: bytes = KERNEL, form: str = "# MD5 HASH\n{0:.32}  kernel\n# SHA512 HASH\n{0}  kernel\n") -> bytes:
+def make_sha512_list(
+    kernel: bytes = KERNEL, form: str = "# MD5 HASH\n{0:.32}  kernel\n# SHA512 HASH\n{0}  kernel\n"
+) -> bytes:
     """The .DIGESTS file of Flatcar, or another list of SHA-512."""
     return form.format(sha512(kernel).hexdigest()).encode()
 
@@ -262,26 +266,34 @@ def test_a_list_of_sha512_vouches_for_the_file_that_gitboot_reads(vendor: Vendor
     signature = f"{vendor.web.url}/kernel.DIGESTS.openpgp"
     checksums = f", checksums: {{url: '{vendor.web.url}/kernel.DIGESTS', signature: {{openpgp: '{signature}'}}}}"
     path = vendor.write(vendor.image(more=checksums))
-    for content in (digests(), digests(form="{}  kernel\n"), digests(form="SHA512 (kernel) = {}\n")):
+    for content in (
+        make_sha512_list(),
+        make_sha512_list(form="{}  kernel\n"),
+        make_sha512_list(form="SHA512 (kernel) = {}\n"),
+    ):
         vendor.put("kernel.DIGESTS", content)
         vendor.sign("kernel.DIGESTS", "openpgp")
         code, found = vendor.check(path)
         assert (code, sorted(found)) == (Exit.INVALID, ["error x86_64.initrds.0"])
 
-    for content in (digests(b"other"), digests(form="# BLAKE2B HASH\n{}  kernel\n"), digests(form="# {}  k\n")):
+    for content in (
+        make_sha512_list(b"other"),
+        make_sha512_list(form="# BLAKE2B HASH\n{}  kernel\n"),
+        make_sha512_list(form="# {}  k\n"),
+    ):
         vendor.put("kernel.DIGESTS", content)
         vendor.sign("kernel.DIGESTS", "openpgp")
-        assert "not in the list" in vendor.fault_of_kernel(path)
+        assert "not in the list" in vendor.find_kernel_fault(path)
 
     # The list has the SHA-512 of what the server sends, but the image states another SHA-256.
-    vendor.put("kernel.DIGESTS", digests(b"another kernel"))
+    vendor.put("kernel.DIGESTS", make_sha512_list(b"another kernel"))
     vendor.sign("kernel.DIGESTS", "openpgp")
     vendor.put("kernel", b"another kernel")
-    assert "which has the sha256" in vendor.fault_of_kernel(path)
+    assert "which has the sha256" in vendor.find_kernel_fault(path)
 
-    vendor.put("kernel.DIGESTS", digests())  # changed after it was signed
+    vendor.put("kernel.DIGESTS", make_sha512_list())  # changed after it was signed
     vendor.put("kernel", KERNEL)
-    assert "changed after it was signed" in vendor.fault_of_kernel(path)
+    assert "changed after it was signed" in vendor.find_kernel_fault(path)
 
 
 RELEASE = """Origin: Debian
@@ -304,7 +316,7 @@ def test_a_list_in_a_signed_release_of_debian_vouches_for_the_files_in_it(
     path = vendor.write(
         vendor.image(more=f", checksums: {{url: '{vendor.web.url}/SHA256SUMS', listedIn: {listed_in}}}")
     )
-    vendor.put("SHA256SUMS", sums("{}  ./netboot/{}"))
+    vendor.put("SHA256SUMS", make_sha256_list("{}  ./netboot/{}"))
 
     def release(by: str = "vendor", **changes: object) -> None:
         found = {
@@ -320,21 +332,21 @@ def test_a_list_in_a_signed_release_of_debian_vouches_for_the_files_in_it(
     release()
     assert vendor.check(path, "--required") == (0, {})
     release("stranger")
-    assert "which is not listed" in vendor.fault_of_kernel(path)
+    assert "which is not listed" in vendor.find_kernel_fault(path)
     for changes in ({"digest": compute_digest(b"other")}, {"size": 7}):
         release(**changes)
-        assert "SHA256SUMS is not in the list at" in vendor.fault_of_kernel(path)
+        assert "SHA256SUMS is not in the list at" in vendor.find_kernel_fault(path)
     release()
-    vendor.put("SHA256SUMS", sums("{} *x{}"))
-    assert "SHA256SUMS is not in the list at" in vendor.fault_of_kernel(path)
-    vendor.put("SHA256SUMS", sums("# {} {}"))
+    vendor.put("SHA256SUMS", make_sha256_list("{} *x{}"))
+    assert "SHA256SUMS is not in the list at" in vendor.find_kernel_fault(path)
+    vendor.put("SHA256SUMS", make_sha256_list("# {} {}"))
     release()
-    assert "not in the list at" in vendor.fault_of_kernel(path)
+    assert "not in the list at" in vendor.find_kernel_fault(path)
     vendor.web.files["/InRelease"] = vendor.web.files["/InRelease"].replace(b"Debian", b"Ubuntu")
-    assert "changed after it was signed" in vendor.fault_of_kernel(path)
+    assert "changed after it was signed" in vendor.find_kernel_fault(path)
 
 
-def archive(kernel: bytes = KERNEL) -> bytes:
+def make_archive(kernel: bytes = KERNEL) -> bytes:
     written = io.BytesIO()
     with tarfile.open(fileobj=written, mode="w:gz") as made:
         for name, content in (("boot/vmlinuz", kernel), ("boot/initrd", INITRD)):
@@ -346,7 +358,7 @@ def archive(kernel: bytes = KERNEL) -> bytes:
 
 @pytest.mark.parametrize("by", ["signature", "list of sha256", "list of sha512"])
 def test_the_signature_of_an_archive_vouches_for_the_files_in_it(vendor: Vendor, by: str) -> None:
-    content = archive()
+    content = make_archive()
     vendor.put("a.tar.gz", content)
     vendor.put(
         "SUMS", (compute_digest(content) if by.endswith("256") else sha512(content).hexdigest()).encode() + b"  a\n"
@@ -368,17 +380,17 @@ def test_the_signature_of_an_archive_vouches_for_the_files_in_it(vendor: Vendor,
         ("boot/initrd", "different from the file boot/initrd"),
     ]:
         other = vendor.write((path / "fleet.yaml").read_text().partition("---\n")[2].replace("boot/vmlinuz", member))
-        assert says in vendor.fault_of_kernel(other)
+        assert says in vendor.find_kernel_fault(other)
         vendor.write((path / "fleet.yaml").read_text().partition("---\n")[2].replace(member, "boot/vmlinuz", 1))
-    vendor.put("a.tar.gz", archive(b"another kernel"))
-    assert ("changed after" if by == "signature" else "not in the list") in vendor.fault_of_kernel(path)
+    vendor.put("a.tar.gz", make_archive(b"another kernel"))
+    assert ("changed after" if by == "signature" else "not in the list") in vendor.find_kernel_fault(path)
 
 
 def test_a_claimed_provenance_is_compared_with_the_signer(vendor: Vendor) -> None:
     signature = f", signature: {{openpgp: '{vendor.sign('kernel', 'openpgp')}'}}"
 
-    def read(of_kernel: str) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
-        path = vendor.write(vendor.image(of_kernel))
+    def read(kernel_spec: str) -> tuple[int, list[dict[str, Any]], dict[str, Any]]:
+        path = vendor.write(vendor.image(kernel_spec))
         command = ["artifacts", "signatures", str(path), "--image-keys", str(vendor.keys), "-o", "json"]
         result = CliRunner().invoke(cli, command)
         document = json.loads(result.stdout)
@@ -397,12 +409,12 @@ def test_a_claimed_provenance_is_compared_with_the_signer(vendor: Vendor) -> Non
         assert file["claim"]["digest"] in claim
 
     other = "F" * 40
-    for of_kernel, says in [
+    for kernel_spec, says in [
         (f"{signature}, provenance: {{digest: signed, key: {other}}}", f"but vendor <vendor@example.net> ({key})"),
         (f", provenance: {{digest: signed, key: {key}}}", "but does not have a signature"),
         (f"{signature.replace('.openpgp', '.none')}, provenance: {{digest: signed, key: {key}}}", "is unavailable"),
     ]:
-        code, (problem,), _ = read(of_kernel)
+        code, (problem,), _ = read(kernel_spec)
         assert (code, problem["code"], problem["severity"]) == (Exit.INVALID, "GB4013", "error")
         assert (problem["path"].rpartition("/")[2], problem["line"]) == ("fleet.yaml", 9)
         assert says in problem["message"]

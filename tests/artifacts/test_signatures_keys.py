@@ -25,7 +25,7 @@ def people() -> Iterator[Mapping[str, Person]]:
         yield people
 
 
-def keys(folder: Path, files: Mapping[str, bytes]) -> VendorKeys:
+def load_keys(folder: Path, files: Mapping[str, bytes]) -> VendorKeys:
     listed, scratch = folder / "keys", folder / "scratch"
     for each in (listed, scratch):
         each.mkdir(parents=True)
@@ -34,7 +34,7 @@ def keys(folder: Path, files: Mapping[str, bytes]) -> VendorKeys:
     return VendorKeys(listed, scratch, shipped=None)
 
 
-def digest(file: Path) -> Digest:
+def compute_digest(file: Path) -> Digest:
     return Digest(sha256(file.read_bytes()).hexdigest())
 
 
@@ -49,16 +49,16 @@ def test_a_file_that_a_listed_openpgp_key_has_signed_is_vouched_for(
     people: Mapping[str, Person], kernel: Path, tmp_path: Path
 ) -> None:
     vendor = people["vendor"]
-    found = keys(tmp_path, {"vendor.asc": vendor.public.read_bytes(), "notes.txt": b"", ".hidden.asc": b"none"})
+    found = load_keys(tmp_path, {"vendor.asc": vendor.public.read_bytes(), "notes.txt": b"", ".hidden.asc": b"none"})
     for signature in (sign_with_gpg(vendor, kernel), sign_with_gpg(vendor, kernel, "--armor", "--detach-sign")):
-        signer = found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
+        signer = found.find_signer(SignatureKind.OPENPGP, signature, kernel, compute_digest(kernel))
         assert signer.name == "vendor <vendor@example.net>"
         assert re.fullmatch("[0-9A-F]{40}", signer.key)
 
 
 def test_other_openpgp_signatures_are_rejected(people: Mapping[str, Person], kernel: Path, tmp_path: Path) -> None:
     listed = {f"{name}.asc": people[name].public.read_bytes() for name in ("vendor", "expired", "revoked")}
-    found = keys(tmp_path, listed)
+    found = load_keys(tmp_path, listed)
     other = tmp_path / "other"
     other.write_bytes(b"another kernel")
     for signature, says in [
@@ -79,28 +79,30 @@ def test_other_openpgp_signatures_are_rejected(people: Mapping[str, Person], ker
         (sign_with_gpg(people["stranger"], kernel) * 9, "more than 8 OpenPGP signatures"),
     ]:
         with pytest.raises(UntrustedSignature, match=says):
-            found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
+            found.find_signer(SignatureKind.OPENPGP, signature, kernel, compute_digest(kernel))
 
 
 def test_one_good_signature_of_several_is_enough(people: Mapping[str, Person], kernel: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"another kernel")
     good, bad = sign_with_gpg(people["vendor"], kernel), sign_with_gpg(people["stranger"], other)
-    found = keys(tmp_path, {"vendor.asc": people["vendor"].public.read_bytes()})
+    found = load_keys(tmp_path, {"vendor.asc": people["vendor"].public.read_bytes()})
     for signature in (good + bad, bad + good, sign_with_gpg(people["vendor"], other) + good):
-        assert found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel)).name.startswith("vendor <")
+        assert found.find_signer(SignatureKind.OPENPGP, signature, kernel, compute_digest(kernel)).name.startswith(
+            "vendor <"
+        )
     with pytest.raises(UntrustedSignature, match="changed after it was signed"):
-        found.find_signer(SignatureKind.OPENPGP, good + bad, other, digest(other))
+        found.find_signer(SignatureKind.OPENPGP, good + bad, other, compute_digest(other))
 
 
 def test_only_the_allowed_keys_may_sign(people: Mapping[str, Person], kernel: Path, tmp_path: Path) -> None:
     minisign = Minisign(tmp_path, "mini")
     files = {f"{name}.asc": people[name].public.read_bytes() for name in ("vendor", "stranger")}
-    found = keys(tmp_path, {**files, "mini.pub": minisign.public.read_bytes()})
+    found = load_keys(tmp_path, {**files, "mini.pub": minisign.public.read_bytes()})
 
     def sign(only: tuple[str, ...] | None, *names: str) -> ImageSigner:
         signature = b"".join(sign_with_gpg(people[name], kernel) for name in names)
-        return found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel), only=only)
+        return found.find_signer(SignatureKind.OPENPGP, signature, kernel, compute_digest(kernel), only=only)
 
     vendor, stranger = sign(None, "vendor").key, sign(None, "stranger").key
     assert sign((vendor,), "stranger", "vendor").key == vendor
@@ -112,16 +114,16 @@ def test_only_the_allowed_keys_may_sign(people: Mapping[str, Person], kernel: Pa
     for kind, signature, allowed in [
         (SignatureKind.MINISIGN, by_minisign, public),
     ]:
-        assert found.find_signer(kind, signature, kernel, digest(kernel), only=(allowed,)).key == allowed
+        assert found.find_signer(kind, signature, kernel, compute_digest(kernel), only=(allowed,)).key == allowed
         with pytest.raises(UntrustedSignature, match="not listed"):
-            found.find_signer(kind, signature, kernel, digest(kernel), only=(vendor,))
+            found.find_signer(kind, signature, kernel, compute_digest(kernel), only=(vendor,))
 
 
 CLEAR_TEXT = b"first\n- a dash\n-----BEGIN PGP SIGNATURE-----\nlast"
 
 
 def test_only_the_signed_text_of_a_clear_signed_message_counts(people: Mapping[str, Person], tmp_path: Path) -> None:
-    found = keys(tmp_path, {"vendor.asc": people["vendor"].public.read_bytes()})
+    found = load_keys(tmp_path, {"vendor.asc": people["vendor"].public.read_bytes()})
     vendor, stranger = people["vendor"], people["stranger"]
     message = clear_sign(tmp_path, CLEAR_TEXT, vendor)
     for content in (
@@ -137,7 +139,7 @@ def test_only_the_signed_text_of_a_clear_signed_message_counts(people: Mapping[s
 
 
 def test_other_clear_signed_messages_are_rejected(people: Mapping[str, Person], tmp_path: Path) -> None:
-    found = keys(tmp_path, {"vendor.asc": people["vendor"].public.read_bytes()})
+    found = load_keys(tmp_path, {"vendor.asc": people["vendor"].public.read_bytes()})
     vendor, stranger = people["vendor"], people["stranger"]
     message, other = clear_sign(tmp_path, CLEAR_TEXT, vendor), clear_sign(tmp_path, b"other", stranger)
     for content, says in [
@@ -208,11 +210,11 @@ def test_the_shipped_keys_count_beside_those_of_a_directory(
         found = VendorKeys(directory, scratch, shipped=shipped)
         for name, signature in signatures.items():
             if name in trusted:
-                signer = found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
+                signer = found.find_signer(SignatureKind.OPENPGP, signature, kernel, compute_digest(kernel))
                 assert signer.name.startswith(name)
             else:
                 with pytest.raises(UntrustedSignature, match="not listed"):
-                    found.find_signer(SignatureKind.OPENPGP, signature, kernel, digest(kernel))
+                    found.find_signer(SignatureKind.OPENPGP, signature, kernel, compute_digest(kernel))
 
 
 def test_the_digest_of_a_key_changes_when_the_key_is_removed_or_changes(
@@ -225,34 +227,36 @@ def test_the_digest_of_a_key_changes_when_the_key_is_removed_or_changes(
         "vendor.toml": VENDOR,
         "trusted_root.json": sigstore.trusted_root,
     }
-    found = keys(tmp_path / "before", files)
+    found = load_keys(tmp_path / "before", files)
     signatures = {
         SignatureKind.OPENPGP: sign_with_gpg(people["vendor"], kernel),
         SignatureKind.MINISIGN: minisign.sign(kernel),
         SignatureKind.SIGSTORE: sigstore.bundle(kernel.read_bytes(), "vendor@example.net"),
     }
-    signers = [found.find_signer(kind, each, kernel, digest(kernel)).key for kind, each in signatures.items()]
+    signers = [found.find_signer(kind, each, kernel, compute_digest(kernel)).key for kind, each in signatures.items()]
     digests = [found.compute_key_digest(each) for each in signers]
     assert None not in digests
     assert len(set(digests)) == len(digests)
 
-    more = keys(tmp_path / "more", {**files, "other.asc": people["stranger"].public.read_bytes()})
+    more = load_keys(tmp_path / "more", {**files, "other.asc": people["stranger"].public.read_bytes()})
     assert [more.compute_key_digest(each) for each in signers] == digests
-    none = keys(tmp_path / "none", {"other.asc": people["stranger"].public.read_bytes()})
+    none = load_keys(tmp_path / "none", {"other.asc": people["stranger"].public.read_bytes()})
     assert [none.compute_key_digest(each) for each in (*signers, "--version", "vendor", "")] == [None] * 6
 
-    revoked = keys(tmp_path / "revoked", {"revoked.asc": people["revoked"].public.read_bytes()})
-    valid = keys(tmp_path / "valid", {"before.asc": (people["revoked"].public.parent / "before.asc").read_bytes()})
-    key = valid.find_signer(SignatureKind.OPENPGP, sign_with_gpg(people["revoked"], kernel), kernel, digest(kernel)).key
+    revoked = load_keys(tmp_path / "revoked", {"revoked.asc": people["revoked"].public.read_bytes()})
+    valid = load_keys(tmp_path / "valid", {"before.asc": (people["revoked"].public.parent / "before.asc").read_bytes()})
+    key = valid.find_signer(
+        SignatureKind.OPENPGP, sign_with_gpg(people["revoked"], kernel), kernel, compute_digest(kernel)
+    ).key
     assert None is not valid.compute_key_digest(key) != revoked.compute_key_digest(key) is not None
 
 
 def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Path, tmp_path: Path) -> None:
     vendor, other, stranger = (Minisign(tmp_path, name) for name in ("vendor", "other", "stranger"))
-    found = keys(tmp_path, {f"{each.public.stem}.pub": each.public.read_bytes() for each in (other, vendor)})
+    found = load_keys(tmp_path, {f"{each.public.stem}.pub": each.public.read_bytes() for each in (other, vendor)})
     signature = vendor.sign(kernel)
     for good in (signature, vendor.sign(kernel, "-l")):  # of its hash, or of all of it, as before 2021
-        assert found.find_signer(SignatureKind.MINISIGN, good, kernel, digest(kernel)) == ImageSigner(
+        assert found.find_signer(SignatureKind.MINISIGN, good, kernel, compute_digest(kernel)) == ImageSigner(
             vendor.public.read_text().split()[-1], "minisign key vendor"
         )
     for bad, says in [
@@ -264,25 +268,25 @@ def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Pat
         (b"", "its minisign signature is malformed or belongs to a different file"),
     ]:
         with pytest.raises(UntrustedSignature, match=says):
-            found.find_signer(SignatureKind.MINISIGN, bad, kernel, digest(kernel))
+            found.find_signer(SignatureKind.MINISIGN, bad, kernel, compute_digest(kernel))
     kernel.write_bytes(b"another")
     with pytest.raises(UntrustedSignature, match="its minisign signature is malformed or belongs to a different file"):
-        found.find_signer(SignatureKind.MINISIGN, signature, kernel, digest(kernel))
+        found.find_signer(SignatureKind.MINISIGN, signature, kernel, compute_digest(kernel))
 
 
 def test_a_signature_of_a_kind_without_listed_keys_is_rejected(
     people: Mapping[str, Person], kernel: Path, tmp_path: Path
 ) -> None:
     vendor = Minisign(tmp_path, "vendor")
-    by_openpgp = keys(tmp_path / "openpgp", {"vendor.asc": people["vendor"].public.read_bytes()})
-    by_minisign = keys(tmp_path / "minisign", {"vendor.pub": vendor.public.read_bytes()})
+    by_openpgp = load_keys(tmp_path / "openpgp", {"vendor.asc": people["vendor"].public.read_bytes()})
+    by_minisign = load_keys(tmp_path / "minisign", {"vendor.pub": vendor.public.read_bytes()})
     for found, kind in [
         (by_openpgp, SignatureKind.MINISIGN),
         (by_openpgp, SignatureKind.SIGSTORE),
         (by_minisign, SignatureKind.OPENPGP),
     ]:
         with pytest.raises(UntrustedSignature, match=r"not listed|gitboot has no trusted"):
-            found.find_signer(kind, vendor.sign(kernel), kernel, digest(kernel))
+            found.find_signer(kind, vendor.sign(kernel), kernel, compute_digest(kernel))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +302,7 @@ def test_malformed_keys_are_rejected(kernel: Path, tmp_path: Path, name: str, co
     kind = SignatureKind.SIGSTORE if name.endswith("toml") else SignatureKind.MINISIGN
     signature = Minisign(tmp_path, "other").sign(kernel)
     with pytest.raises(UsageError, match=says):
-        keys(tmp_path, {name: content}).find_signer(kind, signature, kernel, digest(kernel))
+        load_keys(tmp_path, {name: content}).find_signer(kind, signature, kernel, compute_digest(kernel))
     with pytest.raises(UsageError, match="cannot be read"):
         VendorKeys(tmp_path / "missing", tmp_path)
 
@@ -309,16 +313,16 @@ VENDOR = b'identity = "vendor@example.net"\nissuer = "https://accounts.test"\n'
 def test_a_file_that_a_listed_identity_has_signed_by_sigstore_is_vouched_for(kernel: Path, tmp_path: Path) -> None:
     sigstore = Sigstore()
     other = VENDOR.replace(b"vendor", b"other")
-    found = keys(tmp_path, {"trusted_root.json": sigstore.trusted_root, "a.toml": other, "vendor.toml": VENDOR})
+    found = load_keys(tmp_path, {"trusted_root.json": sigstore.trusted_root, "a.toml": other, "vendor.toml": VENDOR})
     bundle = sigstore.bundle(kernel.read_bytes(), "vendor@example.net")
-    assert found.find_signer(SignatureKind.SIGSTORE, bundle, kernel, digest(kernel)) == ImageSigner(
+    assert found.find_signer(SignatureKind.SIGSTORE, bundle, kernel, compute_digest(kernel)) == ImageSigner(
         "vendor@example.net", "sigstore identity vendor"
     )
 
 
 def test_other_sigstore_bundles_are_rejected(kernel: Path, tmp_path: Path) -> None:
     sigstore, stranger, content = Sigstore(), Sigstore(), kernel.read_bytes()
-    found = keys(tmp_path, {"trusted_root.json": sigstore.trusted_root, "vendor.toml": VENDOR})
+    found = load_keys(tmp_path, {"trusted_root.json": sigstore.trusted_root, "vendor.toml": VENDOR})
     other = Sigstore(authority=sigstore.authority, certificates=sigstore.certificates)
     uncertified = Sigstore(authority=sigstore.authority, log=sigstore.log)
     for bundle, says in [
@@ -332,13 +336,13 @@ def test_other_sigstore_bundles_are_rejected(kernel: Path, tmp_path: Path) -> No
         (b"", "not signed by a listed"),
     ]:
         with pytest.raises(UntrustedSignature, match=says):
-            found.find_signer(SignatureKind.SIGSTORE, bundle, kernel, digest(kernel))
+            found.find_signer(SignatureKind.SIGSTORE, bundle, kernel, compute_digest(kernel))
 
 
 @pytest.mark.parametrize(
     "content", [b"", b'identity = "a"', b"identity = 1\nissuer = 2", VENDOR + b"more = 1", b"\xff"]
 )
 def test_an_identity_has_a_name_and_an_issuer(kernel: Path, tmp_path: Path, content: bytes) -> None:
-    found = keys(tmp_path, {"trusted_root.json": Sigstore().trusted_root, "vendor.toml": content})
+    found = load_keys(tmp_path, {"trusted_root.json": Sigstore().trusted_root, "vendor.toml": content})
     with pytest.raises(UsageError, match="expected identity ="):
-        found.find_signer(SignatureKind.SIGSTORE, b"{}", kernel, digest(kernel))
+        found.find_signer(SignatureKind.SIGSTORE, b"{}", kernel, compute_digest(kernel))

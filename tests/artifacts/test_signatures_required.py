@@ -21,7 +21,7 @@ from gitboot.ledger.store import Store
 from gitboot.model.boot_image import Signature
 from gitboot.model.scalars import ArtifactUrl
 from gitboot.resolve.server_decision import BootFile, Decisions, FileProof
-from tests.artifacts.test_availability import ABSENT, DISK, OFFERED, SILENT, THERE, Told, summarize_plan
+from tests.artifacts.test_availability import ABSENT, AVAILABLE, DISK, OFFERED, SILENT, FakeWatch, summarize_plan
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server
 from tests.helpers.cases import require_value
 from tests.helpers.fleets import (
@@ -41,11 +41,11 @@ from tests.helpers.instance_with_bmcs import Rack, boots, wait_for_condition
 from tests.helpers.running_instance import eventually
 
 
-def stream(rule: str = "signed", spec: str = "current: flatcar-1") -> str:
+def make_stream(rule: str = "signed", spec: str = "current: flatcar-1") -> str:
     return document("ImageStream", "flatcar", f"{spec}{f', requireProvenance: {rule}' if rule else ''}")
 
 
-def documents(*more: str, boots: str = "stream: flatcar", often: str = "Once", pin: str = "") -> tuple[str, ...]:
+def make_documents(*more: str, boots: str = "stream: flatcar", often: str = "Once", pin: str = "") -> tuple[str, ...]:
     return (
         fleet(),
         server("web01", "role: web", f"provision: 1{pin}"),
@@ -58,7 +58,7 @@ def documents(*more: str, boots: str = "stream: flatcar", often: str = "Once", p
     )
 
 
-def proven(decisions: Decisions) -> dict[str, bool]:
+def list_proofs(decisions: Decisions) -> dict[str, bool]:
     """Return, for each image that web01 may boot, whether all of its files need a signature."""
     found = {}
     for boot in decisions.servers["web01"].boots:
@@ -74,39 +74,39 @@ PIN = ", pin: {image: flatcar-3, reason: a}"
 @pytest.mark.parametrize(
     ("case", "made", "expected"),
     [
-        ("no rule", documents(stream("")), {"flatcar-1": False}),
-        ("any", documents(stream("any")), {"flatcar-1": False}),
-        ("current", documents(stream()), {"flatcar-1": True}),
+        ("no rule", make_documents(make_stream("")), {"flatcar-1": False}),
+        ("any", make_documents(make_stream("any")), {"flatcar-1": False}),
+        ("current", make_documents(make_stream()), {"flatcar-1": True}),
         (
             "rollout",
-            documents(stream(spec="current: flatcar-1, rollout: {image: flatcar-2}")),
+            make_documents(make_stream(spec="current: flatcar-1, rollout: {image: flatcar-2}")),
             {"flatcar-2": True},
         ),
         (
             "hold",
-            documents(stream(spec="current: flatcar-1, holds: [{select: All, image: flatcar-2, reason: a}]")),
+            make_documents(make_stream(spec="current: flatcar-1, holds: [{select: All, image: flatcar-2, reason: a}]")),
             {"flatcar-2": True},
         ),
-        ("pin", documents(stream(), pin=PIN), {"flatcar-3": True}),
-        ("a profile names the image itself", documents(stream(), boots="flatcar-1"), {"flatcar-1": True}),
-        ("another image", documents(stream(), boots="flatcar-2"), {"flatcar-2": False}),
-        ("maintenance", documents(stream(), maintenance("fix")), {"flatcar-1": True, "memtest-7": False}),
+        ("pin", make_documents(make_stream(), pin=PIN), {"flatcar-3": True}),
+        ("a profile names the image itself", make_documents(make_stream(), boots="flatcar-1"), {"flatcar-1": True}),
+        ("another image", make_documents(make_stream(), boots="flatcar-2"), {"flatcar-2": False}),
+        ("maintenance", make_documents(make_stream(), maintenance("fix")), {"flatcar-1": True, "memtest-7": False}),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
 def test_the_boots_of_a_stream_need_signatures(case: str, made: tuple[str, ...], expected: dict[str, bool]) -> None:
-    assert proven(decided(*made)) == expected
+    assert list_proofs(decided(*made)) == expected
 
 
 def test_the_rule_changes_no_digest_of_a_decision() -> None:
-    before, after = (decided(*documents(stream(rule), maintenance("fix"))) for rule in ("any", "signed"))
+    before, after = (decided(*make_documents(make_stream(rule), maintenance("fix"))) for rule in ("any", "signed"))
     assert before.servers["web01"].digest == after.servers["web01"].digest
     assert before.servers["web01"].proofs != after.servers["web01"].proofs
 
 
 def test_unknown_machines_need_signatures_too() -> None:
     unknown = fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}")
-    made = documents(
+    made = make_documents(
         document("ImageStream", "memtest", "current: memtest-7, requireProvenance: signed"), boots="flatcar-1"
     )
     (boot,) = (decided(unknown, *made[1:]).unknown or {}).values()
@@ -114,26 +114,26 @@ def test_unknown_machines_need_signatures_too() -> None:
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
+def told() -> FakeWatch:
+    return FakeWatch()
 
 
 @pytest.fixture
-def bench(tmp_path: Path, told: Told) -> Iterator[Bench]:
+def bench(tmp_path: Path, told: FakeWatch) -> Iterator[Bench]:
     with Bench(tmp_path, artifacts=told) as bench:
         yield bench
 
 
 SIGNER = FileSigner(key="F" * 40, name="vendor", key_digest=Digest("a" * 64))
-WHY = "the stream requires a signature, but the file is signed by the key F, which is not listed"
-UNSIGNED = Sighting(presence=Presence.UNSIGNED, message=WHY)
+REASON = "the stream requires a signature, but the file is signed by the key F, which is not listed"
+UNSIGNED = Sighting(presence=Presence.UNSIGNED, message=REASON)
 
 
 @pytest.mark.parametrize(
     ("case", "seen", "is_offered"),
     [
         ("never checked", None, False),
-        ("there, but not verified", THERE, False),
+        ("there, but not verified", AVAILABLE, False),
         ("silent, and never verified", SILENT, False),
         ("unsigned", UNSIGNED, False),
         ("verified", Sighting(presence=Presence.FOUND, signer=SIGNER), True),
@@ -143,9 +143,9 @@ UNSIGNED = Sighting(presence=Presence.UNSIGNED, message=WHY)
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
 def test_a_boot_is_withheld_until_a_key_has_verified_its_files(
-    bench: Bench, told: Told, case: str, seen: Sighting | None, is_offered: bool
+    bench: Bench, told: FakeWatch, case: str, seen: Sighting | None, is_offered: bool
 ) -> None:
-    assert summarize_plan(bench.decide(*documents(stream())).reconcile()) == DISK
+    assert summarize_plan(bench.decide(*make_documents(make_stream())).reconcile()) == DISK
     if seen is not None:
         told.sightings = dict.fromkeys(told.wanted, seen)
     assert summarize_plan(bench.reconcile()) == (OFFERED if is_offered else DISK)
@@ -154,32 +154,32 @@ def test_a_boot_is_withheld_until_a_key_has_verified_its_files(
         assert (status, reason) == (False, "Missing")
         assert "BootImage/flatcar-1 for 1 server (http://boot.test/assets/flatcar-1/" in message
     if seen is UNSIGNED:
-        assert WHY in message
+        assert REASON in message
         assert bench.told("ArtifactMissing") == ["ArtifactMissing", "ArtifactMissing"]  # kernel and initrd
 
 
-def test_a_commit_that_only_adds_the_rule_withdraws_the_boot(bench: Bench, told: Told) -> None:
-    assert summarize_plan(bench.decide(*documents(stream("any"))).reconcile()) == OFFERED
-    told.sightings = dict.fromkeys(told.wanted, THERE)
+def test_a_commit_that_only_adds_the_rule_withdraws_the_boot(bench: Bench, told: FakeWatch) -> None:
+    assert summarize_plan(bench.decide(*make_documents(make_stream("any"))).reconcile()) == OFFERED
+    told.sightings = dict.fromkeys(told.wanted, AVAILABLE)
     assert summarize_plan(bench.reconcile()) == OFFERED
-    assert summarize_plan(bench.decide(*documents(stream("signed"))).reconcile()) == DISK
+    assert summarize_plan(bench.decide(*make_documents(make_stream("signed"))).reconcile()) == DISK
     told.sightings = dict.fromkeys(told.wanted, Sighting(presence=Presence.FOUND, signer=SIGNER))
     assert summarize_plan(bench.reconcile()) == OFFERED
     told.sightings = {}
-    assert summarize_plan(bench.decide(*documents(stream("any"))).reconcile()) == OFFERED
+    assert summarize_plan(bench.decide(*make_documents(make_stream("any"))).reconcile()) == OFFERED
 
 
 def test_without_artifact_checks_the_boot_stays_withheld(tmp_path: Path) -> None:
     with Bench(tmp_path) as bench:
-        assert summarize_plan(bench.decide(*documents(stream())).reconcile()) == DISK
+        assert summarize_plan(bench.decide(*make_documents(make_stream())).reconcile()) == DISK
         _, _, message = require_value(bench.condition("ArtifactsPresent"))
         assert "gitboot does not check because of --check-assets off" in message
-        assert summarize_plan(bench.decide(*documents(stream("any"))).reconcile()) == OFFERED
+        assert summarize_plan(bench.decide(*make_documents(make_stream("any"))).reconcile()) == OFFERED
         assert bench.condition("ArtifactsPresent") is None
 
 
-def test_the_ledger_keeps_the_signer_of_a_file(bench: Bench, told: Told) -> None:
-    bench.decide(*documents(stream())).reconcile()
+def test_the_ledger_keeps_the_signer_of_a_file(bench: Bench, told: FakeWatch) -> None:
+    bench.decide(*make_documents(make_stream())).reconcile()
     kernel, initrd = sorted(told.wanted, key=lambda each: each.url, reverse=True)
     verified = Sighting(presence=Presence.FOUND, signer=SIGNER)
     told.sightings = {kernel: verified, initrd: UNSIGNED, replace(kernel, proof=None): ABSENT}
@@ -218,7 +218,7 @@ def trusted(people: Mapping[str, Person], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def signed(web: ArtifactServer, people: Mapping[str, Person], tmp_path: Path) -> BootFile:
+def signed_kernel(web: ArtifactServer, people: Mapping[str, Person], tmp_path: Path) -> BootFile:
     """A kernel with the signature of its vendor."""
     file = web.file("/kernel", KERNEL)
     web.put("/kernel", KERNEL)
@@ -236,31 +236,31 @@ BASES = ("http://boot.test",)
 
 
 def test_a_file_is_verified_once_until_its_key_is_removed(
-    signed: BootFile, web: ArtifactServer, trusted: Path, people: Mapping[str, Person]
+    signed_kernel: BootFile, web: ArtifactServer, trusted: Path, people: Mapping[str, Person]
 ) -> None:
     with closing(verifier(trusted)) as first:
-        found = first.verify(signed, None, BASES)
+        found = first.verify(signed_kernel, None, BASES)
         assert isinstance(found, FileSigner)
         assert found.name == "vendor <vendor@example.net>"
     web.files.clear()  # the vendor deletes the release
     web.asked.clear()
     with closing(verifier(trusted)) as second:
-        assert second.verify(signed, found, BASES) == found
+        assert second.verify(signed_kernel, found, BASES) == found
         assert not web.asked
-        assert "unavailable" in str(second.verify(signed, None, BASES))
+        assert "unavailable" in str(second.verify(signed_kernel, None, BASES))
     (trusted / "vendor.asc").write_bytes(people["stranger"].public.read_bytes())
     with closing(verifier(trusted)) as third:
-        assert "unavailable" in str(third.verify(signed, found, BASES))
+        assert "unavailable" in str(third.verify(signed_kernel, found, BASES))
 
 
 def test_another_file_or_signature_is_not_verified(
-    signed: BootFile, web: ArtifactServer, trusted: Path, people: Mapping[str, Person], tmp_path: Path
+    signed_kernel: BootFile, web: ArtifactServer, trusted: Path, people: Mapping[str, Person], tmp_path: Path
 ) -> None:
-    proof = require_value(signed.proof)
+    proof = require_value(signed_kernel.proof)
     good = web.files["/kernel.sig"]
     with closing(verifier(trusted)) as checked, closing(verifier(None)) as shipped:
-        assert "which is not listed" in str(shipped.verify(signed, None, BASES))
-        unsigned = replace(signed, proof=replace(proof, signature=None))
+        assert "which is not listed" in str(shipped.verify(signed_kernel, None, BASES))
+        unsigned = replace(signed_kernel, proof=replace(proof, signature=None))
         assert "does not have one" in str(checked.verify(unsigned, None, BASES))
         for name, content, says in [
             ("/kernel.sig", sign_with_gpg(people["stranger"], tmp_path / "kernel"), "which is not listed"),
@@ -269,24 +269,26 @@ def test_another_file_or_signature_is_not_verified(
         ]:
             before = web.files[name]
             web.put(name, content)
-            assert says in str(checked.verify(signed, None, BASES))
+            assert says in str(checked.verify(signed_kernel, None, BASES))
             web.put(name, before)
-        assert isinstance(checked.verify(signed, None, BASES), FileSigner)
+        assert isinstance(checked.verify(signed_kernel, None, BASES), FileSigner)
 
 
-def test_a_mirrored_file_is_read_where_machines_fetch_it(signed: BootFile, web: ArtifactServer, trusted: Path) -> None:
+def test_a_mirrored_file_is_read_where_machines_fetch_it(
+    signed_kernel: BootFile, web: ArtifactServer, trusted: Path
+) -> None:
     web.put("/o/kernel", web.files.pop("/kernel"))
-    mirrored = replace(signed, url=f"{web.url}/o/kernel", source=signed.url)
+    mirrored = replace(signed_kernel, url=f"{web.url}/o/kernel", source=signed_kernel.url)
     with closing(verifier(trusted)) as found:
         assert isinstance(found.verify(mirrored, None, BASES), FileSigner)
 
 
-def test_a_malformed_directory_of_keys_verifies_nothing(signed: BootFile, tmp_path: Path) -> None:
+def test_a_malformed_directory_of_keys_verifies_nothing(signed_kernel: BootFile, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with closing(verifier(tmp_path / "empty")) as found:
-        assert "does not contain image keys" in str(found.verify(signed, None, BASES))
+        assert "does not contain image keys" in str(found.verify(signed_kernel, None, BASES))
     with closing(verifier(tmp_path / "missing")) as found:
-        assert "cannot be read" in str(found.verify(signed, None, BASES))
+        assert "cannot be read" in str(found.verify(signed_kernel, None, BASES))
 
 
 @pytest.fixture
@@ -296,39 +298,39 @@ def ledger(tmp_path: Path) -> Iterator[Store]:
 
 
 def test_a_watch_verifies_a_file_and_keeps_the_result_after_a_restart(
-    signed: BootFile, web: ArtifactServer, trusted: Path, ledger: Store, tmp_path: Path
+    signed_kernel: BootFile, web: ArtifactServer, trusted: Path, ledger: Store, tmp_path: Path
 ) -> None:
     artifacts = ArtifactSettings(every_s=0.05, image_keys=trusted)
     settings = Settings(output=tmp_path, state=tmp_path, git=GitSettings(repository=""), artifacts=artifacts)
-    signature, plain = web.files.pop("/kernel.sig"), replace(signed, proof=None)
+    signature, plain = web.files.pop("/kernel.sig"), replace(signed_kernel, proof=None)
 
     def watch() -> AbstractContextManager[ThreadedArtifactWatch | None]:
         return watch_artifacts(settings, ledger, DiskCache(None, pytest.fail), lambda: None)
 
     with watch() as opened:
         lookout = require_value(opened)
-        lookout.want({signed, plain}, BASES)
+        lookout.want({signed_kernel, plain}, BASES)
         lookout.wait()
         seen = lookout.get_sightings()
-        assert (seen[signed].presence, seen[plain].presence) == (Presence.UNSIGNED, Presence.FOUND)
-        assert "/kernel.sig is unavailable" in seen[signed].message
+        assert (seen[signed_kernel].presence, seen[plain].presence) == (Presence.UNSIGNED, Presence.FOUND)
+        assert "/kernel.sig is unavailable" in seen[signed_kernel].message
         web.put("/kernel.sig", signature)
-        eventually(lambda: lookout.get_sightings()[signed].signer is not None)
-        assert lookout.get_sightings()[signed].presence is Presence.FOUND
+        eventually(lambda: lookout.get_sightings()[signed_kernel].signer is not None)
+        assert lookout.get_sightings()[signed_kernel].presence is Presence.FOUND
         with ledger.writing() as tx:
             instance_tables.write_sightings(tx, lookout.get_sightings(), "")
     del web.files["/kernel.sig"]
     web.asked.clear()
     with watch() as opened:
         lookout = require_value(opened)
-        lookout.want({signed}, BASES)
+        lookout.want({signed_kernel}, BASES)
         lookout.wait()
-        assert require_value(lookout.get_sightings()[signed].signer).name == "vendor <vendor@example.net>"
+        assert require_value(lookout.get_sightings()[signed_kernel].signer).name == "vendor <vendor@example.net>"
         assert web.asked["GET", "/kernel.sig"] == 0
         del web.files["/kernel"]
-        eventually(lambda: lookout.get_sightings()[signed].presence is Presence.MISSING)
+        eventually(lambda: lookout.get_sightings()[signed_kernel].presence is Presence.MISSING)
         web.put("/kernel", KERNEL)
-        eventually(lambda: lookout.get_sightings()[signed].presence is Presence.FOUND)
+        eventually(lambda: lookout.get_sightings()[signed_kernel].presence is Presence.FOUND)
         assert web.asked["GET", "/kernel.sig"] == 0
 
 

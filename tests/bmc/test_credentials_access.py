@@ -37,7 +37,7 @@ from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.server import RedfishServer, Service
 from tests.helpers.running_instance import eventually
 
-LOOSE = {"max_small_group": 100, "max_update_percent": 100}
+LOOSE_LIMITS = {"max_small_group": 100, "max_update_percent": 100}
 
 
 class Collector:
@@ -48,7 +48,7 @@ class Collector:
         self._socket.bind((host, 0))
         self._socket.listen()
         self.port: int = self._socket.getsockname()[1]
-        self.came: list[bytes] = []
+        self.received: list[bytes] = []
         self._thread = threading.Thread(target=self._collect, daemon=True)
         self._thread.start()
 
@@ -61,9 +61,9 @@ class Collector:
             with connection:
                 connection.settimeout(60)
                 try:
-                    self.came.append(connection.recv(65536))
+                    self.received.append(connection.recv(65536))
                 except OSError:
-                    self.came.append(b"")
+                    self.received.append(b"")
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
@@ -72,7 +72,7 @@ class Collector:
 
 
 @contextmanager
-def collector(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.0.2") -> Iterator[Collector]:
+def run_collector(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.0.2") -> Iterator[Collector]:
     listening = Collector(family, host)
     try:
         yield listening
@@ -82,7 +82,7 @@ def collector(family: socket.AddressFamily = socket.AF_INET, host: str = "127.0.
 
 @pytest.fixture
 def stranger() -> Iterator[Collector]:
-    with collector() as listening:
+    with run_collector() as listening:
         yield listening
 
 
@@ -94,7 +94,7 @@ def write_access_file(rack: Rack, trust: str) -> None:
         file.unlink()
 
 
-def pull(rack: Rack, old: str, new: str) -> str:
+def merge_change(rack: Rack, old: str, new: str) -> str:
     """Merge a pull request that changes a text in the fleet."""
     path = rack.repository.work / "fleet.yaml"
     text = path.read_text()
@@ -121,10 +121,12 @@ def test_t2_a_pull_request_cannot_send_credentials_outside_their_networks(tmp_pa
         assert all(blade.stands for blade in blades), "BMCs in the network are asked"
         for number, where in enumerate(ELSEWHERE.values()):
             # One listener is enough for ten machines: each has its own system.
-            pull(rack, f"{blades[number].bmc.url}', ", f"{where.replace('PORT', str(stranger.port))}/{number}', ")
-        rack.once(*write_configuration(max_bmc_changes=9, **LOOSE), *rack.spool_options)
+            merge_change(
+                rack, f"{blades[number].bmc.url}', ", f"{where.replace('PORT', str(stranger.port))}/{number}', "
+            )
+        rack.once(*write_configuration(max_bmc_changes=9, **LOOSE_LIMITS), *rack.spool_options)
         found = rack.bmc_get()
-    assert stranger.came == []
+    assert stranger.received == []
     for number, case in enumerate(ELSEWHERE):
         assert (found[f"web{number}"]["seen"], found[f"web{number}"]["next"]) == (None, "no access"), case
         assert "access.toml" in found[f"web{number}"]["why"], case
@@ -162,7 +164,7 @@ def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it(tmp_path: Pa
             eventually(lambda: rack.blades["web01"].stands)
             # The pull request, with the acknowledgement that its author writes.
             mine, other = rack.blades["web01"].bmc.url, f"http://127.0.0.2:{stranger.port}"
-            pull(rack, mine, other)
+            merge_change(rack, mine, other)
             instance.process.send_signal(1)
             held = eventually(lambda: instance.status()["attempted"].get("held"))
             acknowledged = f"Change\n\nGitboot-Ack: {held['digest']} maxBmcChanges"
@@ -172,10 +174,10 @@ def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it(tmp_path: Pa
             found = instance.status()["attempted"]["held"]
             assert "maxBmcChanges" in found["guards"]
             assert "only gitboot approve can acknowledge" in condition(instance, "CommitAccepted")["message"]
-            assert stranger.came == []
+            assert stranger.received == []
             # A person with a shell approves it, and gitboot uses it then.
             rack.said("approve", found["digest"], "--guard", "maxBmcChanges", "--reason", "it is ours")
-            eventually(lambda: stranger.came)
+            eventually(lambda: stranger.received)
 
 
 def test_t2_bmcs_in_the_ledger_of_an_earlier_version_still_get_credentials(tmp_path: Path, stranger: Collector) -> None:
@@ -192,12 +194,12 @@ def test_t2_bmcs_in_the_ledger_of_an_earlier_version_still_get_credentials(tmp_p
                 " FROM machines WHERE bmc IS NOT NULL"
             )
         assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
-        pull(rack, web01.bmc.url, f"http://127.0.0.2:{stranger.port}")
-        assert rack.once(*write_configuration(**LOOSE), *rack.spool_options).code == Exit.HELD
+        merge_change(rack, web01.bmc.url, f"http://127.0.0.2:{stranger.port}")
+        assert rack.once(*write_configuration(**LOOSE_LIMITS), *rack.spool_options).code == Exit.HELD
         # A server that leaves is a stranger when it comes back.
-        pull(rack, f"http://127.0.0.2:{stranger.port}", web01.bmc.url)
-        assert rack.once(*write_configuration(**LOOSE), *rack.spool_options).code == Exit.FINE
-    assert stranger.came == []
+        merge_change(rack, f"http://127.0.0.2:{stranger.port}", web01.bmc.url)
+        assert rack.once(*write_configuration(**LOOSE_LIMITS), *rack.spool_options).code == Exit.FINE
+    assert stranger.received == []
 
 
 def test_t2_the_access_file_that_an_upgrade_needs_is_printed(tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ def test_t2_diff_shows_where_credentials_are_sent(tmp_path: Path) -> None:
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01")
         rack.push()
-        pull(rack, web01.bmc.url, "http://attacker.test")
+        merge_change(rack, web01.bmc.url, "http://attacker.test")
         done = run_command("diff", "HEAD~1..HEAD", rack.repository.work)
     assert "Unchanged" not in done.out
     assert f"web01: rack at {web01.bmc.url}, unencrypted → rack at http://attacker.test, unencrypted" in done.out
@@ -234,7 +236,7 @@ def bmc(address: str = "https://10.0.0.1", **more: Any) -> BmcAccess:
 
 def test_a_certificate_for_a_host_and_a_port_takes_precedence_over_one_for_the_host(tmp_path: Path) -> None:
     a, b, c = (digit * 64 for digit in "abc")
-    trust = trust_of(
+    trust = make_trust(
         tmp_path,
         f'[certificates]\n"10.0.0.1" = "{a}"\n"10.0.0.1:8443" = "{b}"\n'
         f'"[FD00::1]:8443" = "{c}"\n"[fd00:0::2]" = "{a}"\n',
@@ -252,7 +254,7 @@ def test_a_certificate_for_a_host_and_a_port_takes_precedence_over_one_for_the_h
     }
 
 
-def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
+def make_trust(folder: Path, text: str, *, authority: str | None = None) -> Trust:
     store_credentials(folder, password=PASSWORD, trust=text)
     if authority is not None:
         (folder / "rack" / "ca.crt").write_text(authority)
@@ -287,7 +289,7 @@ def trust_of(folder: Path, text: str, *, authority: str | None = None) -> Trust:
 def test_t2_the_access_file_states_which_bmcs_get_the_credentials(
     tmp_path: Path, case: str, text: str, access: BmcAccess, refused: str | None
 ) -> None:
-    trust = trust_of(tmp_path, text)
+    trust = make_trust(tmp_path, text)
     assert trust.covers(access) is (refused is None), case
     if refused is not None:
         with pytest.raises(BmcNotTrusted, match=refused):
@@ -315,14 +317,14 @@ def test_t2_the_access_file_states_which_bmcs_get_the_credentials(
 def test_t2_link_local_and_loopback_addresses_are_allowed_only_if_named(
     tmp_path: Path, networks: str, address: str, is_allowed: bool
 ) -> None:
-    trust = trust_of(tmp_path, f'networks = ["{networks}"]')
+    trust = make_trust(tmp_path, f'networks = ["{networks}"]')
     allowed = trust.build_address_filter(bmc("https://name.test"), is_in_ledger=False)
     assert allowed(ip_address(address)) is is_allowed
 
 
 @pytest.mark.parametrize("text", ["", 'hosts = ["name.test"]'])
 def test_t2_a_bmc_in_the_ledger_is_not_followed_to_the_metadata_address_of_a_cloud(tmp_path: Path, text: str) -> None:
-    allowed = trust_of(tmp_path, text).build_address_filter(bmc("https://name.test"), is_in_ledger=True)
+    allowed = make_trust(tmp_path, text).build_address_filter(bmc("https://name.test"), is_in_ledger=True)
     assert allowed(ip_address("10.0.0.1"))
     assert not allowed(ip_address("169.254.169.254"))
 
@@ -331,17 +333,17 @@ def test_t2_with_an_authority_in_the_access_folder_only_bmcs_with_its_certificat
     (tmp_path / "own").mkdir()
     (tmp_path / "other").mkdir()
     own, other = Authority(tmp_path / "own"), Authority(tmp_path / "other")
-    trust = trust_of(tmp_path, "", authority=own.pem)
+    trust = make_trust(tmp_path, "", authority=own.pem)
     assert trust.covers(bmc())
     assert not trust.covers(bmc("http://10.0.0.1"))
     assert not trust.covers(bmc(verify=False))
     assert not trust.covers(bmc(ca="PEM"))
     # Addresses of this machine are allowed only if a network names them, in addition to the authority.
     store_credentials(tmp_path, password=PASSWORD, trust='networks = ["127.0.0.1"]')
-    assert [is_let_in(tmp_path, each, "DNS:localhost") for each in (own, other)] == [True, False]
+    assert [gets_credentials(tmp_path, each, "DNS:localhost") for each in (own, other)] == [True, False]
 
 
-def is_let_in(folder: Path, authority: Authority, name: str, host: str = "127.0.0.1") -> bool:
+def gets_credentials(folder: Path, authority: Authority, name: str, host: str = "127.0.0.1") -> bool:
     """Return whether a BMC with a certificate of this authority gets the credentials."""
     machine, tls = Machine("web01"), authority.server_context(name)
     with RedfishServer(Service(machine, credentials={USER: PASSWORD}), tls=tls, host=host) as server:
@@ -387,7 +389,7 @@ def test_the_most_specific_place_selects_the_certificate_authority(
 ) -> None:
     for name in ("ams", "lab", "one", "six", "names"):
         (tmp_path / f"{name}.crt").write_text(name)
-    trust = trust_of(tmp_path, SITES, authority="shared" if is_shared else None)
+    trust = make_trust(tmp_path, SITES, authority="shared" if is_shared else None)
     found = authority if is_shared or authority != "shared" else None
     assert trust.find_authority(bmc(address)) == found
     assert trust.covers(bmc(address)) is (found is not None)
@@ -402,7 +404,7 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
     places = '[authorities]\n"127.0.0.1" = "ams.crt"\n"127.0.0.2" = "lab.crt"\n'
     store_credentials(tmp_path, password=PASSWORD, trust=f'networks = ["127.0.0.0/8"]\n{places}')
     for host, site, is_its_own in (("127.0.0.1", "ams", True), ("127.0.0.2", "lab", True), ("127.0.0.2", "ams", False)):
-        assert is_let_in(tmp_path, authorities[site], f"IP:{host}", host) is is_its_own
+        assert gets_credentials(tmp_path, authorities[site], f"IP:{host}", host) is is_its_own
 
 
 @pytest.mark.parametrize(
@@ -436,7 +438,7 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
 )
 def test_t2_an_access_file_that_cannot_be_parsed_allows_no_bmc(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message.replace("*", "[*]")):
-        trust_of(tmp_path, text)
+        make_trust(tmp_path, text)
     with pytest.raises(UsageError):
         ConnectionCache(CredentialDirectory(tmp_path)).connect(SystemUuid("1"), "web01", bmc())
 
@@ -450,7 +452,7 @@ def test_a_printed_access_file_can_be_read_back(tmp_path: Path) -> None:
     ]
     text = render_access_file(bmcs)
     assert 'networks = ["10.0.0.0/29", "2001:db8::1/128"]' in text
-    trust = trust_of(tmp_path, text)
+    trust = make_trust(tmp_path, text)
     assert all(trust.covers(each) for each in bmcs)
     assert not trust.covers(bmc("https://10.0.0.9"))
 
@@ -510,7 +512,7 @@ def test_t2_a_host_name_is_resolved_once_and_the_checked_address_is_used(
             pytest.raises(BmcNotTrusted, match=r"to send these credentials to bmc.test \(127.0.0.2\)"),
         ):
             connection.observe()
-    assert stranger.came == []
+    assert stranger.received == []
 
 
 # The first certificate
@@ -527,7 +529,7 @@ def test_t2_the_first_certificate_is_pinned_until_an_operator_changes_it(tmp_pat
             blade.bmc, blade.machine = first, machine
             blade.more = ""
             rack.push()
-            pull(rack, "credentials: rack", "credentials: rack, tls: {verify: false}")
+            merge_change(rack, "credentials: rack", "credentials: rack, tls: {verify: false}")
             rack.once(*rack.spool_options, records="fresh")
             assert blade.override == ("Once", "Pxe"), rack.bmc_get()
         machine.requests.clear()
@@ -551,7 +553,7 @@ def test_t2_bmcs_that_are_not_allowed_do_not_delay_other_bmcs(tmp_path: Path) ->
         web01 = rack.add("web01")
         rack.push()
         with rack.running(
-            *write_configuration(bmc_failures=3, max_bmc_changes=50, **LOOSE), records="fresh"
+            *write_configuration(bmc_failures=3, max_bmc_changes=50, **LOOSE_LIMITS), records="fresh"
         ) as instance:
             for number in range(6):
                 rack.add(f"new{number}", provision=1)

@@ -26,7 +26,7 @@ from tests.helpers.http_peers import Authority, IssuedCertificate
 # Files
 
 
-def mount(folder: Path, username: str, password: str) -> None:
+def mount_secret(folder: Path, username: str, password: str) -> None:
     """A version of a Secret as the kubelet mounts it: links to a folder, which one link names."""
     folder.mkdir(parents=True, exist_ok=True)
     version = folder / f"..{username}"
@@ -41,13 +41,13 @@ def mount(folder: Path, username: str, password: str) -> None:
 
 def test_user_name_and_password_are_read_from_the_same_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the old name goes to the BMC with the new password, and the account is locked."""
-    mount(tmp_path / "rack", "before", "the password before")
+    mount_secret(tmp_path / "rack", "before", "the password before")
     read_bytes, swaps = Path.read_bytes, iter(["after", "later"])
 
     def swapped(path: Path) -> bytes:
         found = read_bytes(path)
         if path.name == "username" and (name := next(swaps, None)) is not None:
-            mount(tmp_path / "rack", name, f"the password {name}")
+            mount_secret(tmp_path / "rack", name, f"the password {name}")
         return found
 
     monkeypatch.setattr(Path, "read_bytes", swapped)
@@ -64,11 +64,11 @@ def test_credential_files_that_keep_changing_are_rejected(tmp_path: Path, monkey
 
 
 def test_a_new_secret_has_a_new_fingerprint_that_reveals_neither(tmp_path: Path) -> None:
-    mount(tmp_path / "rack", "one", "hidden-one")
+    mount_secret(tmp_path / "rack", "one", "hidden-one")
     directory = CredentialDirectory(tmp_path)
     first = directory.read("rack")
     assert directory.fingerprint("rack") == first.fingerprint
-    mount(tmp_path / "rack", "two", "hidden-two")
+    mount_secret(tmp_path / "rack", "two", "hidden-two")
     second = directory.read("rack")
     assert (first.credentials.password, second.credentials.password) == ("hidden-one", "hidden-two")
     assert second.fingerprint == directory.fingerprint("rack") != first.fingerprint
@@ -96,7 +96,7 @@ def write_password_command(folder: Path, script: str, *arguments: str) -> None:
     (folder / "access.toml").write_text(f"{HERE}password-command = [{words}]\n")
 
 
-def runs(folder: Path) -> int:
+def count_runs(folder: Path) -> int:
     return len((folder / "runs").read_text()) if (folder / "runs").exists() else 0
 
 
@@ -108,10 +108,10 @@ def test_a_command_prints_the_password_for_a_name_and_no_shell_runs(folder: Path
 def test_a_command_runs_once_for_many_waiting_readers_and_not_to_detect_a_change(folder: Path) -> None:
     write_password_command(folder, "echo secret")
     directory = CredentialDirectory(folder)
-    assert (directory.fingerprint("rack"), runs(folder)) == (None, 0)
+    assert (directory.fingerprint("rack"), count_runs(folder)) == (None, 0)
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(lambda _: directory.read("rack").credentials.password, range(40)))
-    assert (set(found), runs(folder)) == ({"secret"}, 1)
+    assert (set(found), count_runs(folder)) == ({"secret"}, 1)
     assert directory.fingerprint("rack") == directory.read("rack").fingerprint
 
 
@@ -156,13 +156,13 @@ def test_a_rejected_password_is_read_again_so_that_rotation_needs_no_restart(
             == found[2].credentials_fingerprint
             == fleet.fingerprint(job.bmc)
         )
-    assert runs(rack.folder) == 2
+    assert count_runs(rack.folder) == 2
 
 
 def test_a_password_file_takes_precedence_over_a_command(folder: Path) -> None:
     write_password_command(folder, "echo said")
     (folder / "rack" / "password").write_text("written\n")
-    assert (CredentialDirectory(folder).read("rack").credentials.password, runs(folder)) == ("written", 0)
+    assert (CredentialDirectory(folder).read("rack").credentials.password, count_runs(folder)) == ("written", 0)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_the_reason_of_a_failed_command_is_named_and_its_output_is_shown_nowhere
         )
         assert why in str(raised.value)
         assert "secret" not in str(raised.value)
-    assert runs(folder) <= 1, (
+    assert count_runs(folder) <= 1, (
         "a command that fails is not asked for each BMC anew"
     )  # or it was killed before it printed
 
@@ -223,18 +223,18 @@ def test_a_document_names_the_certificate_fingerprint_of_its_bmc() -> None:
     assert machine.bmc is not None and machine.bmc.fingerprint == "ab" * 32
 
 
-def fingerprint_of(issued: IssuedCertificate) -> str:
+def format_fingerprint(issued: IssuedCertificate) -> str:
     """Return the fingerprint of a certificate as openssl prints it."""
     pem = issued.certificate.read_text()
     hexadecimal = sha256(PEM_cert_to_DER_cert(pem[: pem.index("-----END") + 25])).hexdigest().upper()
     return ":".join(hexadecimal[at : at + 2] for at in range(0, 64, 2))
 
 
-def names(rack: Rack, fingerprint: str, more: str = 'networks = ["127.0.0.1"]') -> None:
+def write_access_file(rack: Rack, fingerprint: str, more: str = 'networks = ["127.0.0.1"]') -> None:
     (rack.folder / "access.toml").write_text(f'{more}\n[certificates]\n"127.0.0.1" = "{fingerprint}"\n')
 
 
-def finished(rack: Rack, **changed: Any) -> TaskResult:
+def run_task(rack: Rack, **changed: Any) -> TaskResult:
     with rack.fleet() as fleet:
         job = structs.replace(rack.job(), bmc=structs.replace(rack.job().bmc, **changed))
         fleet.submit([job])
@@ -246,18 +246,18 @@ def test_a_certificate_that_the_access_file_names_is_enough_without_a_trusted_si
 ) -> None:
     issued = authority.issue("DNS:another.test", days=-1)
     rack = make_rack(tls=issued.context)
-    names(rack, fingerprint_of(issued))
+    write_access_file(rack, format_fingerprint(issued))
     for how in ({}, {"verify": False}, {"ca": "garbage"}):
-        assert finished(rack, **how).outcome in (TaskOutcome.APPLIED, TaskOutcome.UNCHANGED), how
+        assert run_task(rack, **how).outcome in (TaskOutcome.APPLIED, TaskOutcome.UNCHANGED), how
 
 
 def test_a_certificate_other_than_the_named_one_gets_no_password_even_if_it_verifies(
     make_rack: MakeRack, authority: Authority
 ) -> None:
     rack = make_rack(tls=authority.server_context())
-    names(rack, fingerprint_of(authority.issue()))
+    write_access_file(rack, format_fingerprint(authority.issue()))
     (rack.folder / "ca.crt").write_text(authority.pem)
-    result = finished(rack)
+    result = run_task(rack)
     assert (result.outcome, result.is_reachable) == (TaskOutcome.STALLED, False)
     assert "the certificate changed: " in result.message
     assert rack.machine.requests == []
@@ -268,12 +268,12 @@ def test_a_bmc_named_by_a_certificate_is_allowed_and_networks_still_apply(
 ) -> None:
     issued = authority.issue()
     rack = make_rack(tls=issued.context)
-    names(rack, fingerprint_of(issued), 'networks = ["10.0.0.0/8"]')
-    assert "does not list this host" in finished(rack).message
+    write_access_file(rack, format_fingerprint(issued), 'networks = ["10.0.0.0/8"]')
+    assert "does not list this host" in run_task(rack).message
     trust = read_trust(rack.folder, "rack")
     assert not trust.covers(rack.job().bmc)
     bmc = structs.replace(rack.job().bmc, address="https://10.0.0.9")
-    (rack.folder / "access.toml").write_text(f'[certificates]\n"10.0.0.9" = "{fingerprint_of(issued)}"\n')
+    (rack.folder / "access.toml").write_text(f'[certificates]\n"10.0.0.9" = "{format_fingerprint(issued)}"\n')
     trust = read_trust(rack.folder, "rack")
     assert trust.covers(bmc) and trust.covers(structs.replace(bmc, verify=False))
     assert not trust.covers(structs.replace(bmc, address="http://10.0.0.9"))
@@ -287,10 +287,10 @@ def test_a_certificate_that_a_document_names_is_required_in_addition_to_the_othe
     issued = authority.issue()
     rack = make_rack(tls=issued.context)
     (rack.folder / "access.toml").write_text(f"{HERE}")
-    right = parse_fingerprint(fingerprint_of(issued))
-    assert finished(rack, verify=verify, ca=authority.pem, fingerprint="0" * 64).outcome is TaskOutcome.STALLED
+    right = parse_fingerprint(format_fingerprint(issued))
+    assert run_task(rack, verify=verify, ca=authority.pem, fingerprint="0" * 64).outcome is TaskOutcome.STALLED
     assert rack.machine.requests == []
-    assert finished(rack, verify=verify, ca=authority.pem, fingerprint=right).outcome is TaskOutcome.APPLIED
+    assert run_task(rack, verify=verify, ca=authority.pem, fingerprint=right).outcome is TaskOutcome.APPLIED
 
 
 def test_t2_a_certificate_in_a_document_allows_no_bmc_that_the_access_file_does_not(
@@ -299,10 +299,10 @@ def test_t2_a_certificate_in_a_document_allows_no_bmc_that_the_access_file_does_
     """A pull request that brings its own address brings its own certificate, too."""
     issued = authority.issue()
     rack = make_rack(tls=issued.context)
-    right = parse_fingerprint(fingerprint_of(issued))
+    right = parse_fingerprint(format_fingerprint(issued))
     for text, verify in (('networks = ["10.0.0.0/8"]', True), ('networks = ["127.0.0.1"]', False), ("", True)):
         (rack.folder / "access.toml").write_text(text)
-        assert finished(rack, verify=verify, fingerprint=right).outcome is TaskOutcome.STALLED
+        assert run_task(rack, verify=verify, fingerprint=right).outcome is TaskOutcome.STALLED
     (rack.folder / "access.toml").write_text('networks = ["127.0.0.1"]')
-    assert "certificate not trusted" in finished(rack, fingerprint=right).message, "nobody has verified it"
+    assert "certificate not trusted" in run_task(rack, fingerprint=right).message, "nobody has verified it"
     assert rack.machine.requests == []

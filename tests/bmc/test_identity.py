@@ -194,12 +194,12 @@ def test_a_placeholder_serial_number_is_recognized(serial: str) -> None:
     assert is_placeholder_serial(serial) is (serial in UNSET_SERIALS)
 
 
-def _pinned(shown: ReportedIdentity, place: tuple[str, str | None] = PLACE) -> PinnedIdentity:
+def _make_pin(shown: ReportedIdentity, place: tuple[str, str | None] = PLACE) -> PinnedIdentity:
     return PinnedIdentity(uuid=shown.uuid, serial=shown.serial, at=NOW, place=place)
 
 
 ELSEWHERE = ("https://10.0.0.2", None)
-HERE, THERE = _pinned(SHOWS_OTHER), _pinned(SHOWS_OTHER, ELSEWHERE)
+HERE, THERE = _make_pin(SHOWS_OTHER), _make_pin(SHOWS_OTHER, ELSEWHERE)
 
 
 @for_each(
@@ -213,8 +213,8 @@ HERE, THERE = _pinned(SHOWS_OTHER), _pinned(SHOWS_OTHER, ELSEWHERE)
         (
             "since it has changed",
             [
-                structs.replace(_pinned(SHOWS_BOTH), changed=ReportedIdentity(uuid=OTHER)),
-                _pinned(ReportedIdentity(uuid=OTHER), ELSEWHERE),
+                structs.replace(_make_pin(SHOWS_BOTH), changed=ReportedIdentity(uuid=OTHER)),
+                _make_pin(ReportedIdentity(uuid=OTHER), ELSEWHERE),
             ],
             {},
             {OTHER},
@@ -267,11 +267,11 @@ def test_values_that_two_machines_report_prove_nothing() -> None:
 def test_a_changed_identity_holds_the_server(
     case: str, before: ReportedIdentity, now: ReportedIdentity, whose: str
 ) -> None:
-    assert _name_result(identify(BY_BOTH, now, pinned=_pinned(before))) == whose, case
+    assert _name_result(identify(BY_BOTH, now, pinned=_make_pin(before))) == whose, case
 
 
 def test_the_message_names_the_change_of_an_identity() -> None:
-    changed = identify(BY_UUID, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH))
+    changed = identify(BY_UUID, SHOWS_OTHER, pinned=_make_pin(SHOWS_BOTH))
     assert changed == IdentityChanged(
         message=f'the BMC reports a different identity than before: UUID {OTHER} instead of {OURS}, serial "X6DCP93" '
         f'instead of "J4JMO72". If this BMC belongs to the server, you can add `reports: {{uuid: {OTHER}, serial: '
@@ -281,11 +281,11 @@ def test_the_message_names_the_change_of_an_identity() -> None:
 
 def test_a_document_that_names_the_new_identity_accepts_it() -> None:
     named = structs.replace(BY_UUID, reports_uuid=OTHER, reports_serial="X6DCP93")
-    assert identify(named, SHOWS_OTHER, pinned=_pinned(SHOWS_BOTH)) == SameMachine()
+    assert identify(named, SHOWS_OTHER, pinned=_make_pin(SHOWS_BOTH)) == SameMachine()
 
 
 def test_an_operator_accepts_the_current_identity_and_no_later_one() -> None:
-    first = _pinned(SHOWS_BOTH)
+    first = _make_pin(SHOWS_BOTH)
     held = identify(BY_UUID, SHOWS_OTHER, pinned=first)
     kept = update_pin(SHOWS_OTHER, held, pinned=first, place=PLACE, at=NOW)
     assert (kept.uuid, kept.changed) == (OURS, SHOWS_OTHER)
@@ -375,7 +375,7 @@ def test_shared_values_after_any_readings_equal_the_values_computed_from_scratch
         )
 
 
-class Unwalked(dict[SystemUuid, PinnedIdentity]):
+class UniterablePins(dict[SystemUuid, PinnedIdentity]):
     def __iter__(self) -> Iterator[SystemUuid]:
         raise AssertionError("all of it was looked at")
 
@@ -384,7 +384,7 @@ def test_one_reading_does_not_look_at_other_pins() -> None:
     def pinned(number: int, serial: str) -> PinnedIdentity:
         return PinnedIdentity(uuid=None, serial=serial, at=at("20T12:00"), place=(f"bmc{number}", None))
 
-    base = Unwalked({uuid: pinned(number, f"s{number}") for number, uuid in enumerate(UUIDS)})
+    base = UniterablePins({uuid: pinned(number, f"s{number}") for number, uuid in enumerate(UUIDS)})
     first = SharedIdentityValues().update(dict(dict.items(base)), {})
     again = SharedIdentityValues(pins=base, _places_by_value=first._places_by_value)
     found = again.update(apply_changes(base, {UUIDS[0]: pinned(0, "S1")}), {})

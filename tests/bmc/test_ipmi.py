@@ -129,7 +129,7 @@ def ipmi_machine(uuid: str, password: str) -> Iterator[IpmiMachine]:
 
 
 UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
-LOOSE = write_configuration(max_small_group=100, max_update_percent=100)
+LOOSE_LIMITS = write_configuration(max_small_group=100, max_update_percent=100)
 PASSWORD = "correct-horse"  # OpenIPMI's simulator does not read names with a space
 _PING = bytes.fromhex("0600ff06 000011be 80000000")  # ASF 2.0, 3.2.4.2: presence ping
 INSTALL = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE, mode="UEFI")
@@ -159,7 +159,7 @@ def _connection(port: int, *, password: str = PASSWORD, policy: ConnectionPolicy
 
 
 @pytest.fixture(scope="module")
-def off(machine: IpmiMachine) -> BmcObservation:
+def cleared_observation(machine: IpmiMachine) -> BmcObservation:
     machine.flags[:] = bytes(5)
     return _connection(machine.port).observe()
 
@@ -212,12 +212,12 @@ def test_ipmi_never_requests_a_restart_from_the_operating_system(bmc: IpmiConnec
     ids=["Once Pxe", "Legacy", "Continuous", "Hdd", "Cd", "UefiHttp becomes Pxe"],
 )
 def test_boot_flags_follow_the_standard(
-    machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation, wanted: Override, flags: str
+    machine: IpmiMachine, bmc: IpmiConnection, cleared_observation: BmcObservation, wanted: Override, flags: str
 ) -> None:
     """IPMI 2.0, table 28-14."""
-    fitted = adapt_override(wanted, off)
+    fitted = adapt_override(wanted, cleared_observation)
     assert fitted is not None
-    bmc.set_override(fitted, off)
+    bmc.set_override(fitted, cleared_observation)
     assert machine.flags.hex(" ") == flags
     assert machine.keeps_valid == 0x1F  # not for a minute, and not for one kind of reset alone
     assert _parse_override(machine.flags[0], machine.flags[1]) == fitted
@@ -225,19 +225,19 @@ def test_boot_flags_follow_the_standard(
 
 @needs_ipmitool
 def test_flags_that_somebody_else_set_since_the_read_are_not_overwritten(
-    machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation
+    machine: IpmiMachine, bmc: IpmiConnection, cleared_observation: BmcObservation
 ) -> None:
     machine.flags[:] = bytes.fromhex("a008000000")
     with pytest.raises(BmcChanged, match="has changed since gitboot read it"):
-        bmc.set_override(INSTALL, off)
+        bmc.set_override(INSTALL, cleared_observation)
     assert machine.flags.hex() == "a008000000"
 
 
 @needs_ipmitool
 def test_flags_that_are_already_right_are_not_written(
-    machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation
+    machine: IpmiMachine, bmc: IpmiConnection, cleared_observation: BmcObservation
 ) -> None:
-    bmc.set_override(INSTALL, off)
+    bmc.set_override(INSTALL, cleared_observation)
     seen = bmc.observe()
     assert is_shown(INSTALL, seen)
     machine.requests.clear()
@@ -246,7 +246,7 @@ def test_flags_that_are_already_right_are_not_written(
     bmc.set_override(NO_OVERRIDE, seen)
     assert bytes(machine.flags) == bytes(5)
     machine.requests.clear()
-    bmc.set_override(NO_OVERRIDE, off)
+    bmc.set_override(NO_OVERRIDE, cleared_observation)
     assert machine.requests == []
 
 
@@ -257,11 +257,11 @@ def test_flags_that_are_already_right_are_not_written(
     ids=["busy", "not now", "no right", "wrong"],
 )
 def test_some_refusals_are_temporary_and_others_are_not(
-    machine: IpmiMachine, bmc: IpmiConnection, off: BmcObservation, code: int, error: type[Exception]
+    machine: IpmiMachine, bmc: IpmiConnection, cleared_observation: BmcObservation, code: int, error: type[Exception]
 ) -> None:
     machine.fails = [0xCC, code]  # the first: parameter 3 is unknown, which does not matter
     with pytest.raises(error, match=f"raw 0x00 0x08 0x05 .*: 0x{code:x}"):
-        bmc.set_override(INSTALL, off)
+        bmc.set_override(INSTALL, cleared_observation)
 
 
 @needs_ipmitool
@@ -298,7 +298,7 @@ def test_without_ipmitool_the_message_names_the_missing_program(monkeypatch: pyt
         _connection(6230).observe()
 
 
-def _pretend(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+def _install_fake_ipmitool(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     program = folder / "ipmitool"
     program.write_text(f"#!/bin/sh\n{script}")
     program.chmod(0o755)
@@ -329,14 +329,14 @@ NO_GUID = "echo 'Unable to send RAW command (channel=0x0 rsp=0xc1): Invalid comm
 def test_output_that_is_not_a_valid_response_is_an_error(
     says: str, error: type[Exception], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _pretend(tmp_path, monkeypatch, says)
+    _install_fake_ipmitool(tmp_path, monkeypatch, says)
     with pytest.raises(error, match=why):
         _connection(6230).observe()
 
 
 def test_without_a_guid_the_serial_number_is_the_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fru = "echo ' Chassis Type          : Rack'; echo ' Product Serial        : 7M2 XKQ3 '"
-    _pretend(tmp_path, monkeypatch, f'case "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
+    _install_fake_ipmitool(tmp_path, monkeypatch, f'case "$*" in *fru*) {fru};; *) {FLAGS}{STATUS}{NO_GUID};; esac\n')
     assert _connection(6230).observe().identity == ReportedIdentity(serial="7M2 XKQ3")
 
 
@@ -360,13 +360,13 @@ def test_a_guid_is_parsed_in_each_byte_order(guid: bytes, uuid: str | None) -> N
 
 # Overrides and resets
 
-GENTLY = WantedPowerChange(
+GRACEFUL_CHANGE = WantedPowerChange(
     reason="power/check/1", operation=PowerOperation.GRACEFUL_RESTART, override_reason="provision/1", may_start_now=True
 )
 
 
 @dataclass
-class Asked:
+class DrivenBmc:
     """The BMC of a machine, driven by the whole override protocol."""
 
     bmc: IpmiConnection
@@ -411,7 +411,7 @@ class Asked:
 @needs_ipmitool
 def test_a_consumed_override_is_recorded_as_lost_and_never_set_again(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     """No mark can prove that it was consumed, so evidence or a person decides."""
-    asked = Asked(bmc)
+    asked = DrivenBmc(bmc)
     assert asked.once().outcome is TaskOutcome.APPLIED
     assert asked.state == "Confirmed"
     machine.boot()
@@ -427,20 +427,20 @@ def test_a_consumed_override_is_recorded_as_lost_and_never_set_again(machine: Ip
 @needs_ipmitool
 def test_a_machine_without_marks_is_reset_once(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     machine.controls.clear()
-    asked = Asked(bmc, switching=GENTLY)
+    asked = DrivenBmc(bmc, switching=GRACEFUL_CHANGE)
     for _ in range(3):
         asked.once()
         asked.at += timedelta(hours=1)
-    assert (machine.controls, asked.switches[GENTLY.reason].state) == ([0x03], PowerRecordState.REQUESTED)
+    assert (machine.controls, asked.switches[GRACEFUL_CHANGE.reason].state) == ([0x03], PowerRecordState.REQUESTED)
 
 
 @needs_ipmitool
-@pytest.mark.parametrize("switching", [None, GENTLY], ids=["before it was set", "before it was reset"])
+@pytest.mark.parametrize("switching", [None, GRACEFUL_CHANGE], ids=["before it was set", "before it was reset"])
 def test_after_a_crash_an_operator_must_decide_and_nothing_is_repeated(
     machine: IpmiMachine, bmc: IpmiConnection, switching: WantedPowerChange | None
 ) -> None:
     machine.controls.clear()
-    asked = Asked(bmc, switching=switching)
+    asked = DrivenBmc(bmc, switching=switching)
     with pytest.raises(KeyboardInterrupt):
         asked.once(crash=True)
     flags = bytes(machine.flags)
@@ -451,7 +451,7 @@ def test_after_a_crash_an_operator_must_decide_and_nothing_is_repeated(
 
 @needs_ipmitool
 def test_an_override_that_is_no_longer_wanted_is_cleared(machine: IpmiMachine, bmc: IpmiConnection) -> None:
-    asked = Asked(bmc)
+    asked = DrivenBmc(bmc)
     asked.once()
     asked.wanted = None
     asked.once()
@@ -461,7 +461,7 @@ def test_an_override_that_is_no_longer_wanted_is_cleared(machine: IpmiMachine, b
 
 @needs_ipmitool
 def test_no_override_is_set_on_another_machine(machine: IpmiMachine, bmc: IpmiConnection) -> None:
-    asked = Asked(bmc, uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d9999"))
+    asked = DrivenBmc(bmc, uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d9999"))
     result = asked.once()
     assert isinstance(result.identity_result, AnotherMachine)
     assert (result.condition, bytes(machine.flags)) == (OperatorCondition.ANOTHER_MACHINE, bytes(5))
@@ -496,13 +496,13 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     command = ("ipmi_sim", "-c", folder / "lan.conf", "-f", folder / "web01.emu", "-s", folder, "-n")
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as process:
         try:
-            _await(port, process)
+            _wait_for_simulator(port, process)
             yield port
         finally:
             process.kill()
 
 
-def _await(port: int, process: subprocess.Popen[bytes]) -> None:
+def _wait_for_simulator(port: int, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + 300
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ping:
         ping.settimeout(0.1)
@@ -525,7 +525,7 @@ def test_the_simulator_of_openipmi_is_read_with_its_own_cipher_suite(simulator: 
 @needs_ipmitool
 def test_flags_that_are_accepted_but_not_shown_need_an_operator(simulator: int) -> None:
     """The flags never become valid, so gitboot does not set the override a second time."""
-    asked = Asked(_connection(simulator))
+    asked = DrivenBmc(_connection(simulator))
     assert "does not show it yet" in asked.once().message
     asked.at += timedelta(minutes=5)
     assert asked.once().condition is OperatorCondition.NEEDS_OPERATOR
@@ -543,10 +543,10 @@ def test_an_instance_sets_boot_flags_and_reports_it(machine: IpmiMachine, tmp_pa
         store_credentials(rack.credentials, password=PASSWORD, trust=f"{HERE}ipmi = true\n")
         rack.push()
         machine.fails = [0xCC, 0xC0]  # it is busy
-        assert rack.once(*LOOSE, *rack.spool_options, records="fresh").code == Exit.PARTIAL
+        assert rack.once(*LOOSE_LIMITS, *rack.spool_options, records="fresh").code == Exit.PARTIAL
         diffed = rack.run_command("bmc", "diff", "--credentials", rack.credentials)
         assert f"{address}: Set System Boot Options: Once Pxe UEFI" in diffed.out
-        assert (bytes(machine.flags), rack.once(*LOOSE, *rack.spool_options).code) == (bytes(5), Exit.FINE)
+        assert (bytes(machine.flags), rack.once(*LOOSE_LIMITS, *rack.spool_options).code) == (bytes(5), Exit.FINE)
         assert machine.flags.hex(" ") == "a0 04 00 00 00"
         shown = rack.run_command("bmc", "get", "--credentials", rack.credentials)
         assert all(each in shown.out for each in ("Once Pxe", "Confirmed", "provision/1", "1 as planned"))

@@ -235,7 +235,7 @@ def test_a_password_that_is_not_text_is_named_with_its_file(tmp_path: Path) -> N
         read_credentials(tmp_path, "rack")
 
 
-def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
+def run_task(fleet: BmcPool, job: BmcTask) -> TaskResult:
     assert fleet.submit([job]) == {job.uuid}
     return fleet.take_results(wait_all=True)[job.uuid]
 
@@ -249,7 +249,7 @@ def finished(fleet: BmcPool, job: BmcTask) -> TaskResult:
 )
 def test_without_credentials_a_bmc_is_stalled_and_gets_no_request(rack: Rack, given: bool, said: str) -> None:
     with rack.fleet(credentials=rack.folder if given else None) as fleet:
-        result = finished(fleet, rack.job(credentials="other"))
+        result = run_task(fleet, rack.job(credentials="other"))
     assert result.outcome is TaskOutcome.STALLED
     assert said in result.message
     assert rack.server.connections == 0
@@ -258,16 +258,16 @@ def test_without_credentials_a_bmc_is_stalled_and_gets_no_request(rack: Rack, gi
 def test_credentials_are_read_again_and_a_change_opens_a_new_connection(rack: Rack) -> None:
     with rack.fleet() as fleet:
         write_credentials(rack.folder, password="wrong")
-        assert finished(fleet, rack.job()).outcome is TaskOutcome.STALLED
+        assert run_task(fleet, rack.job()).outcome is TaskOutcome.STALLED
         write_credentials(rack.folder)
-        assert finished(fleet, rack.job()).outcome is TaskOutcome.APPLIED
+        assert run_task(fleet, rack.job()).outcome is TaskOutcome.APPLIED
     assert rack.server.connections == 2
 
 
 # Many BMCs
 
 
-def three_machines() -> list[Machine]:
+def make_three_machines() -> list[Machine]:
     names = ("web01", "web02", "web03")
     return [Machine(name, uuid=make_uuid(name), system=name) for name in names]
 
@@ -281,12 +281,12 @@ def test_a_connection_is_reused_between_tasks_at_one_address(
     with rack.fleet() as fleet:
         for host, wanted in zip(hosts, (ONCE, None, ONCE), strict=True):
             job = rack.job(wanted, address=rack.server.url.replace("127.0.0.1", host))
-            assert finished(fleet, job).outcome is TaskOutcome.APPLIED
+            assert run_task(fleet, job).outcome is TaskOutcome.APPLIED
     assert rack.server.connections == connections
 
 
 def test_each_result_is_collected_once_with_its_server(make_rack: MakeRack) -> None:
-    rack = make_rack(*three_machines())
+    rack = make_rack(*make_three_machines())
     ended = threading.Semaphore(0)
     results: dict[SystemUuid, TaskResult] = {}
     with rack.fleet(on_finished=ended.release) as fleet:
@@ -320,7 +320,7 @@ class Gate:
 
 
 def test_closing_lets_the_running_task_end_and_starts_no_other(make_rack: MakeRack) -> None:
-    rack = make_rack(*three_machines())
+    rack = make_rack(*make_three_machines())
     gate = Gate(rack, "web01")
     with rack.fleet(write=gate.write, parallel=1) as fleet:
         fleet.submit([rack.job(machine=machine) for machine in rack.machines])
@@ -338,14 +338,14 @@ def test_closing_lets_the_running_task_end_and_starts_no_other(make_rack: MakeRa
 
 def test_a_dry_run_applies_to_every_task(rack: Rack) -> None:
     with rack.fleet(dry_run=True) as fleet:
-        assert finished(fleet, rack.job()).message.startswith("would PATCH")
+        assert run_task(fleet, rack.job()).message.startswith("would PATCH")
     assert (rack.written, rack.machine.writes) == ([], [])
 
 
 def test_an_unreachable_bmc_and_a_record_that_cannot_be_written_do_not_affect_other_tasks(
     make_rack: MakeRack,
 ) -> None:
-    rack = make_rack(*three_machines())
+    rack = make_rack(*make_three_machines())
     web01, web02, web03 = rack.machines
 
     def write(uuid: SystemUuid, record: OverrideRecord) -> None:
@@ -367,7 +367,7 @@ def test_an_unreachable_bmc_and_a_record_that_cannot_be_written_do_not_affect_ot
 
 
 def test_a_task_that_has_not_started_is_replaced_by_the_newest_one(make_rack: MakeRack) -> None:
-    rack = make_rack(*three_machines())
+    rack = make_rack(*make_three_machines())
     gate = Gate(rack, "web01")
     web01, web02, web03 = rack.machines
     with rack.fleet(write=gate.write, parallel=1) as fleet:
@@ -417,7 +417,7 @@ def test_a_bmc_is_trusted_by_the_authority_of_its_document(
     rack = make_rack(tls=authority.server_context())
     ca = {"its authority": authority.pem, "garbage": "-----BEGIN CERTIFICATE-----"}.get(case)
     with rack.fleet() as fleet:
-        result = finished(fleet, rack.job(ca=ca, verify="no check" not in case))
+        result = run_task(fleet, rack.job(ca=ca, verify="no check" not in case))
     assert (result.outcome, said in result.message) == (outcome, True), result.message
 
 
@@ -460,14 +460,14 @@ PARTS = {GENERIC: 3, WITHOUT_ETAGS: 4}
 
 
 @dataclass
-class Contender:
+class ControlledInstance:
     """An instance with a ledger of its own, whose job at the BMC goes on by one request at a time."""
 
     rack: Rack
     records: dict[str, OverrideRecord] = field(default_factory=dict)
     is_done: bool = True
-    _goes: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    _waits: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    _may_continue: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    _paused: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     @property
     def state(self) -> OverrideState:
@@ -478,21 +478,21 @@ class Contender:
         self.is_done = False
         threading.Thread(target=self._run, daemon=True).start()
 
-    def go_on(self) -> None:
+    def continue_one_step(self) -> None:
         """Run until the next request that reads or changes the override, or until the end."""
         if not self.is_done:
-            self._goes.release()
-            assert self._waits.acquire(timeout=60)
+            self._may_continue.release()
+            assert self._paused.acquire(timeout=60)
 
     def job(self) -> None:
         """One from its beginning to its end, or the one that is under way to its end."""
         if self.is_done:
             self.begin()
         while not self.is_done:
-            self.go_on()
+            self.continue_one_step()
 
     def _run(self) -> None:
-        self._goes.acquire()
+        self._may_continue.acquire()
         job = structs.replace(self.rack.job(INSTALL), records=tuple(self.records.values()))
         with self.rack.connect() as bmc:
             read, send, is_first = bmc.observe, bmc._connector.patch, iter([True])
@@ -509,11 +509,11 @@ class Contender:
             bmc.observe, bmc._connector.patch = reading, sending  # type: ignore[assignment,method-assign]
             OverrideSession(bmc, job, self._write, lambda: self.rack.now).run()
         self.is_done = True
-        self._waits.release()
+        self._paused.release()
 
     def _pause(self) -> None:
-        self._waits.release()
-        self._goes.acquire()
+        self._paused.release()
+        self._may_continue.acquire()
 
     def _write(self, record: OverrideRecord | PowerRecord) -> None:
         assert isinstance(record, OverrideRecord)
@@ -521,22 +521,22 @@ class Contender:
 
 
 @dataclass
-class Contest:
+class InterleavedRun:
     """Both at the BMC of a machine, which boots at some time in between."""
 
     rack: Rack
 
-    def play(self, order: str) -> tuple[Contender, Contender]:
+    def play(self, order: str) -> tuple[ControlledInstance, ControlledInstance]:
         """Each letter lets ``a`` or ``b`` go on, or the machine boot, or go off (``O``).
 
         Then both look again and again, and it boots.
         """
-        both = {"a": Contender(self.rack), "b": Contender(self.rack)}
+        both = {"a": ControlledInstance(self.rack), "b": ControlledInstance(self.rack)}
         for each in both.values():
             each.begin()
         for step in order:
             if step in both:
-                both[step].go_on()
+                both[step].continue_one_step()
             elif step == "O":
                 self.rack.machine.power = "Off"
             else:
@@ -555,10 +555,10 @@ class Contest:
         return sum(boot.target == "UefiHttp" for boot in self.rack.machine.boots)
 
 
-def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideState, OverrideState]:
+def run_interleaved(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideState, OverrideState]:
     """Return how often the machine was installed, and the final record of each instance."""
     with racks(folder) as make:
-        played = Contest(make(profile=profile))
+        played = InterleavedRun(make(profile=profile))
         one, two = played.play(order)
         return played.installed, one.state, two.state
 
@@ -592,10 +592,10 @@ def contest(folder: Path, profile: Profile, order: str) -> tuple[int, OverrideSt
 def test_the_second_of_two_instances_sees_the_change_of_the_first(
     tmp_path: Path, profile: Profile, order: str, expected: tuple[int, OverrideState, OverrideState]
 ) -> None:
-    assert contest(tmp_path, profile, order) == expected
+    assert run_interleaved(tmp_path, profile, order) == expected
 
 
-def orders(parts: int, chance: random.Random) -> Iterator[str]:
+def generate_orders(parts: int, chance: random.Random) -> Iterator[str]:
     """Orders in which both may go on, with a boot of the machine somewhere among them."""
     while True:
         steps = list("ab" * parts)
@@ -614,10 +614,10 @@ def boots_before_a_request(order: str) -> bool:
 def test_a_machine_is_installed_once_in_any_order_of_two_instances(
     tmp_path: Path, profile: Profile, lives: int
 ) -> None:
-    drawn = orders(PARTS[profile], random.Random(2028))
+    drawn = generate_orders(PARTS[profile], random.Random(2028))
     for number in range(12 * lives):
         order = next(drawn)
         while profile is WITHOUT_ETAGS and boots_before_a_request(order):
             order = next(drawn)
-        installed, *states = contest(tmp_path / str(number), profile, order)
+        installed, *states = run_interleaved(tmp_path / str(number), profile, order)
         assert installed == 1, (order, states)

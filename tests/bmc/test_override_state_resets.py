@@ -24,7 +24,7 @@ NO_CLOCK = structs.replace(SET, bmc_time=None, bmc_ahead_s=None, manager_reset_t
 NO_MANAGER_RESET = structs.replace(SET, manager_reset_time=None)
 
 
-def _last_reset(time: str) -> ResetMarks:
+def _make_marks(time: str) -> ResetMarks:
     return structs.replace(RESET, last_reset_time=time)
 
 
@@ -32,11 +32,11 @@ def _last_reset(time: str) -> ResetMarks:
     ("case", "before", "after", "reset"),
     [
         ("later than the setting", SET, RESET, Reset.SEEN),
-        ("at the second of the setting", SET, _last_reset("2026-11-20T12:00:00Z"), Reset.SEEN),
-        ("moved, but not since the setting", SET, _last_reset("2026-11-19T12:00:00Z"), Reset.UNKNOWN),
-        ("moved back", SET, _last_reset("2026-11-10T12:00:00Z"), Reset.UNKNOWN),
-        ("the same instant in another offset", SET, _last_reset("2026-11-17T21:00:00+09:00"), Reset.RULED_OUT),
-        ("not an instant, and moved", SET, _last_reset("now"), Reset.UNKNOWN),
+        ("at the second of the setting", SET, _make_marks("2026-11-20T12:00:00Z"), Reset.SEEN),
+        ("moved, but not since the setting", SET, _make_marks("2026-11-19T12:00:00Z"), Reset.UNKNOWN),
+        ("moved back", SET, _make_marks("2026-11-10T12:00:00Z"), Reset.UNKNOWN),
+        ("the same instant in another offset", SET, _make_marks("2026-11-17T21:00:00+09:00"), Reset.RULED_OUT),
+        ("not an instant, and moved", SET, _make_marks("now"), Reset.UNKNOWN),
         ("one of two is later", SET, structs.replace(SET, boot_progress_time="2026-11-20T12:11:00Z"), Reset.SEEN),
         ("the Manager restarted", SET, structs.replace(RESET, manager_reset_time=RESTARTED), Reset.UNKNOWN),
         ("so it did, and no mark moved", SET, structs.replace(SET, manager_reset_time=RESTARTED), Reset.UNKNOWN),

@@ -62,30 +62,30 @@ FOREIGN = Override(enabled=OverrideEnabled.ONCE, target="BiosSetup")
 
 INSTALL = WantedOverride(reason="provision 3", plan_digest="d", override=ONCE)
 ALWAYS = structs.replace(INSTALL, override=CONTINUOUS)
-SET_ANEW = structs.replace(INSTALL, set_again=True)
+SET_AGAIN = structs.replace(INSTALL, set_again=True)
 OTHER_URI = structs.replace(INSTALL, override=HTTP)
 FIRST = structs.replace(OTHER_URI, is_first_install=True)
-LEFT_URI = structs.replace(HTTP, enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
+LEFTOVER_URI = structs.replace(HTTP, enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 OTHER_REASON = structs.replace(INSTALL, reason="provision 4")
-UNHEARD_OF = structs.replace(INSTALL, override=structs.replace(ONCE, target="Floppy"))
+UNKNOWN_TARGET = structs.replace(INSTALL, override=structs.replace(ONCE, target="Floppy"))
 
-THEN = ResetMarks(last_reset_time="2026-11-17", boot_progress_time="2026-11-17", settled=True)
-SINCE = structs.replace(THEN, last_reset_time="2026-11-20")
+EARLIER = ResetMarks(last_reset_time="2026-11-17", boot_progress_time="2026-11-17", settled=True)
+SINCE = structs.replace(EARLIER, last_reset_time="2026-11-20")
 LONG_AGO = ResetMarks(last_reset_time="2026-11-10", boot_progress_time="2026-11-10", settled=True)
-UNSETTLED = structs.replace(THEN, settled=False)
+UNSETTLED = structs.replace(EARLIER, settled=False)
 NONE = ResetMarks()
 THE_MACHINE = SameMachine()
 
 SEEN = BmcObservation(
     system="/redfish/v1/Systems/1",
     override=NO_OVERRIDE,
-    marks=THEN,
+    marks=EARLIER,
     allowable_targets=frozenset({"None", "Pxe", "UefiHttp", "Cd", "UsbCd"}),
     supports_http_boot_uri=True,
 )
 
 
-def _make_observation(override: Override, marks: ResetMarks = THEN, *, in_post: bool = False) -> BmcObservation:
+def _make_observation(override: Override, marks: ResetMarks = EARLIER, *, in_post: bool = False) -> BmcObservation:
     return structs.replace(SEEN, override=override, marks=marks, in_post=in_post)
 
 
@@ -93,7 +93,7 @@ def _record(
     state: OverrideState,
     override: Override = ONCE,
     *,
-    marks: ResetMarks = THEN,
+    marks: ResetMarks = EARLIER,
     reason: str = "provision 3",
 ) -> OverrideRecord:
     return OverrideRecord(
@@ -106,16 +106,16 @@ def _record(
     )
 
 
-def _corrected(state: OverrideState, *minutes_ago: int) -> OverrideRecord:
+def _with_corrections(state: OverrideState, *minutes_ago: int) -> OverrideRecord:
     corrections = tuple(NOW - timedelta(minutes=minutes) for minutes in minutes_ago)
     return structs.replace(_record(state), corrections=corrections)
 
 
-def _ago(seconds: int, state: OverrideState) -> OverrideRecord:
+def _old_record(seconds: int, state: OverrideState) -> OverrideRecord:
     return structs.replace(_record(state), at=NOW - timedelta(seconds=seconds))
 
 
-def _other(state: OverrideState, override: Override = ONCE, *, marks: ResetMarks = THEN) -> OverrideRecord:
+def _other_record(state: OverrideState, override: Override = ONCE, *, marks: ResetMarks = EARLIER) -> OverrideRecord:
     return _record(state, override, marks=marks, reason="maintenance bios, run 1")
 
 
@@ -149,10 +149,10 @@ WITHDRAWN, CONSUMED, LOST, OPENED = (
     OverrideState.OPENED,
 )
 SET, WITHDRAW, CONFIRM = "SetOverride Recorded", "ClearOverride Withdrawing", "ConfirmRecord Confirmed"
-STUCK = structs.replace(THEN, boot_progress_time="2026-11-20T11:29:00Z")
-LATELY = structs.replace(THEN, boot_progress_time="2026-11-20T11:59:00Z")
-SINCE_WHEN = structs.replace(THEN, boot_progress_time="yesterday")
-SINCE_LOCAL = structs.replace(THEN, boot_progress_time="2026-11-20T11:00:00")
+STUCK = structs.replace(EARLIER, boot_progress_time="2026-11-20T11:29:00Z")
+RECENT_MARKS = structs.replace(EARLIER, boot_progress_time="2026-11-20T11:59:00Z")
+SINCE_WHEN = structs.replace(EARLIER, boot_progress_time="yesterday")
+SINCE_LOCAL = structs.replace(EARLIER, boot_progress_time="2026-11-20T11:00:00")
 
 # Before, a reset has moved the BMC's marks.
 MOVED = structs.replace(_record(CONSUMED, marks=LONG_AGO, reason="provision 2"), at=NOW - timedelta(days=9))
@@ -180,11 +180,11 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
         "ForeignOverride",
     ),
     ("wanted, and another instance has set it", INSTALL, _make_observation(ONCE), (), "ConfirmRecord SetByAnother"),
-    ("another's URI is left, and evidence says more", OTHER_URI, _make_observation(LEFT_URI), (), SET),
+    ("another's URI is left, and evidence says more", OTHER_URI, _make_observation(LEFTOVER_URI), (), SET),
     (
         "the same, and it may be this one's own",
         FIRST,
-        _make_observation(LEFT_URI),
+        _make_observation(LEFTOVER_URI),
         (_record(WITHDRAWN, reason="repair"),),
         SET,
     ),
@@ -203,7 +203,7 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
         "NeedsOperator",
     ),
     ("wanted during POST", INSTALL, _make_observation(NO_OVERRIDE, in_post=True), (), "Wait"),
-    ("in POST for a minute", INSTALL, _make_observation(NO_OVERRIDE, LATELY, in_post=True), (), "Wait"),
+    ("in POST for a minute", INSTALL, _make_observation(NO_OVERRIDE, RECENT_MARKS, in_post=True), (), "Wait"),
     ("in POST for half an hour: so it says", INSTALL, _make_observation(NO_OVERRIDE, STUCK, in_post=True), (), SET),
     (
         "in POST since a time that cannot be read",
@@ -222,7 +222,7 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
     (
         "in POST since no time",
         INSTALL,
-        _make_observation(NO_OVERRIDE, structs.replace(THEN, boot_progress_time=None), in_post=True),
+        _make_observation(NO_OVERRIDE, structs.replace(EARLIER, boot_progress_time=None), in_post=True),
         (),
         "Wait",
     ),
@@ -240,12 +240,18 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
         (),
         SET,
     ),
-    ("what the BMC cannot boot", UNHEARD_OF, _make_observation(NO_OVERRIDE), (), "Unsupported"),
+    ("what the BMC cannot boot", UNKNOWN_TARGET, _make_observation(NO_OVERRIDE), (), "Unsupported"),
     ("crash between set and confirm", INSTALL, _make_observation(ONCE), (_record(RECORDED),), CONFIRM),
     ("the same, then a reset that left it", INSTALL, _make_observation(ONCE, SINCE), (_record(RECORDED),), CONFIRM),
-    ("set a moment ago, not shown yet", INSTALL, _make_observation(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
-    ("set a minute ago", INSTALL, _make_observation(NO_OVERRIDE), (_ago(60, RECORDED),), SET),
-    ("set in the future: the clock went back", INSTALL, _make_observation(NO_OVERRIDE), (_ago(-1, RECORDED),), SET),
+    ("set a moment ago, not shown yet", INSTALL, _make_observation(NO_OVERRIDE), (_old_record(59, RECORDED),), "Wait"),
+    ("set a minute ago", INSTALL, _make_observation(NO_OVERRIDE), (_old_record(60, RECORDED),), SET),
+    (
+        "set in the future: the clock went back",
+        INSTALL,
+        _make_observation(NO_OVERRIDE),
+        (_old_record(-1, RECORDED),),
+        SET,
+    ),
     ("crash between record and set", INSTALL, _make_observation(NO_OVERRIDE), (_record(RECORDED),), SET),
     ("the same, then POST", INSTALL, _make_observation(NO_OVERRIDE, in_post=True), (_record(RECORDED),), "Wait"),
     ("crash, then a reset", INSTALL, _make_observation(NO_OVERRIDE, SINCE), (_record(RECORDED),), "NeedsOperator"),
@@ -340,37 +346,43 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
         "three times in an hour",
         INSTALL,
         _make_observation(NO_OVERRIDE),
-        (_corrected(CONFIRMED, 59, 9, 1),),
+        (_with_corrections(CONFIRMED, 59, 9, 1),),
         "Contended",
     ),
-    ("three times, one long ago", INSTALL, _make_observation(NO_OVERRIDE), (_corrected(CONFIRMED, 60, 9, 1),), SET),
+    (
+        "three times, one long ago",
+        INSTALL,
+        _make_observation(NO_OVERRIDE),
+        (_with_corrections(CONFIRMED, 60, 9, 1),),
+        SET,
+    ),
     (
         "set three times, never kept",
         INSTALL,
         _make_observation(NO_OVERRIDE),
-        (_corrected(RECORDED, 9, 5, 1),),
+        (_with_corrections(RECORDED, 9, 5, 1),),
         "Contended",
     ),
-    ("three times, but it stands", INSTALL, _make_observation(ONCE), (_corrected(RECORDED, 9, 5, 1),), CONFIRM),
+    ("three times, but it stands", INSTALL, _make_observation(ONCE), (_with_corrections(RECORDED, 9, 5, 1),), CONFIRM),
     ("consumed", INSTALL, _make_observation(NO_OVERRIDE, SINCE), (_record(CONSUMED),), "NoChange"),
-    ("consumed, to be set anew", SET_ANEW, _make_observation(NO_OVERRIDE, SINCE), (_record(CONSUMED),), SET),
+    ("consumed, to be set anew", SET_AGAIN, _make_observation(NO_OVERRIDE, SINCE), (_record(CONSUMED),), SET),
     (
         "consumed, to be set anew, in POST",
-        SET_ANEW,
+        SET_AGAIN,
         _make_observation(NO_OVERRIDE, SINCE, in_post=True),
         (_record(CONSUMED),),
         "Wait",
     ),
     (
         "consumed, to be set anew over someone else's",
-        SET_ANEW,
+        SET_AGAIN,
         _make_observation(FOREIGN),
         (_record(CONSUMED),),
         "ForeignOverride",
     ),
     (
         "gone, to be set anew: not proven",
-        SET_ANEW,
+        SET_AGAIN,
         _make_observation(NO_OVERRIDE, SINCE),
         (_record(LOST),),
         "NeedsOperator",
@@ -399,18 +411,30 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
         "no longer wanted, set a moment ago, not shown yet",
         None,
         _make_observation(NO_OVERRIDE),
-        (_ago(59, RECORDED),),
+        (_old_record(59, RECORDED),),
         "Wait",
     ),
-    ("no longer wanted, set a moment ago, and shown", None, _make_observation(ONCE), (_ago(1, RECORDED),), WITHDRAW),
+    (
+        "no longer wanted, set a moment ago, and shown",
+        None,
+        _make_observation(ONCE),
+        (_old_record(1, RECORDED),),
+        WITHDRAW,
+    ),
     (
         "no longer wanted, set a minute ago",
         None,
         _make_observation(NO_OVERRIDE),
-        (_ago(60, RECORDED),),
+        (_old_record(60, RECORDED),),
         "ConfirmRecord Withdrawn",
     ),
-    ("another reason's, set a moment ago", OTHER_REASON, _make_observation(NO_OVERRIDE), (_ago(59, RECORDED),), "Wait"),
+    (
+        "another reason's, set a moment ago",
+        OTHER_REASON,
+        _make_observation(NO_OVERRIDE),
+        (_old_record(59, RECORDED),),
+        "Wait",
+    ),
     (
         "no longer wanted, perhaps consumed",
         None,
@@ -433,8 +457,8 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
         "ConfirmRecord Consumed",
     ),
     ("the clearing did not take", None, _make_observation(ONCE), (_record(WITHDRAWING),), WITHDRAW),
-    ("cleared a moment ago, still shown", None, _make_observation(ONCE), (_ago(9, WITHDRAWING),), "Wait"),
-    ("cleared ten seconds ago, still shown", None, _make_observation(ONCE), (_ago(10, WITHDRAWING),), WITHDRAW),
+    ("cleared a moment ago, still shown", None, _make_observation(ONCE), (_old_record(9, WITHDRAWING),), "Wait"),
+    ("cleared ten seconds ago, still shown", None, _make_observation(ONCE), (_old_record(10, WITHDRAWING),), WITHDRAW),
     ("cleared", None, _make_observation(NO_OVERRIDE), (_record(WITHDRAWING),), "ConfirmRecord Withdrawn"),
     (
         "cleared, or consumed before",
@@ -472,31 +496,43 @@ CASES: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideReco
         (_record(WITHDRAWING),),
         "ConfirmRecord Lost",
     ),
-    ("another reason's stands", INSTALL, _make_observation(ONCE), (_other(CONFIRMED),), WITHDRAW),
+    ("another reason's stands", INSTALL, _make_observation(ONCE), (_other_record(CONFIRMED),), WITHDRAW),
     (
         "another reason's was consumed",
         INSTALL,
         _make_observation(NO_OVERRIDE, SINCE),
-        (_other(CONFIRMED),),
+        (_other_record(CONFIRMED),),
         "ConfirmRecord Consumed",
     ),
-    ("another reason's is withdrawn", INSTALL, _make_observation(NO_OVERRIDE), (_other(WITHDRAWN),), SET),
-    ("another reason's is recorded as consumed", INSTALL, _make_observation(NO_OVERRIDE), (_other(CONSUMED),), SET),
+    ("another reason's is withdrawn", INSTALL, _make_observation(NO_OVERRIDE), (_other_record(WITHDRAWN),), SET),
+    (
+        "another reason's is recorded as consumed",
+        INSTALL,
+        _make_observation(NO_OVERRIDE),
+        (_other_record(CONSUMED),),
+        SET,
+    ),
     (
         "consumed, between another's window",
         INSTALL,
         _make_observation(NO_OVERRIDE),
-        (_other(WITHDRAWN), _record(CONSUMED)),
+        (_other_record(WITHDRAWN), _record(CONSUMED)),
         "NoChange",
     ),
-    ("nothing left to withdraw", None, _make_observation(NO_OVERRIDE), (_record(CONSUMED), _other(LOST)), "NoChange"),
+    (
+        "nothing left to withdraw",
+        None,
+        _make_observation(NO_OVERRIDE),
+        (_record(CONSUMED), _other_record(LOST)),
+        "NoChange",
+    ),
 ]
 
 
 NO_DISK = structs.replace(INSTALL, writes_disk=False)
 
 
-def _of_no_disk(state: OverrideState, override: Override = ONCE) -> OverrideRecord:
+def _diskless_record(state: OverrideState, override: Override = ONCE) -> OverrideRecord:
     return structs.replace(_record(state, override), writes_disk=False)
 
 
@@ -510,7 +546,7 @@ UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideR
         "ConfirmRecord Lost",
     ),
     ("written over without a reset", INSTALL, _make_observation(FOREIGN), (_record(CONFIRMED),), "ConfirmRecord Lost"),
-    ("taken away, but it writes no disk", NO_DISK, _make_observation(NO_OVERRIDE), (_of_no_disk(CONFIRMED),), SET),
+    ("taken away, but it writes no disk", NO_DISK, _make_observation(NO_OVERRIDE), (_diskless_record(CONFIRMED),), SET),
     (
         "taken away, but it is Continuous",
         ALWAYS,
@@ -519,7 +555,7 @@ UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideR
         SET,
     ),
     ("crash between record and set", INSTALL, _make_observation(NO_OVERRIDE), (_record(RECORDED),), "NeedsOperator"),
-    ("the same, but it writes no disk", NO_DISK, _make_observation(NO_OVERRIDE), (_of_no_disk(RECORDED),), SET),
+    ("the same, but it writes no disk", NO_DISK, _make_observation(NO_OVERRIDE), (_diskless_record(RECORDED),), SET),
     ("crash between set and confirm", INSTALL, _make_observation(ONCE), (_record(RECORDED),), CONFIRM),
     (
         "gone after a reset that moves them",
@@ -535,20 +571,32 @@ UNPROVEN: list[tuple[str, WantedOverride | None, BmcObservation, tuple[OverrideR
         (_record(CONFIRMED),),
         "ConfirmRecord Lost",
     ),
-    ("cleared a moment ago", None, _make_observation(NO_OVERRIDE), (_ago(9, WITHDRAWING),), "ConfirmRecord Withdrawn"),
-    ("cleared ten seconds ago", None, _make_observation(NO_OVERRIDE), (_ago(10, WITHDRAWING),), "ConfirmRecord Lost"),
+    (
+        "cleared a moment ago",
+        None,
+        _make_observation(NO_OVERRIDE),
+        (_old_record(9, WITHDRAWING),),
+        "ConfirmRecord Withdrawn",
+    ),
+    (
+        "cleared ten seconds ago",
+        None,
+        _make_observation(NO_OVERRIDE),
+        (_old_record(10, WITHDRAWING),),
+        "ConfirmRecord Lost",
+    ),
     (
         "a URI is left: another instance has set it",
         FIRST,
-        _make_observation(LEFT_URI),
+        _make_observation(LEFTOVER_URI),
         (),
         "ConfirmRecord SetByAnother",
     ),
-    ("a URI is left, and evidence says more", OTHER_URI, _make_observation(LEFT_URI), (), SET),
+    ("a URI is left, and evidence says more", OTHER_URI, _make_observation(LEFTOVER_URI), (), SET),
     (
         "another URI is left",
         FIRST,
-        _make_observation(structs.replace(LEFT_URI, http_boot_uri="http://elsewhere/1.efi")),
+        _make_observation(structs.replace(LEFTOVER_URI, http_boot_uri="http://elsewhere/1.efi")),
         (),
         SET,
     ),
@@ -618,8 +666,8 @@ def test_only_the_end_of_an_override_needs_no_ledger_and_only_after_the_time_in_
 
 
 def test_a_moving_mark_proves_nothing_about_a_mark_that_never_moves() -> None:
-    moves = structs.replace(MOVED, marks=structs.replace(LONG_AGO, last_reset_time=THEN.last_reset_time))
-    stuck = structs.replace(THEN, boot_progress_time=None)
+    moves = structs.replace(MOVED, marks=structs.replace(LONG_AGO, last_reset_time=EARLIER.last_reset_time))
+    stuck = structs.replace(EARLIER, boot_progress_time=None)
     assert (
         _describe_step(_step(INSTALL, _make_observation(NO_OVERRIDE, stuck), (_record(CONFIRMED, marks=stuck), moves)))
         == "ConfirmRecord Lost"
@@ -635,27 +683,41 @@ ANOTHER, CHANGED = AnotherMachine(message="the BMC shows ABC1234"), IdentityChan
 ACCEPTED = SameMachine(accepted=True)
 
 
-def _at(shown: ReportedIdentity, record: OverrideRecord) -> OverrideRecord:
+def _with_identity(shown: ReportedIdentity, record: OverrideRecord) -> OverrideRecord:
     return structs.replace(record, shown=shown)
 
 
-OVER_THERE = _at(ELSEWHERE, _record(CONFIRMED))
+RECORD_ELSEWHERE = _with_identity(ELSEWHERE, _record(CONFIRMED))
 
 # in words; whose machine it is, what is wanted, what it shows, what is recorded, the next step
 MACHINES: list[tuple[str, IdentityResult, WantedOverride | None, Override, tuple[OverrideRecord, ...], str]] = [
     ("another, nothing wanted", ANOTHER, None, FOREIGN, (), "NoChange"),
     ("another, wanted", ANOTHER, INSTALL, NO_OVERRIDE, (), "AnotherMachine"),
-    ("another, and ours stands there", ANOTHER, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
+    ("another, and ours stands there", ANOTHER, INSTALL, ONCE, (_with_identity(HERE, _record(CONFIRMED)),), WITHDRAW),
     ("another, ours since before it was noted", ANOTHER, INSTALL, ONCE, (_record(CONFIRMED),), WITHDRAW),
-    ("another, ours is elsewhere", ANOTHER, INSTALL, ONCE, (OVER_THERE,), "AnotherMachine"),
-    ("another, ours is withdrawn", ANOTHER, INSTALL, NO_OVERRIDE, (_at(HERE, _record(WITHDRAWN)),), "AnotherMachine"),
-    ("another, ours was consumed", ANOTHER, INSTALL, NO_OVERRIDE, (_at(HERE, _record(CONSUMED)),), "AnotherMachine"),
+    ("another, ours is elsewhere", ANOTHER, INSTALL, ONCE, (RECORD_ELSEWHERE,), "AnotherMachine"),
+    (
+        "another, ours is withdrawn",
+        ANOTHER,
+        INSTALL,
+        NO_OVERRIDE,
+        (_with_identity(HERE, _record(WITHDRAWN)),),
+        "AnotherMachine",
+    ),
+    (
+        "another, ours was consumed",
+        ANOTHER,
+        INSTALL,
+        NO_OVERRIDE,
+        (_with_identity(HERE, _record(CONSUMED)),),
+        "AnotherMachine",
+    ),
     ("changed, wanted", CHANGED, INSTALL, NO_OVERRIDE, (), "AnotherMachine"),
-    ("changed, and ours stands there", CHANGED, INSTALL, ONCE, (_at(HERE, _record(CONFIRMED)),), "NoChange"),
-    ("changed, and no longer wanted", CHANGED, None, ONCE, (_at(HERE, _record(CONFIRMED)),), WITHDRAW),
-    ("changed, ours is elsewhere", CHANGED, None, ONCE, (OVER_THERE,), "AnotherMachine"),
-    ("ours is elsewhere, gone here", CHANGED, None, NO_OVERRIDE, (OVER_THERE,), "AnotherMachine"),
-    ("accepted, ours was elsewhere", ACCEPTED, None, ONCE, (OVER_THERE,), WITHDRAW),
+    ("changed, and ours stands there", CHANGED, INSTALL, ONCE, (_with_identity(HERE, _record(CONFIRMED)),), "NoChange"),
+    ("changed, and no longer wanted", CHANGED, None, ONCE, (_with_identity(HERE, _record(CONFIRMED)),), WITHDRAW),
+    ("changed, ours is elsewhere", CHANGED, None, ONCE, (RECORD_ELSEWHERE,), "AnotherMachine"),
+    ("ours is elsewhere, gone here", CHANGED, None, NO_OVERRIDE, (RECORD_ELSEWHERE,), "AnotherMachine"),
+    ("accepted, ours was elsewhere", ACCEPTED, None, ONCE, (RECORD_ELSEWHERE,), WITHDRAW),
     ("accepted, wanted", ACCEPTED, INSTALL, NO_OVERRIDE, (), SET),
     ("nobody can tell", UnprovenIdentity(message="nothing is set"), INSTALL, NO_OVERRIDE, (), SET),
 ]
@@ -679,12 +741,12 @@ def test_nothing_is_set_on_another_machine_and_an_override_is_cleared_only_where
 
 def test_setting_an_override_writes_its_whole_record() -> None:
     recorded = OverrideRecord(
-        reason="provision 3", plan_digest="d", override=ONCE, marks=THEN, state=RECORDED, at=NOW, shown=HERE
+        reason="provision 3", plan_digest="d", override=ONCE, marks=EARLIER, state=RECORDED, at=NOW, shown=HERE
     )
     for wanted in (INSTALL, NO_DISK):
         step = _step(wanted, structs.replace(_make_observation(NO_OVERRIDE), identity=HERE))
         assert step == SetOverride(record=structs.replace(recorded, writes_disk=wanted.writes_disk))
-    again = _step(INSTALL, _make_observation(NO_OVERRIDE), (_corrected(CONFIRMED, 70, 5), MOVED))
+    again = _step(INSTALL, _make_observation(NO_OVERRIDE), (_with_corrections(CONFIRMED, 70, 5), MOVED))
     assert isinstance(again, SetOverride)
     assert again.record.corrections == (NOW - timedelta(minutes=5), NOW)
 
@@ -721,11 +783,11 @@ def test_a_rejected_write_is_judged_by_the_next_reading(seen: Override, state: O
         (
             INSTALL,
             _make_observation(NO_OVERRIDE),
-            _corrected(CONFIRMED, 3, 2, 1),
+            _with_corrections(CONFIRMED, 3, 2, 1),
             "gitboot set Once Pxe 4 times within an hour, but the BMC shows Disabled None",
         ),
         (
-            UNHEARD_OF,
+            UNKNOWN_TARGET,
             _make_observation(NO_OVERRIDE),
             None,
             "the plan needs Floppy, but the BMC supports only Cd, None, Pxe, UefiHttp, UsbCd",
@@ -813,7 +875,7 @@ def test_an_override_is_compared_with_the_reading(override: Override, seen: Over
     assert is_shown(override, _make_observation(seen)) is standing
 
 
-def _read(machine: Machine) -> BmcObservation:
+def _observe(machine: Machine) -> BmcObservation:
     system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
     settings = machine.settings() if machine.settings_path else {}
     if "BootSourceOverrideTarget" not in settings.get("Boot", {}):
@@ -843,7 +905,7 @@ class _Instance:
         self.machine.serial = "OTHER0042" if its else str(self.described.serial)
 
     def observe(self) -> BmcObservation:
-        observed = _read(self.machine)
+        observed = _observe(self.machine)
         if needs_clock(self.ledger.values(), observed, self.machine.now):
             return self.with_clock(observed)
         return observed
@@ -983,16 +1045,16 @@ def test_an_override_that_waits_for_power_off_is_set_only_if_the_bmc_shows_power
 
 def test_an_old_override_that_was_not_replaced_still_belongs_to_gitboot() -> None:
     """The PATCH from Continuous to Once was lost. gitboot finds the old override, and sets it again or clears it."""
-    first = _step(SET_ANEW, _make_observation(CONTINUOUS), [_record(CONFIRMED, CONTINUOUS)])
+    first = _step(SET_AGAIN, _make_observation(CONTINUOUS), [_record(CONFIRMED, CONTINUOUS)])
     assert isinstance(first, SetOverride)
     assert (first.record.override, first.record.replaces) == (ONCE, CONTINUOUS)
     later = NOW + timedelta(minutes=2)
-    again = _step(SET_ANEW, _make_observation(CONTINUOUS), [first.record], at=later)
+    again = _step(SET_AGAIN, _make_observation(CONTINUOUS), [first.record], at=later)
     assert isinstance(again, SetOverride)
     assert again.record.replaces == CONTINUOUS
     unwanted = _step(None, _make_observation(CONTINUOUS), [first.record], at=later)
     assert isinstance(unwanted, ClearOverride)
     assert unwanted.record.override == CONTINUOUS
-    confirmed = _step(SET_ANEW, _make_observation(ONCE), [again.record], at=later)
+    confirmed = _step(SET_AGAIN, _make_observation(ONCE), [again.record], at=later)
     assert isinstance(confirmed, ConfirmRecord)
     assert confirmed.record.replaces is None

@@ -64,16 +64,16 @@ def _swap_board(machine: Machine) -> None:
     machine.uuid, machine.serial = OTHER, "CZ29200XYZ"
 
 
-def _condition(result: TaskResult) -> str:
+def _read_condition(result: TaskResult) -> str:
     assert result.outcome is TaskOutcome.STALLED
     return result.message.partition(":")[0]
 
 
-def _state(rack: Rack) -> OverrideState:
+def _read_state(rack: Rack) -> OverrideState:
     return rack.records[rack.machine.name][ONCE.reason].state
 
 
-def _name(profile: Profile) -> str:
+def _profile_name(profile: Profile) -> str:
     return profile.name
 
 
@@ -83,7 +83,7 @@ def _name(profile: Profile) -> str:
 def test_e25_nothing_is_set_on_another_machine(rack: Rack) -> None:
     _swap_board(rack.machine)
     result = rack.run_task(serial="J4JMO72")
-    assert _condition(result) == "AnotherMachine"
+    assert _read_condition(result) == "AnotherMachine"
     for named in (
         OTHER,
         "CZ29200XYZ",
@@ -118,7 +118,7 @@ def test_e25_values_that_two_machines_report_identify_neither(make_rack: MakeRac
     rack = make_rack(*(Machine(name, uuid=make_uuid(name), system=name) for name in ("web01", "web02")))
     for machine in rack.machines:
         machine.uuid, machine.serial = OTHER, "BATCH-2042"
-    conditions = [_condition(rack.run_task(machine=machine)) for machine in rack.machines]
+    conditions = [_read_condition(rack.run_task(machine=machine)) for machine in rack.machines]
     assert conditions == ["AnotherMachine"] * 2
     results = [rack.run_task(machine=machine) for machine in rack.machines]
     assert [type(result.identity_result) for result in results] == [UnprovenIdentity, UnprovenIdentity]
@@ -130,11 +130,14 @@ def test_an_override_is_cleared_only_on_the_system_on_which_it_was_set(rack: Rac
     its = rack.machine.uuid, rack.machine.serial
     _swap_board(rack.machine)
     for wanted in (None, ONCE):
-        assert _condition(rack.run_task(wanted)) == "AnotherMachine"
-    assert (len(rack.machine.writes), _state(rack)) == (1, OverrideState.CONFIRMED)
+        assert _read_condition(rack.run_task(wanted)) == "AnotherMachine"
+    assert (len(rack.machine.writes), _read_state(rack)) == (1, OverrideState.CONFIRMED)
     rack.machine.uuid, rack.machine.serial = its
     rack.run_task(None)
-    assert (rack.machine.override["BootSourceOverrideEnabled"], _state(rack)) == ("Disabled", OverrideState.CLEARED)
+    assert (rack.machine.override["BootSourceOverrideEnabled"], _read_state(rack)) == (
+        "Disabled",
+        OverrideState.CLEARED,
+    )
 
 
 # E27: LastResetTime never moves, direct uki
@@ -148,7 +151,7 @@ def test_e27_a_machine_whose_marks_never_move_is_installed_once(make_rack: MakeR
         rack.wait(120)
         rack.run_task(DIRECT)
     assert [boot.target for boot in rack.machine.boots] == ["UefiHttp", "None", "None", "None"]
-    assert _state(rack) is OverrideState.LOST
+    assert _read_state(rack) is OverrideState.LOST
 
 
 def test_e27_a_machine_whose_marks_never_move_is_not_installed_again_after_a_crash(make_rack: MakeRack) -> None:
@@ -158,7 +161,7 @@ def test_e27_a_machine_whose_marks_never_move_is_not_installed_again_after_a_cra
         rack.records["web01"][ONCE.reason], state=OverrideState.RECORDED
     )
     rack.boot()
-    assert (_condition(rack.run_task(DIRECT)), len(rack.machine.writes)) == ("NeedsOperator", 1)
+    assert (_read_condition(rack.run_task(DIRECT)), len(rack.machine.writes)) == ("NeedsOperator", 1)
 
 
 def test_e27_a_machine_whose_marks_never_move_is_not_installed_again_after_a_window(make_rack: MakeRack) -> None:
@@ -189,7 +192,9 @@ def _restart_and_set_clock(machine: Machine) -> None:
     machine.last_reset = machine.state_time = machine.bmc_now  # as some write it when their clock is set
 
 
-@pytest.mark.parametrize("profile", [each for each in PROFILES.values() if each.manager_shows_restarts], ids=_name)
+@pytest.mark.parametrize(
+    "profile", [each for each in PROFILES.values() if each.manager_shows_restarts], ids=_profile_name
+)
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_e34_an_override_that_a_bmc_forgets_is_lost_and_neither_consumed_nor_set_again(
     make_rack: MakeRack, profile: Profile, trouble: str
@@ -204,18 +209,18 @@ def test_e34_an_override_that_a_bmc_forgets_is_lost_and_neither_consumed_nor_set
     for _ in range(3):
         result = rack.run_task()
         rack.wait(120)
-    assert (_state(rack), len(rack.machine.writes), result.outcome) == (
+    assert (_read_state(rack), len(rack.machine.writes), result.outcome) == (
         OverrideState.LOST,
         set_once,
         TaskOutcome.UNCHANGED,
     )
 
 
-def _clock_at(year: int) -> Callable[[Rack], object]:
+def _set_clock_to(year: int) -> Callable[[Rack], object]:
     return lambda rack: rack.machine.set_clock(datetime(year, 1, 1, tzinfo=UTC))
 
 
-def _clock_set_by(hours: int) -> Callable[[Rack], object]:
+def _shift_clock(hours: int) -> Callable[[Rack], object]:
     return lambda rack: rack.machine.set_clock(rack.machine.now + timedelta(hours=hours))
 
 
@@ -226,13 +231,23 @@ def _hide_manager(rack: Rack) -> None:
 @pytest.mark.parametrize(
     ("case", "before", "after", "state"),
     [
-        ("it was set", (), (_clock_set_by(9), Rack.boot), OverrideState.LOST),
-        ("it was set back", (), (_clock_set_by(-9), Rack.boot), OverrideState.LOST),
-        ("it was behind all the time", (_clock_at(2003), Rack.observe_resets), (Rack.boot,), OverrideState.CONSUMED),
-        ("it was ahead all the time", (_clock_at(2099), Rack.observe_resets), (Rack.boot,), OverrideState.CONSUMED),
+        ("it was set", (), (_shift_clock(9), Rack.boot), OverrideState.LOST),
+        ("it was set back", (), (_shift_clock(-9), Rack.boot), OverrideState.LOST),
+        (
+            "it was behind all the time",
+            (_set_clock_to(2003), Rack.observe_resets),
+            (Rack.boot,),
+            OverrideState.CONSUMED,
+        ),
+        ("it was ahead all the time", (_set_clock_to(2099), Rack.observe_resets), (Rack.boot,), OverrideState.CONSUMED),
         # BMCs also show this if there never was an override.
-        ("its clock is in 1970", (_clock_at(1970), Rack.observe_resets), (Rack.boot,), OverrideState.LOST),
-        ("so it does at each boot", (_clock_at(1970), Rack.observe_resets), (Rack.boot, Rack.boot), OverrideState.LOST),
+        ("its clock is in 1970", (_set_clock_to(1970), Rack.observe_resets), (Rack.boot,), OverrideState.LOST),
+        (
+            "so it does at each boot",
+            (_set_clock_to(1970), Rack.observe_resets),
+            (Rack.boot, Rack.boot),
+            OverrideState.LOST,
+        ),
         ("the Manager cannot be read", (_hide_manager,), (Rack.boot,), OverrideState.CONSUMED),
     ],
 )
@@ -245,10 +260,10 @@ def test_e34_the_clock_of_a_bmc_decides_whether_a_boot_is_proven(
     for event in after:
         event(rack)
         rack.run_task()
-    assert (_state(rack), len(rack.machine.writes)) == (state, 1), case
+    assert (_read_state(rack), len(rack.machine.writes)) == (state, 1), case
 
 
-@pytest.mark.parametrize("profile", [each for each in PROFILES.values() if each is not STUCK], ids=_name)
+@pytest.mark.parametrize("profile", [each for each in PROFILES.values() if each is not STUCK], ids=_profile_name)
 def test_e34_a_real_reset_still_counts_as_a_reset(make_rack: MakeRack, profile: Profile) -> None:
     rack = make_rack(profile=profile)
     rack.run_task()
@@ -256,7 +271,7 @@ def test_e34_a_real_reset_still_counts_as_a_reset(make_rack: MakeRack, profile: 
     rack.wait(60)
     rack.run_task()
     proven = profile.shows_resets
-    assert _state(rack) is (OverrideState.CONSUMED if proven else OverrideState.LOST)
+    assert _read_state(rack) is (OverrideState.CONSUMED if proven else OverrideState.LOST)
 
 
 def test_e34_the_clock_is_read_only_if_an_override_is_set_or_gone(rack: Rack) -> None:
@@ -272,7 +287,7 @@ def test_e34_the_clock_is_read_only_if_an_override_is_set_or_gone(rack: Rack) ->
 # Responses that are not final
 
 
-def _patches(rack: Rack) -> int:
+def _count_patches(rack: Rack) -> int:
     return sum(each.method == "PATCH" for each in rack.server.service.requests)
 
 
@@ -285,14 +300,14 @@ def test_a_write_that_a_bmc_applies_later_is_awaited_and_confirmed(rack: Rack, s
     for _ in range(90):
         rack.run_task()
         rack.wait(10)
-    assert (_state(rack), rack.run_task().outcome, _patches(rack)) == (
+    assert (_read_state(rack), rack.run_task().outcome, _count_patches(rack)) == (
         OverrideState.CONFIRMED,
         TaskOutcome.UNCHANGED,
         most,
     )
     rack.boot()
     rack.run_task()
-    assert (_state(rack), _patches(rack)) == (OverrideState.CONSUMED, most)
+    assert (_read_state(rack), _count_patches(rack)) == (OverrideState.CONSUMED, most)
 
 
 def test_a_bmc_that_rejects_every_etag_gets_few_requests_a_task_and_one_write_in_the_end(rack: Rack) -> None:
@@ -301,19 +316,19 @@ def test_a_bmc_that_rejects_every_etag_gets_few_requests_a_task_and_one_write_in
     rack.server.fault(Status(status=412), on="PATCH", times=50)
     for number in range(1, 6):
         assert rack.run_task().outcome is TaskOutcome.WAITING
-        assert _patches(rack) <= 4 * number  # the ETag, the ETag without quotes, *, and without If-Match
-        assert _state(rack) is OverrideState.UNSENT
+        assert _count_patches(rack) <= 4 * number  # the ETag, the ETag without quotes, *, and without If-Match
+        assert _read_state(rack) is OverrideState.UNSENT
         rack.wait(60)
     rack.server.heal()
     assert rack.run_task().outcome is TaskOutcome.APPLIED
-    assert _state(rack) is OverrideState.CONFIRMED
+    assert _read_state(rack) is OverrideState.CONFIRMED
 
 
 # Rule 18: what moves because a machine comes up is no mark of a reset
 
 
 @pytest.fixture
-def coming_up(rack: Rack) -> Rack:
+def booting_rack(rack: Rack) -> Rack:
     """A machine after POST, with an override that was set before its operating system runs."""
     rack.observe_resets()
     rack.machine.reset()
@@ -324,17 +339,17 @@ def coming_up(rack: Rack) -> Rack:
     return rack
 
 
-def test_an_override_that_was_set_while_the_system_boots_is_still_set_when_it_runs(coming_up: Rack) -> None:
-    coming_up.run_task()
-    assert _state(coming_up) is OverrideState.CONFIRMED
-    coming_up.boot()
-    coming_up.run_task()
-    assert _state(coming_up) is OverrideState.CONSUMED
+def test_an_override_that_was_set_while_the_system_boots_is_still_set_when_it_runs(booting_rack: Rack) -> None:
+    booting_rack.run_task()
+    assert _read_state(booting_rack) is OverrideState.CONFIRMED
+    booting_rack.boot()
+    booting_rack.run_task()
+    assert _read_state(booting_rack) is OverrideState.CONSUMED
 
 
-def test_an_override_that_was_set_while_the_system_boots_is_cleared(coming_up: Rack) -> None:
-    coming_up.run_task(None)
-    assert (coming_up.machine.override["BootSourceOverrideEnabled"], _state(coming_up)) == (
+def test_an_override_that_was_set_while_the_system_boots_is_cleared(booting_rack: Rack) -> None:
+    booting_rack.run_task(None)
+    assert (booting_rack.machine.override["BootSourceOverrideEnabled"], _read_state(booting_rack)) == (
         "Disabled",
         OverrideState.CLEARED,
     )
@@ -354,7 +369,7 @@ def test_an_override_that_ends_while_the_system_boots_is_not_proven_consumed(rac
         rack.machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
         rack.wait(rack.machine.post_s)
     rack.run_task()
-    assert _state(rack) is OverrideState.LOST
+    assert _read_state(rack) is OverrideState.LOST
 
 
 # E36: two fleets or instances have the same machine
@@ -362,7 +377,7 @@ def test_an_override_that_ends_while_the_system_boots_is_not_proven_consumed(rac
 
 def test_e36_an_override_that_somebody_else_has_set_boots_first(rack: Rack) -> None:
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-    assert _condition(rack.run_task()) == "ForeignOverride"
+    assert _read_condition(rack.run_task()) == "ForeignOverride"
     rack.boot()
     assert rack.run_task().outcome is TaskOutcome.APPLIED
     assert rack.machine.writes == [{"Boot": SET_AT_BMC}]
@@ -371,7 +386,7 @@ def test_e36_an_override_that_somebody_else_has_set_boots_first(rack: Rack) -> N
 def test_a_dry_run_checks_the_identity_too(rack: Rack) -> None:
     _swap_board(rack.machine)
     result = rack.run_task(dry_run=True)
-    assert (_condition(result), result.pinned) == ("AnotherMachine", None)
+    assert (_read_condition(result), result.pinned) == ("AnotherMachine", None)
 
 
 def test_a_failed_read_pins_nothing(rack: Rack) -> None:
@@ -387,27 +402,27 @@ DISC = WantedOverride(
     override=Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO),
 )
 DATA = "http://boot.test/media/4c4c4544/user-data.iso"
-BOTH = structs.replace(DISC, override=structs.replace(DISC.override, data_medium=DATA))
+DISC_AND_DATA = structs.replace(DISC, override=structs.replace(DISC.override, data_medium=DATA))
 SHOWING_NO_RESET = ("supermicro-x10", "openbmc-2021", "dgx", "cimc", "irmc", "ibmc")
 WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is not Drives.ABSENT]
 
 
 @pytest.fixture
-def inserted(rack: Rack) -> Rack:
+def rack_with_disc(rack: Rack) -> Rack:
     rack.run_task(DISC)
     return rack
 
 
-def _disc(rack: Rack) -> Drive:
+def _disc_drive(rack: Rack) -> Drive:
     return rack.machine.drives[1]
 
 
-def _record(rack: Rack) -> OverrideRecord:
+def _read_record(rack: Rack) -> OverrideRecord:
     return rack.records["web01"]["provision/1"]
 
 
-def _medium(rack: Rack) -> MediumState | None:
-    medium = _record(rack).medium
+def _read_medium_state(rack: Rack) -> MediumState | None:
+    medium = _read_record(rack).medium
     return medium.state if medium is not None else None
 
 
@@ -421,28 +436,32 @@ def test_a_medium_is_inserted_and_booted_once_and_ejected_at_the_next_reset(make
         OverrideState.RECORDED,
         OverrideState.CONFIRMED,
     ]
-    assert (_disc(rack).image, rack.machine.drives[0].image) == (ISO, None)
+    assert (_disc_drive(rack).image, rack.machine.drives[0].image) == (ISO, None)
     rack.boot()
     rack.run_task(DISC)
     [boot] = rack.machine.boots
     assert (boot.target, boot.medium) == (PROFILES[name].boots_cd_as, ISO)
     rack.run_task(None, keep_media=(ISO,))  # its boot was served, so the system still reads it
-    assert _disc(rack).image == ISO
+    assert _disc_drive(rack).image == ISO
     rack.boot()
     rack.run_task(None, keep_media=(ISO,))
-    assert (_disc(rack).image is not None) is (name in SHOWING_NO_RESET)
+    assert (_disc_drive(rack).image is not None) is (name in SHOWING_NO_RESET)
     rack.run_task(None)
-    assert (_disc(rack).image, _disc(rack).ejected, _medium(rack)) == (None, [ISO], MediumState.EJECTED)
+    assert (_disc_drive(rack).image, _disc_drive(rack).ejected, _read_medium_state(rack)) == (
+        None,
+        [ISO],
+        MediumState.EJECTED,
+    )
     assert [each.medium for each in rack.machine.boots] == [ISO, None]
 
 
-def test_virtual_media_are_not_read_again_after_their_use(inserted: Rack) -> None:
-    inserted.boot()
+def test_virtual_media_are_not_read_again_after_their_use(rack_with_disc: Rack) -> None:
+    rack_with_disc.boot()
     for _ in range(2):
-        inserted.run_task(None)
-    before = len(inserted.server.service.requests)
-    inserted.run_task(None)
-    assert len(inserted.server.service.requests) == before + 1
+        rack_with_disc.run_task(None)
+    before = len(rack_with_disc.server.service.requests)
+    rack_with_disc.run_task(None)
+    assert len(rack_with_disc.server.service.requests) == before + 1
 
 
 @pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
@@ -450,7 +469,7 @@ def test_an_unbooted_medium_is_ejected_after_its_override_is_cleared(make_rack: 
     rack = make_rack(profile=profile)
     rack.run_task(DISC)
     rack.run_task(None)
-    assert (_record(rack).state, _medium(rack), _disc(rack).ejected) == (
+    assert (_read_record(rack).state, _read_medium_state(rack), _disc_drive(rack).ejected) == (
         OverrideState.CLEARED,
         MediumState.EJECTED,
         [ISO],
@@ -474,7 +493,7 @@ def test_an_override_is_cleared_before_its_medium_is_replaced(
     sent = [each.path for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     off, ejected, *more = sent
     assert (off, ejected.startswith(rack.machine.media_path)) == (rack.machine.writes and more[-1], True)
-    assert (_disc(rack).ejected, _disc(rack).image, _record(rack).state) == (
+    assert (_disc_drive(rack).ejected, _disc_drive(rack).image, _read_record(rack).state) == (
         [ISO],
         other.medium,
         OverrideState.CONFIRMED,
@@ -487,17 +506,17 @@ def fit_target(profile: Profile, target: OverrideTarget) -> str:
     return profile.boots_cd_as if target is OverrideTarget.CD else target
 
 
-def _swap(image: str | None) -> Callable[[Rack], object]:
+def _swap_medium(image: str | None) -> Callable[[Rack], object]:
     """Insert another medium long before the next reading."""
 
     def swap(rack: Rack) -> None:
-        _disc(rack).image = image
+        _disc_drive(rack).image = image
         rack.wait(600)
 
     return swap
 
 
-def _want(wanted: WantedOverride | None, **more: Any) -> Callable[[Rack], object]:
+def _apply(wanted: WantedOverride | None, **more: Any) -> Callable[[Rack], object]:
     return lambda rack: rack.run_task(wanted, **more)
 
 
@@ -506,7 +525,7 @@ def _switch_off(rack: Rack) -> None:
 
 
 NEWER = structs.replace(DISC, override=structs.replace(DISC.override, medium=ISO.replace("1.iso", "2.iso")))
-WANT, END, GIVEN = _want(DISC), _want(None), _want(None, keep_media=(ISO,))
+WANT, END, GIVEN = _apply(DISC), _apply(None), _apply(None, keep_media=(ISO,))
 GONE = MediumState.EJECTED
 
 
@@ -530,10 +549,10 @@ GONE = MediumState.EJECTED
             GONE,
             OverrideState.CONSUMED,
         ),
-        ("somebody inserted another", (WANT, _swap(OTHERS), END), OTHERS, [], GONE, OverrideState.CLEARED),
+        ("somebody inserted another", (WANT, _swap_medium(OTHERS), END), OTHERS, [], GONE, OverrideState.CLEARED),
         (
             "it lay there before, and is not ours to eject",
-            (_swap(ISO), WANT, END),
+            (_swap_medium(ISO), WANT, END),
             ISO,
             [],
             None,
@@ -541,7 +560,7 @@ GONE = MediumState.EJECTED
         ),
         (
             "somebody ejects it while its override is set",
-            (WANT, _swap(None), WANT),
+            (WANT, _swap_medium(None), WANT),
             ISO,
             [],
             MediumState.INSERTED,
@@ -549,7 +568,7 @@ GONE = MediumState.EJECTED
         ),
         (
             "a newer image takes its place",
-            (WANT, _want(NEWER)),
+            (WANT, _apply(NEWER)),
             NEWER.override.medium,
             [ISO],
             MediumState.INSERTED,
@@ -568,25 +587,25 @@ def test_after_each_sequence_the_drive_and_the_records_have_the_expected_state(
 ) -> None:
     for event in events:
         event(rack)
-    assert (_disc(rack).image, _disc(rack).ejected) == (lies, ejected), case
-    assert (_medium(rack), _record(rack).state) == (medium, state), case
+    assert (_disc_drive(rack).image, _disc_drive(rack).ejected) == (lies, ejected), case
+    assert (_read_medium_state(rack), _read_record(rack).state) == (medium, state), case
 
 
 @pytest.mark.parametrize(
     "wanted", [DISC, structs.replace(DISC, override=structs.replace(DISC.override, enabled=OverrideEnabled.CONTINUOUS))]
 )
 def test_a_medium_of_somebody_else_stays_and_no_override_is_set(rack: Rack, wanted: WantedOverride) -> None:
-    _disc(rack).image = OTHERS
+    _disc_drive(rack).image = OTHERS
     result = rack.run_task(wanted)
     assert (result.outcome, result.condition) == (TaskOutcome.STALLED, OperatorCondition.FOREIGN_MEDIUM)
     assert OTHERS in result.message
-    assert (_disc(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
+    assert (_disc_drive(rack).image, rack.machine.writes, rack.written) == (OTHERS, [], [])
 
 
 def test_an_override_of_somebody_else_keeps_the_medium_out(rack: Rack) -> None:
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
     assert rack.run_task(DISC).condition is OperatorCondition.FOREIGN_OVERRIDE
-    assert _disc(rack).image is None
+    assert _disc_drive(rack).image is None
 
 
 def test_a_bmc_without_a_drive_is_unsupported(make_rack: MakeRack) -> None:
@@ -598,22 +617,22 @@ def test_a_bmc_without_a_drive_is_unsupported(make_rack: MakeRack) -> None:
 
 def test_no_override_is_set_before_the_medium_is_shown(make_rack: MakeRack) -> None:
     rack = make_rack(profile=ILO6)
-    _disc(rack).shows_late = True
+    _disc_drive(rack).shows_late = True
     for _ in range(2):
         assert rack.run_task(DISC).outcome is TaskOutcome.WAITING
-    assert (_disc(rack).image, rack.machine.writes) == (ISO, [])
-    _disc(rack).shows_late = False
+    assert (_disc_drive(rack).image, rack.machine.writes) == (ISO, [])
+    _disc_drive(rack).shows_late = False
     rack.run_task(DISC)
-    assert _record(rack).state is OverrideState.CONFIRMED
+    assert _read_record(rack).state is OverrideState.CONFIRMED
 
 
-def test_a_consumed_boot_inserts_no_medium_again(inserted: Rack) -> None:
-    inserted.boot()
-    inserted.run_task(DISC)
-    _disc(inserted).image = None
-    inserted.wait(600)
-    inserted.run_task(DISC)
-    assert (_record(inserted).state, _disc(inserted).image) == (OverrideState.CONSUMED, None)
+def test_a_consumed_boot_inserts_no_medium_again(rack_with_disc: Rack) -> None:
+    rack_with_disc.boot()
+    rack_with_disc.run_task(DISC)
+    _disc_drive(rack_with_disc).image = None
+    rack_with_disc.wait(600)
+    rack_with_disc.run_task(DISC)
+    assert (_read_record(rack_with_disc).state, _disc_drive(rack_with_disc).image) == (OverrideState.CONSUMED, None)
 
 
 @pytest.mark.parametrize(
@@ -623,7 +642,7 @@ def test_the_transfer_protocol_is_sent_only_to_drives_that_list_it(
     make_rack: MakeRack, protocols: tuple[str, ...], told: str | None
 ) -> None:
     rack = make_rack(profile=AMI)
-    _disc(rack).protocols = protocols
+    _disc_drive(rack).protocols = protocols
     rack.run_task(DISC)
     [post] = [each.json for each in rack.server.service.requests if each.method == "POST"]
     assert (post["Image"], post.get("TransferProtocolType")) == (ISO, told)
@@ -634,29 +653,29 @@ def test_a_stale_image_with_the_same_url_is_ejected_and_inserted_again_once(
     make_rack: MakeRack, profile: Profile
 ) -> None:
     rack = make_rack(profile=profile)
-    _disc(rack).stale = ISO
+    _disc_drive(rack).stale = ISO
     assert rack.run_task(DISC).outcome is TaskOutcome.APPLIED
-    assert (_disc(rack).image, _disc(rack).ejected) == (ISO, [ISO])
-    assert _sent(rack)[:2] == ["EjectMedia", ISO]
+    assert (_disc_drive(rack).image, _disc_drive(rack).ejected) == (ISO, [ISO])
+    assert _list_changes(rack)[:2] == ["EjectMedia", ISO]
     rack.server.service.requests.clear()
     rack.wait(600)
     rack.run_task(DISC)
-    assert (_sent(rack), _disc(rack).ejected) == ([], [ISO])
+    assert (_list_changes(rack), _disc_drive(rack).ejected) == ([], [ISO])
 
 
 def test_a_drive_that_shows_an_ejected_image_counts_as_empty(make_rack: MakeRack) -> None:
     rack = make_rack(profile=SUPERMICRO_X11)
     rack.run_task(DISC)
     rack.run_task(None)
-    assert (_disc(rack).image, _disc(rack).resource()["Image"]) == (None, ISO)
+    assert (_disc_drive(rack).image, _disc_drive(rack).resource()["Image"]) == (None, ISO)
     newer = structs.replace(DISC, reason="provision/2", override=structs.replace(DISC.override, medium=OTHERS))
     assert rack.run_task(newer).outcome is TaskOutcome.APPLIED
-    assert _disc(rack).image == OTHERS
+    assert _disc_drive(rack).image == OTHERS
 
 
 def test_a_drive_without_the_action_stays_empty_beside_one_that_has_it(rack: Rack) -> None:
     """Its path comes first."""
-    without = Drive(_disc(rack).path.removesuffix("2") + "0", _disc(rack).kind, lacks_actions=True)
+    without = Drive(_disc_drive(rack).path.removesuffix("2") + "0", _disc_drive(rack).kind, lacks_actions=True)
     rack.machine.drives.insert(0, without)
     assert rack.run_task(DISC).outcome is TaskOutcome.APPLIED
     assert (without.image, rack.machine.drives[2].image) == (None, ISO)
@@ -666,7 +685,7 @@ def test_a_drive_without_the_action_stays_empty_beside_one_that_has_it(rack: Rac
 def test_a_bmc_that_needs_the_protocol_without_listing_it_gets_it(make_rack: MakeRack) -> None:
     rack = make_rack(profile=CIMC)
     assert rack.run_task(DISC).outcome is TaskOutcome.APPLIED
-    assert _disc(rack).image == ISO
+    assert _disc_drive(rack).image == ISO
 
 
 CIFS = ("//10.112.0.2/images/", "CIFS", ("CIFS", "HTTP", "HTTPS", "NFS"))
@@ -681,7 +700,7 @@ def test_an_image_on_a_share_is_inserted_by_its_protocol_and_recorded_by_its_url
     make_rack: MakeRack, profile: Profile, share: tuple[str, str, tuple[str, ...]], login: bool
 ) -> None:
     rack = make_rack(profile=profile)
-    place, protocol, _disc(rack).protocols = share
+    place, protocol, _disc_drive(rack).protocols = share
     prefix = ISO.rpartition("/")[0] + "/"
     (rack.folder / "access.toml").write_text(
         f'{HERE}[media]\n"{prefix}" = {{place = "{place}", protocol = "{protocol}"}}\n'
@@ -696,33 +715,33 @@ def test_an_image_on_a_share_is_inserted_by_its_protocol_and_recorded_by_its_url
         changing = [each.json for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
         [sent] = [each for each in changing if "Image" in each]
         image = place + ISO.removeprefix(prefix)
-        assert sent["Image"] == image and _disc(rack).image == image
+        assert sent["Image"] == image and _disc_drive(rack).image == image
         assert sent.get("TransferProtocolType") == (None if profile is XCC else protocol)
         assert (sent.get("UserName"), sent.get("Password")) == (("images", "share-secret") if login else (None, None))
-        assert [each.url for each in _record(rack).media] == [ISO]
+        assert [each.url for each in _read_record(rack).media] == [ISO]
         rack.wait(600)
         fleet.submit([rack.job(None)])
         fleet.take_results(wait_all=True)
-    assert _disc(rack).ejected == [image]
+    assert _disc_drive(rack).ejected == [image]
 
 
 def test_a_share_whose_protocol_the_drive_does_not_list_is_rejected_before_any_request(make_rack: MakeRack) -> None:
     rack = make_rack(profile=IDRAC9)
-    _disc(rack).protocols = ("HTTP", "HTTPS")
+    _disc_drive(rack).protocols = ("HTTP", "HTTPS")
     share = MediaShare(prefix="http://", place="//10.112.0.2/images/", protocol="CIFS")
     bmc = rack.connect(shares=(share,))
     slots = assign_slots(bmc.media.with_slots(bmc.observe()).slots, ISO, None)
     assert slots is not None
     with pytest.raises(BmcRejected, match=r"fetches images only over HTTP, HTTPS, but .* specifies CIFS"):
         bmc.media.insert(slots[ISO], ISO)
-    assert _disc(rack).image is None
+    assert _disc_drive(rack).image is None
 
 
-def _lying(rack: Rack) -> list[str | None]:
+def _list_images(rack: Rack) -> list[str | None]:
     return [drive.image for drive in rack.machine.drives]
 
 
-def _sent(rack: Rack) -> list[str]:
+def _list_changes(rack: Rack) -> list[str]:
     """Return a description of the requests that changed the BMC."""
     changing = [each for each in rack.server.service.requests if each.method in ("PATCH", "POST")]
     return [(each.json or {}).get("Image") or each.path.rpartition(".")[2] for each in changing]
@@ -731,10 +750,10 @@ def _sent(rack: Rack) -> list[str]:
 @pytest.mark.parametrize("name", WITH_DRIVES)
 def test_user_data_is_inserted_before_the_boot_medium_and_ejected_after_it(make_rack: MakeRack, name: str) -> None:
     rack = make_rack(profile=PROFILES[name])
-    result = rack.run_task(BOTH)
+    result = rack.run_task(DISC_AND_DATA)
     assert result.outcome is TaskOutcome.APPLIED, result.message
-    assert _lying(rack) == [DATA, ISO], "where there is one drive for CDs alone, that boots"
-    assert [each for each in _sent(rack) if each in (DATA, ISO)] == [DATA, ISO]
+    assert _list_images(rack) == [DATA, ISO], "where there is one drive for CDs alone, that boots"
+    assert [each for each in _list_changes(rack) if each in (DATA, ISO)] == [DATA, ISO]
     assert [state for _, state, _ in rack.written] == [
         OverrideState.INSERTED,
         OverrideState.INSERTED,
@@ -742,28 +761,28 @@ def test_user_data_is_inserted_before_the_boot_medium_and_ejected_after_it(make_
         OverrideState.CONFIRMED,
     ]
     rack.boot()
-    rack.run_task(BOTH)
+    rack.run_task(DISC_AND_DATA)
     rack.run_task(None, keep_media=(ISO, DATA))
-    assert _lying(rack) == [DATA, ISO], "the system reads both still"
+    assert _list_images(rack) == [DATA, ISO], "the system reads both still"
     rack.boot()
     rack.run_task(None, keep_media=(ISO, DATA))
-    assert (_lying(rack) == [None, None]) is (name not in SHOWING_NO_RESET)
+    assert (_list_images(rack) == [None, None]) is (name not in SHOWING_NO_RESET)
     rack.run_task(None)
     assert [drive.ejected for drive in rack.machine.drives] == [[DATA], [ISO]]
-    assert {each.state for each in _record(rack).media} == {MediumState.EJECTED}
+    assert {each.state for each in _read_record(rack).media} == {MediumState.EJECTED}
 
 
 def test_the_first_of_two_cd_drives_gets_the_boot_medium(rack: Rack) -> None:
     rack.machine.drives[0].types = ("CD", "DVD")
-    rack.run_task(BOTH)
-    assert _lying(rack) == [ISO, DATA]
+    rack.run_task(DISC_AND_DATA)
+    assert _list_images(rack) == [ISO, DATA]
 
 
 def test_a_bmc_with_only_one_drive_is_unsupported_and_nothing_is_inserted(rack: Rack) -> None:
     rack.machine.drives[0].types = ("Floppy",)
-    result = rack.run_task(BOTH)
-    assert (result.condition, _lying(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
-    assert f"has only the slot {_disc(rack).path}" in result.message
+    result = rack.run_task(DISC_AND_DATA)
+    assert (result.condition, _list_images(rack)) == (OperatorCondition.UNSUPPORTED, [None, None])
+    assert f"has only the slot {_disc_drive(rack).path}" in result.message
     assert "configFrom: SystemUUID" in result.message
     assert (rack.written, rack.machine.writes) == ([], [])
 
@@ -774,20 +793,20 @@ def test_a_medium_of_somebody_else_in_either_drive_stays_and_the_other_drive_sta
 ) -> None:
     drive = rack.machine.drives[taken]
     drive.image = OTHERS
-    result = rack.run_task(BOTH)
+    result = rack.run_task(DISC_AND_DATA)
     assert (result.condition, rack.written) == (OperatorCondition.FOREIGN_MEDIUM, [])
     assert f"{drive.path} has {OTHERS}" in result.message
-    assert [each for each in _lying(rack) if each is not None] == [OTHERS]
+    assert [each for each in _list_images(rack) if each is not None] == [OTHERS]
 
 
 def test_new_user_data_replaces_the_old_and_the_boot_medium_stays(rack: Rack) -> None:
-    rack.run_task(BOTH)
+    rack.run_task(DISC_AND_DATA)
     rack.server.service.requests.clear()
     newer = DATA.replace("4c", "5d")
-    rack.run_task(structs.replace(BOTH, override=structs.replace(BOTH.override, data_medium=newer)))
-    assert (_lying(rack), _disc(rack).ejected) == ([newer, ISO], [])
-    assert _sent(rack)[1:3] == ["EjectMedia", newer], "the override was withdrawn first"
-    assert _record(rack).state is OverrideState.CONFIRMED
+    rack.run_task(structs.replace(DISC_AND_DATA, override=structs.replace(DISC_AND_DATA.override, data_medium=newer)))
+    assert (_list_images(rack), _disc_drive(rack).ejected) == ([newer, ISO], [])
+    assert _list_changes(rack)[1:3] == ["EjectMedia", newer], "the override was withdrawn first"
+    assert _read_record(rack).state is OverrideState.CONFIRMED
 
 
 class Killed(Exception):
@@ -796,7 +815,7 @@ class Killed(Exception):
 
 CRASHES = [  # in an order in which those next to each other differ little
     (profile, wants, nth, kept)
-    for wants, most in ((DISC, 6), (BOTH, 9))
+    for wants, most in ((DISC, 6), (DISC_AND_DATA, 9))
     for nth in range(1, most + 1)
     for profile, kept in ((GENERIC, False), (XCC, False), (XCC, True), (GENERIC, True))
 ]
@@ -829,10 +848,12 @@ def test_after_a_crash_at_any_step_media_boot_once_and_no_medium_remains(
             except Killed:
                 continue
             finally:
-                assert wants is not BOTH or _lying(rack)[1] is None or _lying(rack)[0] == DATA, "it would boot without"
+                assert wants is not DISC_AND_DATA or _list_images(rack)[1] is None or _list_images(rack)[0] == DATA, (
+                    "it would boot without"
+                )
             rack.wait(90)
-    assert _lying(rack) == [None, None]
-    assert [drive.ejected for drive in rack.machine.drives] == [[DATA] if wants is BOTH else [], [ISO]]
+    assert _list_images(rack) == [None, None]
+    assert [drive.ejected for drive in rack.machine.drives] == [[DATA] if wants is DISC_AND_DATA else [], [ISO]]
     assert rack.machine.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled"
     assert count >= nth
 
@@ -842,15 +863,15 @@ def test_a_medium_is_ejected_even_if_the_response_to_the_insert_was_lost(make_ra
     rack = make_rack(profile=OPENBMC)
     rack.server.fault(Drop(applied=applied), on="POST")
     assert rack.run_task(DISC).outcome is TaskOutcome.WAITING
-    assert (_disc(rack).image == ISO, _record(rack).state) == (applied, OverrideState.INSERTED)
+    assert (_disc_drive(rack).image == ISO, _read_record(rack).state) == (applied, OverrideState.INSERTED)
     rack.wait(90)
     rack.run_task(None)
-    assert (_disc(rack).image, _medium(rack)) == (None, MediumState.EJECTED)
+    assert (_disc_drive(rack).image, _read_medium_state(rack)) == (None, MediumState.EJECTED)
 
 
 def test_a_dry_run_shows_the_post_and_does_not_send_it(make_rack: MakeRack) -> None:
     rack = make_rack(profile=IDRAC9)
     result = rack.run_task(DISC, dry_run=True)
-    action = f"{_disc(rack).path}/Actions/VirtualMedia.InsertMedia"
+    action = f"{_disc_drive(rack).path}/Actions/VirtualMedia.InsertMedia"
     assert result.message == f'would POST {action}: {{"Image": "{ISO}"}}'
-    assert (_disc(rack).image, rack.written) == (None, [])
+    assert (_disc_drive(rack).image, rack.written) == (None, [])

@@ -38,15 +38,17 @@ from tests.helpers.redfish_double.profiles import GENERIC
 from tests.helpers.redfish_double.server import Drop, Status
 
 NOON = at("20T12:00")
-ALL = frozenset(ResetType)
+ALL_RESETS = frozenset(ResetType)
 PXE = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.PXE)
-RAN = ResetMarks(
+MARKS_RUNNING = ResetMarks(
     last_reset_time="2026-11-17T12:00:00Z",
     boot_progress="OSRunning",
     boot_progress_time="2026-11-17T12:01:30Z",
     settled=True,
 )
-RESET = structs.replace(RAN, last_reset_time="2026-11-20T12:00:05Z", boot_progress="OSBootStarted", settled=False)
+RESET = structs.replace(
+    MARKS_RUNNING, last_reset_time="2026-11-20T12:00:05Z", boot_progress="OSBootStarted", settled=False
+)
 UP = structs.replace(RESET, boot_progress="OSRunning", boot_progress_time="2026-11-20T12:02:00Z", settled=True)
 RESTART = WantedPowerChange(
     reason="power/check/1", operation=PowerOperation.RESTART, override_reason="maintenance/check/1", may_start_now=True
@@ -58,25 +60,27 @@ ON = WantedPowerChange(
 
 
 def make_observation(**more: Any) -> BmcObservation:
-    given = {"override": PXE, "marks": RAN, "power": "On", "runs_os": True, "reset_types": ALL, **more}
+    given = {"override": PXE, "marks": MARKS_RUNNING, "power": "On", "runs_os": True, "reset_types": ALL_RESETS, **more}
     return BmcObservation(system="/redfish/v1/Systems/1", **given)
 
 
-OFF = make_observation(power="Off", runs_os=False, marks=structs.replace(RAN, settled=False, boot_progress="None"))
-GONE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
+OFF = make_observation(
+    power="Off", runs_os=False, marks=structs.replace(MARKS_RUNNING, settled=False, boot_progress="None")
+)
+NO_OVERRIDE_SHOWN = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
 
-def overridden(state: OverrideState = OverrideState.CONFIRMED, **more: Any) -> OverrideRecord:
-    given = {"plan_digest": "d" * 64, "override": PXE, "marks": RAN, "at": NOON, **more}
+def override_record(state: OverrideState = OverrideState.CONFIRMED, **more: Any) -> OverrideRecord:
+    given = {"plan_digest": "d" * 64, "override": PXE, "marks": MARKS_RUNNING, "at": NOON, **more}
     return OverrideRecord(reason="maintenance/check/1", state=state, **given)
 
 
-def switched(state: PowerRecordState, type: ResetType = ResetType.FORCE_RESTART, *, ago: int = 120) -> PowerRecord:
+def reset_record(state: PowerRecordState, type: ResetType = ResetType.FORCE_RESTART, *, ago: int = 120) -> PowerRecord:
     instant = NOON - timedelta(seconds=ago)
-    return PowerRecord(reason="power/check/1", type=type, marks=RAN, state=state, at=instant, since=instant)
+    return PowerRecord(reason="power/check/1", type=type, marks=MARKS_RUNNING, state=state, at=instant, since=instant)
 
 
-def kind(step: PowerChangeStep) -> str:
+def describe_step(step: PowerChangeStep) -> str:
     match step:
         case RequestReset(record=record):
             return f"ask {record.type}"
@@ -90,8 +94,8 @@ def kind(step: PowerChangeStep) -> str:
 
 
 RECORDED, ASKED, DONE = PowerRecordState.RECORDED, PowerRecordState.REQUESTED, PowerRecordState.DONE
-BLIND = make_observation(marks=ResetMarks())
-GENTLY = ResetType.GRACEFUL_RESTART
+WITHOUT_MARKS = make_observation(marks=ResetMarks())
+GRACEFUL_TYPE = ResetType.GRACEFUL_RESTART
 
 
 @for_each(
@@ -103,7 +107,7 @@ GENTLY = ResetType.GRACEFUL_RESTART
             "the BMC has no graceful restart",
             GRACEFUL,
             None,
-            make_observation(reset_types=ALL - {GENTLY}),
+            make_observation(reset_types=ALL_RESETS - {GRACEFUL_TYPE}),
             "ask ForceRestart",
         ),
         ("it has no restart", RESTART, None, make_observation(reset_types=frozenset({"PowerCycle"})), "ask PowerCycle"),
@@ -119,12 +123,12 @@ GENTLY = ResetType.GRACEFUL_RESTART
             make_observation(),
             "ask ForceRestart",
         ),
-        ("its override is not set", RESTART, None, make_observation(override=GONE), "hold"),
+        ("its override is not set", RESTART, None, make_observation(override=NO_OVERRIDE_SHOWN), "hold"),
         (
             "no override is wanted",
             structs.replace(RESTART, override_reason=None),
             None,
-            make_observation(override=GONE),
+            make_observation(override=NO_OVERRIDE_SHOWN),
             "ask ForceRestart",
         ),
         ("it is off, and is to be restarted", RESTART, None, OFF, "leave"),
@@ -132,63 +136,75 @@ GENTLY = ResetType.GRACEFUL_RESTART
         ("it is going down", RESTART, None, make_observation(power="PoweringOff"), "hold"),
         ("it is off, and wants its first boot", ON, None, OFF, "ask On"),
         ("it is on, and wants its first boot", ON, None, make_observation(), "leave"),
-        ("a reset was requested and seen", RESTART, switched(ASKED), make_observation(marks=RESET), "note Done"),
+        ("a reset was requested and seen", RESTART, reset_record(ASKED), make_observation(marks=RESET), "note Done"),
         (
             "a crash came between, and it has reset",
             RESTART,
-            switched(RECORDED),
+            reset_record(RECORDED),
             make_observation(marks=RESET),
             "note Done",
         ),
-        ("a crash came between, and it has not", RESTART, switched(RECORDED), make_observation(), "note Refused"),
-        ("a crash came between a moment ago", RESTART, switched(RECORDED, ago=5), make_observation(), "leave"),
+        ("a crash came between, and it has not", RESTART, reset_record(RECORDED), make_observation(), "note Refused"),
+        ("a crash came between a moment ago", RESTART, reset_record(RECORDED, ago=5), make_observation(), "leave"),
         (
             "a crash came between, and no mark shows the result",
             RESTART,
-            switched(RECORDED),
-            BLIND,
+            reset_record(RECORDED),
+            WITHOUT_MARKS,
             "doubt NeedsOperator",
         ),
-        ("the same, a moment ago", RESTART, switched(RECORDED, ago=5), BLIND, "hold"),
-        ("a reset was requested, and no mark shows it", RESTART, switched(ASKED), BLIND, "leave"),
-        ("a reset was requested, and ignored", RESTART, switched(ASKED, ago=9000), make_observation(), "leave"),
+        ("the same, a moment ago", RESTART, reset_record(RECORDED, ago=5), WITHOUT_MARKS, "hold"),
+        ("a reset was requested, and no mark shows it", RESTART, reset_record(ASKED), WITHOUT_MARKS, "leave"),
+        ("a reset was requested, and ignored", RESTART, reset_record(ASKED, ago=9000), make_observation(), "leave"),
         (
             "it was not done, and is allowed",
             RESTART,
-            switched(PowerRecordState.REFUSED),
+            reset_record(PowerRecordState.REFUSED),
             make_observation(),
             "ask ForceRestart",
         ),
-        ("it shuts down", GRACEFUL, switched(ASKED, GENTLY, ago=599), make_observation(), "leave"),
-        ("it does not shut down", GRACEFUL, switched(ASKED, GENTLY, ago=600), make_observation(), "ask ForceRestart"),
+        ("it shuts down", GRACEFUL, reset_record(ASKED, GRACEFUL_TYPE, ago=599), make_observation(), "leave"),
+        (
+            "it does not shut down",
+            GRACEFUL,
+            reset_record(ASKED, GRACEFUL_TYPE, ago=600),
+            make_observation(),
+            "ask ForceRestart",
+        ),
         (
             "the request may not have arrived",
             GRACEFUL,
-            switched(RECORDED, GENTLY, ago=600),
+            reset_record(RECORDED, GRACEFUL_TYPE, ago=600),
             make_observation(),
             "ask ForceRestart",
         ),
         (
             "it does not shut down, and the window has ended",
             structs.replace(GRACEFUL, valid_until=NOON),
-            switched(ASKED, GENTLY, ago=600),
+            reset_record(ASKED, GRACEFUL_TYPE, ago=600),
             make_observation(),
             "hold",
         ),
-        ("it was done, as no mark shows", GRACEFUL, switched(ASKED, GENTLY, ago=600), BLIND, "leave"),
-        ("its system runs again", RESTART, switched(DONE), make_observation(marks=UP), "note Back"),
-        ("it boots", RESTART, switched(DONE), make_observation(marks=RESET, runs_os=False), "leave"),
-        ("it runs the same system as before", RESTART, switched(DONE), make_observation(), "leave"),
-        ("it is back", RESTART, switched(PowerRecordState.BACK), make_observation(), "leave"),
-        ("it was switched on", ON, switched(ASKED, ResetType.ON), make_observation(), "note Done"),
-        ("it was switched on, and is off", ON, switched(ASKED, ResetType.ON), OFF, "doubt NeedsOperator"),
-        ("the same, a moment ago", ON, switched(ASKED, ResetType.ON, ago=5), OFF, "hold"),
-        ("it was not switched on: its override is set", ON, switched(RECORDED, ResetType.ON), OFF, "note Refused"),
+        (
+            "it was done, as no mark shows",
+            GRACEFUL,
+            reset_record(ASKED, GRACEFUL_TYPE, ago=600),
+            WITHOUT_MARKS,
+            "leave",
+        ),
+        ("its system runs again", RESTART, reset_record(DONE), make_observation(marks=UP), "note Back"),
+        ("it boots", RESTART, reset_record(DONE), make_observation(marks=RESET, runs_os=False), "leave"),
+        ("it runs the same system as before", RESTART, reset_record(DONE), make_observation(), "leave"),
+        ("it is back", RESTART, reset_record(PowerRecordState.BACK), make_observation(), "leave"),
+        ("it was switched on", ON, reset_record(ASKED, ResetType.ON), make_observation(), "note Done"),
+        ("it was switched on, and is off", ON, reset_record(ASKED, ResetType.ON), OFF, "doubt NeedsOperator"),
+        ("the same, a moment ago", ON, reset_record(ASKED, ResetType.ON, ago=5), OFF, "hold"),
+        ("it was not switched on: its override is set", ON, reset_record(RECORDED, ResetType.ON), OFF, "note Refused"),
         (
             "it may have been on: its override is gone",
             ON,
-            switched(RECORDED, ResetType.ON),
-            structs.replace(OFF, override=GONE),
+            reset_record(RECORDED, ResetType.ON),
+            structs.replace(OFF, override=NO_OVERRIDE_SHOWN),
             "doubt NeedsOperator",
         ),
     ],
@@ -200,11 +216,11 @@ def test_the_next_power_step_follows_from_the_record_the_reading_and_the_overrid
         wanted=wanted,
         record=record,
         observed=observed,
-        overrides=[overridden()],
+        overrides=[override_record()],
         now=NOON,
         identity_result=SameMachine(),
     )
-    assert kind(found) == step, (case, found)
+    assert describe_step(found) == step, (case, found)
 
 
 @for_each("state", [state for state in OverrideState if state is not OverrideState.CONFIRMED])
@@ -213,24 +229,24 @@ def test_no_machine_is_reset_before_its_override_is_confirmed(state: OverrideSta
         wanted=RESTART,
         record=None,
         observed=make_observation(),
-        overrides=[overridden(state)],
+        overrides=[override_record(state)],
         now=NOON,
         identity_result=SameMachine(),
     )
-    assert kind(found) == "hold"
+    assert describe_step(found) == "hold"
 
 
 @for_each("identified", [AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")])
 @for_each("wanted", [RESTART, GRACEFUL, structs.replace(ON, override_reason=None)])
 def test_another_machine_is_never_reset(wanted: WantedPowerChange, identified: IdentityResult) -> None:
     observed = OFF if wanted.operation is PowerOperation.ON else make_observation()
-    records = [None, switched(ASKED, GENTLY, ago=9000), switched(PowerRecordState.REFUSED)]
+    records = [None, reset_record(ASKED, GRACEFUL_TYPE, ago=9000), reset_record(PowerRecordState.REFUSED)]
     for record in records if wanted.operation is not PowerOperation.ON else records[::2]:
         found = next_power_step(
             wanted=wanted,
             record=record,
             observed=observed,
-            overrides=[overridden()],
+            overrides=[override_record()],
             now=NOON,
             identity_result=identified,
         )
@@ -239,20 +255,20 @@ def test_another_machine_is_never_reset(wanted: WantedPowerChange, identified: I
 
 def test_marks_that_never_moved_prove_no_reset() -> None:
     """Some BMCs do not update LastResetTime, so a requested restart may have happened."""
-    alone = ResetMarks(last_reset_time=RAN.last_reset_time, settled=True)
-    record = structs.replace(switched(RECORDED), marks=alone)
+    alone = ResetMarks(last_reset_time=MARKS_RUNNING.last_reset_time, settled=True)
+    record = structs.replace(reset_record(RECORDED), marks=alone)
 
     def step(moving: frozenset[str]) -> str:
         found = next_power_step(
             wanted=RESTART,
             record=record,
             observed=make_observation(marks=alone),
-            overrides=[overridden()],
+            overrides=[override_record()],
             now=NOON,
             identity_result=SameMachine(),
             changing_marks=moving,
         )
-        return kind(found)
+        return describe_step(found)
 
     assert (step(frozenset()), step(frozenset({"last_reset_time"}))) == ("doubt NeedsOperator", "note Refused")
 

@@ -44,7 +44,7 @@ class Web:
     times: list[float] = field(default_factory=list)
 
     @contextmanager
-    def served(self) -> Iterator[int]:
+    def serve(self) -> Iterator[int]:
         """Serve on a free port of the loopback; yield the port."""
         web = self
 
@@ -83,7 +83,7 @@ class Web:
 
 
 @contextmanager
-def deaf() -> Iterator[int]:
+def deaf_port() -> Iterator[int]:
     """Yield a port whose SYNs the kernel drops: its queue of connections is full."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket())
@@ -98,7 +98,7 @@ def deaf() -> Iterator[int]:
 
 
 @contextmanager
-def silent() -> Iterator[int]:
+def silent_port() -> Iterator[int]:
     """Yield a port that accepts connections and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as accepting:
         port: int = accepting.getsockname()[1]
@@ -106,7 +106,7 @@ def silent() -> Iterator[int]:
 
 
 @contextmanager
-def closed() -> Iterator[int]:
+def closed_port() -> Iterator[int]:
     """Yield a port that refuses connections."""
     yield free_port()
 
@@ -128,15 +128,15 @@ def failing_proxy(folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def ipxe(folder: Path, url: str) -> Iterator[None]:
+def run_ipxe(folder: Path, url: str) -> Iterator[None]:
     script = folder / "start.ipxe"
     script.write_text(f"#!ipxe\ndhcp\nchain {url}{PATHS['ipxe']}\n")
-    with _qemu(folder, "-machine", "pc", "-kernel", str(file("/usr/lib/ipxe/ipxe.lkrn")), "-initrd", str(script)):
+    with _run_qemu(folder, "-machine", "pc", "-kernel", str(file("/usr/lib/ipxe/ipxe.lkrn")), "-initrd", str(script)):
         yield
 
 
 @contextmanager
-def grub(folder: Path, url: str) -> Iterator[None]:
+def run_grub(folder: Path, url: str) -> Iterator[None]:
     """GRUB under UEFI, by TFTP: Debian's own build has no HTTP."""
     first, tftp = folder / "first.cfg", folder / "tftp"
     tftp.mkdir()
@@ -145,7 +145,7 @@ def grub(folder: Path, url: str) -> Iterator[None]:
     subprocess.run([*command, *GRUB_MODULES], check=True)
     variables = folder / "variables.fd"
     shutil.copy(file(X86_64.variables), variables)
-    with _qemu(
+    with _run_qemu(
         folder,
         *(*X86_64.board, "-drive", f"if=pflash,format=raw,readonly=on,file={file(X86_64.code)}"),
         *("-drive", f"if=pflash,format=raw,file={variables}"),
@@ -158,19 +158,19 @@ def grub(folder: Path, url: str) -> Iterator[None]:
 
 
 @contextmanager
-def pxelinux(folder: Path, url: str) -> Iterator[None]:
+def run_pxelinux(folder: Path, url: str) -> Iterator[None]:
     """lpxelinux.0 by TFTP; DHCP's option 210 would name the URL, so the first file includes it."""
     tftp = folder / "tftp"
     (tftp / "pxelinux.cfg").mkdir(parents=True)
     shutil.copy(file("/usr/lib/PXELINUX/lpxelinux.0"), tftp)
     shutil.copy(file("/usr/lib/syslinux/modules/bios/ldlinux.c32"), tftp)
     (tftp / "pxelinux.cfg/default").write_text(f"include {url}{PATHS['pxelinux']}\n")
-    with _qemu(folder, "-machine", "pc", network=f",tftp={tftp},bootfile=lpxelinux.0", boots=",bootindex=1"):
+    with _run_qemu(folder, "-machine", "pc", network=f",tftp={tftp},bootfile=lpxelinux.0", boots=",bootindex=1"):
         yield
 
 
 @contextmanager
-def _qemu(folder: Path, *arguments: str, network: str = "", boots: str = "", rom: str = "") -> Iterator[None]:
+def _run_qemu(folder: Path, *arguments: str, network: str = "", boots: str = "", rom: str = "") -> Iterator[None]:
     # GRUB calibrates its clock in one millisecond. On a busy host it waits many times too long, unless the clocks of
     # the guest count instructions.
     clock = ("-icount", "shift=auto")
@@ -185,13 +185,13 @@ def _qemu(folder: Path, *arguments: str, network: str = "", boots: str = "", rom
         process.wait()
 
 
-LOADERS: Final = {"ipxe": ipxe, "grub": grub, "pxelinux": pxelinux}
+LOADERS: Final = {"ipxe": run_ipxe, "grub": run_grub, "pxelinux": run_pxelinux}
 HTML: Final = b"<html>\n<head><title>502 Bad Gateway</title></head>\n<body>{ } ; default gitboot</body>\n</html>\n"
 ERRORS: Final = {"404": (404, b""), "500": (500, b""), "502 with a page": (502, HTML), "503 for now": (503, b"")}
 CASES: Final = ("answered", "itself", *ERRORS, "502 of nginx", "refused", "dropped", "silent", "host down")
 
 
-class Booted(NamedTuple):
+class BootResult(NamedTuple):
     """The result of one boot from a copy."""
 
     kernel: str  # the path of the first kernel
@@ -199,22 +199,22 @@ class Booted(NamedTuple):
     delay_s: float  # from the request of the boot script at the copy to that of the kernel
 
 
-def boot(loader: str, case: str, folder: Path, patience_s: float = PATIENCE_S) -> Booted:
+def boot(loader: str, case: str, folder: Path, patience_s: float = PATIENCE_S) -> BootResult:
     """Boot from a copy in a maintenance, with an endpoint of one of `CASES`."""
     files: dict[str, bytes] = {}
     answers: dict[str, bytes] = {}
-    copy = Web(lambda path: _of_copy(files, path))
+    copy = Web(lambda path: _answer_from(files, path))
     found = files if case == "itself" else answers
-    endpoint = Web(lambda path: ERRORS[case] if case in ERRORS else _of_copy(found, path))
+    endpoint = Web(lambda path: ERRORS[case] if case in ERRORS else _answer_from(found, path))
     others: dict[str, Callable[[], AbstractContextManager[int]]] = {
-        "refused": closed,
-        "dropped": deaf,
-        "silent": silent,
+        "refused": closed_port,
+        "dropped": deaf_port,
+        "silent": silent_port,
         "502 of nginx": lambda: failing_proxy(folder),
     }
     with ExitStack() as stack:
-        base = f"http://{HOST}:{stack.enter_context(copy.served())}"
-        port = stack.enter_context(others.get(case, endpoint.served)())
+        base = f"http://{HOST}:{stack.enter_context(copy.serve())}"
+        port = stack.enter_context(others.get(case, endpoint.serve)())
         asked = f"http://{ABSENT if case == 'host down' else HOST}:{port}"
         published = plan_fleet(
             fleet(f"baseURL: '{base}', endpoint: '{asked}', outputs: [ipxe, grub, pxelinux]"),
@@ -242,8 +242,8 @@ def boot(loader: str, case: str, folder: Path, patience_s: float = PATIENCE_S) -
                 assert time.monotonic() < ends, (copy.requested, endpoint.requested, said)
                 time.sleep(0.05)
         delay_s = copy.times[copy.requested.index(kernels[0])] - copy.times[copy.requested.index(PATHS[loader])]
-        return Booted(kernels[0], len(endpoint.requested), delay_s)
+        return BootResult(kernels[0], len(endpoint.requested), delay_s)
 
 
-def _of_copy(files: Mapping[str, bytes], path: str) -> tuple[int, bytes]:
+def _answer_from(files: Mapping[str, bytes], path: str) -> tuple[int, bytes]:
     return (200, files[path]) if path in files else (404, b"")

@@ -16,7 +16,7 @@ import httpx
 
 from tests.boots.architectures import X86_64
 from tests.boots.images import Images
-from tests.boots.machine import PATIENCE_S, Machine, Running
+from tests.boots.machine import PATIENCE_S, Machine, RunningMachine
 from tests.helpers.fleets import make_mac, make_uuid
 from tests.helpers.redfish_double.machine import Boot
 from tests.helpers.redfish_double.machine import Machine as Double
@@ -26,24 +26,24 @@ _TICK_S: Final = 0.25
 _OFF: Final = "reboot: Power down"  # Linux prints this before it switches off; any other end of QEMU is a reset
 
 
-class Owner:
+class MachineDriver:
     """Switch ``machine`` on and off as the Redfish service tells ``double``."""
 
     def __init__(self, double: Double, machine: Machine) -> None:
         self.double = double
         self._machine = machine
         self._power = ExitStack()
-        self._current: Running | None = None
-        self._said: list[str] = []  # at each boot but the current one
+        self._current: RunningMachine | None = None
+        self._earlier_texts: list[str] = []  # at each boot but the current one
         self._end = threading.Event()
         self._wrong: str | None = None  # a boot that was not to be made
         self.trusts = ssl.create_default_context()  # the servers of images that its BMC trusts
         double.on_boot = self._boot
         for drive in double.drives:
-            drive.fetches = self._fetch
+            drive.fetches = self._fetch_image
 
     @classmethod
-    def of_new(cls, name: str, folder: Path, images: Images) -> Owner:
+    def create(cls, name: str, folder: Path, images: Images) -> MachineDriver:
         """Return the owner of a machine that was never on and whose firmware tries its disk first."""
         double = Double(name, uuid=make_uuid(name), system="1", post_s=1)
         double.power, double.state = "Off", "None"
@@ -58,7 +58,7 @@ class Owner:
         return cls(double, machine)
 
     @contextmanager
-    def ticking(self) -> Iterator[None]:
+    def run_clock(self) -> Iterator[None]:
         """Let time pass for the BMC; at the end the machine is switched off."""
         thread = threading.Thread(target=self._tick)
         thread.start()
@@ -70,18 +70,18 @@ class Owner:
             self._power.close()
 
     @property
-    def said(self) -> str:
+    def console_text(self) -> str:
         """All that stood on the console, over all boots."""
-        return "".join((*self._said, self._current.said if self._current else ""))
+        return "".join((*self._earlier_texts, self._current.console_text if self._current else ""))
 
-    def says(self, boot: int, *words: str) -> None:
+    def wait_for(self, boot: int, *words: str) -> None:
         """Wait until the console has shown ``words`` at its so many-th boot, counted from 1."""
-        eventually(lambda: self._wrong or self._shows(boot, words), within_s=PATIENCE_S)
+        eventually(lambda: self._wrong or self._has_text(boot, words), within_s=PATIENCE_S)
         assert self._wrong is None, self._wrong
 
-    def _shows(self, boot: int, words: tuple[str, ...]) -> bool:
-        current = self._current.said if self._current else ""
-        boots = (*self._said, current)
+    def _has_text(self, boot: int, words: tuple[str, ...]) -> bool:
+        current = self._current.console_text if self._current else ""
+        boots = (*self._earlier_texts, current)
         return len(boots) >= boot and all(word in boots[boot - 1] for word in words)
 
     def _tick(self) -> None:
@@ -90,37 +90,37 @@ class Owner:
             if self.double.power == "Off":
                 self._power.close()
             elif self._current is not None and self._current.process.poll() is not None and not self.double.in_post:
-                self.double.reset("ForceOff" if _OFF in self._current.said else "ForceRestart")
+                self.double.reset("ForceOff" if _OFF in self._current.console_text else "ForceRestart")
 
     def _boot(self, boot: Boot) -> None:
         """The end of POST: hand the override to firmware, and let it boot."""
         if self._current is not None:
             self._power.close()
-            self._said.append(self._current.said)
+            self._earlier_texts.append(self._current.console_text)
         if boot.target == "UefiHttp" and boot.uri:
             self._machine.boot_next(boot.uri)
         elif boot.target != "None" and boot.medium is None:
             self._wrong = f"a boot that this machine was not to make: {boot}"
-        lying = [(drive, self._fetched(drive.image)) for drive in self.double.drives if drive.image is not None]
-        discs = [image for drive, image in lying if "CD" in drive.types]
-        discs.sort(key=lambda disc: boot.medium is None or disc != self._fetched(boot.medium))
-        sticks = [image for drive, image in lying if "CD" not in drive.types]
+        inserted = [(drive, self._image_path(drive.image)) for drive in self.double.drives if drive.image is not None]
+        discs = [image for drive, image in inserted if "CD" in drive.types]
+        discs.sort(key=lambda disc: boot.medium is None or disc != self._image_path(boot.medium))
+        sticks = [image for drive, image in inserted if "CD" not in drive.types]
         on = self._machine.on(discs, sticks=sticks, boots_disc=boot.medium is not None)
         self._current = self._power.enter_context(on)
 
-    def _fetch(self, url: str) -> str | None:
+    def _fetch_image(self, url: str) -> str | None:
         """Fetch an image as a BMC does, without waiting for another request, and return the reason of a failure."""
         answer = httpx.get(url, timeout=PATIENCE_S, verify=self.trusts)
         if answer.status_code != httpx.codes.OK:
             return f"{url}: {answer.status_code}"
-        self._fetched(url).write_bytes(answer.content)
+        self._image_path(url).write_bytes(answer.content)
         return None
 
-    def _fetched(self, url: str) -> Path:
+    def _image_path(self, url: str) -> Path:
         return self._machine.folder / f"{sha256(url.encode()).hexdigest()[:16]}.iso"
 
 
-def switch(what: str, server: str, folder: Path) -> None:
+def change_power(what: str, server: str, folder: Path) -> None:
     """`gitboot bmc power`, beside the instance that runs in ``folder``."""
     asked = ("bmc", "power", *what.split(), server, f"--state={folder / 'state'}", "--reason=a test")
     command = [sys.executable, "-m", "gitboot", *asked, f"--credentials={folder / 'credentials'}"]

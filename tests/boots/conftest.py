@@ -8,10 +8,10 @@ import pytest
 
 from tests.boots import page
 from tests.boots.architectures import X86_64
-from tests.boots.bmc import Owner
+from tests.boots.bmc import MachineDriver
 from tests.boots.images import Images
-from tests.boots.machine import Running
-from tests.boots.network import own_network
+from tests.boots.machine import RunningMachine
+from tests.boots.network import new_network
 
 
 @pytest.fixture(scope="session")
@@ -21,15 +21,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
 
 @pytest.fixture(scope="module")
 def network(images: Images) -> Iterator[None]:
-    with own_network():
+    with new_network():
         yield
 
 
 @pytest.fixture
-def row(record_property: Callable[[str, object], None]) -> Callable[[Running | Owner, float], None]:
+def row(record_property: Callable[[str, object], None]) -> Callable[[RunningMachine | MachineDriver, float], None]:
     """Tells the page of a boot that did what it had to do."""
 
-    def tell(running: Running | Owner, seconds: float) -> None:
-        record_property(page.PROPERTY, (seconds, running.said))
+    def tell(running: RunningMachine | MachineDriver, seconds: float) -> None:
+        record_property(page.PROPERTY, (seconds, running.console_text))
 
     return tell

@@ -27,7 +27,7 @@ _KEYS: Final = "/usr/share/keyrings/debian-archive-keyring.gpg"
 def unpacked(package: str, architecture: str, release: str | None = None) -> Path:
     """The folder that holds the package's files; ``release`` is another one's codename."""
     apt = _apt(architecture, release)
-    with apt.alone():
+    with apt.locked():
         [described] = apt.run("apt-get", "--print-uris", "download", package).splitlines()
         made = apt.folder / described.split()[1].removesuffix(".deb")  # name, version and architecture
         if not made.exists():
@@ -39,7 +39,7 @@ def unpacked(package: str, architecture: str, release: str | None = None) -> Pat
 def dependencies(package: str, architecture: str) -> tuple[str, ...]:
     """The packages that it depends on."""
     apt = _apt(architecture, None)
-    with apt.alone():
+    with apt.locked():
         shown = apt.run("apt-cache", "depends", "--important", package)
     return tuple(line.split()[-1] for line in shown.splitlines() if "Depends:" in line)
 
@@ -47,7 +47,7 @@ def dependencies(package: str, architecture: str) -> tuple[str, ...]:
 def download(package: str, architecture: str, release: str, folder: Path) -> None:
     """Put the file of a package into a folder."""
     apt = _apt(architecture, release)
-    with apt.alone():
+    with apt.locked():
         apt.run("apt-get", "download", package, within=str(folder))
 
 
@@ -71,7 +71,7 @@ class _Apt:
         return subprocess.run(command, cwd=within, stdout=subprocess.PIPE, text=True, check=True).stdout
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Without another process that works with the same state."""
         with (self.folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -95,15 +95,15 @@ def _apt(architecture: str, release: str | None) -> _Apt:
     }
     if release is not None:
         sources = folder / "sources.list"
-        sources.write_text(f"deb [signed-by={file(_KEYS)}] {_mirror(architecture)} {release} main\n")
+        sources.write_text(f"deb [signed-by={file(_KEYS)}] {_find_mirror(architecture)} {release} main\n")
         settings |= {"Dir::Etc::sourcelist": str(sources), "Dir::Etc::sourceparts": "/dev/null"}
     apt = _Apt(folder=folder, options=tuple(f"--option={name}={value}" for name, value in settings.items()))
-    with apt.alone():
+    with apt.locked():
         apt.run("apt-get", "update")
     return apt
 
 
-def _mirror(architecture: str) -> str:
+def _find_mirror(architecture: str) -> str:
     """The URI that this machine has Debian from."""
     filters = ("Label: Debian", "Component: main", "Created-By: Packages")
     found = _apt(architecture, None).run("apt-get", "indextargets", "--format=$(REPO_URI)", *filters)

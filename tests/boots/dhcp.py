@@ -1,6 +1,6 @@
 """DHCP servers: what an operator configures, with what gitboot generated included, or as the pages show it.
 
-A proxy runs beside one of `OTHERS`, which knows nothing of boots.
+A proxy runs beside one of `OTHER_SERVERS`, which knows nothing of boots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from gitboot.render.boot_files import render_fleet_files
-from tests.boots.network import BASE_URLS, BRIDGE, CARD, HOST, PORT, Neighbour, neighbour
+from tests.boots.network import BASE_URLS, BRIDGE, HOST, INTERFACE, PORT, Neighbour, neighbour
 from tests.boots.programs import program, running
 from tests.helpers.documentation import find_code_block, require_inline_code
 from tests.helpers.endpoints import eventually
@@ -23,15 +23,15 @@ from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 PAGE: Final = "docs/how-to/dhcp.md"
 _GENERATED: Final = "/srv/gitboot/ops/dhcp"  # where the page expects what gitboot generates
 
-NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
+NO_MACS: Final[Mapping[str, str]] = MappingProxyType({})
 _NO_IPV6: Final = "AdvDefaultLifetime 0;"  # for a router without IPv6
 
 
 class Dhcp(Protocol):
-    """A DHCP server with the files in ``generated``; ``strangers`` maps MAC addresses of unknown machines to sites."""
+    """A DHCP server with the files in ``generated``; ``unknown`` maps MAC addresses of unknown machines to sites."""
 
     def __call__(
-        self, generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY
+        self, generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS
     ) -> AbstractContextManager[None]: ...
 
 
@@ -54,23 +54,23 @@ _RANGES: Final = {
 
 
 @contextmanager
-def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+def _dnsmasq(version: int, generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
     lines = (
         *(f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping", "dhcp-authoritative"),
         *_RANGES[version],
-        *_sites(strangers),
+        *_sites(unknown),
         find_code_block(PAGE, "conf-file=").strip().replace(_GENERATED, str(generated)),
     )
     with _running_dnsmasq("dhcp", folder, lines):
         yield
 
 
-def _sites(strangers: Mapping[str, str], *, kea: bool = False) -> list[str]:
+def _sites(unknown: Mapping[str, str], *, kea: bool = False) -> list[str]:
     """Return the page's line for each machine: of dnsmasq, or of the reservations of Kea."""
     of_dnsmasq, of_kea = find_code_block(PAGE, "dhcp-host=").splitlines()
     shown = of_kea if kea else of_dnsmasq
     assert "52:54:00:aa:bb:cc" in shown and "fra1" in shown
-    return [shown.replace("52:54:00:aa:bb:cc", mac).replace("fra1", site) for mac, site in strangers.items()]
+    return [shown.replace("52:54:00:aa:bb:cc", mac).replace("fra1", site) for mac, site in unknown.items()]
 
 
 @contextmanager
@@ -85,8 +85,8 @@ def _running_dnsmasq(name: str, folder: Path, lines: Iterable[str], on: Neighbou
 
 
 @contextmanager
-def _dnsmasq4(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
-    with _dnsmasq(4, generated, folder, strangers), _router(folder, _NO_IPV6):
+def _dnsmasq4(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
+    with _dnsmasq(4, generated, folder, unknown), _router(folder, _NO_IPV6):
         yield
 
 
@@ -106,14 +106,14 @@ _OWN: Final = {
 
 
 @contextmanager
-def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+def _kea(version: int, generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
     configuration, log = folder / "kea.json", folder / "kea.log"
     logger = f'{{"name": "kea-dhcp{version}", "severity": "INFO", "output_options": [{{"output": "{log}"}}]}}'
     identity = f'"data-directory": "{folder}", ' if version == 6 else ""  # it keeps its DUID there
     own = f'{identity}{_OWN[version]}, "lease-database": {{"type": "memfile", "persist": false}}, "loggers": [{logger}]'
-    known = "".join(_sites(strangers, kea=True))
+    known = "".join(_sites(unknown, kea=True))
     configuration.write_text(
-        _documented(version, generated, {"…": own, '"reservations": [': f'"reservations": [{known}'})
+        _fill_in_page_block(version, generated, {"…": own, '"reservations": [': f'"reservations": [{known}'})
     )
     command = [program(f"kea-dhcp{version}"), "-c", str(configuration)]
     with running(command, {"KEA_PIDFILE_DIR": str(folder), "KEA_LOCKFILE_DIR": str(folder)}):
@@ -121,7 +121,7 @@ def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, st
         yield
 
 
-def _documented(version: int, generated: Path, own: Mapping[str, str]) -> str:
+def _fill_in_page_block(version: int, generated: Path, own: Mapping[str, str]) -> str:
     """The page's block, for this version, with what is an operator's own in it."""
     block = find_code_block(PAGE, '{"Dhcp4": {\n    "client-classes"')
     for shown, ours in {_GENERATED: str(generated), **own}.items():
@@ -131,16 +131,16 @@ def _documented(version: int, generated: Path, own: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _kea4(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
-    with _kea(4, generated, folder, strangers), _router(folder, _NO_IPV6):
+def _kea4(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
+    with _kea(4, generated, folder, unknown), _router(folder, _NO_IPV6):
         yield
 
 
 @contextmanager
-def _kea6(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+def _kea6(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
     """Kea, and a router that sends the network's machines to it."""
     prefix = f"{require_inline_code(PAGE, 'AdvManagedFlag on')}; prefix 2001:db8::/64 {{ }};"
-    with _kea(6, generated, folder, strangers), _router(folder, prefix):
+    with _kea(6, generated, folder, unknown), _router(folder, prefix):
         yield
 
 
@@ -150,19 +150,19 @@ kea6: Final[Dhcp] = _kea6
 
 # dnsmasq as a proxy, beside a DHCP server that knows nothing of boots
 
-OTHER: Final = "192.0.2.9"  # the address of that server
+OTHER_ADDRESS: Final = "192.0.2.9"  # the address of that server
 
 
-def beside(other: str, *more: str) -> Dhcp:
-    """Return the documented proxy, with ``more`` lines, beside one of `OTHERS`."""
+def proxy_beside(other: str, *more: str) -> Dhcp:
+    """Return the documented proxy, with ``more`` lines, beside one of `OTHER_SERVERS`."""
 
     @contextmanager
-    def both(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+    def both(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
         with (
-            neighbour("other", OTHER) as host,
-            OTHERS[other](host, folder),
+            neighbour("other", OTHER_ADDRESS) as host,
+            OTHER_SERVERS[other](host, folder),
             _router(folder, _NO_IPV6),
-            _proxy(generated, folder, strangers, more),
+            _run_proxy(generated, folder, unknown, more),
         ):
             yield
 
@@ -170,13 +170,13 @@ def beside(other: str, *more: str) -> Dhcp:
 
 
 @contextmanager
-def _proxy(generated: Path, folder: Path, strangers: Mapping[str, str], more: tuple[str, ...]) -> Iterator[None]:
+def _run_proxy(generated: Path, folder: Path, unknown: Mapping[str, str], more: tuple[str, ...]) -> Iterator[None]:
     block = find_code_block(PAGE, "# /etc/dnsmasq.d/gitboot.conf")
     own = {"interface=eth0": f"interface={BRIDGE}", "/srv/tftp": f"{folder}/tftp", _GENERATED: str(generated)}
     for shown, ours in own.items():
         assert shown in block
         block = block.replace(shown, ours)
-    lines = (*block.splitlines(), *_sites(strangers), *more)
+    lines = (*block.splitlines(), *_sites(unknown), *more)
     with _running_dnsmasq("proxy", folder, lines):
         yield
 
@@ -184,12 +184,12 @@ def _proxy(generated: Path, folder: Path, strangers: Mapping[str, str], more: tu
 @contextmanager
 def _plain_dnsmasq(host: Neighbour, folder: Path) -> Iterator[None]:
     # It also answers DNS: hosts may be named in a base URL.
-    lines = (f"interface={CARD}", "dhcp-authoritative", "no-ping", "no-resolv", "no-hosts", *_RANGES[4])
-    with _running_dnsmasq("other", folder, (*lines, f"address=/{NAMED}/{HOST}"), host):
+    lines = (f"interface={INTERFACE}", "dhcp-authoritative", "no-ping", "no-resolv", "no-hosts", *_RANGES[4])
+    with _running_dnsmasq("other", folder, (*lines, f"address=/{HOST_NAME}/{HOST}"), host):
         yield
 
 
-NAMED: Final = "boot.test"  # the name of `HOST` to clients of the plain dnsmasq
+HOST_NAME: Final = "boot.test"  # the name of `HOST` to clients of the plain dnsmasq
 
 
 def write_generated(folder: Path, output: str = "dhcp-proxy", base_url: str = BASE_URLS["gitboot"]) -> Path:
@@ -205,21 +205,21 @@ def write_generated(folder: Path, output: str = "dhcp-proxy", base_url: str = BA
 
 
 @contextmanager
-def _proxy_at_a_name(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+def _run_proxy_with_host_name(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
     own = folder / "named"
     own.mkdir()
-    write_generated(own, base_url=f"http://{NAMED}:{PORT}")
-    with beside("dnsmasq")(own, folder, strangers):
+    write_generated(own, base_url=f"http://{HOST_NAME}:{PORT}")
+    with proxy_beside("dnsmasq")(own, folder, unknown):
         yield
 
 
-proxy_at_a_name: Final[Dhcp] = _proxy_at_a_name
+proxy_at_a_name: Final[Dhcp] = _run_proxy_with_host_name
 
 
 @contextmanager
 def _plain_kea(host: Neighbour, folder: Path) -> Iterator[None]:
     subnet = '{"subnet": "192.0.2.0/24", "pools": [{"pool": "192.0.2.100 - 192.0.2.199"}]}'
-    own = f'"interfaces-config": {{"interfaces": ["{CARD}"]}}, "subnet4": [{subnet}]'
+    own = f'"interfaces-config": {{"interfaces": ["{INTERFACE}"]}}, "subnet4": [{subnet}]'
     with _running_kea(f'{{"Dhcp4": {{{own}, {_FOR_TESTS}}}}}', folder, host):
         yield
 
@@ -252,14 +252,14 @@ def _running_dhcpd(text: str, folder: Path, on: Neighbour | None = None) -> Iter
     configuration.write_text(f"authoritative;\n{text}\n")
     leases.touch()
     files = ("-cf", str(configuration), "-lf", str(leases), "--no-pid")
-    command = [program("dhcpd"), "-4", "-d", *files, BRIDGE if on is None else CARD]
+    command = [program("dhcpd"), "-4", "-d", *files, BRIDGE if on is None else INTERFACE]
     command = ["sh", "-c", f'exec "$@" 2>{log}', "dhcpd", *command]
     with running(command if on is None else on.command(*command)):
         assert eventually(lambda: log.exists() and "Server starting service." in log.read_text())
         yield
 
 
-OTHERS: Final[Mapping[str, Callable[[Neighbour, Path], AbstractContextManager[None]]]] = {
+OTHER_SERVERS: Final[Mapping[str, Callable[[Neighbour, Path], AbstractContextManager[None]]]] = {
     "dnsmasq": _plain_dnsmasq,
     "Kea": _plain_kea,
     "ISC-dhcpd": _plain_dhcpd,
@@ -270,13 +270,13 @@ OTHERS: Final[Mapping[str, Callable[[Neighbour, Path], AbstractContextManager[No
 
 
 @contextmanager
-def _dhcpd_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+def _run_documented_dhcpd(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
     with _running_dhcpd(find_code_block(PAGE, "# /etc/dhcp/dhcpd.conf"), folder), _router(folder, _NO_IPV6):
         yield
 
 
 @contextmanager
-def _kea_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+def _run_documented_kea(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
     text = find_code_block(PAGE, '{"Dhcp4": {\n    "interfaces-config"')
     own = {
         '"interfaces": ["eth0"]': f'"interfaces": ["{BRIDGE}/{HOST}"]',
@@ -290,7 +290,7 @@ def _kea_of_page(generated: Path, folder: Path, strangers: Mapping[str, str] = N
 
 
 @contextmanager
-def _one_boot_file(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+def _one_boot_file(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
     """Send the boot file that the page names for a server with only one."""
     lines = (f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping", "dhcp-authoritative", *_RANGES[4])
     file = require_inline_code(PAGE, "loaders/grub-x86_64.efi")
@@ -298,13 +298,13 @@ def _one_boot_file(generated: Path, folder: Path, strangers: Mapping[str, str] =
         yield
 
 
-OF_PAGE: Final[Mapping[str, Dhcp]] = {"ISC-dhcpd": _dhcpd_of_page, "Kea": _kea_of_page}
+DOCUMENTED_SERVERS: Final[Mapping[str, Dhcp]] = {"ISC-dhcpd": _run_documented_dhcpd, "Kea": _run_documented_kea}
 one_boot_file: Final[Dhcp] = _one_boot_file
 
 
 # IPv4 that leads nowhere
 
-_NOWHERE: Final = f"http://{HOST}:9/"  # discard; no server listens
+_UNREACHABLE_URL: Final = f"http://{HOST}:9/"  # discard; no server listens
 
 
 def reject_ipv4(dhcp: Dhcp) -> Dhcp:
@@ -315,19 +315,19 @@ def reject_ipv4(dhcp: Dhcp) -> Dhcp:
     """
 
     @contextmanager
-    def both(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
-        with dhcp(generated, folder, strangers), _leading_nowhere(folder):
+    def both(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
+        with dhcp(generated, folder, unknown), _run_unreachable_boot(folder):
             yield
 
     return both
 
 
 @contextmanager
-def _leading_nowhere(folder: Path) -> Iterator[None]:
+def _run_unreachable_boot(folder: Path) -> Iterator[None]:
     lines = (
         *(f"interface={BRIDGE}", "bind-dynamic", "port=0", "no-ping"),
         *("dhcp-vendorclass=set:firmware,HTTPClient", "dhcp-range=tag:firmware,192.0.2.200,192.0.2.209,1h"),
-        *("dhcp-option-force=tag:firmware,60,HTTPClient", f"dhcp-boot=tag:firmware,{_NOWHERE}"),
+        *("dhcp-option-force=tag:firmware,60,HTTPClient", f"dhcp-boot=tag:firmware,{_UNREACHABLE_URL}"),
     )
     with _running_dnsmasq("nowhere", folder, lines):
         yield

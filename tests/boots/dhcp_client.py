@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.boots.network import CARD, Neighbour, neighbour
+from tests.boots.network import INTERFACE, Neighbour, neighbour
 from tests.boots.programs import program
 from tests.helpers.fleets import make_mac
 
 ADDRESS: Final = "192.0.2.250"
 RELAYED, RELAY = "198.51.100.0", "198.51.100.1"  # another network, and the address of the host in it
 PATIENCE_S: Final = 120
-AGAIN_S: Final = 4  # RFC 2131, 4.1: a client sends its message again
+RESEND_S: Final = 4  # RFC 2131, 4.1: a client sends its message again
 
 # RFC 2132, and RFC 4578 for 93, 94 and 97
 _VENDOR_OPTIONS, _TYPE, _SERVER, _REQUESTS, _VENDOR, _FILE, _USER_CLASS = 43, 53, 54, 55, 60, 67, 77
@@ -77,7 +77,7 @@ class Client:
     def discover(self, kind: Kind, servers: Collection[str], mac: str = make_mac("asks")) -> dict[str, Answer]:
         """Broadcast a DISCOVER. Return the offers by server, as soon as each of ``servers`` has sent one."""
         message = _Message(kind=kind, mac=mac, transaction=next(self.transactions), type=_DISCOVER)
-        return _ask(self.firmware, message, ("255.255.255.255", 67), servers)
+        return _exchange(self.firmware, message, ("255.255.255.255", 67), servers)
 
     def request_boot_file(self, kind: Kind, offer: Answer, mac: str = make_mac("asks")) -> Answer:
         """Request the boot file from port 4011 of the proxy, as firmware does that got an offer without a boot file.
@@ -89,15 +89,15 @@ class Client:
         message = _Message(
             kind=kind, mac=mac, transaction=next(self.transactions), type=_REQUEST, client=ADDRESS, item=item
         )
-        return _ask(self.firmware, message, (offer.server, 4011), {offer.server})[offer.server]
+        return _exchange(self.firmware, message, (offer.server, 4011), {offer.server})[offer.server]
 
     def discover_through_relay(self, kind: Kind, server: str, mac: str = make_mac("asks")) -> Answer:
         """Send a DISCOVER as a relay does that has the address `RELAY` in the network of the client."""
         message = _Message(kind=kind, mac=mac, transaction=next(self.transactions), type=_DISCOVER, relay=RELAY)
-        return _ask(self.relay, message, (server, 67), {server})[server]
+        return _exchange(self.relay, message, (server, 67), {server})[server]
 
 
-def _ask(
+def _exchange(
     at: socket.socket, message: _Message, to: tuple[str, int], servers: Collection[str], within_s: float = PATIENCE_S
 ) -> dict[str, Answer]:
     found: dict[str, Answer] = {}
@@ -107,7 +107,7 @@ def _ask(
         if (now := time.monotonic()) >= again:
             assert now < until, f"no answer of {', '.join({*servers} - found.keys())} to {message}"
             at.sendto(message.encode(), to)
-            again = now + AGAIN_S
+            again = now + RESEND_S
         try:
             received = at.recv(4096)
         except TimeoutError:
@@ -122,9 +122,9 @@ def _ask(
 def client() -> Iterator[Client]:
     """Yield a client on a new host of the network. The host is also the relay of another network."""
     with neighbour("asks", ADDRESS) as host:
-        _ip(host.command(program("ip"), "addr", "add", f"{RELAY}/24", "dev", CARD))
+        _ip(host.command(program("ip"), "addr", "add", f"{RELAY}/24", "dev", INTERFACE))
         _ip([program("ip"), "route", "replace", f"{RELAYED}/24", "via", ADDRESS])
-        with _socket(host, ("", 68)) as firmware, _socket(host, (RELAY, 67)) as relay:
+        with _open_socket(host, ("", 68)) as firmware, _open_socket(host, (RELAY, 67)) as relay:
             yield Client(firmware=firmware, relay=relay)
 
 
@@ -133,12 +133,12 @@ def _ip(command: list[str]) -> None:
 
 
 @contextmanager
-def _socket(host: Neighbour, address: tuple[str, int]) -> Iterator[socket.socket]:
-    with host.entered():
+def _open_socket(host: Neighbour, address: tuple[str, int]) -> Iterator[socket.socket]:
+    with host.enter():
         made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with made:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, CARD.encode())
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, INTERFACE.encode())
         made.bind(address)
         made.settimeout(1)
         yield made

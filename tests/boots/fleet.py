@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from tests.boots.architectures import X86_64, Architecture
 from tests.boots.images import ARGUMENTS, DIRECT, Artifacts, Images, digest
-from tests.boots.network import BASE_URLS, over_ipv6
+from tests.boots.network import BASE_URLS, uses_ipv6
 from tests.helpers.fleets import document, make_mac, make_uuid, policy, profile
 
 # Profiles with a policy of their name, for the servers with it as the label `boots`.
@@ -42,9 +42,9 @@ class Guest:
         name = self.server_name(by)
         macs = tuple(make_mac(name if number == 0 else f"{name}/{number}") for number in range(self.nics))
         # Like real cards: Kea derives no MAC address from other link-local addresses, and finds no reservation.
-        return tuple(mac.replace("52:54:00", "00:16:3e") for mac in macs) if over_ipv6(by) else macs
+        return tuple(mac.replace("52:54:00", "00:16:3e") for mac in macs) if uses_ipv6(by) else macs
 
-    def documented(self, by: str) -> tuple[str, ...]:
+    def documented_macs(self, by: str) -> tuple[str, ...]:
         """Return the MAC addresses in the document of the server."""
         return self.macs(by) if self.found_by == "MAC" else (make_mac(f"{self.server_name(by)}/old"),)
 
@@ -56,7 +56,7 @@ class Guest:
         return f"4J8VM72.{self.server_name(by)}"
 
     def document(self, by: str, address: str) -> str:
-        macs = self.documented(by)
+        macs = self.documented_macs(by)
         idle = "".join(f"{{mac: '{mac}', boot: false}}, " for mac in macs[:-1])
         interfaces = f"{idle}{{mac: '{macs[-1]}', addresses: ['{address}']}}"
         firmware = "UEFI" if self.uefi else "BIOS"
@@ -81,7 +81,12 @@ def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = 
         profile(
             "inventory", "inventory-1", f"kernelArguments: ['discovery.report={BASE_URLS['gitboot']}/v1/inventory']"
         ),
-        *(_direct(name, kind) for name in images.by_name for kind in ("uki", "iso") if name.startswith(kind)),
+        *(
+            _make_uefi_http_profile(name, kind)
+            for name in images.by_name
+            for kind in ("uki", "iso")
+            if name.startswith(kind)
+        ),
         *(policy(name, f"{{matchLabels: {{boots: {name}}}}}", boots=name, often="Once") for name in PROFILES),
     ]
     if UNSIGNED in images.by_name:
@@ -92,14 +97,14 @@ def files(guests: Iterable[Guest], images: Images, *, outputs: str, more: str = 
 
 def address(number: int, by: str) -> str:
     """Return the address that DHCP assigns to the server at this position in the fleet."""
-    return f"2001:db8::{10 + number}" if over_ipv6(by) else f"192.0.2.{10 + number}"
+    return f"2001:db8::{10 + number}" if uses_ipv6(by) else f"192.0.2.{10 + number}"
 
 
 def _user_data(format: str, template: str) -> str:
     return f"userData: {{format: {format}, template: {template}}}"
 
 
-def _direct(image: str, kind: str) -> str:
+def _make_uefi_http_profile(image: str, kind: str) -> str:
     user_data = _user_data("Ignition/3.4", "direct.j2")
     return profile(image.removesuffix("-1"), image, f"httpBoot: {kind}, {user_data}", method="UefiHttp")
 

@@ -34,7 +34,7 @@ class Images:
 
     @classmethod
     def build(cls, folder: Path, *architectures: Architecture) -> Images:
-        by_architecture = {architecture: _artifacts(architecture, folder) for architecture in architectures}
+        by_architecture = {architecture: _build_artifacts(architecture, folder) for architecture in architectures}
         names = next(iter(by_architecture.values()))
         return cls(
             by_name={name: {each: images[name] for each, images in by_architecture.items()} for name in names},
@@ -54,7 +54,7 @@ class Images:
                     shutil.copy(path, assets / name / path.name)
 
 
-def _artifacts(architecture: Architecture, folder: Path) -> dict[str, Artifacts]:
+def _build_artifacts(architecture: Architecture, folder: Path) -> dict[str, Artifacts]:
     """The files of each image."""
     linux = kernel(architecture)
     initrd = initramfs.build(linux.modules, architecture, folder / f"initrd-{architecture.name}.img")

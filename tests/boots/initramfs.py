@@ -100,7 +100,7 @@ _LEASE: Final = r"""#!/bin/busybox sh
 [ "$1" = bound ] && ip addr add $ip/$mask dev $interface
 """
 
-END: Final = "BOOTED to the end"
+END_TEXT: Final = "BOOTED to the end"
 
 
 def build(modules: Path, architecture: Architecture, made: Path) -> Path:

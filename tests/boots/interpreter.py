@@ -21,7 +21,7 @@ from tests.boots.programs import file, program
 
 _HOST: Final = "10.0.2.2"  # of QEMU's user-mode network
 _KERNEL: Final = b"#!ipxe\necho LOADED\nset attempt:int32 5\n"
-_ASKED: Final = re.compile(r"/script/(\d+)/run")
+_SCRIPT_PATH: Final = re.compile(r"/script/(\d+)/run")
 _REMOTE: Final = re.compile(rb"https?://(?=[^/\s]+/)")  # Debian's iPXE has no HTTPS, and none of these hosts exists
 
 
@@ -30,19 +30,19 @@ class Run:
     """The result of one script."""
 
     ended: bool  # else it was broken off by an error
-    said: str
+    output: str
     fetched: frozenset[str]  # of all that it names: host and path
 
 
 def run(scripts: Mapping[str, bytes], folder: Path) -> dict[str, Run]:
     """Run them, one after the other, in one start of iPXE under BIOS; a script is named by a path."""
     fetched: dict[str, set[str]] = {name: set() for name in scripts}
-    with _answering(scripts, fetched) as port:
-        said = _run_driver(_driver(list(scripts), port), folder)
-    parts = re.split(r"RUN (\d+)\n", said)[1:]
+    with _serve_scripts(scripts, fetched) as port:
+        output = _run_driver(_driver(list(scripts), port), folder)
+    parts = re.split(r"RUN (\d+)\n", output)[1:]
     texts = {int(number): text for number, text in zip(parts[::2], parts[1::2], strict=True)}
     return {
-        name: Run(ended=f"ENDED {number}\n" in texts[number], said=texts[number], fetched=frozenset(fetched[name]))
+        name: Run(ended=f"ENDED {number}\n" in texts[number], output=texts[number], fetched=frozenset(fetched[name]))
         for number, name in enumerate(scripts)
     }
 
@@ -70,10 +70,10 @@ def _run_driver(driver: str, folder: Path) -> str:
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     try:
         until = time.monotonic() + PATIENCE_S
-        while "ALL RUN" not in (said := _text(console)):
-            assert time.monotonic() < until and process.poll() is None, said[-2000:]
+        while "ALL RUN" not in (output := _text(console)):
+            assert time.monotonic() < until and process.poll() is None, output[-2000:]
             time.sleep(0.2)
-        return said
+        return output
     finally:
         process.kill()
         process.wait()
@@ -84,7 +84,7 @@ def _text(console: Path) -> str:
 
 
 @contextmanager
-def _answering(scripts: Mapping[str, bytes], fetched: Mapping[str, set[str]]) -> Iterator[int]:
+def _serve_scripts(scripts: Mapping[str, bytes], fetched: Mapping[str, set[str]]) -> Iterator[int]:
     names = list(scripts)
     current = [names[0]]
 
@@ -92,7 +92,7 @@ def _answering(scripts: Mapping[str, bytes], fetched: Mapping[str, set[str]]) ->
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            if asked := _ASKED.fullmatch(self.path):
+            if asked := _SCRIPT_PATH.fullmatch(self.path):
                 current[0] = names[int(asked[1])]
                 content = _REMOTE.sub(f"http://{_HOST}:{port}/".encode(), scripts[current[0]])
             else:

@@ -78,7 +78,7 @@ class Machine:
     @contextmanager
     def on(
         self, discs: Sequence[Path] = (), *, sticks: Sequence[Path] = (), boots_disc: bool = False
-    ) -> Iterator[Running]:
+    ) -> Iterator[RunningMachine]:
         """Switch the machine on with an empty console, and off at the end.
 
         ``discs`` are in its drives; firmware tries them first if ``boots_disc`` is true. Firmware does not try the
@@ -89,7 +89,7 @@ class Machine:
         drives = (*_drives(discs, boots_disc=boots_disc), *_sticks(sticks))
         process = subprocess.Popen([emulator, *self._arguments(), *drives], stdin=subprocess.DEVNULL)
         try:
-            yield Running(machine=self, process=process, since=time.monotonic())
+            yield RunningMachine(machine=self, process=process, since=time.monotonic())
         finally:
             process.kill()
             process.wait()
@@ -155,7 +155,7 @@ def _virt_fw_vars(*options: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
+class RunningMachine:
     """A machine that is on."""
 
     machine: Machine
@@ -163,22 +163,22 @@ class Running:
     since: float  # of the monotonic clock
 
     @property
-    def said(self) -> str:
+    def console_text(self) -> str:
         """Return the text of the console without control sequences."""
         return _ESCAPES.sub("", self.machine.console.read_bytes().decode(errors="replace"))
 
-    def says(self, *words: str, within_s: float = PATIENCE_S) -> float:
+    def wait_for(self, *words: str, within_s: float = PATIENCE_S) -> float:
         """Wait until the console has shown each of ``words``; return the seconds since power came."""
         until = time.monotonic() + within_s
-        while not self._has(words):
-            assert self.process.poll() is None or self._has(words), f"it went off: {self._ending(words)}"
-            assert time.monotonic() < until, f"not within {within_s} s: {self._ending(words)}"
+        while not self._shows(words):
+            assert self.process.poll() is None or self._shows(words), f"it went off: {self._format_failure(words)}"
+            assert time.monotonic() < until, f"not within {within_s} s: {self._format_failure(words)}"
             time.sleep(0.2)
         return time.monotonic() - self.since
 
-    def _has(self, words: Sequence[str]) -> bool:
-        said = self.said
-        return all(word in said for word in words)
+    def _shows(self, words: Sequence[str]) -> bool:
+        console_text = self.console_text
+        return all(word in console_text for word in words)
 
-    def _ending(self, words: Sequence[str]) -> str:
-        return f"{' · '.join(words)}\n{self.said[-4000:]}"
+    def _format_failure(self, words: Sequence[str]) -> str:
+        return f"{' · '.join(words)}\n{self.console_text[-4000:]}"

@@ -18,7 +18,7 @@ from tests.helpers.endpoints import eventually
 from tests.helpers.fleets import make_mac
 
 BRIDGE: Final = "br0"
-CARD: Final = "eth0"  # of a neighbour
+INTERFACE: Final = "eth0"  # of a neighbour
 TAPS: Final = ("tap0", "tap1")
 HOST, NGINX, CADDY = "192.0.2.1", "192.0.2.2", "192.0.2.3"
 HOST_V6, NGINX_V6, CADDY_V6 = "2001:db8::1", "2001:db8::2", "2001:db8::3"
@@ -51,24 +51,24 @@ _LINKS: Final = (
 )
 
 
-def over_ipv6(by: str) -> bool:
+def uses_ipv6(by: str) -> bool:
     return by.endswith("-IPv6")
 
 
 @contextmanager
-def own_network() -> Iterator[None]:
+def new_network() -> Iterator[None]:
     """Move this thread, and all that it starts, to a network namespace; and back."""
     if os.geteuid() != 0:
         pytest.fail("a network of its own needs root; `unshare --map-root-user make test-boot` will do")
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _checked(libc.unshare(_CLONE_NEWNET))
+        _check_result(libc.unshare(_CLONE_NEWNET))
         for link in _LINKS:
             subprocess.run([program("ip"), *link.split()], check=True)
         yield
     finally:
-        _checked(libc.setns(before, _CLONE_NEWNET))
+        _check_result(libc.setns(before, _CLONE_NEWNET))
         os.close(before)
 
 
@@ -87,15 +87,15 @@ class Neighbour:
         return [program("nsenter"), f"--net={self.namespace}", "--", *command]
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def enter(self) -> Iterator[None]:
         """Move this thread to the host. A socket stays where it was made."""
-        with _entered(self.namespace):
+        with _enter_namespace(self.namespace):
             yield
 
 
 @contextmanager
 def neighbour(name: str, address: str) -> Iterator[Neighbour]:
-    """Yield a host with this address on its only card, `CARD`; ``name`` is the port of the bridge."""
+    """Yield a host with this address on its only card, `INTERFACE`; ``name`` is the port of the bridge."""
     own = os.readlink("/proc/thread-self/ns/net")
     with running([program("unshare"), "--net", program("sleep"), "infinity"]) as process:
         host = Neighbour(process=process.pid)
@@ -103,11 +103,15 @@ def neighbour(name: str, address: str) -> Iterator[Neighbour]:
         try:
             for link in (
                 # Always the same address, because the hosts of the network remember it for a while.
-                f"link add {name} type veth peer name {CARD} address {make_mac(name)} netns {process.pid}",
+                f"link add {name} type veth peer name {INTERFACE} address {make_mac(name)} netns {process.pid}",
                 f"link set {name} master {BRIDGE} addrgenmode none up",
             ):
                 subprocess.run([program("ip"), *link.split()], check=True)
-            for link in ("link set lo up", f"link set {CARD} addrgenmode none up", f"addr add {address}/24 dev {CARD}"):
+            for link in (
+                "link set lo up",
+                f"link set {INTERFACE} addrgenmode none up",
+                f"addr add {address}/24 dev {INTERFACE}",
+            ):
                 subprocess.run(host.command(program("ip"), *link.split()), check=True)
             yield host
         finally:
@@ -115,19 +119,19 @@ def neighbour(name: str, address: str) -> Iterator[Neighbour]:
 
 
 @contextmanager
-def _entered(namespace: str) -> Iterator[None]:
+def _enter_namespace(namespace: str) -> Iterator[None]:
     libc = ctypes.CDLL(None, use_errno=True)
     before, there = (os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/net", namespace))
     try:
-        _checked(libc.setns(there, _CLONE_NEWNET))
+        _check_result(libc.setns(there, _CLONE_NEWNET))
         yield
     finally:
-        _checked(libc.setns(before, _CLONE_NEWNET))
+        _check_result(libc.setns(before, _CLONE_NEWNET))
         os.close(there)
         os.close(before)
 
 
-def _checked(result: int) -> None:
+def _check_result(result: int) -> None:
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

@@ -22,7 +22,7 @@ _SERVERS, _TFTP = (67, 4011), 69  # ports
 
 
 @contextmanager
-def with_other_rom(machine: Machine) -> Iterator[Machine]:
+def replace_rom(machine: Machine) -> Iterator[Machine]:
     """Yield the machine with such a network card."""
     sent, passed = (socket.socket(socket.AF_UNIX) for _ in range(2))
     paths = [str(machine.folder / name) for name in ("sent", "passed")]
@@ -33,7 +33,7 @@ def with_other_rom(machine: Machine) -> Iterator[Machine]:
     # QEMU's rx queue of the network backend has what the machine sends. A frame passes the last filter of it first.
     queue = "filter-redirector,netdev=n0,queue=rx,vnet_hdr_support=on"
     filters = (("-object", f"{queue},id=f1,indev=c1"), ("-object", f"{queue},id=f0,outdev=c0"))
-    thread = threading.Thread(target=_pass_on, args=(sent, passed), daemon=True)
+    thread = threading.Thread(target=_relay_frames, args=(sent, passed), daemon=True)
     thread.start()
     try:
         yield replace(machine, more=tuple(each for pair in (*chardevs, *filters) for each in pair))
@@ -42,7 +42,7 @@ def with_other_rom(machine: Machine) -> Iterator[Machine]:
             listening.close()
 
 
-def _pass_on(sent: socket.socket, passed: socket.socket) -> None:
+def _relay_frames(sent: socket.socket, passed: socket.socket) -> None:
     """Pass on each frame until the machine is off."""
     with sent.accept()[0] as source, passed.accept()[0] as target, source.makefile("rb") as frames:
         rom = _Rom()
@@ -62,10 +62,10 @@ class _Rom:
             return frame
         [port] = struct.unpack_from("!H", frame, _UDP + 2)
         self.has_loaded = port == _TFTP
-        return _without_identity(frame) if port in _SERVERS else frame
+        return _strip_identity(frame) if port in _SERVERS else frame
 
 
-def _without_identity(frame: bytes) -> bytes:
+def _strip_identity(frame: bytes) -> bytes:
     made = bytearray(frame)
     made[_UDP + 6 : _UDP + 8] = bytes(2)  # no checksum (RFC 768)
     at = _OPTIONS

@@ -12,18 +12,18 @@ import pytest
 
 PROPERTY: Final = "boot"  # of a test: its seconds and its console
 PAGE: Final = Path(__file__).parent / "boots.md"
-BEGINS: Final = "<!-- What follows is written by the tests: make test-boot BOOTS=--write-boots -->\n"
+ROWS_MARKER: Final = "<!-- What follows is written by the tests: make test-boot BOOTS=--write-boots -->\n"
 
 _ROW: Final = re.compile(
     r"^### (?P<file>test_\w+\.py) · (?P<words>.+?)(?: · (?P<by>[\w-]+))?\n\n(?P<rest>.*?)(?=^### |\Z)",
     re.MULTILINE | re.DOTALL,
 )
 _SECONDS: Final = re.compile(r"^(\d+) s\n\n```\n(.*?)\n```", re.DOTALL)
-_TELLING: Final = re.compile(
+_SHOWN_LINES: Final = re.compile(
     r"gitboot: |BOOTED |inventory: |Start (?:PXE|HTTP)|Welcome to GRUB|^iPXE \d|PXELINUX|No more network"
     r"|bad shim signature|Access Denied|Could not retrieve NBP"
 )
-_PLACE: Final = re.compile(r" from \S+(?=: Access Denied)")  # a long URL before the reason
+_URL_BEFORE_REASON: Final = re.compile(r" from \S+(?=: Access Denied)")  # a long URL before the reason
 _WIDEST: Final = 118
 _MOST_LINES: Final = 14
 
@@ -43,28 +43,30 @@ class Row:
         return self.file, self.words, self.by
 
     @classmethod
-    def of(cls, nodeid: str, seconds: float, said: str) -> Row:
-        file, words, by = key_of(nodeid)
-        return cls(file=file, words=words, by=by, seconds=round(seconds), excerpt=_excerpt(said))
+    def of(cls, nodeid: str, seconds: float, console_text: str) -> Row:
+        file, words, by = parse_key(nodeid)
+        return cls(file=file, words=words, by=by, seconds=round(seconds), excerpt=_excerpt(console_text))
 
 
-def key_of(nodeid: str) -> tuple[str, str, str]:
+def parse_key(nodeid: str) -> tuple[str, str, str]:
     """A test's key from its id: ``tests/boots/test_x.py::test_a_b[c]``."""
     path, _, name = nodeid.partition("::")
     words, _, parameters = name.removesuffix("]").partition("[")
     return Path(path).name, words.removeprefix("test_").replace("_", " "), parameters
 
 
-def _excerpt(said: str) -> str:
-    lines = [_PLACE.sub("", line.strip()) for line in said.splitlines() if _TELLING.search(line)]
+def _excerpt(console_text: str) -> str:
+    lines = [
+        _URL_BEFORE_REASON.sub("", line.strip()) for line in console_text.splitlines() if _SHOWN_LINES.search(line)
+    ]
     shown = [line if len(line) <= _WIDEST else f"{line[: _WIDEST - 1]}…" for line in dict.fromkeys(lines)]
     return "\n".join(shown[:_MOST_LINES])
 
 
-def rows() -> list[Row]:
+def read_rows() -> list[Row]:
     """Return the rows of the page."""
     found = []
-    for row in _ROW.finditer(PAGE.read_text().partition(BEGINS)[2]):
+    for row in _ROW.finditer(PAGE.read_text().partition(ROWS_MARKER)[2]):
         told = _SECONDS.match(row["rest"])
         assert told, f"{row['words']}: no seconds and console"
         found.append(
@@ -75,14 +77,14 @@ def rows() -> list[Row]:
 
 def write(reports: Iterable[pytest.TestReport]) -> None:
     """Replace the rows of the tests that passed with their results."""
-    by_key = {row.key: row for row in rows()}  # tests that are no more are found by tests/docs/test_boots.py
+    by_key = {row.key: row for row in read_rows()}  # tests that are no more are found by tests/docs/test_boots.py
     for report in reports:
         told: dict[str, Any] = dict(report.user_properties)
         if PROPERTY in told:
             row = Row.of(report.nodeid, *told[PROPERTY])
             by_key[row.key] = row
-    prose = PAGE.read_text().partition(BEGINS)[0]
-    PAGE.write_text(prose + BEGINS + _table(by_key) + "".join(_section(row) for _, row in sorted(by_key.items())))
+    prose = PAGE.read_text().partition(ROWS_MARKER)[0]
+    PAGE.write_text(prose + ROWS_MARKER + _table(by_key) + "".join(_section(row) for _, row in sorted(by_key.items())))
 
 
 def _table(by_key: dict[tuple[str, str, str], Row]) -> str:

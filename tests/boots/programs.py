@@ -29,10 +29,10 @@ def running(command: list[str], environment: Mapping[str, str] | None = None) ->
     try:
         yield process
     finally:
-        end(process)
+        end_process(process)
 
 
-def end(process: subprocess.Popen[bytes], within_s: float = 60) -> None:
+def end_process(process: subprocess.Popen[bytes], within_s: float = 60) -> None:
     """Tell it to end, and see to it that it does."""
     process.terminate()
     try:

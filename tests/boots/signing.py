@@ -13,7 +13,7 @@ from tests.helpers.documentation import find_code_block
 PAGE: Final = "docs/how-to/secure-boot.md"
 
 
-def _type(block: str, folder: Path) -> None:
+def _run_block(block: str, folder: Path) -> None:
     program(block.split()[0])  # this fails if it is missing
     subprocess.run(["sh", "-euc", block], cwd=folder, check=True, capture_output=True)
 
@@ -27,7 +27,7 @@ class SigningKey(NamedTuple):
     @classmethod
     def create(cls, folder: Path) -> SigningKey:
         """Create a key in an empty folder by the commands of the page."""
-        _type(find_code_block(PAGE, "openssl req "), folder)
+        _run_block(find_code_block(PAGE, "openssl req "), folder)
         assert (folder / "boot.cer").exists()
         return cls(folder / "boot.key", folder / "boot.pem")
 
@@ -35,17 +35,17 @@ class SigningKey(NamedTuple):
         """Sign a program by the command of the page."""
         folder = self.key.parent
         shutil.copy(unsigned, folder / "linux.efi")
-        _type(find_code_block(PAGE, "sbsign "), folder)
+        _run_block(find_code_block(PAGE, "sbsign "), folder)
         return folder / "linux-signed.efi"
 
 
-def without_signature(signed: Path, made: Path) -> Path:
+def remove_signature(signed: Path, made: Path) -> Path:
     shutil.copy(signed, made)
     subprocess.run([program("sbattach"), "--remove", made], check=True, capture_output=True)
     return made
 
 
-def changed(signed: Path, made: Path) -> Path:
+def tamper(signed: Path, made: Path) -> Path:
     """Return a copy with other bytes in the middle, where a UKI has its kernel."""
     content = bytearray(signed.read_bytes())
     middle = len(content) // 2

@@ -12,9 +12,9 @@ from pathlib import Path
 from tests.boots.dhcp import Dhcp, dnsmasq
 from tests.boots.fleet import NAMES_ITS_NIC, Guest, address, files
 from tests.boots.images import Images
-from tests.boots.initramfs import END
-from tests.boots.machine import Machine, Running
-from tests.boots.network import BASE_URLS, CADDY, CADDY_V6, HOST, NGINX, NGINX_V6, PORT, over_ipv6, tftp
+from tests.boots.initramfs import END_TEXT
+from tests.boots.machine import Machine, RunningMachine
+from tests.boots.network import BASE_URLS, CADDY, CADDY_V6, HOST, NGINX, NGINX_V6, PORT, tftp, uses_ipv6
 from tests.boots.programs import program
 from tests.helpers.fleets import write_configuration
 from tests.helpers.forked_commands import run_forked
@@ -71,15 +71,15 @@ class Site:
         [item] = [item for item in self.instance.get("/api/v1/servers").json()["items"] if item["name"] == server]
         return str(item["phase"])
 
-    def expects_installation(
-        self, running: Running, name: str, by: str, *, image: str = "node-1", reserved: bool = True
+    def check_installation(
+        self, running: RunningMachine, name: str, by: str, *, image: str = "node-1", reserved: bool = True
     ) -> float:
         """Check the console of a whole first boot, and the state of gitboot after it."""
         guest, base_url = self.guests[name], BASE_URLS[by]
         leased = f"{self.address(name, by)}/" if reserved and guest.found_by == "MAC" else ""
         # The system also has an automatic IPv6 address; the one of DHCP is where iPXE prints it.
-        found = f"{guest.macs(by)[-1]}: {'' if over_ipv6(by) else leased}"
-        seconds = running.says(
+        found = f"{guest.macs(by)[-1]}: {'' if uses_ipv6(by) else leased}"
+        seconds = running.wait_for(
             f"BOOTED by {'uefi' if guest.uefi else 'bios'}: ",
             f"boot.image={image}",
             leased,
@@ -87,13 +87,13 @@ class Site:
             guest.server_name(by),  # in its user data
             f"{base_url}/v1/boot/",  # the place for its report
             "BOOTED and reported",
-            END,
+            END_TEXT,
         )
-        assert "BOOTED from" not in running.said
+        assert "BOOTED from" not in running.console_text
         if guest.spec == NAMES_ITS_NIC:
-            assert f" BOOTIF=01-{guest.macs(by)[-1].replace(':', '-')}" in running.said
+            assert f" BOOTIF=01-{guest.macs(by)[-1].replace(':', '-')}" in running.console_text
         if by in self.logs:
-            mac = guest.documented(by)[-1].replace(":", "-")
+            mac = guest.documented_macs(by)[-1].replace(":", "-")
             assert f"/v1/boot/{mac}/provisioned/" in self.logs[by].read_text()
         else:
             eventually(lambda: self.phase(name, by) == "Disk")
@@ -101,7 +101,7 @@ class Site:
 
 
 @contextmanager
-def published(
+def run_site(
     folder: Path,
     images: Images,
     guests: Iterable[Guest],
@@ -121,37 +121,37 @@ def published(
     repository.push(files(known.values(), images, outputs=outputs, more=copied + more))
     boot = folder / "output" / "boot"
     images.place(boot / "assets")
-    serve_tftp = _without_tftp if dhcp_serves_tftp else tftp
+    serve_tftp = _serve_no_tftp if dhcp_serves_tftp else tftp
     with ExitStack() as stack:
         options = ("--assets", str(boot / "assets"), *write_configuration(max_installs=1000))
         instance = stack.enter_context(running(repository.bare, folder, *LISTEN, *options, records="fresh"))
-        root = loaders(repository.work, boot, folder / "tftp", more=images.unpacked)
+        root = place_loaders(repository.work, boot, folder / "tftp", more=images.unpacked)
         stack.enter_context(serve_tftp(root, HOST))
         logs = {}
         for by, at, ipv6, serve in (("nginx", NGINX, NGINX_V6, nginx), ("Caddy", CADDY, CADDY_V6, caddy)):
             program(by.lower())  # this fails here, while tests of mirrors alone would be skipped
             own = folder / by
             shutil.copytree(boot, own / "boot")  # with its times, for `gitboot read-access-logs`
-            root = loaders(repository.work, own / "boot", own / "tftp", BASE_URLS[by], images.unpacked)
+            root = place_loaders(repository.work, own / "boot", own / "tftp", BASE_URLS[by], images.unpacked)
             stack.enter_context(serve_tftp(root, at))
             mirror = stack.enter_context(serve(own / "boot", folder / "output/ops/serve", own, at, 80, ipv6))
             logs[by] = logs[f"{by}-IPv6"] = mirror.log
-        stack.enter_context(dhcp(folder / "output/ops/dhcp", folder, _strangers(known.values())))
+        stack.enter_context(dhcp(folder / "output/ops/dhcp", folder, _list_unknown_machines(known.values())))
         yield Site(folder=folder, images=images, guests=known, repository=repository, instance=instance, logs=logs)
 
 
 @contextmanager
-def _without_tftp(root: Path, address: str) -> Iterator[None]:
+def _serve_no_tftp(root: Path, address: str) -> Iterator[None]:
     yield
 
 
-def _strangers(guests: Iterable[Guest]) -> dict[str, str]:
+def _list_unknown_machines(guests: Iterable[Guest]) -> dict[str, str]:
     """Return unknown machines by MAC address, with their site."""
     unknown = (guest for guest in guests if guest.boots is None)
     return {guest.macs(by)[-1]: by.lower() for guest in unknown for by in guest.by if by != "gitboot"}
 
 
-def loaders(fleet: Path, boot: Path, root: Path, base_url: str | None = None, more: Iterable[Path] = ()) -> Path:
+def place_loaders(fleet: Path, boot: Path, root: Path, base_url: str | None = None, more: Iterable[Path] = ()) -> Path:
     """Place the loaders as an operator does; ``more`` are packages that are not installed."""
     command = ["artifacts", "loaders", f"--out={boot}", f"--tftp={root}"]
     own = [f"--base-url={base_url}"] if base_url else []

@@ -11,11 +11,11 @@ from tests.boots.architectures import AARCH64, X86_64
 from tests.boots.disks import MARK
 from tests.boots.fleet import Guest
 from tests.boots.images import Images
-from tests.boots.machine import Running
+from tests.boots.machine import RunningMachine
 from tests.boots.network import BASE_URLS
-from tests.boots.site import Site, published
+from tests.boots.site import Site, run_site
 
-Row = Callable[[Running, float], None]
+Row = Callable[[RunningMachine, float], None]
 
 GUESTS = (
     Guest(name="http", architecture=AARCH64),
@@ -42,7 +42,7 @@ def loader(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def site(network: None, images: Images, loader: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("aarch64")
-    with published(folder, images, GUESTS, outputs=f"{OUTPUTS[loader]}, dhcp-dnsmasq") as site:
+    with run_site(folder, images, GUESTS, outputs=f"{OUTPUTS[loader]}, dhcp-dnsmasq") as site:
         yield site
 
 
@@ -50,22 +50,22 @@ def site(network: None, images: Images, loader: str, tmp_path_factory: pytest.Te
 @pytest.mark.parametrize("by", ["gitboot"])
 def test_uefi_boots_by_http(site: Site, by: str, row: Row) -> None:
     with site.machine("http", by).on() as machine:
-        row(machine, site.expects_installation(machine, "http", by))
+        row(machine, site.check_installation(machine, "http", by))
 
 
 @by_each_loader
 @pytest.mark.parametrize("by", ["nginx"])
 def test_uefi_boots_by_pxe(site: Site, by: str, row: Row) -> None:
     with site.machine("tftp", by).on() as machine:
-        row(machine, site.expects_installation(machine, "tftp", by))
+        row(machine, site.check_installation(machine, "tftp", by))
 
 
 @by_each_loader
 @pytest.mark.parametrize("by", ["Caddy"])
 def test_an_installed_server_boots_its_disk(site: Site, loader: str, by: str, row: Row) -> None:
     with site.machine("disk", by, disk=True).on() as machine:
-        row(machine, machine.says(f"/loaders/{OUTPUTS[loader]}-aarch64.efi", loader, "boots its local disk", MARK))
-        assert machine.said.count("BdsDxe: starting") == STARTED[loader]
+        row(machine, machine.wait_for(f"/loaders/{OUTPUTS[loader]}-aarch64.efi", loader, "boots its local disk", MARK))
+        assert machine.console_text.count("BdsDxe: starting") == STARTED[loader]
 
 
 @pytest.mark.parametrize("loader", ["GRUB"], ids=["gitboot"], indirect=True)
@@ -73,4 +73,4 @@ def test_uefi_boots_a_uki_by_its_url(site: Site, row: Row) -> None:
     machine = site.machine("uki")
     machine.boot_next(httpx.get(f"{BASE_URLS['gitboot']}/httpboot/{machine.uuid}.json").json()["UKIURL"])
     with machine.on() as running:
-        row(running, site.expects_installation(running, "uki", "gitboot", image="uki-gitboot-1"))
+        row(running, site.check_installation(running, "uki", "gitboot", image="uki-gitboot-1"))

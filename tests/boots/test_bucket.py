@@ -14,8 +14,8 @@ from tests.boots.architectures import X86_64
 from tests.boots.dhcp import dnsmasq
 from tests.boots.fleet import Guest, files
 from tests.boots.images import Images
-from tests.boots.initramfs import END
-from tests.boots.machine import Running
+from tests.boots.initramfs import END_TEXT
+from tests.boots.machine import RunningMachine
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN, Site
 from tests.helpers.fleets import store_credentials
@@ -27,7 +27,7 @@ ENDPOINT = BASE_URLS["gitboot"]
 
 
 def test_a_server_boots_from_a_bucket(
-    network: None, images: Images, tmp_path: Path, row: Callable[[Running, float], None]
+    network: None, images: Images, tmp_path: Path, row: Callable[[RunningMachine, float], None]
 ) -> None:
     store_credentials(tmp_path / "keys", "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
     repository = Repository.create(tmp_path / "git")
@@ -59,10 +59,10 @@ def test_a_server_boots_from_a_bucket(
                 logs={},
             )
             with site.machine(GUEST.name).on() as machine:
-                seconds = machine.says(
-                    "BOOTED by bios: ", "boot.image=node-1", f"{base}/v1/boot/", "BOOTED and reported", END
+                seconds = machine.wait_for(
+                    "BOOTED by bios: ", "boot.image=node-1", f"{base}/v1/boot/", "BOOTED and reported", END_TEXT
                 )
-                assert "BOOTED from" not in machine.said
+                assert "BOOTED from" not in machine.console_text
             assert site.phase(GUEST.name, "gitboot") == "Network"  # only the store has its end
             (tmp_path / "s3.log").write_text("".join(store.log))
             observe = [sys.executable, "-m", "gitboot", "read-access-logs", tmp_path / "s3.log", "--spool", spool]

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.boots.debian import download, unpacked
-from tests.boots.network import HOST, own_network
+from tests.boots.network import HOST, new_network
 from tests.boots.programs import program
 from tests.boots.signing import SigningKey
 from tests.boots.test_https import enroll
@@ -47,7 +47,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
 
 @pytest.fixture(scope="module", autouse=True)
 def wire(packages: Packages) -> Iterator[None]:
-    with own_network():
+    with new_network():
         yield
 
 

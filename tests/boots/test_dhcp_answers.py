@@ -8,9 +8,19 @@ from typing import Final
 
 import pytest
 
-from tests.boots.dhcp import NAMED, OF_PAGE, OTHER, OTHERS, PAGE, beside, dnsmasq, kea, write_generated
+from tests.boots.dhcp import (
+    DOCUMENTED_SERVERS,
+    HOST_NAME,
+    OTHER_ADDRESS,
+    OTHER_SERVERS,
+    PAGE,
+    dnsmasq,
+    kea,
+    proxy_beside,
+    write_generated,
+)
 from tests.boots.dhcp_client import ADDRESS, KINDS, RELAYED, Answer, Client, Kind, client
-from tests.boots.network import BASE_URLS, HOST, NGINX, own_network
+from tests.boots.network import BASE_URLS, HOST, NGINX, new_network
 from tests.helpers.documentation import require_inline_code
 from tests.helpers.fleets import make_mac
 
@@ -27,8 +37,8 @@ NOBODY: Final = "0.0.0.0"  # the address in the offer of a proxy
 
 
 @pytest.fixture(scope="module", autouse=True)
-def wire() -> Iterator[None]:
-    with own_network():
+def network_namespace() -> Iterator[None]:
+    with new_network():
         yield
 
 
@@ -50,20 +60,20 @@ def check_boot_file(answer: Answer, kind: Kind, client_name: str) -> None:
         assert (answer.vendor, answer.next_server, answer.file) == ("", HOST, path), client_name
 
 
-def boot_file(asks: Client, kind: Kind, mac: str = make_mac("asks")) -> Answer:
+def request_answer(asks: Client, kind: Kind, mac: str = make_mac("asks")) -> Answer:
     """Return the answer of the proxy with the boot file: its offer, or its answer at port 4011."""
-    offers = asks.discover(kind, {HOST, OTHER}, mac)
-    assert offers[OTHER].address != NOBODY
-    assert (offers[OTHER].file, offers[OTHER].vendor) == ("", "")
+    offers = asks.discover(kind, {HOST, OTHER_ADDRESS}, mac)
+    assert offers[OTHER_ADDRESS].address != NOBODY
+    assert (offers[OTHER_ADDRESS].file, offers[OTHER_ADDRESS].vendor) == ("", "")
     assert offers[HOST].address == NOBODY
     return offers[HOST] if kind.http or kind.ipxe else asks.request_boot_file(kind, offers[HOST], mac)
 
 
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", OTHER_SERVERS)
 def test_a_proxy_names_the_boot_file_of_each_kind_of_client(other: str, generated: Path, tmp_path: Path) -> None:
-    with beside(other)(generated, tmp_path), client() as asks:
+    with proxy_beside(other)(generated, tmp_path), client() as asks:
         for name, kind in KINDS.items():
-            found = boot_file(asks, kind)
+            found = request_answer(asks, kind)
             if kind.ipxe:
                 assert (found.next_server, found.file) == (HOST, f"{BASE}/boot.ipxe"), name
             elif kind.http:
@@ -74,59 +84,62 @@ def test_a_proxy_names_the_boot_file_of_each_kind_of_client(other: str, generate
 
 def test_a_proxy_knows_the_site_and_the_loader_of_a_server_by_its_mac_address(generated: Path, tmp_path: Path) -> None:
     mac, site = make_mac("far"), BASE_URLS["nginx"]
-    with beside("dnsmasq")(generated, tmp_path), client() as asks:
-        script = boot_file(asks, KINDS["iPXE on BIOS"], mac)
+    with proxy_beside("dnsmasq")(generated, tmp_path), client() as asks:
+        script = request_answer(asks, KINDS["iPXE on BIOS"], mac)
         assert (script.next_server, script.file) == (NGINX, f"{site}/boot.ipxe")
-        assert boot_file(asks, KINDS["HTTP x64"], mac).file == f"{site}/assets/loaders/grub-x86_64.efi"
-        loader = boot_file(asks, KINDS["UEFI x64"], mac)
+        assert request_answer(asks, KINDS["HTTP x64"], mac).file == f"{site}/assets/loaders/grub-x86_64.efi"
+        loader = request_answer(asks, KINDS["UEFI x64"], mac)
         assert (loader.next_server, loader.file) == (NGINX, "loaders/grub-x86_64.efi")
-        assert boot_file(asks, KINDS["iPXE on BIOS"], make_mac("known")).file == f"{BASE}/boot.ipxe"
+        assert request_answer(asks, KINDS["iPXE on BIOS"], make_mac("known")).file == f"{BASE}/boot.ipxe"
 
 
 def test_a_proxy_does_not_answer_a_client_that_does_not_boot(generated: Path, tmp_path: Path) -> None:
-    with beside("dnsmasq")(generated, tmp_path), client() as asks:
-        offers = asks.discover(Kind(), {OTHER})
+    with proxy_beside("dnsmasq")(generated, tmp_path), client() as asks:
+        offers = asks.discover(Kind(), {OTHER_ADDRESS})
         # dnsmasq answers one request after the other, so the first would have been answered by now.
-        assert asks.discover(KINDS["BIOS"], {HOST, OTHER}).keys() == {HOST, OTHER}
-        assert offers.keys() == {OTHER}
+        assert asks.discover(KINDS["BIOS"], {HOST, OTHER_ADDRESS}).keys() == {HOST, OTHER_ADDRESS}
+        assert offers.keys() == {OTHER_ADDRESS}
 
 
 def test_a_machine_without_a_document_gets_the_site_that_its_operator_sets(generated: Path, tmp_path: Path) -> None:
     mac = make_mac("stranger")
-    with beside("dnsmasq")(generated, tmp_path, {mac: "nginx"}), client() as asks:
-        assert boot_file(asks, KINDS["iPXE on UEFI"], mac).file == f"{BASE_URLS['nginx']}/boot.ipxe"
+    with proxy_beside("dnsmasq")(generated, tmp_path, {mac: "nginx"}), client() as asks:
+        assert request_answer(asks, KINDS["iPXE on UEFI"], mac).file == f"{BASE_URLS['nginx']}/boot.ipxe"
 
 
 def test_a_proxy_answers_only_the_fleet_if_its_operator_ignores_the_others(generated: Path, tmp_path: Path) -> None:
     kind = KINDS["iPXE on BIOS"]
-    with beside("dnsmasq", require_inline_code(PAGE, "dhcp-ignore=tag:!known"))(generated, tmp_path), client() as asks:
-        ignored = asks.discover(kind, {OTHER}, make_mac("stranger"))
+    with (
+        proxy_beside("dnsmasq", require_inline_code(PAGE, "dhcp-ignore=tag:!known"))(generated, tmp_path),
+        client() as asks,
+    ):
+        ignored = asks.discover(kind, {OTHER_ADDRESS}, make_mac("stranger"))
         # dnsmasq answers one request after the other, so the first would have been answered by now.
-        assert asks.discover(kind, {HOST, OTHER}, make_mac("known")).keys() == {HOST, OTHER}
-        assert ignored.keys() == {OTHER}
+        assert asks.discover(kind, {HOST, OTHER_ADDRESS}, make_mac("known")).keys() == {HOST, OTHER_ADDRESS}
+        assert ignored.keys() == {OTHER_ADDRESS}
         assert "proxy-ignored" in (tmp_path / "proxy.log").read_text()
 
 
 def test_a_proxy_answers_a_relay_for_a_network_that_its_configuration_names(generated: Path, tmp_path: Path) -> None:
     another = f"dhcp-range={RELAYED},proxy,255.255.255.0"
-    with beside("dnsmasq", another)(generated, tmp_path), client() as asks:
+    with proxy_beside("dnsmasq", another)(generated, tmp_path), client() as asks:
         found = asks.discover_through_relay(KINDS["iPXE on UEFI"], HOST)
         assert (found.address, found.file) == (NOBODY, f"{BASE}/boot.ipxe")
 
 
 def test_a_proxy_at_a_host_name_names_itself_to_clients_that_need_an_address(generated: Path, tmp_path: Path) -> None:
-    base_url = f"http://{NAMED}:8080"
-    with beside("dnsmasq")(write_generated(generated, base_url=base_url), tmp_path), client() as asks:
+    base_url = f"http://{HOST_NAME}:8080"
+    with proxy_beside("dnsmasq")(write_generated(generated, base_url=base_url), tmp_path), client() as asks:
         for name in ("BIOS", "UEFI x64", "iPXE on UEFI"):
-            assert boot_file(asks, KINDS[name]).next_server == HOST, name
+            assert request_answer(asks, KINDS[name]).next_server == HOST, name
         kind = KINDS["iPXE on BIOS"]
         item = asks.request_boot_file(kind, asks.discover(kind, {HOST})[HOST])
         assert (item.next_server, item.file) == (HOST, f"{base_url}/boot.ipxe")
 
 
-@pytest.mark.parametrize("name", OF_PAGE)
+@pytest.mark.parametrize("name", DOCUMENTED_SERVERS)
 def test_a_server_of_the_page_answers_each_kind_of_client(name: str, tmp_path: Path) -> None:
-    with OF_PAGE[name](tmp_path, tmp_path), client() as asks:
+    with DOCUMENTED_SERVERS[name](tmp_path, tmp_path), client() as asks:
         for client_name, kind in KINDS.items():
             found = asks.discover(kind, {HOST})[HOST]
             assert found.address not in (NOBODY, ADDRESS), client_name

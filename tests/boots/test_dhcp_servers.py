@@ -7,16 +7,16 @@ from typing import Final
 
 import pytest
 
-from tests.boots.dhcp import OF_PAGE, one_boot_file
+from tests.boots.dhcp import DOCUMENTED_SERVERS, one_boot_file
 from tests.boots.fleet import Guest
 from tests.boots.images import Images
-from tests.boots.machine import Running
-from tests.boots.site import Site, published
+from tests.boots.machine import RunningMachine
+from tests.boots.site import Site, run_site
 
-Row = Callable[[Running, float], None]
+Row = Callable[[RunningMachine, float], None]
 
 GUESTS: Final = (Guest(name="http"), Guest(name="tftp", pxe=True))
-SERVERS: Final = {**OF_PAGE, "one-boot-file": one_boot_file}
+SERVERS: Final = {**DOCUMENTED_SERVERS, "one-boot-file": one_boot_file}
 
 
 @pytest.fixture(scope="module")
@@ -24,24 +24,24 @@ def site(
     network: None, images: Images, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("servers")
-    with published(folder, images, GUESTS, outputs="ipxe, grub", dhcp=SERVERS[request.param]) as site:
+    with run_site(folder, images, GUESTS, outputs="ipxe, grub", dhcp=SERVERS[request.param]) as site:
         yield site
 
 
 @pytest.mark.parametrize("site", ["ISC-dhcpd"], indirect=True)
 def test_uefi_boots_by_http_and_ipxe(site: Site, row: Row) -> None:
     with site.machine("http").on() as machine:
-        row(machine, site.expects_installation(machine, "http", "gitboot", reserved=False))
+        row(machine, site.check_installation(machine, "http", "gitboot", reserved=False))
 
 
 @pytest.mark.parametrize("site", ["Kea"], indirect=True)
 def test_uefi_boots_by_pxe_and_ipxe(site: Site, row: Row) -> None:
     with site.machine("tftp").on() as machine:
-        row(machine, site.expects_installation(machine, "tftp", "gitboot", reserved=False))
+        row(machine, site.check_installation(machine, "tftp", "gitboot", reserved=False))
 
 
 @pytest.mark.parametrize("site", ["one-boot-file"], indirect=True)
 def test_uefi_boots_by_grub_if_dhcp_has_one_boot_file(site: Site, row: Row) -> None:
     with site.machine("tftp").on() as machine:
-        row(machine, site.expects_installation(machine, "tftp", "gitboot", reserved=False))
-    assert "Welcome to GRUB!" in machine.said
+        row(machine, site.check_installation(machine, "tftp", "gitboot", reserved=False))
+    assert "Welcome to GRUB!" in machine.console_text

@@ -9,11 +9,11 @@ import pytest
 
 from tests.boots.fleet import Guest
 from tests.boots.images import Images
-from tests.boots.machine import Running
+from tests.boots.machine import RunningMachine
 from tests.boots.network import BASE_URLS
-from tests.boots.site import Site, published
+from tests.boots.site import Site, run_site
 
-Row = Callable[[Running, float], None]
+Row = Callable[[RunningMachine, float], None]
 
 GUESTS = (
     Guest(name="uki", boots="uki-{by}", by=("gitboot", "Caddy")),
@@ -24,7 +24,7 @@ GUESTS = (
 @pytest.fixture(scope="module")
 def site(network: None, images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     outputs = "ipxe, dhcp-dnsmasq"
-    with published(tmp_path_factory.mktemp("direct"), images, GUESTS, outputs=outputs) as site:
+    with run_site(tmp_path_factory.mktemp("direct"), images, GUESTS, outputs=outputs) as site:
         yield site
 
 
@@ -33,4 +33,4 @@ def test_uefi_boots_a_file_by_its_url(site: Site, name: str, by: str, row: Row) 
     machine = site.machine(name, by)
     machine.boot_next(httpx.get(f"{BASE_URLS[by]}/httpboot/{machine.uuid}.json").json()["UKIURL"])
     with machine.on() as running:
-        row(running, site.expects_installation(running, name, by, image=f"{name}-{by.lower()}-1"))
+        row(running, site.check_installation(running, name, by, image=f"{name}-{by.lower()}-1"))

@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
         yield found
 
 
-def read(modules: str, folder: Path, name: str, seed: str) -> dict[str, Any]:
+def read_seed(modules: str, folder: Path, name: str, seed: str) -> dict[str, Any]:
     command = [sys.executable, "-P", str(Path(__file__).parent / "seed.py"), name, seed, str(folder)]
     environment = {**os.environ, "PYTHONPATH": modules}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
@@ -47,7 +47,7 @@ def read(modules: str, folder: Path, name: str, seed: str) -> dict[str, Any]:
 
 
 def test_nocloud_finds_its_whole_seed(modules: str, url: str, tmp_path: Path) -> None:
-    found = read(modules, tmp_path, "NoCloud", f"{url}/nocloud/{INIT}/")
+    found = read_seed(modules, tmp_path, "NoCloud", f"{url}/nocloud/{INIT}/")
     assert found["found"] is True
     assert found["user_data"] == "#cloud-config\nhostname: init01\n"
     assert found["vendor_data"] == ""  # local, and so not requested ten times
@@ -55,13 +55,13 @@ def test_nocloud_finds_its_whole_seed(modules: str, url: str, tmp_path: Path) ->
 
 
 def test_ec2_finds_the_machine_by_its_address(modules: str, url: str, tmp_path: Path) -> None:
-    found = read(modules, tmp_path, "Ec2", url)
+    found = read_seed(modules, tmp_path, "Ec2", url)
     assert found["found"] is True
     assert found["user_data"] == "#cloud-config\nhostname: init01\n"
     assert (found["metadata"]["instance-id"], found["metadata"]["local-hostname"]) == (INIT, "init01")
 
 
-def _valid_by(schema: Path, text: str, folder: Path) -> bool:
+def _is_valid(schema: Path, text: str, folder: Path) -> bool:
     (folder / "user-data.yaml").write_text(text)
     check = [sys.executable, "-m", "check_jsonschema", "--schemafile", str(schema), str(folder / "user-data.yaml")]
     return subprocess.run(check, check=False).returncode == 0
@@ -73,8 +73,8 @@ def test_files_for_cloud_init_are_valid_by_its_own_schema(url: str, tmp_path: Pa
     schema.write_bytes(found.read_bytes())
     [example] = GOLDEN.glob("example-batch-diskless/o/*/user-data")
     for text in (http_peers.get(f"{url}/nocloud/{INIT}/user-data").text, example.read_text()):
-        assert _valid_by(schema, text, tmp_path)
-    assert not _valid_by(schema, "#cloud-config\nusers: 7\n", tmp_path)
+        assert _is_valid(schema, text, tmp_path)
+    assert not _is_valid(schema, "#cloud-config\nusers: 7\n", tmp_path)
 
 
 def test_files_for_ignition_are_valid_by_its_own_validator(tmp_path: Path) -> None:

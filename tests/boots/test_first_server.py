@@ -10,12 +10,12 @@ from pathlib import Path
 
 from tests.boots.architectures import X86_64
 from tests.boots.images import Images
-from tests.boots.machine import Machine, Running
+from tests.boots.machine import Machine, RunningMachine
 from tests.helpers.documentation import build_tutorial, run_tutorial
 
 
 def test_a_spare_server_boots_as_the_page_describes(
-    network: None, images: Images, tmp_path: Path, row: Callable[[Running, float], None]
+    network: None, images: Images, tmp_path: Path, row: Callable[[RunningMachine, float], None]
 ) -> None:
     installer = tmp_path / "installer"
     installer.mkdir()
@@ -27,5 +27,5 @@ def test_a_spare_server_boots_as_the_page_describes(
     assert identity
     machine = Machine(folder=tmp_path, uuid=identity[2], macs=(identity[1],), pxe=True)
     with run_tutorial(tmp_path, text, f'#!/bin/sh\nexec {sys.executable} -m gitboot "$@"\n'), machine.on() as running:
-        seconds = running.says("gitboot: web01 boots debian-12 (Network)", "BOOTED by uefi: ", "BOOTED to the end")
+        seconds = running.wait_for("gitboot: web01 boots debian-12 (Network)", "BOOTED by uefi: ", "BOOTED to the end")
         row(running, seconds)

@@ -13,12 +13,12 @@ import pytest
 
 from tests.boots.dhcp import dnsmasq
 from tests.boots.images import Images
-from tests.boots.initramfs import END
-from tests.boots.machine import Machine, Running
+from tests.boots.initramfs import END_TEXT
+from tests.boots.machine import Machine, RunningMachine
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.programs import program
 from tests.boots.site import LISTEN
-from tests.boots.test_whole_way import image
+from tests.boots.test_whole_way import build_image
 from tests.docs.test_https import PAGE, make_certificates
 from tests.endpoint.test_tls import put, served
 from tests.helpers.documentation import find_code_block
@@ -32,7 +32,7 @@ BASE: Final = f"https://{ADDRESS}"
 UKI: Final = f"{BASE}/assets/uki-gitboot-1/uki-gitboot-1-x86_64.efi"
 REFUSED: Final = "Could not retrieve NBP file size from HTTP server."
 
-Row = Callable[[Running, float], None]
+Row = Callable[[RunningMachine, float], None]
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +60,14 @@ def enroll(authority: str, folder: Path) -> Path:
     return folder / "ca.esl"
 
 
-def machine_in(folder: Path, trusts: str | None) -> Machine:
+def make_machine(folder: Path, trusts: str | None) -> Machine:
     folder.mkdir()
     authorities = enroll(trusts, folder) if trusts is not None else None
     return Machine(folder=folder, uuid=make_uuid("web01"), macs=(make_mac("web01"),), authorities=authorities)
 
 
 @contextmanager
-def serving(folder: Path, assets: Path, issued: IssuedCertificate, *more: str) -> Iterator[Callable[[], set[str]]]:
+def run_endpoint(folder: Path, assets: Path, issued: IssuedCertificate, *more: str) -> Iterator[Callable[[], set[str]]]:
     """Run an endpoint that serves machines by TLS. Yield a function that returns the reasons of failed handshakes."""
     (folder / "output").mkdir(exist_ok=True)
     (folder / "dnsmasq.conf").write_text("")  # firmware needs an address, and no DHCP options
@@ -95,7 +95,9 @@ def test_a_server_is_installed_by_uefi_https_boot(network: None, images: Images,
     documents = (
         fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported, clients: [192.0.2.0/24]}}"),
         server("web01", "role: web", "provision: 1"),
-        image("node-1", "poweroff", images, tmp_path / "assets", "userData: Ignition/3.4, configFrom: SystemUUID"),
+        build_image(
+            "node-1", "poweroff", images, tmp_path / "assets", "userData: Ignition/3.4, configFrom: SystemUUID"
+        ),
         profile("web", "node-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
         policy("web", "{matchLabels: {role: web}}", often="Once"),
     )
@@ -103,13 +105,13 @@ def test_a_server_is_installed_by_uefi_https_boot(network: None, images: Images,
     ignition = f'{{"ignition": {{"version": "3.4.0"}}, "report": "{template}"}}'
     repository.push({"f.yaml": "---\n".join(documents), "t": ignition})
     options = (*LISTEN, "--assets", str(tmp_path / "assets"), "--machines-tls", ADDRESS, *map(str, issued))
-    machine = machine_in(tmp_path / "machine", (tmp_path / "ca.pem").read_text())
+    machine = make_machine(tmp_path / "machine", (tmp_path / "ca.pem").read_text())
     with dnsmasq(tmp_path, tmp_path), running(repository.bare, tmp_path, *options, records="fresh") as instance:
         url = instance.get(f"/httpboot/{machine.uuid}.json").json()["UKIURL"]
         assert url == f"{BASE}/assets/node-1/node-1.efi"
         machine.boot_next(url)
         with machine.on() as booted:
-            seconds = booted.says("BOOTED by uefi: ", "boot.image=node-1", "BOOTED and reported", END)
+            seconds = booted.wait_for("BOOTED by uefi: ", "boot.image=node-1", "BOOTED and reported", END_TEXT)
             eventually(lambda: instance.status()["records"] == {"Provisioned": 1})
             row(booted, seconds)
 
@@ -145,13 +147,13 @@ def test_firmware_refuses_an_https_boot(
             issued = authority.issue("IP:192.0.2.99", rsa_bits=2048)
         case _:
             more = write_configuration(firmware_ciphers=False)
-    machine = machine_in(tmp_path / "machine", trusts)
+    machine = make_machine(tmp_path / "machine", trusts)
     machine.boot_next(UKI)
-    with serving(tmp_path, assets, issued, *more) as failures, machine.on() as running:
-        row(running, running.says(REFUSED))
+    with run_endpoint(tmp_path, assets, issued, *more) as failures, machine.on() as running:
+        row(running, running.wait_for(REFUSED))
         if reason is not None:
             assert eventually(failures) == {reason}
-        assert "BOOTED" not in running.said
+        assert "BOOTED" not in running.console_text
 
 
 def test_a_new_certificate_is_used_at_the_next_boot_without_a_restart(
@@ -160,13 +162,13 @@ def test_a_new_certificate_is_used_at_the_next_boot_without_a_restart(
     own = IssuedCertificate(tmp_path / "machines.pem", tmp_path / "machines.key")
     for file, target in zip(authority.issue("IP:192.0.2.99", rsa_bits=2048), own, strict=True):
         put(target, file.read_bytes())
-    machine = machine_in(tmp_path / "machine", authority.pem)
-    with serving(tmp_path, assets, own):
+    machine = make_machine(tmp_path / "machine", authority.pem)
+    with run_endpoint(tmp_path, assets, own):
         machine.boot_next(UKI)
         with machine.on() as running:
-            running.says(REFUSED)
+            running.wait_for(REFUSED)
         for file, target in zip(issued, own, strict=True):
             put(target, file.read_bytes())
         machine.boot_next(UKI)
         with machine.on() as running:
-            row(running, running.says("BOOTED by uefi: ", "boot.image=uki-gitboot-1"))
+            row(running, running.wait_for("BOOTED by uefi: ", "boot.image=uki-gitboot-1"))

@@ -14,8 +14,8 @@ import pytest
 from tests.boots.dhcp import dnsmasq6, kea6, reject_ipv4
 from tests.boots.fleet import Guest
 from tests.boots.images import Images
-from tests.boots.machine import Running
-from tests.boots.site import Site, published
+from tests.boots.machine import RunningMachine
+from tests.boots.site import Site, run_site
 
 BY: Final = {"gitboot": dnsmasq6, "nginx": reject_ipv4(dnsmasq6), "Caddy": reject_ipv4(kea6)}
 GUESTS = (Guest(name="http", by=tuple(f"{by}-IPv6" for by in BY)),)
@@ -26,11 +26,13 @@ def site(
     request: pytest.FixtureRequest, network: None, images: Images, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("ipv6")
-    with published(folder, images, GUESTS, outputs="ipxe, dhcp-dnsmasq, dhcp-kea", dhcp=request.param) as site:
+    with run_site(folder, images, GUESTS, outputs="ipxe, dhcp-dnsmasq, dhcp-kea", dhcp=request.param) as site:
         yield site
 
 
 @pytest.mark.parametrize(("by", "site"), BY.items(), ids=("gitboot", "nginx", "Caddy-and-Kea"), indirect=["site"])
-def test_uefi_boots_by_http_and_ipxe_over_ipv6(site: Site, by: str, row: Callable[[Running, float], None]) -> None:
+def test_uefi_boots_by_http_and_ipxe_over_ipv6(
+    site: Site, by: str, row: Callable[[RunningMachine, float], None]
+) -> None:
     with site.machine("http", f"{by}-IPv6").on() as machine:
-        row(machine, site.expects_installation(machine, "http", f"{by}-IPv6"))
+        row(machine, site.check_installation(machine, "http", f"{by}-IPv6"))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tests.boots import uki
 from tests.boots.architectures import X86_64
-from tests.boots.bmc import Owner, switch
+from tests.boots.bmc import MachineDriver, change_power
 from tests.boots.disks import MARK
 from tests.boots.images import ARGUMENTS, Images, digest
-from tests.boots.initramfs import END
+from tests.boots.initramfs import END_TEXT
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
 from tests.helpers.artifact_servers import artifact_server
@@ -24,7 +24,7 @@ BASE = BASE_URLS["gitboot"]
 ADDRESS = "192.0.2.50/24"
 
 
-def _iso(images: Images, folder: Path) -> Path:
+def _build_iso(images: Images, folder: Path) -> Path:
     """Build a disc that boots, has its address, and finds its user data on another disc."""
     kernel, initrd = (images.by_name["node-1"][X86_64][kind] for kind in ("kernel", "initrd"))
     words = f"{ARGUMENTS} boot.image=node-1 boot.reads=cidata boot.address={ADDRESS} boot.then=reboot"
@@ -33,15 +33,15 @@ def _iso(images: Images, folder: Path) -> Path:
 
 
 def test_a_server_is_installed_from_a_medium_without_dhcp(
-    network: None, images: Images, tmp_path: Path, row: Callable[[Owner, float], None]
+    network: None, images: Images, tmp_path: Path, row: Callable[[MachineDriver, float], None]
 ) -> None:
-    owner = Owner.of_new("web01", tmp_path, images)
-    double = owner.double
+    driver = MachineDriver.create("web01", tmp_path, images)
+    double = driver.double
     trust = f'networks = ["{HOST}"]\nhttp = true\n'
     store_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
     repository, named = Repository.create(tmp_path / "git"), create_ledger(tmp_path / "state")
-    authority, disc = Authority(tmp_path), _iso(images, tmp_path)
-    owner.trusts.load_verify_locations(cadata=authority.pem)
+    authority, disc = Authority(tmp_path), _build_iso(images, tmp_path)
+    driver.trusts.load_verify_locations(cadata=authority.pem)
     trusting = {"SSL_CERT_FILE": str(tmp_path / "ca.pem")}  # it looks whether the ISO is there
     options = ("--credentials", str(tmp_path / "credentials"))
     with (
@@ -63,22 +63,22 @@ def test_a_server_is_installed_from_a_medium_without_dhcp(
         pushed = time.monotonic()
         repository.push({"fleet.yaml": "---\n".join(documents), "cloud.txt": template})
         with (
-            owner.ticking(),
+            driver.run_clock(),
             running(repository.bare, tmp_path, *LISTEN, *options, environment=trusting, records="fresh") as instance,
         ):
             drives = double.drives
             eventually(lambda: drives[1].image == iso)
             assert str(drives[0].image).startswith(f"{BASE}/media/"), "its data lay there before"
-            owner.says(
+            driver.wait_for(
                 *(1, "boot.image=node-1", f"BOOTED with {make_mac('web01')}: {ADDRESS}"),
                 *("BOOTED with a medium: meta-data user-data vendor-data", "BOOTED user data: #cloud-config"),
-                *("BOOTED and reported", END),
+                *("BOOTED and reported", END_TEXT),
             )
-            owner.says(2, MARK)
+            driver.wait_for(2, MARK)
             eventually(lambda: {drive.image for drive in drives} == {None})
-            row(owner, time.monotonic() - pushed)
-            switch("reset --force", "web01", tmp_path)
-            owner.says(3, MARK)
+            row(driver, time.monotonic() - pushed)
+            change_power("reset --force", "web01", tmp_path)
+            driver.wait_for(3, MARK)
             assert [(boot.target, boot.medium is not None) for boot in double.boots] == [
                 ("Cd", True),
                 ("None", False),

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import pytest
 
-from tests.boots.dhcp import NOBODY, dnsmasq
+from tests.boots.dhcp import NO_MACS, dnsmasq
 from tests.boots.fleet import Guest
 from tests.boots.images import Images
-from tests.boots.machine import Running
+from tests.boots.machine import RunningMachine
 from tests.boots.network import BASE_URLS
-from tests.boots.site import Site, published
+from tests.boots.site import Site, run_site
 from tests.helpers.running_instance import eventually
 
-Row = Callable[[Running, float], None]
+Row = Callable[[RunningMachine, float], None]
 
 GUESTS: Final = (
     Guest(name="matchbox", uefi=False),
@@ -41,24 +41,24 @@ FIRST: Final = {
 }
 
 
-def _chain(guest: Guest) -> str:
+def _chain_line(guest: Guest) -> str:
     by = BY[guest.name]
     return f"iseq ${{net0/mac}} {guest.macs(by)[-1]} && chain {BASE_URLS[by]}/{FIRST[guest.name]} ||\n"
 
 
 @contextmanager
-def _their_dhcp(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+def _run_operator_dhcp(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
     """gitboot's own, but for the script that it names: each guest begins as with its old system."""
-    boot, theirs = folder / "output" / "boot" / "assets", folder / "theirs"
-    shutil.copytree(generated, theirs)
-    chains = "".join(map(_chain, GUESTS))
+    boot, operator_folder = folder / "output" / "boot" / "assets", folder / "theirs"
+    shutil.copytree(generated, operator_folder)
+    chains = "".join(map(_chain_line, GUESTS))
     for own in (boot, *(folder / by / "boot" / "assets" for by in ("nginx", "Caddy"))):
         (own / "theirs.ipxe").write_text(f"#!ipxe\n{chains}")
-    configuration = theirs / "dnsmasq.conf"
+    configuration = operator_folder / "dnsmasq.conf"
     text = configuration.read_text()
     assert "/boot.ipxe" in text
     configuration.write_text(text.replace("/boot.ipxe", "/assets/theirs.ipxe"))
-    with dnsmasq(theirs, folder, strangers):
+    with dnsmasq(operator_folder, folder, unknown):
         yield
 
 
@@ -67,33 +67,33 @@ def site(network: None, images: Images, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("paths")
     outputs = "ipxe, matchbox, bss, smee, inventory, dhcp-dnsmasq"
     more = ", unknownServers: {profile: inventory}"
-    with published(folder, images, GUESTS, outputs=outputs, more=more, dhcp=_their_dhcp) as site:
+    with run_site(folder, images, GUESTS, outputs=outputs, more=more, dhcp=_run_operator_dhcp) as site:
         yield site
 
 
 def test_ipxe_boots_by_the_first_script_of_matchbox(site: Site, row: Row) -> None:
     with site.machine("matchbox", BY["matchbox"]).on() as machine:
-        row(machine, site.expects_installation(machine, "matchbox", BY["matchbox"]))
-        assert "/ipxe... ok" in machine.said
+        row(machine, site.check_installation(machine, "matchbox", BY["matchbox"]))
+        assert "/ipxe... ok" in machine.console_text
 
 
 def test_ipxe_boots_by_the_first_script_of_bss(site: Site, row: Row) -> None:
     with site.machine("bss", BY["bss"]).on() as machine:
-        row(machine, site.expects_installation(machine, "bss", BY["bss"]))
-        assert "/boot/v1/bootscript... ok" in machine.said
+        row(machine, site.check_installation(machine, "bss", BY["bss"]))
+        assert "/boot/v1/bootscript... ok" in machine.console_text
 
 
 def test_ipxe_boots_by_the_first_script_of_smee(site: Site, row: Row) -> None:
     with site.machine("smee", BY["smee"]).on() as machine:
-        row(machine, site.expects_installation(machine, "smee", BY["smee"]))
-        assert "/auto.ipxe... ok" in machine.said
+        row(machine, site.check_installation(machine, "smee", BY["smee"]))
+        assert "/auto.ipxe... ok" in machine.console_text
 
 
 def test_an_unknown_machine_boots_the_inventory_image_and_is_listed(site: Site, row: Row) -> None:
     """Nothing else happens until an operator makes a document from the inventory."""
     first, second = site.guests["unknown"].macs("gitboot")
     with site.machine("unknown", disk=True).on() as machine:
-        row(machine, machine.says("boots inventory-1", "inventory: sent to"))
+        row(machine, machine.wait_for("boots inventory-1", "inventory: sent to"))
 
     def seen() -> list[dict[str, Any]]:
         return [item for item in site.instance.get("/api/v1/seen").json()["items"] if item["inventory"] is not None]

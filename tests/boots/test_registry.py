@@ -13,7 +13,7 @@ from tests.boots.architectures import X86_64
 from tests.boots.dhcp import dnsmasq
 from tests.boots.fleet import Guest, files
 from tests.boots.images import Images, digest
-from tests.boots.machine import Running
+from tests.boots.machine import RunningMachine
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN, Site
 from tests.helpers.artifact_servers import IRONCORE, registry
@@ -29,7 +29,7 @@ def assets(*arguments: str | Path) -> Any:
 
 
 def test_a_server_boots_from_a_registry(
-    network: None, images: Images, tmp_path: Path, row: Callable[[Running, float], None]
+    network: None, images: Images, tmp_path: Path, row: Callable[[RunningMachine, float], None]
 ) -> None:
     kernel, initrd = (images.by_name["node-1"][X86_64][kind] for kind in ("kernel", "initrd"))
     (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")
@@ -58,6 +58,8 @@ def test_a_server_boots_from_a_registry(
                 folder=tmp_path, images=images, guests=guests, repository=repository, instance=instance, logs={}
             )
             with site.machine(GUEST.name).on() as machine:
-                row(machine, site.expects_installation(machine, GUEST.name, "gitboot", reserved=False))
+                row(machine, site.check_installation(machine, GUEST.name, "gitboot", reserved=False))
                 # iPXE's console ends within the digest.
-                assert all(f"{BASE_URLS['gitboot']}/o/{digest(file)[:40]}" in machine.said for file in (kernel, initrd))
+                assert all(
+                    f"{BASE_URLS['gitboot']}/o/{digest(file)[:40]}" in machine.console_text for file in (kernel, initrd)
+                )

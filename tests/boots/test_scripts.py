@@ -21,7 +21,7 @@ from tests.boots.interpreter import Run, run
 from tests.helpers import hypothesis_strategies
 from tests.helpers.fleets import SEED, at, decided, fleet, make_mac, make_uuid, policy, profile
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets, installed_record, tree
-from tests.render.test_boot_script_parts import signed
+from tests.render.test_boot_script_parts import make_signed_image
 
 EXAMPLE: Final = Path(__file__).parents[2] / "example-repo"
 NOON: Final = at("20T12:00")
@@ -32,50 +32,50 @@ _NAMED: Final = re.compile(r"^(?:kernel|initrd|chain)(?: --\w+(?: \w+)?)* https?
 _OTHERS: Final = re.compile(r"^:aarch64$.*?^goto local_disk$", re.MULTILINE | re.DOTALL)  # this iPXE is for x86
 
 
-def _scripts(files: Mapping[str, File]) -> Iterator[bytes]:
+def _select_scripts(files: Mapping[str, File]) -> Iterator[bytes]:
     yield from (file.content for _, file in sorted(files.items()) if file.content.startswith(b"#!ipxe"))
 
 
-def wrong(scripts: Mapping[str, bytes], folder: Path) -> dict[str, str]:
+def find_wrong_scripts(scripts: Mapping[str, bytes], folder: Path) -> dict[str, str]:
     """Return the scripts that did not do everything that they should, with the output of iPXE."""
     runs = run(scripts, folder)
-    return {name: runs[name].said for name, script in scripts.items() if not _right(script.decode(), runs[name])}
+    return {name: runs[name].output for name, script in scripts.items() if not _is_right(script.decode(), runs[name])}
 
 
-def _right(script: str, run: Run) -> bool:
+def _is_right(script: str, run: Run) -> bool:
     """Return whether all named files were fetched, and all loaded programs started, at the first attempt."""
     script = _OTHERS.sub("", script)
     loads = "imgexec" in script or _NAMED.search(script) is not None
-    started = "LOADED" in run.said and "tries again" not in run.said
+    started = "LOADED" in run.output and "tries again" not in run.output
     return run.ended and set(_NAMED.findall(script)) <= run.fetched and started == loads
 
 
-def _numbered(scripts: set[bytes]) -> dict[str, bytes]:
+def _number_scripts(scripts: set[bytes]) -> dict[str, bytes]:
     return {str(number): script for number, script in enumerate(sorted(scripts))}
 
 
-def _of_example() -> set[bytes]:
+def _render_example() -> set[bytes]:
     decisions = decide(load(open_snapshot(EXAMPLE, "WORKTREE")))
     installed = {name: installed_record(decision, NOON) for name, decision in decisions.servers.items()}
-    return {*_first_boots(decisions), *_scripts(tree(decisions, installed, NOON))}
+    return {*_render_first_boots(decisions), *_select_scripts(tree(decisions, installed, NOON))}
 
 
-def _first_boots(decisions: Decisions) -> set[bytes]:
+def _render_first_boots(decisions: Decisions) -> set[bytes]:
     """Return the files that are published while all servers are to be installed."""
-    return set(_scripts(tree(decisions, {name: Record() for name in decisions.servers}, NOON)))
+    return set(_select_scripts(tree(decisions, {name: Record() for name in decisions.servers}, NOON)))
 
 
-def _of_larger_example() -> set[bytes]:
+def _render_larger_example() -> set[bytes]:
     """The example with each of its servers ten times."""
     files = {str(path.relative_to(EXAMPLE)): path.read_text() for path in sorted(EXAMPLE.rglob("*")) if path.is_file()}
     servers = [yaml.load(text, yaml.BaseLoader) for path, text in files.items() if path.startswith("servers/")]
-    copies = [json.dumps(_like(server, number)) for server in servers for number in range(1, 10)]
+    copies = [json.dumps(_copy_server(server, number)) for server in servers for number in range(1, 10)]
     decisions = decided(*copies, files={path: text for path, text in files.items() if not path.startswith(".")})
     assert len(decisions.servers) == SERVERS
-    return _first_boots(decisions)
+    return _render_first_boots(decisions)
 
 
-def _like(server: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _copy_server(server: Mapping[str, Any], number: int) -> dict[str, Any]:
     """Another machine that boots what this one boots."""
     name, spec = f"{server['metadata']['name']}-{number}", server["spec"]
     own = {
@@ -89,45 +89,45 @@ def _like(server: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {**server, "metadata": {**server["metadata"], "name": name}, "spec": {**others, **own}}
 
 
-def _of_generated() -> set[bytes]:
+def _render_generated_fleets() -> set[bytes]:
     """Scripts of any fleets."""
     found: set[bytes] = set()
 
     @settings(max_examples=100, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     @given(fleets())
-    def draw(fleet: GeneratedFleet) -> None:
-        found.update(_scripts(tree(hypothesis_strategies.decided(fleet.documents), fleet.records, fleet.at)))
+    def collect(fleet: GeneratedFleet) -> None:
+        found.update(_select_scripts(tree(hypothesis_strategies.decided(fleet.documents), fleet.records, fleet.at)))
 
-    draw()
+    collect()
     return found
 
 
 def test_ipxe_runs_every_script_of_the_example(tmp_path: Path) -> None:
-    scripts = _of_example()
+    scripts = _render_example()
     assert len(scripts) > 20
-    assert wrong(_numbered(scripts), tmp_path) == {}
+    assert find_wrong_scripts(_number_scripts(scripts), tmp_path) == {}
 
 
 def test_ipxe_runs_every_script_of_a_fleet_of_300(tmp_path: Path) -> None:
-    scripts = _of_larger_example()
+    scripts = _render_larger_example()
     assert len(scripts) >= SERVERS
-    assert wrong(_numbered(scripts), tmp_path) == {}
+    assert find_wrong_scripts(_number_scripts(scripts), tmp_path) == {}
 
 
 def test_ipxe_runs_the_scripts_of_generated_fleets_and_finds_the_broken_one(tmp_path: Path) -> None:
-    scripts = _numbered(_of_generated())
+    scripts = _number_scripts(_render_generated_fleets())
     assert len(scripts) > 80
     broken = next(name for name, script in scripts.items() if b"\ninitrd --name" in script)
     scripts[broken] = scripts[broken].replace(b"\ninitrd --name", b"\ninitrd --nom", 1)
-    assert list(wrong(scripts, tmp_path)) == [broken]
+    assert list(find_wrong_scripts(scripts, tmp_path)) == [broken]
 
 
 def test_ipxe_without_imgverify_boots_an_image_with_signatures(tmp_path: Path) -> None:
     """Debian's iPXE has neither imgtrust nor imgverify. An iPXE that has them was tried by hand."""
-    documents = (fleet(), SEED[1], signed("kernel, initrd"), profile("web", "flatcar-1"), policy("web"))
+    documents = (fleet(), SEED[1], make_signed_image("kernel, initrd"), profile("web", "flatcar-1"), policy("web"))
     path = f"boot/v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
     script = tree(decided(*documents), {}, NOON)[path].content
     found = run({"signed": script}, tmp_path)["signed"]
-    assert _right(script.decode(), found), found.said
-    assert "gitboot: this iPXE has no imgverify. It boots the files unverified." in found.said
+    assert _is_right(script.decode(), found), found.output
+    assert "gitboot: this iPXE has no imgverify. It boots the files unverified." in found.output
     assert sorted(each.rpartition("/")[2] for each in found.fetched) == ["initrd", "kernel"]

@@ -11,11 +11,11 @@ import httpx
 
 from tests.boots.dhcp import dnsmasq
 from tests.boots.images import Images
-from tests.boots.initramfs import END
-from tests.boots.machine import Machine, Running
+from tests.boots.initramfs import END_TEXT
+from tests.boots.machine import Machine, RunningMachine
 from tests.boots.network import BASE_URLS
 from tests.boots.site import LISTEN
-from tests.boots.test_whole_way import image
+from tests.boots.test_whole_way import build_image
 from tests.endpoint.test_boot_responses_secrets import SealedFleet
 from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import fleet, make_mac, make_uuid, policy, profile, server
@@ -27,7 +27,7 @@ IGNITION = '{"ignition": {"version": "3.4.0"}, "join": "{{ urls.secrets.join }}"
 
 
 def test_a_server_fetches_its_secret_until_it_reports(
-    network: None, images: Images, tmp_path: Path, row: Callable[[Running, float], None]
+    network: None, images: Images, tmp_path: Path, row: Callable[[RunningMachine, float], None]
 ) -> None:
     sealed = SealedFleet(tmp_path / "keys")
     (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and no DHCP options
@@ -35,7 +35,9 @@ def test_a_server_fetches_its_secret_until_it_reports(
     documents = (
         fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported, clients: [192.0.2.0/24]}}"),
         server("web01", "role: web", "provision: 1"),
-        image("node-1", "poweroff", images, tmp_path / "assets", "userData: Ignition/3.4, configFrom: SystemUUID"),
+        build_image(
+            "node-1", "poweroff", images, tmp_path / "assets", "userData: Ignition/3.4, configFrom: SystemUUID"
+        ),
         profile("web", "node-1", f"httpBoot: uki, {user_data}", method="UefiHttp"),
         policy("web", "{matchLabels: {role: web}}", often="Once"),
     )
@@ -49,13 +51,13 @@ def test_a_server_fetches_its_secret_until_it_reports(
         running(repository.bare, tmp_path, *LISTEN, *options, records="fresh") as instance,
         machine.on() as booted,
     ):
-        seconds = booted.says(
+        seconds = booted.wait_for(
             f"BOOTED with its secret: {SECRET}",
             "BOOTED and reported",
             "BOOTED without its secret from then on",
-            END,
+            END_TEXT,
         )
-        url = re.findall(rf"{BASE}/s/[^\"\s]+/join", booted.said)[0]
+        url = re.findall(rf"{BASE}/s/[^\"\s]+/join", booted.console_text)[0]
         eventually(lambda: instance.status()["records"] == {"Provisioned": 1})
         for again in range(3):
             assert httpx.get(url, headers=LOADER).status_code == 404, again

@@ -13,16 +13,16 @@ import pytest
 
 from tests.boots.architectures import X86_64
 from tests.boots.debian import unpacked
-from tests.boots.dhcp import NOBODY, Dhcp, dnsmasq, kea
+from tests.boots.dhcp import NO_MACS, Dhcp, dnsmasq, kea
 from tests.boots.fleet import UNSIGNED, Guest
 from tests.boots.images import Images
-from tests.boots.machine import VENDOR, Machine, Running
+from tests.boots.machine import VENDOR, Machine, RunningMachine
 from tests.boots.network import BASE_URLS
-from tests.boots.signing import SigningKey, changed, without_signature
-from tests.boots.site import Site, published
+from tests.boots.signing import SigningKey, remove_signature, tamper
+from tests.boots.site import Site, run_site
 from tests.helpers.fleets import make_mac, make_uuid
 
-Row = Callable[[Running, float], None]
+Row = Callable[[RunningMachine, float], None]
 
 _SPEC: Final = "secureBoot: true"
 GUESTS = (
@@ -42,7 +42,7 @@ _RELEASE: Final = "trixie"  # the first whose signed GRUB fetches by HTTP
 
 
 @contextmanager
-def _without_header_field(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+def _run_dnsmasq_without_header(generated: Path, folder: Path, unknown: Mapping[str, str] = NO_MACS) -> Iterator[None]:
     """Run dnsmasq so that it sends the path of the loader only as an option, as it does by default."""
     own = folder / "dhcp"
     own.mkdir()
@@ -50,14 +50,14 @@ def _without_header_field(generated: Path, folder: Path, strangers: Mapping[str,
     kept = [line for line in lines if line != "dhcp-no-override\n"]
     assert len(kept) == len(lines) - 1
     (own / "dnsmasq.conf").write_text("".join(kept))
-    with dnsmasq(own, folder, strangers):
+    with dnsmasq(own, folder, unknown):
         yield
 
 
 # Where shim finds GRUB by TFTP: in its own folder, if the answer has its path in the header field, else in the root.
 SERVERS: Final[Mapping[str, tuple[Dhcp, str]]] = {
     "dnsmasq": (dnsmasq, f"loaders/{_GRUB}"),
-    "plain-dnsmasq": (_without_header_field, _GRUB),
+    "plain-dnsmasq": (_run_dnsmasq_without_header, _GRUB),
     "Kea": (kea, f"loaders/{_GRUB}"),
 }
 by_dnsmasq = pytest.mark.parametrize("server", ["dnsmasq"], indirect=True)
@@ -72,7 +72,7 @@ def own_key(tmp_path_factory: pytest.TempPathFactory) -> SigningKey:
 def images(images: Images, own_key: SigningKey, tmp_path_factory: pytest.TempPathFactory) -> Images:
     """The images of all boots, with a UKI that has a signature and a kernel that has none, and signed loaders."""
     node, uki = images.by_name["node-1"][X86_64], images.by_name[_UKI][X86_64]["uki"]
-    kernel = without_signature(node["kernel"], tmp_path_factory.mktemp("kernel") / "vmlinuz")
+    kernel = remove_signature(node["kernel"], tmp_path_factory.mktemp("kernel") / "vmlinuz")
     more = {UNSIGNED: {X86_64: {**node, "kernel": kernel}}, _UKI: {X86_64: {"uki": own_key.sign(uki)}}}
     packages = (unpacked("shim-signed", "amd64"), unpacked("grub-efi-amd64-signed", "amd64", _RELEASE))
     return replace(images, by_name={**images.by_name, **more}, unpacked=(*images.unpacked, *packages))
@@ -84,7 +84,7 @@ def rejected_ukis(images: Images, tmp_path_factory: pytest.TempPathFactory) -> d
     return {
         "without a signature": unsigned,
         "signed by another key": SigningKey.create(folder).sign(unsigned),
-        "changed after it was signed": changed(images.by_name[_UKI][X86_64]["uki"], folder / "changed.efi"),
+        "changed after it was signed": tamper(images.by_name[_UKI][X86_64]["uki"], folder / "changed.efi"),
     }
 
 
@@ -96,7 +96,7 @@ def server(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def site(network: None, images: Images, server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder, (dhcp, place) = tmp_path_factory.mktemp("secure"), SERVERS[server]
-    with published(folder, images, GUESTS, outputs="grub, dhcp-dnsmasq, dhcp-kea", dhcp=dhcp) as site:
+    with run_site(folder, images, GUESTS, outputs="grub, dhcp-dnsmasq, dhcp-kea", dhcp=dhcp) as site:
         for other in {_GRUB, f"loaders/{_GRUB}"} - {place}:
             (folder / "tftp" / other).unlink()
         yield site
@@ -106,23 +106,23 @@ def site(network: None, images: Images, server: str, tmp_path_factory: pytest.Te
 def test_uefi_boots_signed_programs_by_tftp(site: Site, server: str, row: Row) -> None:
     name = f"tftp-{server.lower()}"
     with site.machine(name).on() as machine:
-        row(machine, site.expects_installation(machine, name, "gitboot"))
-        assert _ENABLED in machine.said
+        row(machine, site.check_installation(machine, name, "gitboot"))
+        assert _ENABLED in machine.console_text
 
 
 @by_dnsmasq
 @pytest.mark.parametrize("by", ["gitboot", "nginx", "Caddy"])
 def test_uefi_boots_signed_programs_by_http(site: Site, by: str, row: Row) -> None:
     with site.machine("http", by).on() as machine:
-        row(machine, site.expects_installation(machine, "http", by))
-        assert _ENABLED in machine.said
+        row(machine, site.check_installation(machine, "http", by))
+        assert _ENABLED in machine.console_text
 
 
 @by_dnsmasq
 def test_grub_rejects_a_kernel_without_a_signature(site: Site, row: Row) -> None:
     with site.machine("unsigned").on() as machine:
-        row(machine, machine.says("gitboot: unsigned-gitboot boots unsigned-1", "bad shim signature"))
-        assert "BOOTED by" not in machine.said
+        row(machine, machine.wait_for("gitboot: unsigned-gitboot boots unsigned-1", "bad shim signature"))
+        assert "BOOTED by" not in machine.console_text
 
 
 @by_dnsmasq
@@ -130,8 +130,8 @@ def test_uefi_boots_a_uki_with_a_signature_by_an_enrolled_key(site: Site, own_ke
     machine = replace(site.machine("uki"), secure_boot=own_key.certificate)
     machine.boot_next(httpx.get(f"{BASE_URLS['gitboot']}/httpboot/{machine.uuid}.json").json()["UKIURL"])
     with machine.on() as running:
-        row(running, site.expects_installation(running, "uki", "gitboot", image=_UKI))
-        assert _ENABLED in running.said
+        row(running, site.check_installation(running, "uki", "gitboot", image=_UKI))
+        assert _ENABLED in running.console_text
 
 
 REJECTED = (
@@ -157,5 +157,5 @@ def test_uefi_rejects_a_program(
     machine = Machine(folder=tmp_path, uuid=make_uuid(what), macs=(make_mac(what),), secure_boot=trusted)
     machine.boot_next(f"{BASE_URLS['gitboot']}/assets/{path}")
     with machine.on() as running:
-        row(running, running.says("BdsDxe: failed to load Boot", "Access Denied"))
-        assert "BOOTED" not in running.said
+        row(running, running.wait_for("BdsDxe: failed to load Boot", "Access Denied"))
+        assert "BOOTED" not in running.console_text

@@ -10,16 +10,16 @@ import pytest
 from tests.boots.dhcp import dnsmasq
 from tests.boots.fleet import Guest, files
 from tests.boots.images import Images
-from tests.boots.machine import Running
+from tests.boots.machine import RunningMachine
 from tests.boots.network import BASE_URLS
-from tests.boots.site import LISTEN, Site, loaders
+from tests.boots.site import LISTEN, Site, place_loaders
 from tests.helpers.running_instance import Repository, begin_records, running
 
 GUESTS = {
     "ipxe": Guest(name="ipxe", uefi=False),
     "grub": Guest(name="grub"),
 }
-WAITS = {
+RETRY_TEXTS = {
     "ipxe": "No more network devices",  # and firmware starts again
     "grub": "is unavailable, trying again",
 }
@@ -27,13 +27,13 @@ WAITS = {
 
 @pytest.mark.parametrize("name", GUESTS)
 def test_a_server_boots_once_gitboot_has_made_a_plan(
-    network: None, images: Images, tmp_path: Path, name: str, row: Callable[[Running, float], None]
+    network: None, images: Images, tmp_path: Path, name: str, row: Callable[[RunningMachine, float], None]
 ) -> None:
     repository = Repository.create(tmp_path / "git")
     repository.push({"fleet.yaml": "kind: Fleet\n"})
     boot = tmp_path / "output" / "boot"
     images.place(boot / "assets")
-    loaders(repository.work, boot, tmp_path / "tftp", BASE_URLS["gitboot"])
+    place_loaders(repository.work, boot, tmp_path / "tftp", BASE_URLS["gitboot"])
     (tmp_path / "dnsmasq.conf").write_text(f"dhcp-boot={BASE_URLS['gitboot']}/boot.ipxe\n")  # it is not generated yet
     options = ("--assets", str(boot / "assets"))
     with (
@@ -46,7 +46,7 @@ def test_a_server_boots_once_gitboot_has_made_a_plan(
         if machine.uefi:
             machine.boot_next(f"{BASE_URLS['gitboot']}/assets/loaders/grub-x86_64.efi")
         with machine.on() as powered:
-            powered.says(WAITS[name])
+            powered.wait_for(RETRY_TEXTS[name])
             repository.push(files([GUESTS[name]], images, outputs="ipxe, grub"))
             begin_records(tmp_path / "state", "fresh")
-            row(powered, site.expects_installation(powered, name, "gitboot", reserved=False))
+            row(powered, site.check_installation(powered, name, "gitboot", reserved=False))

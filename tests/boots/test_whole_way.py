@@ -9,11 +9,11 @@ from pathlib import Path
 
 from tests.boots import uki
 from tests.boots.architectures import X86_64
-from tests.boots.bmc import Owner
+from tests.boots.bmc import MachineDriver
 from tests.boots.dhcp import dnsmasq
 from tests.boots.disks import MARK
 from tests.boots.images import ARGUMENTS, Images, digest
-from tests.boots.initramfs import END
+from tests.boots.initramfs import END_TEXT
 from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
 from tests.helpers.fleets import document, fleet, maintenance, policy, profile, server, store_credentials
@@ -24,7 +24,7 @@ BASE = BASE_URLS["gitboot"]
 WINDOW = timedelta(seconds=100)  # or twice what this machine takes for two boots
 
 
-def image(name: str, then: str, images: Images, assets: Path, more: str) -> str:
+def build_image(name: str, then: str, images: Images, assets: Path, more: str) -> str:
     """A unified kernel image, placed and described."""
     kernel, initrd = (images.by_name["node-1"][X86_64][kind] for kind in ("kernel", "initrd"))
     folder = assets / name
@@ -36,11 +36,11 @@ def image(name: str, then: str, images: Images, assets: Path, more: str) -> str:
 
 
 def test_a_commit_installs_a_server_and_a_window_repairs_it(
-    network: None, images: Images, tmp_path: Path, row: Callable[[Owner, float], None]
+    network: None, images: Images, tmp_path: Path, row: Callable[[MachineDriver, float], None]
 ) -> None:
     assets = tmp_path / "assets"
-    owner = Owner.of_new("web01", tmp_path, images)
-    double = owner.double
+    driver = MachineDriver.create("web01", tmp_path, images)
+    double = driver.double
     trust = f'networks = ["{HOST}"]\nhttp = true\n'
     store_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
     (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and no DHCP options
@@ -52,8 +52,8 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
         documents = [
             fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported, ledger: {named}}}"),
             server("web01", "role: web", f"provision: 1, {at}"),
-            image("node-1", "reboot", images, assets, "userData: Ignition/3.4, configFrom: SystemUUID"),
-            image("repair-1", "window", images, assets, "writesDisk: false, configFrom: None"),
+            build_image("node-1", "reboot", images, assets, "userData: Ignition/3.4, configFrom: SystemUUID"),
+            build_image("repair-1", "window", images, assets, "writesDisk: false, configFrom: None"),
             profile("web", "node-1", f"httpBoot: uki, {ignition}", method="UefiHttp"),
             profile("repair", "repair-1", "httpBoot: uki", method="UefiHttp"),
             policy("web", "{matchLabels: {role: web}}", "power: 'On'", often="Once"),
@@ -63,11 +63,11 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
         repository.push({"fleet.yaml": "---\n".join(documents), "node.ign": template})
         with (
             dnsmasq(tmp_path, tmp_path),
-            owner.ticking(),
+            driver.run_clock(),
             running(repository.bare, tmp_path, *LISTEN, *options, records="fresh") as instance,
         ):
-            owner.says(1, "boot.image=node-1", "BOOTED and reported", END)
-            owner.says(2, MARK)
+            driver.wait_for(1, "boot.image=node-1", "BOOTED and reported", END_TEXT)
+            driver.wait_for(2, MARK)
             assert [boot.target for boot in double.boots] == ["UefiHttp", "None"]
             [item] = instance.get("/api/v1/servers").json()["items"]
             assert item["phase"] == "Disk"
@@ -77,11 +77,11 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
             window = f"{start:%Y-%m-%dT%H:%M:%S} {end:%Y-%m-%dT%H:%M:%S}"
             repair = maintenance("repair", window, "networkBoot: Always, power: Restart")
             repository.push({"repair.yaml": repair})
-            owner.says(3, "boot.image=repair-1", END)
+            driver.wait_for(3, "boot.image=repair-1", END_TEXT)
             assert start < datetime.now(UTC) < end
-            owner.says(3, "BOOTED until its window ended")
+            driver.wait_for(3, "BOOTED until its window ended")
             assert datetime.now(UTC) >= end
-            owner.says(4, MARK)
+            driver.wait_for(4, MARK)
             assert [boot.target for boot in double.boots] == ["UefiHttp", "None", "UefiHttp", "None"]
             eventually(lambda: double.system()["Boot"]["BootSourceOverrideEnabled"] == "Disabled")
-            row(owner, time.monotonic() - pushed)
+            row(driver, time.monotonic() - pushed)

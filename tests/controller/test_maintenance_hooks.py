@@ -27,7 +27,7 @@ from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import BootFile
 from gitboot.resolve.server_plan import Cause, Phase
-from tests.artifacts.test_availability import ABSENT, Told
+from tests.artifacts.test_availability import ABSENT, FakeWatch
 from tests.controller.bmcs.test_desired_state_power import NAMES, Hall
 from tests.helpers.cases import count_examples, for_each
 from tests.helpers.fleets import at, decided, fleet, image, maintenance, make_uuid, policy, profile, server
@@ -560,7 +560,7 @@ class DrainedHall(HookedHall):
     """
 
     def __init__(self, folder: Path, stack: ExitStack, system: HookSystem, most: int) -> None:
-        self.system, self.most, self.told = system, most, Told()
+        self.system, self.most, self.told = system, most, FakeWatch()
         self.out: dict[str, int] = {}  # the resets of each machine when its drain began
         self.run_number, self.end, self.urgent = 1, END, set[str]()
         super().__init__(folder, stack, system.origin, artifacts=self.told)
@@ -636,7 +636,7 @@ def test_a_server_counts_from_the_start_of_its_drain_even_if_its_files_are_missi
 def test_a_machine_counts_from_its_reset_until_it_is_back_even_if_its_files_are_missing(
     tmp_path: Path, stack: ExitStack
 ) -> None:
-    told = Told()
+    told = FakeWatch()
     hall = Hall(tmp_path, stack, artifacts=told)
     hall.decide(make_check("maxUnavailable: 1"), sites=SITES)
     assert hall.resets_after() == [1, 0, 0]
@@ -653,7 +653,7 @@ def test_a_machine_counts_from_its_reset_until_it_is_back_even_if_its_files_are_
 def test_a_machine_that_is_away_for_an_earlier_run_or_window_counts_even_if_its_files_are_missing(
     tmp_path: Path, stack: ExitStack, window: str, run: int
 ) -> None:
-    told = Told()
+    told = FakeWatch()
     hall = Hall(tmp_path, stack, artifacts=told)
     hall.machines["web01"].post_s = 400
     spec = "networkBoot: Always, power: Restart"
@@ -702,7 +702,7 @@ def test_a_machine_is_seen_to_be_back_while_its_next_run_waits_for_an_approval(
 
 
 def test_bmc_get_waits_for_the_same_machines_as_the_instance(tmp_path: Path, stack: ExitStack) -> None:
-    told = Told()
+    told = FakeWatch()
     hall = Hall(tmp_path, stack, artifacts=told)
     hall.decide(make_check("maxUnavailable: 1"), sites=SITES)
     assert hall.resets_after() == [1, 0, 0]
@@ -718,7 +718,7 @@ def test_bmc_get_waits_for_the_same_machines_as_the_instance(tmp_path: Path, sta
 def test_if_a_bmc_shows_no_progress_a_machine_without_its_files_does_not_stop_the_maintenance(
     tmp_path: Path, stack: ExitStack
 ) -> None:
-    told = Told()
+    told = FakeWatch()
     hall = Hall(tmp_path, stack, profile=SUPERMICRO_X10, artifacts=told)
     hall.decide(make_check("maxUnavailable: 1"), sites=SITES)
     assert hall.resets_after() == [1, 0, 0]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gitboot.fetchlog.spool import IDENTITY
 from gitboot.fleet.revision import Snapshot
 from gitboot.publish.publisher import OutputDirectory
-from tests.evaluator.test_evaluation_properties import EDITS, LAWS, Edit, Tree, fleet_renamed, tree_of
+from tests.evaluator.test_evaluation_properties import EDITS, LAWS, Edit, Tree, rename_fleet, tree_of
 from tests.helpers.cases import count_examples
 from tests.helpers.fleets import snapshot
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets, format_blocks
@@ -79,7 +79,7 @@ def change_variables(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree
 
 ALL_EDITS: Final[tuple[Edit, ...]] = (
     *EDITS,
-    *(change_rollout, change_rollout, change_holds, change_network_boot, change_variables, fleet_renamed) * 2,
+    *(change_rollout, change_rollout, change_holds, change_network_boot, change_variables, rename_fleet) * 2,
 )
 
 

@@ -24,7 +24,7 @@ WORDS: Final = re.compile(r"gitboot( [a-z]+)?( --[a-z-]+)?|--[a-z-]+|make [a-z]+
 PLACEHOLDER: Final = re.compile(r"\b(?:SYSTEM|TARGET|COMMAND)(?=\.py)|(?<=test_)(?:TARGET|COMMAND)")
 
 
-def blocks(text: str) -> Iterator[str]:
+def split_blocks(text: str) -> Iterator[str]:
     """Yield the paragraphs, the items of lists with the lines that continue them, and the cells of tables."""
     block = ""
     for line in text.splitlines():
@@ -70,7 +70,7 @@ def defines(modules: Sequence[Path], word: str) -> bool:
     return any(fnmatchcase(name, pattern) for module in modules for name in defined_names(module))
 
 
-def complaints(block: str) -> Iterator[str]:
+def find_faults(block: str) -> Iterator[str]:
     """Yield what is wrong with the words in backquotes of one block."""
     words = [word for word in re.findall(r"`([^`]+)`", block) if WORDS.fullmatch(word) is None]
     paths = {word: find_path(word) for word in words if is_path(word)}
@@ -90,14 +90,14 @@ def stage_items() -> list[str]:
     return re.findall(r"^   - `(\w+)` ", PROSE, re.MULTILINE)
 
 
-def wrong_names(text: str, stages: Sequence[str]) -> list[str]:
+def find_wrong_names(text: str, stages: Sequence[str]) -> list[str]:
     without = re.sub(rf"^   - `(?:{'|'.join(stages)})` ", "   - ", text, flags=re.MULTILINE)
-    return [each for block in blocks(without) for each in complaints(block)]
+    return [each for block in split_blocks(without) for each in find_faults(block)]
 
 
 def test_each_path_and_each_name_on_the_pages_exists() -> None:
     assert len(re.findall(r"`[^`]+`", PROSE)) > 200
-    assert wrong_names(PROSE, stage_items()) == []
+    assert find_wrong_names(PROSE, stage_items()) == []
 
 
 @for_each(
@@ -116,7 +116,7 @@ def test_each_path_and_each_name_on_the_pages_exists() -> None:
     ],
 )
 def test_a_wrong_path_or_name_is_noticed(text: str, said: list[str]) -> None:
-    assert wrong_names(text, ["plan"]) == said
+    assert find_wrong_names(text, ["plan"]) == said
 
 
 def test_the_stages_are_those_of_a_reconcile_and_each_is_a_function_of_its_name() -> None:
@@ -128,7 +128,7 @@ def test_the_stages_are_those_of_a_reconcile_and_each_is_a_function_of_its_name(
     assert [name for name in stage_items() if functions.count(name) != 1] == []
 
 
-def layers(picture: str) -> list[set[str]]:
+def parse_layers(picture: str) -> list[set[str]]:
     """Return the packages and modules of each layer of a picture, the uppermost first."""
     found: list[set[str]] = []
     for line in filter(str.strip, picture.splitlines()):
@@ -144,11 +144,11 @@ def test_the_picture_has_the_layers_of_import_linter() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (contract,) = (each for each in contracts if each["type"] == "layers")
     assert PICTURE is not None
-    assert [{"__main__"}, *layers(PICTURE[1])] == [set(each.split(" | ")) for each in contract["layers"]]
+    assert [{"__main__"}, *parse_layers(PICTURE[1])] == [set(each.split(" | ")) for each in contract["layers"]]
 
 
 def test_a_picture_with_another_order_is_noticed() -> None:
-    assert layers("cli  a\ncontroller  b\n| importers  c\n\ngit | bmc  d\n") == [
+    assert parse_layers("cli  a\ncontroller  b\n| importers  c\n\ngit | bmc  d\n") == [
         {"cli"},
         {"controller", "importers"},
         {"git", "bmc"},

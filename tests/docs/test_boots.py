@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.boots.page import key_of, rows
+from tests.boots.page import parse_key, read_rows
 
 ROOT = Path(__file__).parents[2]
 # Programs that read the data of a machine, loaders whose kernel is never sent, a client of DHCP servers, and commands.
@@ -39,13 +39,13 @@ def _collected(request: pytest.FixtureRequest) -> set[str]:
 
 
 def test_the_page_has_a_row_for_each_boot_and_no_other(request: pytest.FixtureRequest) -> None:
-    tests = {key_of(line) for line in _collected(request)}
+    tests = {parse_key(line) for line in _collected(request)}
     assert len(tests) > 20
-    assert {row.key for row in rows()} == {key for key in tests if key[0] not in NO_BOOT_OF_A_MACHINE}
+    assert {row.key for row in read_rows()} == {key for key in tests if key[0] not in NO_BOOT_OF_A_MACHINE}
 
 
 def test_every_row_shows_what_was_on_the_console() -> None:
-    for row in rows():
+    for row in read_rows():
         assert row.seconds > 0
         known = "BOOTED |inventory: sent|bad shim signature|Access Denied|Could not retrieve NBP"
         assert re.search(known, row.excerpt), row.words

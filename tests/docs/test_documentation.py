@@ -36,7 +36,7 @@ CURRENT: Final = {name: page for name, page in PAGES.items() if name != "docs/re
 # Commands
 
 
-def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
+def find_command_fault(arguments: Sequence[str], *, whole: bool = True) -> str | None:
     """Return the error of click about the words of a command, or None; "…" may replace words."""
     command: click.Command = cli
     context = click.Context(cli, info_name="gitboot")
@@ -69,12 +69,12 @@ def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
     return f"more than it takes: {more[0]}" if more else None
 
 
-def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
+def find_gitboot_arguments(words: tuple[str, ...]) -> tuple[str, ...] | None:
     """Return the arguments of gitboot in a shell command, if the command is one of gitboot."""
     if words[0] == "gitboot":
         return words[1:]
     if words[0] == "runuser" and "--" in words:  # the name of the user before it is gitboot, too
-        return typed(words[words.index("--") + 1 :])
+        return find_gitboot_arguments(words[words.index("--") + 1 :])
     if words[0] in ("runuser", "sudo", "podman") and "gitboot" in words and "build" not in words:
         last = len(words) - words[::-1].index("gitboot")
         return (*words[last:], "…") if words[0] == "podman" else words[last:]  # the image's environment has options
@@ -101,8 +101,10 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
     ],
 )
 def test_a_command_that_gitboot_does_not_accept_is_found(line: str, said: str | None) -> None:
-    (arguments,) = filter(None, map(typed, list_commands(Block(page="x.md", line=1, language="sh", text=line))))
-    found = complaint(arguments)
+    (arguments,) = filter(
+        None, map(find_gitboot_arguments, list_commands(Block(page="x.md", line=1, language="sh", text=line)))
+    )
+    found = find_command_fault(arguments)
     assert found == said if found is None or said is None else said in found
 
 
@@ -112,10 +114,12 @@ def test_each_command_on_a_page_is_accepted_by_gitboot() -> None:
         for page in PAGES.values()
         for block in page.shown
         for words in list_commands(block)
-        if (arguments := typed(words)) is not None
+        if (arguments := find_gitboot_arguments(words)) is not None
     ]
     assert len(asked) > 90
-    assert [f"{block}: {said}: {arguments}" for block, arguments in asked if (said := complaint(arguments))] == []
+    assert [
+        f"{block}: {said}: {arguments}" for block, arguments in asked if (said := find_command_fault(arguments))
+    ] == []
 
 
 def test_each_command_that_a_page_names_exists() -> None:
@@ -128,7 +132,9 @@ def test_each_command_that_a_page_names_exists() -> None:
         if words[0] == "gitboot"
     ]
     assert len(named) > 200
-    assert [f"{block}: {said}: {words}" for block, words in named if (said := complaint(words[1:], whole=False))] == []
+    assert [
+        f"{block}: {said}: {words}" for block, words in named if (said := find_command_fault(words[1:], whole=False))
+    ] == []
 
 
 def test_each_command_that_the_code_names_exists() -> None:
@@ -142,11 +148,11 @@ def test_each_command_that_the_code_names_exists() -> None:
         for words in re.findall(r"`gitboot ([a-z][\w-]*(?: +[a-z][\w-]*)?)", path.read_text(errors="replace"))
     ]
     assert len(named) > 100
-    wrong = [(str(path), words) for path, words in named if complaint(words.split(), whole=False)]
+    wrong = [(str(path), words) for path, words in named if find_command_fault(words.split(), whole=False)]
     assert wrong == []
 
 
-OF_OTHERS: Final = {
+FOREIGN_OPTIONS: Final = {
     "--delete",
     "--inplace",
     "--keep",
@@ -157,7 +163,7 @@ OF_2FEFE59: Final = {"--forward-to", "--sole-for"}  # named where the page descr
 
 
 def test_each_option_that_a_page_names_alone_exists() -> None:
-    known = set(options(cli, click.Context(cli))) | OF_OTHERS | OF_2FEFE59
+    known = set(options(cli, click.Context(cli))) | FOREIGN_OPTIONS | OF_2FEFE59
     named = [
         (block, option)
         for page in CURRENT.values()
@@ -190,7 +196,7 @@ def test_the_commands_to_try_in_the_readme_succeed(tmp_path: Path, monkeypatch: 
     work.commit({"example-repo/README.md": "What our servers boot"})
     monkeypatch.chdir(tmp_path)
     (block,) = (each for each in PAGES["README.md"].fenced if "gitboot validate" in each.text)
-    asked = [words for line in list_commands(block) if (words := typed(line))]
+    asked = [words for line in list_commands(block) if (words := find_gitboot_arguments(line))]
     assert [words[0] for words in asked] == ["validate", "plan", "plan", "explain", "diff", "images", "render"]
     for words in asked:
         done = run_forked(*(word.replace("/tmp/", f"{tmp_path}/") for word in words))
@@ -234,7 +240,7 @@ def _list_lines(block: Block) -> Iterator[tuple[str, bool]]:
         continues = is_typed and line.endswith("\\")
 
 
-def fragment(of: str, text: str) -> str:
+def format_fragment(of: str, text: str) -> str:
     """A part of a document: ``of`` is its kind and the field below which it belongs."""
     kind, _, path = of.partition(" ")
     keys = path.split(".") if path else []
@@ -244,7 +250,7 @@ def fragment(of: str, text: str) -> str:
 
 def problems(block: Block) -> list[Problem]:
     """Return the problems of a document or of a part of one, which may lack required fields."""
-    text = fragment(block.of, block.text) if block.of else block.text
+    text = format_fragment(block.of, block.text) if block.of else block.text
     text = re.sub(r"\b([0-9a-f]{4})…", lambda found: found[1].ljust(64, "0"), text)  # a digest
     documents = [
         each if each.startswith("apiVersion:") else f"apiVersion: gitboot.dev/v1alpha1\n{each}"
@@ -258,19 +264,19 @@ def problems(block: Block) -> list[Problem]:
     ]
 
 
-def github_refuses(steps: Any, folder: Path) -> str:
+def check_workflow(steps: Any, folder: Path) -> str:
     """Return the errors of some steps by GitHub's schema of workflows."""
-    return schema_refuses({"on": "push", "jobs": {"a": {"runs-on": "a", "steps": steps}}}, "github-workflows", folder)
+    return check_schema({"on": "push", "jobs": {"a": {"runs-on": "a", "steps": steps}}}, "github-workflows", folder)
 
 
-def schema_refuses(content: Any, schema: str, folder: Path) -> str:
+def check_schema(content: Any, schema: str, folder: Path) -> str:
     (folder / "ci.json").write_text(json.dumps(content))
     check = (sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}")
     done = subprocess.run((*check, folder / "ci.json"), capture_output=True, text=True, check=False)
     return done.stdout if done.returncode else ""
 
 
-def prometheus_refuses(text: str, folder: Path) -> str:
+def check_prometheus(text: str, folder: Path) -> str:
     for name in ("gitboot.token", "gitboot-ca.crt"):
         (folder / name).write_text("x")
     (folder / "prometheus.yml").write_text(text.replace("/etc/prometheus/", ""))
@@ -279,7 +285,7 @@ def prometheus_refuses(text: str, folder: Path) -> str:
     return done.stdout + done.stderr if done.returncode else ""
 
 
-def kustomize_refuses(text: str, folder: Path) -> str:
+def check_kustomize(text: str, folder: Path) -> str:
     """Return the errors of kustomize about the manifests in this folder."""
     shutil.copytree(ROOT / "packaging" / "kubernetes", folder / "base")
     for name in ("run.toml", "tokens"):
@@ -290,29 +296,29 @@ def kustomize_refuses(text: str, folder: Path) -> str:
     return done.stderr if done.returncode else ""
 
 
-def yaml_refused(block: Block, folder: Path) -> str:
+def check_yaml(block: Block, folder: Path) -> str:
     """Return why the reader of a block of YAML would reject it; the block or a comment above it names the reader."""
     folder.mkdir()
     if block.of == "a workflow":
-        return github_refuses(yaml.safe_load(dedent(block.text)), folder)
+        return check_workflow(yaml.safe_load(dedent(block.text)), folder)
     if block.of:
         return "; ".join(f"{each.code}: {each.message}" for each in problems(block))
     content = next(yaml.safe_load_all(block.text))
     if "scrape_configs" in content:
-        return prometheus_refuses(block.text, folder)
+        return check_prometheus(block.text, folder)
     if "jobs" in content or True in content:  # YAML reads the key `on` as true
-        return schema_refuses(
+        return check_schema(
             {"on" if key is True else key: each for key, each in content.items()}, "github-workflows", folder
         )
     if any(isinstance(each, dict) and "script" in each for each in content.values()):
-        return schema_refuses(content, "gitlab-ci", folder)
+        return check_schema(content, "gitlab-ci", folder)
     if "repos" in content:  # of pre-commit
         hooks = [each["id"] for each in yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())]
         return "" if [each["id"] for each in content["repos"][0]["hooks"]] == hooks else "no such hook"
     if "kind" not in content:
         return "of which kind? A comment above it says so: <!-- of Fleet spec -->"
     if content["kind"] == "Kustomization":
-        return kustomize_refuses(block.text, folder)
+        return check_kustomize(block.text, folder)
     return "; ".join(f"{each.code}: {each.message}" for each in problems(block))
 
 
@@ -320,7 +326,7 @@ def test_each_block_of_yaml_is_accepted_by_its_reader(tmp_path: Path) -> None:
     blocks = [each for page in PAGES.values() for each in page.fenced if each.language == "yaml"]
     assert len(blocks) > 12
     assert all(each.language == "yaml" for page in PAGES.values() for each in page.fenced if each.of)
-    found = [(each, yaml_refused(each, tmp_path / str(number))) for number, each in enumerate(blocks)]
+    found = [(each, check_yaml(each, tmp_path / str(number))) for number, each in enumerate(blocks)]
     assert [f"{block}: {refused}" for block, refused in found if refused] == []
 
 
@@ -343,7 +349,7 @@ def test_each_block_of_yaml_is_accepted_by_its_reader(tmp_path: Path) -> None:
 )
 def test_a_block_that_its_reader_rejects_is_found(tmp_path: Path, of: str | None, text: str, said: str) -> None:
     block = Block(page="x.md", line=1, language="yaml", text=text, of=of)
-    assert said in yaml_refused(block, tmp_path / "x")
+    assert said in check_yaml(block, tmp_path / "x")
 
 
 # The site

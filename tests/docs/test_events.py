@@ -18,7 +18,7 @@ from tests.helpers.documentation import ROOT
 CODE: Final = ROOT / "gitboot"
 
 # Functions and classes that take the type of an event: the name of the parameter, and its position if it has one.
-_TAKERS: Final[dict[str, tuple[str, int | None]]] = {
+_TYPE_PARAMETERS: Final[dict[str, tuple[str, int | None]]] = {
     "Event": ("type", None),
     "add_event": ("type", 0),
     "print_new_event": ("type", 0),
@@ -29,7 +29,7 @@ _TAKERS: Final[dict[str, tuple[str, int | None]]] = {
 _NO_FACTS: Final = {"at", "type", "message", "warning", "is_warning"}
 
 # The types that an expression of a module can have, if it is no literal. A set is empty if another call has the type.
-_COMPUTED: Final[dict[tuple[str, str], set[str]]] = {
+_COMPUTED_TYPES: Final[dict[tuple[str, str], set[str]]] = {
     ("cli/commands/prepare_tree.py", "type"): set(),
     ("cli/commands/serve.py", "event_type"): {"ListeningForOperators", "ListeningByTls"},
     ("cli/commands/serve.py", "type"): set(),
@@ -81,9 +81,9 @@ def list_calls() -> Iterator[Call]:
             given = {each.arg: each.value for each in node.keywords if each.arg is not None}
             if name == "replace" and {"type", "message"} <= given.keys():  # a copy of an event
                 yield Call(module, given["type"], frozenset())
-            if name not in _TAKERS or (name == "Event" and not given):  # threading.Event()
+            if name not in _TYPE_PARAMETERS or (name == "Event" and not given):  # threading.Event()
                 continue
-            parameter, position = _TAKERS[name]
+            parameter, position = _TYPE_PARAMETERS[name]
             type = given[parameter] if position is None or parameter in given else node.args[position]
             named = set() if name in ("Event", "ClearanceChange") else given.keys() - _NO_FACTS
             facts = given.get("facts", ast.Dict([], []))
@@ -119,7 +119,7 @@ CALLS: Final = list(list_calls())
 def find_types(call: Call) -> set[str]:
     if isinstance(call.type, ast.Constant):
         return {str(call.type.value)}
-    return _COMPUTED[call.module, ast.unparse(call.type)]
+    return _COMPUTED_TYPES[call.module, ast.unparse(call.type)]
 
 
 def read_declared() -> dict[str, set[str]]:
@@ -136,14 +136,14 @@ def read_declared() -> dict[str, set[str]]:
 
 def test_the_page_has_each_event_type_that_the_code_can_write_and_no_other() -> None:
     computed = {(each.module, ast.unparse(each.type)) for each in CALLS if not isinstance(each.type, ast.Constant)}
-    assert computed == _COMPUTED.keys()
+    assert computed == _COMPUTED_TYPES.keys()
     written = {type for call in CALLS for type in find_types(call)}
     declared = read_declared().keys()
     assert (written - declared, declared - written) == (set(), set())
 
 
 def test_a_type_that_is_computed_from_literals_is_in_its_module() -> None:
-    for (module, expression), types in _COMPUTED.items():
+    for (module, expression), types in _COMPUTED_TYPES.items():
         literals = {
             node.value
             for node in ast.walk(ast.parse((CODE / module).read_text()))

@@ -29,7 +29,7 @@ _END: Final = "\x1e"
 _OTHER: Final = re.compile(r"\d{4}-\d\d-\d\d(?:T[\d:.]+Z)?|\b(?:[0-9a-f]{9}|[0-9a-f]{12}|[0-9a-f]{40}|[0-9a-f]{64})\b")
 
 
-def played(text: str, folder: Path) -> str:
+def run_page(text: str, folder: Path) -> str:
     """Return the page with the output of its commands; an exit code other than 0 is on its own line."""
     program = folder / "bin" / "gitboot"
     program.parent.mkdir()
@@ -55,10 +55,12 @@ def played(text: str, folder: Path) -> str:
         check=True,
     )
     shown = iter(done.stdout.replace(str(folder / "hour"), "~").split(_END))
-    return _BLOCK.sub(lambda block: _TYPED.sub(lambda line: f"$ {line[1]}\n{_tidy(next(shown))}", block[0]), text)
+    return _BLOCK.sub(
+        lambda block: _TYPED.sub(lambda line: f"$ {line[1]}\n{_trim_output(next(shown))}", block[0]), text
+    )
 
 
-def _tidy(printed: str) -> str:
+def _trim_output(printed: str) -> str:
     printed, _, _ = printed.partition("\nWarning: CI may have no source for this version of gitboot")  # in a checkout
     lines = "\n".join(line.rstrip() for line in printed.rstrip().splitlines())
     return f"{lines}\n" if lines else ""
@@ -66,7 +68,7 @@ def _tidy(printed: str) -> str:
 
 def test_the_page_shows_the_printed_output(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     text = PAGE.read_text()
-    now = played(text, tmp_path)
+    now = run_page(text, tmp_path)
     if request.config.getoption("--write-first-hour"):
         PAGE.write_text(now)
         return
@@ -78,7 +80,7 @@ def test_the_page_shows_the_printed_output(tmp_path: Path, request: pytest.Fixtu
 
 ROOT: Final = Path(__file__).parents[2]
 ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
-LOOKS: Final = ("curl/7.88.1", "Wget/1.21.3", "Mozilla/5.0 (X11; Linux x86_64) Chrome/142.0.0.0")
+USER_AGENTS: Final = ("curl/7.88.1", "Wget/1.21.3", "Mozilla/5.0 (X11; Linux x86_64) Chrome/142.0.0.0")
 
 
 def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_pa
         return http_peers.get(f"http://{url}/{ENTRY}", headers={"User-Agent": agent}).text
 
     with run_tutorial(tmp_path, text, build_shell_program()):
-        for agent in LOOKS:
+        for agent in USER_AGENTS:
             assert "withheld the boot" in asked_by(agent) and "debian-12" not in asked_by(agent)
         assert "echo gitboot: web01 boots debian-12 (Network)" in asked_by(IPXE)
         eventually(lambda: '"type": "Provisioned"' in run_forked("events", "-o", "json", *state).stdout)

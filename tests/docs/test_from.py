@@ -22,8 +22,8 @@ from tests.importers.test_fleet_files import (
     NAMES,
     SOURCES,
     UUID,
-    lay,
     make_known_options,
+    write_files,
 )
 
 PAGES = {
@@ -34,7 +34,7 @@ MOVE = Path(__file__).parents[2] / "docs" / "how-to" / "move.md"  # the steps of
 HEXHYP = MAC.replace(":", "-")
 
 # The request to the old system, and its response: the arguments are those of its source.
-ASKED = {
+OLD_RESPONSES = {
     "matchbox": (
         f"/ipxe?uuid={UUID}&mac={HEXHYP}&serial=",
         "me=${hostname} kept={{braces}} ignition.config.url=URL/data",
@@ -49,7 +49,7 @@ ASKED = {
 }
 
 
-def steps(page: Path) -> list[tuple[list[str], str]]:
+def read_steps(page: Path) -> list[tuple[list[str], str]]:
     """Return the gitboot commands in the blocks of a page, each with the output that the page shows."""
     blocks = re.findall(r"^ *```console$(.*?)^ *```$", page.read_text(), re.M | re.S)
     shown = [re.split(r"^\$ ", dedent(block).strip("\n"), flags=re.M)[1:] for block in blocks]
@@ -61,15 +61,15 @@ def steps(page: Path) -> list[tuple[list[str], str]]:
     ]
 
 
-def commands(page: Path) -> list[list[str]]:
-    return [words for words, _ in steps(page)]
+def list_commands(page: Path) -> list[list[str]]:
+    return [words for words, _ in read_steps(page)]
 
 
 def test_every_system_that_can_be_compared_has_a_page() -> None:
-    assert set(PAGES) == set(ASKED)
-    assert {command[command.index("--as") + 1] for page in PAGES.values() for command in [commands(page)[-1]]} == set(
-        SCRIPT_PATHS
-    )
+    assert set(PAGES) == set(OLD_RESPONSES)
+    assert {
+        command[command.index("--as") + 1] for page in PAGES.values() for command in [list_commands(page)[-1]]
+    } == set(SCRIPT_PATHS)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -78,9 +78,9 @@ def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
 ) -> None:
     compared = name not in ("metal3", "maas")  # their source has no kernel: they write an image
     make_known_options(tmp_path)
-    lay(tmp_path / "source", SOURCES[name])
+    write_files(tmp_path / "source", SOURCES[name])
     monkeypatch.chdir(tmp_path)
-    (imported, _), (asks, compare_output) = steps(PAGES[name])
+    (imported, _), (asks, compare_output) = read_steps(PAGES[name])
     assert (imported[0], asks[0]) == ("import", "compare-old-system")
     imported[2] = str(tmp_path / "source")
     done = run_command(*imported)
@@ -90,7 +90,7 @@ def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
     done = run_command("validate", "fleet")
     assert done.code == 0 and re.search(r"^fleet: 1 server, \d images?, no errors$", done.out + done.err, re.M), done
     with artifact_server() as old:
-        path, arguments = ASKED[name]
+        path, arguments = OLD_RESPONSES[name]
         kernel, initrd = KERNELS.get(name, KERNEL), INITRDS.get(name, INITRD)
         script = f"#!ipxe\nkernel {kernel} {arguments}\ninitrd {initrd}\nboot\n" if compared else "#!ipxe\nexit\n"
         old.put(path, script.replace("URL", old.url).encode())

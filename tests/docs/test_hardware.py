@@ -73,7 +73,7 @@ class Section:
         return HARDWARE / "commits" / self.slug
 
 
-def sections() -> dict[str, Section]:
+def read_sections() -> dict[str, Section]:
     found = {}
     for title, text in re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE.read_text(), re.M):
         blocks = dict(re.findall(r"^```(diff|yaml|console|text)\n(.*?)^```$", text, re.M | re.S))
@@ -83,16 +83,16 @@ def sections() -> dict[str, Section]:
     return found
 
 
-SECTIONS = sections()
+SECTIONS = read_sections()
 
 
-def apply(work: WorkTree, section: Section, here: Callable[[str], str] = str) -> None:
-    """Make the change of a section in the work tree; ``here`` replaces addresses of BMCs."""
-    change = here(section.change)
+def apply_change(work: WorkTree, section: Section, replace_addresses: Callable[[str], str] = str) -> None:
+    """Make the change of a section in the work tree; ``replace_addresses`` replaces addresses of BMCs."""
+    change = replace_addresses(section.change)
     match section.language:
         case "diff":
             web01 = work.path / "servers" / "web01.yaml"
-            web01.write_text(changed(web01.read_text(), change))
+            web01.write_text(apply_diff(web01.read_text(), change))
         case "yaml":
             content = yaml.safe_load(change)
             path = work.path / f"{content['kind'].lower()}s" / f"{content['metadata']['name']}.yaml"
@@ -109,7 +109,7 @@ def apply(work: WorkTree, section: Section, here: Callable[[str], str] = str) ->
     work.git("add", "--all")
 
 
-def changed(document: str, change: str) -> str:
+def apply_diff(document: str, change: str) -> str:
     """Replace lines of a document, as a diff without positions shows them; each old text occurs once."""
     for old, new in re.findall(r"((?:^[ -].*\n)+)((?:^[+].*\n)+)", change, re.M):
         kept = "".join(line[1:] for line in old.splitlines(keepends=True) if line[0] == " ")
@@ -130,7 +130,7 @@ def excerpt(output: str) -> str:
     )
 
 
-def first_lines(review: str) -> str:
+def shown_lines(review: str) -> str:
     """Return what the page shows of a review: headline, dangers, and new places of credentials."""
     head, *blocks = review.split("\n\n")
     dangers = [each for each in blocks if each.startswith("LOOK AT THIS FIRST")]
@@ -157,7 +157,7 @@ def test_the_page_shows_the_machine_of_the_fleet() -> None:
 
 def test_every_section_of_the_page_is_tested() -> None:
     assert list(SECTIONS) == re.findall(r"^## (.+)$", PAGE.read_text(), re.M)
-    assert list(WALKS) == list(SECTIONS)
+    assert list(PROCEDURES) == list(SECTIONS)
 
 
 @pytest.mark.parametrize("title", SECTIONS)
@@ -165,7 +165,7 @@ def test_diff_prints_for_the_commit_what_the_page_shows(
     title: str, work: WorkTree, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     section = SECTIONS[title]
-    apply(work, section)
+    apply_change(work, section)
     work.commit(message=title)
     monkeypatch.chdir(work.path)
     done = run_command("diff", "main..topic")
@@ -175,14 +175,14 @@ def test_diff_prints_for_the_commit_what_the_page_shows(
         section.review.write_text(f"{review}\n")
         heading = rf"(^## {re.escape(title)}$(?:(?!^## ).)*?^```text$).*?(?=^```$)"
         PAGE.write_text(
-            re.sub(heading, lambda found: f"{found[1]}\n{first_lines(review)}\n", PAGE.read_text(), flags=re.M | re.S)
+            re.sub(heading, lambda found: f"{found[1]}\n{shown_lines(review)}\n", PAGE.read_text(), flags=re.M | re.S)
         )
         return
     assert f"{review}\n" == section.review.read_text()
     if title in SHORT:
         assert section.shown == ""
     else:
-        assert first_lines(review) == section.shown
+        assert shown_lines(review) == section.shown
 
 
 def test_no_review_or_document_is_left_of_a_section_that_is_gone() -> None:
@@ -205,7 +205,7 @@ class Hall:
         shutil.copytree(FLEET, folder / "work")
         self.work = WorkTree(folder / "work")
         web01 = self.work.path / "servers" / "web01.yaml"
-        web01.write_text(self.here(web01.read_text()))
+        web01.write_text(self.replace_addresses(web01.read_text()))
         named = f"  provisioning: {{ledger: {create_ledger(folder / 'state')}}}\n"
         (self.work.path / "fleet.yaml").write_text((FLEET / "fleet.yaml").read_text() + named)
         self.work.commit(message="Begin")
@@ -235,7 +235,7 @@ class Hall:
         self.machines.append(made)
         return made
 
-    def here(self, text: str) -> str:
+    def replace_addresses(self, text: str) -> str:
         return re.sub(r"(?<=address: )\S+", lambda found: self.addresses.get(found[0], found[0]), text)
 
     def unplug(self) -> None:
@@ -244,7 +244,7 @@ class Hall:
 
     def merge(self, title: str) -> None:
         """Merge the commit of a section, with an acknowledgement from `diff` if a guard holds it."""
-        apply(self.work, SECTIONS[title], self.here)
+        apply_change(self.work, SECTIONS[title], self.replace_addresses)
         self.work.commit(message=title)
         held = run_command("diff", "HEAD^..HEAD", self.work.path)
         if held.code == 4:
@@ -318,7 +318,7 @@ class Hall:
         return "" if found.status else f"{found.message}\n{found.remedy}"
 
 
-LEFT = Exit.PARTIAL  # the request waits: this process executes it at its next reconcile
+REQUEST_WAITS = Exit.PARTIAL  # the request waits: this process executes it at its next reconcile
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_e12_a_server_with_a_new_board_and_its_old_disks_is_not_installed(hall: 
     assert (hall.record(NEW), hall.entry(NEW_MAC), hall.override) == (None, "disk", "Disabled")
     assert "gitboot records set web01 provisioned" in hall.unknown
     done = run_command("records", "set", "web01", "provisioned", "--state", hall.folder / "state", "--reason", "looked")
-    assert done.code == LEFT, done
+    assert done.code == REQUEST_WAITS, done
     hall.reconcile()
     assert (hall.unknown, hall.entry(NEW_MAC), hall.machine.writes) == ("", "disk", [])
 
@@ -458,7 +458,7 @@ def test_a_new_bmc_with_another_uuid_that_the_document_does_not_name_is_another_
     hall.merge("Boot a rescue system")
     hall.wait(OPEN)
     hall.machine = hall.bmc("https://10.112.0.113", uuid="8d1f0c5e-7a42-4b7e-9a55-0c6f5e2b9d10", serial="")
-    apply(hall.work, SECTIONS["Replace a BMC"], hall.here)
+    apply_change(hall.work, SECTIONS["Replace a BMC"], hall.replace_addresses)
     document = hall.work.path / "servers" / "web01.yaml"
     (line,) = re.findall(r"^    (reports: .*)$", document.read_text(), re.MULTILINE)
     document.write_text(document.read_text().replace(f"    {line}\n", ""))
@@ -474,7 +474,7 @@ def test_a_new_bmc_with_another_uuid_that_the_document_does_not_name_is_another_
 # Leftovers
 
 
-def settled(hall: Hall, reason: str) -> CommandResult:
+def run_remedy(hall: Hall, reason: str) -> CommandResult:
     """The way out that status prints for web01's BMC, typed."""
     found = hall.condition("Bmc/web01")
     assert found is not None and (found.status, found.reason) == (False, reason), found
@@ -490,12 +490,12 @@ def test_an_override_on_a_machine_that_was_removed_with_its_bmc_can_be_forgotten
     (hall.work.path / "maintenances" / "rescue-web01.yaml").unlink()
     hall.merge("Delete a server")
     hall.wait(hall.now + timedelta(minutes=10))
-    asked = settled(hall, "Overdue")
-    assert asked.code == LEFT, asked
+    asked = run_remedy(hall, "Overdue")
+    assert asked.code == REQUEST_WAITS, asked
     done = run_command(
         "bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "scrapped"
     )
-    assert done.code == LEFT, done
+    assert done.code == REQUEST_WAITS, done
     hall.reconcile()
     assert hall.condition("Bmc/web01") is None
     gone = run_command("bmc", "resolve", "web01", "--consumed", "--state", hall.folder / "state", "--reason", "again")
@@ -513,12 +513,12 @@ def test_a_board_that_was_removed_with_its_override_does_not_delay_the_new_board
     assert found is not None and found.reason == "AnotherMachine"
     assert hall.override == "Disabled"
     done = run_command("bmc", "resolve", "web01", word, "--state", hall.folder / "state", "--reason", "scrapped")
-    assert done.code == LEFT, done
+    assert done.code == REQUEST_WAITS, done
     hall.reconcile()
     assert (hall.override, hall.condition("Bmc/web01")) == ("Continuous Pxe", None)
 
 
-WALKS: dict[str, Callable[[Hall], None]] = {
+PROCEDURES: dict[str, Callable[[Hall], None]] = {
     "Replace the motherboard and install the server": test_e12_a_server_with_a_new_board_and_an_empty_disk_is_installed,
     "Replace the motherboard and keep the disks": test_e12_a_server_with_a_new_board_and_its_old_disks_is_not_installed,
     "Replace a network card": test_a_server_with_another_network_card_boots_as_before,

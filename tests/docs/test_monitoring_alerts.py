@@ -81,7 +81,7 @@ def _fires_for(alert: Alert, reason: str) -> bool:
     return (re.fullmatch(pattern, reason) is not None) is (operator != "!=")
 
 
-def _of_states() -> Iterator[Case]:
+def _list_state_cases() -> Iterator[Case]:
     """Each state of a condition that does not hold, and that is not silent. A reason's own alert comes first."""
     for declared in CONDITIONS.values():
         alerts = sorted(declared.alerts, key=lambda each: not each.reasons)
@@ -94,7 +94,7 @@ def _of_states() -> Iterator[Case]:
                 yield Case(f"{declared.name} {named}", alert, series, _minutes(alert))
 
 
-OF_STATES: Final = tuple(_of_states())
+OF_STATES: Final = tuple(_list_state_cases())
 OTHERS: Final = (
     Case("no instance has left a status", "GitbootStatusAbsent", {AT: "_"}, 10),
     Case("a transition is past", "GitbootTransitionLate", {TRANSITION: "0"}, 6 + 5),
@@ -158,7 +158,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Series:
     return {**found, ENDS: LATER, ENDS_FOR_MACHINES: LATER, TRANSITION: LATER, AT: "0+60", "up{}": "1"}
 
 
-def _with(healthy: Series, series: Series) -> Series:
+def _with_series(healthy: Series, series: Series) -> Series:
     """Return all series with some bad ones; a condition has one of its reasons."""
     types = {found[1] for each in series if (found := re.search('_reason{.*(type="[^"]+")', each))}
     kept = {each: value for each, value in healthy.items() if not any(t in each and "_reason{" in each for t in types)}
@@ -177,11 +177,11 @@ def _make_input_series(series: Series, minutes: int, instance: str) -> Iterator[
         }
 
 
-def _test(series: Series, minutes: int, **asserted: object) -> dict[str, object]:
+def _make_test(series: Series, minutes: int, **asserted: object) -> dict[str, object]:
     return {"interval": "1m", "input_series": list(_make_input_series(series, minutes, HERE)), **asserted}
 
 
-def _fires(minutes: int, *alerts: str, instance: str = HERE) -> dict[str, object]:
+def _expect_firing(minutes: int, *alerts: str, instance: str = HERE) -> dict[str, object]:
     samples = [{"labels": f'{{alertname="{alert}"}}', "value": 1} for alert in alerts]
     expr = f'count by (alertname) (ALERTS{{alertstate="firing",instance="{instance}"}})'
     return {"expr": expr, "eval_time": f"{minutes}m", "exp_samples": samples}
@@ -205,7 +205,7 @@ def test_prometheus_accepts_the_rules() -> None:
 
 def test_no_alert_fires_if_nothing_is_wrong(healthy: Series, tmp_path: Path) -> None:
     none: dict[str, object] = {"expr": "ALERTS", "eval_time": "20m", "exp_samples": []}  # not even one that waits
-    promtool(tmp_path, [_test(healthy, 20, promql_expr_test=[none])])
+    promtool(tmp_path, [_make_test(healthy, 20, promql_expr_test=[none])])
 
 
 def test_each_bad_state_fires_its_alert_in_time_and_no_other(healthy: Series, tmp_path: Path) -> None:
@@ -217,20 +217,23 @@ def test_each_bad_state_fires_its_alert_in_time_and_no_other(healthy: Series, tm
         asserted: list[dict[str, object]] = []
         for number, case in enumerate(cases):
             instance = f"{number} {case.says}"
-            given += _make_input_series(_with(healthy, case.series), case.minutes, instance)
-            asserted += [_fires(case.minutes - 1, instance=instance)] if case.minutes > 1 else []
-            asserted.append(_fires(case.minutes, case.alert, instance=instance))
+            given += _make_input_series(_with_series(healthy, case.series), case.minutes, instance)
+            asserted += [_expect_firing(case.minutes - 1, instance=instance)] if case.minutes > 1 else []
+            asserted.append(_expect_firing(case.minutes, case.alert, instance=instance))
         tests.append({"interval": "1m", "input_series": given, "promql_expr_test": asserted})
     promtool(tmp_path, tests)
 
 
 def test_a_certificate_that_expires_tomorrow_fires_the_more_severe_alert(healthy: Series, tmp_path: Path) -> None:
     series = {**healthy, ENDS: str(86400)}
-    asserted = [_fires(6, "GitbootCertificateEnds"), _fires(60, "GitbootCertificateEnds", "GitbootCertificateEndsSoon")]
-    promtool(tmp_path, [_test(series, 60, promql_expr_test=asserted)])
+    asserted = [
+        _expect_firing(6, "GitbootCertificateEnds"),
+        _expect_firing(60, "GitbootCertificateEnds", "GitbootCertificateEndsSoon"),
+    ]
+    promtool(tmp_path, [_make_test(series, 60, promql_expr_test=asserted)])
 
 
-def _site(healthy: Series, site: str, commit: str, committed: int) -> Series:
+def _make_site_series(healthy: Series, site: str, commit: str, committed: int) -> Series:
     """Return the series of a healthy site that has accepted this commit."""
     kept = {name: value for name, value in healthy.items() if "accepted" not in name}
     shown = {
@@ -245,11 +248,11 @@ DIFFER: Final = "GitbootSitesOnDifferentCommits"
 Accepted = dict[str, tuple[str, int]]  # the commit that a site has accepted, and its committer time, by site
 
 
-def _sites(healthy: Series, accepted: Accepted, job: str = "gitboot") -> list[dict[str, str]]:
+def _make_sites_series(healthy: Series, accepted: Accepted, job: str = "gitboot") -> list[dict[str, str]]:
     found = [
         each
         for site, of in accepted.items()
-        for each in _make_input_series(_site(healthy, site, *of), 70, f"{site}:8080")
+        for each in _make_input_series(_make_site_series(healthy, site, *of), 70, f"{site}:8080")
     ]
     return [{**each, "series": each["series"].replace('job="gitboot"', f'job="{job}"')} for each in found]
 
@@ -273,7 +276,7 @@ def test_sites_that_are_on_different_commits_for_an_hour_fire_one_alert(
         }
         for minutes, expected in ((59, 0), (60, fires))
     ]
-    given = _sites(healthy, accepted)
+    given = _make_sites_series(healthy, accepted)
     promtool(tmp_path, [{"interval": "1m", "input_series": given, "promql_expr_test": asserted}])
 
 
@@ -291,19 +294,21 @@ def test_the_alert_for_different_commits_names_the_sites_with_the_oldest_commit_
         "alertname": DIFFER,
         "exp_alerts": [{"exp_labels": {**rule["labels"], "job": "gitboot"}, "exp_annotations": annotations}],
     }
-    given = _sites(healthy, {"ams2": ("aaaa", 200), "fra1": ("bbbb", 100)})
+    given = _make_sites_series(healthy, {"ams2": ("aaaa", 200), "fra1": ("bbbb", 100)})
     promtool(tmp_path, [{"interval": "1m", "input_series": given, "alert_rule_test": [fires]}])
 
 
 def test_two_jobs_may_have_different_commits(healthy: Series, tmp_path: Path) -> None:
-    given = _sites(healthy, {"ams2": ("aaaa", 200)}) + _sites(healthy, {"ams2": ("bbbb", 100)}, "gitboot-lab")
+    given = _make_sites_series(healthy, {"ams2": ("aaaa", 200)}) + _make_sites_series(
+        healthy, {"ams2": ("bbbb", 100)}, "gitboot-lab"
+    )
     none: dict[str, object] = {"eval_time": "70m", "alertname": DIFFER, "exp_alerts": []}
     promtool(tmp_path, [{"interval": "1m", "input_series": given, "alert_rule_test": [none]}])
 
 
 def test_an_unreadable_tree_fires_one_alert_and_not_a_second_for_its_status(healthy: Series, tmp_path: Path) -> None:
-    series = {**_with(healthy, condition("OutputTreeReadable", "Absent")), AT: "_"}
-    promtool(tmp_path, [_test(series, 30, promql_expr_test=[_fires(30, "GitbootOutputTreeUnreadable")])])
+    series = {**_with_series(healthy, condition("OutputTreeReadable", "Absent")), AT: "_"}
+    promtool(tmp_path, [_make_test(series, 30, promql_expr_test=[_expect_firing(30, "GitbootOutputTreeUnreadable")])])
 
 
 def test_every_alert_is_tested() -> None:
@@ -319,8 +324,8 @@ def test_every_condition_has_alerts_or_a_reason_for_none() -> None:
 
 def test_a_standby_fires_no_alert(healthy: Series, tmp_path: Path) -> None:
     waiting = {'gitboot_bmc_conditions{reason="Waiting"}': "3"}
-    series = {**_with(healthy, condition("LedgerNamed", "AnotherLedger")), **waiting}
-    promtool(tmp_path, [_test(series, 120, promql_expr_test=[_fires(120)])])
+    series = {**_with_series(healthy, condition("LedgerNamed", "AnotherLedger")), **waiting}
+    promtool(tmp_path, [_make_test(series, 120, promql_expr_test=[_expect_firing(120)])])
 
 
 def test_an_alert_describes_what_to_do_and_why_it_fires(healthy: Series, tmp_path: Path) -> None:
@@ -336,8 +341,8 @@ def test_an_alert_describes_what_to_do_and_why_it_fires(healthy: Series, tmp_pat
             }
         ],
     }
-    series = _with(healthy, condition("Published", "PublishError"))
-    promtool(tmp_path, [_test(series, 10, alert_rule_test=[fires])])
+    series = _with_series(healthy, condition("Published", "PublishError"))
+    promtool(tmp_path, [_make_test(series, 10, alert_rule_test=[fires])])
 
 
 @for_each("alert", sorted(RULES))
@@ -361,7 +366,7 @@ SHOWN: Final = [each for each in PANELS if each["type"] != "row"]
 EXPRESSIONS: Final = [(each["title"], target["expr"]) for each in SHOWN for target in each["targets"]]
 
 
-def filled_in(expression: str) -> str:
+def fill_in(expression: str) -> str:
     """Return the expression as Grafana sends it."""
     for name, value in (("$__rate_interval", "1m"), ("$job", ".*"), ("$instance", ".*")):
         expression = expression.replace(name, value)
@@ -398,7 +403,7 @@ def _is_ready(url: str) -> bool:
 
 
 def query_prometheus(prometheus: str, expression: str) -> list[Any]:
-    answer = http_peers.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
+    answer = http_peers.get(f"{prometheus}/api/v1/query", params={"query": fill_in(expression)}).json()
     assert answer["status"] == "success", answer
     return list(answer["data"]["result"])
 

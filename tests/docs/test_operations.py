@@ -43,24 +43,24 @@ def install(instance: Instance, blade: Blade) -> None:
     eventually(lambda: find_events(instance, "Provisioned"))
 
 
-def _show_attempted(instance: Instance, name: str) -> dict[str, Any] | None:
+def _find_attempted(instance: Instance, name: str) -> dict[str, Any] | None:
     """Return the API entry of a server once an attempt to install it is shown."""
     shown: dict[str, Any] = instance.get(f"/api/v1/servers/{name}").json()
     return shown if shown["provisioned"]["attempts"] else None
 
 
-def record(rack: Rack, blade: Blade) -> tuple[int | None, str | None] | None:
+def read_record(rack: Rack, blade: Blade) -> tuple[int | None, str | None] | None:
     """Return the number and the evidence of a server in `gitboot records show`, or None if it is unverified."""
     (item,) = json.loads(rack.said("records", "show", blade.name, "-o", "json"))["items"]
     return (item["record"]["provision"], item["record"]["evidence"]) if item["known"] else None
 
 
-def consumed(rack: Rack) -> bool:
+def is_consumed(rack: Rack) -> bool:
     (item,) = json.loads(rack.said("records", "show", "-o", "json"))["items"]
     return item["record"]["consumedAt"] is not None
 
 
-def tree(rack: Rack) -> dict[str, bytes]:
+def read_tree(rack: Rack) -> dict[str, bytes]:
     files = (path for path in sorted(rack.output.rglob("*")) if path.is_file() and ".gitboot" not in path.parts)
     return {str(path): path.read_bytes() for path in files}
 
@@ -81,7 +81,7 @@ def test_a_machine_is_reinstalled_once_on_purpose_with_an_acknowledgement(rack: 
         rack.said("approve", digest, "--guard", "maxReinstalls", *REASON)
         until_applied(instance, commit)
         install(instance, web)
-        shown = eventually(lambda: _show_attempted(instance, "web01"))  # once the record is published, too
+        shown = eventually(lambda: _find_attempted(instance, "web01"))  # once the record is published, too
         given = datetime.fromisoformat(shown["provisioned"]["attempts"][0]["boots"][0]["at"])
         assert shown["phase"] == "Network"
         assert datetime.fromisoformat(shown["nextTransition"]) == given + timedelta(minutes=1)
@@ -110,7 +110,7 @@ def test_a_machine_that_was_installed_by_hand_is_not_installed(rack: Rack) -> No
         assert (web.times_set, boots(instance, web)) == (1, "disk")
         web.machine.run_through()
         assert [boot.target for boot in web.machine.boots] == ["None"]
-        assert record(rack, web) == (1, "Operator")
+        assert read_record(rack, web) == (1, "Operator")
 
 
 # The condition has the reason NeedsOperator
@@ -140,7 +140,7 @@ def test_an_override_that_was_consumed_without_evidence_waits_for_an_operator(
         until_confirmed(instance, web)
         web.machine.run_through()  # and its loader fetches nothing
         rack.said("bmc", "apply")
-        eventually(lambda: consumed(rack))
+        eventually(lambda: is_consumed(rack))
     rack.age("UPDATE records SET consumed_at = '2026-11-01T00:00:00Z'")
     with rack.running() as instance:
         found = wait_for_condition(instance, "InstallsCompleted", status=False, reason="NeedsOperator")
@@ -211,7 +211,7 @@ def test_a_new_motherboard_makes_its_server_unverified_until_an_operator_confirm
         until_applied(instance, rack.push("Replace the motherboard of web01"))
         found = wait_for_condition(instance, "RecordsVerified", status=False, reason="UnverifiedServers")
         assert "web01" in found["message"] and found["remedy"].startswith("gitboot records set web01 provisioned ")
-        assert (record(rack, web), web.times_set, boots(instance, web)) == (None, 0, "disk")
+        assert (read_record(rack, web), web.times_set, boots(instance, web)) == (None, 0, "disk")
         assert "new motherboard" in find_events(instance, "ServerUnknown")[0]
         rack.said("records", "set", "web01", word, *REASON)
         wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
@@ -221,7 +221,7 @@ def test_a_new_motherboard_makes_its_server_unverified_until_an_operator_confirm
 # A machine is renamed
 
 
-def lines(instance: Instance, blade: Blade) -> list[str]:
+def read_script_lines(instance: Instance, blade: Blade) -> list[str]:
     """Return a boot script without its comments, which name the server and its plan."""
     return [line for line in instance.get(blade.entry).text.splitlines() if not line.startswith("# ")]
 
@@ -230,20 +230,20 @@ def test_a_renamed_machine_keeps_its_record_and_boot_script_and_no_override_is_s
     web = rack.add("web01", provision=1)
     rack.push()
     with rack.running(records="adopt") as instance:
-        before, entry = record(rack, web), lines(instance, web)
+        before, entry = read_record(rack, web), read_script_lines(instance, web)
         rack.blades = {"shop01": web}
         web.name = "shop01"
         until_applied(instance, rack.push("Rename web01"))
         renamed = [line.replace("web01", "shop01") for line in entry]  # on the screen
-        assert (boots(instance, web), lines(instance, web)) == ("disk", renamed)
-        assert (record(rack, web), web.machine.writes) == (before, [])
+        assert (boots(instance, web), read_script_lines(instance, web)) == ("disk", renamed)
+        assert (read_record(rack, web), web.machine.writes) == (before, [])
         assert condition(instance, "RecordsVerified")["status"]
 
 
 # The ledger is lost, older, or damaged
 
 
-def installed(rack: Rack) -> tuple[Blade, Blade]:
+def install_servers(rack: Rack) -> tuple[Blade, Blade]:
     """One installed server and one adopted server, by an instance that has ended."""
     rack.named = False
     web, db = rack.add("web01", provision=1), rack.add("db01")
@@ -255,14 +255,14 @@ def installed(rack: Rack) -> tuple[Blade, Blade]:
 
 
 def test_a_lost_ledger_leaves_the_output_tree_unchanged_until_it_is_begun(rack: Rack) -> None:
-    web, db = installed(rack)
-    before = tree(rack)
+    web, db = install_servers(rack)
+    before = read_tree(rack)
     shutil.rmtree(rack.state)
     for _ in range(2):
         with rack.running() as instance:
             wait_for_condition(instance, "Published", status=False, reason="ForeignTree")
             wait_for_condition(instance, "RecordsVerified", status=False, reason="ForeignLedger")
-            assert (boots(instance, web), tree(rack)) == ("disk", before)
+            assert (boots(instance, web), read_tree(rack)) == ("disk", before)
             refused = rack.run_command("records", "set", "web01", "pending", *REASON)
             assert (refused.code, "gitboot records begin" in refused.err) == (Exit.USAGE, True)
             refused = rack.run_command("records", "begin", "fresh", "--yes")
@@ -270,12 +270,12 @@ def test_a_lost_ledger_leaves_the_output_tree_unchanged_until_it_is_begun(rack: 
     with rack.running(records=rack.output / "ops" / "records") as instance:
         wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
         wait_for_condition(instance, "Published", status=True, reason="Published")
-        assert record(rack, web) == (1, "Operator")
+        assert read_record(rack, web) == (1, "Operator")
     assert (web.machine.writes, db.machine.writes) == ([], [])
 
 
 def test_a_lost_ledger_may_begin_with_all_servers_adopted(rack: Rack) -> None:
-    web, db = installed(rack)
+    web, db = install_servers(rack)
     shutil.rmtree(rack.state)
     with rack.running(records="adopt") as instance:
         wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
@@ -306,7 +306,10 @@ def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones
     assert "the published tree has newer records for 1 server: web01" in refused.err
     rack.said("records", "begin", rack.output / "ops" / "records")
     assert rack.once(*rack.spool_options).code == Exit.FINE
-    assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before the beginning
+    assert (read_record(rack, web), web.times_set) == (
+        (1, "Operator"),
+        1,
+    )  # by the first instance, before the beginning
 
 
 def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirmation(rack: Rack) -> None:
@@ -320,13 +323,13 @@ def test_e33_begin_fresh_lists_the_servers_that_it_installs_and_asks_for_confirm
     assert f"add this to the spec of the Fleet: {line}\n" in asked.out
     assert "--yes" in asked.err
     assert rack.once(*rack.spool_options).code == Exit.PARTIAL
-    assert (record(rack, web), web.times_set) == (None, 0)
+    assert (read_record(rack, web), web.times_set) == (None, 0)
     assert "NewLedger: the ledger begins with" in rack.said("records", "begin", "fresh", "--yes")
     assert "is verified already" in rack.said("records", "begin", "adopt")  # one event
     rack.named = True
     rack.push()
     rack.once(*rack.spool_options)
-    assert (record(rack, web), web.times_set) == ((None, None), 1)
+    assert (read_record(rack, web), web.times_set) == ((None, None), 1)
 
 
 @pytest.mark.parametrize("mark", ["stands beside it", "went too"])
@@ -353,7 +356,7 @@ def test_a_ledger_from_an_older_backup_is_detected_and_sets_nothing(rack: Rack, 
         assert (boots(instance, web), web.times_set) == ("disk", 1)
     with rack.running(records=kept) as instance:
         wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
-        assert record(rack, web) == (1, "Fetched")
+        assert read_record(rack, web) == (1, "Fetched")
     assert web.times_set == 1
 
 
@@ -388,14 +391,14 @@ def test_an_older_ledger_begins_once_even_if_later_fetches_are_still_in_the_fetc
         )
         eventually(lambda: not any(path.stat().st_size for path in spool.glob("*.jsonl") if path.name in given))
         assert condition(instance, "RecordsVerified")["status"] is is_told
-        assert record(rack, other) == (0, "Adopted")
-        assert record(rack, web) == ((1, "Fetched") if is_told else None)
+        assert read_record(rack, other) == (0, "Adopted")
+        assert read_record(rack, web) == ((1, "Fetched") if is_told else None)
         assert bool(find_events(instance, "ServerUnknown")) is not is_told
     assert web.times_set == 1
 
 
 def test_a_damaged_ledger_is_set_aside_and_the_records_stay_unverified_until_it_is_begun(rack: Rack) -> None:
-    web, _ = installed(rack)
+    web, _ = install_servers(rack)
     (rack.state / "ledger.sqlite").write_bytes(b"this is no ledger" * 100)
     kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
     with rack.running() as instance:
@@ -406,7 +409,7 @@ def test_a_damaged_ledger_is_set_aside_and_the_records_stay_unverified_until_it_
         assert (boots(instance, web), web.times_set) == ("disk", 0)
     with rack.running(records=kept) as instance:
         wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
-        assert record(rack, web) == (1, "Operator")
+        assert read_record(rack, web) == (1, "Operator")
     assert web.machine.writes == []
 
 

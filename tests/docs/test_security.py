@@ -20,7 +20,7 @@ ADVICE: Final = {
 }
 
 # The tests of each promise, below tests/. The key is the bold text at the beginning of the row or the list item.
-SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
+TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     # A client on the provisioning network
     "Read boot files": (
         "resolve/test_secret_scan.py::test_t8_each_kind_of_secret_is_found_anywhere",
@@ -392,7 +392,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def promises(page: str) -> list[str]:
+def list_promises(page: str) -> list[str]:
     """Return the bold beginning of each list item and each row, or the whole line if it has none."""
     lines = page.partition(END)[0].splitlines()
     items = [
@@ -404,10 +404,10 @@ def promises(page: str) -> list[str]:
 
 
 def test_each_promise_on_the_page_is_shown_by_a_test() -> None:
-    found = promises(PAGE)
-    assert sorted(found) == sorted({*SHOWN_BY, *ADVICE})
-    assert not SHOWN_BY.keys() & ADVICE
-    assert [promise for promise, tests in SHOWN_BY.items() if not tests] == []
+    found = list_promises(PAGE)
+    assert sorted(found) == sorted({*TESTED_BY, *ADVICE})
+    assert not TESTED_BY.keys() & ADVICE
+    assert [promise for promise, tests in TESTED_BY.items() if not tests] == []
 
 
 def test_gitboot_itself_prevents_what_the_page_promises() -> None:
@@ -416,7 +416,7 @@ def test_gitboot_itself_prevents_what_the_page_promises() -> None:
 
 
 def test_each_test_that_shows_a_promise_exists() -> None:
-    named = {each for tests in SHOWN_BY.values() for each in tests}
+    named = {each for tests in TESTED_BY.values() for each in tests}
     texts = {name: (ROOT / "tests" / name).read_text() for name in {each.partition("::")[0] for each in named}}
     missing = [
         each
@@ -430,4 +430,4 @@ def test_a_promise_without_bold_text_is_found() -> None:
     page = (
         "## A stranger\n\n| a | b |\n|---|---|\n| **Do this.** x | y |\n| no name | y |\n\n- **That.** x\n- no name\n"
     )
-    assert promises(page) == ["Do this", "| no name | y |", "That", "- no name"]
+    assert list_promises(page) == ["Do this", "| no name | y |", "That", "- no name"]

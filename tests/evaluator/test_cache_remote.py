@@ -32,11 +32,11 @@ def is_result(kind: ResultKind, value: bytes) -> bool:
     return kind is PARSED and not value.startswith(b"wrong")
 
 
-def frame(message: msgspec.Struct) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
     return build_frame(encode(message))
 
 
-def served(sent: bytes) -> tuple[dict[bytes, bytes], list[Mapping[bytes, bytes]]]:
+def run_cache_server(sent: bytes) -> tuple[dict[bytes, bytes], list[Mapping[bytes, bytes]]]:
     cache, answers = StoredResults(), io.BytesIO()
     serve_cache(cache, io.BytesIO(sent), answers, is_result)
     answers.seek(0)
@@ -45,32 +45,35 @@ def served(sent: bytes) -> tuple[dict[bytes, bytes], list[Mapping[bytes, bytes]]
 
 
 def test_results_are_stored_and_looked_up_by_kind() -> None:
-    lookups = frame(CacheLookup(PARSED, (b"one", b"other"))) + frame(CacheLookup(DECIDED, (b"one",)))
-    assert served(frame(RIGHT) + lookups) == ({b"one": b"value"}, [{b"one": b"value"}, {}])
+    lookups = encode_frame(CacheLookup(PARSED, (b"one", b"other"))) + encode_frame(CacheLookup(DECIDED, (b"one",)))
+    assert run_cache_server(encode_frame(RIGHT) + lookups) == ({b"one": b"value"}, [{b"one": b"value"}, {}])
 
 
-@pytest.mark.parametrize("size", range(len(frame(RIGHT))))
+@pytest.mark.parametrize("size", range(len(encode_frame(RIGHT))))
 def test_nothing_of_a_truncated_frame_is_stored(size: int) -> None:
-    assert served(frame(RIGHT) + frame(NewResults(PARSED, {b"two": b"value"}))[:size]) == ({b"one": b"value"}, [])
+    assert run_cache_server(encode_frame(RIGHT) + encode_frame(NewResults(PARSED, {b"two": b"value"}))[:size]) == (
+        {b"one": b"value"},
+        [],
+    )
 
 
 WRONG = {
     "a frame that is too long": b"\xff\xff\xff\xff",
     "no msgpack": build_frame(b"\xc1"),
-    "another message": frame(EvaluationStart(1)),
-    "an unknown kind": frame(NewResults(PARSED, {b"two": b"value"})).replace(b"parsed", b"parked"),
-    "a wrong value beside a right one": frame(NewResults(PARSED, {b"two": b"value", b"three": b"wrong"})),
-    "a value of another kind": frame(NewResults(DECIDED, {b"two": b"value"})),
-    "a long key": frame(NewResults(PARSED, {b"k" * (MAX_KEY_BYTES + 1): b"value"})),
-    "many keys": frame(NewResults(PARSED, {b"%d" % number: b"value" for number in range(MAX_KEYS + 1)})),
-    "many keys to look up": frame(CacheLookup(PARSED, (b"one",) * (MAX_KEYS + 1))),
+    "another message": encode_frame(EvaluationStart(1)),
+    "an unknown kind": encode_frame(NewResults(PARSED, {b"two": b"value"})).replace(b"parsed", b"parked"),
+    "a wrong value beside a right one": encode_frame(NewResults(PARSED, {b"two": b"value", b"three": b"wrong"})),
+    "a value of another kind": encode_frame(NewResults(DECIDED, {b"two": b"value"})),
+    "a long key": encode_frame(NewResults(PARSED, {b"k" * (MAX_KEY_BYTES + 1): b"value"})),
+    "many keys": encode_frame(NewResults(PARSED, {b"%d" % number: b"value" for number in range(MAX_KEYS + 1)})),
+    "many keys to look up": encode_frame(CacheLookup(PARSED, (b"one",) * (MAX_KEYS + 1))),
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_nothing_of_an_invalid_frame_is_stored_and_no_later_frame(wrong: str) -> None:
-    after = frame(NewResults(PARSED, {b"after": b"value"})) + frame(CacheLookup(PARSED, (b"one",)))
-    assert served(frame(RIGHT) + WRONG[wrong] + after) == ({b"one": b"value"}, [])
+    after = encode_frame(NewResults(PARSED, {b"after": b"value"})) + encode_frame(CacheLookup(PARSED, (b"one",)))
+    assert run_cache_server(encode_frame(RIGHT) + WRONG[wrong] + after) == ({b"one": b"value"}, [])
 
 
 @contextmanager
@@ -97,7 +100,7 @@ def test_any_number_of_results_is_stored_and_looked_up() -> None:
 
 
 def test_after_an_error_in_an_answer_each_lookup_is_a_miss() -> None:
-    answer = io.BytesIO(frame(CacheHits({b"one": b"value"})))
+    answer = io.BytesIO(encode_frame(CacheHits({b"one": b"value"})))
 
     class LacksMemory(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -121,7 +124,7 @@ def test_without_the_other_process_each_lookup_is_a_miss() -> None:
     with suppress(BrokenPipeError), theirs, theirs.makefile("rb") as answers, theirs.makefile("wb") as questions:
         there = RemoteCache(answers, questions)
         with ours, ours.makefile("rb") as incoming, ours.makefile("wb") as outgoing:
-            questions.write(frame(CacheLookup(PARSED, (b"one",))))
+            questions.write(encode_frame(CacheLookup(PARSED, (b"one",))))
             questions.flush()
             serve_cache(Broken(), incoming, outgoing, is_result)
         for _ in range(2):

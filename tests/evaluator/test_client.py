@@ -42,7 +42,7 @@ FEW = 300  # but an evaluator is at it a while
 
 
 @cache
-def many(count: int = MANY) -> str:
+def make_servers(count: int = MANY) -> str:
     names = [f"w{number:05}" for number in range(count)]
     macs = [f"02:00:00:{number >> 16:02x}:{number >> 8 & 255:02x}:{number & 255:02x}" for number in range(count)]
     return "---\n".join(
@@ -50,15 +50,15 @@ def many(count: int = MANY) -> str:
     )
 
 
-def in_files(servers: int, most: int = 10_000) -> dict[str, str]:
+def make_files(servers: int, most: int = 10_000) -> dict[str, str]:
     """So many servers, in files that each have no more documents than a file may have."""
-    documents = many(servers).split("---\n")
+    documents = make_servers(servers).split("---\n")
     parts = range(0, len(documents), most)
     return {f"many{part}.yaml": "---\n".join(documents[part : part + most]) for part in parts}
 
 
 @cache
-def more_than_a_second() -> dict[str, str]:
+def make_slow_fleet() -> dict[str, str]:
     """Files with so many servers that evaluating them takes several seconds of processor time on this machine.
 
     The start of gitboot is part of what is measured, and at most half of it. Several processes share the work.
@@ -66,17 +66,17 @@ def more_than_a_second() -> dict[str, str]:
     measured = 10_000
     with TemporaryDirectory() as folder:
         seed = {f"{number}.yaml": text for number, text in enumerate(SEED)}
-        for name, text in {**in_files(measured), **seed}.items():
+        for name, text in {**make_files(measured), **seed}.items():
             (Path(folder) / name).write_text(text)
         before = os.times()
         subprocess.run([sys.executable, "-m", "gitboot", "validate", folder], check=True, capture_output=True)
         after = os.times()
     spent_s = after.children_user + after.children_system - before.children_user - before.children_system
-    return in_files(int(12 / spent_s * measured))
+    return make_files(int(12 / spent_s * measured))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forked() -> Iterator[None]:
+def forking_process() -> Iterator[None]:
     with nursery():
         yield
 
@@ -102,7 +102,7 @@ def source(repository: Repository, state: Path) -> Source:
     return made
 
 
-def newest(source: Source) -> Revision:
+def fetch_newest(source: Source) -> Revision:
     source.fetch()
     latest = source.latest()
     assert latest is not None
@@ -116,7 +116,7 @@ def evaluation(state: Path) -> Iterator[EvaluatorClient]:
     made.close()
 
 
-def codes(evaluation: EvaluatorClient, revision: Revision) -> list[str]:
+def list_codes(evaluation: EvaluatorClient, revision: Revision) -> list[str]:
     with pytest.raises(InvalidRepository) as raised:
         evaluation.evaluate(revision, None)
     return [problem.code for problem in raised.value.problems]
@@ -135,7 +135,7 @@ def kill_evaluators() -> None:
 
 
 @contextmanager
-def started(child: Child) -> Iterator[Child]:
+def run_child(child: Child) -> Iterator[Child]:
     try:
         yield child
     finally:
@@ -143,7 +143,7 @@ def started(child: Child) -> Iterator[Child]:
         child.reap()
 
 
-def child_of(process: subprocess.Popen[Any]) -> int:
+def find_child(process: subprocess.Popen[Any]) -> int:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     (child,) = eventually(lambda: children.read_text().split())
     return int(child)
@@ -155,17 +155,17 @@ def child_of(process: subprocess.Popen[Any]) -> int:
 def test_a_commit_is_sent_whole_and_the_next_by_its_changes_and_a_dropped_one_leaves_nothing(
     repository: Repository, source: Source, evaluation: EvaluatorClient
 ) -> None:
-    first = evaluate(evaluation, newest(source))
+    first = evaluate(evaluation, fetch_newest(source))
     web01 = first.commit.decisions.servers["web01"]
     assert list(first.commit.decisions.servers) == ["web01"] and first.extent.first
     repository.push({"web02.yaml": server("web02", "role: web")})
-    second = evaluate(evaluation, newest(source), first.commit)
+    second = evaluate(evaluation, fetch_newest(source), first.commit)
     assert list(second.commit.decisions.servers) == ["web01", "web02"]
     assert (second.extent.before, second.extent.after, second.new_names) == (1, 2, ("web02",))
     assert second.commit.decisions.servers["web01"] is web01  # it was not sent again
     assert second.commit.fleet is first.commit.fleet
     repository.push({"web02.yaml": "", "web03.yaml": server("web03", "role: web")})
-    third = evaluate(evaluation, newest(source), first.commit)  # the second was dropped
+    third = evaluate(evaluation, fetch_newest(source), first.commit)  # the second was dropped
     assert list(third.commit.decisions.servers) == ["web01", "web03"]
     assert (third.extent.before, third.extent.after) == (1, 2)
 
@@ -174,22 +174,22 @@ def test_the_client_does_not_wait_for_an_answer_and_is_called_when_it_comes(sour
     called: list[None] = []
     with closing(EvaluatorClient(state)) as evaluation:
         evaluation.on_answer = lambda: called.append(None)
-        assert evaluation.evaluate(newest(source), None) is None
+        assert evaluation.evaluate(fetch_newest(source), None) is None
         eventually(lambda: called)
-        assert evaluate(evaluation, newest(source)).commit.revision == newest(source)
+        assert evaluate(evaluation, fetch_newest(source)).commit.revision == fetch_newest(source)
 
 
 def test_after_a_dropped_commit_that_removed_a_server_its_address_is_still_known(
     repository: Repository, source: Source, evaluation: EvaluatorClient
 ) -> None:
     repository.push({"web02.yaml": server("web02", "role: web")})
-    first = evaluate(evaluation, newest(source))
+    first = evaluate(evaluation, fetch_newest(source))
     repository.push({"web02.yaml": ""})
-    evaluate(evaluation, newest(source), first.commit)
+    evaluate(evaluation, fetch_newest(source), first.commit)
     taken = server("web03", "role: web").replace(make_mac("web03"), make_mac("web02"))
     repository.push({"web02.yaml": server("web02", "role: web"), "web03.yaml": taken})
     with pytest.raises(InvalidRepository) as raised:
-        evaluation.evaluate(newest(source), first.commit)
+        evaluation.evaluate(fetch_newest(source), first.commit)
     assert [problem.code for problem in raised.value.problems] == [Code.DUPLICATE_IDENTITY]
 
 
@@ -204,14 +204,14 @@ def cached(state: Path) -> Iterator[tuple[EvaluatorClient, StoredResults]]:
     made.close()
 
 
-def stored(evaluation: EvaluatorClient, cache: StoredResults, commit: Commit) -> None:
+def store(evaluation: EvaluatorClient, cache: StoredResults, commit: Commit) -> None:
     """Accept a commit, and wait until both kinds of its results are stored."""
     before = len(cache.inserted)
     evaluation.store_results(commit.revision)
     eventually(lambda: len(cache.inserted) == before + 2)
 
 
-def evaluated_anew(state: Path, revision: Revision, cache: StoredResults) -> Commit:
+def evaluate_with_cache(state: Path, revision: Revision, cache: StoredResults) -> Commit:
     with closing(EvaluatorClient(state, waits_for_answer=True, cache=cache)) as evaluation:
         return evaluate(evaluation, revision).commit
 
@@ -220,16 +220,16 @@ def test_the_next_process_looks_up_the_results_of_an_accepted_commit(
     repository: Repository, source: Source, state: Path, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
-    first = evaluate(evaluation, newest(source)).commit
+    first = evaluate(evaluation, fetch_newest(source)).commit
     assert not cache.rows
-    stored(evaluation, cache, first)
+    store(evaluation, cache, first)
     parsed, decided = cache.rows[ResultKind.PARSED], cache.rows[ResultKind.DECIDED]
     assert (len(parsed), len(decided)) == (1, 1)
     for key, value in decided.items():  # no evaluation comes to this, so it shows that the row was used
         decided[key] = with_decision(value, firmware="BIOS")
-    assert evaluated_anew(state, first.revision, cache).decisions.servers["web01"].firmware == "BIOS"
+    assert evaluate_with_cache(state, first.revision, cache).decisions.servers["web01"].firmware == "BIOS"
     repository.push({"web02.yaml": server("web02", "role: web")})
-    servers = evaluated_anew(state, newest(source), cache).decisions.servers
+    servers = evaluate_with_cache(state, fetch_newest(source), cache).decisions.servers
     assert [each.firmware for each in servers.values()] == ["BIOS", "UEFI"]
 
 
@@ -245,8 +245,8 @@ def test_a_result_of_another_server_is_not_used(
     source: Source, state: Path, cached: tuple[EvaluatorClient, StoredResults], part: str
 ) -> None:
     evaluation, cache = cached
-    first = evaluate(evaluation, newest(source)).commit
-    stored(evaluation, cache, first)
+    first = evaluate(evaluation, fetch_newest(source)).commit
+    store(evaluation, cache, first)
     rows = cache.rows[ResultKind.DECIDED]
     for key, value in rows.items():
         found, other = decode_row(value), decode_row(with_decision(value, server="web02"))
@@ -254,29 +254,29 @@ def test_a_result_of_another_server_is_not_used(
         host = encode(structs.replace(protocol.decode_host(found.host), server="web02"))
         decision = found.decision if part == "host" else other.decision
         rows[key] = encode(DecidedRow(decision, found.host if part == "decision" else host, ()))
-    assert evaluated_anew(state, first.revision, cache).decisions == first.decisions
+    assert evaluate_with_cache(state, first.revision, cache).decisions == first.decisions
 
 
 def test_a_commit_with_an_invalid_answer_is_not_accepted(
     source: Source, state: Path, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
-    first = evaluate(evaluation, newest(source)).commit
-    stored(evaluation, cache, first)
+    first = evaluate(evaluation, fetch_newest(source)).commit
+    store(evaluation, cache, first)
     for key, value in cache.rows[ResultKind.DECIDED].items():
         cache.rows[ResultKind.DECIDED][key] = with_decision(value, uuid=SystemUuid(make_uuid("web02")))
     with pytest.raises(NotEvaluated, match="killed the evaluation twice"):
-        evaluated_anew(state, first.revision, cache)
+        evaluate_with_cache(state, first.revision, cache)
 
 
 def test_only_results_that_the_cache_lacks_are_stored(
     repository: Repository, source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
-    first = evaluate(evaluation, newest(source)).commit
-    stored(evaluation, cache, first)
+    first = evaluate(evaluation, fetch_newest(source)).commit
+    store(evaluation, cache, first)
     repository.push({"web02.yaml": server("web02", "role: web"), "README.md": "Hello"})
-    stored(evaluation, cache, evaluate(evaluation, newest(source), first).commit)
+    store(evaluation, cache, evaluate(evaluation, fetch_newest(source), first).commit)
     assert [(kind, len(values)) for each in cache.inserted for kind, values in each.items()] == 2 * [
         (ResultKind.PARSED, 1),
         (ResultKind.DECIDED, 1),
@@ -287,7 +287,7 @@ def test_the_process_of_an_unaccepted_commit_ends_and_nothing_is_stored(
     source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
-    revision = newest(source)
+    revision = fetch_newest(source)
     evaluate(evaluation, revision)
     (process,) = list_evaluators(os.getpid())
     evaluation.end_unless_accepted(revision)  # it is about to be accepted
@@ -304,7 +304,7 @@ def test_a_process_that_follows_a_rejected_commit_stays(
     evaluation, _ = cached
 
     def accept(base: Commit | None) -> Commit:
-        commit = evaluate(evaluation, newest(source), base).commit
+        commit = evaluate(evaluation, fetch_newest(source), base).commit
         evaluation.end_unless_accepted(commit.revision)
         evaluation.store_results(commit.revision)
         return commit
@@ -312,7 +312,7 @@ def test_a_process_that_follows_a_rejected_commit_stays(
     first = accept(None)
     repository.push({"broken.yaml": "kind: Nothing\n"})
     with pytest.raises(InvalidRepository):
-        evaluation.evaluate(newest(source), first)
+        evaluation.evaluate(fetch_newest(source), first)
     evaluation.end_unless_accepted(first.revision)
     repository.push({"broken.yaml": ""})
     second = accept(first)
@@ -327,21 +327,21 @@ def test_a_commit_that_is_approved_after_its_process_has_ended_is_stored(
     source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
-    commit = evaluate(evaluation, newest(source)).commit
+    commit = evaluate(evaluation, fetch_newest(source)).commit
     evaluation.end_unless_accepted(None)
-    stored(evaluation, cache, commit)
+    store(evaluation, cache, commit)
 
 
 def test_results_after_a_rejected_commit_are_not_stored(
     repository: Repository, source: Source, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
-    first = evaluate(evaluation, newest(source)).commit
-    stored(evaluation, cache, first)
+    first = evaluate(evaluation, fetch_newest(source)).commit
+    store(evaluation, cache, first)
     repository.push({"web02.yaml": server("web02", "role: web")})
-    evaluate(evaluation, newest(source), first)
+    evaluate(evaluation, fetch_newest(source), first)
     repository.push({"web02.yaml": server("web03", "role: web")})
-    third = evaluate(evaluation, newest(source), first).commit
+    third = evaluate(evaluation, fetch_newest(source), first).commit
     before = len(cache.inserted)
     evaluation.store_results(third.revision)
     evaluation.wait_until_stored()
@@ -352,7 +352,7 @@ def test_results_after_a_rejected_commit_are_not_stored(
 
 
 def test_a_process_that_does_not_read_is_killed(state: Path) -> None:
-    with started(Child("tests.helpers.evaluations", "read nothing")) as child:
+    with run_child(Child("tests.helpers.evaluations", "read nothing")) as child:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             child.send(protocol.CacheHits({bytes(16): bytes(2**20)}), lambda: began + 1 - time.monotonic())
@@ -361,12 +361,15 @@ def test_a_process_that_does_not_read_is_killed(state: Path) -> None:
 def test_a_base_has_its_own_limits_if_the_process_does_not_hold_it(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    first = newest(source)
+    first = fetch_newest(source)
     repository.push({"web02.yaml": server("web02", "role: web")})
-    second = newest(source)
+    second = fetch_newest(source)
     repository.push({"web03.yaml": server("web03", "role: web")})
-    with started(Child("gitboot.evaluator", str(state))) as child:
-        assert (count_begun_commits(child, first, second), count_begun_commits(child, second, newest(source))) == (2, 1)
+    with run_child(Child("gitboot.evaluator", str(state))) as child:
+        assert (
+            count_begun_commits(child, first, second),
+            count_begun_commits(child, second, fetch_newest(source)),
+        ) == (2, 1)
 
 
 def count_begun_commits(process: Child, base: Revision, revision: Revision) -> int:
@@ -388,7 +391,7 @@ def test_a_process_cannot_extend_its_time_by_beginning_repeatedly(
 ) -> None:
     monkeypatch.setattr("gitboot.evaluator.client.Child", lambda *_: Child("tests.helpers.evaluations", "begin"))
     with pytest.raises(NotEvaluated, match="killed the evaluation twice"):
-        evaluate(evaluation, newest(source))
+        evaluate(evaluation, fetch_newest(source))
 
 
 def test_a_frame_that_is_too_long_is_invalid() -> None:
@@ -401,24 +404,24 @@ def test_a_stored_value_that_does_not_decode_is_evaluated_again(
     value: bytes, source: Source, state: Path, cached: tuple[EvaluatorClient, StoredResults]
 ) -> None:
     evaluation, cache = cached
-    first = evaluate(evaluation, newest(source)).commit
-    stored(evaluation, cache, first)
+    first = evaluate(evaluation, fetch_newest(source)).commit
+    store(evaluation, cache, first)
     for rows in cache.rows.values():
         rows.update(dict.fromkeys(rows, value))
-    assert evaluated_anew(state, first.revision, cache) == first
+    assert evaluate_with_cache(state, first.revision, cache) == first
 
 
 def test_all_problems_of_a_commit_are_transferred(
     repository: Repository, source: Source, evaluation: EvaluatorClient
 ) -> None:
     repository.push({"tie.yaml": policy("web2", "{matchLabels: {role: web}}"), "broken.yaml": "kind: Nothing\n"})
-    assert codes(evaluation, newest(source)) == ["GB1021"]
+    assert list_codes(evaluation, fetch_newest(source)) == ["GB1021"]
 
 
 def test_a_clone_that_cannot_be_read_is_reported_as_corrupt(
     source: Source, state: Path, evaluation: EvaluatorClient
 ) -> None:
-    revision = newest(source)
+    revision = fetch_newest(source)
     (state / "repository.git").rename(state / "away.git")
     with pytest.raises(CorruptClone):
         evaluation.evaluate(revision, None)
@@ -433,43 +436,43 @@ def test_a_commit_that_takes_too_much_time_is_rejected_and_the_next_is_not(
     repository: Repository, source: Source, state: Path
 ) -> None:
     with closing(EvaluatorClient(state, limits=EvaluationLimits(seconds=1), waits_for_answer=True)) as evaluation:
-        repository.push(more_than_a_second())
-        assert codes(evaluation, newest(source)) == [Code.LIMITS]
-        repository.push(dict.fromkeys(more_than_a_second(), ""))
-        assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
+        repository.push(make_slow_fleet())
+        assert list_codes(evaluation, fetch_newest(source)) == [Code.LIMITS]
+        repository.push(dict.fromkeys(make_slow_fleet(), ""))
+        assert len(evaluate(evaluation, fetch_newest(source)).commit.decisions.servers) == 1
 
 
 def test_a_commit_that_takes_too_much_memory_is_rejected_and_the_next_is_not(
     repository: Repository, source: Source, state: Path
 ) -> None:
     with closing(EvaluatorClient(state, limits=EvaluationLimits(mebibytes=8), waits_for_answer=True)) as evaluation:
-        repository.push({"many.yaml": many()})
-        assert codes(evaluation, newest(source)) == [Code.LIMITS]
+        repository.push({"many.yaml": make_servers()})
+        assert list_codes(evaluation, fetch_newest(source)) == [Code.LIMITS]
         repository.push({"many.yaml": ""})
-        assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
+        assert len(evaluate(evaluation, fetch_newest(source)).commit.decisions.servers) == 1
 
 
 def test_the_wait_for_a_commit_ends(repository: Repository, source: Source, state: Path) -> None:
     with closing(EvaluatorClient(state, limits=EvaluationLimits(seconds=1), waits_for_answer=True)) as evaluation:
-        evaluate(evaluation, newest(source))
+        evaluate(evaluation, fetch_newest(source))
         (process,) = list_evaluators(os.getpid())
         os.kill(process, signal.SIGSTOP)  # as a disk that hangs would
         repository.push({"web02.yaml": server("web02", "role: web")})
-        assert codes(evaluation, newest(source)) == [Code.LIMITS]
+        assert list_codes(evaluation, fetch_newest(source)) == [Code.LIMITS]
 
 
 def test_a_killed_evaluator_is_started_again(repository: Repository, source: Source, state: Path) -> None:
     with closing(EvaluatorClient(state)) as evaluation:
-        repository.push({"many.yaml": many(FEW)})
-        revision = newest(source)
+        repository.push({"many.yaml": make_servers(FEW)})
+        revision = fetch_newest(source)
         assert evaluation.evaluate(revision, None) is None
         os.kill(eventually(lambda: list_evaluators(os.getpid()))[0], signal.SIGKILL)
         found = eventually(lambda: evaluation.evaluate(revision, None))
         assert len(found.commit.decisions.servers) == FEW + 1
         os.kill(list_evaluators(os.getpid())[0], signal.SIGKILL)  # while it is idle
         base = found.commit
-        repository.push({"many.yaml": many(2)})
-        revision = newest(source)
+        repository.push({"many.yaml": make_servers(2)})
+        revision = fetch_newest(source)
         found = eventually(lambda: evaluation.evaluate(revision, base))
         assert (found.extent.before, found.extent.after) == (FEW + 1, 3)
     assert list_evaluators(os.getpid()) == []
@@ -479,8 +482,8 @@ def test_a_commit_that_repeatedly_kills_its_evaluator_is_rejected(
     repository: Repository, source: Source, state: Path
 ) -> None:
     with closing(EvaluatorClient(state)) as evaluation:
-        repository.push({"many.yaml": many()})
-        revision = newest(source)
+        repository.push({"many.yaml": make_servers()})
+        revision = fetch_newest(source)
 
         def refused() -> tuple[str, ...] | None:
             kill_evaluators()
@@ -497,8 +500,8 @@ def test_a_library_that_aborts_without_memory_counts_as_a_limit(
     repository: Repository, source: Source, state: Path
 ) -> None:
     with closing(EvaluatorClient(state)) as evaluation:
-        repository.push({"many.yaml": many()})
-        revision = newest(source)
+        repository.push({"many.yaml": make_servers()})
+        revision = fetch_newest(source)
         assert evaluation.evaluate(revision, None) is None
         os.kill(eventually(lambda: list_evaluators(os.getpid()))[0], signal.SIGABRT)
         with pytest.raises(InvalidRepository, match="exceeds its memory limit"):
@@ -528,9 +531,9 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
             return found if found.reason == "NotEvaluated" and f"retry at {again}" in found.message else None
 
         parts.source.fetch()
-        first = newest(parts.source)
+        first = fetch_newest(parts.source)
         eventually(lambda: is_accepted(first, start))
-        repository.push({"many.yaml": many()})
+        repository.push({"many.yaml": make_servers()})
         parts.source.fetch()
         found = eventually(lambda: not_evaluated(start, "2026-11-20T12:01:00Z"))
         assert "killed the evaluation twice" in found.message
@@ -547,7 +550,7 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
         eventually(lambda: is_accepted(newest_commit, again))
         assert parts.reconciler.status.problems == ()
 
-        repository.push({"many.yaml": many(FEW)})
+        repository.push({"many.yaml": make_servers(FEW)})
         parts.source.fetch()
         eventually(lambda: not_evaluated(again, "2026-11-20T12:02:00Z"))
         later = again + timedelta(minutes=1)
@@ -559,7 +562,7 @@ def test_an_instance_continues_while_it_rejects_commits_that_exceed_the_limits(
 ) -> None:
     with running(repository.bare, tmp_path, *write_configuration(commit_seconds=1), "--poll", "0.3") as instance:
         assert instance.status()["conditions"]
-        repository.push(more_than_a_second())
+        repository.push(make_slow_fleet())
 
         def refusals() -> list[dict[str, Any]]:
             assert instance.get("/readyz").status_code == 200
@@ -567,9 +570,7 @@ def test_an_instance_continues_while_it_rejects_commits_that_exceed_the_limits(
 
         (refused,) = eventually(refusals)  # an evaluator waits for processes with a higher priority
         assert Code.LIMITS in refused["message"]
-        commit = repository.push(
-            {**dict.fromkeys(more_than_a_second(), ""), "web02.yaml": server("web02", "role: web")}
-        )
+        commit = repository.push({**dict.fromkeys(make_slow_fleet(), ""), "web02.yaml": server("web02", "role: web")})
         eventually(lambda: instance.status()["applied"]["commit"] == commit)
 
 
@@ -579,7 +580,7 @@ def test_an_instance_ends_in_any_state_of_its_evaluator(
 ) -> None:
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
         (idle,) = list_evaluators(instance.process.pid)
-        repository.push({"many.yaml": many(6000)})
+        repository.push({"many.yaml": make_servers(6000)})
         eventually(lambda: Path(f"/proc/{idle}/stat").read_text().rpartition(")")[2].split()[0] == "R")
         os.kill(idle, signal.SIGSTOP)  # it comes to no end by itself
         instance.process.send_signal(number)
@@ -588,7 +589,7 @@ def test_an_instance_ends_in_any_state_of_its_evaluator(
 
 
 def test_a_killed_instance_leaves_no_evaluator(tmp_path: Path, repository: Repository) -> None:
-    repository.push({"many.yaml": many(6000)})
+    repository.push({"many.yaml": make_servers(6000)})
     places = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
     with open(os.devnull, "wb") as nobody:
         process = Command(("run", str(repository.bare), *places), os.environ, errors=nobody.fileno())
@@ -605,12 +606,12 @@ def test_a_killed_instance_leaves_no_evaluator(tmp_path: Path, repository: Repos
 
 @pytest.mark.parametrize("command", ["plan", "images"])
 def test_a_command_that_exceeds_its_memory_limit_reports_it(repository: Repository, command: str) -> None:
-    repository.push({"many.yaml": many()})
+    repository.push({"many.yaml": make_servers()})
     check_refused(run_forked(command, str(repository.bare), "--commit-memory", "8"))
 
 
 def test_finding_r14_a_command_that_exceeds_its_time_limit_reports_it_on_any_machine(repository: Repository) -> None:
-    repository.push(more_than_a_second())
+    repository.push(make_slow_fleet())
     check_refused(run_forked("validate", str(repository.bare), "--commit-seconds", "1"))
 
 
@@ -634,7 +635,7 @@ def test_finding_r14_a_limit_that_the_kernel_cannot_enforce_is_rejected(
 
 
 def test_a_command_that_reads_the_accepted_commit_has_limits_too(tmp_path: Path, repository: Repository) -> None:
-    repository.push({"many.yaml": many(2 * FEW)})
+    repository.push({"many.yaml": make_servers(2 * FEW)})
     place = ("--out", str(tmp_path / "output"), "--state", str(tmp_path / "state"))
     assert run_forked("run", str(repository.bare), *place, "--once").returncode == 0
     for command in (("records", "show"), ("bmc", "get")):
@@ -652,18 +653,18 @@ def test_a_command_within_its_limits_prints_the_same_as_without_limits(repositor
 
 
 def test_a_command_whose_child_aborts_without_memory_reports_it(repository: Repository) -> None:
-    repository.push({"many.yaml": many(6000)})
+    repository.push({"many.yaml": make_servers(6000)})
     command = [sys.executable, "-m", "gitboot", "validate", str(repository.bare)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        os.kill(child_of(process), signal.SIGABRT)
+        os.kill(find_child(process), signal.SIGABRT)
         _, said = process.communicate()
     assert (process.returncode, Code.LIMITS in said, "exceeds its memory limit" in said) == (3, True, True)
 
 
 def test_a_terminated_command_ends_with_its_child(repository: Repository) -> None:
-    repository.push({"many.yaml": many(6000)})
+    repository.push({"many.yaml": make_servers(6000)})
     process = subprocess.Popen([sys.executable, "-m", "gitboot", "validate", str(repository.bare)])
-    child = child_of(process)
+    child = find_child(process)
     process.terminate()
     assert process.wait(120) == -signal.SIGTERM
     assert not is_alive(child)

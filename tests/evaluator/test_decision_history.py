@@ -26,19 +26,19 @@ def work(tmp_path: Path) -> WorkTree:
     return made
 
 
-def lineage(history: History, cache: DiskCache) -> DecisionHistory:
+def make_decision_history(history: History, cache: DiskCache) -> DecisionHistory:
     return DecisionHistory(history.steps, cache, Evaluator(history.snapshot).evaluate)
 
 
-def cache_of(work: WorkTree) -> DiskCache:
+def open_cache(work: WorkTree) -> DiskCache:
     return DiskCache(work.path.parent / "cache.sqlite", pytest.fail)
 
 
 def list_history(work: WorkTree, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
     """Return the history of a server: subjects and kinds of changes; an invalid commit is in brackets."""
     history = open_history(path or work.path, rev)
-    with cache_of(work) as cache:
-        entries = list(lineage(history, cache).list_changes(server))
+    with open_cache(work) as cache:
+        entries = list(make_decision_history(history, cache).list_changes(server))
     return [
         f"{entry.commit.subject}: {entry.effect.kind}"
         if isinstance(entry, ChangingCommit)
@@ -84,8 +84,8 @@ def test_an_invalid_commit_is_skipped_and_listed(work: WorkTree) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break again")
     assert list_history(work, "web01") == ["(Break again)", "Fix otherwise: Changed", "(Break)", "Begin: Added"]
     assert list_history(work, "web01", "HEAD~3") == ["Begin: Added"]
-    with cache_of(work) as cache:
-        first, *_ = lineage(open_history(work.path, None), cache).list_changes("web01")
+    with open_cache(work) as cache:
+        first, *_ = make_decision_history(open_history(work.path, None), cache).list_changes("web01")
     assert isinstance(first, InvalidCommit)
     assert first.problem.startswith('06.yaml:1:7: GB1021: there is no kind "Nonsense"')
 
@@ -118,40 +118,44 @@ def test_a_bare_repository_has_the_same_history(work: WorkTree, tmp_path: Path) 
 
 
 @pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def evaluated_revisions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     revisions: list[str] = []
     real = Evaluator.evaluate
 
-    def noted(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair:
+    def record_revision(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair:
         found = real(evaluator, revision, base)
         revisions.append(revision)
         return found
 
-    monkeypatch.setattr(Evaluator, "evaluate", noted)
+    monkeypatch.setattr(Evaluator, "evaluate", record_revision)
     return revisions
 
 
-def test_each_fleet_is_decided_once_and_not_again_the_second_time(work: WorkTree, decided: list[str]) -> None:
+def test_each_fleet_is_decided_once_and_not_again_the_second_time(
+    work: WorkTree, evaluated_revisions: list[str]
+) -> None:
     work.commit({"README.md": "# Fleet"}, "A page")
     work.commit({POLICY: "kind: Nonsense"}, "Break")
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
     work.commit(None, "Nothing")
     first = list_history(work, "web01")
-    assert len(decided) == len(set(decided)) == 5  # every tree but the invalid one, which does not load
-    decided.clear()
-    assert (list_history(work, "web01"), decided) == (first, [])
+    assert (
+        len(evaluated_revisions) == len(set(evaluated_revisions)) == 5
+    )  # every tree but the invalid one, which does not load
+    evaluated_revisions.clear()
+    assert (list_history(work, "web01"), evaluated_revisions) == (first, [])
     work.commit({"web02.yaml": server("web02", "role: web")}, "One more")
     assert list_history(work, "web02") == ["One more: Added"]
-    assert len(decided) == 2  # it and its parent
+    assert len(evaluated_revisions) == 2  # it and its parent
 
 
-def test_no_more_commits_are_decided_than_requested(work: WorkTree, decided: list[str]) -> None:
+def test_no_more_commits_are_decided_than_requested(work: WorkTree, evaluated_revisions: list[str]) -> None:
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
-    with cache_of(work) as cache:
-        next(lineage(open_history(work.path, None), cache).list_changes("web01"))
-    assert len(decided) == 2
+    with open_cache(work) as cache:
+        next(make_decision_history(open_history(work.path, None), cache).list_changes("web01"))
+    assert len(evaluated_revisions) == 2
 
 
 def test_a_shallow_clone_is_detected(work: WorkTree, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ from tests.helpers.running_instance import (
 )
 
 
-def loaded(history: History, tree: dict[str, str]) -> FleetRepository | None:
+def load_or_none(history: History, tree: dict[str, str]) -> FleetRepository | None:
     try:
         return load(history.snapshot(history.commit(tree), None))
     except InvalidRepository:
@@ -71,10 +71,10 @@ def test_equal_keys_of_two_commits_mean_equal_results(
 ) -> None:
     draw, history = random.Random(seed), History({})
     tree = tree_of(first)
-    commits = [loaded(history, tree)]
+    commits = [load_or_none(history, tree)]
     for other in others * 2:
         tree = draw.choice(EDITS)(tree, other, draw)
-        commits.append(loaded(history, tree))
+        commits.append(load_or_none(history, tree))
     results: dict[tuple[bytes, bytes], object] = {}  # by key, and by the documents' digests or not
     for commit in commits:
         if commit is None:
@@ -103,7 +103,7 @@ def check_each_by_itself(commit: FleetRepository, draw: random.Random) -> None:
 @LAWS
 @given(generated=fleets(), seed=st.integers(0, 2**32))
 def test_parts_that_servers_share_do_not_depend_on_the_servers_before(generated: GeneratedFleet, seed: int) -> None:
-    commit = loaded(History({}), tree_of(generated))
+    commit = load_or_none(History({}), tree_of(generated))
     assert commit is not None
     check_each_by_itself(commit, random.Random(seed))
 
@@ -174,7 +174,7 @@ DOCUMENTS = {
 TEMPLATE = {"t": "Hello\n", "README": ""}
 
 
-def key_of(documents: dict[str, str], files: dict[str, str]) -> bytes:
+def compute_key(documents: dict[str, str], files: dict[str, str]) -> bytes:
     return compute_decision_keys(repository(*documents.values(), files=files), ["web01"])["web01"]
 
 
@@ -183,7 +183,7 @@ def key_after_edit(part: str, old: str, new: str) -> bytes:
     edited = documents if part in documents else files
     assert old in edited[part]
     edited[part] = edited[part].replace(old, new)
-    return key_of(documents, files)
+    return compute_key(documents, files)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def key_after_edit(part: str, old: str, new: str) -> bytes:
     ],
 )
 def test_a_key_changes_with_each_input_of_the_decision(part: str, old: str, new: str) -> None:
-    assert key_after_edit(part, old, new) != key_of(DOCUMENTS, TEMPLATE)
+    assert key_after_edit(part, old, new) != compute_key(DOCUMENTS, TEMPLATE)
 
 
 @pytest.mark.parametrize(
@@ -249,20 +249,20 @@ def test_a_key_changes_with_each_input_of_the_decision(part: str, old: str, new:
     ],
 )
 def test_a_key_stays_if_no_input_of_the_decision_changes(part: str, old: str, new: str) -> None:
-    assert key_after_edit(part, old, new) == key_of(DOCUMENTS, TEMPLATE)
+    assert key_after_edit(part, old, new) == compute_key(DOCUMENTS, TEMPLATE)
 
 
 @pytest.mark.parametrize("field", ["baseURL: 'http://boot.test'", "endpoint: 'http://end.test'"])
 def test_a_server_without_a_site_depends_on_the_urls_of_the_fleet(field: str) -> None:
     documents = DOCUMENTS | {"fleet": DOCUMENTS["fleet"].replace(SITES, "sites: []")}
     other = documents | {"fleet": documents["fleet"].replace(field, field.replace(".test", ".example"))}
-    assert key_of(documents, TEMPLATE) != key_of(other, TEMPLATE)
+    assert compute_key(documents, TEMPLATE) != compute_key(other, TEMPLATE)
 
 
 def test_a_key_changes_with_the_files_that_the_server_names() -> None:
     bmc = "bmc: {address: 'https://10.0.0.1', credentials: c, tls: {ca: ca.pem}}"
     documents = DOCUMENTS | {"server": server("web01", "role: web", bmc)}
-    assert len({key_of(documents, TEMPLATE | {"ca.pem": text}) for text in ("A", "B")}) == 2
+    assert len({compute_key(documents, TEMPLATE | {"ca.pem": text}) for text in ("A", "B")}) == 2
 
 
 def test_keys_do_not_depend_on_the_order_of_files() -> None:
@@ -284,7 +284,7 @@ def test_keys_are_the_same_in_every_process() -> None:
         ).stdout.strip()
         for seed in ("1", "2")
     }
-    assert keys == {key_of(DOCUMENTS, TEMPLATE).hex()}
+    assert keys == {compute_key(DOCUMENTS, TEMPLATE).hex()}
 
 
 ENTRY = f"/v1/boot/{make_mac('web01').replace(':', '-')}/boot.ipxe"
@@ -318,7 +318,7 @@ def keep_requesting(instance: Instance) -> Iterator[None]:
     wrong: list[object] = []
     ended = threading.Event()
 
-    def ask() -> None:
+    def request_repeatedly() -> None:
         with httpx.Client(base_url=instance.url, headers=LOADER, verify=False) as client:  # plain HTTP
             while not ended.wait(0.5):
                 try:
@@ -328,7 +328,7 @@ def keep_requesting(instance: Instance) -> Iterator[None]:
                 except httpx.HTTPError as error:
                     wrong.append(error)
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=request_repeatedly)
     thread.start()
     try:
         yield

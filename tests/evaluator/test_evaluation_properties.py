@@ -96,40 +96,40 @@ def whole(_: Tree, other: GeneratedFleet, __: random.Random) -> Tree:
     return tree_of(other)
 
 
-def some_documents(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
+def replace_documents(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
     taken = draw.sample(other.documents, draw.randint(1, 3))
     return tree | {path_of(document): format_json(document) for document in taken}
 
 
-def one_kind(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
+def replace_kind(tree: Tree, other: GeneratedFleet, draw: random.Random) -> Tree:
     kind = draw.choice(["Fleet", "Server", "ImageStream", "BootProfile", "BootPolicy", "Maintenance"])
     return tree | {path_of(document): format_json(document) for document in other.of(kind)}
 
 
-def one_goes(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def remove_document(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     gone = draw.choice(sorted(tree))
     return {path: text for path, text in tree.items() if path != gone}
 
 
-def a_server_goes(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def remove_server(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     servers = sorted(path for path in tree if path.startswith("server/"))
     gone = draw.choice(servers or sorted(tree))
     return {path: text for path, text in tree.items() if path != gone}
 
 
-def relabelled(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def change_label(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     """A server gets another role, ring or site: other selectors find it."""
     path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
     old, new = draw.choice([("web", "db"), ("canary", "stable"), ("ams2", "fra1"), ("stable", "canary")])
     return tree | {path: tree[path].replace(f'"{old}"', f'"{new}"')}
 
 
-def renamed(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def rename_server(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
     return tree | {path: tree[path].replace('"name": "web', '"name": "aweb')}
 
 
-def with_a_bmc(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def add_bmc(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     """Give a server a BMC, perhaps one that another server has too, or placeholder identities."""
     path = draw.choice(sorted(path for path in tree if path.startswith("server/")) or sorted(tree))
     address = draw.choice(["https://10.0.0.1", "https://10.0.0.1:443/", "https://10.0.0.2"])
@@ -138,34 +138,34 @@ def with_a_bmc(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     return tree | {path: tree[path].replace('"spec": {', f'"spec": {{{bmc}, ', 1)}
 
 
-def commented(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def add_comment(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     """Move a document to another line without changing its content."""
     path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
     return tree | {path: f"# {draw.random()}\n{tree[path]}"}
 
 
-def moved(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def move_document(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
     return {f"moved/{each}" if each == path else each: text for each, text in tree.items()}
 
 
-def copied(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def copy_document(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
     return tree | {f"copied/{path}": tree[path]}
 
 
-def broken(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def break_document(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     path = draw.choice(sorted(path for path in tree if path.endswith(".yaml")))
     return tree | {path: draw.choice(["{", "kind: Nothing\n", tree[path].replace('"spec": {', '"spec": {"what": 1, ')])}
 
 
-def other_template(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def change_template(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     path = draw.choice(sorted(FILES))
     leaking = draw.choice(["", ' "passwd": "hunter2",', "{{ nothing }}"])
     return tree | {path: FILES[path].replace('"of": "', f'"n": {draw.randint(0, 9)},{leaking} "of": "')}
 
 
-def mirrored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def toggle_mirror(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     """Images are brought from elsewhere, and mirrored from now on, or no longer."""
     outputs = '"outputs": ["mirror"], '
     found = {path: text for path, text in tree.items() if path.startswith("fleet/")}
@@ -188,7 +188,7 @@ def shown(tree: Tree, _: GeneratedFleet, __: random.Random) -> Tree:
     }
 
 
-def fleet_renamed(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def rename_fleet(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     old, new = draw.choice([("test", "prod"), ("prod", "test")])
     return {
         path: text.replace(f'"name": "{old}"', f'"name": "{new}"', 1) if path.startswith("fleet/") else text
@@ -196,34 +196,44 @@ def fleet_renamed(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     }
 
 
-def ignored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def ignore_path(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     return tree | {".gitbootignore": f"{draw.choice(sorted(tree))}\n"}
 
 
-def read_me(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
+def change_readme(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     return tree | {"README.md": str(draw.random())}
 
 
 EDITS: tuple[Edit, ...] = (
-    *(whole, some_documents, some_documents, one_kind, one_kind, one_kind, one_goes, a_server_goes, relabelled),
     *(
-        relabelled,
-        renamed,
-        with_a_bmc,
-        with_a_bmc,
-        commented,
-        moved,
-        copied,
-        broken,
-        other_template,
-        other_template,
-        mirrored,
-        mirrored,
+        whole,
+        replace_documents,
+        replace_documents,
+        replace_kind,
+        replace_kind,
+        replace_kind,
+        remove_document,
+        remove_server,
+        change_label,
+    ),
+    *(
+        change_label,
+        rename_server,
+        add_bmc,
+        add_bmc,
+        add_comment,
+        move_document,
+        copy_document,
+        break_document,
+        change_template,
+        change_template,
+        toggle_mirror,
+        toggle_mirror,
         shown,
         shown,
-        fleet_renamed,
-        ignored,
-        read_me,
+        rename_fleet,
+        ignore_path,
+        change_readme,
     ),
 )
 
@@ -231,28 +241,30 @@ EDITS: tuple[Edit, ...] = (
 # Values that both ways must agree on
 
 
-def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair | tuple[object, ...]:
+def evaluate_or_problems(
+    evaluator: Evaluator, revision: Revision, base: Revision | None
+) -> CommitPair | tuple[object, ...]:
     try:
         return evaluator.evaluate(revision, base)
     except InvalidRepository as error:
         return error.problems, error.dated
 
 
-def begun_again(evaluation: Evaluation, history: History) -> Evaluator:
+def restart_evaluator(evaluation: Evaluation, history: History) -> Evaluator:
     results = StoredResults()
     results.add(evaluation)
     return Evaluator(history.snapshot, results=results)
 
 
-def by_itself(history: History, revision: Revision) -> CommitPair | tuple[object, ...]:
-    return evaluated(Evaluator(history.snapshot), revision, None)
+def evaluate_alone(history: History, revision: Revision) -> CommitPair | tuple[object, ...]:
+    return evaluate_or_problems(Evaluator(history.snapshot), revision, None)
 
 
-def commit_by_itself(found: CommitPair) -> Commit:
+def rebuild_commit(found: CommitPair) -> Commit:
     return build_commit(found.head.decided.repository, found.head.decided.decisions)
 
 
-def in_full(commit: Commit) -> tuple[object, ...]:
+def list_commit_values(commit: Commit) -> tuple[object, ...]:
     """Return all that an instance has of a commit, with the order of ordered parts."""
     decisions = commit.decisions
     return (
@@ -270,7 +282,7 @@ def in_full(commit: Commit) -> tuple[object, ...]:
     )
 
 
-def on_page(commit: Commit) -> tuple[object, ...]:
+def list_page_values(commit: Commit) -> tuple[object, ...]:
     """Return what the page shows of a commit besides, with the order of what has one."""
     written = [(name, each.stream, each.joins, each.kept, each.lines) for name, each in commit.written.items()]
     locations = list(commit.locations.servers.items()), list(commit.locations.shared.items())
@@ -287,31 +299,31 @@ def test_a_commit_has_the_same_result_for_every_way_to_reach_it(
     evaluator = Evaluator(history.snapshot)
     base_tree = tree_of(first)
     revision = history.commit(base_tree)
-    found = evaluated(evaluator, revision, None)
+    found = evaluate_or_problems(evaluator, revision, None)
     assert isinstance(found, CommitPair)
-    base = assemble_commit(None, revision, map(sent, build_report(found))).commit
-    base_cold = by_itself(history, revision)
+    base = assemble_commit(None, revision, map(round_trip, build_report(found))).commit
+    base_cold = evaluate_alone(history, revision)
     for other in others * 2:
         tree = base_tree
         for _ in range(draw.randint(1, 2)):
             tree = draw.choice(EDITS)(tree, other, draw)
         revision = history.commit(tree)
-        found, cold = evaluated(evaluator, revision, base.revision), by_itself(history, revision)
+        found, cold = evaluate_or_problems(evaluator, revision, base.revision), evaluate_alone(history, revision)
         if not isinstance(found, CommitPair) or not isinstance(cold, CommitPair):
             assert found == cold
             continue
         assert isinstance(base_cold, CommitPair)
-        new = assemble_commit(base, revision, map(sent, build_report(found))).commit
-        assert in_full(new) == in_full(commit_by_itself(cold))
-        all_told = assemble_commit(None, revision, map(sent, build_report(cold))).commit
-        assert on_page(new) == on_page(all_told)
+        new = assemble_commit(base, revision, map(round_trip, build_report(found))).commit
+        assert list_commit_values(new) == list_commit_values(rebuild_commit(cold))
+        all_told = assemble_commit(None, revision, map(round_trip, build_report(cold))).commit
+        assert list_page_values(new) == list_page_values(all_told)
         assert found.head.decided.repository.origins == cold.head.decided.repository.origins
         old_side, new_side = base_cold.head.decided, cold.head.decided
         whole_changes = compare_decisions(
             old_side.decisions, new_side.decisions, old_side.repository, new_side.repository
         )
         assert found.compute_changes() == whole_changes
-        again = begun_again(found.head, history) if draw.random() < 0.4 else None
+        again = restart_evaluator(found.head, history) if draw.random() < 0.4 else None
         if draw.random() < 0.6:
             base, base_tree, base_cold = new, tree, cold
         evaluator = again or evaluator
@@ -345,30 +357,35 @@ def test_cached_results_of_another_commit_change_nothing(
     draw = random.Random(seed)
     history = History({})
     evaluator = Evaluator(history.snapshot)
-    before = evaluated(evaluator, history.commit(tree_of(first)), None)
+    before = evaluate_or_problems(evaluator, history.commit(tree_of(first)), None)
     assert isinstance(before, CommitPair)
     tree = tree_of(first)
     for _ in range(draw.randint(0, 3)):
         tree = draw.choice(EDITS)(tree, other, draw)
     revision = history.commit(tree)
-    found, cold = evaluated(begun_again(before.head, history), revision, None), by_itself(history, revision)
+    found, cold = (
+        evaluate_or_problems(restart_evaluator(before.head, history), revision, None),
+        evaluate_alone(history, revision),
+    )
     if not isinstance(found, CommitPair) or not isinstance(cold, CommitPair):
         assert found == cold
         return
-    new = assemble_commit(None, revision, map(sent, build_report(found))).commit
-    assert in_full(new) == in_full(commit_by_itself(cold))
-    assert on_page(new) == on_page(assemble_commit(None, revision, map(sent, build_report(cold))).commit)
+    new = assemble_commit(None, revision, map(round_trip, build_report(found))).commit
+    assert list_commit_values(new) == list_commit_values(rebuild_commit(cold))
+    assert list_page_values(new) == list_page_values(
+        assemble_commit(None, revision, map(round_trip, build_report(cold))).commit
+    )
     assert found.head.decided.repository.origins == cold.head.decided.repository.origins
     assert found.head.loaded.files == cold.head.loaded.files
     assert (found.head.keys, found.head.rows, found.extent) == (cold.head.keys, cold.head.rows, cold.extent)
     assert cold.base is None and cold.extent == cold.compute_changes().extent  # of which it is not made
 
 
-def sent(answer: protocol.Answer) -> protocol.Answer:
+def round_trip(answer: protocol.Answer) -> protocol.Answer:
     return protocol.decode_answer(encode(answer))
 
 
-def described(revision: Revision, tree: Tree) -> source_history.HistoryStep:
+def make_history_step(revision: Revision, tree: Tree) -> source_history.HistoryStep:
     commit = CommitSummary(revision=revision, author="", date=datetime(2026, 1, 1, tzinfo=UTC), subject="")
     return source_history.HistoryStep(commit=commit, tree=sha256(repr(sorted(tree.items())).encode()).hexdigest())
 
@@ -383,7 +400,7 @@ def test_the_history_of_a_server_equals_the_one_from_complete_commits(
     trees = [tree_of(first)]
     for _ in range(draw.randint(1, 6)):  # some go back to what was before
         trees.append(draw.choice(EDITS)(draw.choice(trees[-2:]), other, draw))
-    commits = [described(history.commit(tree), tree) for tree in reversed(trees)]
+    commits = [make_history_step(history.commit(tree), tree) for tree in reversed(trees)]
 
     def whole(revision: Revision, base: Revision | None) -> CommitPair:
         before = Evaluator(history.snapshot).evaluate(base, None) if base is not None else None
@@ -391,9 +408,9 @@ def test_the_history_of_a_server_equals_the_one_from_complete_commits(
         return replace(found, base=before.head if before is not None else None)
 
     evaluator = Evaluator(history.snapshot)
-    known = evaluated(evaluator, draw.choice(commits).commit.revision, None) if draw.random() < 0.5 else None
+    known = evaluate_or_problems(evaluator, draw.choice(commits).commit.revision, None) if draw.random() < 0.5 else None
     if isinstance(known, CommitPair):
-        evaluator = begun_again(known.head, history)
+        evaluator = restart_evaluator(known.head, history)
     servers = sorted({get_name(each) for fleet in (first, other) for each in fleet.of("Server")})
     with (
         TemporaryDirectory() as folder,

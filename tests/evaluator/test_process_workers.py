@@ -45,18 +45,18 @@ def snapshot(files: dict[str, bytes]) -> Snapshot:
     return Snapshot(revision=Revision("c" * 40), blobs=blobs, read=contents.__getitem__)
 
 
-def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
+def evaluate_files(files: dict[str, bytes], number: int) -> dict[str, Any]:
     """Evaluate a commit with so many workers; return the result, the cache rows, and the work done by others."""
     said: dict[str, Any]
     shared: list[bytes | None] = []
 
-    class Watched(Workers, frozen=True):
+    class RecordingWorkers(Workers, frozen=True):
         def _run(self, *how: Any) -> Any:
             found = super()._run(*how)
             shared.extend(found)
             return found
 
-    evaluator = Evaluator(lambda *_: snapshot(files), workers=Watched(number=number))
+    evaluator = Evaluator(lambda *_: snapshot(files), workers=RecordingWorkers(number=number))
     try:
         found, results = evaluator.evaluate(Revision("c" * 40), None), StoredResults()
         results.add(found.head)
@@ -67,29 +67,29 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
     return {"said": said, "by others": sum(each is not None for each in shared)}
 
 
-def in_worker(act: Callable[[int], object], after: int) -> Callable[[Any], bytes]:
+def act_in_worker(act: Callable[[int], object], after: int) -> Callable[[Any], bytes]:
     """The work of a worker for each server; after so many it does something else."""
     ours, numbers, encode_decided = os.getpid(), count(), cache.encode_decided_server
 
-    def instead(said: Any) -> bytes:
+    def encode_or_act(said: Any) -> bytes:
         if os.getpid() != ours and next(numbers) >= after:
             act(os.getpid())
         return encode_decided(said)
 
-    return instead
+    return encode_or_act
 
 
 def out_of_memory(_: int) -> None:
     raise MemoryError
 
 
-def failing(files: dict[str, bytes], number: int, act: Callable[[int], object], after: int) -> dict[str, Any]:
+def evaluate_failing(files: dict[str, bytes], number: int, act: Callable[[int], object], after: int) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers_module, "encode_decided_server", in_worker(act, after))
-        return evaluated(files, number)
+        patch.setattr(workers_module, "encode_decided_server", act_in_worker(act, after))
+        return evaluate_files(files, number)
 
 
-def limited() -> list[float]:
+def measure_limits() -> list[float]:
     """Return the limits of forks, and what is left after they used 2 s of the processor."""
     spent = ProcessUsage.measure()
     assert spent.memory is not None
@@ -104,7 +104,7 @@ def limited() -> list[float]:
     return [share.processor_s, (share.memory - spent.memory) / 2**20, before - after]
 
 
-def overrun(pid: int) -> None:
+def send_cpu_limit_signal(pid: int) -> None:
     os.kill(pid, signal.SIGXCPU)
 
 
@@ -112,19 +112,19 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def orphaned(folder: Path) -> bool:
+def check_orphans(folder: Path) -> bool:
     if (evaluator := os.fork()) == 0:
 
         def wait(pid: int) -> None:
             (folder / str(pid)).touch()
             signal.pause()
 
-        failing(FILES, 2, wait, 0)
+        evaluate_failing(FILES, 2, wait, 0)
         os._exit(0)
-    until(lambda: len(list(folder.iterdir())) == 2)
+    wait_until(lambda: len(list(folder.iterdir())) == 2)
     os.kill(evaluator, signal.SIGKILL)
     os.waitpid(evaluator, 0)
-    until(lambda: not any(map(is_alive, folder.iterdir())))
+    wait_until(lambda: not any(map(is_alive, folder.iterdir())))
     return True
 
 
@@ -135,7 +135,7 @@ def is_alive(worker: Path) -> bool:
         return False
 
 
-def until(holds: Callable[[], bool]) -> None:
+def wait_until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < end
@@ -148,13 +148,13 @@ def main(folder: str) -> None:
         patch.setattr(workers_module, "_MIN_ITEMS", 1)
         patch.setattr(workers_module, "BATCH", 4)
         found = {
-            "same": [evaluated(WARNED, number) for number in (1, 2, 8)],
-            "broken": [evaluated(BROKEN, number) for number in (1, 3)],
-            "killed": [failing(WARNED, 2, kill, after) for after in (0, 9)],
-            "out of memory": [failing(WARNED, 2, out_of_memory, after) for after in (0, 9)],
-            "overrun": [failing(WARNED, 2, overrun, after) for after in (0, 9)],
-            "orphaned": orphaned(Path(folder)),
-            "limited": limited(),
+            "same": [evaluate_files(WARNED, number) for number in (1, 2, 8)],
+            "broken": [evaluate_files(BROKEN, number) for number in (1, 3)],
+            "killed": [evaluate_failing(WARNED, 2, kill, after) for after in (0, 9)],
+            "out of memory": [evaluate_failing(WARNED, 2, out_of_memory, after) for after in (0, 9)],
+            "overrun": [evaluate_failing(WARNED, 2, send_cpu_limit_signal, after) for after in (0, 9)],
+            "orphaned": check_orphans(Path(folder)),
+            "limited": measure_limits(),
         }
     sys.stdout.write(json.dumps(found))
 

@@ -30,7 +30,7 @@ from tests.helpers.fleets import decided, fleet, image, make_uuid, policy, profi
 QUESTION = protocol.Question("f" * 40, None, EvaluationLimits(seconds=2))
 
 
-def written(*messages: protocol.Question | protocol.Answer) -> bytes:
+def write_messages(*messages: protocol.Question | protocol.Answer) -> bytes:
     stream = io.BytesIO()
     for message in messages:
         write_frame(stream, message)
@@ -38,19 +38,19 @@ def written(*messages: protocol.Question | protocol.Answer) -> bytes:
 
 
 def test_a_question_is_decoded_as_it_was_encoded() -> None:
-    frame = read_frame(io.BytesIO(written(QUESTION)))
+    frame = read_frame(io.BytesIO(write_messages(QUESTION)))
     assert frame is not None
     assert protocol.decode_question(frame) == QUESTION
 
 
-@for_each("length", range(len(written(QUESTION))))
+@for_each("length", range(len(write_messages(QUESTION))))
 def test_an_incomplete_frame_counts_as_the_end(length: int) -> None:
-    assert read_frame(io.BytesIO(written(QUESTION)[:length])) is None
+    assert read_frame(io.BytesIO(write_messages(QUESTION)[:length])) is None
 
 
 @given(files=st.lists(st.integers(0, 2**40), max_size=20), cuts=st.lists(st.integers(0, 400)))
 def test_frames_are_the_same_for_any_split_into_pieces(files: list[int], cuts: list[int]) -> None:
-    sent = written(*map(protocol.EvaluationStart, files))
+    sent = write_messages(*map(protocol.EvaluationStart, files))
     ends = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     buffer = FrameBuffer()
     frames = [frame for start, end in pairwise(ends) for frame in buffer.add(sent[start:end])]
@@ -70,7 +70,7 @@ def test_a_decision_comes_with_its_digest_and_a_changed_copy_gets_a_new_one() ->
 # Parts of servers
 
 
-def answers_of(*names: str) -> list[protocol.Answer]:
+def make_answers(*names: str) -> list[protocol.Answer]:
     documents = (fleet(), *(server(name, "role: web") for name in names), image("flatcar-1"))
     found = snapshot(*documents, profile("web", "flatcar-1"), policy("web"))
     return list(build_report(Evaluator(lambda _, __: found).evaluate(found.revision, None)))
@@ -90,7 +90,7 @@ def with_decision(part: ServerPart, **fields: Any) -> ServerPart:
     )
 
 
-def replaced_name(part: ServerPart, name: str) -> Machine:
+def rename_machine(part: ServerPart, name: str) -> Machine:
     assert part.machine is not None
     return structs.replace(part.machine, name=name)
 
@@ -110,7 +110,7 @@ WRONG_PARTS: dict[str, Callable[[ServerPart], ServerPart]] = {
     "the host of another server": lambda part: with_fields(
         part, network=encode(structs.replace(protocol.decode_host(part.network or b""), server="web02"))
     ),
-    "the machine of another server": lambda part: with_fields(part, machine=replaced_name(part, "web02")),
+    "the machine of another server": lambda part: with_fields(part, machine=rename_machine(part, "web02")),
     "another name": lambda part: with_fields(part, name="web03"),
     "no decision": lambda part: with_fields(part, decision=None),
     "no host": lambda part: with_fields(part, network=None),
@@ -121,7 +121,7 @@ WRONG_PARTS: dict[str, Callable[[ServerPart], ServerPart]] = {
 
 @pytest.mark.parametrize("case", WRONG_PARTS)
 def test_a_server_with_parts_that_do_not_belong_together_is_rejected(case: str) -> None:
-    answers = answers_of("web01", "web02")
+    answers = make_answers("web01", "web02")
     commit = assemble_commit(None, snapshot().revision, answers).commit
     wrong = with_part(answers, WRONG_PARTS[case])
     with pytest.raises((ValueError, msgspec.MsgspecError)):
@@ -133,7 +133,7 @@ def test_a_server_with_parts_that_do_not_belong_together_is_rejected(case: str) 
 
 def test_a_commit_takes_little_memory_for_each_server() -> None:
     names = [f"web{number:02}" for number in range(50)]
-    frames = [encode(each) for each in answers_of(*names)]
+    frames = [encode(each) for each in make_answers(*names)]
     assemble_commit(None, snapshot().revision, map(protocol.decode_answer, frames))  # makes the decoders
     tracemalloc.start()
     try:
@@ -146,19 +146,19 @@ def test_a_commit_takes_little_memory_for_each_server() -> None:
 
 
 def test_a_commit_without_a_base_needs_the_fleet() -> None:
-    *parts, end = answers_of("web01")
+    *parts, end = make_answers("web01")
     assert isinstance(end, CommitEnd)
     with pytest.raises(ValueError, match="there is no base"):
         assemble_commit(None, snapshot().revision, [*parts, with_fields(end, fleetwide=None)])
 
 
 def test_a_machine_cannot_be_removed_without_its_server() -> None:
-    answers = answers_of("web01", "web02")
+    answers = make_answers("web01", "web02")
     commit = assemble_commit(None, snapshot().revision, answers).commit
     (parts, end) = answers
     assert isinstance(parts, ServerParts) and isinstance(end, CommitEnd)
     first, second = parts.servers
-    stolen = with_fields(with_decision(first, uuid=make_uuid("web02")), machine=replaced_name(second, "web01"))
+    stolen = with_fields(with_decision(first, uuid=make_uuid("web02")), machine=rename_machine(second, "web01"))
     with pytest.raises(ValueError, match="unchanged server"):
         assemble_commit(commit, commit.revision, [ServerParts((stolen,)), end])
     with pytest.raises(ValueError, match="unchanged server"):
@@ -168,7 +168,7 @@ def test_a_machine_cannot_be_removed_without_its_server() -> None:
 
 
 def test_a_removed_server_leaves_no_part_behind() -> None:
-    answers = answers_of("web01", "web02")
+    answers = make_answers("web01", "web02")
     commit = assemble_commit(None, snapshot().revision, answers).commit
     end = answers[-1]
     assert isinstance(end, CommitEnd)
@@ -189,7 +189,7 @@ def test_a_removed_server_leaves_no_part_behind() -> None:
     ids=["right", "another digest", "another server"],
 )
 def test_a_row_for_the_cache_belongs_to_one_server(change: Callable[[ServerPart], ServerPart], is_stored: bool) -> None:
-    (parts, *_) = with_part(answers_of("web01"), change)
+    (parts, *_) = with_part(make_answers("web01"), change)
     assert isinstance(parts, ServerParts)
     (part,) = parts.servers
     assert part.decision is not None and part.network is not None

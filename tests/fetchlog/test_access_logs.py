@@ -175,7 +175,7 @@ def test_a_line_in_no_published_format_is_ignored(line: bytes) -> None:
 
 
 IGNITION = f"/ignition/{UUID}"
-WHO = f"uuid={UUID}&serial="  # as the first script sends it for a machine without a serial number
+IDENTITY_QUERY = f"uuid={UUID}&serial="  # as the first script sends it for a machine without a serial number
 
 
 EVIDENCE, USED_UP, NOTHING = "evidence", "used up", "nothing"
@@ -198,13 +198,13 @@ def classify_line(found: object) -> str:
         (ENTRY, "Syslinux/6.04", "", EVIDENCE),
         (ENTRY, "", "", USED_UP),
         (ENTRY, "curl/8.5.0", "", NOTHING),
-        (ENTRY, "curl/8.5.0", WHO, NOTHING),
+        (ENTRY, "curl/8.5.0", IDENTITY_QUERY, NOTHING),
         (ENTRY, "Go-http-client/1.1", "", NOTHING),
         (ENTRY, "a monitor", "", USED_UP),
         (ENTRY, "a monitor", f"uuid={UUID}", USED_UP),
         (ENTRY, "a monitor", "uuid=&serial=", USED_UP),
-        (ENTRY, "", WHO, EVIDENCE),
-        (ENTRY, "my-loader 1", WHO, EVIDENCE),
+        (ENTRY, "", IDENTITY_QUERY, EVIDENCE),
+        (ENTRY, "my-loader 1", IDENTITY_QUERY, EVIDENCE),
         (IGNITION, "Ignition/2.15.0", "", EVIDENCE),
         (IGNITION, "Go-http-client/1.1", "", EVIDENCE),  # Talos
         (IGNITION, "a system", "", EVIDENCE),
@@ -227,8 +227,8 @@ def test_finding_m3_evidence_needs_the_headers_or_query_of_a_machine(
     [
         (ENTRY, "", USED_UP),
         (ENTRY, f"uuid={UUID}", USED_UP),
-        (ENTRY, WHO, EVIDENCE),
-        (ENTRY, f"{WHO}4J8VM72", EVIDENCE),
+        (ENTRY, IDENTITY_QUERY, EVIDENCE),
+        (ENTRY, f"{IDENTITY_QUERY}4J8VM72", EVIDENCE),
         (IGNITION, "", USED_UP),
         (f"/v1/boot/{MAC}/provisioned/{'a' * 64}", "", EVIDENCE),
     ],
@@ -248,7 +248,7 @@ def test_finding_m2_without_user_agents_queries_and_tokens_are_evidence_and_a_fe
 @for_each("path", [ENTRY, IGNITION, f"/v1/boot/{MAC}/provisioned/{'a' * 64}"])
 def test_finding_m3_a_check_is_no_evidence_even_if_a_cache_drops_one_of_its_marks(path: str) -> None:
     checker = "gitboot-verify-mirror/0.2.0"
-    for agent, query in ((checker, ""), (IPXE, "check=1"), (IPXE, "check"), ("gitboot/0.1.0", WHO)):
+    for agent, query in ((checker, ""), (IPXE, "check=1"), (IPXE, "check"), ("gitboot/0.1.0", IDENTITY_QUERY)):
         for status in (200, 404):
             assert nginx(path=path, agent=agent, query=query, status=status) is IgnoreReason.CHECK
             line = {"uri": f"{path}?{query}", "headers": {"User-Agent": [agent]}}
@@ -258,7 +258,7 @@ def test_finding_m3_a_check_is_no_evidence_even_if_a_cache_drops_one_of_its_mark
 # Garbage
 
 
-ODD: tuple[Any, ...] = (
+ODD_VALUES: tuple[Any, ...] = (
     *("0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "2026-11-20", "", "\0", "\ud800", "a" * 100_000),
     *("Thu, 99999999999999999999 Jan 2026 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 +2359", ", , , ,", "-", "1 2 3"),
     *(
@@ -272,7 +272,7 @@ ODD: tuple[Any, ...] = (
 
 
 @for_each("field", sorted(NGINX))
-@for_each("value", ODD, ids=lambda value: repr(value)[:30])
+@for_each("value", ODD_VALUES, ids=lambda value: repr(value)[:30])
 def test_t11_any_value_of_a_field_is_read_or_counted(field: str, value: object) -> None:
     for found in (nginx(**{field: value}), caddy(request={field: value}), caddy(headers={field: [value]})):
         assert isinstance(found, Observation | IgnoreReason)
@@ -289,7 +289,7 @@ def test_t11_bytes_that_are_not_a_line_are_counted(line: bytes) -> None:
 @given(st.randoms(use_true_random=False))
 def test_t11_a_damaged_line_is_read_or_counted(chance: random.Random) -> None:
     documents = [json.dumps(each).encode() for each in (NGINX, CADDY, FIELDS)]
-    line = bytearray(chance.choice([*documents, s3(), "\t".join(FIELDS.values()).encode()]))
+    line = bytearray(chance.choice([*documents, make_s3_line(), "\t".join(FIELDS.values()).encode()]))
     for _ in range(chance.randrange(1, 6)):
         line[chance.randrange(len(line))] = chance.randrange(256)
     assert isinstance(parse_line(bytes(line)), Observation | IgnoreReason)
@@ -301,7 +301,7 @@ DATA = f"v1/boot/{MAC}/data/{TOKEN}/user-data"
 OWNER = "79a59df900b949e55d96a1e698fbacedfd6e09d98eacf8f8d5218e7cd47ef2be"
 
 
-def s3(
+def make_s3_line(
     key: str = f"fra1/boot/{REPORT}",
     *,
     operation: str = "REST.GET.OBJECT",
@@ -363,7 +363,7 @@ def cloudfront(**changes: str) -> tuple[LineContent, LineContent]:
     return parse_line(("\t".join(fields.values()) + "\n").encode()), parse_line(json.dumps(fields).encode())
 
 
-def observed(path: str) -> Observation:
+def make_observation(path: str) -> Observation:
     return Observation(
         server="",
         path=f"boot/{path}",
@@ -375,34 +375,34 @@ def observed(path: str) -> Observation:
 
 @pytest.mark.parametrize("path", [REPORT, REPORT.replace("provisioned", "failed"), DATA])
 def test_a_path_that_names_an_installation_is_evidence(path: str) -> None:
-    assert parse_line(s3(f"fra1/boot/{path}")) == observed(path)
-    assert cloudfront(cs_uri_stem=f"/{path}") == (observed(path), observed(path))
+    assert parse_line(make_s3_line(f"fra1/boot/{path}")) == make_observation(path)
+    assert cloudfront(cs_uri_stem=f"/{path}") == (make_observation(path), make_observation(path))
 
 
 @pytest.mark.parametrize("path", [ENTRY[1:], f"ipxe/{UUID}", f"ignition/{UUID}"])
 def test_e38_the_log_does_not_show_which_version_of_a_boot_script_was_sent(path: str) -> None:
-    assert parse_line(s3(f"fra1/boot/{path}")) == IgnoreReason.VERSION
+    assert parse_line(make_s3_line(f"fra1/boot/{path}")) == IgnoreReason.VERSION
     assert cloudfront(cs_uri_stem=f"/{path}") == (IgnoreReason.VERSION, IgnoreReason.VERSION)
 
 
 @for_each(
     ("line", "why"),
     [
-        (s3(operation="REST.HEAD.OBJECT"), IgnoreReason.METHOD),
-        (s3(operation="REST.PUT.OBJECT", size="0"), IgnoreReason.METHOD),
-        (s3(operation="REST.GET.VERSIONING"), IgnoreReason.FORMAT),
-        (s3(operation="WEBSITE.GET.OBJECT"), observed(REPORT)),
-        (s3(status=304), IgnoreReason.STATUS),
-        (s3(f"fra1/boot/{DATA}", sent="511", size="512"), IgnoreReason.PART),
-        (s3(f"fra1/boot/{DATA}", sent="-", size="512"), IgnoreReason.PART),
-        (s3(f"fra1/boot/{DATA}", sent="512", size="512"), observed(DATA)),
-        (s3(f"fra1/boot/{REPORT.replace('/', '%252F')}"), observed(REPORT)),
-        (s3(client="-"), IgnoreReason.CLIENT),
-        (s3(time="20/Nop/2026:22:00:30 +0000"), IgnoreReason.FORMAT),
-        (s3(time="31/Feb/2026:22:00:30 +0000"), IgnoreReason.FORMAT),
-        (s3(time="21/Nov/2026:00:00:30 +0200"), observed(REPORT)),
-        (s3("fra1/boot/boot.ipxe"), IgnoreReason.PATH),
-        (s3().removesuffix(b"TLSv1.3 - -\n"), observed(REPORT)),  # lines get longer with the years
+        (make_s3_line(operation="REST.HEAD.OBJECT"), IgnoreReason.METHOD),
+        (make_s3_line(operation="REST.PUT.OBJECT", size="0"), IgnoreReason.METHOD),
+        (make_s3_line(operation="REST.GET.VERSIONING"), IgnoreReason.FORMAT),
+        (make_s3_line(operation="WEBSITE.GET.OBJECT"), make_observation(REPORT)),
+        (make_s3_line(status=304), IgnoreReason.STATUS),
+        (make_s3_line(f"fra1/boot/{DATA}", sent="511", size="512"), IgnoreReason.PART),
+        (make_s3_line(f"fra1/boot/{DATA}", sent="-", size="512"), IgnoreReason.PART),
+        (make_s3_line(f"fra1/boot/{DATA}", sent="512", size="512"), make_observation(DATA)),
+        (make_s3_line(f"fra1/boot/{REPORT.replace('/', '%252F')}"), make_observation(REPORT)),
+        (make_s3_line(client="-"), IgnoreReason.CLIENT),
+        (make_s3_line(time="20/Nop/2026:22:00:30 +0000"), IgnoreReason.FORMAT),
+        (make_s3_line(time="31/Feb/2026:22:00:30 +0000"), IgnoreReason.FORMAT),
+        (make_s3_line(time="21/Nov/2026:00:00:30 +0200"), make_observation(REPORT)),
+        (make_s3_line("fra1/boot/boot.ipxe"), IgnoreReason.PATH),
+        (make_s3_line().removesuffix(b"TLSv1.3 - -\n"), make_observation(REPORT)),  # lines get longer with the years
     ],
 )
 def test_in_logs_of_s3_only_a_complete_response_counts(line: bytes, why: Observation | IgnoreReason) -> None:
@@ -417,11 +417,14 @@ def test_in_logs_of_s3_only_a_complete_response_counts(line: bytes, why: Observa
         ({"sc_status": "000"}, IgnoreReason.STATUS),
         ({"sc_content_len": "471"}, IgnoreReason.PART),
         ({"sc_content_len": "-"}, IgnoreReason.PART),
-        ({"sc_content_len": "470"}, observed(REPORT)),
+        ({"sc_content_len": "470"}, make_observation(REPORT)),
         ({"sc_range_start": "0"}, IgnoreReason.PART),
         ({"x_edge_result_type": "Error"}, IgnoreReason.PART),
         ({"x_edge_detailed_result_type": "ClientCommError"}, IgnoreReason.PART),
-        ({"x_edge_result_type": "RefreshHit", "x_edge_detailed_result_type": "OriginShieldHit"}, observed(REPORT)),
+        (
+            {"x_edge_result_type": "RefreshHit", "x_edge_detailed_result_type": "OriginShieldHit"},
+            make_observation(REPORT),
+        ),
         ({"c_ip": "2001:db8::x"}, IgnoreReason.CLIENT),
         ({"date": "2026-13-20"}, IgnoreReason.FORMAT),
         ({"sc_bytes": "-"}, IgnoreReason.FORMAT),
@@ -442,20 +445,23 @@ COPIER = "arn:aws:iam::123456789012:user/backup"
     [
         (COPIER, "aws-cli/2.15.0", IgnoreReason.SIGNED),
         (COPIER, "curl/8", IgnoreReason.SIGNED),
-        ("-", "curl/8", observed(REPORT)),
-        ("svc:cloudfront.amazonaws.com", "Amazon CloudFront", observed(REPORT)),
+        ("-", "curl/8", make_observation(REPORT)),
+        ("svc:cloudfront.amazonaws.com", "Amazon CloudFront", make_observation(REPORT)),
     ],
 )
 def test_finding_m3_a_client_that_reads_a_bucket_with_credentials_is_not_a_machine(
     requester: str, agent: str, why: Observation | IgnoreReason
 ) -> None:
     """A backup copies each file, the reports of installers too."""
-    assert parse_line(s3(requester=requester, agent=agent)) == why
+    assert parse_line(make_s3_line(requester=requester, agent=agent)) == why
 
 
 def test_finding_m3_a_check_of_a_bucket_or_by_cloudfront_is_no_evidence() -> None:
     checker = "gitboot-verify-mirror/0.2.0"
-    by_s3 = [parse_line(s3(agent=checker)), parse_line(s3(query="?check=1", agent="Amazon CloudFront"))]
+    by_s3 = [
+        parse_line(make_s3_line(agent=checker)),
+        parse_line(make_s3_line(query="?check=1", agent="Amazon CloudFront")),
+    ]
     by_cloudfront = [*cloudfront(**{"cs(User-Agent)": checker}), *cloudfront(**{"cs-uri-query": "check=1"})]
     assert {*by_s3, *by_cloudfront} == {IgnoreReason.CHECK}
 
@@ -553,8 +559,8 @@ def test_finding_m3_a_check_through_a_cache_is_no_evidence_in_the_log_of_a_mirro
     with CACHES[cache](mirror.url, tmp_path / cache) as url:
         found = verified("--tree", site.root, url, *more)
         assert {ENTRY[1:], BY_UUID[1:]} <= {*found["unchecked"]} or more
-        observed, ignored = read_log(mirror, tmp_path / "spool")
-        assert observed == []
+        make_observation, ignored = read_log(mirror, tmp_path / "spool")
+        assert make_observation == []
         assert ignored.get("a check by gitboot", 0) > 0
         http_peers.get(f"{url}{ENTRY}", headers=LOADER)
         assert read_log(mirror, tmp_path / "spool")[0] == [f"boot{ENTRY}"]
@@ -568,8 +574,8 @@ def test_finding_m3_a_monitor_whose_head_a_cache_turns_into_a_get_is_no_evidence
         for path in (ENTRY, BY_UUID, f"/v1/boot/{MAC}/grub.cfg"):
             head(f"{url}{path}", agent)
             head(f"{url}{path.replace(MAC, '52-54-00-00-00-99')}", agent)
-        observed, ignored = read_log(mirror, tmp_path / "spool")
-        assert observed == []
+        make_observation, ignored = read_log(mirror, tmp_path / "spool")
+        assert make_observation == []
         turned = ignored.get("by a tool or a monitor", 0) if agent == MONITORS["a tool"] else ignored["unclear"]
         assert (turned > 0) == (cache in TURN_HEAD_INTO_GET), "the cache has sent a GET, which the log has"
 
@@ -577,5 +583,5 @@ def test_finding_m3_a_monitor_whose_head_a_cache_turns_into_a_get_is_no_evidence
 @pytest.mark.parametrize("agent", [*MONITORS.values(), IPXE], ids=[*MONITORS, "a loader"])
 def test_finding_m3_a_bare_get_of_a_boot_script_is_no_evidence(mirror: Mirror, tmp_path: Path, agent: str) -> None:
     http_peers.get(f"{mirror.url}{ENTRY}", headers={"user-agent": agent})
-    observed, _ = read_log(mirror, tmp_path / "spool")
-    assert observed == ([f"boot{ENTRY}"] if agent == IPXE else [])
+    make_observation, _ = read_log(mirror, tmp_path / "spool")
+    assert make_observation == ([f"boot{ENTRY}"] if agent == IPXE else [])

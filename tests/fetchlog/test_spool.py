@@ -33,7 +33,7 @@ def observation(number: int = 0, *, at: datetime = AT) -> Observation:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Iterator[SpoolFile]:
+def spool_file(tmp_path: Path) -> Iterator[SpoolFile]:
     file = SpoolFile(tmp_path)
     yield file
     file.close()
@@ -48,22 +48,22 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.jsonl"))
 
 
-def forget(folder: Path, offsets: Mapping[str, int]) -> None:
+def delete_read(folder: Path, offsets: Mapping[str, int]) -> None:
     spool.delete_read_files(folder, offsets, count_deletions_after(folder, offsets))
 
 
-def test_written_observations_are_read_once(tmp_path: Path, written: SpoolFile) -> None:
-    write(written, 0, 1, 2)
+def test_written_observations_are_read_once(tmp_path: Path, spool_file: SpoolFile) -> None:
+    write(spool_file, 0, 1, 2)
     first = read_new(tmp_path, {})
     assert first.observations == [observation(number) for number in range(3)]
     assert read_new(tmp_path, first.offsets).observations == []
-    write(written, 3)
+    write(spool_file, 3)
     assert read_new(tmp_path, first.offsets).observations == [observation(3)]
 
 
-def test_an_observation_by_a_mirror_has_a_date_instead_of_a_digest(tmp_path: Path, written: SpoolFile) -> None:
+def test_an_observation_by_a_mirror_has_a_date_instead_of_a_digest(tmp_path: Path, spool_file: SpoolFile) -> None:
     seen = replace(observation(), server="", digest=None, modified=1795212000)
-    written.append(encode_line(seen))
+    spool_file.append(encode_line(seen))
     assert read_new(tmp_path, {}).observations == [seen]
 
 
@@ -73,14 +73,14 @@ def test_an_observation_has_exactly_one_version(version: dict[str, Any]) -> None
         replace(observation(), **{"digest": None, "modified": None, **version})
 
 
-def test_observations_that_were_read_but_not_stored_are_read_again(tmp_path: Path, written: SpoolFile) -> None:
-    write(written, 1)
+def test_observations_that_were_read_but_not_stored_are_read_again(tmp_path: Path, spool_file: SpoolFile) -> None:
+    write(spool_file, 1)
     assert read_new(tmp_path, {}).observations == read_new(tmp_path, {}).observations == [observation(1)]
 
 
 def test_a_missing_folder_holds_nothing(tmp_path: Path) -> None:
     assert read_new(tmp_path / "missing", {}) == ([], {}, 0)
-    forget(tmp_path / "missing", {})
+    delete_read(tmp_path / "missing", {})
 
 
 def test_observations_of_several_writers_are_ordered_by_time(tmp_path: Path) -> None:
@@ -93,24 +93,24 @@ def test_observations_of_several_writers_are_ordered_by_time(tmp_path: Path) -> 
 # Forgetting
 
 
-def test_a_file_with_an_active_writer_is_not_deleted(tmp_path: Path, written: SpoolFile) -> None:
-    write(written, 1)
+def test_a_file_with_an_active_writer_is_not_deleted(tmp_path: Path, spool_file: SpoolFile) -> None:
+    write(spool_file, 1)
     taken = read_new(tmp_path, {})
-    forget(tmp_path, taken.offsets)
+    delete_read(tmp_path, taken.offsets)
     assert len(names(tmp_path)) == 1
-    write(written, 2)
+    write(spool_file, 2)
     assert read_new(tmp_path, taken.offsets).observations == [observation(2)]
 
 
 def test_a_file_that_was_read_completely_and_closed_by_its_writer_is_deleted(
-    tmp_path: Path, written: SpoolFile
+    tmp_path: Path, spool_file: SpoolFile
 ) -> None:
-    write(written, 1)
-    written.close()
+    write(spool_file, 1)
+    spool_file.close()
     taken = read_new(tmp_path, {})
-    forget(tmp_path, {})
+    delete_read(tmp_path, {})
     assert len(names(tmp_path)) == 1, "nobody said that it was taken"
-    forget(tmp_path, taken.offsets)
+    delete_read(tmp_path, taken.offsets)
     assert (names(tmp_path), read_new(tmp_path, taken.offsets).offsets) == ([], {})
 
 
@@ -124,31 +124,31 @@ def test_deletions_are_counted_before_they_happen(tmp_path: Path) -> None:
         spool.delete_read_files(tmp_path, taken.offsets, times - 1)
         assert (len(names(tmp_path)), count_deletions(tmp_path)) == (1, times - 1), "no tree knows that it is forgotten"
         assert count_deletions_after(tmp_path, taken.offsets) == times
-        forget(tmp_path, taken.offsets)
+        delete_read(tmp_path, taken.offsets)
         assert (names(tmp_path), count_deletions(tmp_path)) == ([], times)
 
 
-def test_lines_that_were_added_after_the_read_are_not_deleted(tmp_path: Path, written: SpoolFile) -> None:
-    write(written, 1)
+def test_lines_that_were_added_after_the_read_are_not_deleted(tmp_path: Path, spool_file: SpoolFile) -> None:
+    write(spool_file, 1)
     taken = read_new(tmp_path, {})
-    write(written, 2)
-    written.close()
-    forget(tmp_path, taken.offsets)
+    write(spool_file, 2)
+    spool_file.close()
+    delete_read(tmp_path, taken.offsets)
     again = read_new(tmp_path, taken.offsets)
     assert again.observations == [observation(2)]
-    forget(tmp_path, again.offsets)
+    delete_read(tmp_path, again.offsets)
     assert names(tmp_path) == []
 
 
-def test_an_incomplete_line_of_a_killed_writer_is_deleted(tmp_path: Path, written: SpoolFile) -> None:
-    write(written, 1)
-    written.close()
+def test_an_incomplete_line_of_a_killed_writer_is_deleted(tmp_path: Path, spool_file: SpoolFile) -> None:
+    write(spool_file, 1)
+    spool_file.close()
     (path,) = tmp_path.glob("*.jsonl")
     with path.open("ab") as file:
         file.write(encode_line(observation(2))[:-9])
     taken = read_new(tmp_path, {})
     assert taken.observations == [observation(1)]
-    forget(tmp_path, taken.offsets)
+    delete_read(tmp_path, taken.offsets)
     assert names(tmp_path) == []
 
 
@@ -169,7 +169,7 @@ def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
     assert len(names(tmp_path)) > 2
     taken = read_new(tmp_path, {})
     assert taken.observations == [observation(number) for number in range(9)]
-    forget(tmp_path, taken.offsets)
+    delete_read(tmp_path, taken.offsets)
     assert len(names(tmp_path)) == 1, "the one that is written"
 
 
@@ -191,7 +191,7 @@ def test_processes_neither_lose_nor_repeat_an_observation(tmp_path: Path) -> Non
         ended = not any(writer.is_alive() for writer in writers)
         found = read_new(tmp_path, offsets)
         taken, offsets = taken + found.observations, found.offsets
-        forget(tmp_path, offsets)
+        delete_read(tmp_path, offsets)
         if ended:
             break
     servers = [each.server for each in taken]
@@ -214,12 +214,12 @@ def test_processes_neither_lose_nor_repeat_an_observation(tmp_path: Path) -> Non
     ],
     ids=lambda stray: stray[:20].decode(errors="replace") or "nothing",
 )
-def test_a_stray_line_does_not_affect_other_lines(tmp_path: Path, written: SpoolFile, stray: bytes) -> None:
-    write(written, 1)
+def test_a_stray_line_does_not_affect_other_lines(tmp_path: Path, spool_file: SpoolFile, stray: bytes) -> None:
+    write(spool_file, 1)
     (path,) = tmp_path.glob("*.jsonl")
     with path.open("ab") as file:
         file.write(stray + b"\n")
-    write(written, 2)
+    write(spool_file, 2)
     taken = read_new(tmp_path, {})
     assert (taken.observations, taken.invalid_lines) == ([observation(1), observation(2)], 1)
 
@@ -247,9 +247,9 @@ def write_limited(spool: Path) -> None:
 
 
 def test_after_a_failed_sync_a_file_is_not_used_again(
-    tmp_path: Path, written: SpoolFile, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, spool_file: SpoolFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(written, 1)
+    write(spool_file, 1)
 
     def fail(fd: int) -> None:
         raise OSError(5, "Input/output error")
@@ -257,33 +257,33 @@ def test_after_a_failed_sync_a_file_is_not_used_again(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", fail)
         with pytest.raises(OSError, match="Input/output"):
-            write(written, 2)
-    write(written, 3)
+            write(spool_file, 2)
+    write(spool_file, 3)
     assert (len(names(tmp_path)), read_new(tmp_path, {}).observations) == (2, [observation(1), observation(3)])
 
 
 @pytest.mark.parametrize("left", [0, 9, len(encode_line(observation(1)))], ids=["nothing", "half a line", "a line"])
-def test_a_file_that_somebody_truncated_gets_no_more_lines(tmp_path: Path, written: SpoolFile, left: int) -> None:
+def test_a_file_that_somebody_truncated_gets_no_more_lines(tmp_path: Path, spool_file: SpoolFile, left: int) -> None:
     """Readers have come further than its end."""
-    write(written, 1, 2)
+    write(spool_file, 1, 2)
     taken = read_new(tmp_path, {})
     (path,) = tmp_path.glob("*.jsonl")
     os.truncate(path, left)
-    write(written, 3)
+    write(spool_file, 3)
     again = read_new(tmp_path, taken.offsets)
     assert (again.observations, again.invalid_lines) == ([observation(3)], 0)
     assert (path.stat().st_size, len(names(tmp_path))) == (left, 2)
-    forget(tmp_path, again.offsets)
+    delete_read(tmp_path, again.offsets)
     assert len(names(tmp_path)) == 1 and not path.exists(), "the other is still written"
 
 
-def test_a_boot_whose_line_the_writer_took_back_was_not_served(tmp_path: Path, written: SpoolFile) -> None:
+def test_a_boot_whose_line_the_writer_took_back_was_not_served(tmp_path: Path, spool_file: SpoolFile) -> None:
     """Another process has read the line before its sync failed."""
     given = ServedBoots(tmp_path)
     first, second = (replace(observation(number), offer=Digest(str(number) * 64)) for number in (1, 2))
-    written.append(encode_line(first))
+    spool_file.append(encode_line(first))
     whole = len(encode_line(first))
-    written.append(encode_line(second))
+    spool_file.append(encode_line(second))
     assert given.find(second.server, str(second.offer)) is not None
     (path,) = tmp_path.glob("*.jsonl")
     os.truncate(path, whole)

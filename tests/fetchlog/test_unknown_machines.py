@@ -193,7 +193,7 @@ SENT = {
 }
 
 
-def of(**more: object) -> HardwareInventory:
+def make_findings(**more: object) -> HardwareInventory:
     return parse_hardware({"interfaces": [{"mac": MAC}], **more})
 
 
@@ -207,9 +207,9 @@ def test_known_fields_are_kept_and_read_back() -> None:
 
 def test_architectures_and_firmware_have_the_values_of_documents() -> None:
     for architecture in Architecture:
-        assert of(architecture=architecture.value).architecture == architecture
+        assert make_findings(architecture=architecture.value).architecture == architecture
     for firmware in Firmware:
-        assert of(firmware=firmware.value).firmware == firmware
+        assert make_findings(firmware=firmware.value).firmware == firmware
 
 
 @for_each(
@@ -233,7 +233,7 @@ def test_architectures_and_firmware_have_the_values_of_documents() -> None:
     ],
 )
 def test_unknown_values_are_omitted(more: dict[str, object]) -> None:
-    assert of(**more) == of()
+    assert make_findings(**more) == make_findings()
 
 
 @for_each(

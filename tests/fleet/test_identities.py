@@ -107,11 +107,11 @@ NAMELESS_SEED = (
 LOOKS = (*NAMELESS_SEED, policy("look", "All", boots="look"))
 
 
-def nameless(spec: str = "", name: str = "web01") -> str:
+def server_without_uuid(spec: str = "", name: str = "web01") -> str:
     return server(name, spec=spec).replace(f"uuid: {make_uuid(name)}, ", "").replace(f'uuid: "{make_uuid(name)}", ', "")
 
 
-def codes(*documents: str) -> list[str]:
+def list_codes(*documents: str) -> list[str]:
     try:
         decide(repository(*documents))
     except InvalidRepository as error:
@@ -120,14 +120,14 @@ def codes(*documents: str) -> list[str]:
 
 
 def test_a_server_document_may_have_no_uuid() -> None:
-    assert "uuid" not in nameless()
+    assert "uuid" not in server_without_uuid()
 
 
 def test_a_server_without_a_uuid_boots_an_image_that_writes_no_disk_by_its_mac_address() -> None:
-    plan = planned(at("20T22:00"), *LOOKS, nameless())
+    plan = planned(at("20T22:00"), *LOOKS, server_without_uuid())
     assert plan is not None and plan.phase is Phase.NETWORK
     assert plan.uuid == derive_uuid(MacAddress(make_mac("web01").replace(":", "-"))) and is_derived_uuid(plan.uuid)
-    assert codes(*LOOKS, nameless(), nameless(name="web02")) == []
+    assert list_codes(*LOOKS, server_without_uuid(), server_without_uuid(name="web02")) == []
 
 
 @pytest.mark.parametrize(
@@ -140,34 +140,39 @@ def test_a_server_without_a_uuid_boots_an_image_that_writes_no_disk_by_its_mac_a
 )
 def test_a_field_that_needs_a_uuid_is_rejected_by_name(spec: str) -> None:
     with pytest.raises(InvalidRepository, match="GB2021") as raised:
-        repository(*LOOKS, nameless(spec))
+        repository(*LOOKS, server_without_uuid(spec))
     assert spec.partition(":")[0] in raised.value.problems[0].message
 
 
 @pytest.mark.parametrize("often", ["Once", "OnImageChange", "Always"])
 def test_an_install_boot_of_a_server_without_a_uuid_is_rejected(often: str) -> None:
-    assert "GB2021" in codes(*NAMELESS_SEED, policy("web", "All", boots="web", often=often), nameless())
+    assert "GB2021" in list_codes(*NAMELESS_SEED, policy("web", "All", boots="web", often=often), server_without_uuid())
 
 
 def test_a_server_that_boots_nothing_needs_no_uuid() -> None:
-    assert codes(*NAMELESS_SEED, policy("web", "All", boots="web", often="Never"), nameless()) == []
-    assert codes(*NAMELESS_SEED, policy("web", "All", boots="web", often="Once"), nameless("lifecycle: Parked")) == []
+    assert list_codes(*NAMELESS_SEED, policy("web", "All", boots="web", often="Never"), server_without_uuid()) == []
+    assert (
+        list_codes(
+            *NAMELESS_SEED, policy("web", "All", boots="web", often="Once"), server_without_uuid("lifecycle: Parked")
+        )
+        == []
+    )
 
 
 def test_a_template_that_uses_a_missing_uuid_is_an_error() -> None:
     wants = (*LOOKS[:-1], policy("look", "All", "kernelArguments: ['id={{ server.uuid }}']", boots="look"))
-    assert (codes(*wants, nameless()), codes(*wants, server("web01"))) == (["GB2102"], [])
+    assert (list_codes(*wants, server_without_uuid()), list_codes(*wants, server("web01"))) == (["GB2102"], [])
 
 
 def test_two_servers_without_a_uuid_cannot_share_a_mac_address_or_serial_number() -> None:
-    same_mac = nameless(name="web02").replace(make_mac("web02"), make_mac("web01"))
-    for other in (same_mac, nameless("serial: 4J8VM72", "web02")):
+    same_mac = server_without_uuid(name="web02").replace(make_mac("web02"), make_mac("web01"))
+    for other in (same_mac, server_without_uuid("serial: 4J8VM72", "web02")):
         with pytest.raises(InvalidRepository, match="GB2003"):
-            repository(*LOOKS, nameless("serial: 4J8VM72"), other)
+            repository(*LOOKS, server_without_uuid("serial: 4J8VM72"), other)
 
 
 def test_a_server_that_gets_its_uuid_later_was_not_installed_before() -> None:
-    before = list_machines(repository(*LOOKS, nameless()))
+    before = list_machines(repository(*LOOKS, server_without_uuid()))
     after = list_machines(repository(*LOOKS, server("web01")))
     assert find_changed_uuids(after.values(), before.values()) == {}
     replaced = list_machines(repository(*LOOKS, server("web01").replace(make_uuid("web01"), make_uuid("other"))))

@@ -16,7 +16,7 @@ from gitboot.fleet.ignore import Ignore, InvalidPattern, list_lines, parse_patte
 from tests.helpers.cases import MAX_GROWTH, count_examples, for_each, measure_growth
 
 
-def leaves_out(patterns: str, path: str) -> bool:
+def matches_ignore(patterns: str, path: str) -> bool:
     ignore, malformed = read_ignore(patterns.encode())
     assert not malformed
     return ignore.is_ignored(path)
@@ -47,7 +47,7 @@ def leaves_out(patterns: str, path: str) -> bool:
 def test_patterns_have_the_meaning_that_they_have_in_gitignore(
     patterns: str, left_out: list[str], taken_in: list[str]
 ) -> None:
-    assert [path for path in left_out + taken_in if leaves_out(patterns, path)] == left_out
+    assert [path for path in left_out + taken_in if matches_ignore(patterns, path)] == left_out
 
 
 _PIECES = [*"ab/*?! #-.", "**", "**/", "/**", "/**/", "***", "ü", "\\", "\\*", "\\ ", "ab", "\\/"]
@@ -93,21 +93,21 @@ def test_the_same_paths_are_ignored_as_by_git(work_tree: Path, patterns: list[st
     assert {path for path in paths if ignore.is_ignored(path)} == _ignored_by_git(work_tree, data, paths)
 
 
-def _a_name(size: int) -> str:
+def _make_name(size: int) -> str:
     return "a" * size
 
 
-def _a_deep_path(size: int) -> str:
+def _make_deep_path(size: int) -> str:
     return "a/" + "b/" * size + "d"
 
 
 @pytest.mark.parametrize(
     ("case", "patterns", "path"),
     [
-        ("stars and a long name", "*a" * 17 + "b", _a_name),
-        ("as many stars as letters", "*a" * 1000 + "b", _a_name),
-        ("folders and a deep path", "a/" + "**/b/" * 17 + "c", _a_deep_path),
-        ("a thousand patterns", "*a*b\n" * 1000, _a_name),
+        ("stars and a long name", "*a" * 17 + "b", _make_name),
+        ("as many stars as letters", "*a" * 1000 + "b", _make_name),
+        ("folders and a deep path", "a/" + "**/b/" * 17 + "c", _make_deep_path),
+        ("a thousand patterns", "*a*b\n" * 1000, _make_name),
     ],
 )
 def test_the_time_for_a_path_grows_linearly_with_its_length(

@@ -37,7 +37,7 @@ def list_problems(given: Snapshot, cache: ParseCache | None = None) -> list[str]
     return [f"{each.path}:{each.line} {each.code}" for each in problems(given, cache)]
 
 
-def wrong(
+def validate(
     *documents: str, files: Mapping[str, str] | None = None, irregular: Mapping[str, Irregular] | None = None
 ) -> list[str]:
     return list_problems(structs.replace(snapshot(*SEED, *documents, files=files), irregular=irregular or {}))
@@ -63,12 +63,12 @@ def wrong(
     ],
 )
 def test_yaml_files_count_in_any_folder_except_below_a_dot(path: str, counts: bool) -> None:
-    assert wrong(files={path: "kind: Other\n"}) == ([f"{path}:1 GB1021"] if counts else [])
+    assert validate(files={path: "kind: Other\n"}) == ([f"{path}:1 GB1021"] if counts else [])
 
 
 def test_gitbootignore_counts_only_at_the_root() -> None:
     files = {"charts/values.yaml": "kind: Other\n", "charts/.gitbootignore": "*"}
-    assert wrong(files=files) == ["charts/values.yaml:1 GB1021"]
+    assert validate(files=files) == ["charts/values.yaml:1 GB1021"]
 
 
 def test_an_ignored_file_can_be_a_template() -> None:
@@ -95,27 +95,27 @@ def test_a_document_that_a_profile_names_as_its_template_stays_a_document() -> N
 
 @for_each("line", ["!", "a\\", "[z-a]", "\\", "[a", "a/[[:word:]]"])
 def test_an_invalid_line_of_gitbootignore_is_a_problem(line: str) -> None:
-    assert wrong(files={".gitbootignore": f"a/\n{line}\nb/\n"}) == [".gitbootignore:2 GB5007"]
+    assert validate(files={".gitbootignore": f"a/\n{line}\nb/\n"}) == [".gitbootignore:2 GB5007"]
 
 
 @pytest.mark.parametrize("irregular", list(Irregular))
 def test_an_irregular_entry_is_a_problem_unless_it_is_ignored(irregular: Irregular) -> None:
     codes = {Irregular.SUBMODULE: "GB5001", Irregular.SYMLINK: "GB5002", Irregular.FILE_NAME: "GB5004"}
-    assert wrong(irregular={"sub": irregular}) == [f"sub:1 {codes[irregular]}"]
-    assert wrong(irregular={".sub": irregular}) == []
-    assert wrong(files={".gitbootignore": "/sub"}, irregular={"sub": irregular}) == []
+    assert validate(irregular={"sub": irregular}) == [f"sub:1 {codes[irregular]}"]
+    assert validate(irregular={".sub": irregular}) == []
+    assert validate(files={".gitbootignore": "/sub"}, irregular={"sub": irregular}) == []
 
 
 def test_a_submodule_is_a_folder_that_can_be_ignored() -> None:
-    assert wrong(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SUBMODULE}) == []
-    assert wrong(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SYMLINK}) == ["sub:1 GB5002"]
+    assert validate(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SUBMODULE}) == []
+    assert validate(files={".gitbootignore": "sub/"}, irregular={"sub": Irregular.SYMLINK}) == ["sub:1 GB5002"]
 
 
 def test_a_gitbootignore_of_more_than_64_kib_is_a_problem_and_ignores_nothing() -> None:
     ignored = "charts/\n" + "#" * 64 * 1024
     files = {"charts/values.yaml": "kind: Other\n", ".gitbootignore": ignored}
-    assert wrong(files=files) == [".gitbootignore:1 GB1004", "charts/values.yaml:1 GB1021"]
-    assert wrong(files={**files, ".gitbootignore": ignored[: 64 * 1024]}) == []
+    assert validate(files=files) == [".gitbootignore:1 GB1004", "charts/values.yaml:1 GB1021"]
+    assert validate(files={**files, ".gitbootignore": ignored[: 64 * 1024]}) == []
 
 
 # Documents
@@ -170,19 +170,19 @@ def test_resources_are_sorted_by_name_for_any_order_of_files() -> None:
 
 
 def test_resources_of_different_kinds_may_have_the_same_name() -> None:
-    assert wrong(policy("flatcar-1", "None"), profile("flatcar-1", "flatcar-1")) == []
+    assert validate(policy("flatcar-1", "None"), profile("flatcar-1", "flatcar-1")) == []
 
 
 @pytest.mark.parametrize("kind", [document("Server", "web01", ""), server("web01"), SEED[1]])
 def test_the_second_of_two_documents_with_one_name_is_a_problem(kind: str) -> None:
     expected = ["007.yaml:3 GB2002"] if "uuid" in kind else ["007.yaml:4 GB1023"] * 3
-    assert wrong(kind) == expected
+    assert validate(kind) == expected
 
 
 def test_there_must_be_exactly_one_fleet() -> None:
     assert list_problems(snapshot(*SEED[1:])) == ["fleet.yaml:1 GB2001"]
     assert list_problems(snapshot()) == ["fleet.yaml:1 GB2001"]
-    assert wrong(document("Fleet", "other", "baseURL: 'http://boot.test'")) == ["000.yaml:3 GB2002"]
+    assert validate(document("Fleet", "other", "baseURL: 'http://boot.test'")) == ["000.yaml:3 GB2002"]
 
 
 BMC = "bmc: {address: 'https://10.1.0.1', credentials: a"
@@ -208,7 +208,7 @@ ONE = f"serial: S1A, {BMC}, system: /redfish/v1/Systems/1}}"
     ],
 )
 def test_two_servers_cannot_share_a_serial_number_or_a_bmc(case: str, spec: str, shared: int) -> None:
-    assert wrong(server("a", "", ONE), server("b", "", spec)) == ["008.yaml:4 GB2003"] * shared, case
+    assert validate(server("a", "", ONE), server("b", "", spec)) == ["008.yaml:4 GB2003"] * shared, case
 
 
 ADDRESSES = (
@@ -227,7 +227,7 @@ def test_e26_two_spellings_of_one_bmc_are_detected(address: str, system: str) ->
         server(name, "", f"bmc: {{address: '{at}', credentials: a, system: '{path}'}}")
         for name, at, path in (("a", ADDRESSES[0], SYSTEMS[0]), ("b", address, system))
     )
-    assert wrong(*servers) == ["008.yaml:4 GB2003"]
+    assert validate(*servers) == ["008.yaml:4 GB2003"]
 
 
 @for_each(
@@ -244,17 +244,17 @@ def test_e26_two_spellings_of_one_bmc_are_detected(address: str, system: str) ->
 def test_a_reported_identity_must_differ_from_those_of_other_servers(
     case: str, reports: str, expected: list[str]
 ) -> None:
-    found = wrong(server("a", "", f"bmc: {{address: 'https://10.1.0.1', credentials: a, reports: {{{reports}}}}}"))
+    found = validate(server("a", "", f"bmc: {{address: 'https://10.1.0.1', credentials: a, reports: {{{reports}}}}}"))
     assert [each.split()[1] for each in found] == expected, case
 
 
 def test_servers_of_one_chassis_each_name_their_system() -> None:
     chassis = [server(f"n{number}", "", f"{BMC}, system: /redfish/v1/Systems/{number}}}") for number in range(4)]
-    assert wrong(*chassis) == []
-    assert wrong(*chassis[:2], server("n2", "", f"{BMC}}}"), *chassis[3:]) == ["009.yaml:4 GB2003"]
+    assert validate(*chassis) == []
+    assert validate(*chassis[:2], server("n2", "", f"{BMC}}}"), *chassis[3:]) == ["009.yaml:4 GB2003"]
 
 
-def _with(name: str, uuid: str, *interfaces: str) -> str:
+def _make_server(name: str, uuid: str, *interfaces: str) -> str:
     return document(
         "Server", name, f"uuid: {uuid}, architecture: x86_64, firmware: UEFI, interfaces: [{', '.join(interfaces)}]"
     )
@@ -286,8 +286,8 @@ WEB01 = '{mac: "52:54:00:00:00:01", addresses: [10.1.0.1/24, "fd00::1"]}'
 def test_two_servers_cannot_share_a_uuid_or_a_mac_address(
     case: str, uuid: str, interfaces: list[str], shared: int
 ) -> None:
-    first = _with("a", "11223344-5566-7788-99aa-bbccddeeff00", WEB01)
-    assert wrong(first, _with("b", uuid, *interfaces)) == ["008.yaml:4 GB2003"] * shared, case
+    first = _make_server("a", "11223344-5566-7788-99aa-bbccddeeff00", WEB01)
+    assert validate(first, _make_server("b", uuid, *interfaces)) == ["008.yaml:4 GB2003"] * shared, case
 
 
 # The fault that each names, with its remedy. {} is the place of the other value.
@@ -345,7 +345,9 @@ BOND = (
 def test_finding_p12_interfaces_of_one_server_share_addresses_and_a_message_names_the_right_document(
     case: str, interfaces: list[str], faults: list[tuple[str, str]]
 ) -> None:
-    found = problems(snapshot(*SEED, _with("a", make_uuid("a"), WEB01), _with("b", make_uuid("b"), *interfaces)))
+    found = problems(
+        snapshot(*SEED, _make_server("a", make_uuid("a"), WEB01), _make_server("b", make_uuid("b"), *interfaces))
+    )
     assert [(each.message.partition(" at ")[0], each.hint) for each in found] == faults, case
     assert {each.path for each in found} <= {"008.yaml"}
     places = [each.message.partition(" at ")[2] for each in found]
@@ -354,7 +356,7 @@ def test_finding_p12_interfaces_of_one_server_share_addresses_and_a_message_name
 
 def test_finding_p12_an_infiniband_address_is_refused_at_its_place() -> None:
     address = "80:00:02:08:fe:80:00:00:00:00:00:00:7c:fe:90:03:00:29:26:52"
-    [found] = problems(snapshot(*SEED, _with("b", make_uuid("b"), WEB01, f"{{mac: '{address}'}}")))
+    [found] = problems(snapshot(*SEED, _make_server("b", make_uuid("b"), WEB01, f"{{mac: '{address}'}}")))
     assert (found.path, found.code) == ("007.yaml", "GB1033")
     assert found.message == (
         "spec.interfaces[1].mac: expected a MAC address of 6 bytes, found an InfiniBand address of 20 bytes, "
@@ -486,14 +488,14 @@ def test_a_broken_fleet_does_not_count_as_missing() -> None:
 
 
 def test_a_broken_server_does_not_count_as_a_duplicate() -> None:
-    assert wrong(server("web02", "", "serail: a").replace(make_uuid("web02"), make_uuid("web01"))) == [
+    assert validate(server("web02", "", "serail: a").replace(make_uuid("web02"), make_uuid("web01"))) == [
         "007.yaml:4 GB1022"
     ]
 
 
 def test_an_unknown_name_is_a_problem_beside_a_named_broken_document() -> None:
     broken = server("web02", "", "serail: a")
-    assert wrong(broken, policy("other", "None", boots="lost")) == ["007.yaml:4 GB1022", "008.yaml:4 GB2004"]
+    assert validate(broken, policy("other", "None", boots="lost")) == ["007.yaml:4 GB1022", "008.yaml:4 GB2004"]
 
 
 @pytest.mark.parametrize(
@@ -506,18 +508,18 @@ def test_an_unknown_name_is_a_problem_beside_a_named_broken_document() -> None:
 )
 def test_a_document_behind_a_symlink_does_not_count_as_missing(hidden: str, template: str, expected: list[str]) -> None:
     lost = profile("other", "lost-behind-the-link", f"userData: {{format: CloudInit, template: {template}}}")
-    assert wrong(lost, irregular={hidden: Irregular.SYMLINK}) == expected
+    assert validate(lost, irregular={hidden: Irregular.SYMLINK}) == expected
 
 
 def test_a_template_that_is_a_git_lfs_pointer_is_a_problem_where_it_is_named() -> None:
     named = profile("other", "flatcar-1", "userData: {format: CloudInit, template: t}")
-    assert wrong(named, files={"t": LFS, "unused": LFS}) == ["007.yaml:4 GB5003"]
+    assert validate(named, files={"t": LFS, "unused": LFS}) == ["007.yaml:4 GB5003"]
 
 
 # Reads
 
 
-def _counting(given: Snapshot, reads: list[BlobId]) -> Snapshot:
+def _count_reads(given: Snapshot, reads: list[BlobId]) -> Snapshot:
     def read(blob: BlobId) -> bytes:
         reads.append(blob)
         return given.read(blob)
@@ -571,23 +573,23 @@ def test_a_batch_is_used_again_only_while_its_files_are_the_same(monkeypatch: py
 def test_only_blobs_that_the_cache_lacks_are_read() -> None:
     cache: ParseCache = {}
     reads: list[BlobId] = []
-    first = load(_counting(snapshot(*SEED), reads), cache)
+    first = load(_count_reads(snapshot(*SEED), reads), cache)
     assert len(reads) == len(SEED)
-    second = load(_counting(snapshot(*SEED, server("web02", "role: web")), reads), cache)
+    second = load(_count_reads(snapshot(*SEED, server("web02", "role: web")), reads), cache)
     assert len(reads) == len(SEED) + 1
     assert second.servers["web01"] is first.servers["web01"]
 
 
 def test_a_blob_at_two_paths_is_read_once_and_reported_at_each_path() -> None:
     reads: list[BlobId] = []
-    found = list_problems(_counting(snapshot(files={"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}), reads))
+    found = list_problems(_count_reads(snapshot(files={"a.yaml": "kind: Other\n", "b.yaml": "kind: Other\n"}), reads))
     assert (found, len(reads)) == (["a.yaml:1 GB1021", "b.yaml:1 GB1021"], 1)
 
 
 def test_files_without_a_reference_are_not_read() -> None:
     reads: list[BlobId] = []
     given = snapshot(*SEED, files={"README.md": "# A fleet\n", "image.iso": "0" * 100})
-    load(_counting(given, reads))
+    load(_count_reads(given, reads))
     assert not {given.blobs["README.md"], given.blobs["image.iso"]} & set(reads)
 
 
@@ -595,33 +597,35 @@ def test_a_file_is_read_once_for_any_number_of_problems() -> None:
     reads: list[BlobId] = []
     servers = [server(f"web{number}", "", "policy: lost") for number in range(2, 50)]
     given = snapshot(*SEED, files={"all.yaml": "---\n".join(servers)})
-    assert (len(list_problems(_counting(given, reads))), reads.count(given.blobs["all.yaml"])) == (len(servers), 1)
+    assert (len(list_problems(_count_reads(given, reads))), reads.count(given.blobs["all.yaml"])) == (len(servers), 1)
 
 
 # Many problems
 
 
-def many(count: int, text: Callable[[int], str]) -> str:
+def repeat(count: int, text: Callable[[int], str]) -> str:
     return "".join(map(text, range(count)))
 
 
-def with_macs(name: str, count: int) -> str:
-    interfaces = many(count, lambda n: f"{{mac: 02-00-00-00-{n >> 8:02x}-{n & 255:02x}}}, ")
+def make_server_with_macs(name: str, count: int) -> str:
+    interfaces = repeat(count, lambda n: f"{{mac: 02-00-00-00-{n >> 8:02x}-{n & 255:02x}}}, ")
     return server(name).replace("interfaces: [", f"interfaces: [{interfaces}")
 
 
 TOO_MANY: dict[str, Callable[[int], str]] = {
-    "fields that there are not": lambda count: server("web02") + many(count, lambda n: f"f{n}: x\n"),
-    "labels": lambda count: server("web02", many(count, lambda n: f"l{n}: '-', ")),
+    "fields that there are not": lambda count: server("web02") + repeat(count, lambda n: f"f{n}: x\n"),
+    "labels": lambda count: server("web02", repeat(count, lambda n: f"l{n}: '-', ")),
     "one key": lambda count: server("web02") + "kind: Server\n" * count,
-    "aliases": lambda count: many(count, lambda n: f"a{n}: *a\n"),
+    "aliases": lambda count: repeat(count, lambda n: f"a{n}: *a\n"),
     "faulty documents": lambda count: "- a\n---\n" * count,
     "documents of no kind": lambda count: "kind: Other\n---\n" * count,
     "documents of one name": lambda count: (
         (policy("b", "{matchLabels: {role: b}}", "priority: 9") + "---\n") * (count + 1)
     ),
-    "names of nothing": lambda count: many(count, lambda n: server(f"b{n}", "", f"policy: b{n}") + "---\n"),
-    "addresses of another": lambda count: with_macs("web02", count) + "---\n" + with_macs("web03", count),
+    "names of nothing": lambda count: repeat(count, lambda n: server(f"b{n}", "", f"policy: b{n}") + "---\n"),
+    "addresses of another": lambda count: (
+        make_server_with_macs("web02", count) + "---\n" + make_server_with_macs("web03", count)
+    ),
 }
 
 
@@ -655,8 +659,8 @@ def test_the_time_for_problems_of_a_file_grows_linearly_with_their_number(case: 
 
 
 def test_the_number_of_comparisons_for_unknown_names_is_limited() -> None:
-    policies = many(1000, lambda n: policy(f"policy-{n:04}", "{matchLabels: {role: b}}", "priority: 9") + "---\n")
-    servers = many(90, lambda n: server(f"b{n}", "", f"policy: polici-{n:04}") + "---\n")
+    policies = repeat(1000, lambda n: policy(f"policy-{n:04}", "{matchLabels: {role: b}}", "priority: 9") + "---\n")
+    servers = repeat(90, lambda n: server(f"b{n}", "", f"policy: polici-{n:04}") + "---\n")
     hints = [each.hint for each in problems(snapshot(*SEED, files={"p.yaml": policies, "s.yaml": servers}))]
     assert [hint.startswith("did you mean") for hint in hints] == [True] * 50 + [False] * 40
 
@@ -670,16 +674,16 @@ def test_any_document_is_read_back_from_any_layout(drawn: Document, layout: dict
     parsed = parse_blob(format_yaml(drawn, **layout).encode(), "a.yaml")
     assert parsed.problems == ()
     ((_, resource),) = parsed.resources
-    assert _without_what_is_absent(plain(resource), drawn) == drawn
+    assert _keep_common_fields(plain(resource), drawn) == drawn
     assert parse_blob(format_yaml(plain(resource)).encode(), "a.yaml").resources == ((0, resource),)
 
 
-def _without_what_is_absent(value: Any, like: Any) -> Any:
+def _keep_common_fields(value: Any, like: Any) -> Any:
     """``value`` with only those fields that ``like`` has too; True is no 1 here."""
     if isinstance(value, dict):
-        return {key: _without_what_is_absent(value[key], like[key]) for key in like}
+        return {key: _keep_common_fields(value[key], like[key]) for key in like}
     if isinstance(value, list):
-        return [_without_what_is_absent(*both) for both in zip(value, like, strict=True)]
+        return [_keep_common_fields(*both) for both in zip(value, like, strict=True)]
     return value if type(value) is type(like) else repr(value)
 
 
@@ -688,17 +692,17 @@ JUNK: Final[st.SearchStrategy[Any]] = st.sampled_from(
 )
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _list_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     yield path
     if isinstance(value, dict | list):
         for step, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _places(each, (*path, step))
+            yield from _list_paths(each, (*path, step))
 
 
 @settings(max_examples=count_examples(120))
 @given(documents(), st.data())
 def test_any_value_at_any_path_gives_a_resource_or_problems(drawn: Document, data: st.DataObject) -> None:
-    *way, last = data.draw(st.sampled_from([path for path in _places(drawn) if path]))
+    *way, last = data.draw(st.sampled_from([path for path in _list_paths(drawn) if path]))
     parent: Any = drawn
     for step in way:
         parent = parent[step]

@@ -39,7 +39,7 @@ START: Final = datetime.min.replace(tzinfo=UTC)  # before the end of any overlap
 _parsed: ParseCache = {}  # what the cases have in common is parsed once
 
 
-class Found(NamedTuple):
+class ProblemPlace(NamedTuple):
     path: str
     line: int
     column: int
@@ -54,19 +54,19 @@ class Fault:
     changed: Mapping[str, str | None]
 
     @property
-    def expected(self) -> list[Found]:
+    def expected(self) -> list[ProblemPlace]:
         texts = ((path, text) for path, text in self.changed.items() if text is not None)
-        return sorted(found for path, text in texts for found in _marked(path, text))
+        return sorted(found for path, text in texts for found in _find_marks(path, text))
 
 
-def _marked(path: str, text: str) -> Iterator[Found]:
+def _find_marks(path: str, text: str) -> Iterator[ProblemPlace]:
     while mark := _MARK.search(text):
         before = text[: mark.start()]
-        yield Found(path, before.count("\n") + 1, len(before) - before.rfind("\n"), mark[1])
+        yield ProblemPlace(path, before.count("\n") + 1, len(before) - before.rfind("\n"), mark[1])
         text = before + text[mark.end() :]
 
 
-def _changed(path: str, edit: Any) -> str | None:
+def _apply_edit(path: str, edit: Any) -> str | None:
     if edit is None or isinstance(edit, str):
         return edit
     text = FLEET[path]
@@ -78,15 +78,15 @@ def _changed(path: str, edit: Any) -> str | None:
 
 FAULTS: Final = {
     file.stem: [
-        Fault(name, {path: _changed(path, edit) for path, edit in edits.items()})
+        Fault(name, {path: _apply_edit(path, edit) for path, edit in edits.items()})
         for name, edits in yaml.load(file.read_text(), yaml.CSafeLoader).items()
     ]
     for file in sorted(FOLDER.glob("*.yaml"))
 }
-ALL: Final = [fault for faults in FAULTS.values() for fault in faults]
+ALL_FAULTS: Final = [fault for faults in FAULTS.values() for fault in faults]
 
 
-def planted(*faults: Fault) -> Snapshot:
+def plant_faults(*faults: Fault) -> Snapshot:
     texts = FLEET | {path: text for fault in faults for path, text in fault.changed.items()}
     return _snapshot({path: _MARK.sub("", text).encode() for path, text in texts.items() if text is not None})
 
@@ -97,11 +97,11 @@ def _snapshot(files: Mapping[str, bytes], irregular: Mapping[str, Irregular] | N
     return Snapshot(revision=Revision("test"), blobs=blobs, read=data.__getitem__, irregular=irregular or {})
 
 
-def find_problems(snapshot: Snapshot) -> list[Found]:
-    return [Found(each.path, each.line, each.column, each.code) for each in _problems(snapshot)]
+def find_problems(snapshot: Snapshot) -> list[ProblemPlace]:
+    return [ProblemPlace(each.path, each.line, each.column, each.code) for each in _list_problems(snapshot)]
 
 
-def _problems(snapshot: Snapshot) -> tuple[Problem, ...]:
+def _list_problems(snapshot: Snapshot) -> tuple[Problem, ...]:
     try:
         return decide_revision(load_revision(snapshot, _parsed)).decisions.problems_at(START)
     except InvalidRepository as error:
@@ -109,22 +109,22 @@ def _problems(snapshot: Snapshot) -> tuple[Problem, ...]:
 
 
 def test_the_fleet_has_no_problem_before_a_fault_is_inserted() -> None:
-    assert find_problems(planted()) == []
+    assert find_problems(plant_faults()) == []
 
 
-@for_each("fault", ALL, ids=lambda fault: fault.name)
+@for_each("fault", ALL_FAULTS, ids=lambda fault: fault.name)
 def test_each_fault_is_found_at_its_place_and_nothing_else(fault: Fault) -> None:
     assert fault.expected
-    assert find_problems(planted(fault)) == fault.expected
+    assert find_problems(plant_faults(fault)) == fault.expected
 
 
 def test_each_fault_has_its_own_name() -> None:
     names = [line for file in FOLDER.glob("*.yaml") for line in file.read_text().splitlines() if line[:1] > "#"]
-    assert sorted(names) == sorted(f"{fault.name}:" for fault in ALL)
+    assert sorted(names) == sorted(f"{fault.name}:" for fault in ALL_FAULTS)
     assert len(set(names)) == len(names) > 200
 
 
-def _nested(depth: int) -> bytes:
+def _nest_lists(depth: int) -> bytes:
     return b"a: " + b"[" * depth + b"]" * depth
 
 
@@ -135,8 +135,8 @@ def _nested(depth: int) -> bytes:
         ("UTF-16", "kind: Server\n".encode("utf-16"), ["1:1 GB1002"]),
         ("over 16 MiB", b"a: b\n" * 4_000_000, ["1:1 GB1004"]),
         ("a document over 1 MiB", b"a: b\n---\nb: " + b"c" * 2_000_000, ["1:1 GB1023", "2:1 GB1005"]),
-        ("lists in lists", _nested(65), ["1:67 GB1006"]),
-        ("lists in lists, and no deeper", _nested(63), ["1:1 GB1023"]),
+        ("lists in lists", _nest_lists(65), ["1:67 GB1006"]),
+        ("lists in lists, and no deeper", _nest_lists(63), ["1:1 GB1023"]),
         ("over 100 problems", b"a:\n" + b"- *b\n" * 101, [f"{n}:3 GB1007" for n in range(2, 102)] + ["102:3 GB1015"]),
     ],
 )
@@ -167,7 +167,7 @@ def test_faults_of_several_documents_are_all_found_once_and_in_order(drawn: list
     for fault in drawn:
         if not any(fault.changed.keys() & other.changed.keys() for other in faults):
             faults.append(fault)
-    assert find_problems(planted(*faults)) == sorted(place for fault in faults for place in fault.expected)
+    assert find_problems(plant_faults(*faults)) == sorted(place for fault in faults for place in fault.expected)
 
 
 MESSAGES: Final = {
@@ -217,13 +217,13 @@ MESSAGES: Final = {
 
 @for_each("name", MESSAGES)
 def test_a_message_has_the_wrong_value_and_the_intended_one(name: str) -> None:
-    (fault,) = (each for each in ALL if each.name == name)
-    (problem,) = _problems(planted(fault))
+    (fault,) = (each for each in ALL_FAULTS if each.name == name)
+    (problem,) = _list_problems(plant_faults(fault))
     assert str(problem).partition(f"{problem.code}: ")[2] == MESSAGES[name]
 
 
 def test_every_problem_has_a_hint_and_fits_on_one_line() -> None:
-    for problem in (problem for fault in ALL for problem in _problems(planted(fault))):
+    for problem in (problem for fault in ALL_FAULTS for problem in _list_problems(plant_faults(fault))):
         assert problem.hint, problem
         assert (problem.message + problem.hint).isprintable(), problem  # one line, and nothing for a terminal
         assert not re.search(r"\w\.$", problem.message), problem
@@ -231,7 +231,12 @@ def test_every_problem_has_a_hint_and_fits_on_one_line() -> None:
 
 
 def test_finding_r11_the_hint_of_an_invalid_template_names_the_raw_block() -> None:
-    unread = [each for fault in ALL for each in _problems(planted(fault)) if each.code == Code.TEMPLATE_SYNTAX]
+    unread = [
+        each
+        for fault in ALL_FAULTS
+        for each in _list_problems(plant_faults(fault))
+        if each.code == Code.TEMPLATE_SYNTAX
+    ]
     assert len(unread) >= 3
     for problem in unread:
         assert problem.hint.endswith("Put text that is not for Jinja2 between {% raw %} and {% endraw %}"), problem
@@ -240,10 +245,10 @@ def test_finding_r11_the_hint_of_an_invalid_template_names_the_raw_block() -> No
 @for_each("text", ["docker ps --format '{{.Names}}'", "echo ${#array[@]}", "awk '{%s}'"])
 def test_finding_r11_inside_a_raw_block_any_text_is_valid(text: str) -> None:
     lines = f"# {text}\n", f"# {{% raw %}}{text}{{% endraw %}}\n"
-    plain, raw = (_snapshot(_with("templates/web.ipxe.j2", "boot\n", line)) for line in lines)
-    assert ({each.code for each in _problems(plain)}, _problems(raw)) == ({Code.TEMPLATE_SYNTAX}, ())
+    plain, raw = (_snapshot(_insert_text("templates/web.ipxe.j2", "boot\n", line)) for line in lines)
+    assert ({each.code for each in _list_problems(plain)}, _list_problems(raw)) == ({Code.TEMPLATE_SYNTAX}, ())
 
 
-def _with(path: str, old: str, new: str) -> dict[str, bytes]:
+def _insert_text(path: str, old: str, new: str) -> dict[str, bytes]:
     assert FLEET[path].count(old) == 1
     return {name: text.encode() for name, text in (FLEET | {path: FLEET[path].replace(old, new + old)}).items()}

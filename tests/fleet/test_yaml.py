@@ -26,13 +26,13 @@ from tests.helpers.hypothesis_strategies import AWKWARD
 MIB = 1024 * 1024
 
 
-def values(text: str | bytes) -> list[dict[str, Value]]:
+def parse_values(text: str | bytes) -> list[dict[str, Value]]:
     documents, problems, *_ = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
     assert problems == ()
     return [each.value for each in documents]
 
 
-def faults(text: str | bytes) -> str:
+def list_faults(text: str | bytes) -> str:
     names: dict[str, str] = {code: code.name for code in Code}
     _, problems, *_ = parse(text.encode() if isinstance(text, str) else text, "a.yaml")
     return ", ".join(f"{names[each.code]} {each.line}:{each.column}" for each in problems)
@@ -55,7 +55,7 @@ def faults(text: str | bytes) -> str:
     ],
 )
 def test_a_plain_scalar_keeps_its_text(scalar: str) -> None:
-    value = values(f"a: {scalar}")[0]["a"]
+    value = parse_values(f"a: {scalar}")[0]["a"]
     assert (value, type(value)) == (scalar, str)
 
 
@@ -71,17 +71,17 @@ def test_a_plain_scalar_keeps_its_text(scalar: str) -> None:
     ],
 )
 def test_a_quoted_or_block_scalar_is_marked_as_quoted(written: str, text: str) -> None:
-    value = values(f"a: {written}")[0]["a"]
+    value = parse_values(f"a: {written}")[0]["a"]
     assert (value, type(value)) == (text, Quoted)
 
 
 @for_each("text", ["a:", "a: null", "a: ~", "{a: }", "{a}", "? a", "a: # a comment", "a:\n...\n"])
 def test_an_empty_value_and_null_are_none(text: str) -> None:
-    assert values(text) == [{"a": None}]
+    assert parse_values(text) == [{"a": None}]
 
 
 def test_keys_are_text_in_their_written_order() -> None:
-    assert [*values("no: 1\n'<<': 2\nnull: 3\n\"a: b\": 4\n1: 5")[0]] == ["no", "<<", "null", "a: b", "1"]
+    assert [*parse_values("no: 1\n'<<': 2\nnull: 3\n\"a: b\": 4\n1: 5")[0]] == ["no", "<<", "null", "a: b", "1"]
 
 
 @for_each(
@@ -177,7 +177,7 @@ def test_each_document_of_a_file_is_located(case: str, text: str, places: list[t
     ],
 )
 def test_each_fault_is_found_at_its_place(case: str, text: str | bytes, expected: str) -> None:
-    assert faults(text) == expected, case
+    assert list_faults(text) == expected, case
 
 
 TAB = "GB1001: YAML does not allow a tab here (indent with spaces)"
@@ -297,7 +297,7 @@ def test_finding_r11_a_conflict_marker_is_reported_as_one(case: str, text: str, 
 
 
 def test_finding_r11_text_that_only_looks_like_a_conflict_marker_is_valid() -> None:
-    assert values("a: |\n  <<<<<<< HEAD\n  =======\n# =======\nb: '======='\n")
+    assert parse_values("a: |\n  <<<<<<< HEAD\n  =======\n# =======\nb: '======='\n")
     assert "conflict" not in str(parse(b"a: b\n======= c\n", "a.yaml").problems)
 
 
@@ -324,7 +324,7 @@ def test_the_first_of_too_many_problems_are_shown(separator: str) -> None:
 
 def test_the_first_problems_of_too_many_are_sorted() -> None:
     text = "- *a\n" * 99 + "---\n*b\n"  # the reader notices only at the end that a list is not a document
-    assert faults(text).startswith("ROOT_NOT_MAPPING 1:1, ALIAS 1:3, ALIAS 2:3,")
+    assert list_faults(text).startswith("ROOT_NOT_MAPPING 1:1, ALIAS 1:3, ALIAS 2:3,")
 
 
 def test_a_message_does_not_repeat_a_long_key() -> None:
@@ -333,8 +333,8 @@ def test_a_message_does_not_repeat_a_long_key() -> None:
 
 
 def test_a_file_may_have_100_problems() -> None:
-    assert faults("".join(f"a{n}: *b\n" for n in range(100))).count("ALIAS") == 100
-    assert "TOO_MANY" not in faults("".join(f"a{n}: *b\n" for n in range(100)))
+    assert list_faults("".join(f"a{n}: *b\n" for n in range(100))).count("ALIAS") == 100
+    assert "TOO_MANY" not in list_faults("".join(f"a{n}: *b\n" for n in range(100)))
 
 
 SERVER = """\
@@ -432,7 +432,7 @@ layouts = st.fixed_dictionaries(
 
 
 @st.composite
-def written(draw: st.DrawFn) -> tuple[dict[str, Value], str]:
+def written_documents(draw: st.DrawFn) -> tuple[dict[str, Value], str]:
     """A document's value and one of the ways to write it."""
     layout: dict[str, Any] = draw(layouts)
     scalars = texts if layout["default_style"] else texts | st.none()  # with a style, None would need a tag
@@ -448,23 +448,23 @@ def written(draw: st.DrawFn) -> tuple[dict[str, Value], str]:
     return value, text
 
 
-@given(written())
+@given(written_documents())
 def test_a_value_is_read_back_from_any_layout(case: tuple[dict[str, Value], str]) -> None:
     value, text = case
-    assert values(text) == [value]
+    assert parse_values(text) == [value]
 
 
-def inside(value: Value, path: Path = ()) -> Iterator[tuple[Path, Value]]:
+def walk(value: Value, path: Path = ()) -> Iterator[tuple[Path, Value]]:
     yield path, value
     if isinstance(value, dict):
         for key, each in value.items():
-            yield from inside(each, (*path, key))
+            yield from walk(each, (*path, key))
     elif isinstance(value, list):
         for position, each in enumerate(value):
-            yield from inside(each, (*path, position))
+            yield from walk(each, (*path, position))
 
 
-def begins(text: str, value: Value) -> bool:
+def is_start_of_value(text: str, value: Value) -> bool:
     match value:
         case Quoted():
             return text[0] in "'\"|>"
@@ -475,16 +475,16 @@ def begins(text: str, value: Value) -> bool:
         case list():
             return text[0] in "[-"
         case dict():
-            return text[0] in "{?'\"" or begins(text, next(iter(value)))
+            return text[0] in "{?'\"" or is_start_of_value(text, next(iter(value)))
 
 
-@given(written(), st.booleans())
+@given(written_documents(), st.booleans())
 def test_each_location_is_the_start_of_the_text_of_its_value(case: tuple[dict[str, Value], str], marked: bool) -> None:
     text = "\ufeff" * marked + "x: y\n---\n" + case[1]
     lines = text.removeprefix("\ufeff").split("\n")
-    for path, value in inside(parse(text.encode(), "a.yaml").documents[1].value):
+    for path, value in walk(parse(text.encode(), "a.yaml").documents[1].value):
         line, column = locate(text.encode(), 1, path)
-        assert begins(lines[line - 1][column - 1 :], value), (path, value)
+        assert is_start_of_value(lines[line - 1][column - 1 :], value), (path, value)
         assert locate(text.encode(), 1, ()) <= locate(text.encode(), 1, path, key=True) <= (line, column)
 
 
@@ -494,7 +494,7 @@ def test_text_that_could_not_be_read_is_kept_unchanged() -> None:
     assert parse(b"\xff\xfea", "a.yaml").unread is None
 
 
-@given(st.lists(written(), min_size=1, max_size=2), st.data())
+@given(st.lists(written_documents(), min_size=1, max_size=2), st.data())
 def test_a_faulty_document_does_not_hide_another(
     cases: list[tuple[dict[str, Value], str]], data: st.DataObject
 ) -> None:
@@ -558,7 +558,7 @@ def test_any_bytes_give_documents_or_problems(data: bytes) -> None:
     assert all(1 <= each.line <= lines and each.column >= 1 for each in problems)
     for each in documents:
         assert (1, 1) <= locate(data, each.index, ()) < (lines + 1, 1)
-        assert len(list(inside(each.value))) > 0
+        assert len(list(walk(each.value))) > 0
 
 
 # Each file in a process of its own: its name, what was found, and how the process ended.

@@ -31,13 +31,13 @@ from tests.helpers.running_instance import eventually
 NOWHERE = Revision("1" * 40)
 
 
-def follow(url: Path | str, state: Path, reference: str | None = None) -> Source:
+def make_source(url: Path | str, state: Path, reference: str | None = None) -> Source:
     return Source(Remote(url=str(url), reference=reference), state)
 
 
 @pytest.fixture
 def source(work: WorkTree, state: Path) -> Source:
-    return follow(work.path, state)
+    return make_source(work.path, state)
 
 
 def text(source: Source, revision: Revision, path: str = "fleet.yaml") -> str:
@@ -85,16 +85,16 @@ def test_a_reference_selects_what_is_fetched(work: WorkTree, tmp_path: Path, kin
         )
     ):
         (state := tmp_path / f"state-{number}").mkdir()
-        source = follow(url, state, reference)
+        source = make_source(url, state, reference)
         fetched = source.fetch()
         assert (fetched, text(source, fetched), source.latest()) == (revisions[expected], expected, fetched), reference
-        assert follow(url, state, reference).latest() == fetched, f"{reference} after a restart"
+        assert make_source(url, state, reference).latest() == fetched, f"{reference} after a restart"
 
 
 def test_a_file_url_is_a_path(work: WorkTree, tmp_path: Path, state: Path) -> None:
     moved = work.path.rename(tmp_path / "fleet %41 ü")
-    assert follow(moved, state).fetch() == work_head(moved)
-    assert follow(moved.as_uri(), state).fetch() == work_head(moved)
+    assert make_source(moved, state).fetch() == work_head(moved)
+    assert make_source(moved.as_uri(), state).fetch() == work_head(moved)
 
 
 def work_head(path: Path) -> Revision:
@@ -112,7 +112,7 @@ def test_each_fetch_brings_the_new_commits(work: WorkTree, source: Source) -> No
 
 def test_a_folder_of_a_work_tree_is_the_root_of_the_fleet(work: WorkTree, state: Path) -> None:
     revision = work.commit({"sites/fra/fleet.yaml": "fra", "sites/fra/servers/a.yaml": "a"})
-    source = follow(work.path / "sites" / "fra", state)
+    source = make_source(work.path / "sites" / "fra", state)
     source.fetch()
     shutil.rmtree(work.path)
     assert sorted(source.snapshot(revision).blobs) == ["fleet.yaml", "servers/a.yaml"]
@@ -122,7 +122,7 @@ def test_a_linked_work_tree_is_followed_at_its_own_head(work: WorkTree, tmp_path
     work.git("worktree", "add", "--quiet", "-b", "side", str(tmp_path / "linked"))
     side = WorkTree(tmp_path / "linked")
     revision = side.commit({"fleet.yaml": "side"})
-    source = follow(side.path, state)
+    source = make_source(side.path, state)
     assert (source.fetch(), source.watch_paths()) == (revision, (work.path / ".git",))
 
 
@@ -131,7 +131,7 @@ def test_packed_and_loose_objects_give_the_same_files(work: WorkTree, state: Pat
     work.git("gc", "--quiet")
     packed = work.head
     loose = work.commit({"servers/0.yaml": "changed"})
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     assert (source.fetch(), text(source, packed, "servers/0.yaml")) == (loose, "s0")
     assert len(source.snapshot(loose, previous=source.snapshot(packed)).blobs) == 21
     assert not source.is_rewind(packed, loose)
@@ -141,7 +141,7 @@ def test_a_pack_whose_commits_lack_parents_is_completed(work: WorkTree, state: P
     second = work.commit({"fleet.yaml": "second"})
     work.git("pack-objects", "--quiet", ".git/objects/pack/pack", text=f"{second}\n{second}^{{tree}}\n")
     work.git("prune-packed")
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     source.fetch()
     assert text(source, Revision(work.git("rev-parse", "HEAD~1"))) == "first"
 
@@ -162,7 +162,7 @@ def test_a_missing_branch_or_commit_may_be_pushed_later(
     work.git("branch", "old")
     work.git("tag", "tree", "HEAD^{tree}")
     tree = work.git("rev-parse", "HEAD^{tree}")
-    source = follow(work.path, state, reference.format(tree=tree))
+    source = make_source(work.path, state, reference.format(tree=tree))
     with pytest.raises(SourceError, match=message.format(tree=tree)):
         source.fetch()
     assert source.latest() is None
@@ -170,7 +170,7 @@ def test_a_missing_branch_or_commit_may_be_pushed_later(
 
 def test_an_empty_repository_may_get_a_commit_later(tmp_path: Path, state: Path) -> None:
     work = WorkTree(tmp_path / "empty")
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     with pytest.raises(SourceError, match="has no commit yet"):
         source.fetch()
     assert work.commit({"fleet.yaml": "a"}) == source.fetch()
@@ -180,13 +180,13 @@ def test_for_a_head_without_a_branch_the_message_asks_for_one(work: WorkTree, tm
     bare = work.bare(tmp_path / "bare.git")
     (bare / "HEAD").write_text("ref: refs/heads/trunk\n")
     with pytest.raises(SourceError, match="no commit at HEAD; name the branch to follow"):
-        follow(bare, state).fetch()
-    assert follow(bare, state, "main").fetch() == work.head
+        make_source(bare, state).fetch()
+    assert make_source(bare, state, "main").fetch() == work.head
 
 
 def test_after_a_branch_is_deleted_the_fetched_commits_stay(work: WorkTree, state: Path) -> None:
     work.git("branch", "release")
-    source = follow(work.path, state, "release")
+    source = make_source(work.path, state, "release")
     revision = source.fetch()
     work.git("branch", "--delete", "--force", "release")
     with pytest.raises(SourceError, match="has no branch or tag release"):
@@ -216,16 +216,16 @@ def test_after_a_repository_is_lost_the_fetched_commits_stay(
     with pytest.raises(error, match=message):
         source.fetch()
     assert (source.latest(), text(source, revision)) == (revision, "first")
-    assert text(follow(work.path, state), revision) == "first"
+    assert text(make_source(work.path, state), revision) == "first"
 
 
 def test_another_source_has_not_fetched_anything_yet(work: WorkTree, tmp_path: Path, state: Path) -> None:
     work.git("branch", "other")
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     revision = source.fetch()
     source.accept(revision)
     for url, reference in ((work.path, "other"), (tmp_path / "elsewhere", None)):
-        changed = follow(url, state, reference)
+        changed = make_source(url, state, reference)
         assert (changed.latest(), changed.accepted()) == (None, revision)
 
 
@@ -234,7 +234,7 @@ def test_symlinks_and_submodules_are_reported(work: WorkTree, state: Path) -> No
     work.git("update-index", "--add", "--cacheinfo", f"160000,{work.head},sub")
     work.git("add", "link.yaml")
     work.git("commit", "--quiet", "--message=odd")
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     expected = {"link.yaml": Irregular.SYMLINK, "sub": Irregular.SUBMODULE}
     assert source.snapshot(source.fetch()).irregular == expected
 
@@ -248,7 +248,7 @@ def test_the_accepted_commit_survives_a_restart(work: WorkTree, state: Path, sou
     source.accept(first)
     second = work.commit({"fleet.yaml": "second"})
     source.fetch()
-    again = follow(work.path, state)
+    again = make_source(work.path, state)
     assert (again.accepted(), again.latest()) == (first, second)
 
 
@@ -260,7 +260,7 @@ def test_a_commit_that_was_never_fetched_cannot_be_accepted(source: Source) -> N
 
 def test_a_force_push_is_a_rewind_and_the_accepted_commit_stays(work: WorkTree, tmp_path: Path, state: Path) -> None:
     bare = work.bare(tmp_path / "bare.git")
-    source = follow(bare, state)
+    source = make_source(bare, state)
     accepted = work.commit({"fleet.yaml": "accepted"})
     work.git("push", "--quiet", "origin", "main")
     source.accept(source.fetch())
@@ -284,7 +284,7 @@ def test_only_a_commit_that_drops_accepted_history_is_a_rewind(work: WorkTree, s
     work.git("switch", "--quiet", "main")
     second = work.commit({"fleet.yaml": "second"})
     work.git("merge", "--quiet", "--no-edit", "side")
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     merged = source.fetch()
     for accepted, latest, is_rewind in [
         (first, first, False),
@@ -299,7 +299,7 @@ def test_only_a_commit_that_drops_accepted_history_is_a_rewind(work: WorkTree, s
 
 
 def test_a_moved_tag_is_followed(work: WorkTree, state: Path) -> None:
-    source = follow(work.path, state, "stable")
+    source = make_source(work.path, state, "stable")
     work.git("tag", "--annotate", "--message=x", "stable")
     first = source.fetch()
     second = work.commit({"fleet.yaml": "second"})
@@ -327,7 +327,7 @@ def test_a_change_of_refs_is_detected(work: WorkTree, state: Path, change: list[
     work.git("pack-refs", "--all")
     for name in ("other", "main"):
         work.git("switch", "--quiet", name)  # replaces HEAD, as has happened before in any repository
-    paths = follow(work.path, state).watch_paths()
+    paths = make_source(work.path, state).watch_paths()
     watching = watchfiles.watch(
         *paths, watch_filter=None, debounce=50, step=10, rust_timeout=100, yield_on_timeout=True
     )
@@ -337,8 +337,8 @@ def test_a_change_of_refs_is_detected(work: WorkTree, state: Path, change: list[
 
 
 def test_only_a_local_repository_can_be_watched(work: WorkTree, state: Path) -> None:
-    assert follow("git://git.example.net/fleet", state).watch_paths() == ()
-    assert follow("/nowhere", state).watch_paths() == ()
+    assert make_source("git://git.example.net/fleet", state).watch_paths() == ()
+    assert make_source("/nowhere", state).watch_paths() == ()
 
 
 # Many fetches, killed ones, several at once
@@ -346,7 +346,7 @@ def test_only_a_local_repository_can_be_watched(work: WorkTree, state: Path) -> 
 
 def test_packs_are_merged_without_loss(work: WorkTree, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bringing, "MAX_PACKS", 4)
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     texts = {}
     for number in range(12):
         texts[work.commit({"fleet.yaml": f"{number}", f"{number}.yaml": "x"})] = f"{number}"
@@ -355,7 +355,7 @@ def test_packs_are_merged_without_loss(work: WorkTree, state: Path, monkeypatch:
     packs = list((state / "repository.git/objects/pack").iterdir())
     assert len(packs) <= 2 * 4
     assert {pack.suffix for pack in packs} == {".pack", ".idx"}
-    again = follow(work.path, state)
+    again = make_source(work.path, state)
     assert {revision: text(again, revision) for revision in texts} == texts
     assert len(again.snapshot(revision).blobs) == 13
 
@@ -364,18 +364,18 @@ def test_packs_are_merged_without_loss(work: WorkTree, state: Path, monkeypatch:
 
 
 @pytest.fixture
-def few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 MiB are 1,000 bytes."""
     for module in ("repository", "snapshots"):
         monkeypatch.setattr(f"gitboot.git.{module}.MAX_FILE_BYTES", 1000)
 
 
-def objects_of(state: Path) -> set[str]:
+def list_objects(state: Path) -> set[str]:
     with open_repository(state / "repository.git") as clone:
         return {str(oid) for oid in clone}
 
 
-@pytest.mark.usefixtures("few_bytes")
+@pytest.mark.usefixtures("small_file_limit")
 def test_t4_a_file_that_no_fleet_needs_is_not_copied_and_its_size_is_known(
     work: WorkTree, state: Path, source: Source
 ) -> None:
@@ -383,11 +383,11 @@ def test_t4_a_file_that_no_fleet_needs_is_not_copied_and_its_size_is_known(
     large = work.commit({"large.yaml": "x" * 1001, "small.yaml": "x" * 1000})
     source.accept(source.fetch())
     later = work.commit({"fleet.yaml": "later", "folder/also.yaml": "y" * 5000})
-    source = follow(work.path, state)  # as after a restart
+    source = make_source(work.path, state)  # as after a restart
     assert source.fetch() == later
     assert (text(source, large, "small.yaml"), text(source, later)) == ("x" * 1000, "later")
     for path, size in {"large.yaml": 1001, "folder/also.yaml": 5000}.items():
-        assert work.git("rev-parse", f"HEAD:{path}") not in objects_of(state)
+        assert work.git("rev-parse", f"HEAD:{path}") not in list_objects(state)
         with pytest.raises(Oversized) as raised:
             text(source, later, path)
         assert raised.value.size == size
@@ -397,7 +397,7 @@ def test_t4_a_file_that_no_fleet_needs_is_not_copied_and_its_size_is_known(
     assert not source.is_rewind(first, later)
 
 
-@pytest.mark.usefixtures("few_bytes")
+@pytest.mark.usefixtures("small_file_limit")
 def test_t4_an_object_that_is_missing_and_was_not_omitted_on_purpose_is_damage(
     work: WorkTree, state: Path, source: Source
 ) -> None:
@@ -411,12 +411,12 @@ def test_t4_an_object_that_is_missing_and_was_not_omitted_on_purpose_is_damage(
         text(source, later, "large.yaml")
 
 
-@pytest.mark.usefixtures("few_bytes")
+@pytest.mark.usefixtures("small_file_limit")
 def test_t4_an_accepted_commit_that_the_remote_dropped_is_copied_from_the_old_clone(
     work: WorkTree, tmp_path: Path, state: Path
 ) -> None:
     bare = work.bare(tmp_path / "bare.git")
-    source = follow(bare, state)
+    source = make_source(bare, state)
     source.fetch()
     accepted = work.commit({"fleet.yaml": "accepted", "large.yaml": "x" * 1001})
     work.git("push", "--quiet", "origin", "main")
@@ -446,13 +446,13 @@ def test_t4_similar_large_files_are_not_compared(work: WorkTree, state: Path, so
     assert len(differences) == 2, "of the small ones alone"
 
 
-@pytest.mark.usefixtures("few_bytes")
+@pytest.mark.usefixtures("small_file_limit")
 def test_t4_a_pack_with_a_large_file_is_not_merged(
     work: WorkTree, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network remote sends such a pack, and a first clone stores it."""
     monkeypatch.setattr(bringing, "MAX_PACKS", 3)
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     source.fetch()
     packs = state / "repository.git/objects/pack"
     large = work.git("hash-object", "-w", "--stdin", text="x" * 2000)
@@ -462,7 +462,7 @@ def test_t4_a_pack_with_a_large_file_is_not_merged(
         source.accept(source.fetch())
     assert (packs / f"pack-{with_large}.pack").exists()
     assert len(list(packs.glob("*.pack"))) <= 3
-    assert large in objects_of(state)
+    assert large in list_objects(state)
     assert text(source, revision) == "5"
 
 
@@ -481,7 +481,7 @@ def test_an_earlier_snapshot_still_reads_after_packs_were_merged(
     work: WorkTree, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bringing, "MAX_PACKS", 2)
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     snapshots = []
     for number in range(6):
         work.commit({"fleet.yaml": f"{number}"})
@@ -496,7 +496,7 @@ def test_a_push_during_a_fetch_gives_one_of_the_two_commits(work: WorkTree, stat
         for number in range(1, 15):
             pushed.append(work.commit({f"{name}.yaml": f"{number}" for name in "abc"}))
 
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     pushing = threading.Thread(target=push)
     pushing.start()
     seen = []
@@ -516,7 +516,7 @@ def test_reading_continues_during_a_fetch(work: WorkTree, state: Path, monkeypat
 
     monkeypatch.setattr(bringing, "MAX_PACKS", 3)
     monkeypatch.setattr(Path, "rename", rename_slowly)
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     revision = source.fetch()
     source.accept(revision)
     began, done = threading.Event(), threading.Event()
@@ -579,7 +579,7 @@ def leave_temporary_files(state: Path) -> Iterator[Path]:
 def test_leftovers_of_a_killed_process_are_removed(work: WorkTree, state: Path, source: Source) -> None:
     source.accept(source.fetch())
     left = list(leave_temporary_files(state))
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     assert [path for path in left if path.exists()] == []
     revision = work.commit({"fleet.yaml": "second"})
     source.accept(source.fetch())
@@ -605,7 +605,7 @@ def test_a_killed_first_fetch_is_repeated(work: WorkTree, state: Path) -> None:
         time.sleep(0.02 * (number % 4))
         process.send_signal(signal.SIGKILL)
         outcomes.add(process.communicate()[0])
-        source = follow(work.path, state)
+        source = make_source(work.path, state)
         assert (source.fetch(), len(source.snapshot(work.head).blobs)) == (work.head, 301)
         assert not (state / "repository.new").exists()
 
@@ -626,7 +626,7 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(data)
 
 
-def empty(directory: Path) -> None:
+def empty_folder(directory: Path) -> None:
     shutil.rmtree(directory)
     directory.mkdir()
 
@@ -639,10 +639,10 @@ def overwrite_index(git: Path) -> None:
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "nothing": shutil.rmtree,
-    "an empty directory": empty,
+    "an empty directory": empty_folder,
     "no HEAD": lambda git: (git / "HEAD").unlink(),
     "garbage in config": lambda git: (git / "config").write_text("[[["),
-    "no packs": lambda git: empty(git / "objects/pack"),
+    "no packs": lambda git: empty_folder(git / "objects/pack"),
     "half a pack": lambda git: os.truncate(clone_pack(git), 200),
     "an empty pack": lambda git: os.truncate(clone_pack(git), 0),
     "flipped bytes": lambda git: flip_a_byte(clone_pack(git)),
@@ -663,12 +663,12 @@ def read_all(source: Source, revision: Revision) -> None:
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_clone_is_reported_and_restored(work: WorkTree, state: Path, damage: str) -> None:
     accepted = work.commit({f"{number}.yaml": f"{number}" * 50 for number in range(20)})
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     source.accept(source.fetch())
     latest = work.commit({"fleet.yaml": "second"})
     DAMAGE[damage](state / "repository.git")
 
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     with pytest.raises(CorruptClone, match=r"state/repository\.git"):
         read_all(source, accepted)
     source.restore(accepted)
@@ -699,7 +699,7 @@ def test_while_the_remote_is_unreachable_a_clone_is_not_replaced(work: WorkTree,
 
 def test_a_clone_inside_another_repository_is_not_confused_with_it(work: WorkTree) -> None:
     state = work.path / "state"
-    source = follow(work.path, state)
+    source = make_source(work.path, state)
     revision = source.fetch()
     (state / "repository.git" / "HEAD").unlink()
     with pytest.raises(CorruptClone):

@@ -44,7 +44,7 @@ MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to un
 
 
 @pytest.fixture
-def started() -> Iterator[FetchProcess]:
+def fetch_process() -> Iterator[FetchProcess]:
     fetcher = FetchProcess()
     yield fetcher
     fetcher.close()
@@ -52,8 +52,8 @@ def started() -> Iterator[FetchProcess]:
 
 
 @pytest.fixture
-def fetcher(forking: None, started: FetchProcess) -> FetchProcess:
-    return started
+def fetcher(nursery_process: None, fetch_process: FetchProcess) -> FetchProcess:
+    return fetch_process
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_finding_p13_a_repository_with_an_extension_that_libgit2_lacks_is_refuse
 
 
 @pytest.fixture
-def forking() -> Iterator[None]:
+def nursery_process() -> Iterator[None]:
     with nursery():
         yield
 
@@ -94,7 +94,7 @@ def forking() -> Iterator[None]:
 
 
 @contextmanager
-def killed_at_the_end(*arguments: str) -> Iterator[Instance]:
+def run_and_kill(*arguments: str) -> Iterator[Instance]:
     """An instance that has no time for anything when it ends."""
     instance = Instance.start("run", *arguments)
     reader = threading.Thread(target=instance.read, daemon=True)
@@ -153,7 +153,7 @@ def test_t4_an_instance_that_ends_or_is_killed_leaves_no_fetch_process(tmp_path:
         eventually(lambda: not is_alive(hanging))  # it was killed, and takes a moment
         assert [each["type"] for each in instance.events[-1:]] == ["Stopped"]
         relay.stalled.clear()
-        with killed_at_the_end(url, *places) as instance:
+        with run_and_kill(url, *places) as instance:
             assert relay.stalled.wait(60)
             (hanging,) = list_fetchers(instance.process.pid)
         eventually(lambda: not is_alive(hanging))
@@ -181,7 +181,7 @@ def test_t4_commits_by_others_on_the_branch_of_gitboot_are_unpacked_within_limit
 
 
 def test_credentials_are_passed_by_a_pipe_only(
-    work: WorkTree, tmp_path: Path, state: Path, started: FetchProcess
+    work: WorkTree, tmp_path: Path, state: Path, fetch_process: FetchProcess
 ) -> None:
     with HttpsServer(work.path.parent, tmp_path) as https:
         remote = Remote(
@@ -189,7 +189,7 @@ def test_credentials_are_passed_by_a_pipe_only(
             credentials=Password(password=HttpsServer.PASSWORD),
             ca_bundle=https.certificate,
         )
-        assert Source(remote, state, started).fetch() == work.head
+        assert Source(remote, state, fetch_process).fetch() == work.head
     (child,) = list_fetchers(os.getpid())
     for file in ("cmdline", "environ"):
         assert HttpsServer.PASSWORD.encode() not in Path(f"/proc/{child}/{file}").read_bytes()
@@ -249,14 +249,14 @@ def test_a_late_answer_is_not_taken_for_the_next_request(
 ) -> None:
     first = source.fetch()
     with monkeypatch.context() as patch:
-        patch.setattr(Child, "read_answers", interrupted)
+        patch.setattr(Child, "read_answers", interrupt)
         with pytest.raises(KeyboardInterrupt):
             source.fetch()
     second = work.commit({"fleet.yaml": "second"})
     assert (first != second, source.fetch()) == (True, second)
 
 
-def interrupted(*_: object) -> Iterator[bytes]:
+def interrupt(*_: object) -> Iterator[bytes]:
     raise KeyboardInterrupt
 
 
@@ -375,25 +375,25 @@ def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
 
 
 @pytest.fixture(params=["git", "https", "ssh"])
-def served(request: pytest.FixtureRequest, work: WorkTree, tmp_path: Path) -> Iterator[Callable[..., Remote]]:
+def make_remote(request: pytest.FixtureRequest, work: WorkTree, tmp_path: Path) -> Iterator[Callable[..., Remote]]:
     """Return the remote for a protocol, optionally at another address of its server."""
     with ExitStack() as stack:
         if request.param == "ssh":
             ssh = request.getfixturevalue("ssh")
 
-            def by_ssh(authority: str = f"127.0.0.1:{ssh.port}", *, timeout_s: float = 60) -> Remote:
+            def make_ssh_remote(authority: str = f"127.0.0.1:{ssh.port}", *, timeout_s: float = 60) -> Remote:
                 hosts = tmp_path / "known_hosts"
                 hosts.write_text(f"[127.0.0.1]:{authority.rpartition(':')[2]} {ssh.public('ed25519')}\n")
                 key = SshKey(private_key=ssh.key("client"), passphrase=SshServer.PASSPHRASE, known_hosts=hosts)
                 user = ssh.host.partition("@")[0]
                 return Remote(url=f"ssh://{user}@{authority}{work.path}", credentials=key, timeout_s=timeout_s)
 
-            yield by_ssh
+            yield make_ssh_remote
             return
         https = stack.enter_context(HttpsServer(work.path.parent, tmp_path)) if request.param == "https" else None
         root = https.url if https is not None else stack.enter_context(git_daemon(work.path.parent))
 
-        def by_url(authority: str = root.rpartition("/")[2], *, timeout_s: float = 60) -> Remote:
+        def make_url_remote(authority: str = root.rpartition("/")[2], *, timeout_s: float = 60) -> Remote:
             if https is None:
                 return Remote(url=f"git://{authority}/fleet", timeout_s=timeout_s)
             return Remote(
@@ -403,43 +403,43 @@ def served(request: pytest.FixtureRequest, work: WorkTree, tmp_path: Path) -> It
                 timeout_s=timeout_s,
             )
 
-        yield by_url
+        yield make_url_remote
 
 
 @pytest.mark.parametrize("passes", [10, 100_000], ids=["the first response comes slowly", "the pack drips"])
 def test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next(
-    served: Callable[..., Remote], work: WorkTree, state: Path, started: FetchProcess, passes: int
+    make_remote: Callable[..., Remote], work: WorkTree, state: Path, fetch_process: FetchProcess, passes: int
 ) -> None:
-    Source(served(), state, started).fetch()
+    Source(make_remote(), state, fetch_process).fetch()
     (before,) = list_fetchers(os.getpid())
     second = work.commit({"noise": os.urandom(NOISE).hex()})
-    url = served().url
+    url = make_remote().url
     authority = url.partition("://")[2].rpartition("@")[2].partition("/")[0]
     with Relay(f"tcp://{authority}", passes=passes, then="drips") as relay:
-        dripping = Source(served(relay.authority, timeout_s=TIMEOUT_S), state, started)
+        dripping = Source(make_remote(relay.authority, timeout_s=TIMEOUT_S), state, fetch_process)
         with pytest.raises(SourceError, match=SLOW) as caught:
             dripping.fetch()
         assert relay.stalled.is_set()
     assert is_alive(before) is ("SSH" in str(caught.value))  # libssh2 itself ended the wait, as for a banner that drips
-    assert (list(state.rglob("pack_git2_*")), Source(served(), state, started).fetch()) == ([], second)
+    assert (list(state.rglob("pack_git2_*")), Source(make_remote(), state, fetch_process).fetch()) == ([], second)
 
 
 def test_finding_c3_a_fetcher_that_hangs_is_killed_and_another_one_fetches(
-    work: WorkTree, state: Path, started: FetchProcess
+    work: WorkTree, state: Path, fetch_process: FetchProcess
 ) -> None:
     with git_daemon(work.path.parent) as url:
-        source = Source(Remote(url=f"{url}/fleet", timeout_s=TIMEOUT_S), state, started)
-        eventually(lambda: fetched(source))
+        source = Source(Remote(url=f"{url}/fleet", timeout_s=TIMEOUT_S), state, fetch_process)
+        eventually(lambda: fetch_or_none(source))
         (hanging,) = list_fetchers(os.getpid())
         os.kill(hanging, signal.SIGSTOP)
         with pytest.raises(SourceError, match="the fetch process did not start within 2 s"):
             source.fetch()
         assert not is_alive(hanging)
         second = work.commit({"fleet.yaml": "second"})
-        eventually(lambda: fetched(source) == second)
+        eventually(lambda: fetch_or_none(source) == second)
 
 
-def fetched(source: Source) -> str | None:
+def fetch_or_none(source: Source) -> str | None:
     """Return what a fetch brings; None if this machine is too slow for the remote's deadline."""
     try:
         return source.fetch()
@@ -450,17 +450,19 @@ def fetched(source: Source) -> str | None:
 def test_a_new_clone_has_a_minimum_rate_and_everything_else_has_a_deadline(
     work: WorkTree, state: Path, tmp_path: Path
 ) -> None:
-    started = FetchProcess(deadline_s=0)
+    fetch_process = FetchProcess(deadline_s=0)
     try:
-        source = Source(Remote(url=str(work.path)), state, started)
+        source = Source(Remote(url=str(work.path)), state, fetch_process)
         assert source.fetch() == work.head
         with pytest.raises(SourceError, match="the fetch was not complete after 0 s"):
             source.fetch()
-        branch = OwnedBranch(lambda: Remote(url=str(work.path)), "refs/heads/boot", tmp_path / "o", fetcher=started)
+        branch = OwnedBranch(
+            lambda: Remote(url=str(work.path)), "refs/heads/boot", tmp_path / "o", fetcher=fetch_process
+        )
         with pytest.raises(SourceError, match="the fetch was not complete after 0 s"):
             branch.fetch()
     finally:
-        started.close()
+        fetch_process.close()
 
 
 # Steps, as they are reported
@@ -501,12 +503,12 @@ def test_before_a_push_there_is_time_to_build_the_pack() -> None:
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["a new clone", "news"])
 def test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected(
-    work: WorkTree, state: Path, started: FetchProcess, is_first: bool
+    work: WorkTree, state: Path, fetch_process: FetchProcess, is_first: bool
 ) -> None:
     with git_daemon(work.path.parent) as url:
 
         def source(mebibytes: int) -> Source:
-            return Source(Remote(url=f"{url}/fleet", max_bytes=mebibytes << 20), state, started)
+            return Source(Remote(url=f"{url}/fleet", max_bytes=mebibytes << 20), state, fetch_process)
 
         if not is_first:
             source(1).fetch()
@@ -519,12 +521,12 @@ def test_finding_c3_a_pack_that_exceeds_the_disk_limit_is_rejected(
 
 
 def test_a_clone_that_has_reached_its_limit_accepts_no_new_commits(
-    work: WorkTree, state: Path, started: FetchProcess
+    work: WorkTree, state: Path, fetch_process: FetchProcess
 ) -> None:
     with git_daemon(work.path.parent) as url:
 
         def source(size_bytes: int) -> Source:
-            return Source(Remote(url=f"{url}/fleet", max_bytes=size_bytes), state, started)
+            return Source(Remote(url=f"{url}/fleet", max_bytes=size_bytes), state, fetch_process)
 
         first = source(1 << 20).fetch()
         assert source(1).fetch() == first  # there is no new commit
@@ -539,28 +541,28 @@ def test_a_clone_that_has_reached_its_limit_accepts_no_new_commits(
 
 
 def test_a_small_pack_that_is_completed_from_the_clone_is_limited_too(
-    work: WorkTree, state: Path, started: FetchProcess
+    work: WorkTree, state: Path, fetch_process: FetchProcess
 ) -> None:
     files = {f"file{number}": os.urandom(NOISE // 10).hex() for number in range(20)}
     first = work.commit(dict(files))
     work.git("repack", "-q", "-a", "-d", "--depth=0")
     with git_daemon(work.path.parent) as url:
-        limited = Source(Remote(url=f"{url}/fleet", max_bytes=3 * NOISE), state, started)
+        limited = Source(Remote(url=f"{url}/fleet", max_bytes=3 * NOISE), state, fetch_process)
         assert limited.fetch() == first
         second = work.commit({name: f"{text}." for name, text in files.items()})
         work.git("repack", "-q", "-a", "-d")  # then each new file is a few bytes, as a difference from the one before
         with pytest.raises(SourceTooLarge, match="fetch-disk"):
             limited.fetch()
-        assert (limited.latest(), Source(Remote(url=f"{url}/fleet"), state, started).fetch()) == (first, second)
+        assert (limited.latest(), Source(Remote(url=f"{url}/fleet"), state, fetch_process).fetch()) == (first, second)
 
 
 def test_commits_by_others_on_the_branch_of_gitboot_do_not_exceed_the_disk_limit(
-    work: WorkTree, tmp_path: Path, started: FetchProcess
+    work: WorkTree, tmp_path: Path, fetch_process: FetchProcess
 ) -> None:
     work.commit({"noise": os.urandom(3 << 20).hex()})
     with git_daemon(work.path.parent) as url:
         remote = Remote(url=f"{url}/fleet", max_bytes=1 << 20)
-        branch = OwnedBranch(lambda: remote, "refs/heads/main", tmp_path / "boot.git", fetcher=started)
+        branch = OwnedBranch(lambda: remote, "refs/heads/main", tmp_path / "boot.git", fetcher=fetch_process)
         with pytest.raises(SourceTooLarge):
             branch.fetch()
 
@@ -601,13 +603,13 @@ def bare(work: WorkTree) -> Path:
     ids=["the result drips", "the data is taken byte by byte"],
 )
 def test_finding_c3_a_push_to_a_slow_server_fails_and_the_next_one_succeeds(
-    bare: Path, tmp_path: Path, started: FetchProcess, passes: int | bytes, takes: int
+    bare: Path, tmp_path: Path, fetch_process: FetchProcess, passes: int | bytes, takes: int
 ) -> None:
     with git_daemon(bare.parent) as url:
 
         def branch(url: str, timeout_s: float = 60) -> OwnedBranch:
             remote = Remote(url=f"{url}/boots.git", timeout_s=timeout_s)
-            return OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "o" / "boots.git", fetcher=started)
+            return OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "o" / "boots.git", fetcher=fetch_process)
 
         files = {"boot.ipxe": lambda: os.urandom(NOISE).hex().encode()}
         first = branch(url).commit(None, dict(files), "first", ADA, at("20T12:00"))
@@ -624,13 +626,13 @@ def test_finding_c3_a_push_to_a_slow_server_fails_and_the_next_one_succeeds(
 
 
 def test_finding_c3_slowly_sent_refs_of_a_target_are_read_by_a_process_that_is_killed(
-    bare: Path, tmp_path: Path, started: FetchProcess
+    bare: Path, tmp_path: Path, fetch_process: FetchProcess
 ) -> None:
     seeded = OwnedBranch(lambda: Remote(url=str(bare)), "refs/heads/boot", tmp_path / "seed.git")
     seeded.push(None, seeded.commit(None, {"a": lambda: b"a"}, "first", ADA, at("20T12:00")))
     with git_daemon(bare.parent) as url, Relay(url, passes=2, then="drips") as relay:
         remote = Remote(url=f"{relay.url}/boots.git", timeout_s=TIMEOUT_S)
-        branch = OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "boots.git", fetcher=started)
+        branch = OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "boots.git", fetcher=fetch_process)
         for ask in (branch.fetch, branch.is_default):
             with pytest.raises(SourceError, match="the response was not complete after 2 s"):
                 ask()
@@ -638,9 +640,9 @@ def test_finding_c3_slowly_sent_refs_of_a_target_are_read_by_a_process_that_is_k
 
 
 def test_a_push_by_a_process_equals_one_without(
-    bare: Path, work: WorkTree, tmp_path: Path, started: FetchProcess
+    bare: Path, work: WorkTree, tmp_path: Path, fetch_process: FetchProcess
 ) -> None:
-    for fetcher, ref in ((InProcessFetcher(), "refs/heads/one"), (started, "refs/heads/other")):
+    for fetcher, ref in ((InProcessFetcher(), "refs/heads/one"), (fetch_process, "refs/heads/other")):
         folder = tmp_path / ref.replace("/", "-")
         branch = OwnedBranch(lambda: Remote(url=str(bare)), ref, folder, fetcher=fetcher)
         assert branch.fetch() is None

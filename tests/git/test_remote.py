@@ -72,7 +72,7 @@ def fetcher() -> Iterator[FetchProcess]:
 
 
 @pytest.fixture(autouse=True)
-def fetched_apart(fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def fetch_in_process(fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of this is fetched as an instance does it, by a process of its own; one does for all."""
     monkeypatch.setattr(clone, "InProcessFetcher", lambda: fetcher)
 
@@ -311,7 +311,7 @@ def test_a_host_must_have_a_known_key(
     ssh: SshServer, ssh_key: SshKey, work: WorkTree, state: Path, known: str, message: str | None
 ) -> None:
     keys = {name: ssh.public(name) for name in ("ed25519", "rsa", "stranger")}
-    ssh_key.known_hosts.write_text(known.format(port=ssh.port, hash=hashed(f"[127.0.0.1]:{ssh.port}"), **keys))
+    ssh_key.known_hosts.write_text(known.format(port=ssh.port, hash=hash_host(f"[127.0.0.1]:{ssh.port}"), **keys))
     source = Source(Remote(url=f"ssh://{ssh.host}{work.path}", credentials=ssh_key), state)
     if message is None:
         assert source.fetch() == work.head
@@ -484,7 +484,7 @@ def test_an_accepted_commit_that_the_followed_branch_lacks_is_searched_in_all_br
 
 
 @pytest.fixture
-def other(work: WorkTree, tmp_path: Path) -> Iterator[HttpsServer]:
+def other_server(work: WorkTree, tmp_path: Path) -> Iterator[HttpsServer]:
     """A server that everybody trusts, and that is not the remote's."""
     (tmp_path / "other").mkdir()
     with HttpsServer(work.path.parent, tmp_path / "other") as server:
@@ -494,16 +494,16 @@ def other(work: WorkTree, tmp_path: Path) -> Iterator[HttpsServer]:
 @pytest.mark.parametrize("asks_first", [False, True])
 @pytest.mark.parametrize("where", ["https://127.0.0.1:PORT", "https://localhost:PORT", "http://127.0.0.1:PORT"])
 def test_t3_credentials_do_not_follow_a_redirect_to_another_server(
-    https: HttpsServer, other: HttpsServer, state: Path, tmp_path: Path, where: str, asks_first: bool
+    https: HttpsServer, other_server: HttpsServer, state: Path, tmp_path: Path, where: str, asks_first: bool
 ) -> None:
     bundle = tmp_path / "both.pem"
-    bundle.write_text(https.certificate.read_text() + other.certificate.read_text())
-    https.redirect_target = where.replace("PORT", other.url.rpartition(":")[2]) + "/private"
+    bundle.write_text(https.certificate.read_text() + other_server.certificate.read_text())
+    https.redirect_target = where.replace("PORT", other_server.url.rpartition(":")[2]) + "/private"
     path = "/private/moved/fleet/.git" if asks_first else "/moved/fleet/.git"
     source = Source(Remote(url=f"{https.url}{path}", credentials=PASSWORD, ca_bundle=bundle), state)
     with pytest.raises((SourceError, SourceRefused)) as caught:
         source.fetch()
-    assert (other.authorized, bool(https.authorized)) == ([], asks_first)
+    assert (other_server.authorized, bool(https.authorized)) == ([], asks_first)
     if where == "https://127.0.0.1:PORT":
         assert "gitboot does not send the credentials there" in str(caught.value)
 
@@ -519,7 +519,7 @@ def test_t3_a_redirect_within_the_same_server_is_followed(work: WorkTree, https:
 ED, RSA = "ssh-ed25519 AAAAC3Nza", "ssh-rsa AAAAB3Nza"
 
 
-def hashed(name: str) -> str:
+def hash_host(name: str) -> str:
     salt = b"0123456789abcdefghij"
     digest = hmac.digest(salt, name.encode(), "sha1")
     return "|1|" + "|".join(base64.b64encode(part).decode() for part in (salt, digest))
@@ -539,12 +539,12 @@ def hashed(name: str) -> str:
         pytest.param(f"*.example.net,!git.example.net {ED}", set(), id="excluded"),
         pytest.param(f"!git.example.net,*.example.net {ED}", set(), id="excluded first"),
         pytest.param(f"!other.example.net {ED}", set(), id="only an exclusion"),
-        pytest.param(f"{hashed('git.example.net')} {ED}", {ED}, id="hashed"),
-        pytest.param(f"{hashed('other.example.net')} {ED}", set(), id="another host, hashed"),
+        pytest.param(f"{hash_host('git.example.net')} {ED}", {ED}, id="hashed"),
+        pytest.param(f"{hash_host('other.example.net')} {ED}", set(), id="another host, hashed"),
         pytest.param(f"|1|nonsense {ED}", set(), id="an invalid hash"),
         pytest.param(f"[git.example.net]:2222 {ED}", set(), id="another port"),
         pytest.param(f"@revoked git.example.net {ED}\n* {ED}\n* {RSA}", {RSA}, id="revoked"),
-        pytest.param(f"* {ED}\n@revoked {hashed('git.example.net')} {ED}", set(), id="revoked later, hashed"),
+        pytest.param(f"* {ED}\n@revoked {hash_host('git.example.net')} {ED}", set(), id="revoked later, hashed"),
         pytest.param(f"@cert-authority *.example.net {ED}", set(), id="an authority is no key"),
         pytest.param(f"# git.example.net {ED}\n\nwhat?\ngit.example.net\n", set(), id="no usable key"),
     ],
@@ -572,7 +572,7 @@ def test_finding_p13_a_missing_host_key_has_its_cause(lines: str, expected: str)
     ("names", "is_known"),
     [
         pytest.param("[git.example.net]:2222", True, id="with the port"),
-        pytest.param(hashed("[git.example.net]:2222"), True, id="with the port, hashed"),
+        pytest.param(hash_host("[git.example.net]:2222"), True, id="with the port, hashed"),
         pytest.param("git.example.net", True, id="without a port, as ssh falls back to"),
         pytest.param("[git.example.net]:2223", False, id="another port"),
         pytest.param("[*.example.net]:2222", True, id="a pattern with the port"),

@@ -334,7 +334,7 @@ def follow(source: Source) -> str:
     return latest
 
 
-def understood(*arguments: object) -> CommandResult:
+def run_successfully(*arguments: object) -> CommandResult:
     """Return the output of a command that must succeed."""
     done = run_command(*arguments)
     assert done.code == 0, done
@@ -359,9 +359,9 @@ def test_history_explain_and_diff_read_over_a_malformed_commit(origin: WorkTree)
         before = origin.head
         malformed = commit_malformed(origin, MALFORMED[fault])
         commit_by_git(origin, {f"images/{fault}.yaml": image(f"new-{fault.lower()}")}, "Add an image")
-        shown = json.loads(understood("history", "fra1-web01", "--path", origin.path, "-o", "json").out)
+        shown = json.loads(run_successfully("history", "fra1-web01", "--path", origin.path, "-o", "json").out)
         assert first in json.dumps(shown), fault
-        explained = understood("explain", "fra1-web01", "--path", origin.path, "-o", "json").json
+        explained = run_successfully("explain", "fra1-web01", "--path", origin.path, "-o", "json").json
         assert first[:9] in json.dumps(explained), fault
         for base in (before, malformed, malformed[:12], "HEAD~1", "HEAD^"):
             assert run_command("diff", f"{base}..HEAD", "--path", origin.path).code == 0, (fault, base)

@@ -73,7 +73,7 @@ def keyring(tmp_path: Path, gpg: dict[str, Person]) -> Path:
     return folder
 
 
-def looking(work: WorkTree, trusted: TrustedKeys, verify: Verify | None = Verify.HEAD) -> SignatureChecker:
+def make_checker(work: WorkTree, trusted: TrustedKeys, verify: Verify | None = Verify.HEAD) -> SignatureChecker:
     folder = work.path.parent / "state" / "keys"
     return SignatureChecker(StoredRepository(work.path / ".git"), SignatureKeys(trusted, folder), verify)
 
@@ -89,12 +89,12 @@ def find_fault(signatures: SignatureChecker, commit: Revision) -> str:
     return found[commit].message
 
 
-def commit_bytes(work: WorkTree) -> bytes:
+def read_commit(work: WorkTree) -> bytes:
     command = ["git", "cat-file", "commit", "HEAD"]
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True).stdout
 
 
-def signed_by(raw: bytes, signature: bytes) -> bytes:
+def add_signature(raw: bytes, signature: bytes) -> bytes:
     header = b"\ngpgsig " + signature.strip().replace(b"\n", b"\n ")
     return raw.replace(b"\n\n", header + b"\n\n", 1)
 
@@ -127,18 +127,18 @@ def test_a_signature_counts_if_its_key_counts(
 ) -> None:
     commit = {"ssh": ssh, "gpg": gpg}[kind][who].commit(work, {"fleet.yaml": who})
     trusted = TrustedKeys(allowed_signers=signers) if kind == "ssh" else TrustedKeys(openpgp_keys=keyring)
-    assert expected in find_fault(looking(work, trusted), commit)
+    assert expected in find_fault(make_checker(work, trusted), commit)
 
 
 def test_an_openpgp_signature_of_a_text_does_not_count(work: WorkTree, gpg: dict[str, Person], keyring: Path) -> None:
     """It is of every commit that differs only in the ends of its lines, each with another digest of its content."""
-    raw = commit_bytes(work)
+    raw = read_commit(work)
     payload = work.path.parent / "payload"
     payload.write_bytes(raw)
     for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed in text mode")):
         signature = sign_with_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign")
-        commit = store_commit(work, signed_by(raw, signature))
-        assert expected in find_fault(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+        commit = store_commit(work, add_signature(raw, signature))
+        assert expected in find_fault(make_checker(work, TrustedKeys(openpgp_keys=keyring)), commit)
 
 
 @pytest.mark.parametrize(("namespace", "expected"), [("git", RIGHT), ("file", "changed after it was signed")])
@@ -146,18 +146,18 @@ def test_an_ssh_signature_counts_only_in_the_namespace_of_git(
     work: WorkTree, ssh: dict[str, Person], tmp_path: Path, namespace: str, expected: str
 ) -> None:
     """A key that is listed for all namespaces also signs files. Such a signature must not count for a commit."""
-    raw = commit_bytes(work)
+    raw = read_commit(work)
     command = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(ssh["ada"].public.with_suffix(""))]
     signature = subprocess.run(command, input=raw, capture_output=True, check=True).stdout
-    commit = store_commit(work, signed_by(raw, signature))
+    commit = store_commit(work, add_signature(raw, signature))
     everywhere = write_lines(tmp_path / "everywhere", [f"ada@example.net {ssh['ada'].key}"])
-    assert expected in find_fault(looking(work, TrustedKeys(allowed_signers=everywhere)), commit)
+    assert expected in find_fault(make_checker(work, TrustedKeys(allowed_signers=everywhere)), commit)
 
 
 def test_openpgp_signatures_of_two_people_in_one_header_do_not_count(
     work: WorkTree, gpg: dict[str, Person], keyring: Path
 ) -> None:
-    raw = commit_bytes(work)
+    raw = read_commit(work)
     payload = work.path.parent / "payload"
     payload.write_bytes(raw)
     by_ada, by_eve = (sign_with_gpg(gpg[name], payload) for name in ("ada", "eve"))
@@ -165,13 +165,13 @@ def test_openpgp_signatures_of_two_people_in_one_header_do_not_count(
         command = ["gpg", "--batch", "--no-options", "--homedir", str(work.path.parent), "--enarmor"]
         armour = subprocess.run(command, input=packets, capture_output=True, check=True).stdout
         armour = armour.replace(b"PGP ARMORED FILE", b"PGP SIGNATURE")
-        commit = store_commit(work, signed_by(raw, armour))
-        assert expected in find_fault(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+        commit = store_commit(work, add_signature(raw, armour))
+        assert expected in find_fault(make_checker(work, TrustedKeys(openpgp_keys=keyring)), commit)
 
 
 def test_a_commit_that_is_not_signed_does_not_count(work: WorkTree, signers: Path, keyring: Path) -> None:
     trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
-    assert find_fault(looking(work, trusted), work.head).endswith("is not signed")
+    assert find_fault(make_checker(work, trusted), work.head).endswith("is not signed")
 
 
 def test_an_expired_key_does_not_count_even_for_an_old_commit_date(
@@ -187,8 +187,8 @@ def test_an_expired_key_does_not_count_even_for_an_old_commit_date(
         env={**ENVIRONMENT, "GIT_COMMITTER_DATE": "2019-06-01T00:00:00Z"},
         check=True,
     )
-    assert git_takes(work, work.head, signers)
-    assert "which has expired" in find_fault(looking(work, TrustedKeys(allowed_signers=signers)), work.head)
+    assert git_verifies(work, work.head, signers)
+    assert "which has expired" in find_fault(make_checker(work, TrustedKeys(allowed_signers=signers)), work.head)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_commit_that_was_changed_after_it_was_signed_does_not_count(
     new: str,
 ) -> None:
     commit = {"ssh": ssh, "gpg": gpg}[kind]["ada"].commit(work)
-    signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
+    signatures = make_checker(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
     assert find_fault(signatures, commit) == RIGHT
     assert "changed after it was signed" in find_fault(signatures, rewrite_commit(work, commit, old, new))
 
@@ -222,7 +222,7 @@ def test_a_signature_on_another_tree_does_not_count(work: WorkTree, ssh: dict[st
     first, evil = (work.git("rev-parse", f"{work.commit({'fleet.yaml': text})}^{{tree}}") for text in ("a", "evil"))
     work.git("reset", "--quiet", "--hard", "HEAD^")
     changed = rewrite_commit(work, ssh["ada"].commit(work), first, evil)
-    assert "changed after it" in find_fault(looking(work, TrustedKeys(allowed_signers=signers)), changed)
+    assert "changed after it" in find_fault(make_checker(work, TrustedKeys(allowed_signers=signers)), changed)
 
 
 @pytest.mark.parametrize("header", ["gpgsig", "gpgsig-sha256"])
@@ -233,27 +233,27 @@ def test_a_commit_with_two_signatures_does_not_count(
     commit = ssh["ada"].commit(work)
     twice = rewrite_commit(work, commit, "\n\nChange", f"\n{header} -----BEGIN SSH SIGNATURE-----\n x\n\nChange")
     assert "signed in a way that gitboot does not support" in find_fault(
-        looking(work, TrustedKeys(allowed_signers=signers)), twice
+        make_checker(work, TrustedKeys(allowed_signers=signers)), twice
     )
 
 
 @pytest.mark.parametrize("signature", ["x", "-----BEGIN SSH SIGNATURE-----", "-----BEGIN PGP SIGNATURE-----", ""])
 def test_an_invalid_signature_does_not_count(work: WorkTree, signers: Path, keyring: Path, signature: str) -> None:
-    commit = store_commit(work, commit_bytes(work).replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
+    commit = store_commit(work, read_commit(work).replace(b"\n\n", f"\ngpgsig {signature}\n ====\n\n".encode(), 1))
     trusted = TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
-    assert find_fault(looking(work, trusted), commit) != RIGHT
+    assert find_fault(make_checker(work, trusted), commit) != RIGHT
 
 
 # Beside git
 
 
-def git_takes(work: WorkTree, commit: Revision, signers: Path) -> bool:
+def git_verifies(work: WorkTree, commit: Revision, signers: Path) -> bool:
     command = ["git", "-c", f"gpg.ssh.allowedSignersFile={signers}", "verify-commit", commit]
     return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0
 
 
 def test_a_signature_counts_if_git_accepts_it(work: WorkTree, ssh: dict[str, Person], signers: Path) -> None:
-    signatures = looking(work, TrustedKeys(allowed_signers=signers))
+    signatures = make_checker(work, TrustedKeys(allowed_signers=signers))
     good = ssh["ada"].commit(work, message="Umlauts äöü\n\n-----BEGIN SSH SIGNATURE-----\n gpgsig x\n")
     merged = WorkTree(work.path)
     merged.git("switch", "--quiet", "--create", "side", "HEAD^")
@@ -267,7 +267,7 @@ def test_a_signature_counts_if_git_accepts_it(work: WorkTree, ssh: dict[str, Per
         rewrite_commit(work, ssh["ada"].commit(work), "Change", "Chance"),
     ]
     assert [find_fault(signatures, each) == RIGHT for each in commits] == [
-        git_takes(work, each, signers) for each in commits
+        git_verifies(work, each, signers) for each in commits
     ]
     assert [find_fault(signatures, each) == RIGHT for each in commits] == [True, True, False, False, False]
 
@@ -291,7 +291,7 @@ def test_no_configuration_of_a_repository_or_user_makes_a_key_count(
     monkeypatch.setenv("GNUPGHOME", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     work.git("replace", commit, good)
-    assert find_fault(looking(work, TrustedKeys(allowed_signers=signers)), commit) != RIGHT
+    assert find_fault(make_checker(work, TrustedKeys(allowed_signers=signers)), commit) != RIGHT
 
 
 def test_no_git_program_is_needed(
@@ -302,9 +302,9 @@ def test_no_git_program_is_needed(
     keygen = subprocess.run(["which", "ssh-keygen"], capture_output=True, text=True, check=True).stdout.strip()
     (tmp_path / "bin" / "ssh-keygen").symlink_to(keygen)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert find_fault(looking(work, TrustedKeys(allowed_signers=signers)), commit) == RIGHT
+    assert find_fault(make_checker(work, TrustedKeys(allowed_signers=signers)), commit) == RIGHT
     os.unlink(tmp_path / "bin" / "ssh-keygen")
-    signatures = looking(work, TrustedKeys(allowed_signers=signers))
+    signatures = make_checker(work, TrustedKeys(allowed_signers=signers))
     with pytest.raises((UsageError, SourceError), match="ssh-keygen is not installed"):
         signatures.find_signer(commit)
 
@@ -315,7 +315,7 @@ def test_no_git_program_is_needed(
 def test_the_signer_has_the_name_from_the_list_of_keys(
     work: WorkTree, ssh: dict[str, Person], gpg: dict[str, Person], signers: Path, keyring: Path
 ) -> None:
-    signatures = looking(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
+    signatures = make_checker(work, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring))
     from_ssh, from_gpg = (signatures.find_signer(each["ada"].commit(work)) for each in (ssh, gpg))
     assert from_ssh is not None and (from_ssh.person, from_ssh.key[:7]) == ("ada@example.net", "SHA256:")
     assert from_gpg is not None and from_gpg.person == "ada <ada@example.net>" and len(from_gpg.key) == 40
@@ -337,7 +337,7 @@ def test_the_key_of_a_forge_counts_for_merges_only(
     work.commit({"side": "x"})
     work.git("switch", "--quiet", "main")
     merged = forge.merge(work, "side")
-    signatures = looking(work, trusted)
+    signatures = make_checker(work, trusted)
     assert find_fault(signatures, merged) == RIGHT
     found = signatures.find_signer(merged)
     assert found is not None and found == Signer("GitHub", found.key, is_forge=True)
@@ -345,7 +345,7 @@ def test_the_key_of_a_forge_counts_for_merges_only(
 
 
 def test_a_key_counts_as_long_as_its_line_exists(work: WorkTree, ssh: dict[str, Person], signers: Path) -> None:
-    signatures = looking(work, TrustedKeys(allowed_signers=signers))
+    signatures = make_checker(work, TrustedKeys(allowed_signers=signers))
     by_ada, by_eve = ssh["ada"].commit(work), ssh["eve"].commit(work)
     before = signatures.fingerprint(by_eve)
     assert (find_fault(signatures, by_ada) == RIGHT, find_fault(signatures, by_eve) == RIGHT) == (True, False)
@@ -360,7 +360,7 @@ def test_unreadable_keys_are_reported_at_the_start_and_later(
 ) -> None:
     path = tmp_path / "keys.asc"
     path.write_bytes(gpg["ada"].public.read_bytes())
-    signatures = looking(work, TrustedKeys(openpgp_keys=path))
+    signatures = make_checker(work, TrustedKeys(openpgp_keys=path))
     commit = gpg["ada"].commit(work)
     assert find_fault(signatures, commit) == RIGHT
     path.unlink()
@@ -383,13 +383,13 @@ def test_verify_head_checks_each_commit_alone_and_verify_range_all_before_it(
     accepted = work.head
     line = [ssh["ada"].commit(work), work.commit(), ssh["ada"].commit(work)]
     trusted = TrustedKeys(allowed_signers=signers)
-    assert list(looking(work, trusted).find_faults(accepted, line)) == [line[1]]
-    faults = looking(work, trusted, Verify.RANGE).find_faults(accepted, line)
+    assert list(make_checker(work, trusted).find_faults(accepted, line)) == [line[1]]
+    faults = make_checker(work, trusted, Verify.RANGE).find_faults(accepted, line)
     assert list(faults) == line[1:]
     assert all(line[1][:12] in fault.message for fault in faults.values())
-    assert looking(work, trusted, Verify.RANGE).find_faults(line[1], line[2:]) == {}
-    assert looking(work, trusted, Verify.RANGE).find_faults(None, line[2:]) == {}
-    assert looking(work, trusted, None).find_faults(accepted, line) == {}
+    assert make_checker(work, trusted, Verify.RANGE).find_faults(line[1], line[2:]) == {}
+    assert make_checker(work, trusted, Verify.RANGE).find_faults(None, line[2:]) == {}
+    assert make_checker(work, trusted, None).find_faults(accepted, line) == {}
 
 
 def test_a_range_is_the_first_parent_line_so_the_branch_of_a_signed_merge_need_not_be_signed(
@@ -400,7 +400,7 @@ def test_a_range_is_the_first_parent_line_so_the_branch_of_a_signed_merge_need_n
     side = work.commit({"side": "x"})
     work.git("switch", "--quiet", "main")
     merged = ssh["ada"].merge(work, "side")
-    signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
+    signatures = make_checker(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
     assert (signatures.find_faults(accepted, [merged]), list(signatures.find_faults(accepted, [side]))) == ({}, [side])
     assert list(signatures.find_faults(merged, [side])) == [side]  # back to what a merge brought in
 
@@ -414,7 +414,7 @@ def test_a_rewritten_branch_is_verified_from_where_it_left_the_accepted_line(
     work.git("reset", "--quiet", "--hard", root)
     unsigned = work.commit({"fleet.yaml": "unsigned"})
     newest = ssh["ada"].commit(work, {"fleet.yaml": "newest"})
-    signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
+    signatures = make_checker(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
     assert unsigned[:12] in signatures.find_faults(accepted, [newest])[newest].message
     assert signatures.find_faults(accepted, [root]) == {}  # rewound to what was accepted before: a guard holds that
     work.git("reset", "--quiet", "--hard", root)
@@ -430,15 +430,17 @@ def test_a_range_that_is_too_long_is_not_verified(work: WorkTree, ssh: dict[str,
     )
     work.git("fast-import", "--quiet", "--force", text=commits)
     newest = ssh["ada"].commit(work)
-    signatures = looking(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
+    signatures = make_checker(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
     assert "start gitboot once with --verify head" in signatures.find_faults(accepted, [newest])[newest].message
-    assert find_fault(looking(work, TrustedKeys(allowed_signers=signers)), newest) == RIGHT
+    assert find_fault(make_checker(work, TrustedKeys(allowed_signers=signers)), newest) == RIGHT
 
 
 # Tags
 
 
-def followed(work: WorkTree, state: Path, reference: str, trusted: TrustedKeys) -> tuple[SignatureChecker, Revision]:
+def fetch_commit(
+    work: WorkTree, state: Path, reference: str, trusted: TrustedKeys
+) -> tuple[SignatureChecker, Revision]:
     source = Source(Remote(url=str(work.path), reference=reference), state)
     commit = source.fetch()
     return SignatureChecker(
@@ -459,7 +461,7 @@ def test_a_followed_tag_must_be_signed(
     reference: str,
 ) -> None:
     {"ssh": ssh, "gpg": gpg}[kind]["ada"].tag(work, "v1.1.0")
-    signatures, commit = followed(
+    signatures, commit = fetch_commit(
         work, tmp_path / "state", reference, TrustedKeys(allowed_signers=signers, openpgp_keys=keyring)
     )
     assert find_fault(signatures, commit) == RIGHT
@@ -484,5 +486,5 @@ def test_a_tag_that_does_not_sign_the_commit_does_not_count(
             work.git("branch", "v2.0.0")
         case _:
             work.git("update-ref", "refs/tags/v2.0.0", "refs/tags/v1.0.0")
-    signatures, commit = followed(work, tmp_path / "state", "v2.0.0", TrustedKeys(allowed_signers=signers))
+    signatures, commit = fetch_commit(work, tmp_path / "state", "v2.0.0", TrustedKeys(allowed_signers=signers))
     assert find_fault(signatures, commit) != RIGHT

@@ -32,11 +32,11 @@ def work(tmp_path: Path) -> WorkTree:
     return WorkTree(tmp_path / "fleet")
 
 
-def committed(work: WorkTree, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
+def load_snapshot(work: WorkTree, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
     return load_commit(StoredRepository(work.path), revision, previous=previous)
 
 
-def contents(snapshot: Snapshot) -> dict[str, str]:
+def read_contents(snapshot: Snapshot) -> dict[str, str]:
     return {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
 
 
@@ -72,7 +72,7 @@ def test_any_git_revision_can_be_read(work: WorkTree, rev: str | None, text: str
     snapshot = open_snapshot(work.path, rev)
 
     revisions = {"first": first, "second": second, "third": third, "uncommitted": WORKTREE}
-    assert (contents(snapshot), snapshot.revision) == ({"fleet.yaml": text}, revisions[text])
+    assert (read_contents(snapshot), snapshot.revision) == ({"fleet.yaml": text}, revisions[text])
 
 
 def test_a_bare_repository_is_read_at_its_head(work: WorkTree, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_directory_needs_no_git(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.yaml").write_text("x")
     (tmp_path / ".gitignore").write_text("*")
-    assert contents(open_snapshot(tmp_path, None)) == {".gitignore": "*", "a/x.yaml": "x"}
+    assert read_contents(open_snapshot(tmp_path, None)) == {".gitignore": "*", "a/x.yaml": "x"}
 
 
 def test_a_linked_work_tree_has_its_own_head(work: WorkTree, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_linked_work_tree_has_its_own_head(work: WorkTree, tmp_path: Path) -> 
     side = WorkTree(tmp_path / "linked")
     revision = side.commit({"fleet.yaml": "side"})
     side.write({"fleet.yaml": "uncommitted"})
-    assert contents(open_snapshot(side.path, None)) == {"fleet.yaml": "uncommitted"}
+    assert read_contents(open_snapshot(side.path, None)) == {"fleet.yaml": "uncommitted"}
     assert open_snapshot(side.path, "HEAD").revision == revision
 
 
@@ -102,7 +102,7 @@ def test_a_linked_work_tree_has_its_own_head(work: WorkTree, tmp_path: Path) -> 
 def test_a_folder_of_a_work_tree_is_its_own_fleet(work: WorkTree, rev: str) -> None:
     work.commit({"other.yaml": "o", "sites/fra/fleet.yaml": "f", "sites/fra/servers/a.yaml": "a"})
     snapshot = open_snapshot(work.path / "sites" / "fra", rev)
-    assert contents(snapshot) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
+    assert read_contents(snapshot) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
 
 
 def test_a_folder_that_a_commit_lacks_has_no_files_there(work: WorkTree) -> None:
@@ -165,11 +165,11 @@ def test_a_work_tree_and_its_commit_have_the_same_files(work: WorkTree) -> None:
     (work.path / "link.yaml").symlink_to("a.yaml")
     (work.path / "folder").symlink_to("b")
     work.commit()
-    committed, lying = open_snapshot(work.path, "HEAD"), open_snapshot(work.path, None)
-    assert (dict(committed.blobs), contents(committed)) == (dict(lying.blobs), contents(lying))
-    assert sorted(committed.blobs) == [".gitbootignore", "a.yaml", "b/.hidden", "b/c/d.yaml", "empty", "ä.yaml"]
-    assert committed.irregular == lying.irregular
-    assert committed.irregular == {"link.yaml": Irregular.SYMLINK, "folder": Irregular.SYMLINK}
+    load_snapshot, lying = open_snapshot(work.path, "HEAD"), open_snapshot(work.path, None)
+    assert (dict(load_snapshot.blobs), read_contents(load_snapshot)) == (dict(lying.blobs), read_contents(lying))
+    assert sorted(load_snapshot.blobs) == [".gitbootignore", "a.yaml", "b/.hidden", "b/c/d.yaml", "empty", "ä.yaml"]
+    assert load_snapshot.irregular == lying.irregular
+    assert load_snapshot.irregular == {"link.yaml": Irregular.SYMLINK, "folder": Irregular.SYMLINK}
 
 
 def test_the_id_of_a_blob_is_that_of_git(work: WorkTree) -> None:
@@ -201,10 +201,10 @@ def test_a_name_that_is_not_utf8_is_irregular(work: WorkTree) -> None:
     for name in (b"/caf\xe9.yaml", b"/sub/d\xffr/x.yaml"):
         Path(os.fsdecode(os.fsencode(work.path) + name)).write_text("x")
     work.commit({"a.yaml": "a"})
-    committed, lying = open_snapshot(work.path, "HEAD"), open_snapshot(work.path, None)
-    assert committed.irregular == lying.irregular
-    assert committed.irregular == {"caf\ufffd.yaml": Irregular.FILE_NAME, "sub/d\ufffdr": Irregular.FILE_NAME}
-    assert [*committed.blobs] == [*lying.blobs] == ["a.yaml"]
+    load_snapshot, lying = open_snapshot(work.path, "HEAD"), open_snapshot(work.path, None)
+    assert load_snapshot.irregular == lying.irregular
+    assert load_snapshot.irregular == {"caf\ufffd.yaml": Irregular.FILE_NAME, "sub/d\ufffdr": Irregular.FILE_NAME}
+    assert [*load_snapshot.blobs] == [*lying.blobs] == ["a.yaml"]
 
 
 def test_ignored_files_are_omitted_unless_they_are_tracked(work: WorkTree) -> None:
@@ -223,7 +223,7 @@ def test_ignored_files_are_omitted_unless_they_are_tracked(work: WorkTree) -> No
 def test_an_ignored_folder_is_read_if_it_is_named(work: WorkTree) -> None:
     work.commit({".gitignore": "build/\n"})
     work.write({"build/fleet.yaml": "f", "build/servers/a.yaml": "a"})
-    assert contents(open_snapshot(work.path / "build", None)) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
+    assert read_contents(open_snapshot(work.path / "build", None)) == {"fleet.yaml": "f", "servers/a.yaml": "a"}
 
 
 def test_a_deleted_file_is_absent(work: WorkTree) -> None:
@@ -269,7 +269,7 @@ def test_blobs_can_be_read_in_any_thread(work: WorkTree) -> None:
     work.commit({f"{number}.yaml": f"text {number}" for number in range(50)})
     snapshot = open_snapshot(work.path, "HEAD")
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(contents, [snapshot] * 4)) == [contents(snapshot)] * 4
+        assert list(pool.map(read_contents, [snapshot] * 4)) == [read_contents(snapshot)] * 4
 
 
 def test_a_missing_object_is_a_source_error(work: WorkTree) -> None:
@@ -284,7 +284,7 @@ def test_a_missing_object_is_a_source_error(work: WorkTree) -> None:
 # With an earlier snapshot
 
 
-def states() -> Iterator[dict[str, str | None]]:
+def list_changes() -> Iterator[dict[str, str | None]]:
     """The changes of each commit; None removes a file."""
     yield {"a.yaml": "1", "s/1/x.yaml": "x", "s/2/y.yaml": "y", "s/z.yaml": "z", ".ci/x": "1"}
     yield {"a.yaml": "2"}
@@ -299,40 +299,40 @@ def states() -> Iterator[dict[str, str | None]]:
 
 def test_an_earlier_snapshot_saves_time_and_changes_nothing_else(work: WorkTree) -> None:
     snapshots = []
-    for files in states():
-        snapshots.append(committed(work, work.commit(files)))
+    for files in list_changes():
+        snapshots.append(load_snapshot(work, work.commit(files)))
     for earlier in snapshots:
         for later in snapshots:
-            again = committed(work, later.revision, previous=earlier)
+            again = load_snapshot(work, later.revision, previous=earlier)
             assert (again.blobs, again.irregular) == (later.blobs, later.irregular)
 
 
 def test_an_unchanged_folder_is_not_read_again(work: WorkTree) -> None:
-    first = committed(work, work.commit({"s/1/x.yaml": "x", "s/2/y.yaml": "y"}))
+    first = load_snapshot(work, work.commit({"s/1/x.yaml": "x", "s/2/y.yaml": "y"}))
     second = work.commit({"s/2/y.yaml": "changed"})
     unchanged = work.git("rev-parse", f"{second}:s/1")
     (work.path / ".git" / "objects" / unchanged[:2] / unchanged[2:]).unlink()
-    assert sorted(committed(work, second, previous=first).blobs) == ["s/1/x.yaml", "s/2/y.yaml"]
+    assert sorted(load_snapshot(work, second, previous=first).blobs) == ["s/1/x.yaml", "s/2/y.yaml"]
     with pytest.raises(SourceError, match=f"object {unchanged} is missing"):
-        committed(work, second)
+        load_snapshot(work, second)
 
 
 def test_irregular_entries_appear_and_disappear_between_snapshots(work: WorkTree) -> None:
     work.write({"a.yaml": "a"})
     (work.path / "b.yaml").symlink_to("a.yaml")
     Path(os.fsdecode(os.fsencode(work.path) + b"/\xff.yaml")).write_text("x")
-    first = committed(work, work.commit())
+    first = load_snapshot(work, work.commit())
     (work.path / "b.yaml").unlink()
     Path(os.fsdecode(os.fsencode(work.path) + b"/\xff.yaml")).unlink()
-    second = committed(work, work.commit({"b.yaml": "b"}), previous=first)
+    second = load_snapshot(work, work.commit({"b.yaml": "b"}), previous=first)
     assert (sorted(second.blobs), second.irregular) == (["a.yaml", "b.yaml"], {})
-    assert committed(work, first.revision, previous=second).irregular == first.irregular
+    assert load_snapshot(work, first.revision, previous=second).irregular == first.irregular
 
 
 def test_an_earlier_snapshot_of_another_repository_does_no_harm(work: WorkTree, tmp_path: Path) -> None:
     other = WorkTree(tmp_path / "other")
-    foreign = committed(other, other.commit({"foreign.yaml": "f"}))
-    assert [*committed(work, work.commit({"a.yaml": "a"}), previous=foreign).blobs] == ["a.yaml"]
+    foreign = load_snapshot(other, other.commit({"foreign.yaml": "f"}))
+    assert [*load_snapshot(work, work.commit({"a.yaml": "a"}), previous=foreign).blobs] == ["a.yaml"]
 
 
 # Hostile commits
@@ -382,7 +382,7 @@ def test_a_malformed_tree_is_rejected(work: WorkTree, tmp_path: Path) -> None:
 # The machine that it runs on
 
 
-def raw_tree(work: WorkTree, *found: tuple[str, bytes, str]) -> str:
+def write_raw_tree(work: WorkTree, *found: tuple[str, bytes, str]) -> str:
     """A tree that Git does not write: (mode, name, id) in this order."""
     data = b"".join(mode.encode() + b" " + name + b"\0" + bytes.fromhex(id) for mode, name, id in found)
     made = subprocess.run(
@@ -426,12 +426,12 @@ def test_t10_a_name_that_a_checkout_would_not_show_is_rejected(
     blobs = [work.git("hash-object", "-w", "--stdin", text=text) for text in ("first", "second")]
     trees = [work.git("mktree", text=f"100644 blob {blob}\tx.yaml\n") for blob in blobs]
     ids = {"B": blobs[0], "C": blobs[1], "T": trees[0], "U": trees[1]}
-    made = raw_tree(work, *((mode, name, ids[id]) for mode, name, id in found))
+    made = write_raw_tree(work, *((mode, name, ids[id]) for mode, name, id in found))
     for _ in range(depth):
-        made = raw_tree(work, ("40000", b"below", made))
+        made = write_raw_tree(work, ("40000", b"below", made))
     revision = Revision(work.git("commit-tree", "-m", case, made))
     with pytest.raises(InvalidRepository) as caught:
-        committed(work, revision)
+        load_snapshot(work, revision)
     assert [(each.path, each.message) for each in caught.value.problems] == [(f"{'below/' * depth}{named}", message)]
     # Beside a commit that had it already, it is refused where it is read again, and no harm where it is not.
     with pytest.raises(InvalidRepository):
@@ -441,7 +441,7 @@ def test_t10_a_name_that_a_checkout_would_not_show_is_rejected(
 @pytest.mark.parametrize("name", [".gitignore", ".gitattributes", "git", "a.git", ".github", "git~2", "...", "e\u0301"])
 def test_a_name_that_only_looks_like_one_is_read(work: WorkTree, name: str) -> None:
     revision = work.commit({f"{name}.d/x.yaml" if name.startswith(".git") else f"{name}/x.yaml": "text"})
-    assert all(path.endswith("x.yaml") for path in committed(work, revision).blobs)
+    assert all(path.endswith("x.yaml") for path in load_snapshot(work, revision).blobs)
 
 
 def test_t10_a_folder_that_occurs_twice_is_not_a_fleet(work: WorkTree) -> None:
@@ -449,7 +449,7 @@ def test_t10_a_folder_that_occurs_twice_is_not_a_fleet(work: WorkTree) -> None:
         work.git("mktree", text=f"100644 blob {work.git('hash-object', '-w', '--stdin', text=text)}\tfleet.yaml\n")
         for text in ("reviewed", "published")
     )
-    made = raw_tree(work, ("40000", b"fleet", one), ("40000", b"fleet", two))
+    made = write_raw_tree(work, ("40000", b"fleet", one), ("40000", b"fleet", two))
     revision = Revision(work.git("commit-tree", "-m", "two", made))
     with pytest.raises(InvalidRepository, match=f"fleet:1:1: {Code.MALFORMED}: {TWICE}"):
         load_commit(StoredRepository(work.path), revision, "fleet")

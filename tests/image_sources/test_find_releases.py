@@ -56,12 +56,12 @@ def site(people: Mapping[str, Person], tmp_path: Path) -> Iterator[VendorSite]:
         yield VendorSite(server, tmp_path, people["vendor"])
 
 
-def found(site: VendorSite, source: ImageSource | str, channel: str | None = None) -> tuple[Release, ...]:
+def list_site_releases(site: VendorSite, source: ImageSource | str, channel: str | None = None) -> tuple[Release, ...]:
     source = site.source(source) if isinstance(source, str) else source
     return list_releases(source, channel, WebFetcher(), site.trust)
 
 
-def described(
+def describe(
     site: VendorSite, source: ImageSource | str, release: Release, *architectures: Architecture
 ) -> ReleaseFiles:
     source = site.source(source) if isinstance(source, str) else source
@@ -109,7 +109,7 @@ def coreos_stream(version: str, *, signed: bool, **changes: Any) -> str:
 
 def test_fedora_coreos(site: VendorSite) -> None:
     site.put(FCOS, coreos_stream("44.20261101.3.0", signed=True))
-    (release,) = found(site, "fedora-coreos")
+    (release,) = list_site_releases(site, "fedora-coreos")
     assert release == Release(
         source="fedora-coreos",
         channel="stable",
@@ -118,7 +118,7 @@ def test_fedora_coreos(site: VendorSite) -> None:
         index_url=site.localise(FCOS),
         index_signer=None,
     )
-    release_files = described(site, "fedora-coreos", release, X86, ARM)
+    release_files = describe(site, "fedora-coreos", release, X86, ARM)
     root = "https://builds.test/prod/streams/stable/builds/44.20261101.3.0/{0}/coreos-44.20261101.3.0"
     assert files(site, release_files) == [
         (arch, role, f"{root.format(arch)}-{name.format(arch)}", SHA[content])
@@ -140,8 +140,8 @@ def test_fedora_coreos(site: VendorSite) -> None:
 def test_rhcos_has_digests_and_no_signatures(site: VendorSite) -> None:
     url = "https://raw.githubusercontent.com/openshift/installer/release-4.21/data/data/coreos/coreos-rhel-9.json"
     site.put(url, coreos_stream("9.8.20261028-0", signed=False))
-    (release,) = found(site, "rhcos", "4.21")
-    release_files = described(site, "rhcos", release)
+    (release,) = list_site_releases(site, "rhcos", "4.21")
+    release_files = describe(site, "rhcos", release)
     assert [(each.role, each.sha256, each.signature) for each in release_files.files] == [
         (FileRole.KERNEL, SHA[KERNEL], None),
         (FileRole.INITRD, SHA[INITRD], None),
@@ -152,10 +152,10 @@ def test_rhcos_has_digests_and_no_signatures(site: VendorSite) -> None:
 
 def test_a_stream_that_has_moved_on_no_longer_describes_the_release(site: VendorSite) -> None:
     site.put(FCOS, coreos_stream("44.20261101.3.0", signed=True))
-    (release,) = found(site, "fedora-coreos")
+    (release,) = list_site_releases(site, "fedora-coreos")
     site.put(FCOS, coreos_stream("44.20261115.3.0", signed=True))
     with pytest.raises(IncompleteRelease, match=r"stable\.json: the index has no release 44\.20261101.* for x86_64"):
-        described(site, "fedora-coreos", release)
+        describe(site, "fedora-coreos", release)
 
 
 # Flatcar
@@ -172,13 +172,13 @@ def test_flatcar(site: VendorSite) -> None:
         "4152.2.3": entry,
     }
     site.put("https://www.flatcar.org/releases-json/releases-stable.json", json.dumps(index))
-    releases = found(site, "flatcar", "stable")
+    releases = list_site_releases(site, "flatcar", "stable")
     assert [(each.version, each.published) for each in releases] == [
         ("4152.2.3", datetime(2026, 10, 1, 9, 30, 12, tzinfo=UTC)),
         ("4152.10.0", None),
         ("4230.2.4", datetime(2026, 10, 1, 9, 30, 12, tzinfo=UTC)),
     ]
-    release_files = described(site, "flatcar", releases[-1], ARM)
+    release_files = describe(site, "flatcar", releases[-1], ARM)
     root = "https://stable.release.flatcar-linux.net/arm64-usr/4230.2.4/flatcar_production_pxe"
     assert files(site, release_files) == [
         ("aarch64", "kernel", f"{root}.vmlinuz", None),
@@ -198,19 +198,19 @@ def test_flatcar(site: VendorSite) -> None:
 def test_talos(site: VendorSite) -> None:
     index = ["v1.9.0", "v1.10.0-beta.0", "v1.10.0", "v1.9.10", "v1.11.0-alpha.1", "latest", "1.12.0"]
     site.put("https://factory.talos.dev/versions", json.dumps(index))
-    releases = found(site, "talos")
+    releases = list_site_releases(site, "talos")
     assert [each.version for each in releases] == ["1.9.0", "1.9.10", "1.10.0"]
     root = "https://github.com/siderolabs/talos/releases/download/v1.10.0"
     listed = f"{SHA[KERNEL]}  vmlinuz-amd64\n{SHA[INITRD]}  initramfs-amd64.xz\n{SHA[ISO]}  metal-amd64.iso\n"
     site.put(f"{root}/sha256sum.txt", listed)
-    release_files = described(site, "talos", releases[-1])
+    release_files = describe(site, "talos", releases[-1])
     assert files(site, release_files) == [
         ("x86_64", "kernel", f"{root}/vmlinuz-amd64", SHA[KERNEL]),
         ("x86_64", "initrds", f"{root}/initramfs-amd64.xz", SHA[INITRD]),
     ]
     assert {each.digest_url for each in release_files.files} == {site.localise(f"{root}/sha256sum.txt")}
     assert (release_files.checksums, release_files.keys) == ({}, ())  # published, and not signed
-    factory = described(site, "talos-factory", structs.replace(releases[-1], channel="3765"))
+    factory = describe(site, "talos-factory", structs.replace(releases[-1], channel="3765"))
     assert files(site, factory)[0][2:] == ("https://factory.talos.dev/image/3765/v1.10.0/kernel-amd64", None)
 
 
@@ -221,13 +221,13 @@ UBUNTU_LIST = f"{SHA[ROOTFS]} *ubuntu-24.04.3-desktop-amd64.iso\n{SHA[ISO]} *ubu
 
 def test_ubuntu(site: VendorSite) -> None:
     site.put_detached("https://releases.ubuntu.com/24.04/SHA256SUMS", UBUNTU_LIST, ".gpg")
-    (release,) = found(site, "ubuntu", "24.04")
+    (release,) = list_site_releases(site, "ubuntu", "24.04")
     assert (release.version, release.index_signer) == ("24.04.3", site.fingerprint)
     intel = "https://releases.ubuntu.com/24.04.3"
     site.put(f"{intel}/SHA256SUMS", UBUNTU_LIST)
     arm = "https://cdimage.ubuntu.com/releases/24.04.3/release"
     site.put(f"{arm}/SHA256SUMS", f"{SHA[ROOTFS]} *ubuntu-24.04.3-live-server-arm64.iso\n")
-    release_files = described(site, "ubuntu", release, X86, ARM)
+    release_files = describe(site, "ubuntu", release, X86, ARM)
     assert files(site, release_files) == [
         ("aarch64", "kernel", f"{arm}/ubuntu-24.04.3-netboot-arm64.tar.gz#arm64/linux", None),
         ("aarch64", "initrds", f"{arm}/ubuntu-24.04.3-netboot-arm64.tar.gz#arm64/initrd", None),
@@ -285,10 +285,10 @@ def maas_index(*serials: str) -> str:
 
 def test_ubuntu_maas_signs_its_index(site: VendorSite) -> None:
     site.put_signed(MAAS, maas_index("20261001", "20260805", "20261001.1"))
-    releases = found(site, "ubuntu-maas")
+    releases = list_site_releases(site, "ubuntu-maas")
     assert [each.version for each in releases] == ["20260805", "20261001", "20261001.1"]
     assert releases[-1].index_signer == site.fingerprint
-    release_files = described(site, "ubuntu-maas", releases[-1])
+    release_files = describe(site, "ubuntu-maas", releases[-1])
     root = "https://images.maas.io/ephemeral-v3/stable/noble/amd64/20261001.1"
     assert files(site, release_files) == [
         ("x86_64", "kernel", f"{root}/ga-24.04/generic/boot-kernel", SHA[KERNEL]),
@@ -324,10 +324,10 @@ def test_debian(site: VendorSite) -> None:
     )
     site.put(f"{images}/SHA256SUMS", listed)
     site.put_signed(INRELEASE, release_document("20250803+deb13u2", "20250803", "20250803+deb13u10"))
-    releases = found(site, "debian")
+    releases = list_site_releases(site, "debian")
     assert [each.version for each in releases] == ["20250803", "20250803+deb13u2", "20250803+deb13u10"]
     assert releases[0].index_signer == site.fingerprint
-    release_files = described(site, "debian", releases[1])
+    release_files = describe(site, "debian", releases[1])
     assert files(site, release_files) == [
         ("x86_64", "kernel", f"{images}/netboot/debian-installer/amd64/linux", SHA[KERNEL]),
         ("x86_64", "initrds", f"{images}/netboot/debian-installer/amd64/initrd.gz", SHA[INITRD]),
@@ -345,7 +345,7 @@ def test_text_outside_of_the_signed_part_of_an_index_adds_no_release(site: Vendo
     path = site.localise(INRELEASE).removeprefix(site.server.url)
     more = release_document("20991231").encode()
     site.server.put(path, more + site.server.files[path] + more)
-    assert [each.version for each in found(site, "debian")] == ["20250803"]
+    assert [each.version for each in list_site_releases(site, "debian")] == ["20250803"]
 
 
 # Rocky, AlmaLinux, CentOS Stream
@@ -379,11 +379,11 @@ version = 9
 )
 def test_rocky_and_almalinux(site: VendorSite, name: str, channel: str, root: str, versions: list[str]) -> None:
     site.put(f"{root}/", LISTING.format(root.removeprefix("https://")))
-    releases = found(site, name, channel)
+    releases = list_site_releases(site, name, channel)
     assert [each.version for each in releases] == versions
     tree = f"{root}/{versions[-1]}/BaseOS/x86_64/os"
     site.put(f"{tree}/.treeinfo", TREEINFO)
-    release_files = described(site, name, releases[-1])
+    release_files = describe(site, name, releases[-1])
     assert files(site, release_files) == [
         ("x86_64", "kernel", f"{tree}/images/pxeboot/vmlinuz", SHA[KERNEL]),
         ("x86_64", "initrds", f"{tree}/images/pxeboot/initrd.img", SHA[INITRD]),
@@ -396,11 +396,11 @@ def test_rocky_and_almalinux(site: VendorSite, name: str, channel: str, root: st
 def test_centos_stream(site: VendorSite) -> None:
     root = "https://composes.stream.centos.org/stream-10/production"
     site.put(f"{root}/", LISTING)
-    releases = found(site, "centos-stream")
+    releases = list_site_releases(site, "centos-stream")
     assert [each.version for each in releases] == ["20261027.1", "20261103.0"]
     tree = f"{root}/CentOS-Stream-10-20261103.0/compose/BaseOS/x86_64/os"
     site.put(f"{tree}/.treeinfo", TREEINFO)
-    assert files(site, described(site, "centos-stream", releases[-1]))[0][2:] == (
+    assert files(site, describe(site, "centos-stream", releases[-1]))[0][2:] == (
         f"{tree}/images/pxeboot/vmlinuz",
         SHA[KERNEL],
     )
@@ -420,11 +420,11 @@ def test_opensuse_leap(site: VendorSite) -> None:
         "Tumbleweed": [{"version": "16.3", "state": "Stable"}],
     }
     site.put("https://get.opensuse.org/api/v0/distributions.json", json.dumps(index))
-    releases = found(site, "opensuse-leap")
+    releases = list_site_releases(site, "opensuse-leap")
     assert [each.version for each in releases] == ["16.0", "16.1"]
     iso = "https://download.opensuse.org/distribution/leap/16.1/offline/Leap-16.1-online-installer-x86_64.install.iso"
     site.put(f"{iso}.sha256", f"{SHA[ISO]}  Leap-16.1-online-installer-x86_64.install.iso\n")
-    release_files = described(site, "opensuse-leap", releases[-1])
+    release_files = describe(site, "opensuse-leap", releases[-1])
     assert files(site, release_files) == [("x86_64", "iso", iso, SHA[ISO])]
     signature = release_files.checksums[X86].signature
     assert signature is not None and signature.openpgp == site.localise(f"{iso}.sha256.asc")
@@ -455,9 +455,9 @@ ALPINE = f"""---
 
 def test_alpine_signs_the_archive_of_its_files(site: VendorSite) -> None:
     site.put("https://dl-cdn.alpinelinux.org/alpine/latest-stable/releases/x86_64/latest-releases.yaml", ALPINE)
-    (release,) = found(site, "alpine")
+    (release,) = list_site_releases(site, "alpine")
     assert (release.version, release.published) == ("3.24.2", datetime(2026, 10, 21, 10, 11, 12, tzinfo=UTC))
-    release_files = described(site, "alpine", release)
+    release_files = describe(site, "alpine", release)
     archive = "https://dl-cdn.alpinelinux.org/alpine/v3.24/releases/x86_64/alpine-netboot-3.24.2-x86_64.tar.gz"
     assert files(site, release_files) == [
         ("x86_64", "kernel", f"{archive}#boot/vmlinuz-lts", None),
@@ -487,12 +487,12 @@ files: {iso: {url: "https://edge.test/{version}.iso"}}
 """
 
 
-def own(site: VendorSite, spec: str) -> ImageSource:
+def make_own_source(site: VendorSite, spec: str) -> ImageSource:
     return read_source(site.localise(OWN + "".join(f"  {line}\n" for line in spec.strip().splitlines())))
 
 
 def test_a_source_of_a_fleet_lists_releases_of_github(site: VendorSite) -> None:
-    source = own(
+    source = make_own_source(
         site,
         """
 architectures: {x86_64: amd64}
@@ -508,9 +508,9 @@ files: {uki: {name: "edge-os-{arch}.efi"}}
 
     index = [release("v1.10.0"), release("v2.0.0", prerelease=True), release("v1.9.0"), release("v3.0.0", draft=True)]
     site.put("https://api.github.test/repos/edge/os/releases", json.dumps(index))
-    releases = found(site, source)
+    releases = list_site_releases(site, source)
     assert [each.version for each in releases] == ["1.9.0", "1.10.0"]
-    release_files = described(site, source, releases[-1])
+    release_files = describe(site, source, releases[-1])
     assert files(site, release_files) == [
         ("x86_64", "uki", "https://github.test/v1.10.0/edge-os-amd64.efi", SHA[KERNEL])
     ]
@@ -518,7 +518,7 @@ files: {uki: {name: "edge-os-{arch}.efi"}}
 
 
 def test_a_source_of_a_fleet_reads_a_text_and_a_signed_list_with_sha512(site: VendorSite) -> None:
-    source = own(
+    source = make_own_source(
         site,
         f"""
 architectures: {{x86_64: x86_64}}
@@ -533,8 +533,8 @@ keys: [{site.fingerprint}]
     site.put("https://edge.test/latest.txt", "EDGE_BOARD=amd64\nEDGE_VERSION=2026.11\n")
     digests = {name: sha512(content).hexdigest() for name, content in (("vmlinuz", KERNEL), ("initrd", INITRD))}
     site.put_signed("https://edge.test/2026.11/SHA512SUMS.asc", "".join(f"{d}  {n}\n" for n, d in digests.items()))
-    (release,) = found(site, source)
-    release_files = described(site, source, release)
+    (release,) = list_site_releases(site, source)
+    release_files = describe(site, source, release)
     assert [(each.url.rpartition("/")[2], each.sha256, each.sha512) for each in release_files.files] == [
         ("vmlinuz", None, digests["vmlinuz"]),
         ("initrd", None, digests["initrd"]),
@@ -544,7 +544,7 @@ keys: [{site.fingerprint}]
 
 
 def test_a_fleet_replaces_a_built_in_source(site: VendorSite) -> None:
-    mirror = own(site, MINIMAL)
+    mirror = make_own_source(site, MINIMAL)
     assert find_source("flatcar", {"flatcar": mirror}) is mirror
     assert find_source("flatcar", {}).metadata.name == "flatcar"
     with pytest.raises(UsageError, match=r"there is no image source 'flatcr'; did you mean flatcar\?"):
@@ -556,15 +556,15 @@ def test_a_fleet_replaces_a_built_in_source(site: VendorSite) -> None:
 # What gitboot rejects
 
 
-def too_large(site: VendorSite) -> None:
+def serve_too_large(site: VendorSite) -> None:
     site.put(FCOS, b"[" + b"0," * (5 << 20))
 
 
-def stranger(site: VendorSite, people: Mapping[str, Person]) -> None:
+def serve_by_stranger(site: VendorSite, people: Mapping[str, Person]) -> None:
     site.put_signed(INRELEASE, release_document("20250803"), people["stranger"])
 
 
-def tampered(site: VendorSite) -> None:
+def serve_tampered(site: VendorSite) -> None:
     site.put_signed(INRELEASE, release_document("20250803"))
     path = site.localise(INRELEASE).removeprefix(site.server.url)
     site.server.put(path, site.server.files[path].replace(b"20250803", b"20991231"))
@@ -577,7 +577,7 @@ REJECTED: list[Case] = [
     ("fedora-coreos", None, lambda site, _: site.put(FCOS, "[" * 100_000), MalformedIndex, "the index is not JSON"),
     ("fedora-coreos", None, lambda site, _: site.put(FCOS, "[]"), MalformedIndex, "no mapping at the top level"),
     ("fedora-coreos", None, lambda site, _: site.put(FCOS, "{}"), MalformedIndex, "at architectures.x86_64.artifacts"),
-    ("fedora-coreos", None, lambda site, _: too_large(site), MalformedIndex, "more than 8,388,608 bytes"),
+    ("fedora-coreos", None, lambda site, _: serve_too_large(site), MalformedIndex, "more than 8,388,608 bytes"),
     (
         "fedora-coreos",
         None,
@@ -610,14 +610,14 @@ REJECTED: list[Case] = [
     (
         "debian",
         None,
-        stranger,
+        serve_by_stranger,
         UntrustedIndex,
         "the index is signed by the key [0-9A-F]+, which is not listed; if the vendor has a new key",
     ),
     (
         "debian",
         None,
-        lambda site, _: tampered(site),
+        lambda site, _: serve_tampered(site),
         UntrustedIndex,
         "the index is not valid: the content changed after it was signed; try again later",
     ),
@@ -669,43 +669,43 @@ def test_an_index_that_is_wrong_in_any_way_lists_no_release(
 ) -> None:
     prepare(site, people)
     with pytest.raises(error, match=says):
-        found(site, name, channel)
+        list_site_releases(site, name, channel)
 
 
 def test_a_server_that_does_not_answer_is_unavailable(site: VendorSite) -> None:
     source = site.source("talos")
     site.server.statuses["/factory.talos.dev/versions"] = 503
     with pytest.raises(SourceUnavailable, match=r"/versions: .* answers 503; check the network and the URL"):
-        found(site, source)
+        list_site_releases(site, source)
 
 
 def test_a_list_that_contradicts_itself_or_its_index_is_malformed(site: VendorSite) -> None:
     site.put("https://factory.talos.dev/versions", '["v1.10.0"]')
-    (release,) = found(site, "talos")
+    (release,) = list_site_releases(site, "talos")
     url = "https://github.com/siderolabs/talos/releases/download/v1.10.0/sha256sum.txt"
     site.put(url, f"{SHA[KERNEL]}  vmlinuz-amd64\n{SHA[INITRD]}  vmlinuz-amd64\n")
     with pytest.raises(MalformedIndex, match='two digests for "vmlinuz-amd64"'):
-        described(site, "talos", release)
+        describe(site, "talos", release)
     site.put(url, "<html>not found</html>")
     with pytest.raises(MalformedIndex, match="not a list of SHA-256 or SHA-512 digests"):
-        described(site, "talos", release)
+        describe(site, "talos", release)
 
 
 def test_a_release_without_a_file_or_an_architecture_is_incomplete(site: VendorSite) -> None:
     root = "https://download.rockylinux.org/pub/rocky"
     site.put(f"{root}/", LISTING)
-    release = found(site, "rocky", "9")[0]
+    release = list_site_releases(site, "rocky", "9")[0]
     site.put(f"{root}/9.6/BaseOS/x86_64/os/.treeinfo", TREEINFO.replace("pxeboot/vmlinuz", "pxeboot/linux"))
     with pytest.raises(IncompleteRelease, match="treeinfo: the release has no file images/pxeboot/vmlinuz"):
-        described(site, "rocky", release)
+        describe(site, "rocky", release)
     site.put(f"{root}/9.6/BaseOS/x86_64/os/.treeinfo", "[general]\nversion = 9\n")
     with pytest.raises(MalformedIndex, match=r"has no section \[checksums\]"):
-        described(site, "rocky", release)
+        describe(site, "rocky", release)
     with pytest.raises(SourceUnavailable, match=r"aarch64/os/\.treeinfo: .* answers 404"):
-        described(site, "rocky", release, ARM)
-    source = own(site, MINIMAL)
+        describe(site, "rocky", release, ARM)
+    source = make_own_source(site, MINIMAL)
     with pytest.raises(UsageError, match="edge-os has no images for aarch64; use x86_64"):
-        described(site, source, release, ARM)
+        describe(site, source, release, ARM)
 
 
 # Registries
@@ -725,7 +725,7 @@ def oci(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 
 def test_a_source_lists_the_tags_of_a_registry(site: VendorSite, oci: Registry) -> None:
-    source = own(
+    source = make_own_source(
         site,
         f"""
 architectures: {{x86_64: amd64, aarch64: arm64}}

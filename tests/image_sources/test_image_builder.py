@@ -282,7 +282,7 @@ def _changed_after_signing(vendor: Vendor) -> ReleaseFiles:
     return vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL + b"!", signature=signature))
 
 
-def _by_a_stranger(vendor: Vendor) -> ReleaseFiles:
+def _signed_by_stranger(vendor: Vendor) -> ReleaseFiles:
     signature = Signature(openpgp=ArtifactUrl(vendor.put("a.sig", vendor.sign(KERNEL, by="stranger"))))
     iso = vendor.file(FileRole.ISO, "a.iso", KERNEL, signature=signature)
     return vendor.release(iso, keys=(vendor.fingerprint(),))
@@ -298,7 +298,7 @@ def _signature_left_out(vendor: Vendor) -> ReleaseFiles:
     return vendor.release(kernel, keys=(vendor.fingerprint(),))
 
 
-def _cut(vendor: Vendor) -> ReleaseFiles:
+def _truncated(vendor: Vendor) -> ReleaseFiles:
     vendor.web.cut["/a.iso"] = 1000
     return vendor.release(vendor.file(FileRole.ISO, "a.iso", KERNEL))
 
@@ -327,10 +327,10 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
         (_other_sha256, UntrustedRelease, "the sha256 digest of the file is"),
         (_other_sha512, UntrustedRelease, "the sha512 digest of the file is"),
         (_changed_after_signing, UntrustedRelease, r"x86_64\.iso: the file is not valid: the content changed"),
-        (_by_a_stranger, UntrustedRelease, "which is not an allowed key"),
+        (_signed_by_stranger, UntrustedRelease, "which is not an allowed key"),
         (_signature_gone, UntrustedRelease, "unavailable"),
         (_signature_left_out, UntrustedRelease, "has no signature; this source requires a signature"),
-        (_cut, SourceUnavailable, "ended too early"),
+        (_truncated, SourceUnavailable, "ended too early"),
         (_no_kernel, MalformedIndex, "no file that a machine can boot"),
         (_hostile_url, MalformedIndex, "URL in plain ASCII"),
         (_hostile_argument, MalformedIndex, "one kernel argument on one line"),

@@ -181,7 +181,7 @@ def test_text_of_a_vendor_is_escaped_in_messages() -> None:
 # Every content
 
 
-def or_fault(parse: Callable[[], T]) -> T | MalformedIndex:
+def parse_or_fault(parse: Callable[[], T]) -> T | MalformedIndex:
     try:
         return parse()
     except MalformedIndex as error:
@@ -236,7 +236,7 @@ def test_a_parser_raises_only_malformed_index(index_format: IndexFormat, content
     if index_format is IndexFormat.OCI_TAGS:
         return  # a registry has no index
     query = IndexQuery(url=URL, match=match, channel="stable", architecture="x86_64")
-    found = or_fault(lambda: parse_index(index_format, content, query))
+    found = parse_or_fault(lambda: parse_index(index_format, content, query))
     if isinstance(found, MalformedIndex):
         assert found.place == URL and found.cause and found.hint and str(found).isprintable()
     else:
@@ -278,7 +278,7 @@ def test_a_damaged_value_is_malformed_or_ignored(damaged: tuple[IndexFormat, byt
     index_format, content = damaged
     match = "/{version}" if index_format in (IndexFormat.SIMPLESTREAMS, IndexFormat.OPENSUSE_DISTRIBUTIONS) else None
     query = IndexQuery(url=URL, match=match or "{version}", channel="stable", architecture="x86_64")
-    found = or_fault(lambda: parse_index(index_format, content, query))
+    found = parse_or_fault(lambda: parse_index(index_format, content, query))
     assert not isinstance(found, MalformedIndex) or str(found).isprintable()
 
 
@@ -290,11 +290,11 @@ def test_other_parsers_raise_only_malformed_index(content: bytes) -> None:
         lambda: parse_digest_list(content, URL, "bare"),
     ]
     for parse in parsers:
-        found = or_fault(parse)
+        found = parse_or_fault(parse)
         assert not isinstance(found, MalformedIndex) or str(found).isprintable()
 
 
-class Answering:
+class FixedFetcher:
     """A fetcher whose server sends the same content for each URL."""
 
     def __init__(self, content: bytes) -> None:
@@ -316,7 +316,7 @@ UNSIGNED_INDEX = [
 @settings(max_examples=count_examples(300), deadline=None)
 @given(st.sampled_from(UNSIGNED_INDEX), _CONTENTS | _damaged().map(lambda damaged: damaged[1]))
 def test_a_built_in_source_raises_only_errors_with_place_cause_and_hint(source: ImageSource, content: bytes) -> None:
-    server, channel = Answering(content), next(iter(source.spec.channels), None)
+    server, channel = FixedFetcher(content), next(iter(source.spec.channels), None)
     release = Release(
         source=source.metadata.name, channel=channel, version="1.0", published=None, index_url=URL, index_signer=None
     )

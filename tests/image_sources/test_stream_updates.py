@@ -46,13 +46,13 @@ def stream(name: str, current: str, follow: str = "", rollout: str = "") -> str:
     return document("ImageStream", name, f"current: {current}, follow: {{source: os{follow}}}{more}")
 
 
-def written(name: str, channel: str, version: str | None = None) -> str:
+def make_written_image(name: str, channel: str, version: str | None = None) -> str:
     """An image that gitboot wrote."""
     text = image(name).replace("labels: {}", f"annotations: {{gitboot.dev/source: os, gitboot.dev/channel: {channel}}}")
     return text.replace(f"version: '{name.rpartition('-')[2]}'", f"version: '{version}'") if version else text
 
 
-def followed(*documents: str, name: str = "s") -> FollowedStream:
+def load_stream(*documents: str, name: str = "s") -> FollowedStream:
     loaded = repository(fleet(), SOURCE, *documents)
     (found,) = list_followed_streams(loaded, [name], loaded.image_sources.__getitem__)
     return found
@@ -70,24 +70,28 @@ def choose(found: FollowedStream, *releases: Release | str) -> ReleaseChoice:
         ((image("os-1.9"), stream("s", "os-1.9")), ["1.9", "1.10"], "1.10"),
         ((image("os-1.0"), stream("s", "os-1.0")), ["0.9", "1.0"], None),
         # a prerelease is older than its release
-        ((written("mine-1", "stable", "1.1-rc.1"), stream("s", "mine-1")), ["1.0", "1.1"], "1.1"),
-        ((image("os-1.0"), written("mine-1", "stable", "1.1_beta2"), stream("s", "os-1.0")), ["1.0", "1.1"], "1.1"),
-        ((written("mine-1", "stable", "1.1-1"), stream("s", "mine-1")), ["1.1", "1.1-1", "1.1-2"], "1.1-2"),
+        ((make_written_image("mine-1", "stable", "1.1-rc.1"), stream("s", "mine-1")), ["1.0", "1.1"], "1.1"),
+        (
+            (image("os-1.0"), make_written_image("mine-1", "stable", "1.1_beta2"), stream("s", "os-1.0")),
+            ["1.0", "1.1"],
+            "1.1",
+        ),
+        ((make_written_image("mine-1", "stable", "1.1-1"), stream("s", "mine-1")), ["1.1", "1.1-1", "1.1-2"], "1.1-2"),
         ((image("os-1.0"), stream("s", "os-1.0", ", belowVersion: '2'")), ["1.1", "2.0"], "1.1"),
         ((image("os-1.0"), stream("s", "os-1.0", ", minimumVersion: '2'")), ["1.1", "2.0"], "2.0"),
         # a release that the fleet has already, by its name or by its annotations
         ((image("os-1.0"), image("os-1.1"), stream("s", "os-1.0")), ["1.0", "1.1"], None),
-        ((image("os-1.0"), written("mine-1", "stable", "1.1"), stream("s", "os-1.0")), ["1.0", "1.1"], None),
+        ((image("os-1.0"), make_written_image("mine-1", "stable", "1.1"), stream("s", "os-1.0")), ["1.0", "1.1"], None),
         ((image("os-1.0"), image("os-1.1"), stream("s", "os-1.0")), ["1.0", "1.1", "1.2"], "1.2"),
         # images of another channel or of another source do not count
-        ((image("os-1.0"), written("os-2.0", "beta"), stream("s", "os-1.0")), ["1.0", "1.1"], "1.1"),
+        ((image("os-1.0"), make_written_image("os-2.0", "beta"), stream("s", "os-1.0")), ["1.0", "1.1"], "1.1"),
         ((image("os-1.0"), image("other-9.9"), stream("s", "os-1.0")), ["1.0", "1.1"], "1.1"),
         # the current image counts although a person wrote it, under any name
         ((image("mine-1.5"), stream("s", "mine-1.5")), ["1.4", "1.5"], None),
         ((image("mine-1.5"), stream("s", "mine-1.5")), ["1.5", "1.6"], "1.6"),
         # a stream that changes its channel does not go back
-        ((written("os-2.0", "beta"), stream("s", "os-2.0")), ["1.0", "1.1"], None),
-        ((written("os-2.0", "beta"), stream("s", "os-2.0")), ["1.0", "2.1"], "2.1"),
+        ((make_written_image("os-2.0", "beta"), stream("s", "os-2.0")), ["1.0", "1.1"], None),
+        ((make_written_image("os-2.0", "beta"), stream("s", "os-2.0")), ["1.0", "2.1"], "2.1"),
         # a stream may change its source
         (
             (
@@ -127,13 +131,13 @@ def choose(found: FollowedStream, *releases: Release | str) -> ReleaseChoice:
 def test_a_stream_follows_the_newest_release_that_is_newer_than_its_images(
     documents: Sequence[str], releases: Sequence[Release | str], version: str | None
 ) -> None:
-    choice = choose(followed(*documents), *releases)
+    choice = choose(load_stream(*documents), *releases)
     assert (choice.release.version if choice.release is not None else None) == version, choice
     assert (choice.release is None) == bool(choice.why)
 
 
 def test_older_releases_that_may_have_proposals_are_listed() -> None:
-    choice = choose(followed(image("os-1"), stream("s", "os-1")), "1", "2", "3", "4")
+    choice = choose(load_stream(image("os-1"), stream("s", "os-1")), "1", "2", "3", "4")
     assert [each.version for each in choice.older] == ["2", "3"]
 
 
@@ -142,19 +146,23 @@ def test_older_releases_that_may_have_proposals_are_listed() -> None:
     [
         ((image("os-1.0"), image("os-2.0"), stream("s", "os-1.0")), StaleIndex, "BootImage/os-2.0 in the fleet"),
         ((image("mine-3"), stream("s", "mine-3")), StaleIndex, "BootImage/mine-3 in the fleet"),
-        ((image("os-1"), written("x-5", "stable"), stream("s", "os-1")), StaleIndex, "BootImage/x-5 in the fleet"),
+        (
+            (image("os-1"), make_written_image("x-5", "stable"), stream("s", "os-1")),
+            StaleIndex,
+            "BootImage/x-5 in the fleet",
+        ),
     ],
 )
 def test_an_index_that_is_behind_the_fleet_is_an_error(
     documents: Sequence[str], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        choose(followed(*documents), "0.5", "1.1")
+        choose(load_stream(*documents), "0.5", "1.1")
 
 
 def test_an_index_without_releases_is_an_error() -> None:
     with pytest.raises(MalformedIndex):
-        choose(followed(image("os-1"), stream("s", "os-1")))
+        choose(load_stream(image("os-1"), stream("s", "os-1")))
 
 
 VERSION = st.lists(st.integers(0, 12), min_size=1, max_size=3).map(lambda parts: ".".join(map(str, parts)))
@@ -165,7 +173,7 @@ def test_no_index_leads_a_stream_back_or_out_of_its_bounds(
     versions: list[str], current: str, low: str | None, high: str | None, data: st.DataObject
 ) -> None:
     bounds = (f", minimumVersion: '{low}'" if low else "") + (f", belowVersion: '{high}'" if high else "")
-    found = followed(image(f"os-{current}"), stream("s", f"os-{current}", bounds))
+    found = load_stream(image(f"os-{current}"), stream("s", f"os-{current}", bounds))
     listed = [
         release(each, data.draw(st.sampled_from([1, 19, 30, None]))) for each in sorted(versions, key=version_key)
     ]

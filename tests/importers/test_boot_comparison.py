@@ -76,18 +76,18 @@ def fleet(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def old() -> Iterator[ArtifactServer]:
+def old_server() -> Iterator[ArtifactServer]:
     with artifact_server() as served:
         yield served
 
 
-def answers(old: ArtifactServer, arguments: str = "console=ttyS0", ignition: str = IGNITION) -> None:
-    old.put(ASK, SCRIPT.format(arguments=arguments, url=old.url).encode())
-    old.put(f"/ignition?uuid={UUID}", ignition.encode())
+def serve_old(old_server: ArtifactServer, arguments: str = "console=ttyS0", ignition: str = IGNITION) -> None:
+    old_server.put(ASK, SCRIPT.format(arguments=arguments, url=old_server.url).encode())
+    old_server.put(f"/ignition?uuid={UUID}", ignition.encode())
 
 
-def compared(fleet: Path, old: ArtifactServer | str, code: int, *more: object) -> dict[str, Any]:
-    url = old if isinstance(old, str) else old.url
+def compare(fleet: Path, old_server: ArtifactServer | str, code: int, *more: object) -> dict[str, Any]:
+    url = old_server if isinstance(old_server, str) else old_server.url
     done = run_command("compare-old-system", fleet, "--old", url, "--as", "matchbox", "-o", "json", *more)
     assert done.code == code, done
     (item,) = done.json["items"]
@@ -95,9 +95,9 @@ def compared(fleet: Path, old: ArtifactServer | str, code: int, *more: object) -
     return found
 
 
-def test_a_server_that_boots_the_same_is_equal_even_while_it_is_parked(fleet: Path, old: ArtifactServer) -> None:
-    answers(old)
-    assert compared(fleet, old, 0)["verdict"] == "equal"
+def test_a_server_that_boots_the_same_is_equal_even_while_it_is_parked(fleet: Path, old_server: ArtifactServer) -> None:
+    serve_old(old_server)
+    assert compare(fleet, old_server, 0)["verdict"] == "equal"
 
 
 @pytest.mark.parametrize(
@@ -111,17 +111,17 @@ def test_a_server_that_boots_the_same_is_equal_even_while_it_is_parked(fleet: Pa
     ],
 )
 def test_finding_p12_the_boot_nic_is_compared_however_it_is_named(
-    fleet: Path, old: ArtifactServer, theirs: str, ours: str, code: int
+    fleet: Path, old_server: ArtifactServer, theirs: str, ours: str, code: int
 ) -> None:
     profile = fleet / "profile.yaml"
     profile.write_text(profile.read_text().replace("console=ttyS0", f"'{ours}'"))
-    answers(old, theirs)
-    assert compared(fleet, old, code)["verdict"] == ("differs" if code else "equal")
+    serve_old(old_server, theirs)
+    assert compare(fleet, old_server, code)["verdict"] == ("differs" if code else "equal")
 
 
-def test_a_difference_is_shown_with_both_values_and_the_exit_code_is_2(fleet: Path, old: ArtifactServer) -> None:
-    answers(old, "console=ttyS1", '{"ignition": {"version": "3.3.0"}, "systemd": {}}')
-    item = compared(fleet, old, 2)
+def test_a_difference_is_shown_with_both_values_and_the_exit_code_is_2(fleet: Path, old_server: ArtifactServer) -> None:
+    serve_old(old_server, "console=ttyS1", '{"ignition": {"version": "3.3.0"}, "systemd": {}}')
+    item = compare(fleet, old_server, 2)
     assert item["verdict"] == "differs"
     assert item["differences"] == [
         {"field": "arguments", "old": "console=ttyS1", "gitboot": "console=ttyS0"},
@@ -129,63 +129,63 @@ def test_a_difference_is_shown_with_both_values_and_the_exit_code_is_2(fleet: Pa
     ]
 
 
-def test_a_secret_among_the_arguments_is_not_printed(fleet: Path, old: ArtifactServer) -> None:
-    answers(old, "console=ttyS0 inst.rootpw=hunter2 root=http://u:hunter3@x/")
+def test_a_secret_among_the_arguments_is_not_printed(fleet: Path, old_server: ArtifactServer) -> None:
+    serve_old(old_server, "console=ttyS0 inst.rootpw=hunter2 root=http://u:hunter3@x/")
     for format in ("text", "markdown", "json"):
-        done = run_command("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", format)
+        done = run_command("compare-old-system", fleet, "--old", old_server.url, "--as", "matchbox", "-o", format)
         assert done.code == 2 and "inst.rootpw=" in done.out and "hunter" not in done.out + done.err
         if format == "text":
             assert max(map(len, done.out.splitlines())) <= 100
 
 
-def test_a_server_that_the_old_system_does_not_know_is_missing(fleet: Path, old: ArtifactServer) -> None:
-    assert compared(fleet, old, 2)["verdict"] == "missing"
-    assert sum(old.asked.values()) == 2, "one request for each MAC address that boots"
+def test_a_server_that_the_old_system_does_not_know_is_missing(fleet: Path, old_server: ArtifactServer) -> None:
+    assert compare(fleet, old_server, 2)["verdict"] == "missing"
+    assert sum(old_server.asked.values()) == 2, "one request for each MAC address that boots"
 
 
 def test_an_unreachable_old_system_proves_nothing_about_the_servers(fleet: Path) -> None:
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
-        item = compared(fleet, f"http://127.0.0.1:{taken.getsockname()[1]}", 6)
+        item = compare(fleet, f"http://127.0.0.1:{taken.getsockname()[1]}", 6)
     assert item["verdict"] == "unknown"
 
 
 @pytest.mark.parametrize("status", [500, 302])
-def test_an_error_of_the_old_system_is_not_a_difference(fleet: Path, old: ArtifactServer, status: int) -> None:
-    old.statuses[ASK.replace("12-34-56", "99-99-99")] = status
-    assert compared(fleet, old, 6)["verdict"] == "unknown"
+def test_an_error_of_the_old_system_is_not_a_difference(fleet: Path, old_server: ArtifactServer, status: int) -> None:
+    old_server.statuses[ASK.replace("12-34-56", "99-99-99")] = status
+    assert compare(fleet, old_server, 6)["verdict"] == "unknown"
 
 
-def test_no_other_host_is_contacted_for_any_script(fleet: Path, old: ArtifactServer) -> None:
+def test_no_other_host_is_contacted_for_any_script(fleet: Path, old_server: ArtifactServer) -> None:
     with artifact_server() as other:
-        old.put(ASK, f"#!ipxe\nchain {other.url}/next\n".encode())
-        old.put(ASK.replace("12-34-56", "99-99-99"), f"#!ipxe\nkernel /k ks={other.url}/ks\nboot\n".encode())
-        compared(fleet, old, 2)
+        old_server.put(ASK, f"#!ipxe\nchain {other.url}/next\n".encode())
+        old_server.put(ASK.replace("12-34-56", "99-99-99"), f"#!ipxe\nkernel /k ks={other.url}/ks\nboot\n".encode())
+        compare(fleet, old_server, 2)
         assert not other.asked
 
 
 def test_an_old_system_with_tls_must_have_a_trusted_certificate(fleet: Path, tmp_path: Path) -> None:
-    with artifact_server(Authority(tmp_path).server_context()) as old:
-        answers(old)
-        assert compared(fleet, old, 0, "--ca-bundle", tmp_path / "ca.pem")["verdict"] == "equal"
-        assert compared(fleet, old, 6)["verdict"] == "unknown"
+    with artifact_server(Authority(tmp_path).server_context()) as old_server:
+        serve_old(old_server)
+        assert compare(fleet, old_server, 0, "--ca-bundle", tmp_path / "ca.pem")["verdict"] == "equal"
+        assert compare(fleet, old_server, 6)["verdict"] == "unknown"
 
 
-def test_many_servers_are_compared_at_once_and_listed_by_name(fleet: Path, old: ArtifactServer) -> None:
+def test_many_servers_are_compared_at_once_and_listed_by_name(fleet: Path, old_server: ArtifactServer) -> None:
     text = (fleet / "web01.yaml").read_text()
     for number in range(2, 40):
         other = text.replace("web01", f"web{number:02}").replace("3732", f"{number:04}")
         other = other.replace("99:99:99", f"99:99:{number:02}").replace("12:34:56", f"12:34:{number:02}")
         (fleet / f"web{number:02}.yaml").write_text(other.replace("12:34:56", "12:34:99"))
-    answers(old)
+    serve_old(old_server)
     done = run_command(
-        "compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", "json", "--parallel", "8"
+        "compare-old-system", fleet, "--old", old_server.url, "--as", "matchbox", "-o", "json", "--parallel", "8"
     )
     assert done.code == 2
     items = done.json["items"]
     assert [item["server"] for item in items] == [f"web{number:02}" for number in range(1, 40)]
     assert [item["verdict"] for item in items] == ["equal", *["missing"] * 38]
-    only = run_command("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "--server", "web01")
+    only = run_command("compare-old-system", fleet, "--old", old_server.url, "--as", "matchbox", "--server", "web01")
     assert (only.code, only.out) == (0, "1 server: 1 equal\n")
 
 
@@ -200,25 +200,25 @@ def test_many_servers_are_compared_at_once_and_listed_by_name(fleet: Path, old: 
     ids=["the same", "no caller waits", "another", "not there"],
 )
 def test_files_at_other_paths_are_compared_by_content(
-    fleet: Path, old: ArtifactServer, kernel: bytes | None, more: list[str], differs: set[str]
+    fleet: Path, old_server: ArtifactServer, kernel: bytes | None, more: list[str], differs: set[str]
 ) -> None:
     # As Ironic serves them: a copy for each node.
     text = (fleet / "image.yaml").read_text()
     for content in (b"kernel", b"initrd"):
         text = text.replace(DIGEST, sha256(content).hexdigest(), 1)
     (fleet / "image.yaml").write_text(text)
-    script = SCRIPT.format(arguments="console=ttyS0", url=old.url).replace("/assets/flatcar/", "/1be26c0b/")
-    old.put(ASK, script.encode())
-    old.put(f"/ignition?uuid={UUID}", IGNITION.encode())
-    old.put("/1be26c0b/image.cpio.gz", b"initrd")
+    script = SCRIPT.format(arguments="console=ttyS0", url=old_server.url).replace("/assets/flatcar/", "/1be26c0b/")
+    old_server.put(ASK, script.encode())
+    old_server.put(f"/ignition?uuid={UUID}", IGNITION.encode())
+    old_server.put("/1be26c0b/image.cpio.gz", b"initrd")
     if kernel is not None:
-        old.put("/1be26c0b/vmlinuz", kernel)
-    assert {each["field"] for each in compared(fleet, old, 2 if differs else 0, *more)["differences"]} == differs
+        old_server.put("/1be26c0b/vmlinuz", kernel)
+    assert {each["field"] for each in compare(fleet, old_server, 2 if differs else 0, *more)["differences"]} == differs
 
 
-def test_an_endless_response_is_cut_off(fleet: Path, old: ArtifactServer) -> None:
-    old.put(ASK.replace("12-34-56", "99-99-99"), b"#" * ((1 << 20) + 1))
-    assert "more than" in compared(fleet, old, 6)["message"]
+def test_an_endless_response_is_cut_off(fleet: Path, old_server: ArtifactServer) -> None:
+    old_server.put(ASK.replace("12-34-56", "99-99-99"), b"#" * ((1 << 20) + 1))
+    assert "more than" in compare(fleet, old_server, 6)["message"]
 
 
 # Scripts as the projects' own tests and documentation have them, in our words.

@@ -471,15 +471,15 @@ KERNELS = {"foreman": "http://old.example.net/9.4/images/pxeboot/vmlinuz"}  # KE
 INITRDS = {"foreman": "http://old.example.net/9.4/images/pxeboot/initrd.img"}
 
 
-def lay(folder: Path, files: dict[str, str]) -> Path:
+def write_files(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
 
 
-def imported(tmp_path: Path, system: str, *more: object, files: dict[str, str] | None = None) -> Path:
-    source = lay(tmp_path / "source", files or SOURCES[system])
+def run_import(tmp_path: Path, system: str, *more: object, files: dict[str, str] | None = None) -> Path:
+    source = write_files(tmp_path / "source", files or SOURCES[system])
     done = run_command("import", system, source, "--out", tmp_path / "fleet", *more)
     assert done.code == 0, done
     return tmp_path / "fleet"
@@ -493,13 +493,13 @@ def make_known_options(tmp_path: Path) -> tuple[object, ...]:
     return "--uuids", tmp_path / "uuids", "--sums", tmp_path / "sums"
 
 
-def written(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
 
 
-def server_of(fleet: Path, system: str) -> dict[str, Any]:
+def read_server_spec(fleet: Path, system: str) -> dict[str, Any]:
     text = (fleet / "servers" / f"{NAMES.get(system, 'web01')}.yaml").read_text()
     spec: dict[str, Any] = yaml.load(text, yaml.BaseLoader)["spec"]
     return spec
@@ -510,7 +510,7 @@ def fleets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def of(system: str) -> Path:
         folder = tmp_path_factory.mktemp(system)
-        return imported(folder, system, *make_known_options(folder))
+        return run_import(folder, system, *make_known_options(folder))
 
     return of
 
@@ -543,13 +543,13 @@ def test_each_system_becomes_a_fleet_that_is_valid_and_installs_nothing(
 @pytest.mark.parametrize("form", FORMS)
 def test_other_forms_of_a_source_give_the_same_documents(tmp_path: Path, form: str) -> None:
     system, files = FORMS[form]
-    fleet = imported(tmp_path, system, *make_known_options(tmp_path), files=files)
-    spec = server_of(fleet, system)
+    fleet = run_import(tmp_path, system, *make_known_options(tmp_path), files=files)
+    spec = read_server_spec(fleet, system)
     assert (spec["uuid"], spec["architecture"], spec["interfaces"][0]["mac"]) == (UUID, "x86_64", MAC)
     if system != "terraform":
         assert spec["interfaces"][0]["addresses"][0].startswith("10.0.0.13")
     assert run_command("validate", fleet).code == 0
-    assert not any(PASSWORD.encode() in content for content in written(fleet).values())
+    assert not any(PASSWORD.encode() in content for content in read_files(fleet).values())
     if form == "tinkerbell v1alpha2":
         assert spec["bmc"] == {"address": "https://10.9.0.13", "credentials": "bm-cred", "tls": {"verify": "false"}}
         profile = yaml.safe_load((fleet / "profiles/web01.yaml").read_text())["spec"]
@@ -593,8 +593,8 @@ BMCS = {
 )
 def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, old: str, new: str) -> None:
     files = {name: text.replace(old, new) for name, text in SOURCES[system].items()}
-    fleet = imported(tmp_path, system, *make_known_options(tmp_path), files=files)
-    assert server_of(fleet, system)["bmc"] == {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"}
+    fleet = run_import(tmp_path, system, *make_known_options(tmp_path), files=files)
+    assert read_server_spec(fleet, system)["bmc"] == {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"}
     assert PASSWORD not in "".join(path.read_text() for path in fleet.rglob("*") if path.is_file())
     assert run_command("validate", fleet).code == 0
 
@@ -611,14 +611,14 @@ FIRMWARES = {"metal3": "BIOS", "ironic": "BIOS", "tinkerbell": "UEFI", "foreman"
 @pytest.mark.parametrize("system", SOURCES)
 def test_all_facts_of_a_machine_are_imported_except_secrets(system: str, fleets: Callable[[str], Path]) -> None:
     fleet = fleets(system)
-    spec = server_of(fleet, system)
+    spec = read_server_spec(fleet, system)
     (nic,) = (each for each in spec["interfaces"] if each["mac"] == MAC)
     assert nic.get("addresses", []) == ([ADDRESSES[system]] if system in ADDRESSES else [])
     assert (spec.get("bmc"), spec["firmware"]) == (BMCS.get(system), FIRMWARES.get(system, "UEFI"))
     assert ("guessed**: the source does not contain the firmware" in (fleet / "import-report.md").read_text()) is (
         system not in FIRMWARES
     )
-    assert [name for name, content in written(fleet).items() if PASSWORD.encode() in content] == []
+    assert [name for name, content in read_files(fleet).items() if PASSWORD.encode() in content] == []
 
 
 TINKERBELL = "tinkerbell v1alpha2"
@@ -641,7 +641,7 @@ def test_secure_boot_of_the_source_is_imported(
         changed = {name: text.replace(old, new) if turned_on else text for name, text in files.items()}
         folder = tmp_path / str(turned_on)
         folder.mkdir()
-        spec = server_of(imported(folder, system, *make_known_options(folder), files=changed), system)
+        spec = read_server_spec(run_import(folder, system, *make_known_options(folder), files=changed), system)
         assert spec.get("secureBoot") == ("true" if turned_on else None)
     assert spec["firmware"] == "UEFI"
 
@@ -693,8 +693,8 @@ BONDS = {
 
 @pytest.mark.parametrize("system", BONDS)
 def test_finding_p12_each_interface_of_a_bond_is_imported_with_its_address(tmp_path: Path, system: str) -> None:
-    fleet = imported(tmp_path, system, *make_known_options(tmp_path), files={**SOURCES[system], **BONDS[system]})
-    found = {each["mac"]: each.get("addresses") for each in server_of(fleet, system)["interfaces"]}
+    fleet = run_import(tmp_path, system, *make_known_options(tmp_path), files={**SOURCES[system], **BONDS[system]})
+    found = {each["mac"]: each.get("addresses") for each in read_server_spec(fleet, system)["interfaces"]}
     assert found == {mac: [ADDRESSES[system]] for mac in (MAC, OTHER)}
     assert run_command("validate", fleet).code == 0
     assert "bond0" not in (fleet / "import-report.md").read_text()
@@ -705,7 +705,7 @@ def test_ramdisks_of_ironic_have_the_arguments_that_ironic_adds(tmp_path: Path) 
         name: text.replace('"Driver"', '"Deploy Interface": "ramdisk", "Driver"')
         for name, text in SOURCES["ironic"].items()
     }
-    fleet = imported(tmp_path, "ironic", *make_known_options(tmp_path), files=files)
+    fleet = run_import(tmp_path, "ironic", *make_known_options(tmp_path), files=files)
     assert yaml.safe_load((fleet / "profiles/web01.yaml").read_text())["spec"]["kernelArguments"] == [
         *("root=/dev/ram0", "text", "quiet")
     ]
@@ -714,22 +714,22 @@ def test_ramdisks_of_ironic_have_the_arguments_that_ironic_adds(tmp_path: Path) 
 @pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("boot-operator", "netbox", "maas")])
 def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Path, system: str) -> None:
     files = {name: text for name, text in SOURCES[system].items() if name != "facts.json"}
-    report = (imported(tmp_path, system, files=files) / "import-report.md").read_text()
+    report = (run_import(tmp_path, system, files=files) / "import-report.md").read_text()
     assert "1 server has no UUID" in report
     for command in ("gitboot bmc scan", "gitboot unknown-machines"):
         assert f"`{command} " in report and run_command(*command.split()[1:], "--help").code == 0
-    report = (imported(tmp_path, system, *make_known_options(tmp_path), files=files) / "import-report.md").read_text()
+    report = (run_import(tmp_path, system, *make_known_options(tmp_path), files=files) / "import-report.md").read_text()
     assert "no UUID" not in report
 
 
 def test_the_node_number_of_ironic_is_not_used_as_the_uuid_of_the_board(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "ironic")
+    fleet = run_import(tmp_path, "ironic")
     assert not (fleet / "servers").exists()
     assert "missing: the source does not contain the UUID" in (fleet / "pending" / "servers" / "web01.yaml").read_text()
 
 
 def test_arguments_of_ipxe_become_templates_and_others_stay_unchanged(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "matchbox", *make_known_options(tmp_path))
+    fleet = run_import(tmp_path, "matchbox", *make_known_options(tmp_path))
     server = fleet / "servers" / "web01.yaml"
     server.write_text(server.read_text().replace("  lifecycle: Parked\n", ""))
     (decision,) = decide(load(open_snapshot(fleet, None))).servers.values()
@@ -762,7 +762,7 @@ def test_finding_p12_an_import_names_the_boot_nic(argument: str, template: str |
 
 
 def test_incomplete_documents_are_pending_and_the_others_are_valid(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "matchbox")
+    fleet = run_import(tmp_path, "matchbox")
     assert {path.relative_to(fleet).as_posix() for path in fleet.glob("pending/**/*") if path.is_file()} == {
         *(f"pending/{kind}/flatcar.yaml" for kind in ("images", "policies", "profiles")),
         "pending/servers/web01.yaml",
@@ -774,39 +774,39 @@ def test_incomplete_documents_are_pending_and_the_others_are_valid(tmp_path: Pat
 
 
 def test_a_repeated_import_writes_nothing_and_a_change_changes_one_file(tmp_path: Path) -> None:
-    before = written(imported(tmp_path, "cobbler", *make_known_options(tmp_path)))
-    assert written(imported(tmp_path, "cobbler", *make_known_options(tmp_path))) == before
+    before = read_files(run_import(tmp_path, "cobbler", *make_known_options(tmp_path)))
+    assert read_files(run_import(tmp_path, "cobbler", *make_known_options(tmp_path))) == before
     files = {**SOURCES["cobbler"], "profiles/base.json": _json({"name": "base", "distro": "debian"})}
-    after = written(imported(tmp_path, "cobbler", *make_known_options(tmp_path), files=files))
+    after = read_files(run_import(tmp_path, "cobbler", *make_known_options(tmp_path), files=files))
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert changed == {"profiles/base.yaml", "profiles/web.yaml", ".gitboot/import.json"}
 
 
 def test_a_document_leaves_pending_when_its_missing_value_is_supplied(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "cobbler")
+    fleet = run_import(tmp_path, "cobbler")
     assert (fleet / "pending" / "servers" / "web01.yaml").exists()
-    imported(tmp_path, "cobbler", *make_known_options(tmp_path))
+    run_import(tmp_path, "cobbler", *make_known_options(tmp_path))
     assert not any(path.is_file() for path in fleet.glob("pending/**/*"))
     assert (fleet / "servers" / "web01.yaml").exists()
 
 
 def test_edited_files_stay_and_are_reported(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "cobbler", *make_known_options(tmp_path))
+    fleet = run_import(tmp_path, "cobbler", *make_known_options(tmp_path))
     for name in ("servers/web01.yaml", "fleet.yaml"):
         (fleet / name).write_text((fleet / name).read_text() + "# mine\n")
     (tmp_path / "source" / "systems" / "web01.json").unlink()
     files = {name: text for name, text in SOURCES["cobbler"].items() if "systems" not in name}
     for _ in range(2):
-        imported(tmp_path, "cobbler", *make_known_options(tmp_path), files=files)
+        run_import(tmp_path, "cobbler", *make_known_options(tmp_path), files=files)
         for name in ("servers/web01.yaml", "fleet.yaml"):
             assert (fleet / name).read_text().endswith("# mine\n")
         assert "- `servers/web01.yaml`" in (fleet / "import-report.md").read_text()
 
 
 def test_a_machine_that_was_removed_from_the_source_is_removed(tmp_path: Path) -> None:
-    fleet = imported(tmp_path, "isc", *make_known_options(tmp_path))
+    fleet = run_import(tmp_path, "isc", *make_known_options(tmp_path))
     (tmp_path / "source" / "dhcpd.conf").unlink()
-    imported(tmp_path, "isc", files={"other": "host web02 { hardware ethernet 52:54:00:00:00:02; }"})
+    run_import(tmp_path, "isc", files={"other": "host web02 { hardware ethernet 52:54:00:00:00:02; }"})
     assert not (fleet / "servers" / "web01.yaml").exists()
 
 
@@ -814,7 +814,7 @@ def test_two_machines_never_share_an_identity(tmp_path: Path) -> None:
     text = "".join(
         f"host {name} {{ hardware ethernet {MAC}; fixed-address 10.0.0.13; }}\n" for name in ("web01", "Web01")
     )
-    fleet = imported(tmp_path, "isc", *make_known_options(tmp_path), files={"dhcpd.conf": text})
+    fleet = run_import(tmp_path, "isc", *make_known_options(tmp_path), files={"dhcpd.conf": text})
     assert run_command("validate", fleet).code == 0
     report = (fleet / "import-report.md").read_text()
     assert "the MAC address 52-54-00-12-34-56 was left out, because web01 also has it" in report
@@ -823,7 +823,7 @@ def test_two_machines_never_share_an_identity(tmp_path: Path) -> None:
 
 def test_of_two_machines_with_one_name_the_one_with_the_exact_spelling_keeps_it(tmp_path: Path) -> None:
     hosts = [f"host {name} {{ hardware ethernet 52:54:00:00:00:0{n}; }}\n" for n, name in enumerate(("Web01", "web01"))]
-    report = (imported(tmp_path, "isc", files={"dhcpd.conf": "".join(hosts)}) / "import-report.md").read_text()
+    report = (run_import(tmp_path, "isc", files={"dhcpd.conf": "".join(hosts)}) / "import-report.md").read_text()
     of_web01, of_the_other = (report[report.index(f"### {name}") :] for name in ("web01 ", "web01-2"))
     assert of_web01.startswith("### web01 ") and "the source's" not in of_web01[: of_web01.index("###", 3)]
     assert "the import changed the name, because Web01 is not a valid document name" in of_the_other
@@ -832,7 +832,7 @@ def test_of_two_machines_with_one_name_the_one_with_the_exact_spelling_keeps_it(
 def test_bmcs_of_two_machines_with_one_name_share_no_password(tmp_path: Path) -> None:
     other = SOURCES["cobbler"]["systems/web01.json"].replace('"web01"', '"WEB01"').replace(MAC, "52:54:00:00:00:02")
     files = SOURCES["cobbler"] | {"systems/other.json": other.replace("10.9.0.13", "10.9.0.14")}
-    fleet = imported(tmp_path, "cobbler", *make_known_options(tmp_path), files=files)
+    fleet = run_import(tmp_path, "cobbler", *make_known_options(tmp_path), files=files)
     documents = (yaml.safe_load(path.read_text()) for path in fleet.rglob("servers/*.yaml"))
     assert {each["spec"]["bmc"]["address"]: each["spec"]["bmc"]["credentials"] for each in documents} == {
         "https://10.9.0.13": "web01-bmc",
@@ -843,13 +843,13 @@ def test_bmcs_of_two_machines_with_one_name_share_no_password(tmp_path: Path) ->
 def test_a_directory_with_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "fleet").mkdir()
     (tmp_path / "fleet" / "mine").touch()
-    done = run_command("import", "isc", lay(tmp_path / "source", SOURCES["isc"]), "--out", tmp_path / "fleet")
+    done = run_command("import", "isc", write_files(tmp_path / "source", SOURCES["isc"]), "--out", tmp_path / "fleet")
     assert done.code == 64 and "is not empty" in done.err
 
 
 @pytest.mark.parametrize("system", ["matchbox", "kea", "metal3"])
 def test_an_unreadable_source_is_named_without_its_content(tmp_path: Path, system: str) -> None:
-    source = lay(tmp_path, {"groups/x.json": f"{{{PASSWORD}: [", "x.yaml": f"a: [{PASSWORD}"})
+    source = write_files(tmp_path, {"groups/x.json": f"{{{PASSWORD}: [", "x.yaml": f"a: [{PASSWORD}"})
     file = source / ("x.yaml" if system == "metal3" else "groups")
     done = run_command("import", system, tmp_path if system == "matchbox" else file, "--out", tmp_path / "fleet")
     assert done.code == 64 and "is no" in done.err and PASSWORD not in done.err
@@ -857,7 +857,7 @@ def test_an_unreadable_source_is_named_without_its_content(tmp_path: Path, syste
 
 
 def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Path) -> None:
-    done = run_command("import", "isc", lay(tmp_path / "source", {"x": "nothing"}), "--out", tmp_path / "fleet")
+    done = run_command("import", "isc", write_files(tmp_path / "source", {"x": "nothing"}), "--out", tmp_path / "fleet")
     assert done.code == 64 and "contains no machines in" in done.err and not (tmp_path / "fleet").exists()
 
 
@@ -867,7 +867,7 @@ def test_finding_p11_a_large_file_of_machines_is_read_or_an_error(
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "vmlinuz").write_bytes(b"\0" * 200)
     monkeypatch.setattr("gitboot.cli.commands.old_system._MAX_BYTES", 100)
-    fleet = imported(tmp_path, "netbox")  # its files are larger
+    fleet = run_import(tmp_path, "netbox")  # its files are larger
     assert list(fleet.rglob("servers/*.yaml"))
     monkeypatch.setattr("gitboot.cli.commands.old_system._MAX_DATA_BYTES", 100)
     done = run_command("import", "netbox", tmp_path / "source", "--out", tmp_path / "other")
@@ -877,7 +877,7 @@ def test_finding_p11_a_large_file_of_machines_is_read_or_an_error(
 @pytest.mark.parametrize(("line", "word"), [("52:54:00:12:34:56", "expected two words"), (f"{MAC} x", "uuids:1: ")])
 def test_an_invalid_line_in_the_file_of_uuids_is_named(tmp_path: Path, line: str, word: str) -> None:
     (tmp_path / "uuids").write_text(f"{line}\n")
-    source = lay(tmp_path / "source", SOURCES["isc"])
+    source = write_files(tmp_path / "source", SOURCES["isc"])
     done = run_command("import", "isc", source, "--out", tmp_path / "fleet", "--uuids", tmp_path / "uuids")
     assert done.code == 64 and word in done.err
 
@@ -891,23 +891,23 @@ def test_an_invalid_line_in_the_file_of_uuids_is_named(tmp_path: Path, line: str
 )
 def test_finding_i3_the_output_of_both_commands_fills_the_uuids(tmp_path: Path, item: dict[str, Any]) -> None:
     (tmp_path / "found.json").write_text(json.dumps({"items": [{"macs": [], "uuid": None}, item]}))
-    fleet = imported(tmp_path, "isc", "--uuids", tmp_path / "found.json")
-    assert server_of(fleet, "isc")["uuid"] == UUID
+    fleet = run_import(tmp_path, "isc", "--uuids", tmp_path / "found.json")
+    assert read_server_spec(fleet, "isc")["uuid"] == UUID
     assert f"the import took the UUID {UUID} from the --uuids file" in (fleet / "import-report.md").read_text()
 
 
 ODD: tuple[Any, ...] = (None, 7, "x", ["x"], {"x": None})
 
 
-def _with_one_odd(value: Any) -> Iterator[Any]:
+def _vary_one_value(value: Any) -> Iterator[Any]:
     """The value as often as something in it may be something else."""
     yield from ODD
     if isinstance(value, dict):
         for key, each in value.items():
-            yield from ({**value, key: other} for other in _with_one_odd(each))
+            yield from ({**value, key: other} for other in _vary_one_value(each))
     if isinstance(value, list):
         for index, each in enumerate(value):
-            yield from ([*value[:index], other, *value[index + 1 :]] for other in _with_one_odd(each))
+            yield from ([*value[:index], other, *value[index + 1 :]] for other in _vary_one_value(each))
 
 
 @pytest.mark.parametrize("system", [system for system in SOURCES if system not in ("xcat", "dnsmasq", "isc", "kea")])
@@ -918,7 +918,7 @@ def test_any_content_of_a_source_is_read_without_an_error(system: str) -> None:
         if name.endswith(".ign"):
             continue
         for document in yaml.load_all(text, yaml.BaseLoader):
-            for odd in sample_cases([*_with_one_odd(document)], one_in=3):
+            for odd in sample_cases([*_vary_one_value(document)], one_in=3):
                 render_fleet(read_inventory({**files, name: _json(odd)}), Supplement())
 
 

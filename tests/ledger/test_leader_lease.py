@@ -68,7 +68,7 @@ def path(postgres_server: PostgresServer, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def recorded(path: Path) -> Iterator[RecordedFetches]:
+def recorded_fetches(path: Path) -> Iterator[RecordedFetches]:
     with closing(RecordedFetches(address(path))) as made:
         yield made
 
@@ -78,11 +78,11 @@ def address(path: Path, **settings: str) -> PostgresAddress:
     return structs.replace(found, url=found.url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
 
 
-def schema_of(path: Path) -> str:
+def read_schema(path: Path) -> str:
     return address(path).url.rpartition("%3D")[2]
 
 
-class Time:
+class LeaseClock:
     """The time of a lease, by the clock of its holder and by the server's clock. A test lets it pass."""
 
     def __init__(self, server: PostgresServer, schema: str) -> None:
@@ -92,7 +92,7 @@ class Time:
     def now_s(self) -> float:
         return now_s() + self._ahead_s
 
-    def passes(self, seconds: float, execute: Callable[[str], object] | None = None) -> None:
+    def advance(self, seconds: float, execute: Callable[[str], object] | None = None) -> None:
         """Let time pass. ``execute`` runs a statement in a transaction that has locked the lease."""
         self._ahead_s += seconds
         (execute or self._server.sql)(
@@ -101,15 +101,15 @@ class Time:
 
 
 @pytest.fixture
-def clock(path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Time:
-    made = Time(postgres_server, schema_of(path))
+def clock(path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> LeaseClock:
+    made = LeaseClock(postgres_server, read_schema(path))
     for module in ("leader_lease", "postgresql"):
         monkeypatch.setattr(f"gitboot.ledger.{module}.now_s", made.now_s)
     return made
 
 
-def run_out(path: Path, server: PostgresServer) -> None:
-    server.sql(f"UPDATE {schema_of(path)}.lease SET until = clock_timestamp()")
+def end_lease(path: Path, server: PostgresServer) -> None:
+    server.sql(f"UPDATE {read_schema(path)}.lease SET until = clock_timestamp()")
 
 
 @contextmanager
@@ -119,22 +119,24 @@ def hold_lease(path: Path, holder: Holder) -> Iterator[tuple[Store, HeldLease]]:
         yield ledger, require_value(ledger.database.lease)
 
 
-def keeping(path: Path, lease: HeldLease, lost: Callable[[], None] = lambda: None) -> LeaseKeeper:
+def make_keeper(path: Path, lease: HeldLease, lost: Callable[[], None] = lambda: None) -> LeaseKeeper:
     return LeaseKeeper(lease, LeaseConnection(address(path)), lost)
 
 
-def give_to_two(path: Path, server: PostgresServer, lease: HeldLease) -> None:
+def change_holder(path: Path, server: PostgresServer, lease: HeldLease) -> None:
     """Let another holder take the lease, as after its end."""
-    server.sql(f"UPDATE {schema_of(path)}.lease SET holder = 'two', epoch = {lease.lease.epoch + 1}")
+    server.sql(f"UPDATE {read_schema(path)}.lease SET holder = 'two', epoch = {lease.lease.epoch + 1}")
 
 
-def test_an_instance_keeps_the_lease_until_it_has_not_renewed_it_for_the_duration(path: Path, clock: Time) -> None:
+def test_an_instance_keeps_the_lease_until_it_has_not_renewed_it_for_the_duration(
+    path: Path, clock: LeaseClock
+) -> None:
     with hold_lease(path, ONE) as (one, first):
         with open_ledger(path) as two:
             for _ in range(2):
                 with pytest.raises(HeldByAnother, match="in use by the instance host-a:/state"):
                     two.database.take_lease(TWO)
-                clock.passes(ONE.seconds / 2)
+                clock.advance(ONE.seconds / 2)
             two.database.take_lease(TWO)
             assert require_value(two.database.lease).lease == (TWO.id, first.lease.epoch + 1)
             with pytest.raises(LeaseLost, match="another instance is active"), one.writing() as tx:
@@ -184,17 +186,17 @@ def test_only_one_of_many_simultaneous_requests_gets_the_lease(path: Path) -> No
 
 
 def test_a_thread_renews_the_lease_and_reports_when_it_is_lost(
-    path: Path, clock: Time, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    path: Path, clock: LeaseClock, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_module, "SHARE", 10 * ONE.seconds)  # it is renewed ten times each second
     lost = threading.Event()
-    with hold_lease(path, ONE) as (_, renewed), keeping(path, renewed, lost.set):
+    with hold_lease(path, ONE) as (_, renewed), make_keeper(path, renewed, lost.set):
         for _ in range(3):
-            clock.passes(0.9 * ONE.seconds)
+            clock.advance(0.9 * ONE.seconds)
             eventually(lambda: renewed.until_s > clock.now_s() + 0.5 * ONE.seconds)
         renewed.check()
         assert require_value(summarize_ledger(path).lease).is_current
-        give_to_two(path, postgres_server, renewed)
+        change_holder(path, postgres_server, renewed)
         assert lost.wait(60)
         with pytest.raises(LeaseLost, match="another instance is active"):
             renewed.check()
@@ -216,9 +218,9 @@ def test_an_instance_paused_together_with_its_clock_learns_from_the_server_that_
     path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A virtual machine was paused because its host's disk was full. Its own clock stood still."""
-    with hold_lease(path, ONE) as (_, lease), keeping(path, lease) as keeper:
+    with hold_lease(path, ONE) as (_, lease), make_keeper(path, lease) as keeper:
         keeper.check()
-        give_to_two(path, postgres_server, lease)
+        change_holder(path, postgres_server, lease)
         lease.check()
         with pytest.raises(LeaseLost, match="another instance is active"):
             keeper.check()
@@ -227,7 +229,7 @@ def test_an_instance_paused_together_with_its_clock_learns_from_the_server_that_
 
 
 def refuse_writes(path: Path, server: PostgresServer) -> None:
-    schema = schema_of(path)
+    schema = read_schema(path)
     refuses = "RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE disk_full; END'"
     server.sql(f"CREATE FUNCTION {schema}.refuse() {refuses}")
     server.sql(f"CREATE TRIGGER refuse BEFORE UPDATE ON {schema}.lease EXECUTE FUNCTION {schema}.refuse()")
@@ -271,7 +273,7 @@ def test_an_action_that_only_ends_something_does_not_wait_for_a_renewal_that_ano
         assert other.is_alive()
         answer.set()
         other.join()
-        give_to_two(path, postgres_server, lease)
+        change_holder(path, postgres_server, lease)
         with pytest.raises(LeaseLost, match="another instance is active"):
             keeper.check_ending()
 
@@ -315,14 +317,14 @@ def test_a_lease_is_renewed_even_if_the_server_has_closed_the_connection(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     """After a restart of the server, a recorded override is set, and no operator has to decide."""
-    with hold_lease(path, ONE) as (_, lease), keeping(path, lease) as keeper:
+    with hold_lease(path, ONE) as (_, lease), make_keeper(path, lease) as keeper:
         keeper.check()
         others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
         postgres_server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
         keeper.check()
 
 
-def change(ledger: Store, revision: str) -> None:
+def write_revision(ledger: Store, revision: str) -> None:
     with ledger.writing() as tx:
         instance_tables.write_facts(tx, accepted=revision)
         tx.mark()
@@ -331,22 +333,22 @@ def change(ledger: Store, revision: str) -> None:
 def test_a_restored_backup_is_not_written_to(path: Path, postgres_server: PostgresServer) -> None:
     with hold_lease(path, ONE) as (ledger, _):
         for revision in ("c0ffee", "decade"):
-            change(ledger, revision)
-        schema = schema_of(path)
+            write_revision(ledger, revision)
+        schema = read_schema(path)
         postgres_server.sql(f"UPDATE {schema}.facts SET value = '1' WHERE name = 'changes'")
         for _ in range(2):
             with pytest.raises(LedgerError, match="or a backup replaced the ledger"):
-                change(ledger, "facade")
+                write_revision(ledger, "facade")
         assert instance_tables.read_facts(ledger).accepted == "decade"
         with pytest.raises(LedgerError, match="or a backup replaced the ledger"):
             ledger.read_back()
 
 
-def test_an_instance_that_cannot_renew_its_lease_uses_it_only_for_its_duration(path: Path, clock: Time) -> None:
+def test_an_instance_that_cannot_renew_its_lease_uses_it_only_for_its_duration(path: Path, clock: LeaseClock) -> None:
     with hold_lease(path, ONE) as (ledger, lease):
         for _ in range(2):
             lease.check()
-            clock.passes(ONE.seconds / 2)
+            clock.advance(ONE.seconds / 2)
         with pytest.raises(LeaseLost, match="could not be renewed for"):
             lease.check()
         with ledger.writing() as tx:  # the lease was not taken meanwhile
@@ -363,7 +365,9 @@ def test_a_renewal_counts_from_before_its_request() -> None:
     renewed.check()
 
 
-def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, postgres_server: PostgresServer) -> None:
+def test_a_transaction_may_last_longer_than_the_lease(
+    path: Path, clock: LeaseClock, postgres_server: PostgresServer
+) -> None:
     took: list[str] = []
 
     def take(store: Store) -> None:
@@ -380,15 +384,15 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
             tx.send()
             waiting.start()
             eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
-            clock.passes(2 * ONE.seconds, one.database.execute)
+            clock.advance(2 * ONE.seconds, one.database.execute)
         waiting.join()
         assert took == ["asked"], "who waits for it sees that it is renewed"
         lease.check()
 
 
-def test_a_rolled_back_transaction_renews_no_lease(path: Path, clock: Time) -> None:
+def test_a_rolled_back_transaction_renews_no_lease(path: Path, clock: LeaseClock) -> None:
     with hold_lease(path, ONE) as (one, lease):
-        clock.passes(ONE.seconds)
+        clock.advance(ONE.seconds)
         with suppress(LookupError), one.writing() as tx:
             instance_tables.write_facts(tx, accepted="c0ffee")
             tx.send()
@@ -404,18 +408,18 @@ def test_a_rolled_back_transaction_renews_no_lease(path: Path, clock: Time) -> N
 
 
 @contextmanager
-def shared(path: Path) -> Iterator[SharedFetchLog]:
+def open_fetch_log(path: Path) -> Iterator[SharedFetchLog]:
     with closing(SharedFetchLog(address(path))) as made:
         yield made
 
 
-def test_a_one_time_boot_is_recorded_under_the_lease_of_the_output_tree_only(path: Path, clock: Time) -> None:
-    with hold_lease(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
+def test_a_one_time_boot_is_recorded_under_the_lease_of_the_output_tree_only(path: Path, clock: LeaseClock) -> None:
+    with hold_lease(path, ONE) as (_, first), open_fetch_log(path) as here, open_fetch_log(path) as there:
         assert here.find_served_boot("web01", OFFER, None) is None
         assert here.serving_identity == str(first.lease)
         here.record(GIVEN, str(first.lease))
         assert require_value(there.find_served_boot("web01", OFFER, None)).first == GIVEN
-        clock.passes(ONE.seconds)
+        clock.advance(ONE.seconds)
         with hold_lease(path, TWO) as (_, second):
             for giver in (None, str(first.lease), "0/nobody"):
                 with pytest.raises(FetchLogUnavailable):
@@ -424,10 +428,10 @@ def test_a_one_time_boot_is_recorded_under_the_lease_of_the_output_tree_only(pat
             here.record(replace(GIVEN, server="web02"), str(second.lease))
 
 
-def test_a_batch_is_stored_once_and_without_withdrawn_lines(path: Path, recorded: RecordedFetches) -> None:
+def test_a_batch_is_stored_once_and_without_withdrawn_lines(path: Path, recorded_fetches: RecordedFetches) -> None:
     lines = [encode_line(replace(GIVEN, client=f"10.0.0.{number}")) for number in range(3)]
     taken_back = b'{"not":%d}\n' % len(lines[0])
-    with open_ledger(path), shared(path) as fetches:
+    with open_ledger(path), open_fetch_log(path) as fetches:
         batch = ForwardedBatch(SPOOL, 0, b"".join(lines[:2]))
         for _ in range(2):
             assert fetches.receive_batch(batch, [SPOOL.file]) == batch.end
@@ -436,10 +440,10 @@ def test_a_batch_is_stored_once_and_without_withdrawn_lines(path: Path, recorded
         )
         last = ForwardedBatch(SPOOL, batch.end, taken_back + lines[2] + b"no observation\n")
         assert fetches.receive_batch(last, [SPOOL.file]) == last.end
-        found = recorded.read({})
+        found = recorded_fetches.read({})
         assert [each.client for each in found.observations] == ["10.0.0.0", "10.0.0.2"]
-        assert recorded.read(found.offsets).observations == []
-        assert recorded.read(found.offsets).offsets == found.offsets
+        assert recorded_fetches.read(found.offsets).observations == []
+        assert recorded_fetches.read(found.offsets).offsets == found.offsets
         fetches.receive_batch(ForwardedBatch(Writer(SPOOL.spool, "8-0123456789abcdef"), 0, lines[0]), [])
         assert fetches.receive_batch(batch, []) == batch.end, (
             "of a file that is gone nothing is kept: it is another one by now"
@@ -447,7 +451,7 @@ def test_a_batch_is_stored_once_and_without_withdrawn_lines(path: Path, recorded
 
 
 def test_a_writer_may_go_back_but_not_forward(path: Path) -> None:
-    with open_ledger(path), shared(path) as fetches:
+    with open_ledger(path), open_fetch_log(path) as fetches:
         batch = ForwardedBatch(SPOOL, 0, encode_line(GIVEN))
         assert fetches.receive_batch(batch, [SPOOL.file]) == batch.end
         for place in (batch.end + 1, 7, 8):
@@ -457,13 +461,13 @@ def test_a_writer_may_go_back_but_not_forward(path: Path) -> None:
         assert fetches.receive_batch(batch._replace(writer=other), [SPOOL.file, other.file]) == batch.end
 
 
-def test_an_uncommitted_fetch_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
+def test_an_uncommitted_fetch_is_waited_for_and_never_left_out(path: Path, recorded_fetches: RecordedFetches) -> None:
     """The order of ids differs from the order in which transactions end."""
     with hold_lease(path, ONE) as (_, lease):
         count, read = 40, list[Observation]()
 
         def record(first: int) -> None:
-            with shared(path) as fetches:
+            with open_fetch_log(path) as fetches:
                 for number in range(first, first + count):
                     fetches.record(replace(GIVEN, server=f"web{number}"), str(lease.lease))
 
@@ -471,30 +475,30 @@ def test_an_uncommitted_fetch_is_waited_for_and_never_left_out(path: Path, recor
         with ThreadPoolExecutor(4) as pool:
             recording = [pool.submit(record, each * count) for each in range(4)]
             while not all(each.done() for each in recording):
-                found = recorded.read(offsets)
+                found = recorded_fetches.read(offsets)
                 offsets, read = found.offsets, [*read, *found.observations]
-        read += recorded.read(offsets).observations
+        read += recorded_fetches.read(offsets).observations
         assert sorted(int(each.server[3:]) for each in read) == list(range(4 * count))
 
 
 def test_stored_fetches_are_deleted_in_batches_of_a_thousand_by_the_holder_of_the_lease(
-    path: Path, recorded: RecordedFetches
+    path: Path, recorded_fetches: RecordedFetches
 ) -> None:
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(1000))
-    with hold_lease(path, ONE) as (_, lease), shared(path) as fetches:
+    with hold_lease(path, ONE) as (_, lease), open_fetch_log(path) as fetches:
         fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
-        taken = recorded.read({}).offsets
-        assert recorded.count_deletions_after({FETCHES: taken[FETCHES] - 1}) == 0
-        assert recorded.count_deletions_after(taken) == 1
-        recorded.delete_read(taken, 1, Lease("two", 1))
-        assert recorded.count_deletions_after(taken) == 1, "another's lease"
-        recorded.delete_read(taken, 1, lease.lease)
-        assert len(recorded.read({}).observations) == 0
+        taken = recorded_fetches.read({}).offsets
+        assert recorded_fetches.count_deletions_after({FETCHES: taken[FETCHES] - 1}) == 0
+        assert recorded_fetches.count_deletions_after(taken) == 1
+        recorded_fetches.delete_read(taken, 1, Lease("two", 1))
+        assert recorded_fetches.count_deletions_after(taken) == 1, "another's lease"
+        recorded_fetches.delete_read(taken, 1, lease.lease)
+        assert len(recorded_fetches.read({}).observations) == 0
         fetches.find_served_boot("web01", OFFER, None)
         assert fetches.deletion_count == 1
         fetches.receive_batch(ForwardedBatch(SPOOL, len(lines), encode_line(GIVEN)), [SPOOL.file])
-        recorded.delete_read(recorded.read({}).offsets, 1, lease.lease)
-        assert len(recorded.read({}).observations) == 1, "no new number"
+        recorded_fetches.delete_read(recorded_fetches.read({}).offsets, 1, lease.lease)
+        assert len(recorded_fetches.read({}).observations) == 1, "no new number"
 
 
 def test_without_its_server_no_fetch_is_recorded_and_none_is_lost(tmp_path: Path) -> None:
@@ -516,12 +520,12 @@ def test_without_its_server_no_fetch_is_recorded_and_none_is_lost(tmp_path: Path
 
 
 def test_a_ledger_is_moved_only_after_all_fetches_are_read_and_then_serves_no_boot(
-    path: Path, recorded: RecordedFetches, tmp_path: Path
+    path: Path, recorded_fetches: RecordedFetches, tmp_path: Path
 ) -> None:
-    with hold_lease(path, ONE) as (_, lease), shared(path) as fetches:
+    with hold_lease(path, ONE) as (_, lease), open_fetch_log(path) as fetches:
         fetches.find_served_boot("web01", OFFER, None)
         fetches.record(GIVEN, str(lease.lease))
-        last = recorded.read({}).offsets
+        last = recorded_fetches.read({}).offsets
     copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
     refused = CliRunner().invoke(cli, copy)
     assert "has 1 fetches that no instance has read yet" in str(refused.exception)
@@ -569,7 +573,7 @@ def test_the_page_about_standbys_creates_a_ledger_and_gives_an_endpoint_minimal_
 # Paused writers
 
 
-class Line(ForwardedConnections):
+class LimitedConnections(ForwardedConnections):
     """Connections to the socket of the server that carry so many bytes in both directions, and then nothing more."""
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
@@ -602,8 +606,8 @@ class Line(ForwardedConnections):
 
 
 @pytest.fixture
-def line(postgres_server: PostgresServer) -> Iterator[Line]:
-    with public_folder() as folder, Line(postgres_server, folder) as made:
+def line(postgres_server: PostgresServer) -> Iterator[LimitedConnections]:
+    with public_folder() as folder, LimitedConnections(postgres_server, folder) as made:
         yield made
 
 
@@ -624,7 +628,7 @@ def written(ledger: Store, many: int = 1200) -> None:
 
 
 def test_if_a_writer_is_paused_at_any_byte_another_takes_over_after_the_timeout_of_the_server(
-    path: Path, line: Line, tmp_path: Path, postgres_server: PostgresServer, lives: int
+    path: Path, line: LimitedConnections, tmp_path: Path, postgres_server: PostgresServer, lives: int
 ) -> None:
     """The server waits in different ways for bytes that it receives and for bytes that it sends."""
     chance, count = random.Random(2026), 8 + 4 * lives
@@ -659,7 +663,7 @@ def test_if_a_writer_is_paused_at_any_byte_another_takes_over_after_the_timeout_
             line.hang_up()
             thread.join(60)
             assert not thread.is_alive()
-            run_out(path, postgres_server)
+            end_lease(path, postgres_server)
 
 
 def try_lease(ledger: Store, holder: Holder) -> bool:
@@ -675,9 +679,11 @@ def read(fetches: RecordedFetches) -> None:
         fetches.read({})
 
 
-def test_an_instance_that_is_paused_while_it_reads_fetches_does_not_block_others(path: Path, line: Line) -> None:
+def test_an_instance_that_is_paused_while_it_reads_fetches_does_not_block_others(
+    path: Path, line: LimitedConnections
+) -> None:
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(5000))
-    with hold_lease(path, ONE) as (_, lease), shared(path) as fetches:
+    with hold_lease(path, ONE) as (_, lease), open_fetch_log(path) as fetches:
         fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
         with closing(RecordedFetches(line.address(path))) as paused:
             assert paused.read({FETCHES: 5000}).observations == []
@@ -725,7 +731,7 @@ def test_if_a_process_is_stopped_at_any_point_of_a_write_another_takes_over(
             process.kill()
             process.wait()
             process.stdout.close()
-            run_out(path, postgres_server)
+            end_lease(path, postgres_server)
 
 
 def test_the_server_waits_only_seconds_for_a_writer_that_hangs(path: Path) -> None:

@@ -40,8 +40,8 @@ from tests.helpers.git_repositories import free_port
 from tests.helpers.http_peers import Authority
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.running_instance import Instance, eventually
-from tests.ledger.test_leader_lease import run_out, schema_of
-from tests.ledger.test_store import NOON, WEB01, WEB02, put, written
+from tests.ledger.test_leader_lease import end_lease, read_schema
+from tests.ledger.test_store import NOON, WEB01, WEB02, write_rows, written
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def path(postgres_server: PostgresServer, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[PostgresServer]:
+def own_server() -> Iterator[PostgresServer]:
     """A PostgreSQL server that tests stop and start. It also listens at a TCP port."""
     with postgresql() as server:
         yield server
@@ -72,7 +72,7 @@ def test_two_instances_that_open_an_empty_database_at_once_get_one_ledger(path: 
 
 def test_the_ledger_of_a_newer_gitboot_is_rejected(path: Path, postgres_server: PostgresServer) -> None:
     written(path)
-    postgres_server.sql(f"UPDATE {schema_of(path)}.ledger_version SET number = 99")
+    postgres_server.sql(f"UPDATE {read_schema(path)}.ledger_version SET number = 99")
     with pytest.raises(LedgerError, match=r"has schema version 99, but this gitboot supports \d+; use a newer"):
         open_ledger(path)
 
@@ -82,7 +82,7 @@ def test_a_ledger_of_an_earlier_version_can_be_read_and_is_then_upgraded(
     path: Path, postgres_server: PostgresServer, version: int
 ) -> None:
     written(path)
-    schema = schema_of(path)
+    schema = read_schema(path)
     later = [table for since, table in NEW_TABLES.items() if since > version]
     dropped = "".join(f"DROP TABLE {schema}.{table}; " for table in later)
     dropped += "".join(
@@ -109,7 +109,7 @@ def test_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_lost(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
-    schema, gone = schema_of(path), SystemUuid(make_uuid("old01"))
+    schema, gone = read_schema(path), SystemUuid(make_uuid("old01"))
     postgres_server.sql(
         f"DROP TABLE {schema}.lost_identities; "
         f"ALTER TABLE {schema}.records DROP COLUMN clearances, DROP COLUMN version; "
@@ -175,10 +175,10 @@ def test_an_unreachable_address_is_reported_in_time(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_forbidden_schema_is_reported_with_the_command_that_fixes_it(
-    own: PostgresServer, tmp_path: Path
+    own_server: PostgresServer, tmp_path: Path
 ) -> None:
-    own.sql("CREATE ROLE ops LOGIN")
-    address = own.address("gitboot2")
+    own_server.sql("CREATE ROLE ops LOGIN")
+    address = own_server.address("gitboot2")
     address = structs.replace(address, url=address.url.replace("postgres@", "ops@"))
     write_address(path := tmp_path / "ledger.sqlite", address)
     for said, schema_is_made in (
@@ -186,16 +186,16 @@ def test_a_missing_or_forbidden_schema_is_reported_with_the_command_that_fixes_i
         ('ops is not allowed to use schema gitboot2; run: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
     ):
         if schema_is_made:
-            own.sql("CREATE SCHEMA gitboot2")
+            own_server.sql("CREATE SCHEMA gitboot2")
         with pytest.raises(UsageError) as failed:
             open_ledger(path)
         assert str(failed.value).endswith(said)
-        own.sql(said.rpartition(": ")[2] if schema_is_made else "SELECT")
+        own_server.sql(said.rpartition(": ")[2] if schema_is_made else "SELECT")
     open_ledger(path).close()
 
 
 @pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, str, Path]]:
+def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, str, Path]]:
     """A PostgreSQL server with TLS and passwords. Yield its URL and the file of its certificate authority."""
     folder = tmp_path_factory.mktemp("far")
     authority, port = Authority(folder), free_port()
@@ -220,9 +220,9 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServ
     ],
 )
 def test_over_a_network_the_connection_is_encrypted_and_verified_and_the_password_is_in_a_file(
-    far: tuple[PostgresServer, str, Path], tmp_path: Path, query: str, password: str, said: str | None
+    tls_server: tuple[PostgresServer, str, Path], tmp_path: Path, query: str, password: str, said: str | None
 ) -> None:
-    _, url, ca = far
+    _, url, ca = tls_server
     (other := tmp_path / "other").mkdir()
     (other / "ca.crt").write_text(Authority(other).pem)
     (file := tmp_path / "password").write_text(password)
@@ -239,9 +239,9 @@ def test_over_a_network_the_connection_is_encrypted_and_verified_and_the_passwor
 
 
 def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
-    far: tuple[PostgresServer, str, Path], tmp_path: Path
+    tls_server: tuple[PostgresServer, str, Path], tmp_path: Path
 ) -> None:
-    server, url, ca = far
+    server, url, ca = tls_server
     (file := tmp_path / "password").write_text("a secret\n")
     asked = f"{url}?sslmode=verify-full&sslrootcert={ca}"
     write_address(path := tmp_path / "ledger.sqlite", PostgresAddress.parse(asked, file))
@@ -319,14 +319,14 @@ def test_a_transaction_whose_connection_is_lost_is_written_completely_or_not_at_
     path: Path, postgres_server: PostgresServer
 ) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.write_facts, accepted="one")
+        write_rows(ledger, instance_tables.write_facts, accepted="one")
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, _write_while_the_connection_is_lost, postgres_server)
+            write_rows(ledger, _write_while_the_connection_is_lost, postgres_server)
         assert ledger.is_suspect
         ledger.read_back()
         assert not ledger.is_suspect
         assert (server_tables.read_records(ledger), instance_tables.read_facts(ledger).accepted) == ({}, "one")
-        put(ledger, server_tables.write_records, [(WEB01, "web01", Record())])
+        write_rows(ledger, server_tables.write_records, [(WEB01, "web01", Record())])
         assert server_tables.read_records(ledger) == {WEB01: Record()}
 
 
@@ -361,13 +361,13 @@ def test_a_long_computation_between_two_writes_does_not_lose_the_transaction(
         eventually(lambda: "idle in transaction" not in states())
 
     with open_ledger(path) as ledger:
-        put(ledger, write)
+        write_rows(ledger, write)
         assert (server_tables.read_records(ledger), instance_tables.read_facts(ledger).accepted) == (
             {WEB01: Record()},
             "one",
         )
         with pytest.raises(LedgerError, match="idle-in-transaction timeout"):
-            put(ledger, idle)
+            write_rows(ledger, idle)
 
 
 def test_finding_c2_a_call_without_a_response_ends_at_its_deadline(path: Path) -> None:
@@ -398,7 +398,7 @@ def test_all_calls_of_a_transaction_share_one_deadline_and_rows_extend_it(path: 
 
 
 def test_finding_c2_a_commit_without_a_response_is_read_back_before_anything_depends_on_it(
-    own: PostgresServer, tmp_path: Path
+    own_server: PostgresServer, tmp_path: Path
 ) -> None:
     """The server waits for a standby that does not exist, and commits when the setting no longer requires it."""
 
@@ -408,39 +408,39 @@ def test_finding_c2_a_commit_without_a_response_is_read_back_before_anything_dep
         assert isinstance(ledger.database, PostgresDatabase)
         ledger.database._commit_s = 0.6
 
-    with open_ledger(own.ledger(tmp_path)) as ledger:
-        own.sql("ALTER SYSTEM SET synchronous_standby_names = 'none_such'")
-        own.sql("SELECT pg_reload_conf()")
+    with open_ledger(own_server.ledger(tmp_path)) as ledger:
+        own_server.sql("ALTER SYSTEM SET synchronous_standby_names = 'none_such'")
+        own_server.sql("SELECT pg_reload_conf()")
         try:
-            eventually(lambda: own.sql("SHOW synchronous_standby_names") == "none_such")
+            eventually(lambda: own_server.sql("SHOW synchronous_standby_names") == "none_such")
             with pytest.raises(LedgerError, match="no answer within 1 s"):
-                put(ledger, write)
+                write_rows(ledger, write)
             assert ledger.is_suspect
         finally:
-            own.sql("ALTER SYSTEM RESET synchronous_standby_names")
-            own.sql("SELECT pg_reload_conf()")
-        eventually(lambda: "SyncRep" not in own.sql("SELECT wait_event FROM pg_stat_activity"))
+            own_server.sql("ALTER SYSTEM RESET synchronous_standby_names")
+            own_server.sql("SELECT pg_reload_conf()")
+        eventually(lambda: "SyncRep" not in own_server.sql("SELECT wait_event FROM pg_stat_activity"))
         ledger.read_back()
         assert instance_tables.read_facts(ledger).accepted == "one"
 
 
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
 def test_a_restarted_server_has_all_acknowledged_writes(
-    own: PostgresServer, tmp_path: Path, how: signal.Signals
+    own_server: PostgresServer, tmp_path: Path, how: signal.Signals
 ) -> None:
     """SIGQUIT: at once, as when its machine fails; what it had acknowledged comes back from its log."""
-    with open_ledger(own.ledger(tmp_path)) as ledger:
-        put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=1))])
-        own.stop(how)
+    with open_ledger(own_server.ledger(tmp_path)) as ledger:
+        write_rows(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=1))])
+        own_server.stop(how)
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
+            write_rows(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
         with pytest.raises(LedgerError, match="cannot be read"):
             server_tables.read_records(ledger)
-        own.start()
+        own_server.start()
         if ledger.is_suspect:
             ledger.read_back()
         assert server_tables.read_records(ledger) == {WEB01: Record(provision=1)}
-        put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
+        write_rows(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
         assert server_tables.read_records(ledger) == {WEB01: Record(provision=2)}
         assert not instance_tables.is_behind(ledger)
 
@@ -452,7 +452,7 @@ def test_a_writer_waits_for_another_writer(path: Path, postgres_server: Postgres
         other.database.execute("SET lock_timeout = 0")
 
         def write() -> None:
-            put(other, instance_tables.write_facts, accepted="other")
+            write_rows(other, instance_tables.write_facts, accepted="other")
             wrote.set()
 
         thread = threading.Thread(target=write)
@@ -468,7 +468,7 @@ def test_a_writer_waits_for_another_writer(path: Path, postgres_server: Postgres
 
 def test_characters_that_postgresql_cannot_store_are_replaced(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.write_events, [Event(at=NOON, type="t", message="a\0b")])
+        write_rows(ledger, instance_tables.write_events, [Event(at=NOON, type="t", message="a\0b")])
         assert [each["message"] for _, each in instance_tables.read_numbered_events(ledger)] == [
             "a\N{REPLACEMENT CHARACTER}b"
         ]
@@ -480,7 +480,7 @@ def test_characters_that_postgresql_cannot_store_are_replaced(path: Path) -> Non
 def test_read_only_commands_see_the_ledger(path: Path, tmp_path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.write_facts, output="/srv/boot")
+        write_rows(ledger, instance_tables.write_facts, output="/srv/boot")
     assert instance_tables.read_last_event_number(path) == 1
     assert [event["type"] for _, event in instance_tables.read_events_after(path, 0, 10)] == ["Accepted"]
     assert (read_places(path), summarize_ledger(path).rows["overrides"]) == ((Path("/srv/boot"), None), 1)
@@ -521,7 +521,7 @@ def show(state: Path) -> str:
     return CliRunner().invoke(cli, ["ledger", "show", "--state", str(state)], catch_exceptions=False).output
 
 
-def moved(state: Path, to: str) -> str:
+def move_ledger(state: Path, to: str) -> str:
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
@@ -534,9 +534,9 @@ def test_a_ledger_that_is_moved_there_and_back_continues_as_the_same_and_its_for
     written(path)
     before = summarize_ledger(path)
     with open_ledger(path) as of_before:
-        told = moved(tmp_path, postgres_server.address().url)
+        told = move_ledger(tmp_path, postgres_server.address().url)
         with pytest.raises(LedgerLeft, match="was moved to postgresql://"):
-            put(of_before, instance_tables.write_facts, accepted="by a process that has had it open")
+            write_rows(of_before, instance_tables.write_facts, accepted="by a process that has had it open")
     assert "Copied and compared" in told
     assert f"The old ledger is now {path}.copied-1" in told
     assert not path.exists()
@@ -549,16 +549,16 @@ def test_a_ledger_that_is_moved_there_and_back_continues_as_the_same_and_its_for
     with open_ledger(path) as ledger:
         assert not instance_tables.is_behind(ledger)
         assert instance_tables.add_request(ledger, NOON, "ada", "retry", {}) == 2, "they are counted on"
-        put(ledger, server_tables.write_records, [(WEB02, "web02", Record())])
+        write_rows(ledger, server_tables.write_records, [(WEB02, "web02", Record())])
         assert server_tables.read_last_observation_number(ledger) == 1
-    moved(tmp_path, "file")
+    move_ledger(tmp_path, "file")
     assert read_address(path) is None
     with open_ledger(path) as ledger:
         assert server_tables.read_records(ledger).keys() == {WEB01, WEB02}
         assert not instance_tables.is_behind(ledger)
 
 
-def copy_fails(state: Path, to: str) -> str:
+def fail_copy(state: Path, to: str) -> str:
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to])
     assert isinstance(done.exception, OperatorError), done.output
     assert find_exit_code(done.exception) is Exit.USAGE
@@ -566,28 +566,28 @@ def copy_fails(state: Path, to: str) -> str:
 
 
 @pytest.fixture
-def two(path: Path, tmp_path: Path) -> Path:
+def second_state(path: Path, tmp_path: Path) -> Path:
     (state := tmp_path / "two").mkdir()
     shutil.copyfile(path.with_suffix(".toml"), state / "ledger.toml")
     return state
 
 
 def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host_and_no_endpoint(
-    path: Path, two: Path, tmp_path: Path
+    path: Path, second_state: Path, tmp_path: Path
 ) -> None:
     written(path)
     address = require_value(read_address(path))
-    assert "run the same `gitboot ledger copy` command on each of them" in moved(tmp_path, "file")
+    assert "run the same `gitboot ledger copy` command on each of them" in move_ledger(tmp_path, "file")
     place = re.escape(f"{socket.gethostname()}:{path}")
     with pytest.raises(LedgerLeft, match=f"this ledger was moved to {place}; "):
-        open_ledger(two / "ledger.sqlite")
-    assert f"moved to  {socket.gethostname()}:{path}; gitboot no longer uses this ledger" in show(two)
+        open_ledger(second_state / "ledger.sqlite")
+    assert f"moved to  {socket.gethostname()}:{path}; gitboot no longer uses this ledger" in show(second_state)
     for command in (("events",), ("records", "show"), ("resume",)):
-        done = CliRunner().invoke(cli, [*command, "--state", str(two)])
+        done = CliRunner().invoke(cli, [*command, "--state", str(second_state)])
         assert isinstance(done.exception, LedgerLeft), command
         assert find_exit_code(done.exception) is Exit.USAGE
-    assert "was moved to" in copy_fails(two, "file")
-    assert not (two / "ledger.sqlite").exists()
+    assert "was moved to" in fail_copy(second_state, "file")
+    assert not (second_state / "ledger.sqlite").exists()
     (tmp_path / "tree").mkdir()
     places = ("--out", str(tmp_path / "tree"), "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
     for url, type, said in (
@@ -609,31 +609,31 @@ def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host_and_no_end
 
 
 def test_the_same_command_moves_the_configuration_of_another_host(
-    path: Path, two: Path, tmp_path: Path, postgres_server: PostgresServer
+    path: Path, second_state: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     written(path)
     url = postgres_server.address().url
-    moved(tmp_path, url)
+    move_ledger(tmp_path, url)
     with pytest.raises(LedgerLeft):
-        open_ledger(two / "ledger.sqlite")
-    assert "was moved to" in copy_fails(two, postgres_server.address().url), "another place"
-    assert "An earlier command copied the ledger" in moved(two, url)
-    with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
-        put(one, instance_tables.write_facts, accepted="by one")
+        open_ledger(second_state / "ledger.sqlite")
+    assert "was moved to" in fail_copy(second_state, postgres_server.address().url), "another place"
+    assert "An earlier command copied the ledger" in move_ledger(second_state, url)
+    with open_ledger(path) as one, open_ledger(second_state / "ledger.sqlite") as other:
+        write_rows(one, instance_tables.write_facts, accepted="by one")
         assert instance_tables.read_facts(other).accepted == "by one"
 
 
 def test_a_former_holder_of_the_lease_of_a_moved_ledger_can_do_nothing_more(
-    path: Path, two: Path, tmp_path: Path, postgres_server: PostgresServer
+    path: Path, second_state: Path, tmp_path: Path, postgres_server: PostgresServer
 ) -> None:
     """An instance that was paused during the copy cannot renew its lease, write, or take another lease."""
     written(path)
     theirs = Holder("theirs", "another host", 3600)
     address = require_value(read_address(path))
-    with open_ledger(two / "ledger.sqlite") as ledger, open_ledger(two / "ledger.sqlite") as commands:
+    with open_ledger(second_state / "ledger.sqlite") as ledger, open_ledger(second_state / "ledger.sqlite") as commands:
         ledger.database.take_lease(theirs)
-        run_out(path, postgres_server)
-        moved(tmp_path, "file")
+        end_lease(path, postgres_server)
+        move_ledger(tmp_path, "file")
         assert ledger.database.lease is not None
         with closing(LeaseConnection(address)) as renewing:
             with pytest.raises(LeaseLost, match="was moved to"):
@@ -641,11 +641,11 @@ def test_a_former_holder_of_the_lease_of_a_moved_ledger_can_do_nothing_more(
             with pytest.raises(LedgerLeft, match="was moved to"):
                 renewing.find_other_holder(theirs)
         with pytest.raises(LeaseLost, match="was moved to"):
-            put(ledger, instance_tables.write_facts, accepted="theirs")
+            write_rows(ledger, instance_tables.write_facts, accepted="theirs")
         with pytest.raises(LedgerLeft, match="was moved to"):
             ledger.database.take_lease(theirs)
         with pytest.raises(LedgerLeft, match="was moved to"):
-            put(commands, instance_tables.write_facts, accepted="theirs")
+            write_rows(commands, instance_tables.write_facts, accepted="theirs")
     with open_ledger(path) as ledger:
         assert instance_tables.read_facts(ledger).accepted == "c0ffee"
 
@@ -664,7 +664,7 @@ def test_the_copy_of_a_ledger_in_a_file_is_never_readable_by_others(
     monkeypatch.setattr(ledger_command, "_finish", look)
     before = os.umask(0o022)
     try:
-        moved(tmp_path, "file")
+        move_ledger(tmp_path, "file")
     finally:
         os.umask(before)
     seen.append(path.stat().st_mode & 0o777)
@@ -728,14 +728,14 @@ def test_a_killed_copy_leaves_one_ledger_or_none_and_the_same_command_completes_
     with monkeypatch.context() as patched:
         patched.setattr(ledger_command, at, kill)
         with pytest.raises(Killed):
-            moved(tmp_path, "file" if to == "file" else address.url)
+            move_ledger(tmp_path, "file" if to == "file" else address.url)
     if to == "file":
         shutil.copyfile(path, elsewhere / "ledger.sqlite")
     assert (is_opened(path), is_opened(elsewhere / "ledger.sqlite")) == (is_used, is_copy_used)
     if is_used:
         with open_ledger(path) as ledger:
-            put(ledger, instance_tables.write_facts, accepted="goes on")
-    moved(tmp_path, "file" if to == "file" else address.url)
+            write_rows(ledger, instance_tables.write_facts, accepted="goes on")
+    move_ledger(tmp_path, "file" if to == "file" else address.url)
     assert (read_address(path) is None) == (to == "file")
     after = summarize_ledger(path)
     assert (after.identity, after.changes, after.rows) == (before.identity, before.changes, before.rows)
@@ -757,13 +757,13 @@ def test_a_ledger_can_be_moved_back_to_a_former_place_that_was_emptied(
 ) -> None:
     written(path)
     address = require_value(read_address(path))
-    moved(tmp_path, "file")
-    assert "already contains a moved ledger" in copy_fails(tmp_path, address.url)
+    move_ledger(tmp_path, "file")
+    assert "already contains a moved ledger" in fail_copy(tmp_path, address.url)
     schema = address.url.rpartition("%3D")[2]
     postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
-    moved(tmp_path, address.url)
+    move_ledger(tmp_path, address.url)
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.write_facts, accepted="back")
+        write_rows(ledger, instance_tables.write_facts, accepted="back")
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["a file", "a database"])
@@ -775,10 +775,10 @@ def test_a_former_place_is_used_again_if_the_new_one_is_lost_and_it_is_unverifie
         write_address(path, address)
     written(path)
     identity = summarize_ledger(path).identity
-    moved(tmp_path, address.url if from_file else "file")
+    move_ledger(tmp_path, address.url if from_file else "file")
     place = str(tmp_path / "ledger.sqlite.copied-1") if from_file else address.url
     with open_ledger(path) as ledger:
-        put(ledger, instance_tables.write_facts, accepted="since")
+        write_rows(ledger, instance_tables.write_facts, accepted="since")
 
     def reclaim(state: Path, *more: str) -> Result:
         return CliRunner().invoke(cli, ["ledger", "reclaim", place, "--state", str(state), *more])
@@ -798,7 +798,7 @@ def test_a_former_place_is_used_again_if_the_new_one_is_lost_and_it_is_unverifie
         assert (about.identity, about.accepted, about.doubt) == (identity, "c0ffee", "RestoredLedger")
         assert not instance_tables.is_behind(ledger)
         ledger.database.take_lease(Holder("theirs", "another host"))
-        put(ledger, instance_tables.write_facts, accepted="goes on")
+        write_rows(ledger, instance_tables.write_facts, accepted="goes on")
     again = reclaim(tmp_path, "--yes")
     if from_file:
         assert "is not a file" in str(again.exception)
@@ -811,14 +811,14 @@ def test_a_former_place_is_used_again_if_the_new_one_is_lost_and_it_is_unverifie
 def test_a_place_with_only_an_identity_can_be_used_again_only_by_that_ledger(path: Path, tmp_path: Path) -> None:
     open_ledger(path).close()
     address = require_value(read_address(path))
-    moved(tmp_path, "file")
+    move_ledger(tmp_path, "file")
     (other := tmp_path / "other").mkdir()
     open_ledger(other / "ledger.sqlite").close()
-    assert "contains another ledger, or a newer state of this ledger" in copy_fails(other, address.url)
-    moved(tmp_path, address.url)
+    assert "contains another ledger, or a newer state of this ledger" in fail_copy(other, address.url)
+    move_ledger(tmp_path, address.url)
     with open_ledger(path) as ledger:
         ledger.database.take_lease(Holder("theirs", "another host"))
-        put(ledger, instance_tables.write_facts, accepted="back")
+        write_rows(ledger, instance_tables.write_facts, accepted="back")
 
 
 def test_an_existing_ledger_is_not_overwritten(postgres_server: PostgresServer, tmp_path: Path) -> None:
@@ -826,7 +826,7 @@ def test_an_existing_ledger_is_not_overwritten(postgres_server: PostgresServer, 
         (tmp_path / name).mkdir()
         written(tmp_path / name / "ledger.sqlite")
     url = postgres_server.address().url
-    moved(tmp_path / "one", url)
+    move_ledger(tmp_path / "one", url)
     before = (tmp_path / "other" / "ledger.sqlite").read_bytes()
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path / "other"), "--to", url])
     assert isinstance(done.exception, UsageError)

@@ -80,7 +80,7 @@ OFFER = Offer(
 )
 
 
-def recorded(reason: str = "provision/1", state: OverrideState = OverrideState.RECORDED) -> OverrideRecord:
+def make_override_record(reason: str = "provision/1", state: OverrideState = OverrideState.RECORDED) -> OverrideRecord:
     return OverrideRecord(reason=reason, plan_digest="d" * 64, override=ONCE, marks=ResetMarks(), state=state, at=NOON)
 
 
@@ -103,7 +103,7 @@ def written(path: Path) -> None:
             instance_tables.write_facts(tx, accepted="c0ffee", initialised="fresh", suspension=suspension)
             instance_tables.write_approvals(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
             server_tables.write_records(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
-            server_tables.write_overrides(tx, [(WEB01, recorded())])
+            server_tables.write_overrides(tx, [(WEB01, make_override_record())])
             server_tables.write_pins(
                 tx, [(WEB01, PinnedIdentity(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))]
             )
@@ -116,17 +116,17 @@ def written(path: Path) -> None:
         instance_tables.add_request(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
 
 
-def put(ledger: Store, write: Callable[..., None], *given: Any, **more: Any) -> None:
+def write_rows(ledger: Store, write: Callable[..., None], *given: Any, **more: Any) -> None:
     with ledger.writing() as tx:
         write(tx, *given, **more)
 
 
-def overrides_of(ledger: Store, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
+def list_overrides(ledger: Store, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
     return tuple(server_tables.read_overrides(ledger).get(uuid, {}).values())
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Store]:
+def open_store(path: Path) -> Iterator[Store]:
     with open_or_replace_ledger(path, lambda _: None, lambda: NOON) as (ledger, _):
         yield ledger
 
@@ -252,7 +252,7 @@ def test_a_ledger_of_the_first_version_is_upgraded_without_loss(path: Path) -> N
                     runs={"repair": Run(3, at("20T09:00"))},
                 )
             }
-            assert overrides_of(ledger, WEB01) == (
+            assert list_overrides(ledger, WEB01) == (
                 OverrideRecord(
                     reason="provision/1",
                     plan_digest=digest,
@@ -334,7 +334,7 @@ def test_a_ledger_of_the_second_version_has_the_same_facts_in_new_words(path: Pa
             (record,) = server_tables.read_records(ledger).values()
             assert (record.evidence, record.provisioned_at) == ("Consumed", at("20T11:00"))
             assert (record.consumed_at, record.consumed_key) == (at("20T10:00"), "provision/1")
-            assert {each.reason: each.state for each in overrides_of(ledger, WEB01)} == {
+            assert {each.reason: each.state for each in list_overrides(ledger, WEB01)} == {
                 "maintenance/repair/1": OverrideState.CONSUMED,
                 "provision/0": OverrideState.LOST,
                 "provision/1": OverrideState.CONFIRMED,
@@ -372,12 +372,17 @@ def test_a_write_error_of_the_disk_is_a_ledger_error_and_changes_nothing(path: P
     with open_ledger(path) as ledger:
         ledger.rows("PRAGMA query_only = ON")
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, instance_tables.write_facts, accepted="decade")
+            write_rows(ledger, instance_tables.write_facts, accepted="decade")
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, server_tables.write_overrides, [(WEB01, recorded(state=OverrideState.CONFIRMED))])
-        assert (instance_tables.read_facts(ledger).accepted, overrides_of(ledger, WEB01)) == ("c0ffee", (recorded(),))
+            write_rows(
+                ledger, server_tables.write_overrides, [(WEB01, make_override_record(state=OverrideState.CONFIRMED))]
+            )
+        assert (instance_tables.read_facts(ledger).accepted, list_overrides(ledger, WEB01)) == (
+            "c0ffee",
+            (make_override_record(),),
+        )
         ledger.rows("PRAGMA query_only = OFF")
-        put(ledger, instance_tables.write_facts, accepted="decade")
+        write_rows(ledger, instance_tables.write_facts, accepted="decade")
         assert instance_tables.read_facts(ledger).accepted == "decade"
 
 
@@ -528,7 +533,7 @@ def test_the_last_written_value_of_each_server_is_read_back(table: str, data: st
     last: dict[SystemUuid, Any] = {}
     with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
         for uuid, value in data.draw(st.lists(st.tuples(UUIDS, values), max_size=4)):
-            put(ledger, write, [(uuid, "a name", value) if table == "records" else (uuid, value)])
+            write_rows(ledger, write, [(uuid, "a name", value) if table == "records" else (uuid, value)])
             by_reason = {**last.get(uuid, {}), value.reason: value} if table in ("overrides", "switches") else value
             last[uuid] = by_reason
         with open_ledger(Path(folder) / "ledger.sqlite") as again:
@@ -552,8 +557,8 @@ def test_an_observation_is_read_back_from_its_row(client: str, path: str, marks:
 def test_machines_are_read_as_last_described_and_those_that_left_stay(described: list[Machine]) -> None:
     with TemporaryDirectory() as folder, Unsynced.open(Path(folder) / "ledger.sqlite") as ledger:
         for machine in described:
-            put(ledger, server_tables.write_machines, [machine])
-        put(ledger, server_tables.write_machines, [], removed=[WEB02])
+            write_rows(ledger, server_tables.write_machines, [machine])
+        write_rows(ledger, server_tables.write_machines, [], removed=[WEB02])
         with open_ledger(Path(folder) / "ledger.sqlite") as again:
             last = {machine.uuid: machine for machine in described}
             assert server_tables.read_machines(again) == server_tables.read_machines(ledger) == last
@@ -586,12 +591,12 @@ FACTS: dict[str, Any] = {
 def test_facts_are_read_as_last_written(path: Path) -> None:
     with open_ledger(path) as ledger:
         new = instance_tables.read_facts(ledger)
-        put(ledger, instance_tables.write_facts, **{**FACTS, "accepted": "bad"})
-        put(ledger, instance_tables.write_facts, accepted="c0ffee")
+        write_rows(ledger, instance_tables.write_facts, **{**FACTS, "accepted": "bad"})
+        write_rows(ledger, instance_tables.write_facts, accepted="c0ffee")
     with open_ledger(path) as ledger:
         written = instance_tables.read_facts(ledger)
         assert written == structs.replace(new, **FACTS)
-        put(ledger, instance_tables.write_changed_facts, written, new)
+        write_rows(ledger, instance_tables.write_changed_facts, written, new)
         assert instance_tables.read_facts(ledger) == new
 
 
@@ -599,9 +604,9 @@ def test_facts_are_read_as_last_written(path: Path) -> None:
 def test_a_list_of_records_is_written_completely_or_not_at_all(path: Path) -> None:
     with open_ledger(path) as ledger:
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, server_tables.write_records, [(WEB01, "web01", Record()), (WEB02, None, Record())])
+            write_rows(ledger, server_tables.write_records, [(WEB01, "web01", Record()), (WEB02, None, Record())])
         assert server_tables.read_records(ledger) == {}
-        put(ledger, server_tables.write_records, [(WEB01, "web01", Record())])
+        write_rows(ledger, server_tables.write_records, [(WEB01, "web01", Record())])
         assert server_tables.read_records(ledger) == {WEB01: Record()}
 
 
@@ -610,7 +615,7 @@ def test_events_are_read_in_the_order_in_which_they_happened_for_any_clock(path:
     with open_ledger(path) as ledger:
         for hour, type in ((12, "Accepted"), (11, "Published"), (12, "Rejected")):
             instant = NOON.replace(hour=hour)
-            put(
+            write_rows(
                 ledger,
                 instance_tables.write_events,
                 [Event(at=instant, type=type, message="m", facts={"server": "web01", "count": 2})],
@@ -633,8 +638,8 @@ def test_events_are_read_in_the_order_in_which_they_happened_for_any_clock(path:
 @BOTH
 def test_an_offer_keeps_its_first_time(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, server_tables.write_offers, [OFFER], NOON)
-        put(ledger, server_tables.write_offers, [OFFER], NOON + timedelta(days=1))
+        write_rows(ledger, server_tables.write_offers, [OFFER], NOON)
+        write_rows(ledger, server_tables.write_offers, [OFFER], NOON + timedelta(days=1))
     with open_ledger(path) as ledger:
         assert (server_tables.find_offer(ledger, PLAN), server_tables.find_offer(ledger, OTHER_PLAN)) == (OFFER, None)
 
@@ -643,10 +648,12 @@ def test_an_offer_keeps_its_first_time(path: Path) -> None:
 def test_each_version_of_a_boot_script_identifies_its_plan(path: Path) -> None:
     with open_ledger(path) as ledger:
         versions = [(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)]
-        put(ledger, server_tables.write_versions, versions, 7)
+        write_rows(ledger, server_tables.write_versions, versions, 7)
         found = [server_tables.find_version(ledger, ENTRY, modified) for modified in (100, 200, 150)]
         assert found == [(PLAN, 7), (OTHER_PLAN, 7), None]
-        put(ledger, server_tables.write_versions, [(ENTRY, 200, PLAN)], 8)  # the same bytes are another plan's now
+        write_rows(
+            ledger, server_tables.write_versions, [(ENTRY, 200, PLAN)], 8
+        )  # the same bytes are another plan's now
         assert server_tables.find_version(ledger, ENTRY, 200) == (PLAN, 8)
 
 
@@ -656,19 +663,19 @@ def test_an_observation_is_pending_until_it_is_judged(path: Path) -> None:
     other = Pending(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
     with open_ledger(path) as ledger:
         assert server_tables.read_last_observation_number(ledger) == 0
-        put(ledger, server_tables.write_offers, [OFFER], NOON)
-        put(ledger, server_tables.write_pending, [pending])
+        write_rows(ledger, server_tables.write_offers, [OFFER], NOON)
+        write_rows(ledger, server_tables.write_pending, [pending])
         assert server_tables.has_observation(ledger, OBSERVATION, PLAN)
         assert not server_tables.has_observation(ledger, other.observation, PLAN)
         marked = pending._replace(marks=ResetMarks(last_reset_time="then"))
-        put(ledger, server_tables.write_pending, [marked, other])
+        write_rows(ledger, server_tables.write_pending, [marked, other])
         assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # with or without BMC marks
     with open_ledger(path) as ledger:
         assert (server_tables.read_pending(ledger), server_tables.read_last_observation_number(ledger)) == (
             [marked, other],
             2,
         )
-        put(ledger, server_tables.write_verdicts, {1: "Provisioned"})
+        write_rows(ledger, server_tables.write_verdicts, {1: "Provisioned"})
         assert server_tables.read_pending(ledger) == [other]
         assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # a fetch log may be read twice
 
@@ -682,16 +689,16 @@ def test_current_rows_are_never_pruned(path: Path) -> None:
     judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
     waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
     with open_ledger(path) as ledger:
-        put(ledger, server_tables.write_offers, offers, long_ago)
-        put(
+        write_rows(ledger, server_tables.write_offers, offers, long_ago)
+        write_rows(
             ledger,
             server_tables.write_versions,
             [(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])],
             1,
         )
-        put(ledger, server_tables.write_pending, [judged, waiting])
-        put(ledger, server_tables.write_verdicts, {1: "Provisioned"})
-        put(ledger, server_tables.prune, before)
+        write_rows(ledger, server_tables.write_pending, [judged, waiting])
+        write_rows(ledger, server_tables.write_verdicts, {1: "Provisioned"})
+        write_rows(ledger, server_tables.prune, before)
         assert [server_tables.find_version(ledger, ENTRY, old), server_tables.find_version(ledger, ENTRY, old + 1)] == [
             None,
             (plans[1], 1),
@@ -704,8 +711,8 @@ def test_current_rows_are_never_pruned(path: Path) -> None:
 @BOTH
 def test_the_positions_in_the_fetch_log_are_read_back(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, server_tables.write_spool_positions, {"a.jsonl": 7, "b.jsonl": 0})
-        put(ledger, server_tables.write_spool_positions, {"a.jsonl": 9})
+        write_rows(ledger, server_tables.write_spool_positions, {"a.jsonl": 7, "b.jsonl": 0})
+        write_rows(ledger, server_tables.write_spool_positions, {"a.jsonl": 9})
     with open_ledger(path) as ledger:
         assert server_tables.read_spool_positions(ledger) == {"a.jsonl": 9}
 
@@ -744,7 +751,7 @@ def test_requests_wait_for_the_instance_and_are_executed_once(path: Path) -> Non
             "retry",
             {"uuids": [WEB01]},
         )
-        put(ledger, instance_tables.write_outcomes, [(first, "done")], NOON)
+        write_rows(ledger, instance_tables.write_outcomes, [(first, "done")], NOON)
         assert [instance_tables.read_outcome(ledger, number) for number in numbers] == ["done", None]
         assert instance_tables.read_requests(ledger) == (second,)
 
@@ -759,7 +766,7 @@ def backup(path: Path, name: str = "backup.sqlite") -> Path:
     return copy
 
 
-def put_back(copy: Path, path: Path) -> None:
+def restore(copy: Path, path: Path) -> None:
     for suffix in ("-wal", "-shm"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
     shutil.copyfile(copy, path)
@@ -772,13 +779,17 @@ def is_behind(path: Path) -> bool:
 
 def test_a_backup_of_the_current_state_equals_the_ledger(path: Path) -> None:
     written(path)
-    put_back(backup(path), path)
+    restore(backup(path), path)
     assert not is_behind(path)
 
 
 CHANGES: dict[str, tuple[Callable[..., None], tuple[Any, ...], bool]] = {
     "a record": (server_tables.write_records, ([(WEB01, "web01", Record(provision=2))],), True),
-    "what was set": (server_tables.write_overrides, ([(WEB01, recorded(state=OverrideState.CONFIRMED))],), True),
+    "what was set": (
+        server_tables.write_overrides,
+        ([(WEB01, make_override_record(state=OverrideState.CONFIRMED))],),
+        True,
+    ),
     "what was offered": (server_tables.write_offers, ([structs.replace(OFFER, plan=Digest("e" * 64))], NOON), True),
     "what was forgotten": (server_tables.delete_all_records, (), True),
     "what is offered again": (server_tables.write_offers, ([OFFER], at("21T11:00")), False),
@@ -791,10 +802,10 @@ def test_a_backup_from_before_a_change_is_detected(path: Path, change: str) -> N
     written(path)
     copy = backup(path)
     with open_ledger(path) as ledger:
-        put(ledger, write, *given)
+        write_rows(ledger, write, *given)
         assert not instance_tables.is_behind(ledger)
     assert not is_behind(path)
-    put_back(copy, path)
+    restore(copy, path)
     assert is_behind(path) is is_change
 
 
@@ -803,8 +814,8 @@ def test_another_ledger_in_its_place_is_detected(path: Path) -> None:
     written(path)
     with open_ledger(other) as ledger:
         for _ in range(9):
-            put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=1))])
-    put_back(other, path)
+            write_rows(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=1))])
+    restore(other, path)
     assert is_behind(path)
     path.unlink()  # and so is a new one
     assert is_behind(path)
@@ -814,7 +825,7 @@ def test_a_crash_between_a_change_and_its_mark_does_not_count_as_an_older_copy(p
     written(path)
     mark = path.with_suffix(".mark").read_bytes()
     with open_ledger(path) as ledger:
-        put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
+        write_rows(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
     path.with_suffix(".mark").write_bytes(mark)
     assert not is_behind(path)
 
@@ -828,17 +839,17 @@ def test_e9_a_ledger_with_writes_and_without_a_mark_is_an_older_copy(path: Path,
     else:
         path.with_suffix(".mark").write_bytes(mark)
     assert is_behind(path)
-    with opened(path) as ledger:
+    with open_store(path) as ledger:
         assert instance_tables.read_facts(ledger).doubt == "RestoredLedger"
-        put(ledger, instance_tables.write_facts, initialised="as-recorded", doubt=None)
-    with opened(path) as ledger:  # its mark is whole again
+        write_rows(ledger, instance_tables.write_facts, initialised="as-recorded", doubt=None)
+    with open_store(path) as ledger:  # its mark is whole again
         assert instance_tables.read_facts(ledger).doubt is None
 
 
 def test_a_ledger_that_was_never_written_to_needs_no_mark(path: Path) -> None:
     open_ledger(path).close()
     assert not is_behind(path)
-    with opened(path) as ledger:
+    with open_store(path) as ledger:
         assert ledger.mark == (instance_tables.read_facts(ledger).identity, 0)
 
 
@@ -850,14 +861,14 @@ def test_the_second_of_two_older_copies_is_detected_like_the_first(path: Path) -
         copies.append(backup(path, f"{number}.sqlite"))
         with open_ledger(path) as ledger:
             for _ in range(9):
-                put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=number))])
+                write_rows(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=number))])
     for copy in copies:
-        put_back(copy, path)
-        with opened(path) as ledger:
+        restore(copy, path)
+        with open_store(path) as ledger:
             assert instance_tables.read_facts(ledger).doubt == "RestoredLedger", copy.name
-            put(ledger, server_tables.delete_all_records)
-            put(ledger, instance_tables.write_facts, initialised="adopt", doubt=None)
-    with opened(path) as ledger:
+            write_rows(ledger, server_tables.delete_all_records)
+            write_rows(ledger, instance_tables.write_facts, initialised="adopt", doubt=None)
+    with open_store(path) as ledger:
         assert instance_tables.read_facts(ledger).doubt is None
 
 
@@ -866,13 +877,13 @@ def test_a_damaged_ledger_is_set_aside_completely_and_the_new_one_is_unverified(
         written(path)
         garbage = b"this was never a database\n" * 99
         path.write_bytes(garbage)
-        with opened(path) as ledger:
+        with open_store(path) as ledger:
             about = instance_tables.read_facts(ledger)
             assert (about.doubt, server_tables.read_records(ledger), about.initialised) == ("DamagedLedger", {}, None)
         assert path.with_name(f"ledger.sqlite.damaged-{number}").read_bytes() == garbage
-        with opened(path) as ledger:
+        with open_store(path) as ledger:
             assert instance_tables.read_facts(ledger).doubt == "DamagedLedger"
-            put(ledger, instance_tables.write_facts, initialised="adopt", doubt=None)
+            write_rows(ledger, instance_tables.write_facts, initialised="adopt", doubt=None)
         path.unlink()
         path.with_suffix(".mark").unlink()
 
@@ -883,7 +894,7 @@ def test_a_crash_after_a_damaged_ledger_was_set_aside_leaves_the_new_one_unverif
     with pytest.raises(DamagedLedger):
         open_ledger(path)
     set_aside(path)
-    with opened(path) as ledger:
+    with open_store(path) as ledger:
         assert instance_tables.read_facts(ledger).doubt is not None
 
 
@@ -929,7 +940,7 @@ def test_a_killed_process_leaves_every_completed_write_and_no_partial_one(path: 
     with open_ledger(path) as ledger:
         assert instance_tables.read_facts(ledger).accepted == "c0ffee"
         assert server_tables.read_records(ledger) == {WEB01: Record(provision=1)}
-        assert [each.state for each in overrides_of(ledger, WEB01)] == [OverrideState.RECORDED]
+        assert [each.state for each in list_overrides(ledger, WEB01)] == [OverrideState.RECORDED]
 
 
 def test_every_write_is_synced_to_the_disk(path: Path) -> None:
@@ -943,16 +954,18 @@ def test_two_threads_write_without_loss(path: Path) -> None:
 
         def write(uuid: SystemUuid) -> None:
             for number in range(40):
-                put(unsynced, server_tables.write_overrides, [(uuid, recorded(f"maintenance/m/{number}"))])
-                put(unsynced, instance_tables.write_events, [Event(at=NOON, type="E", message=uuid)])
-                assert len(overrides_of(unsynced, uuid)) == number + 1
+                write_rows(
+                    unsynced, server_tables.write_overrides, [(uuid, make_override_record(f"maintenance/m/{number}"))]
+                )
+                write_rows(unsynced, instance_tables.write_events, [Event(at=NOON, type="E", message=uuid)])
+                assert len(list_overrides(unsynced, uuid)) == number + 1
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(write, (WEB01, WEB02)))
         messages = [event["message"] for _, event in instance_tables.read_numbered_events(unsynced)]
         assert (messages.count(WEB01), messages.count(WEB02)) == (40, 40)
     with open_ledger(path) as ledger:
-        assert (len(overrides_of(ledger, WEB01)), len(overrides_of(ledger, WEB02))) == (40, 40)
+        assert (len(list_overrides(ledger, WEB01)), len(list_overrides(ledger, WEB02))) == (40, 40)
 
 
 @pytest.mark.parametrize("left", ["closed", "killed", "in use"])
@@ -970,7 +983,7 @@ def test_a_copy_is_complete_and_leaves_no_temporary_files(tmp_path: Path, left: 
 
     if left == "in use":
         with open_ledger(path) as ledger:
-            put(ledger, instance_tables.write_facts, accepted="decade")
+            write_rows(ledger, instance_tables.write_facts, accepted="decade")
             before = look()
             copy_ledger(path, copy, in_use=True)
             assert look() == before

@@ -12,7 +12,7 @@ _SELECT: Any = Select
 LABELS = {"role": "web", "site": "fra1", "gpu": ""}
 
 
-def selected(select: Any) -> bool:
+def is_selected(select: Any) -> bool:
     return selects(read(_SELECT, select), Name("web01"), LABELS)
 
 
@@ -31,7 +31,7 @@ def selected(select: Any) -> bool:
     ],
 )
 def test_servers_are_selected_by_all_or_none_name_or_label(select: Any, expected: bool) -> None:
-    assert selected(select) is expected
+    assert is_selected(select) is expected
 
 
 @for_each(
@@ -51,12 +51,12 @@ def test_servers_are_selected_by_all_or_none_name_or_label(select: Any, expected
     ],
 )
 def test_an_expression_tests_one_label(key: str, operator: str, values: list[str], expected: bool) -> None:
-    assert selected({"matchExpressions": [{"key": key, "operator": operator, "values": values}]}) is expected
+    assert is_selected({"matchExpressions": [{"key": key, "operator": operator, "values": values}]}) is expected
 
 
 def test_all_conditions_must_be_met() -> None:
     holds = {"key": "gpu", "operator": "Exists"}
     fails = {"key": "role", "operator": "In", "values": ["db"]}
-    assert selected({"matchLabels": {"role": "web"}, "matchExpressions": [holds]})
-    assert not selected({"matchLabels": {"role": "db"}, "matchExpressions": [holds]})
-    assert not selected({"matchExpressions": [holds, fails]})
+    assert is_selected({"matchLabels": {"role": "web"}, "matchExpressions": [holds]})
+    assert not is_selected({"matchLabels": {"role": "db"}, "matchExpressions": [holds]})
+    assert not is_selected({"matchExpressions": [holds, fails]})

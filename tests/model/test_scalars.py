@@ -421,7 +421,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
-def openssl_says(certificate: Path) -> datetime:
+def read_expiry_with_openssl(certificate: Path) -> datetime:
     command = ("openssl", "x509", "-enddate", "-noout", "-dateopt", "iso_8601", "-in", certificate)
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return datetime.strptime(said.strip(), "notAfter=%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC)
@@ -432,16 +432,19 @@ def openssl_says(certificate: Path) -> datetime:
 def test_the_end_of_a_certificate_is_the_one_that_openssl_prints(authority: Authority, days: int) -> None:
     issued = authority.issue(days=days)
     (end,) = read_certificate_ends(issued.certificate.read_bytes())
-    assert end == openssl_says(issued.certificate)
+    assert end == read_expiry_with_openssl(issued.certificate)
     assert (end >= datetime(2050, 1, 1, tzinfo=UTC)) is (days > 365)
 
 
 def test_each_certificate_of_a_chain_has_its_end(authority: Authority) -> None:
     short, long = (authority.issue(days=days).certificate for days in (5, 20))
     one, other = short.read_bytes(), long.read_bytes()
-    assert read_certificate_ends(b"bag attributes\n" + one + other) == (openssl_says(short), openssl_says(long))
-    assert read_certificate_ends(other + one) == (openssl_says(long), openssl_says(short))
-    assert openssl_says(long) - openssl_says(short) >= timedelta(days=14)
+    assert read_certificate_ends(b"bag attributes\n" + one + other) == (
+        read_expiry_with_openssl(short),
+        read_expiry_with_openssl(long),
+    )
+    assert read_certificate_ends(other + one) == (read_expiry_with_openssl(long), read_expiry_with_openssl(short))
+    assert read_expiry_with_openssl(long) - read_expiry_with_openssl(short) >= timedelta(days=14)
 
 
 @pytest.mark.parametrize("content", [b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nMAAB\n-----END"])
@@ -464,7 +467,7 @@ def test_the_public_key_of_a_certificate_is_the_one_that_openssl_prints(
 
 def test_a_truncated_certificate_has_its_end_or_none(authority: Authority) -> None:
     certificate = authority.issue().certificate
-    whole, end = certificate.read_bytes(), openssl_says(certificate)
+    whole, end = certificate.read_bytes(), read_expiry_with_openssl(certificate)
     cut = (whole[:length] + b"\n-----END CERTIFICATE-----\n" for length in range(len(whole) - 26))
     assert {read_certificate_ends(each) for each in cut} == {(), (end,)}
 

@@ -43,7 +43,7 @@ class Debian:
         mode = "rw" if volumes is None else "ro"
         binds = [str(path) for inside, outside in (volumes or {}).items() for path in (outside, inside)]
         enter = [program("unshare", "util-linux"), "--mount", "bash", "-c", _ENTER, "-", str(self.root), mode, *binds]
-        return [*enter, "--", *_become(user), *command]
+        return [*enter, "--", *_list_setpriv_arguments(user), *command]
 
     def run(
         self, *command: str, user: str | None = None, volumes: Mapping[str, Path] | None = None, ends: int = 0
@@ -55,7 +55,7 @@ class Debian:
         return done.stdout
 
     @contextmanager
-    def running(self, *command: str, user: str, volumes: Mapping[str, Path]) -> Iterator[None]:
+    def run_in_background(self, *command: str, user: str, volumes: Mapping[str, Path]) -> Iterator[None]:
         with subprocess.Popen(self.command(*command, user=user, volumes=volumes), env=self._environment()) as process:
             try:
                 yield
@@ -67,7 +67,7 @@ class Debian:
         return {"PATH": path, "HOME": "/root", "DEBIAN_FRONTEND": "noninteractive", **self.environment}
 
 
-def _become(user: str | None) -> list[str]:
+def _list_setpriv_arguments(user: str | None) -> list[str]:
     if user is None:
         return []
     uid, gid, group = (*user.split(":"), "", "")[:3]
@@ -75,14 +75,14 @@ def _become(user: str | None) -> list[str]:
     return ["setpriv", f"--reuid={uid}", f"--regid={gid or uid}", groups, *_NO_RIGHTS]
 
 
-def fresh(archive: Path) -> None:
+def build_archive(archive: Path) -> None:
     """Write a minimal Debian with only what `apt` needs, as an archive."""
     make = [program("mmdebstrap", "mmdebstrap"), "--quiet", "--variant=apt", RELEASE, str(archive)]
     done = subprocess.run(make, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def unpacked(archive: Path, root: Path) -> Debian:
+def unpack(archive: Path, root: Path) -> Debian:
     root.mkdir()
     subprocess.run(["tar", "--extract", "--file", archive, "--directory", root, "--numeric-owner"], check=True)
     (root / "etc" / "resolv.conf").write_bytes(Path("/etc/resolv.conf").read_bytes())

@@ -24,7 +24,7 @@ from gitboot.cli.main import Exit, cli
 from tests.helpers.endpoints import IPXE
 from tests.helpers.git_repositories import WorkTree, free_port, program
 from tests.helpers.running_instance import eventually
-from tests.packages.debian import Debian, fresh, unpacked
+from tests.packages.debian import Debian, build_archive, unpack
 
 ROOT: Final = Path(__file__).parent.parent.parent
 ENTRY: Final = "v1/boot/52-54-00-12-34-56/boot.ipxe"
@@ -52,7 +52,7 @@ class Image:
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("debian") / "root.tar"
-    fresh(path)
+    build_archive(path)
     return path
 
 
@@ -86,7 +86,7 @@ def package(release: Path) -> Path:
 @pytest.fixture(scope="module")
 def debian(archive: Path, package: Path, tmp_path_factory: pytest.TempPathFactory) -> Debian:
     """A Debian with gitboot and its dependencies."""
-    made = unpacked(archive, tmp_path_factory.mktemp("installed") / "root")
+    made = unpack(archive, tmp_path_factory.mktemp("installed") / "root")
     (made.root / "root" / package.name).write_bytes(package.read_bytes())
     made.run("apt-get", "update", "--quiet=2")
     made.run("apt-get", "install", "--quiet=2", "--yes", "--no-install-recommends", f"/root/{package.name}")
@@ -127,7 +127,7 @@ def fetch_script(url: str) -> str | None:
     return found.text if found.status_code == httpx.codes.OK else None
 
 
-def started_by(debian: Debian, unit: str) -> tuple[list[str], str]:
+def read_unit(debian: Debian, unit: str) -> tuple[list[str], str]:
     """Return the command and the user of a unit that the package installed."""
     text = (debian.root / "lib" / "systemd" / "system" / unit).read_text()
     settings = dict(re.findall(r"^(\w+)=(.+)$", text, re.MULTILINE))
@@ -217,7 +217,7 @@ def test_an_installed_package_serves_a_machine(debian: Debian) -> None:
     debian.run("install", "--directory", "--owner=gitboot", "--mode=0700", "/var/lib/gitboot")  # StateDirectory=
     state, output, spool = ({place: debian.root / place[1:]} for place in PLACES)
     (debian.root / "etc" / "gitboot" / "run.toml").write_text('repository = "/srv/fleet"\n')
-    run, user = started_by(debian, "gitboot.service")
+    run, user = read_unit(debian, "gitboot.service")
     once = (*run, "--once", *HERE)
     debian.run(*once, user=user, volumes=state | output | spool, ends=Exit.PARTIAL)
     debian.run("gitboot", "records", "begin", "fresh", "--yes", "--state=/var/lib/gitboot", user=user)
@@ -225,8 +225,8 @@ def test_an_installed_package_serves_a_machine(debian: Debian) -> None:
 
     port = free_port()
     (debian.root / "etc" / "gitboot" / "serve.toml").write_text(f'listen = "127.0.0.1:{port}"\n')
-    serve, user = started_by(debian, "gitboot-serve.service")
-    with debian.running(*serve, *HERE, user=user, volumes=spool):
+    serve, user = read_unit(debian, "gitboot-serve.service")
+    with debian.run_in_background(*serve, *HERE, user=user, volumes=spool):
         answer = eventually(lambda: fetch_script(f"http://127.0.0.1:{port}/{ENTRY}"))
     assert KERNEL in answer
 
@@ -247,7 +247,7 @@ def test_the_image_serves_machines_with_a_read_only_root(image: Image, tmp_path:
     image.debian.run(*run, "--once", user=image.user, volumes=inside, ends=Exit.PARTIAL)
     image.debian.run("gitboot", "records", "begin", "fresh", "--yes", user=image.user, volumes=inside)
     port = free_port()
-    with image.debian.running(*run, f"--listen=127.0.0.1:{port}", user=image.user, volumes=inside):
+    with image.debian.run_in_background(*run, f"--listen=127.0.0.1:{port}", user=image.user, volumes=inside):
         eventually(lambda: KERNEL in (fetch_script(f"http://127.0.0.1:{port}/{ENTRY}") or ""))
 
 

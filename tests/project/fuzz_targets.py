@@ -77,7 +77,7 @@ def _commit(files: Mapping[str, bytes]) -> None:
         repository = load(Snapshot(revision=Revision("test"), blobs=blobs, read=contents.__getitem__))
         decisions = decide(repository)
     except InvalidRepository as error:
-        _problems_have_places(error.problems, files)
+        _check_problem_places(error.problems, files)
         return
     about = describe_servers(repository, decisions)
     for name, decision in decisions.servers.items():
@@ -87,7 +87,7 @@ def _commit(files: Mapping[str, bytes]) -> None:
         assert endpoint_files.parse_state(endpoint_files.render_state(found.published)) == found.published
 
 
-def _problems_have_places(problems: tuple[Problem, ...], files: Mapping[str, bytes]) -> None:
+def _check_problem_places(problems: tuple[Problem, ...], files: Mapping[str, bytes]) -> None:
     assert problems
     for problem in problems:
         assert problem.path in files or problem.path == "fleet.yaml", problem

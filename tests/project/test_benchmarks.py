@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks.__main__ import main, measure
 from benchmarks.cost import Cost, cost_so_far, measure_command, median, resident_mib
-from benchmarks.endpoint import some_servers
+from benchmarks.endpoint import choose_servers
 from benchmarks.fleet import RACK, Fleet, mac_of, name_of
 from benchmarks.flows.__main__ import FLOWS
 from benchmarks.flows.site import FlowFailed, Site
@@ -28,7 +28,7 @@ from benchmarks.flows.summary import differences, summarise
 from benchmarks.flows.tracing import Calls, Function, Tracing
 from benchmarks.gitboot_version import BEFORE_SETTINGS, NOW, find_gitboot
 from benchmarks.instance import POOL, Edit, edit_every_server, edit_one_server, edit_policy, edit_readme
-from benchmarks.mirrors import UNTIMED, CountedStore, Figures, Traffic, files_below, line, written
+from benchmarks.mirrors import UNTIMED, CountedStore, Figures, Traffic, line, list_files, written
 from benchmarks.page import SECTIONS, draw_plots, render_page, write_page
 from benchmarks.place import Place
 from benchmarks.plot import Line, draw
@@ -111,9 +111,9 @@ def test_the_servers_of_a_changed_policy_are_those_with_its_role() -> None:
 
 
 def test_fetched_boot_scripts_are_of_servers_that_always_boot_from_the_network() -> None:
-    chosen = some_servers(FLEET, 10)
+    chosen = choose_servers(FLEET, 10)
     assert len(set(chosen)) == 10
-    assert chosen == some_servers(FLEET, 10)
+    assert chosen == choose_servers(FLEET, 10)
     decisions = decide(loaded(FLEET)).servers
     for number in chosen:
         policy = decisions[name_of(number)].policy
@@ -327,7 +327,7 @@ def test_a_plot_has_each_line_at_its_place_and_a_style_for_dark_pages() -> None:
 def test_the_files_that_were_written_again_are_counted_and_the_others_are_not(tmp_path: Path) -> None:
     for name in ("left", "replaced"):
         (tmp_path / name).write_bytes(b"12")
-    before = files_below(tmp_path)
+    before = list_files(tmp_path)
     (new := tmp_path / "new").write_bytes(b"34")
     new.replace(tmp_path / "replaced")
     (tmp_path / "more").mkdir()

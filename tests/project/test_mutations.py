@@ -20,7 +20,7 @@ PACKAGES = {
 FAULTS = mutations.load()
 
 
-def functions_of(file: str) -> set[str]:
+def list_functions(file: str) -> set[str]:
     path = ROOT / file
     found = ast.parse(path.read_text()).body if path.is_file() else []
     return {each.name for each in found if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
@@ -54,7 +54,7 @@ def test_the_old_text_of_each_fault_occurs_once_in_its_file(tmp_path: Path) -> N
 
 def test_each_fault_names_a_test_that_exists() -> None:
     named = [(each.fault, *each.test.split("::")) for each in FAULTS]
-    missing = [f"{fault} {file}::{test}" for fault, file, test in named if test not in functions_of(file)]
+    missing = [f"{fault} {file}::{test}" for fault, file, test in named if test not in list_functions(file)]
     assert missing == [], "name in tests/mutations.yaml a test that notices the fault"
 
 

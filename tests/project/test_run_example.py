@@ -71,7 +71,7 @@ class Run:
                         return pid
             time.sleep(0.1)
 
-    def left(self) -> list[str]:
+    def list_remaining(self) -> list[str]:
         until = time.monotonic() + _PATIENCE_S
         while (pids := self.started()) and time.monotonic() < until:
             time.sleep(0.1)
@@ -89,7 +89,7 @@ Start = Callable[..., Run]
 
 
 @pytest.fixture(autouse=True)
-def signals_of_a_new_session() -> Iterator[None]:
+def default_signals() -> Iterator[None]:
     """Set the signals as a run inherits them: nohup ignores SIGHUP, and a shell ignores SIGINT in background jobs."""
     ignored = [each for each in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(each) is signal.SIG_IGN]
     for each in ignored:
@@ -200,10 +200,10 @@ def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
     typed = re.findall(r"(?:^  .*\n)+", "\n".join(banner) + "\n", re.MULTILINE)
     blocks = dict(zip(_BLOCKS, typed, strict=True))
 
-    def does(block: str) -> None:
+    def run_block(block: str) -> None:
         found.printed[block] = shell.type(blocks[block])
 
-    def sees(what: str, condition: str) -> None:
+    def check_page(what: str, condition: str) -> None:
         if page is not None:
             page.until(f"refresh().then(() => {condition})")
             found.on_page.append(what)
@@ -221,38 +221,44 @@ def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
     if page is not None:
         page.sized(1280, 2000)  # so that all rows are drawn
         page.open(next(line for line in banner if line.startswith("http")))
-    does("begin")
-    sees("who will be installed", row("fra1-w09", "Network", "at its next boot"))
+    run_block("begin")
+    check_page("who will be installed", row("fra1-w09", "Network", "at its next boot"))
     (hold,) = (each / "hold" for each in run.scratch.iterdir())
     hold.touch()  # so that the installation cannot end before the page was read
-    does("install")
+    run_block("install")
     run.wait_for_line(r"^\S+ Started +fra1-w09: ")
-    sees("an installation", row("fra1-w09", "Installing since", "installer started"))
+    check_page("an installation", row("fra1-w09", "Installing since", "installer started"))
     hold.unlink()
     for step in ("Attempted", "Started", "Provisioned"):
         run.wait_for_line(rf"^\S+ {step} +fra1-w09: ")
-    does("history")
+    run_block("history")
     run.wait_for_line(r"Phase +fra1-w09: Network → Disk")
     run.wait_for_line(r"machine +fra1-w09 boots its disk")
-    sees("an installed machine", f"{row('fra1-w09', 'Disk')} && !({row('fra1-w09', 'at its next boot')})")
-    does("change")
+    check_page("an installed machine", f"{row('fra1-w09', 'Disk')} && !({row('fra1-w09', 'at its next boot')})")
+    run_block("change")
     found.commits["change"] = shell.type("git rev-parse HEAD").strip()
-    sees("the changed boot", f"document.body.innerText.includes('published commit {found.commits['change'][:12]}')")
-    does("hold")
+    check_page(
+        "the changed boot", f"document.body.innerText.includes('published commit {found.commits['change'][:12]}')"
+    )
+    run_block("hold")
     found.commits["held"] = shell.type("git rev-parse HEAD").strip()
-    sees("the held commit", f"document.querySelector('.note.bad').innerText.includes('{found.commits['held'][:12]}')")
-    does("approve")
+    check_page(
+        "the held commit", f"document.querySelector('.note.bad').innerText.includes('{found.commits['held'][:12]}')"
+    )
+    run_block("approve")
     run.wait_for_line(r"^\S+ OverrideConfirmed +fra1-w09: ", times=2)
-    sees("the approved commit", f"document.body.innerText.includes('published commit {found.commits['held'][:12]}')")
-    does("install again")
+    check_page(
+        "the approved commit", f"document.body.innerText.includes('published commit {found.commits['held'][:12]}')"
+    )
+    run_block("install again")
     run.wait_for_line(r"^\S+ Provisioned +fra1-w09: ", times=2)
-    does("maintain")
+    run_block("maintain")
     run.wait_for_line(r"Phase +fra1-w04: Disk → Maintenance")
-    sees("the open window", row("fra1-w04", "Maintenance", "memory-test-now"))
+    check_page("the open window", row("fra1-w04", "Maintenance", "memory-test-now"))
     run.wait_for_line(r"machine +fra1-w04 runs what it booted")
     run.wait_for_line(r"Phase +fra1-w04: Maintenance → Disk")
-    sees("the closed window", row("fra1-w04", "Disk"))
-    does("reset")
+    check_page("the closed window", row("fra1-w04", "Disk"))
+    run_block("reset")
     run.wait_for_line(r"machine +fra1-w04 boots its disk")
     if page is not None:
         page.run("location.hash = '#/timeline'")
@@ -276,7 +282,7 @@ def end_impatiently(run: Run) -> tuple[int, list[str], list[Path]]:
     for _ in range(20):
         run.process.send_signal(signal.SIGINT)
         time.sleep(0.01)
-    return run.process.wait(_PATIENCE_S), run.left(), list(run.scratch.iterdir())
+    return run.process.wait(_PATIENCE_S), run.list_remaining(), list(run.scratch.iterdir())
 
 
 def _links(banner: list[str]) -> list[tuple[str, str]]:
@@ -361,7 +367,7 @@ def test_nothing_is_left_at_whatever_time_it_is_ended(start: Start, end: str) ->
     time.sleep(after_s)
     run.process.send_signal(signal.Signals[end])
     run.process.wait(_PATIENCE_S)
-    assert run.left() == [], f"{end} after {after_s:.3f} s"
+    assert run.list_remaining() == [], f"{end} after {after_s:.3f} s"
     if end != "SIGKILL" and b"scratch folder is removed" in run.said.read_bytes():
         assert list(run.scratch.iterdir()) == []
 
@@ -371,7 +377,7 @@ def test_nothing_is_left_when_its_parent_is_killed(start: Start) -> None:
     assert eventually(lambda: list(run.scratch.iterdir())), "it has asked the kernel for a signal by then"
     time.sleep(random.uniform(0, _SEARCHED_S))
     run.process.kill()
-    assert run.left() == []
+    assert run.list_remaining() == []
 
 
 def test_nothing_is_left_when_its_terminal_closes(tmp_path: Path) -> None:
@@ -381,7 +387,7 @@ def test_nothing_is_left_when_its_terminal_closes(tmp_path: Path) -> None:
         os.close(own)
         run.wait_for(b"-m", b"gitboot", b"run")
         os.close(terminal)
-        assert run.left() == []
+        assert run.list_remaining() == []
 
 
 def test_a_process_that_does_not_end_by_itself_is_killed(start: Start) -> None:
@@ -389,4 +395,4 @@ def test_a_process_that_does_not_end_by_itself_is_killed(start: Start) -> None:
     os.kill(run.wait_for(b"-m", b"gitboot", b"run"), signal.SIGSTOP)
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(_PATIENCE_S) == 0
-    assert (run.left(), list(run.scratch.iterdir())) == ([], [])
+    assert (run.list_remaining(), list(run.scratch.iterdir())) == ([], [])

@@ -47,14 +47,14 @@ class _Died(Exception):
 
 
 @contextmanager
-def killed_at_end(instance: Instance) -> Iterator[None]:
+def kill_at_end(instance: Instance) -> Iterator[None]:
     """Kill an instance at the end of the block, and let the block of `running` end by `_Died`."""
     yield
     instance.process.kill()
     raise _Died(instance.process.wait(60))
 
 
-def copied(output: Path, copy: Path) -> Path:
+def copy_output(output: Path, copy: Path) -> Path:
     subprocess.run([program("rsync", "rsync"), "--archive", "--delete", f"{output}/boot/", f"{copy}/"], check=True)
     return copy
 
@@ -62,7 +62,7 @@ def copied(output: Path, copy: Path) -> Path:
 @contextmanager
 def mirrors(output: Path, folder: Path) -> Iterator[tuple[str, str]]:
     folder.mkdir(exist_ok=True)
-    copy = copied(output, folder / "copy")
+    copy = copy_output(output, folder / "copy")
     for name in ("nginx", "nginx-copy"):
         (folder / name).mkdir()
     with (
@@ -72,13 +72,13 @@ def mirrors(output: Path, folder: Path) -> Iterator[tuple[str, str]]:
         yield own.url, other.url
 
 
-def installs(url: str, path: str) -> bool:
+def serves_installation(url: str, path: str) -> bool:
     answer = get(f"{url}{path}")
     assert answer.status_code == 200
     return IMAGE in answer.text
 
 
-def pushed(folder: Path, settings: str) -> Repository:
+def create_repository(folder: Path, settings: str) -> Repository:
     repository = Repository.create(folder / "git")
     documents = (fleet(f"{BASE_URL}, {settings}"), server("web01", spec="provision: 1"), *POOL)
     repository.push({"fleet.yaml": "---\n".join(documents)})
@@ -87,30 +87,32 @@ def pushed(folder: Path, settings: str) -> Repository:
 
 @pytest.mark.parametrize("settings", ["serving: {oneTimeBoots: EndpointOnly}", "endpoint: 'http://127.0.0.1:9'"])
 def test_finding_m2_no_copy_installs_a_server_a_second_time(tmp_path: Path, settings: str) -> None:
-    repository = pushed(tmp_path, settings)
+    repository = create_repository(tmp_path, settings)
     first, served = list[bool](), list[bool]()
     with (
         suppress(_Died),
         running(repository.bare, tmp_path, records="fresh") as instance,
-        killed_at_end(instance),
+        kill_at_end(instance),
         mirrors(tmp_path / "output", tmp_path) as urls,
     ):
-        first += [installs(url, path) for url in urls for path in ENTRIES]
-        served += [installs(instance.url, ENTRIES[0]) for _ in range(2)]  # a loader may repeat it for a minute
+        first += [serves_installation(url, path) for url in urls for path in ENTRIES]
+        served += [
+            serves_installation(instance.url, ENTRIES[0]) for _ in range(2)
+        ]  # a loader may repeat it for a minute
     with mirrors(tmp_path / "output", tmp_path / "later") as urls:
-        last = [installs(url, path) for url in urls for path in ENTRIES * 2]
+        last = [serves_installation(url, path) for url in urls for path in ENTRIES * 2]
     assert (first, served, last) == ([False] * 4, [True] * 2, [False] * 8)
 
 
 def test_a_copy_serves_a_one_time_boot_until_its_log_is_read_if_the_fleet_accepts_that(tmp_path: Path) -> None:
-    repository = pushed(tmp_path, "serving: {oneTimeBoots: Copies}")
+    repository = create_repository(tmp_path, "serving: {oneTimeBoots: Copies}")
     output, spool = tmp_path / "output", tmp_path / "state/spool"
     (tmp_path / "nginx").mkdir()
     with (
         running(repository.bare, tmp_path, records="fresh") as instance,
         nginx(output / "boot", output / "ops/serve", tmp_path / "nginx") as mirror,
     ):
-        assert [installs(mirror.url, ENTRIES[0]) for _ in range(2)] == [True, True]
+        assert [serves_installation(mirror.url, ENTRIES[0]) for _ in range(2)] == [True, True]
         assert run_forked("read-access-logs", mirror.log, "--spool", spool).returncode == 0
         assert eventually(lambda: "Fetched" in str(instance.get("/api/v1/servers/web01").json()))
 
@@ -229,7 +231,7 @@ def test_finding_m1_a_copy_of_a_killed_instance_leaves_a_window_and_does_not_sta
     with (
         suppress(_Died),
         running(repository.bare, tmp_path, records="fresh") as instance,
-        killed_at_end(instance),
+        kill_at_end(instance),
     ):
         eventually(lambda: "memtest" in get(f"{instance.url}{ENTRIES[0]}").text)
     left = Site(tmp_path / "output")
@@ -253,7 +255,7 @@ def test_finding_m1_a_copy_of_a_killed_instance_leaves_a_window_and_does_not_sta
             assert found == [{inside}, {"live"}, {"live"}, {"live"}], endpoint
 
 
-def in_tree(*documents: str, now: datetime = START, **more: Any) -> dict[str, str | None]:
+def list_script_images(*documents: str, now: datetime = START, **more: Any) -> dict[str, str | None]:
     """Return the image that each boot script of web01 boots without a response; "asks " marks scripts that ask."""
     found = plan_fleet(*documents, now=now, **more).servers["web01"].files
     texts = {path.removeprefix("boot"): each.content.decode() for path, each in found.items() if is_script(path)}
@@ -307,7 +309,7 @@ OUTPUTS: Final = "outputs: [ipxe, grub, pxelinux]"
 def test_a_boot_script_of_a_maintenance_asks_the_endpoint_if_its_loader_can(
     settings: str, documents: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
-    found = in_tree(fleet(f"{settings}, {OUTPUTS}"), *documents)
+    found = list_script_images(fleet(f"{settings}, {OUTPUTS}"), *documents)
     assert tuple(found[path] for path in (IPXE, GRUB, PXELINUX)) == expected
 
 
@@ -338,13 +340,15 @@ def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_w
     settings: str, documents: tuple[str, ...], now: datetime
 ) -> None:
     more = {"records": MADE} if ONE_RUN in documents else {}
-    found = in_tree(fleet(f"{settings}, {OUTPUTS}", copies=False), *documents, now=now, stop=StopScope.ALL, **more)
+    found = list_script_images(
+        fleet(f"{settings}, {OUTPUTS}", copies=False), *documents, now=now, stop=StopScope.ALL, **more
+    )
     assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"disk"}
 
 
 def test_while_install_boots_are_stopped_a_copy_asks_whether_a_window_has_ended() -> None:
     for documents in ((*LIVE, WINDOW), (*LIVE, *TO_DISK)):
-        found = in_tree(fleet(f"{HTTP}, {OUTPUTS}"), *documents, stop=StopScope.WRITING)
+        found = list_script_images(fleet(f"{HTTP}, {OUTPUTS}"), *documents, stop=StopScope.WRITING)
         assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"asks live"}
 
 
@@ -372,7 +376,7 @@ def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_after_
     with (
         suppress(_Died),
         running(repository.bare, tmp_path, records="fresh", environment={"GITBOOT_LIST_KEYS": str(keys)}) as instance,
-        killed_at_end(instance),
+        kill_at_end(instance),
     ):
         with mirrors(output, tmp_path / "before") as urls:
             before |= {boots(url, path) for url in urls for path in paths}
@@ -390,7 +394,7 @@ def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_after_
     arguments += ["--state", str(tmp_path / "mirror-state")]
     with nginx(mirror, output / "ops/serve", tmp_path) as served:
         for time in (now, ends, ends + timedelta(hours=2)):
-            assert run_at(time, arguments) == 0
+            assert run_mirror_program(time, arguments) == 0
             found.append({boots(served.url, path) for path in paths})
     assert (before, found) == ({"live"}, [{None}] * 4)
 
@@ -411,7 +415,7 @@ def test_a_copy_from_before_a_stop_of_all_boots_boots_the_disk_by_the_response_o
 MAC_LOADERS: Final = (*ENTRIES, f"/grub.cfg-01-{MAC}", f"/pxelinux.cfg/01-{MAC}")
 
 
-def run_at(now: datetime, arguments: list[str]) -> int:
+def run_mirror_program(now: datetime, arguments: list[str]) -> int:
     return mirror_program.main(arguments, clock=lambda: now)
 
 
@@ -425,7 +429,7 @@ def test_a_copy_has_no_disk_maintenance_if_its_server_finds_no_boot_script_for_t
 ) -> None:
     # The endpoint sends a 404 for such a server, which a boot script cannot distinguish from an endpoint that is down.
     settings = f"{HTTP}, unknownServers: NotFound, serving: {{restrict: true{accepted}}}, {OUTPUTS}"
-    found = in_tree(fleet(settings), *LIVE, *TO_DISK)
+    found = list_script_images(fleet(settings), *LIVE, *TO_DISK)
     assert {found.get(path) for path in (IPXE, GRUB, PXELINUX)} == {expected}
 
 
@@ -452,7 +456,7 @@ def test_a_file_that_firmware_fetches_itself_is_omitted_during_a_maintenance(
     settings: str, http_boot: str, expected: str
 ) -> None:
     repair = profile("repair", "memtest-7", f"httpBoot: {http_boot}", method="UefiHttp")
-    assert in_tree(fleet(settings), *UKI, repair)[OFFER] == expected
+    assert list_script_images(fleet(settings), *UKI, repair)[OFFER] == expected
 
 
 def test_user_data_that_a_machine_requests_by_its_uuid_is_that_of_the_policy() -> None:
@@ -511,11 +515,11 @@ def test_finding_m1_the_response_of_an_endpoint_does_not_depend_on_the_setting_o
             plan_fleet(fleet(f"{each}, {OUTPUTS}", copies=False), *documents, now=now).servers["web01"]
             for each in (settings, "baseURL: 'http://boot.test'")
         )
-        assert (digests(asking), asking.published.paths) == (digests(plain), plain.published.paths)
+        assert (list_digests(asking), asking.published.paths) == (list_digests(plain), plain.published.paths)
         assert asking.published.contents == plain.published.contents
 
 
-def digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
+def list_digests(state: RenderedState) -> list[tuple[datetime | None, str | None]]:
     return [(since, each.digest if each is not None else None) for since, each in ((None, state.plan), *state.later)]
 
 
@@ -545,11 +549,11 @@ def test_finding_m2_a_copy_has_a_one_time_boot_only_if_the_fleet_accepts_it(
     run = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="web")
     documents = (server("web01", spec="provision: 1"), *POOL[:1], *POOL[2:])
     found = plan_fleet(fleet(settings), *documents, *(run for _ in maintenances), now=START).servers["web01"]
-    assert script_in_tree(found, IPXE) == expected
+    assert find_script_image(found, IPXE) == expected
     assert {each.once for turns in found.published.paths.values() if (each := turns[0].writes)} == {True}
 
 
-def script_in_tree(state: RenderedState, path: str) -> str:
+def find_script_image(state: RenderedState, path: str) -> str:
     text = state.files[f"boot{path}"].content.decode()
     images = re.findall(r"/(?:assets/)?([a-z]+)-\d/", text)
     return ("asks " if "gitboot.test" in text else "") + (images[0] if images else "disk")
@@ -561,7 +565,7 @@ def test_an_endpoint_that_cannot_record_redirects_to_the_endpoint_of_the_fleet(s
     fleet_of = plan_fleet(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)
     with site(fleet_of) as here, here.serve(records=False) as url:
         assert "http://gitboot.test/v1/boot/" in get(f"{url}{ENTRIES[0]}").text
-        assert not installs(url, f"{ENTRIES[0]}?hop=1"), "a machine that was sent here is sent no further"
+        assert not serves_installation(url, f"{ENTRIES[0]}?hop=1"), "a machine that was sent here is sent no further"
 
 
 @pytest.mark.parametrize("accepted", ["EndpointOnly", "Copies"])
@@ -569,9 +573,9 @@ def test_an_endpoint_that_cannot_record_serves_the_fallback_if_the_fleet_names_n
     settings = f"baseURL: 'http://boot.test', serving: {{oneTimeBoots: {accepted}}}"
     with site(plan_fleet(fleet(settings), server("web01", spec="provision: 1"), *POOL, now=START)) as here:
         with here.serve(records=False) as url:
-            assert not any(installs(url, path) for path in ENTRIES)
+            assert not any(serves_installation(url, path) for path in ENTRIES)
         with here.serve() as url:
-            assert all(installs(url, path) for path in ENTRIES)
+            assert all(serves_installation(url, path) for path in ENTRIES)
 
 
 NOON: Final = at("20T12:00")
@@ -603,7 +607,7 @@ STATES: Final = {
 }
 
 
-def answers(state: str, unknown: str) -> dict[PathKind, str]:
+def list_answers(state: str, unknown: str) -> dict[PathKind, str]:
     fleet_spec, server_spec, often, more = STATES[state]
     spec = f"baseURL: 'http://boot.test', outputs: [{LOOKUP_OUTPUTS}], unknownServers: {unknown}"
     decisions = decided(
@@ -640,21 +644,21 @@ def test_each_boot_script_has_a_loader_that_can_boot_the_disk() -> None:
 @pytest.mark.parametrize("unknown", UNKNOWN)
 @pytest.mark.parametrize("state", STATES)
 def test_finding_r16_a_state_has_one_response_by_each_lookup(state: str, unknown: str) -> None:
-    found = answers(state, unknown)
+    found = list_answers(state, unknown)
     assert len(set(found.values())) == 1, found
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_finding_r16_a_known_machine_gets_a_404_only_if_unknown_machines_do(state: str) -> None:
     for unknown in UNKNOWN:
-        says = set(answers(state, unknown).values())
+        says = set(list_answers(state, unknown).values())
         assert "404" not in says or unknown == "NotFound", f"it would boot what unknown machines boot: {unknown}"
 
 
 def test_finding_r16_a_restricted_server_gets_a_404_if_unknown_machines_do() -> None:
     for state in ("it boots its disk, restricted", "it has no script to its disk", "parked, restricted"):
-        assert set(answers(state, "NotFound").values()) == {"404"}, state
-        assert set(answers(state, "LocalDisk").values()) == {"its disk"}, state
+        assert set(list_answers(state, "NotFound").values()) == {"404"}, state
+        assert set(list_answers(state, "LocalDisk").values()) == {"its disk"}, state
 
 
 @pytest.mark.parametrize(("unknown", "answered"), [("NotFound", "404"), ("LocalDisk", "its disk")])

@@ -38,8 +38,8 @@ from tests.helpers.fleets import (
     server,
 )
 from tests.helpers.hypothesis_strategies import GeneratedFleet
-from tests.render.test_dhcp import configuration, elements
 from tests.render.test_dhcp import decided as with_dhcp
+from tests.render.test_dhcp import parse_elements, render_configuration
 from tests.render.test_dhcp import server as described
 
 NOW = at("20T22:00")
@@ -140,7 +140,7 @@ def test_a_loader_that_is_not_published_is_rejected_where_it_is_named() -> None:
 def test_a_fleet_may_use_both_loaders() -> None:
     nic = [{"mac": "52:54:00:00:00:01", "addresses": ["192.0.2.9"]}]
     other = [{"mac": "52:54:00:00:00:02"}]
-    found = configuration(with_dhcp([described("a", nic, loader="GRUB"), described("b", other)]))
+    found = render_configuration(with_dhcp([described("a", nic, loader="GRUB"), described("b", other)]))
     lines = found["dnsmasq.conf"].splitlines()
     assert "dhcp-host=52:54:00:00:00:01,set:gitboot_loader,set:gitboot_loader_grub,192.0.2.9,a" in lines
     most = (
@@ -151,10 +151,10 @@ def test_a_fleet_may_use_both_loaders() -> None:
     )
     bios = "dhcp-boot=tag:!gitboot_ipxe,tag:gitboot_loader_grub,tag:gitboot_bios,loaders/undionly.kpxe,,192.0.2.1"
     assert {most, grub, bios} <= set(lines), "BIOS has no GRUB that is placed"
-    classes = {each["name"]: each for each in elements(found["kea-dhcp4-classes.json"])}
+    classes = {each["name"]: each for each in parse_elements(found["kea-dhcp4-classes.json"])}
     assert "not member('gitboot_loader') and" in classes["gitboot_uefi_x86_64"]["test"]
     assert classes["gitboot_grub_uefi_x86_64"]["boot-file-name"] == "loaders/grub-x86_64.efi"
-    [reserved] = [each for each in elements(found["kea-dhcp4-reservations.json"]) if each["hostname"] == "a"]
+    [reserved] = [each for each in parse_elements(found["kea-dhcp4-reservations.json"]) if each["hostname"] == "a"]
     assert reserved["client-classes"] == ["gitboot_loader_grub"]
 
 
@@ -163,7 +163,7 @@ FLEET = fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]")
 BY_SERIAL = "boot/ipxe/serial/"
 
 
-def files_of(spec: str) -> dict[str, File]:
+def render_files(spec: str) -> dict[str, File]:
     documents = (fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]"), server("web01", "role: web", spec))
     decisions = decide_all(repository(*documents, *SEED[2:])).decisions  # as an earlier version may have accepted it
     decision = decisions.servers["web01"]
@@ -172,7 +172,7 @@ def files_of(spec: str) -> dict[str, File]:
 
 @pytest.mark.parametrize("serial", ["4J8VM72", "CZ2D465CVF", "A.40-866_X", "jk" * 31 + "1"])
 def test_a_serial_number_finds_the_same_boot_script_as_the_uuid(serial: str) -> None:
-    files = files_of(f"serial: '{serial}'")
+    files = render_files(f"serial: '{serial}'")
     assert files[f"{BY_SERIAL}{serial}"] == files[f"boot/ipxe/{make_uuid('web01')}"]
     assert b"boots flatcar-1" in files[f"{BY_SERIAL}{serial}"].content
 
@@ -199,7 +199,7 @@ def test_no_server_is_found_by_a_serial_number_unless_the_fleet_enables_it() -> 
 
 @pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])
 def test_without_a_plan_a_serial_number_finds_a_script_for_the_local_disk(lifecycle: str) -> None:
-    files = files_of(f"serial: 4J8VM72, lifecycle: {lifecycle}")
+    files = render_files(f"serial: 4J8VM72, lifecycle: {lifecycle}")
     assert b"The machine boots its local disk" in files[f"{BY_SERIAL}4J8VM72"].content
 
 
@@ -222,13 +222,13 @@ def test_without_a_plan_a_serial_number_finds_a_script_for_the_local_disk(lifecy
     ],
 )
 def test_a_placeholder_or_invalid_serial_number_finds_no_server(serial: str) -> None:
-    assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
+    assert not [path for path in render_files(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
 
 
 EVERY_LOOKUP = "baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux, uuid], unknownServers: {profile: repair}"
 
 
-def tree(decisions: Decisions) -> dict[str, File]:
+def render_tree(decisions: Decisions) -> dict[str, File]:
     files = render_fleet_files(decisions)
     for decision in decisions.servers.values():
         files |= render_server_files(decisions, decision, make_plan(decision, NOON, None))
@@ -276,7 +276,7 @@ def test_the_local_disk_is_tried_by_each_shim_before_any_grub_and_by_the_fallbac
 )
 def test_grub_itself_tries_both_dialects_and_continues_if_it_has_neither(tmp_path: Path) -> None:
     # grub-emu has no Linux loader: each dialect fails at once, and the script runs to its end.
-    text = tree(decided(*SEED))[f"boot/grub.cfg-01-{make_mac('web01').replace(':', '-')}"].content.decode()
+    text = render_tree(decided(*SEED))[f"boot/grub.cfg-01-{make_mac('web01').replace(':', '-')}"].content.decode()
     script = text.replace("sleep 5", "true").partition('if [ "$grub_platform"')[0] + "exit\n"
     folder = tmp_path / "grub"
     folder.mkdir()
@@ -301,7 +301,7 @@ NIC_ARGUMENTS = "kernelArguments: ['BOOTIF={{ boot_nic.bootif }}', 'nic=of {{ bo
 NIC_OUTPUTS = "outputs: [ipxe, grub, pxelinux, uuid, bss], unknownServers: {profile: repair}"
 
 
-def of_boot_nic(
+def render_nic_files(
     arguments: str = NIC_ARGUMENTS, templates: str = "", *, unknown: str = "", files: dict[str, str] | None = None
 ) -> dict[str, str]:
     """The boot files of a server with two NICs and of unknown machines, by path below boot/."""
@@ -314,13 +314,13 @@ def of_boot_nic(
         profile("repair", "memtest-7", unknown),
         policy("web"),
     )
-    found = tree(decided(*documents, files=files))
+    found = render_tree(decided(*documents, files=files))
     boot = {path: file for path, file in found.items() if path.startswith("boot/")}
     return {path.removeprefix("boot/"): file.content.decode() for path, file in boot.items()}
 
 
 def test_finding_p12_ipxe_names_the_nic_that_it_uses_in_every_script_of_a_server() -> None:
-    files = of_boot_nic()
+    files = render_nic_files()
     paths = [f"v1/boot/{mac}/boot.ipxe" for mac in NIC_PATHS] + [f"ipxe/{make_uuid('web01')}"]
     [script] = {files[path] for path in paths}
     kernel = 'initrd=initrd0 BOOTIF=01-${netX/mac:hexhyp} nic="of ${netX/mac}" --- quiet || goto failed\n'
@@ -328,25 +328,25 @@ def test_finding_p12_ipxe_names_the_nic_that_it_uses_in_every_script_of_a_server
 
 
 def test_finding_p12_pxelinux_names_the_nic_of_the_file() -> None:
-    files = of_boot_nic()
+    files = render_nic_files()
     for mac in NIC_PATHS:
         expected = f'  append BOOTIF=01-{mac} nic="of {mac.replace("-", ":")}" --- quiet\n'
         assert expected in files[f"pxelinux.cfg/01-{mac}"]
 
 
 def test_finding_p12_pxelinux_adds_bootif_itself_for_an_unknown_machine_and_nothing_else() -> None:
-    files = of_boot_nic(unknown="kernelArguments: [quiet, 'BOOTIF={{ boot_nic.bootif }}', splash]")
+    files = render_nic_files(unknown="kernelArguments: [quiet, 'BOOTIF={{ boot_nic.bootif }}', splash]")
     assert "  sysappend 2\n  append quiet splash\n" in files["pxelinux.cfg/default"]
-    alone = of_boot_nic(unknown="kernelArguments: ['BOOTIF={{ boot_nic.bootif }}']")["pxelinux.cfg/default"]
+    alone = render_nic_files(unknown="kernelArguments: ['BOOTIF={{ boot_nic.bootif }}']")["pxelinux.cfg/default"]
     assert "  sysappend 2\nlabel disk" in alone
     for other in ("BOOTIF={{ boot_nic.mac }}", "nic={{ boot_nic.bootif }}"):
-        text = of_boot_nic(unknown=f"kernelArguments: ['{other}']")["pxelinux.cfg/default"]
+        text = render_nic_files(unknown=f"kernelArguments: ['{other}']")["pxelinux.cfg/default"]
         assert "say gitboot: PXELINUX can pass the boot NIC of an unknown machine only as BOOTIF\n" in text
         assert "linux" not in text and text.endswith("label disk\n  localboot 0\n")
 
 
 def test_finding_p12_bss_parameters_name_the_nic_of_the_path() -> None:
-    files = of_boot_nic()
+    files = render_nic_files()
     for mac in NIC_PATHS:
         assert (
             f"BOOTIF=01-{mac} nic=of {mac.replace('-', ':')} --- quiet" in files[f"v1/boot/{mac}/bootparameters.json"]
@@ -355,11 +355,11 @@ def test_finding_p12_bss_parameters_name_the_nic_of_the_path() -> None:
 
 def test_finding_p12_no_file_has_a_placeholder_and_a_boot_without_one_has_no_more_lines() -> None:
     unknown = "kernelArguments: ['BOOTIF={{ boot_nic.bootif }}']"
-    files = of_boot_nic(unknown=unknown)
+    files = render_nic_files(unknown=unknown)
     assert [path for path, text in files.items() if "boot_nic" in text] == []
     named = {path for path, text in files.items() if "BOOTIF" in text or "sysappend" in text}
     assert {"unknown.ipxe", "unknown.grub.cfg", f"grub.cfg-{make_uuid('web01')}"} < named
-    plain = of_boot_nic("kernelArguments: [quiet]")
+    plain = render_nic_files("kernelArguments: [quiet]")
     assert not any("gitboot_mac" in text or "netX/mac} " in text for text in plain.values())
 
 
@@ -384,7 +384,7 @@ def test_finding_p12_grub_itself_names_the_nic_that_it_uses(
     default: str, path: str, mac: str | None, tmp_path: Path
 ) -> None:
     # grub-emu has no network, whose variables are read-only, and no Linux loader.
-    script = of_boot_nic(unknown=NIC_ARGUMENTS)[path].replace("$net_default_mac", "$default")
+    script = render_nic_files(unknown=NIC_ARGUMENTS)[path].replace("$net_default_mac", "$default")
     script = (
         script.replace("sleep 5", "true").partition('if [ "$grub_platform"')[0].replace("  if linux$efi", "  if echo")
     )
@@ -411,7 +411,7 @@ def _run_grub(script: str, folder: Path) -> str:
     shutil.which("grub-script-check") is None and not os.environ.get("CI"), reason="grub-script-check is missing"
 )
 def test_finding_p12_grub_understands_every_configuration_that_names_the_nic(tmp_path: Path) -> None:
-    files = of_boot_nic(NIC_ARGUMENTS, ", templates: {grub: g}", unknown=NIC_ARGUMENTS, files={"g": NIC_GRUB})
+    files = render_nic_files(NIC_ARGUMENTS, ", templates: {grub: g}", unknown=NIC_ARGUMENTS, files={"g": NIC_GRUB})
     named = {path: text for path, text in files.items() if "gitboot_mac" in text}
     assert len(named) == 7  # two by each MAC address, two by UUID, and the one of unknown machines
     for text in named.values():
@@ -421,7 +421,7 @@ def test_finding_p12_grub_understands_every_configuration_that_names_the_nic(tmp
 
 def test_finding_p12_templates_of_the_fleet_name_the_nic_by_their_filter() -> None:
     own = {"g": NIC_GRUB, "i": "#!ipxe\nkernel /k {{ kernel_arguments | ipxe }} own={{ boot_nic.mac | ipxe }}\nboot\n"}
-    files = of_boot_nic(NIC_ARGUMENTS, ", templates: {grub: g, ipxe: i}", files=own)
+    files = render_nic_files(NIC_ARGUMENTS, ", templates: {grub: g, ipxe: i}", files=own)
     assert "BOOTIF=01-${netX/mac:hexhyp} " in files[f"ipxe/{make_uuid('web01')}"]
     assert files[f"ipxe/{make_uuid('web01')}"].endswith(" own=${netX/mac}\nboot\n")
     grub = files[f"v1/boot/{NIC_PATHS[0]}/grub.cfg"]
@@ -465,14 +465,14 @@ def test_finding_p12_a_text_that_no_loader_fills_in_is_refused_at_its_place(
         "u": ", userData: {format: Ignition/3.4, template: u}",
     }
     with pytest.raises(InvalidRepository) as caught:
-        of_boot_nic(NIC_ARGUMENTS, spec[place[0]], files=files)
+        render_nic_files(NIC_ARGUMENTS, spec[place[0]], files=files)
     [problem] = caught.value.problems
     assert (f"{problem.path}:{problem.line}", problem.code) == (place, "GB2102"), case
     assert problem.message.removesuffix(" (web01)") == message
 
 
 def test_finding_p12_user_data_sees_the_arguments_without_the_nic() -> None:
-    files = of_boot_nic(
+    files = render_nic_files(
         NIC_ARGUMENTS,
         ", userData: {format: Ignition/3.4, template: u}",
         files={"u": IGNITION % "{{ kernel_arguments | join(' ') }}"},
@@ -487,7 +487,7 @@ def test_finding_p12_user_data_sees_the_arguments_without_the_nic() -> None:
 )
 def test_finding_p12_an_argument_that_changes_the_nic_is_refused(argument: str) -> None:
     with pytest.raises(InvalidRepository) as caught:
-        of_boot_nic(f'kernelArguments: [quiet, "{argument}"]')
+        render_nic_files(f'kernelArguments: [quiet, "{argument}"]')
     [problem] = caught.value.problems
     assert (problem.code, "boot_nic" in problem.message) == ("GB2102", True)
 
@@ -510,7 +510,7 @@ MAC = make_mac("web01").replace(":", "-")
 OUTPUTS = "outputs: [pxelinux]"
 
 
-def pxelinux_lines(base: str = "http://boot.test", *, artifacts: str = "kernel, initrd", spec: str = "") -> list[str]:
+def render_pxelinux(base: str = "http://boot.test", *, artifacts: str = "kernel, initrd", spec: str = "") -> list[str]:
     documents = (
         fleet(f"baseURL: '{base}', {OUTPUTS}"),
         server("web01", "role: web"),
@@ -534,13 +534,13 @@ def pxelinux_lines(base: str = "http://boot.test", *, artifacts: str = "kernel, 
     ],
 )
 def test_a_boot_that_grub_cannot_start_is_reported_and_the_disk_boots(base: str, artifacts: str, reason: str) -> None:
-    _, said, *rest = pxelinux_lines(base, artifacts=artifacts)
+    _, said, *rest = render_pxelinux(base, artifacts=artifacts)
     assert said == f"say gitboot: {reason}"
     assert rest == ["say gitboot: booting the local disk", "default disk", "prompt 0", "label disk", "  localboot 0"]
 
 
 def test_a_comma_in_the_url_of_a_kernel_alone_does_no_harm() -> None:
-    assert "  linux http://boot.test/a,b/assets/flatcar-1/kernel" in pxelinux_lines(
+    assert "  linux http://boot.test/a,b/assets/flatcar-1/kernel" in render_pxelinux(
         "http://boot.test/a,b", artifacts="kernel"
     )
 
@@ -565,7 +565,7 @@ def test_the_default_is_the_boot_of_unknown_machines(unknown: str, architecture:
 # Signatures that iPXE verifies
 
 
-def signed(artifacts: str, *, without: str = "") -> str:
+def make_signed_image(artifacts: str, *, without: str = "") -> str:
     """Return an image with a signature for iPXE beside each file, except for the file ``without``."""
 
     def add(found: re.Match[str]) -> str:
@@ -574,9 +574,9 @@ def signed(artifacts: str, *, without: str = "") -> str:
     return re.sub(rf'url: "assets:flatcar-1/(\w+)", sha256: {SHA}', add, image("flatcar-1", "", artifacts))
 
 
-def ipxe_lines(image_of: str, spec: str = "") -> list[str]:
-    decisions = decided(fleet(), SEED[1], image_of, profile("web", "flatcar-1", spec), policy("web"))
-    text = tree(decisions)[f"boot/v1/boot/{MAC}/boot.ipxe"].content.decode()
+def render_ipxe(image_document: str, spec: str = "") -> list[str]:
+    decisions = decided(fleet(), SEED[1], image_document, profile("web", "flatcar-1", spec), policy("web"))
+    text = render_tree(decisions)[f"boot/v1/boot/{MAC}/boot.ipxe"].content.decode()
     return [line for line in text.splitlines() if not line.startswith(("#", "echo"))]
 
 
@@ -588,7 +588,7 @@ ASSETS = "http://boot.test/assets/flatcar-1"
 
 
 def test_ipxe_verifies_the_kernel_and_each_initrd_before_it_boots_them() -> None:
-    lines = ipxe_lines(signed("kernel, initrd"))
+    lines = render_ipxe(make_signed_image("kernel, initrd"))
     assert lines[: lines.index("boot || goto failed") + 1] == [
         *TRUST,
         "set attempt:int32 1",
@@ -604,7 +604,7 @@ def test_ipxe_verifies_the_kernel_and_each_initrd_before_it_boots_them() -> None
 
 
 def test_ipxe_verifies_a_uki() -> None:
-    lines = ipxe_lines(signed("uki"))
+    lines = render_ipxe(make_signed_image("uki"))
     assert lines[: lines.index("boot || goto failed") + 1] == [
         *TRUST,
         "set attempt:int32 1",
@@ -619,30 +619,36 @@ def test_ipxe_verifies_a_uki() -> None:
 def test_a_signature_changes_the_digest_of_the_plan() -> None:
     """A published script with signatures must never be taken for one without."""
 
-    def digest(image_of: str) -> str:
-        decisions = decided(fleet(), SEED[1], image_of, profile("web", "flatcar-1"), policy("web"))
+    def digest(image_document: str) -> str:
+        decisions = decided(fleet(), SEED[1], image_document, profile("web", "flatcar-1"), policy("web"))
         plan = make_plan(decisions.servers["web01"], NOW, None)
         assert plan is not None
         return plan.digest
 
-    assert digest(signed("kernel, initrd")) != digest(image("flatcar-1"))
+    assert digest(make_signed_image("kernel, initrd")) != digest(image("flatcar-1"))
 
 
 @pytest.mark.parametrize(
-    ("image_of", "message"),
+    ("image_document", "message"),
     [
-        (signed("kernel, initrd", without="initrd"), "only some of the files have a loaderSignature"),
-        (signed("kernel, initrd", without="kernel"), "only some of the files have a loaderSignature"),
-        (signed("kernel, initrd, uki", without="uki"), "only some of the files have a loaderSignature"),
+        (make_signed_image("kernel, initrd", without="initrd"), "only some of the files have a loaderSignature"),
+        (make_signed_image("kernel, initrd", without="kernel"), "only some of the files have a loaderSignature"),
+        (make_signed_image("kernel, initrd, uki", without="uki"), "only some of the files have a loaderSignature"),
         (
-            signed("kernel, rootfs", without="kernel"),
+            make_signed_image("kernel, rootfs", without="kernel"),
             "the rootfs has a loaderSignature, but iPXE does not verify this file",
         ),
-        (signed("iso"), "the iso has a loaderSignature, but iPXE does not verify this file"),
-        (signed("uki").replace("assets:flatcar-1/uki.sig", f"oci://r.test/a@sha256:{SHA}"), "iPXE cannot fetch"),
-        (signed("uki").replace("assets:flatcar-1/uki.sig", "https://r.test/a.tar.gz#b"), "iPXE cannot fetch"),
+        (make_signed_image("iso"), "the iso has a loaderSignature, but iPXE does not verify this file"),
+        (
+            make_signed_image("uki").replace("assets:flatcar-1/uki.sig", f"oci://r.test/a@sha256:{SHA}"),
+            "iPXE cannot fetch",
+        ),
+        (
+            make_signed_image("uki").replace("assets:flatcar-1/uki.sig", "https://r.test/a.tar.gz#b"),
+            "iPXE cannot fetch",
+        ),
     ],
 )
-def test_a_signature_that_ipxe_would_not_use_is_an_error(image_of: str, message: str) -> None:
+def test_a_signature_that_ipxe_would_not_use_is_an_error(image_document: str, message: str) -> None:
     with pytest.raises(InvalidRepository, match=message):
-        decided(fleet(), SEED[1], image_of, profile("web", "flatcar-1"), policy("web"))
+        decided(fleet(), SEED[1], image_document, profile("web", "flatcar-1"), policy("web"))

@@ -50,11 +50,11 @@ Push = Callable[[dict[str, str]], object]
 
 @pytest.fixture
 def push(repository: Repository, instance: Instance) -> Push:
-    def pushed(files: dict[str, str]) -> None:
+    def push_and_reconcile(files: dict[str, str]) -> None:
         repository.push(files)
         instance.reconcile(BEFORE)
 
-    return pushed
+    return push_and_reconcile
 
 
 def read_page_data(output: Path, name: str) -> Any:
@@ -65,13 +65,13 @@ def read_page_data(output: Path, name: str) -> Any:
     return value
 
 
-def dates(output: Path) -> dict[str, int]:
+def read_mtimes(output: Path) -> dict[str, int]:
     folder = output / PAGE
     return {str(each.relative_to(folder)): each.stat().st_mtime_ns for each in folder.rglob("*") if each.is_file()}
 
 
-def rewritten(output: Path, before: dict[str, int]) -> set[str]:
-    now = dates(output)
+def find_rewritten(output: Path, before: dict[str, int]) -> set[str]:
+    now = read_mtimes(output)
     return {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
 
 
@@ -81,7 +81,7 @@ def rows(output: Path) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in found}
 
 
-def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
+def read_lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
     server, shared = read_page_data(output, f"server/{name}"), read_page_data(output, "location/shared")
     file, above = read_page_data(output, f"location/{server['shard']}")[name]
 
@@ -100,7 +100,7 @@ def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
     }
 
 
-def explained(work: Path, name: str) -> dict[str, tuple[str, int]]:
+def run_explain(work: Path, name: str) -> dict[str, tuple[str, int]]:
     done = CliRunner().invoke(cli, ["explain", name, "--path", str(work), "--records", "fresh", "-o", "json"])
     assert done.exit_code == 0, done.output
     reasons = json.loads(done.stdout)["reasons"]
@@ -108,14 +108,14 @@ def explained(work: Path, name: str) -> dict[str, tuple[str, int]]:
 
 
 def test_a_commit_of_one_server_only_rewrites_its_own_files_of_the_page(push: Push, instance: Instance) -> None:
-    before, shards = dates(instance.output), read_page_data(instance.output, "fleet")["shards"]
+    before, shards = read_mtimes(instance.output), read_page_data(instance.output, "fleet")["shards"]
     assert (len(rows(instance.output)), len(shards) > 5) == (11, True)
     push({"servers/web07.yaml": server("web07", "role: web, rack: r1", "kernelArguments: [debug]")})
-    others = rewritten(instance.output, before)
+    others = find_rewritten(instance.output, before)
     (shard,) = (path for path in others if path.startswith("data/shard/"))
     assert others - {f"data/location/{Path(shard).name}"} == {"data/server/web07.js", "data/fleet.js", shard}
     assert "web07" in (instance.output / PAGE / shard).read_text()
-    assert lines(instance.output, "web07")["kernelArguments[1]"] == ("servers/web07.yaml", 4)
+    assert read_lines(instance.output, "web07")["kernelArguments[1]"] == ("servers/web07.yaml", 4)
     assert verify_tree(instance.output) == ()
 
 
@@ -123,10 +123,10 @@ def test_moved_lines_of_a_shared_document_rewrite_one_file(
     repository: Repository, push: Push, instance: Instance
 ) -> None:
     policy = (repository.work / "06.yaml").read_text()
-    before = dates(instance.output)
+    before = read_mtimes(instance.output)
     push({"06.yaml": f"# moved\n{policy}"})
-    assert rewritten(instance.output, before) == {"data/fleet.js", "data/location/shared.js"}
-    assert lines(instance.output, "web01")["policy"] == ("06.yaml", 5)
+    assert find_rewritten(instance.output, before) == {"data/fleet.js", "data/location/shared.js"}
+    assert read_lines(instance.output, "web01")["policy"] == ("06.yaml", 5)
     assert verify_tree(instance.output) == ()
 
 
@@ -137,17 +137,17 @@ def test_a_new_line_in_a_file_of_many_servers_rewrites_no_other_server(
     together = {name: MORE[f"servers/{name}.yaml"] for name in names}
     git(repository.work, "rm", "-q", "-r", "servers")
     push({"servers.yaml": "---\n".join(together.values())})
-    before, line = dates(instance.output), lines(instance.output, "web11")["provision"]
+    before, line = read_mtimes(instance.output), read_lines(instance.output, "web11")["provision"]
     together["web05"] = f"# another line\n{together['web05']}"
     push({"servers.yaml": "---\n".join(together.values())})
-    others = rewritten(instance.output, before)
+    others = find_rewritten(instance.output, before)
     assert {path for path in others if not path.startswith("data/location/")} == {
         "data/fleet.js",
         "data/server/web05.js",
     }
-    assert lines(instance.output, "web11")["provision"] == (line[0], line[1] + 1)
+    assert read_lines(instance.output, "web11")["provision"] == (line[0], line[1] + 1)
     for name in (*names, "web01"):
-        assert lines(instance.output, name).items() >= explained(repository.work, name).items(), name
+        assert read_lines(instance.output, name).items() >= run_explain(repository.work, name).items(), name
     assert verify_tree(instance.output) == ()
 
 
@@ -158,8 +158,8 @@ def test_the_page_has_the_lines_of_explain(repository: Repository, push: Push, i
     git(repository.work, "rm", "-q", "servers/web02.yaml", "servers/web03.yaml")
     push({"all.yaml": f"# two servers and a policy\n{together}"})
     for name in ("web01", "web02", "web03", "web07"):
-        found = explained(repository.work, name)
-        assert found and lines(instance.output, name).items() >= found.items(), name
+        found = run_explain(repository.work, name)
+        assert found and read_lines(instance.output, name).items() >= found.items(), name
 
 
 ROLLOUT = "rollout: {image: flatcar-2, percent: 0, selector: %s}"
@@ -186,10 +186,10 @@ def test_finding_r6_the_table_shows_who_waits_for_a_rollout_even_if_no_boot_chan
 def test_a_changed_field_of_another_document_is_shown_even_if_nothing_else_changes(
     push: Push, instance: Instance
 ) -> None:
-    assert lines(instance.output, "web01")["kernelArguments[0]"] == ("04.yaml", 4)
+    assert read_lines(instance.output, "web01")["kernelArguments[0]"] == ("04.yaml", 4)
     before = (instance.output / "ops/servers/web01.json").read_bytes()
     push({"01.yaml": server("web01", "role: web", QUIET)})
-    assert lines(instance.output, "web01")["kernelArguments[0]"] == ("01.yaml", 4)
+    assert read_lines(instance.output, "web01")["kernelArguments[0]"] == ("01.yaml", 4)
     assert json.loads(before)["plan"] == json.loads((instance.output / "ops/servers/web01.json").read_bytes())["plan"]
 
 
@@ -206,12 +206,12 @@ def test_a_changed_shared_document_changes_the_explanation_even_if_no_decision_c
 ) -> None:
     plans = {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")}
     push({file: text})
-    assert {lines(instance.output, name)["vars.unused"] for name in rows(instance.output)} == {(file, 4)}
+    assert {read_lines(instance.output, name)["vars.unused"] for name in rows(instance.output)} == {(file, 4)}
     assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
 
 
 def test_the_page_has_the_values_of_both_a_policy_and_a_maintenance(instance: Instance) -> None:
-    found = lines(instance.output, "web01")
+    found = read_lines(instance.output, "web01")
     assert (found["policy"], found["repair profile"]) == (("06.yaml", 4), ("07.yaml", 4))
     row = rows(instance.output)["web01"]
     assert (row["windows"], row["installs"]) == (["repair"], "now")
@@ -293,7 +293,7 @@ def test_the_page_is_added_and_removed_by_the_outputs_of_the_fleet(push: Push, i
     assert [*(instance.output / PAGE).rglob("*")] == []
     push({"00.yaml": SHOWN})
     assert {path.relative_to(instance.output) for path in (instance.output / PAGE).rglob("*.js")} == whole
-    assert lines(instance.output, "web11")["policy"] == ("06.yaml", 4)
+    assert read_lines(instance.output, "web11")["policy"] == ("06.yaml", 4)
     assert verify_tree(instance.output) == ()
 
 

@@ -327,18 +327,18 @@ DISKLESS_ALWAYS = (
 FILES = {"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ image.name }}"}'}
 
 
-def rendered(
+def build_state_at(
     decisions: Decisions, now: datetime, record: Record | None = None, stop: StopScope = StopScope.NONE
 ) -> RenderedState:
     return build_server_state(decisions, decisions.servers["web01"], record, now, stop=stop)
 
 
-def listing(found: RenderedState) -> dict[str, Any]:
+def read_listing(found: RenderedState) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(found.files[listing_path("web01")].content)
     return document
 
 
-def in_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
+def list_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
     files = {path: file for path, file in found.files.items() if path.startswith("boot/")}
     return {listing_name(path): file.sha256 for path, file in files.items() if path != listing_path(server)}
 
@@ -349,15 +349,15 @@ def in_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
 @for_each("documents", [(OUTPUTS, *SEED[1:]), (OUTPUTS, *SEED[1:], ONE), (*CONFIGURED, ONE)])
 def test_the_listing_has_the_files_in_the_tree_now_and_after_each_transition(documents: tuple[str, ...]) -> None:
     decisions = decided(*documents, files=FILES)
-    found = rendered(decisions, NOON)
+    found = build_state_at(decisions, NOON)
     instants = [
         NOON,
         *(each + delta for each, _ in found.later for delta in (-timedelta(seconds=1), timedelta())),
     ]
-    announced = {name for name in in_tree(found) if name.startswith("o/")}
+    announced = {name for name in list_tree(found) if name.startswith("o/")}
     for instant in instants:
-        then = in_tree(rendered(decisions, instant))
-        listed = list_current_digests(listing(found), instant)
+        then = list_tree(build_state_at(decisions, instant))
+        listed = list_current_digests(read_listing(found), instant)
         assert {name: digest for name, digest in listed.items() if name not in announced} == {
             name: digest for name, digest in then.items() if name not in announced
         }
@@ -378,7 +378,7 @@ def test_a_path_with_a_token_is_listed_by_its_digest() -> None:
 
 def test_no_listing_names_a_token() -> None:
     reported = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
-    found = rendered(decided(reported, *SEED[1:-1], policy("web", often="Once")), NOON, Record())
+    found = build_state_at(decided(reported, *SEED[1:-1], policy("web", often="Once")), NOON, Record())
     tokens = {word for path in found.files for word in path.split("/") if len(word) == 64 and "/o/" not in path}
     content = found.files[listing_path("web01")].content.decode()
     assert tokens and not any(token in content for token in tokens)
@@ -386,7 +386,7 @@ def test_no_listing_names_a_token() -> None:
 
 def test_the_listing_has_nothing_that_only_operators_may_read() -> None:
     decisions = decided(fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]"), *SEED[1:])
-    names = listing(rendered(decisions, NOON))["files"]
+    names = read_listing(build_state_at(decisions, NOON))["files"]
     assert names and not any(name.startswith(("ops/", "signed/")) for name in names)
 
 
@@ -394,7 +394,7 @@ def test_the_listing_has_nothing_that_only_operators_may_read() -> None:
 
 
 def test_outside_a_window_a_copy_has_no_window_to_end() -> None:
-    document = listing(rendered(decided(OUTPUTS, *SEED[1:], ONE), NOON))
+    document = read_listing(build_state_at(decided(OUTPUTS, *SEED[1:], ONE), NOON))
     assert (document["ends"], document["contents"]) == (None, {})
 
 
@@ -402,7 +402,7 @@ def read_window_end(
     now: str, *maintenances: str, stop: StopScope = StopScope.NONE, record: Record | None = None
 ) -> tuple[datetime, dict[str, str | None]]:
     """When a copy ends the window that is open, and the text of each file then."""
-    document = listing(rendered(decided(*DISKLESS_ALWAYS, *maintenances), at(now), record, stop))
+    document = read_listing(build_state_at(decided(*DISKLESS_ALWAYS, *maintenances), at(now), record, stop))
     texts, files = document["contents"], document["ends"]["files"]
     for text in texts.values():
         assert text
@@ -414,7 +414,7 @@ def read_window_end(
 def test_an_open_window_ends_with_the_files_of_the_next_plan() -> None:
     decisions = decided(*DISKLESS_ALWAYS, ONE)
     since, files = read_window_end("20T22:30", ONE)
-    then = rendered(decisions, at("20T23:00")).files
+    then = build_state_at(decisions, at("20T23:00")).files
     assert since == at("20T23:00")
     assert set(files) >= {LISTED_ENTRY, f"grub.cfg-01-{make_mac('web01').replace(':', '-')}"}
     for path, text in files.items():
@@ -464,7 +464,9 @@ def test_a_window_whose_one_time_boot_was_used_ends_at_its_end(writes: str, now:
     )
     run = maintenance("m1", "20T22:00 21T04:00", "run: 1, networkBoot: Once")
     made = Record(runs={"m1": Run(1, at("20T22:05"), at("21T04:00"))})
-    document = listing(rendered(decided(*CONFIGURED[:2], *images, *CONFIGURED[4:], run, files=FILES), at(now), made))
+    document = read_listing(
+        build_state_at(decided(*CONFIGURED[:2], *images, *CONFIGURED[4:], run, files=FILES), at(now), made)
+    )
     assert datetime.fromisoformat(document["ends"]["since"]) == at(since)
     entry = document["contents"][document["ends"]["files"][LISTED_ENTRY][0]]
     assert "flatcar-1" in entry and "memtest-7" not in entry
@@ -482,7 +484,7 @@ def test_while_all_boots_are_stopped_a_copy_boots_the_disk_after_a_window() -> N
 def test_a_copy_does_not_start_an_installation_between_two_windows() -> None:
     first, second = maintenance("m1", "20T22:00 20T23:00"), maintenance("m2", "20T23:00 21T01:00")
     documents = (OUTPUTS, *SEED[1:-1], policy("web", often="Once"), first, second)
-    texts = listing(rendered(decided(*documents), at("20T22:30"), Record()))["contents"].values()
+    texts = read_listing(build_state_at(decided(*documents), at("20T22:30"), Record()))["contents"].values()
     assert texts and not any("flatcar-1" in text or "memtest-7" in text for text in texts)
 
 
@@ -494,8 +496,8 @@ def test_a_maintenance_without_an_end_is_ended_by_a_copy_within_the_hour() -> No
 
 def test_the_data_of_a_boot_after_a_window_exists_before_the_end() -> None:
     decisions = decided(*CONFIGURED, ONE, files=FILES)
-    found = rendered(decisions, at("20T22:30"))
-    named = {path for path in rendered(decisions, at("20T23:00")).files if path.startswith("boot/o/")}
+    found = build_state_at(decisions, at("20T22:30"))
+    named = {path for path in build_state_at(decisions, at("20T23:00")).files if path.startswith("boot/o/")}
     assert named and named <= found.files.keys()
 
 
@@ -513,7 +515,7 @@ def test_finding_m10_one_request_to_a_mirror_finds_each_file_of_one_server(tmp_p
         ):
             for server, state in published.items():
                 found = client.get(f"/{listing_path(server).removeprefix('boot/')}").json()["files"]
-                assert found.keys() == in_tree(state, server).keys(), way
+                assert found.keys() == list_tree(state, server).keys(), way
                 for name, [(since, digest, size), *_] in found.items():
                     if not name.startswith("sha256:"):  # a path that has a token
                         content = client.get(f"/{name}").content

@@ -51,15 +51,15 @@ def render_user_data(text: str, keys: TokenKeys = KEYS) -> str:
     return found.boot_files[path].content.decode()
 
 
-def tokens_in(paths: Iterable[str]) -> set[str]:
+def find_tokens(paths: Iterable[str]) -> set[str]:
     return {token for path in paths if (token := find_token(path)) is not None}
 
 
 PUBLIC: Final = plan_fleet(*documents(), templates={"t": "#cloud-config\n"}).servers["web01"].decision.token or Digest(
     ""
 )
-(NAME,) = tokens_in(plan_with_template("#cloud-config\n").files)
-SAID: Final = "#cloud-config\nurl: {{ urls.provisioned }}\n"
+(NAME,) = find_tokens(plan_with_template("#cloud-config\n").files)
+TEMPLATE: Final = "#cloud-config\nurl: {{ urls.provisioned }}\n"
 
 
 def test_t6_no_path_and_no_boot_file_has_a_token_that_can_be_derived_from_git() -> None:
@@ -68,13 +68,13 @@ def test_t6_no_path_and_no_boot_file_has_a_token_that_can_be_derived_from_git() 
     assert PUBLIC != NAME and len(lying) > 4
     assert not [text for text in (*lying, *found.published.contents.values()) if PUBLIC in text]
     assert not [path for path in (*found.files, *found.published.paths) if PUBLIC in path]
-    assert tokens_in(found.published.paths) == {NAME}
+    assert find_tokens(found.published.paths) == {NAME}
 
 
 def test_t6_plans_and_decisions_are_the_same_with_and_without_a_key() -> None:
     keyed, open_to_all = (
-        plan_with_template(SAID).servers["web01"],
-        plan_with_template(SAID, keys=TokenKeys()).servers["web01"],
+        plan_with_template(TEMPLATE).servers["web01"],
+        plan_with_template(TEMPLATE, keys=TokenKeys()).servers["web01"],
     )
     assert keyed.plan == open_to_all.plan and keyed.decision == open_to_all.decision
     assert (keyed.published.plan, keyed.published.summary) == (
@@ -85,14 +85,14 @@ def test_t6_plans_and_decisions_are_the_same_with_and_without_a_key() -> None:
 
 
 def test_t6_the_same_key_gives_the_same_bytes_and_another_key_gives_others() -> None:
-    first, again, other = (plan_with_template(SAID, keys=TokenKeys(key)) for key in (KEY, KEY, OTHER))
+    first, again, other = (plan_with_template(TEMPLATE, keys=TokenKeys(key)) for key in (KEY, KEY, OTHER))
     assert first.files == again.files
-    assert not tokens_in(first.files) & tokens_in(other.files)
+    assert not find_tokens(first.files) & find_tokens(other.files)
 
 
 def test_t6_no_part_of_a_key_is_published_or_shown() -> None:
     keys = TokenKeys(KEY, (EarlierKey(OTHER, BEFORE, AFTER),))
-    found = plan_with_template(SAID, keys=keys)
+    found = plan_with_template(TEMPLATE, keys=keys)
     for key in (KEY, OTHER):
         shown = (key, key.hex().encode(), b64encode(key)[:40])
         assert not [path for path, file in found.files.items() if any(each in file.content for each in shown)]
@@ -143,7 +143,7 @@ def test_t6_a_token_in_base64_is_replaced_at_any_offset(
 
 def test_t6_an_endpoint_maps_the_published_token_to_the_internal_one() -> None:
     # A client that computes it from Git gets the 404 of a missing path.
-    with site(plan_with_template(SAID)) as there, there.serve() as url:
+    with site(plan_with_template(TEMPLATE)) as there, there.serve() as url:
         script = get(url + ENTRY).text
         (data,) = set(re.findall(r"http://boot\.test(/v1/boot/\S+/data/\S+/)", script))
         assert PUBLIC not in script and data == f"/v1/boot/{MAC}/data/{NAME}/"
@@ -160,9 +160,9 @@ def test_t6_an_endpoint_maps_the_published_token_to_the_internal_one() -> None:
 
 def test_t6_each_attempt_has_its_own_token() -> None:
     attempt = InstallAttempt(key="provision/1", boots=(StepEvidence(BEFORE, "boot/x", "10.0.0.1"),))
-    found = plan_with_template(SAID, record=Record(attempts=(attempt,), offered=3)).servers["web01"]
+    found = plan_with_template(TEMPLATE, record=Record(attempts=(attempt,), offered=3)).servers["web01"]
     assert found.plan is not None and found.plan.token is not None
-    (own,) = tokens_in(
+    (own,) = find_tokens(
         KEYS.build_names([found.plan.token], BEFORE).rename_files({FAILED.build_path(MAC, found.plan.token): File(b"")})
     )
     assert {FAILED.build_path(MAC, own), FAILED.build_path(MAC, NAME)} <= found.files.keys() and own != NAME
@@ -171,7 +171,7 @@ def test_t6_each_attempt_has_its_own_token() -> None:
 
 def test_t6_a_maintenance_has_a_token_too() -> None:
     repair = maintenance("repair", "20T20:00 21T04:00", "networkBoot: Once", boots="web")
-    found = plan_with_template(SAID, *documents("CloudInit", repair)).servers["web01"]
+    found = plan_with_template(TEMPLATE, *documents("CloudInit", repair)).servers["web01"]
     assert found.plan is not None and found.plan.data is not None
     assert found.plan.data not in "".join((*found.files, *found.published.contents.values()))
     data = [turns[0] for path, turns in found.published.paths.items() if path.endswith("/user-data")]
@@ -181,13 +181,13 @@ def test_t6_a_maintenance_has_a_token_too() -> None:
 # An earlier key
 
 
-def contents_at(state: RenderedState, path: str) -> str:
+def read_contents(state: RenderedState, path: str) -> str:
     contents: dict[str | None, str] = {file.sha256: file.content.decode() for file in state.files.values()}
     return contents[state.published.paths[path][0].content] if path in state.published.paths else ""
 
 
-TURNED: Final = EarlierKey(OTHER, BEFORE, START)
-AT_WORK: Final = Record(
+EARLIER_KEY: Final = EarlierKey(OTHER, BEFORE, START)
+INSTALLING: Final = Record(
     attempts=(InstallAttempt(key="provision/1", boots=(StepEvidence(BEFORE, "boot/x", "10.0.0.1"),)),)
 )
 
@@ -197,9 +197,9 @@ AT_WORK: Final = Record(
 def test_t6_reports_with_a_token_of_an_earlier_key_count_while_that_key_is_valid(
     key: bytes | None, minutes: int, is_heard: bool
 ) -> None:
-    (before,) = tokens_in(plan_with_template(SAID, keys=TokenKeys(key)).files)
+    (before,) = find_tokens(plan_with_template(TEMPLATE, keys=TokenKeys(key)).files)
     keys, at = TokenKeys(KEY, (EarlierKey(key, BEFORE, START),)), BEFORE + timedelta(minutes=minutes)
-    found = plan_fleet(*documents(), templates={"t": SAID}, keys=keys, now=at).servers["web01"]
+    found = plan_fleet(*documents(), templates={"t": TEMPLATE}, keys=keys, now=at).servers["web01"]
     paths = {
         PROVISIONED.build_path(MAC, before),
         FAILED.build_path(MAC, before),
@@ -207,21 +207,23 @@ def test_t6_reports_with_a_token_of_an_earlier_key_count_while_that_key_is_valid
     }
     assert len(paths & found.published.paths.keys()) == (3 if is_heard else 0)
     assert {found.published.paths[path][0].digest for path in paths if is_heard} <= {PUBLIC}
-    told = {name: contents_at(found, DATA.build_path(MAC, name, "user-data")) for name in (before, NAME)}
+    told = {name: read_contents(found, DATA.build_path(MAC, name, "user-data")) for name in (before, NAME)}
     assert (before in told[before], NAME in told[before]) == (is_heard, False), "who knows the one learns no other"
     assert (before in told[NAME], NAME in told[NAME]) == (False, True)
 
 
 def test_t6_a_server_is_rendered_again_when_an_earlier_key_ends() -> None:
-    keys = TokenKeys(KEY, (TURNED,))
+    keys = TokenKeys(KEY, (EARLIER_KEY,))
     turns = [
-        plan_fleet(*documents(), templates={"t": SAID}, keys=keys, now=now, records={"web01": AT_WORK}).servers["web01"]
+        plan_fleet(*documents(), templates={"t": TEMPLATE}, keys=keys, now=now, records={"web01": INSTALLING}).servers[
+            "web01"
+        ]
         for now in (BEFORE - timedelta(minutes=1), BEFORE, START)
     ]
     # The served boot is served again for a minute, and its data for two hours.
     assert [each.refresh_at for each in turns] == [BEFORE, START, None]
     assert all(each.transition is not None and each.transition <= (each.refresh_at or AFTER) for each in turns[:2])
-    resting = plan_fleet(*documents(), templates={"t": SAID}, keys=keys, now=BEFORE, records={"web01": Record()})
+    resting = plan_fleet(*documents(), templates={"t": TEMPLATE}, keys=keys, now=BEFORE, records={"web01": Record()})
     assert resting.servers["web01"].transition == START
 
 
@@ -244,7 +246,7 @@ def test_t6_a_client_that_asks_by_uuid_gets_a_token_only_if_the_machine_may_ask_
     text: str, of_image: str, is_told: bool
 ) -> None:
     found = plan_with_template(text, *documents("Ignition/3.4", of_image=of_image)).servers["web01"]
-    said = contents_at(found, IGNITION.build_path(make_uuid("web01")))
+    said = read_contents(found, IGNITION.build_path(make_uuid("web01")))
     (data,) = [path for path in found.published.paths if path.endswith("/config.ign")]
     assert (NAME in said, PUBLIC in said) == (is_told, not is_told)
-    assert NAME in contents_at(found, data)
+    assert NAME in read_contents(found, data)

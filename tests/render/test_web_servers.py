@@ -164,13 +164,13 @@ def test_every_file_is_served_as_by_the_endpoint(output: Path, endpoint: httpx.C
             assert (ours.status_code, theirs.status_code) == (204, 200)
             assert ours.headers["cache-control"] == theirs.headers["cache-control"]
         elif is_boot_script(path):  # a mirror does not know whether it writes a disk
-            assert _same(ours)[:-1] == _same(theirs)[:-1], path
+            assert _comparable_values(ours)[:-1] == _comparable_values(theirs)[:-1], path
             assert theirs.headers["cache-control"] == "no-store"
         else:
-            assert _same(ours) == _same(theirs), path
+            assert _comparable_values(ours) == _comparable_values(theirs), path
 
 
-def _same(response: httpx.Response) -> tuple[object, ...]:
+def _comparable_values(response: httpx.Response) -> tuple[object, ...]:
     return (response.status_code, *(response.headers.get(name) for name in SAME))
 
 
@@ -190,7 +190,7 @@ def test_every_artifact_is_served_as_by_the_endpoint(endpoint: httpx.Client, cli
     path = f"{ARTIFACTS}/{name}"
     for method in ("GET", "HEAD"):
         ours, theirs = endpoint.request(method, path), client.request(method, path)
-        assert (_same(theirs), theirs.content) == (_same(ours), ours.content)
+        assert (_comparable_values(theirs), theirs.content) == (_comparable_values(ours), ours.content)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_p3_every_missing_path_gets_a_404_that_shim_and_grub_can_read(
     for asked in (client,) if path in ("/", "/ipxe/") else (client, endpoint):
         for method in ("GET", "HEAD"):
             found = asked.request(method, path)
-            assert (_same(found), found.content) == (MISSING, b"#" if method == "GET" else b"")
+            assert (_comparable_values(found), found.content) == (MISSING, b"#" if method == "GET" else b"")
             assert found.headers.get("connection") != "close"
 
 
@@ -245,9 +245,11 @@ def test_p3_repeated_slashes_are_one_slash(output: Path, mirror: Mirror, path: s
             expected = httpx.head(f"{base_url}{path}", headers=LOADER)  # which consumes no boot
             assert expected.status_code == 200
             for spelling in (path.replace("/", "//"), f"/{path}", f"{folder}///{name}"):
-                assert _same(httpx.head(f"{base_url}{spelling}", headers=LOADER)) == _same(expected), spelling
+                assert _comparable_values(httpx.head(f"{base_url}{spelling}", headers=LOADER)) == _comparable_values(
+                    expected
+                ), spelling
             missing = http_peers.get(f"{base_url}//nothing//{name}", headers=LOADER)
-            assert (_same(missing), missing.content) == (MISSING, b"#")
+            assert (_comparable_values(missing), missing.content) == (MISSING, b"#")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
@@ -284,7 +286,7 @@ def test_a_boot_script_is_sent_as_a_whole_and_not_in_parts(client: httpx.Client)
 def test_finding_m5_an_unreadable_file_is_not_absent(output: Path, client: httpx.Client, below: str, how: str) -> None:
     with make_unreadable(output / f"boot{below}", how):
         found = client.get(ENTRY)
-        assert (_same(found), found.content) == ((503, *MISSING[1:]), b"#")
+        assert (_comparable_values(found), found.content) == ((503, *MISSING[1:]), b"#")
         assert client.get(f"/ipxe/{UUID}").status_code == (503 if below == ENTRY and how == "forbidden" else 200)
     assert client.get(ENTRY).status_code == 200
 
@@ -342,7 +344,7 @@ def test_a_new_version_is_sent_at_once_and_a_known_version_is_not_sent_again(
 
 
 @pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def full_output(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("every") / "output"
     root.mkdir()
     Site(root).publish(mirrors.FLEET_OF_EVERY_PATH)
@@ -350,22 +352,24 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answered(every: Path) -> dict[str, httpx.Response]:
-    with Site(every).serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
+def endpoint_responses(full_output: Path) -> dict[str, httpx.Response]:
+    with Site(full_output).serve() as url, http_peers.Client(base_url=url, headers=LOADER) as client:
         return {path: client.get(path) for path in mirrors.EVERY_PATH}
 
 
 @pytest.fixture(scope="module", params=RUNNING)
-def below(request: pytest.FixtureRequest, every: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+def full_mirror(
+    request: pytest.FixtureRequest, full_output: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mirror]:
     folder = tmp_path_factory.mktemp(request.param)
-    with RUNNING[request.param](every / "boot", every / "ops" / "serve", folder) as mirror:
+    with RUNNING[request.param](full_output / "boot", full_output / "ops" / "serve", folder) as mirror:
         yield mirror
 
 
 HEADERS = ("content-type", "content-length", "cache-control", "accept-ranges")
 
 
-def headers_of(path: str, answer: httpx.Response) -> tuple[object, ...]:
+def comparable_headers(path: str, answer: httpx.Response) -> tuple[object, ...]:
     names = HEADERS[2:] if is_report(path) else HEADERS  # an endpoint has no body for it
     return (*(answer.headers.get(name) for name in names), "etag" in answer.headers)
 
@@ -377,24 +381,24 @@ def test_the_tree_has_a_path_of_each_kind_that_a_copy_has() -> None:
 
 @pytest.mark.parametrize("base", ["", mirrors.BASE_PATH, mirrors.SITE], ids=["no path", "the Fleet's", "a site's"])
 def test_finding_m9_each_kind_of_path_has_the_headers_of_the_endpoint(
-    answered: dict[str, httpx.Response], below: Mirror, base: str
+    endpoint_responses: dict[str, httpx.Response], full_mirror: Mirror, base: str
 ) -> None:
-    with http_peers.Client(base_url=f"{below.url}{base}") as client:
-        for path, ours in answered.items():
+    with http_peers.Client(base_url=f"{full_mirror.url}{base}") as client:
+        for path, ours in endpoint_responses.items():
             theirs = client.get(path)
-            assert theirs.content == _every(path), path
-            assert headers_of(path, theirs) == headers_of(path, ours), path
+            assert theirs.content == _read_full_content(path), path
+            assert comparable_headers(path, theirs) == comparable_headers(path, ours), path
 
 
 def test_finding_m9_each_kind_of_path_is_revalidated_and_resumed_as_at_the_endpoint(
-    tmp_path: Path, below: Mirror
+    tmp_path: Path, full_mirror: Mirror
 ) -> None:
     site = Site(tmp_path / "output")
     site.publish(mirrors.FLEET_OF_EVERY_PATH)
 
     def ask(client: httpx.Client) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
-        for path in [path for path in mirrors.EVERY_PATH if _every(path) and not is_report(path)]:
+        for path in [path for path in mirrors.EVERY_PATH if _read_full_content(path) and not is_report(path)]:
             for name, value in (("if-none-match", "ETAG"), ("range", "bytes=0-0")):
                 etag = client.get(path).headers.get("etag", '"x"')
                 found[path, name] = client.get(path, headers={name: value.replace("ETAG", etag)}).status_code
@@ -403,56 +407,56 @@ def test_finding_m9_each_kind_of_path_is_revalidated_and_resumed_as_at_the_endpo
     with site.serve() as url, http_peers.Client(base_url=url, headers=LOADER) as endpoint:
         expected = ask(endpoint)
     for base in ("", mirrors.BASE_PATH, mirrors.SITE):
-        with http_peers.Client(base_url=f"{below.url}{base}") as client:
+        with http_peers.Client(base_url=f"{full_mirror.url}{base}") as client:
             assert ask(client) == expected, base
 
 
-def _every(path: str) -> bytes:
+def _read_full_content(path: str) -> bytes:
     return mirrors.FLEET_OF_EVERY_PATH.boot_files[path].content
 
 
-def test_finding_m9_paths_below_a_base_url_are_logged_and_verified(every: Path, below: Mirror) -> None:
-    assert verified("--tree", every, f"{below.url}{mirrors.BASE_PATH}")[1]["items"] == []
+def test_finding_m9_paths_below_a_base_url_are_logged_and_verified(full_output: Path, full_mirror: Mirror) -> None:
+    assert verified("--tree", full_output, f"{full_mirror.url}{mirrors.BASE_PATH}")[1]["items"] == []
     path = next(path for path in mirrors.EVERY_PATH if path.endswith("/boot.ipxe") and path.startswith("/v1/boot/"))
     for base in ("", mirrors.BASE_PATH, mirrors.SITE):
-        begins = below.log.stat().st_size
+        offset = full_mirror.log.stat().st_size
         for asked in (path, f"/ipxe?mac={path.split('/')[3]}"):
-            assert http_peers.get(f"{below.url}{base}{asked}", headers=LOADER).content == _every(path)
+            assert http_peers.get(f"{full_mirror.url}{base}{asked}", headers=LOADER).content == _read_full_content(path)
 
-        def both(begins: int = begins) -> bool:
-            return len(_observed(below, begins)) == 2
+        def both(offset: int = offset) -> bool:
+            return len(_list_observed_paths(full_mirror, offset)) == 2
 
         assert eventually(both)
-        assert set(_observed(below, begins)) == {f"boot{path}"}
+        assert set(_list_observed_paths(full_mirror, offset)) == {f"boot{path}"}
 
 
-def _observed(mirror: Mirror, begins: int) -> list[str]:
-    lines = mirror.log.read_bytes()[begins:].splitlines()
+def _list_observed_paths(mirror: Mirror, offset: int) -> list[str]:
+    lines = mirror.log.read_bytes()[offset:].splitlines()
     return [found.path for line in lines if isinstance(found := parse_line(line), Observation)]
 
 
 @pytest.mark.parametrize("base", ["/some%20bas", "/some%20base2", "/SOME%20BASE", "/other", "/x/some%20base"])
-def test_a_path_outside_the_base_url_is_absent(below: Mirror, base: str) -> None:
-    assert http_peers.get(f"{below.url}{base}/boot.ipxe").status_code == 404
+def test_a_path_outside_the_base_url_is_absent(full_mirror: Mirror, base: str) -> None:
+    assert http_peers.get(f"{full_mirror.url}{base}/boot.ipxe").status_code == 404
 
 
 # Logs
 
 
 @pytest.fixture
-def logged(mirror: Mirror) -> Callable[[int], list[LineContent]]:
+def follow_mirror_log(mirror: Mirror) -> Callable[[int], list[LineContent]]:
     return mirror.follow_log()
 
 
 def test_the_fetch_of_a_boot_script_is_an_observation_of_its_version(
-    output: Path, client: httpx.Client, logged: Callable[[int], list[LineContent]]
+    output: Path, client: httpx.Client, follow_mirror_log: Callable[[int], list[LineContent]]
 ) -> None:
     report = next(path for path in FLEET.boot_files if is_report(path))
     asked = datetime.now(UTC)
     for path in (ENTRY, f"/ipxe/{UUID}", report):
         client.get(f"{path}?x=/boot.ipxe")
     answered = datetime.now(UTC)
-    for found, path in zip(logged(3), (ENTRY, f"/ipxe/{UUID}", report), strict=True):
+    for found, path in zip(follow_mirror_log(3), (ENTRY, f"/ipxe/{UUID}", report), strict=True):
         assert isinstance(found, Observation)
         assert (found.path, found.client, found.server) == (f"boot{path}", "127.0.0.1", "")
         assert found.modified == int((output / f"boot{path}").stat().st_mtime) == int(BEFORE.timestamp())
@@ -460,7 +464,7 @@ def test_the_fetch_of_a_boot_script_is_an_observation_of_its_version(
 
 
 def test_an_incomplete_get_of_a_boot_script_is_not_an_observation(
-    mirror: Mirror, client: httpx.Client, logged: Callable[[int], list[LineContent]]
+    mirror: Mirror, client: httpx.Client, follow_mirror_log: Callable[[int], list[LineContent]]
 ) -> None:
     unknown = f"/v1/boot/{NOBODY}"
     for method, path in (
@@ -472,12 +476,12 @@ def test_an_incomplete_get_of_a_boot_script_is_not_an_observation(
         ("GET", "/boot.ipxe"),
     ):
         client.request(method, path)
-    found = [type(each) if isinstance(each, UnknownMachine) else each for each in logged(6)[1:]]
+    found = [type(each) if isinstance(each, UnknownMachine) else each for each in follow_mirror_log(6)[1:]]
     assert found == [IgnoreReason.METHOD, UnknownMachine, IgnoreReason.METHOD, UnknownMachine, IgnoreReason.PATH]
 
 
 def test_an_interrupted_fetch_is_detected(
-    output: Path, mirror: Mirror, logged: Callable[[int], list[LineContent]]
+    output: Path, mirror: Mirror, follow_mirror_log: Callable[[int], list[LineContent]]
 ) -> None:
     entry = f"/v1/boot/{NOBODY}/boot.ipxe"
     (output / f"boot{entry}").parent.mkdir()
@@ -486,7 +490,7 @@ def test_an_interrupted_fetch_is_detected(
         with connect(mirror.url, receive_buffer=4096) as client:
             client.sendall(f"GET {entry} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
-        assert logged(1) == [IgnoreReason.PART]
+        assert follow_mirror_log(1) == [IgnoreReason.PART]
     finally:
         shutil.rmtree((output / f"boot{entry}").parent)
 
@@ -504,12 +508,12 @@ def test_a_mirror_with_the_published_configuration_is_verified_and_no_boot_is_co
     output: Path,
     mirror: Mirror,
     client: httpx.Client,
-    logged: Callable[[int], list[LineContent]],
+    follow_mirror_log: Callable[[int], list[LineContent]],
 ) -> None:
     assert verified("--tree", output, mirror.url) == (0, {"files": len(FLEET.boot_files), "items": []})
     client.get("/last")
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())
-    assert [each for each in logged(1) if isinstance(each, Observation)] == []
+    assert [each for each in follow_mirror_log(1) if isinstance(each, Observation)] == []
 
 
 # gitboot read-access-logs

@@ -46,7 +46,7 @@ def test_finding_r15_a_node_label_that_kubelet_rejects_is_a_warning(key: str, ac
     assert all(each.message == f"kubelet rejects the node label {key} and does not start" for each in found.warnings)
 
 
-def _of_image(digest: str, artifacts: str = "kernel, initrd, rootfs") -> tuple[Problem, ...]:
+def _find_image_problems(digest: str, artifacts: str = "kernel, initrd, rootfs") -> tuple[Problem, ...]:
     return decided(*SEED, files={"image.yaml": image("rescue-1", artifacts=artifacts).replace(SHA, digest)}).warnings
 
 
@@ -62,7 +62,7 @@ def _of_image(digest: str, artifacts: str = "kernel, initrd, rootfs") -> tuple[P
     ],
 )
 def test_finding_r11_a_placeholder_in_place_of_a_digest_is_a_warning(digest: str, is_placeholder: bool) -> None:
-    found = [(each.code, each.message, each.line) for each in _of_image(digest)]
+    found = [(each.code, each.message, each.line) for each in _find_image_problems(digest)]
     assert found == ([("GB2029", "BootImage/rescue-1 has 3 placeholder digests", 4)] if is_placeholder else [])
 
 
@@ -105,7 +105,7 @@ RESTRICT: Final = "unknownServers: NotFound, serving: {restrict: true}"
 NO_SCRIPT: Final = "boot loaders that get no boot script for the local disk (serving.restrict or localDisk: NotFound)"
 
 
-def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
+def format_unable_warning(loaders: str, endpoint: str = "https://gitboot.test") -> str:
     return (
         f"{loaders} cannot ask {endpoint} whether the maintenance has ended, so copies of the boot files do not "
         "serve the maintenance to these clients"
@@ -139,12 +139,17 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
         ("a maintenance", BASE, (*ALWAYS, WINDOW), [f"Maintenance/repair: {LATE_END} (web01)"]),
         ("a late end", f"{BASE}, serving: {{lateEnds: Accept}}", (*ALWAYS, WINDOW), []),
         ("a maintenance with an endpoint", HTTP, (*ALWAYS, WINDOW), []),
-        ("by https", HTTPS, (*ALWAYS, WINDOW), [f"Maintenance/repair: {unable('GRUB and iPXE')} (web01)"]),
+        (
+            "by https",
+            HTTPS,
+            (*ALWAYS, WINDOW),
+            [f"Maintenance/repair: {format_unable_warning('GRUB and iPXE')} (web01)"],
+        ),
         (
             "by https, to an iPXE that has it",
             f"{HTTPS}, outputs: [ipxe, pxelinux], serving: {{ipxeHttps: true}}",
             (*ALWAYS, WINDOW),
-            [f"Maintenance/repair: {unable('PXELINUX')} (web01)"],
+            [f"Maintenance/repair: {format_unable_warning('PXELINUX')} (web01)"],
         ),
         ("if there is no other", f"{HTTPS}, outputs: [ipxe], serving: {{ipxeHttps: true}}", (*ALWAYS, WINDOW), []),
         ("late by https", f"{HTTPS}, serving: {{lateEnds: Accept}}", (*ALWAYS, WINDOW), []),
@@ -152,7 +157,7 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
             "firmware that fetches one file",
             HTTP,
             (*UKI, WINDOW),
-            [f"Maintenance/repair: {unable('UEFI HTTP boot', 'http://gitboot.test')} (web01)"],
+            [f"Maintenance/repair: {format_unable_warning('UEFI HTTP boot', 'http://gitboot.test')} (web01)"],
         ),
         ("the disk before and after", BASE, (*ALWAYS, *TO_DISK), []),
         (
@@ -166,7 +171,7 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
             "the same without a boot script for the disk",
             f"{HTTP}, {RESTRICT}",
             (*SEED[1:-1], *LIVE, *TO_DISK),
-            [f"Maintenance/park: {unable(NO_SCRIPT, 'http://gitboot.test')} (web01)"],
+            [f"Maintenance/park: {format_unable_warning(NO_SCRIPT, 'http://gitboot.test')} (web01)"],
         ),
         ("a boot, and then the disk", f"{HTTP}, {RESTRICT}", (*ALWAYS, WINDOW), []),
     ],

@@ -54,7 +54,7 @@ STREAM = document(
     "current: flatcar-1, rollout: {image: flatcar-2, percent: 0}, "
     "holds: [{select: {matchLabels: {role: db}}, image: flatcar-0, reason: held}]",
 )
-RICH = (
+RICH_FLEET = (
     fleet("baseURL: 'http://boot.test', sites: [{name: fra1, select: All, baseURL: 'http://fra1.test'}]"),
     server("web01", "role: web", "kernelArguments: [from-server], vars: {console: ttyS1}, provision: 2"),
     server("db01", "role: db"),
@@ -76,10 +76,10 @@ RICH = (
 )
 
 
-def explained(
+def explain_server(
     name: str = "web01",
     instant: datetime = NOON,
-    documents: tuple[str, ...] = RICH,
+    documents: tuple[str, ...] = RICH_FLEET,
     record: Record | None = None,
 ) -> Explanation:
     found = repository(*documents, files={"t.j2": "#cloud-config\n", "t.age": AGE})
@@ -92,7 +92,7 @@ def table(found: Explanation) -> dict[str, tuple[str, str, str | None]]:
 
 
 def test_each_field_names_the_resource_that_set_it() -> None:
-    rows = table(explained())
+    rows = table(explain_server())
     added, rule, resource = rows.pop("kernelArguments[4]")
     assert added.startswith("ds=nocloud;s=http://fra1.test/o/")
     assert (rule, resource) == ("R7", None)  # gitboot adds it
@@ -131,25 +131,25 @@ def test_claims_of_the_image_and_the_requirement_of_its_stream_are_shown() -> No
         profile("web", "stream: flatcar"),
         policy("worker", "All", often="Once"),
     )
-    rows = table(explained(documents=documents))
+    rows = table(explain_server(documents=documents))
     assert rows["provenance"] == ("not stated, signed by AB12", "-", "BootImage/flatcar-1")
     assert rows["requireProvenance"] == ("signed", "-", "ImageStream/flatcar")
-    rows = table(explained("web02", documents=documents))
+    rows = table(explain_server("web02", documents=documents))
     assert rows["provenance"] == ("not stated, signed by AB12", "-", "BootImage/flatcar-1")
     assert rows["requireProvenance"] == ("signed", "-", "ImageStream/flatcar")
-    assert "requireProvenance" not in table(explained())
+    assert "requireProvenance" not in table(explain_server())
 
 
 def test_each_field_has_its_file_line_and_column() -> None:
-    places = {reason.field: (reason.path, reason.line, reason.column) for reason in explained().reasons}
-    text = RICH[1].splitlines()
+    places = {reason.field: (reason.path, reason.line, reason.column) for reason in explain_server().reasons}
+    text = RICH_FLEET[1].splitlines()
     assert places["provision"] == ("001.yaml", 4, text[3].index("provision: 2") + len("provision: ") + 1)
     assert places["vars.console"] == ("001.yaml", 4, text[3].index("ttyS1") + 1)
     assert places["kernelArguments[4]"] == (None, None, None)
 
 
 def test_values_that_were_not_chosen_are_named_with_the_rule() -> None:
-    assert [(lost.candidate, lost.rule) for lost in explained().lost] == [
+    assert [(lost.candidate, lost.rule) for lost in explain_server().lost] == [
         ("BootPolicy/low", "R3"),
         ("BootPolicy/worker", "R3"),
         ("Maintenance/lesser", "R2"),
@@ -159,7 +159,7 @@ def test_values_that_were_not_chosen_are_named_with_the_rule() -> None:
 
 
 def test_during_a_maintenance_the_policy_is_not_chosen_and_the_reasons_are_those_of_the_maintenance() -> None:
-    found = explained(instant=NIGHT)
+    found = explain_server(instant=NIGHT)
     rows = table(found)
     assert rows["maintenance"] == ("tonight", "R2", "Maintenance/tonight")
     assert rows["window.start"][2] == "Maintenance/tonight"
@@ -171,8 +171,8 @@ def test_during_a_maintenance_the_policy_is_not_chosen_and_the_reasons_are_those
 
 
 def test_a_maintenance_whose_one_time_boot_was_used_is_still_explained() -> None:
-    once = (*RICH[:-2], maintenance("tonight", "20T22:00 21T04:00", "networkBoot: Once"))
-    rows = table(explained(instant=NIGHT, documents=once, record=Record(runs={"tonight": Run(1, at("20T22:10"))})))
+    once = (*RICH_FLEET[:-2], maintenance("tonight", "20T22:00 21T04:00", "networkBoot: Once"))
+    rows = table(explain_server(instant=NIGHT, documents=once, record=Record(runs={"tonight": Run(1, at("20T22:10"))})))
     assert (rows["phase"][0], rows["image"][0]) == ("Disk", "memtest-7")
 
 
@@ -237,13 +237,13 @@ def test_a_maintenance_whose_one_time_boot_was_used_is_still_explained() -> None
 def test_each_field_is_explained_with_its_reason(
     case: str, documents: tuple[str, ...], field: str, expected: tuple[str, str, str | None]
 ) -> None:
-    assert table(explained(documents=documents))[field] == expected, case
+    assert table(explain_server(documents=documents))[field] == expected, case
 
 
 def test_facts_are_json_values() -> None:
     import json
 
-    said = json.loads(json.dumps(to_json_value(explained())))
+    said = json.loads(json.dumps(to_json_value(explain_server())))
     assert (said["server"], said["reasons"][0]["field"]) == ("web01", "site")
     assert said["lost"][0] == {
         "candidate": "BootPolicy/low",
@@ -280,7 +280,7 @@ EVERYTHING: Final = (
         "sites: [{name: fra1, select: All, baseURL: 'http://fra1.test'}]"
     ),
     server("web01", "role: web", "provision: 1, serial: AB1234, secrets: {token: t.age}"),
-    *RICH[2:8],
+    *RICH_FLEET[2:8],
     policy(
         "worker",
         "All",
@@ -315,7 +315,7 @@ def test_every_field_of_a_decision_is_explained(
     case: str, documents: tuple[str, ...], instant: datetime, kinds: tuple[type, ...]
 ) -> None:
     """The names come from the types, so a new field fails here until it is explained."""
-    found = explained(instant=instant, documents=documents)
+    found = explain_server(instant=instant, documents=documents)
     every = (*found.reasons, *found.others)
     names = {each.field for each in every}
     parts = {each.field[:end] for each in every for end, sign in enumerate(each.field) if sign in ".["}
@@ -350,7 +350,7 @@ def test_every_field_of_a_decision_is_explained(
 def test_each_further_field_has_its_value_and_the_document_that_sets_it(
     field: str, value: str, resource: str | None, source: str | None
 ) -> None:
-    found = explained(documents=EVERYTHING)
+    found = explain_server(documents=EVERYTHING)
     reason = next(each for each in (*found.reasons, *found.others) if each.field == field)
     assert (reason.value, reason.resource) == (value, resource)
     if source is not None:
@@ -360,13 +360,13 @@ def test_each_further_field_has_its_value_and_the_document_that_sets_it(
 
 
 def test_an_explanation_of_the_server_shows_settings_only_if_a_document_sets_them() -> None:
-    shown = {each.field for each in explained(documents=EVERYTHING).reasons}
+    shown = {each.field for each in explain_server(documents=EVERYTHING).reasons}
     assert {"override", "power", "nodeLabels.a/zone", "nodeTaints[1]"} <= shown
     assert shown.isdisjoint({"diskBoot", "waitFor", "uuid"})
     assert {"run", "maxUnavailable", "maxUnavailablePer"} <= {
-        each.field for each in explained(instant=NIGHT, documents=EVERYTHING).reasons
+        each.field for each in explain_server(instant=NIGHT, documents=EVERYTHING).reasons
     }
-    assert "nodeLabels" not in table(explained(documents=SEED))
+    assert "nodeLabels" not in table(explain_server(documents=SEED))
 
 
 TOGETHER: Final = f"# the first line\n{SEED[1]}---\n{server('web02', 'role: web')}---\n{policy('rest', 'None')}"

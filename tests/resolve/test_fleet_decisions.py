@@ -55,7 +55,7 @@ def problems(*documents: str, files: dict[str, str] | None = None) -> tuple[Prob
         return error.problems
 
 
-def codes(*documents: str, files: dict[str, str] | None = None) -> list[str]:
+def list_codes(*documents: str, files: dict[str, str] | None = None) -> list[str]:
     return [str(problem.code) for problem in problems(*documents, files=files)]
 
 
@@ -66,7 +66,7 @@ def boots(instant: datetime, *documents: str, record: Record | None = None) -> s
     return found.boot.image if found.boot else "disk"
 
 
-def boot_of(*documents: str, files: dict[str, str] | None = None) -> Boot:
+def decide_boot(*documents: str, files: dict[str, str] | None = None) -> Boot:
     (boot,) = decision("web01", *documents, files=files).boots
     return boot
 
@@ -75,7 +75,7 @@ def seed(web01: str = "", spec: str = "", *, often: str = "Always") -> tuple[str
     return (SEED[0], server("web01", "role: web", web01), *SEED[2:-1], policy("web", spec=spec, often=often))
 
 
-def booting(image_spec: str, profile_spec: str = "", policy_spec: str = "", **more: str) -> tuple[str, ...]:
+def make_boot_fleet(image_spec: str, profile_spec: str = "", policy_spec: str = "", **more: str) -> tuple[str, ...]:
     return (
         fleet(),
         server("web01", firmware=more.get("firmware", "UEFI")),
@@ -213,7 +213,7 @@ POOLS = {
 def test_r3_a_server_has_the_policy_that_the_rules_select(web01: str, pools: str, expected: str | list[str]) -> None:
     documents = (*seed(web01)[:-1], *(POOLS[name] for name in pools.split()))
     if isinstance(expected, list):
-        assert codes(*documents) == expected
+        assert list_codes(*documents) == expected
     else:
         found = decision("web01", *documents).policy
         assert found is not None and found.policy == expected
@@ -233,7 +233,7 @@ def test_a_child_inherits_the_fields_of_its_parent_merges_maps_and_appends_lists
         "nodeTaints: [{key: u, effect: NoExecute}]",
     )
     arguments = profile("web", "flatcar-1", "kernelArguments: ['{{ vars.v }}{{ vars.w }}']")
-    boot = boot_of(*SEED[:4], arguments, SEED[5], parent, child)
+    boot = decide_boot(*SEED[:4], arguments, SEED[5], parent, child)
     assert (boot.kernel_arguments, boot.node_labels) == (("a", "b", "childx"), {"l": "child", "p": "x"})
     assert [str(taint) for taint in boot.node_taints] == ["t=:NoSchedule", "u=:NoExecute"]
 
@@ -351,7 +351,7 @@ FETCHED = Record(
 )
 
 
-def served_twice(key: str) -> Record:
+def make_twice_served_record(key: str) -> Record:
     attempt = InstallAttempt(key=key, number=1, boots=(FIRST, LAST), started=FIRST, started_boot=1)
     return replace(FETCHED, attempts=(attempt,))
 
@@ -369,14 +369,14 @@ AGAIN = Record(provision=1, image="flatcar-0", provisioned_at=NOON)
         # An endpoint withholds this boot, and no boot with another key, after the machine has fetched its data.
         (
             "by the key of the used boot",
-            *(ONCE, 1, served_twice("provision/1"), 5, Cause.PENDING, "provision/1/boot/2", False),
+            *(ONCE, 1, make_twice_served_record("provision/1"), 5, Cause.PENDING, "provision/1/boot/2", False),
         ),
         (
             "under OnImageChange as well",
             *(
                 CHANGE,
                 1,
-                served_twice("provision/1/flatcar-1"),
+                make_twice_served_record("provision/1/flatcar-1"),
                 5,
                 Cause.PENDING,
                 "provision/1/flatcar-1/boot/2",
@@ -451,8 +451,8 @@ def test_r6_image_and_method_must_match(
     case: str, artifacts: str, method: str, profile_spec: str, firmware: str, image_spec: str, expected: list[str]
 ) -> None:
     spec = profile_spec.replace("@", "userData: {format: Ignition/3.4, template: web.ign}")
-    documents = booting(image_spec, spec, artifacts=artifacts, method=method, firmware=firmware)
-    assert codes(*documents, files={"web.ign": IGNITION} if "@" in profile_spec else None) == expected, case
+    documents = make_boot_fleet(image_spec, spec, artifacts=artifacts, method=method, firmware=firmware)
+    assert list_codes(*documents, files={"web.ign": IGNITION} if "@" in profile_spec else None) == expected, case
 
 
 @for_each(
@@ -497,8 +497,8 @@ def test_r6_rendered_user_data_must_be_valid_for_its_format(
     format: str, beside: dict[str, str], expected: list[str]
 ) -> None:
     more = "".join(f", {name}: {name}" for name in beside if name != "t")
-    documents = booting(f"userData: {format}", f"userData: {{format: {format}, template: t{more}}}")
-    assert codes(*documents, files=beside) == expected
+    documents = make_boot_fleet(f"userData: {format}", f"userData: {{format: {format}, template: t{more}}}")
+    assert list_codes(*documents, files=beside) == expected
 
 
 @for_each(
@@ -520,7 +520,7 @@ def test_r6_rendered_user_data_must_be_valid_for_its_format(
 )
 def test_r7_the_arguments_name_the_user_data_in_each_format(format: str, text: str, arguments: tuple[str, ...]) -> None:
     spec = f"userData: {{format: {format}, template: t}}"
-    boot = boot_of(*booting(f"userData: {format}, writesDisk: false", spec), files={"t": text})
+    boot = decide_boot(*make_boot_fleet(f"userData: {format}, writesDisk: false", spec), files={"t": text})
     assert boot.user_data is not None
     assert boot.kernel_arguments == tuple(each.format(digest=boot.user_data.digest) for each in arguments)
 
@@ -528,11 +528,11 @@ def test_r7_the_arguments_name_the_user_data_in_each_format(format: str, text: s
 def test_r7_user_data_may_use_the_arguments_and_arguments_may_use_its_url() -> None:
     spec = "userData: {format: CloudInit, template: t}, kernelArguments: "
     text = "#cloud-config\n# {{ kernel_arguments | join(' ') }} {{ urls.base }}\n"
-    boot = boot_of(*booting("userData: CloudInit", f"{spec}[a=b]"), files={"t": text})
+    boot = decide_boot(*make_boot_fleet("userData: CloudInit", f"{spec}[a=b]"), files={"t": text})
     assert boot.user_data is not None
     assert boot.user_data.files["user-data"] == "#cloud-config\n# a=b http://boot.test\n"
-    own = booting("userData: CloudInit", f"{spec}['ds=x;s={{{{ urls.user_data }}}}']")
-    boot = boot_of(*own, files={"t": "#cloud-config\n"})
+    own = make_boot_fleet("userData: CloudInit", f"{spec}['ds=x;s={{{{ urls.user_data }}}}']")
+    boot = decide_boot(*own, files={"t": "#cloud-config\n"})
     assert boot.user_data is not None
     assert boot.kernel_arguments == (f"ds=x;s={boot.user_data.url}",)  # the author has set it
 
@@ -540,7 +540,7 @@ def test_r7_user_data_may_use_the_arguments_and_arguments_may_use_its_url() -> N
 # Invalid commits
 
 
-def skew(mode: str, minimum: str) -> tuple[str, ...]:
+def make_skew_fleet(mode: str, minimum: str) -> tuple[str, ...]:
     hold = HOLD.replace("flatcar-0", "flatcar-1")
     spec = f"current: flatcar-2, {hold}, skew: {{mode: {mode}, minimumVersion: '{minimum}'}}"
     stream = document("ImageStream", "flatcar", spec)
@@ -552,16 +552,16 @@ def unknown(what: str) -> tuple[str, ...]:
     return (fleet(spec), *SEED[1:], profile("disk", "", method="Disk"))
 
 
-def overlapping(second: str) -> tuple[str, ...]:
+def make_overlapping_fleet(second: str) -> tuple[str, ...]:
     first = maintenance("a", "20T22:00 21T04:00", select="{servers: [web01]}")
     return (*SEED, server("web02", "role: web"), first, second)
 
 
-def inheriting(*policies: str) -> tuple[str, ...]:
+def make_policy_fleet(*policies: str) -> tuple[str, ...]:
     return (*SEED[:-1], *policies)
 
 
-def declaring(number: str) -> tuple[str, ...]:
+def make_declaring_fleet(number: str) -> tuple[str, ...]:
     annotations = f"annotations: {{gitboot.dev/provisioned: '{number}'}}, labels:"
     declares = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Declared}")
     return (declares, server("web01", "role: web").replace("labels:", annotations), *SEED[2:])
@@ -581,29 +581,29 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
 @for_each(
     ("case", "documents", "expected"),
     [
-        ("R2: they overlap", overlapping(maintenance("b", "21T03:00 22T00:00")), ["GB2012"]),
-        ("R2: they overlap in the past", overlapping(maintenance("b", "- 20T22:00:01")), ["GB2012"]),
-        ("R2: they touch", overlapping(maintenance("b", "21T04:00 22T00:00")), []),
-        ("R2: one has priority", overlapping(maintenance("b", "21T03:00 22T00:00", "priority: 1")), []),
-        ("R2: they share no server", overlapping(maintenance("b", select="{servers: [web02]}")), []),
+        ("R2: they overlap", make_overlapping_fleet(maintenance("b", "21T03:00 22T00:00")), ["GB2012"]),
+        ("R2: they overlap in the past", make_overlapping_fleet(maintenance("b", "- 20T22:00:01")), ["GB2012"]),
+        ("R2: they touch", make_overlapping_fleet(maintenance("b", "21T04:00 22T00:00")), []),
+        ("R2: one has priority", make_overlapping_fleet(maintenance("b", "21T03:00 22T00:00", "priority: 1")), []),
+        ("R2: they share no server", make_overlapping_fleet(maintenance("b", select="{servers: [web02]}")), []),
         ("R3: no required policy is a warning", (OPTIONAL, *SEED[1:-1]), ["GB2010"]),
-        ("a policy inherits from itself", inheriting(policy("a", spec="inherits: a")), ["GB2005"]),
+        ("a policy inherits from itself", make_policy_fleet(policy("a", spec="inherits: a")), ["GB2005"]),
         (
             "policies inherit in a circle",
-            inheriting(policy("a", spec="inherits: b"), policy("b", spec="inherits: a")),
+            make_policy_fleet(policy("a", spec="inherits: b"), policy("b", spec="inherits: a")),
             ["GB2005"] * 2,
         ),
-        ("no parent to inherit from", inheriting(document("BootPolicy", "a", "select: All")), ["GB2006"]),
+        ("no parent to inherit from", make_policy_fleet(document("BootPolicy", "a", "select: All")), ["GB2006"]),
         (
             "a parent has neither",
-            inheriting(document("BootPolicy", "a", "select: None"), policy("b", spec="inherits: a")),
+            make_policy_fleet(document("BootPolicy", "a", "select: None"), policy("b", spec="inherits: a")),
             ["GB2006"],
         ),
-        ("R4: the version is high enough", skew("Enforce", "1"), []),
-        ("R4: skew checks the image that really boots", skew("Enforce", "1.0.1"), ["GB2013"]),
-        ("R4: it is a warning", skew("Warn", "1.0.1"), ["GB2013"]),
-        ("R4: no image", skew("None", "1.0.1"), []),
-        ("R4: versions are compared by their numbers", skew("Enforce", "0.9.99"), []),
+        ("R4: the version is high enough", make_skew_fleet("Enforce", "1"), []),
+        ("R4: skew checks the image that really boots", make_skew_fleet("Enforce", "1.0.1"), ["GB2013"]),
+        ("R4: it is a warning", make_skew_fleet("Warn", "1.0.1"), ["GB2013"]),
+        ("R4: no image", make_skew_fleet("None", "1.0.1"), []),
+        ("R4: versions are compared by their numbers", make_skew_fleet("Enforce", "0.9.99"), []),
         (
             "R6: the boots of every phase are checked",
             (*SEED, image("iso-1", "", "iso"), profile("broken", "iso-1"), NEXT_YEAR),
@@ -611,18 +611,20 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
         ),
         (
             "R6: a loader's boot script ends Continuous",
-            booting("", "httpBoot: loader", "override: Continuous", artifacts="kernel, loader, uki", method="UefiHttp"),
+            make_boot_fleet(
+                "", "httpBoot: loader", "override: Continuous", artifacts="kernel, loader, uki", method="UefiHttp"
+            ),
             [],
         ),
         (
             "R6: no boot script of a uki ends Continuous",
-            booting("", UKI, "override: Continuous", artifacts="kernel, loader, uki", method="UefiHttp"),
+            make_boot_fleet("", UKI, "override: Continuous", artifacts="kernel, loader, uki", method="UefiHttp"),
             ["GB2014"],
         ),
-        ("R6: a boot script by PXE ends Continuous", booting("", "", "override: Continuous"), []),
+        ("R6: a boot script by PXE ends Continuous", make_boot_fleet("", "", "override: Continuous"), []),
         (
             "node labels need a way into a uki",
-            booting("", UKI, "nodeLabels: {a: b}", artifacts="uki", method="UefiHttp"),
+            make_boot_fleet("", UKI, "nodeLabels: {a: b}", artifacts="uki", method="UefiHttp"),
             ["GB4003"],
         ),
         ("unknown servers boot their disks", unknown("LocalDisk"), []),
@@ -644,21 +646,21 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
         ("a policy switches on for a new image", seed(spec="power: On", often=CHANGE), []),
         ("a policy switches on without a boot", seed(spec="power: On", often="Always"), ["GB1044"]),
         ("a policy switches on for the disk", seed(spec="power: On", often="Never"), ["GB1044"]),
-        ("a declared number", declaring("1"), []),
-        ("a declared number with zeros", declaring("007"), []),
-        ("a declared number of 18 digits", declaring("9" * 18), []),
-        ("a declared number is too long", declaring("1" * 5000), ["GB1030"]),
-        ("a declared number is negative", declaring("-1"), ["GB1030"]),
-        ("a declared number is text", declaring("one"), ["GB1030"]),
+        ("a declared number", make_declaring_fleet("1"), []),
+        ("a declared number with zeros", make_declaring_fleet("007"), []),
+        ("a declared number of 18 digits", make_declaring_fleet("9" * 18), []),
+        ("a declared number is too long", make_declaring_fleet("1" * 5000), ["GB1030"]),
+        ("a declared number is negative", make_declaring_fleet("-1"), ["GB1030"]),
+        ("a declared number is text", make_declaring_fleet("one"), ["GB1030"]),
     ],
 )
 def test_an_invalid_commit_has_its_problem_codes(case: str, documents: tuple[str, ...], expected: list[str]) -> None:
-    assert codes(*documents) == expected, case
+    assert list_codes(*documents) == expected, case
 
 
 def test_a_hundred_servers_of_a_file_that_lack_a_policy_are_reported() -> None:
     servers = "---\n".join(server(f"b{number:03}") for number in range(150))
-    assert codes(*SEED, files={"b.yaml": servers}) == ["GB2010"] * 100 + ["GB1015"]
+    assert list_codes(*SEED, files={"b.yaml": servers}) == ["GB2010"] * 100 + ["GB1015"]
 
 
 @for_each(
@@ -672,7 +674,7 @@ def test_a_fault_of_a_template_is_reported_in_the_template_once(template: str, l
     user_data = "userData: {format: CloudInit, template: t.j2}"
     others = (server("db01", "role: db"), profile("db", "a-1", user_data))
     policies = (policy("web", "{servers: [web01]}"), policy("db", "{matchLabels: {role: db}}", boots="db"))
-    documents = (*booting("userData: CloudInit", user_data)[:-1], *others, *policies)
+    documents = (*make_boot_fleet("userData: CloudInit", user_data)[:-1], *others, *policies)
     (problem,) = problems(*documents, files={"t.j2": template})
     assert (problem.path, problem.line) == ("t.j2", line)
     assert message in problem.message and "db01, web01" in problem.message
@@ -840,7 +842,7 @@ def test_r8_a_maintenance_of_next_week_changes_the_decision_but_no_plan() -> Non
 
 @for_each("url", [f"oci://registry.test/os/linux@sha256:{SHA}", "https://vendor.test/a/vmlinuz?b=c"])
 def test_a_mirrored_artifact_is_fetched_below_its_digest_for_any_name(url: str) -> None:
-    boot = boot_of(MIRRORS, SEED[1], image("flatcar-1").replace("assets:flatcar-1/kernel", url), *SEED[3:])
+    boot = decide_boot(MIRRORS, SEED[1], image("flatcar-1").replace("assets:flatcar-1/kernel", url), *SEED[3:])
     assert {file.url: file.source for file in boot.files.all()} == {
         f"http://boot.test/o/{SHA}/kernel": url,
         "http://boot.test/assets/flatcar-1/initrd": None,

@@ -70,13 +70,13 @@ PROCESSES = settings(LAWS, max_examples=2)
 @given(fleet=fleets(), order=st.integers(0, 999).map(random.Random))
 def test_the_order_of_files_documents_and_keys_changes_no_byte(fleet: GeneratedFleet, order: random.Random) -> None:
     before = decided(fleet.documents)
-    after = decide_texts(files=_laid_out_anew(fleet.documents, order))
+    after = decide_texts(files=_shuffle_files(fleet.documents, order))
     assert (list_digests(after), list(after.servers)) == (list_digests(before), list(before.servers))
     assert tree(after, fleet.records, fleet.at) == tree(before, fleet.records, fleet.at)
-    assert _messages(after) == _messages(before)
+    assert _list_messages(after) == _list_messages(before)
 
 
-def _laid_out_anew(documents: Iterable[Document], order: random.Random) -> dict[str, str]:
+def _shuffle_files(documents: Iterable[Document], order: random.Random) -> dict[str, str]:
     files: defaultdict[str, str] = defaultdict(str)
     for each in order.sample(list(documents), len(list(documents))):
         files[order.choice(["a.yaml", "b/c.yml", "b/a.yaml", "z.yaml"])] += (
@@ -85,7 +85,7 @@ def _laid_out_anew(documents: Iterable[Document], order: random.Random) -> dict[
     return files
 
 
-def _messages(decisions: Decisions) -> list[tuple[str, str]]:
+def _list_messages(decisions: Decisions) -> list[tuple[str, str]]:
     return sorted((problem.code, problem.message) for problem in decisions.warnings)
 
 
@@ -201,11 +201,11 @@ def test_r8_a_future_maintenance_changes_no_plan_and_no_file(fleet: GeneratedFle
 def test_r10_a_plan_is_valid_until_its_next_transition_and_changes_at_it(fleet: GeneratedFleet) -> None:
     for name, decision in decided(fleet.documents).servers.items():
         for record in (fleet.records[name], installed_record(decision, fleet.at)):
-            for instant, following in pairwise(fleet.instants(record)):
-                _check_transition(decision, record, instant, following)
+            for instant, later in pairwise(fleet.instants(record)):
+                _check_transition(decision, record, instant, later)
 
 
-def _check_transition(decision: Decision, record: Record | None, instant: datetime, following: datetime) -> None:
+def _check_transition(decision: Decision, record: Record | None, instant: datetime, later: datetime) -> None:
     def shown(at: datetime) -> str | None:
         planned = make_plan(decision, at, record)
         assert planned is None or planned.next_transition == find_next_transition(decision, at, record)
@@ -213,8 +213,8 @@ def _check_transition(decision: Decision, record: Record | None, instant: dateti
 
     until = find_next_transition(decision, instant, record)
     assert until is None or until > instant
-    if until is None or following < until:
-        assert (shown(following), find_next_transition(decision, following, record)) == (shown(instant), until)
+    if until is None or later < until:
+        assert (shown(later), find_next_transition(decision, later, record)) == (shown(instant), until)
     else:
         assert shown(until) != shown(instant)
         assert shown(until - timedelta(microseconds=1)) == shown(instant)
@@ -228,7 +228,7 @@ def test_r2_an_active_maintenance_always_wins_and_an_inactive_one_never_does(fle
         name = get_name(server)
         for instant in fleet.instants(fleet.records[name]):
             planned = make_plan(decisions.servers[name], instant, fleet.records[name])
-            active = _active(fleet, server, instant)
+            active = _list_active(fleet, server, instant)
             if server["spec"]["lifecycle"] != "Active":
                 assert planned is None
             elif not active:
@@ -238,7 +238,7 @@ def test_r2_an_active_maintenance_always_wins_and_an_inactive_one_never_does(fle
                 _check_maintained(planned, active[-1], fleet.records[name], instant)
 
 
-def _active(fleet: GeneratedFleet, server: Document, instant: datetime) -> list[Document]:
+def _list_active(fleet: GeneratedFleet, server: Document, instant: datetime) -> list[Document]:
     active = []
     for each in fleet.of("Maintenance"):
         start, end = bounds(each["spec"])
@@ -272,7 +272,7 @@ def _network_boot(decisions: Decisions, planned: BootPlan) -> NetworkBoot:
     return next(each.network_boot for each in decision.maintenances if each.name == planned.maintenance)
 
 
-def _reaches_for_the_network(planned: BootPlan) -> bool:
+def _needs_network(planned: BootPlan) -> bool:
     override = planned.override
     return bool(planned.boot or planned.user_data or (override and override.target is not OverrideTarget.HDD))
 
@@ -284,7 +284,7 @@ def test_an_unverified_server_never_boots_once_or_on_image_change(fleet: Generat
     for decision in decisions.servers.values():
         for instant in fleet.instants(None):
             planned = make_plan(decision, instant, None)
-            if planned is not None and _reaches_for_the_network(planned):
+            if planned is not None and _needs_network(planned):
                 assert _network_boot(decisions, planned) is NetworkBoot.ALWAYS
 
 
@@ -334,12 +334,12 @@ def test_r11_a_change_to_the_document_of_one_server_changes_no_other_server(
 ) -> None:
     name = data.draw(st.sampled_from(fleet.names("Server")))
     changed = data.draw(server_documents(name, policies=fleet.names("BootPolicy"), bios=fleet.bios))
-    assert _without(decided(fleet.replace_documents(changed).documents), name) == _without(
+    assert _exclude(decided(fleet.replace_documents(changed).documents), name) == _exclude(
         decided(fleet.documents), name
     )
 
 
-def _without(decisions: Decisions, *names: str) -> dict[str, Decision]:
+def _exclude(decisions: Decisions, *names: str) -> dict[str, Decision]:
     return {name: decision for name, decision in decisions.servers.items() if name not in names}
 
 
@@ -377,7 +377,7 @@ def test_r11_unrelated_servers_and_their_resources_change_nothing(fleet: Generat
         *(data.draw(server_documents(name, policies=policies, bios=fleet.bios)) for name in names),
     )
     before, after = decided(fleet.documents), decided(added.documents)
-    assert _without(after, *names) == before.servers
+    assert _exclude(after, *names) == before.servers
     files = tree(after, fleet.records, fleet.at)
     assert {path: files.get(path) for path in tree(before, fleet.records, fleet.at)} == tree(
         before, fleet.records, fleet.at

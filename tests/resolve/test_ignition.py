@@ -27,7 +27,7 @@ def unit(**fields: Any) -> str:
     return config(systemd={"units": [{"name": "a.service", **fields}]})
 
 
-def merging(source: Any) -> str:
+def make_merge_config(source: Any) -> str:
     return json.dumps({"ignition": {"version": "3.3.0", "config": {"merge": [{"source": source}]}}})
 
 
@@ -48,7 +48,7 @@ ACCEPTED = (
     config(kernelArguments={"shouldExist": ["quiet"]}),
     config(storage={"filesystems": [{"device": "/dev/a", "format": "ext4", "path": "/x"}]}),
     config(storage={"raid": [{"name": "a", "level": "raid1", "devices": ["/dev/a"]}]}),
-    merging("http://a.test/b"),
+    make_merge_config("http://a.test/b"),
 )
 REJECTED = (
     "",
@@ -92,8 +92,8 @@ REJECTED = (
     unit(enabled="yes"),
     unit(dropins=[{"name": "x"}]),
     config(kernelArguments={"shouldExist": "quiet"}),
-    merging("b"),
-    merging(None),
+    make_merge_config("b"),
+    make_merge_config(None),
 )
 
 

@@ -165,7 +165,7 @@ def test_e12_a_machine_that_is_not_new_is_unverified(seen: set[SystemUuid], carr
 # Leftovers of a maintenance
 
 
-def booted(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
+def record_maintenance_run(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
     run = Run(maintenance.run, made_at, maintenance.end)
     writes_disk = maintenance.boot is not None and maintenance.boot.writes_disk
     return record_run(record, maintenance.name, run, once=True, overwrites=writes_disk)
@@ -176,7 +176,7 @@ WIPE = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="bios
 
 def test_e12_a_maintenance_that_writes_disks_leaves_servers_unverified_until_their_number_is_raised() -> None:
     wiped = web01("provision: 1", WIPE)
-    record = booted(make_adopted_record(wiped), wiped.maintenances[0], at("20T22:10"))
+    record = record_maintenance_run(make_adopted_record(wiped), wiped.maintenances[0], at("20T22:10"))
     assert record.overwritten_by == "wipe"
     after = make_plan(wiped, at("21T05:00"), record)
     assert after is not None and (after.phase, after.cause) == (Phase.DISK, Cause.OVERWRITTEN)
@@ -186,25 +186,27 @@ def test_e12_a_maintenance_that_writes_disks_leaves_servers_unverified_until_the
 
 def test_a_maintenance_that_writes_no_disk_leaves_the_records_unchanged() -> None:
     tested = web01("provision: 1", maintenance("m", "20T22:00 21T04:00", "networkBoot: Once"))
-    record = booted(make_adopted_record(tested), tested.maintenances[0], at("20T22:10"))
+    record = record_maintenance_run(make_adopted_record(tested), tested.maintenances[0], at("20T22:10"))
     assert record == replace(make_adopted_record(tested), runs={"m": Run(1, at("20T22:10"), at("21T04:00"))})
 
 
 def test_a_server_that_was_never_installed_is_pending_even_if_something_wrote_its_disk() -> None:
     wiped = web01("provision: 1", WIPE)
-    planned = make_plan(wiped, at("21T05:00"), booted(Record(), wiped.maintenances[0], at("20T22:10")))
+    planned = make_plan(wiped, at("21T05:00"), record_maintenance_run(Record(), wiped.maintenances[0], at("20T22:10")))
     assert planned is not None and planned.cause is Cause.PENDING
 
 
 def test_the_result_of_a_maintenance_run_is_exported() -> None:
     wiped = web01("provision: 1", WIPE)
-    records = {wiped.uuid: booted(make_adopted_record(wiped), wiped.maintenances[0], at("20T22:10"))}
+    records = {wiped.uuid: record_maintenance_run(make_adopted_record(wiped), wiped.maintenances[0], at("20T22:10"))}
     assert parse_exported_records(encode_records(records), "records.json") == records
 
 
 # When a run is made again
 
-MADE = booted(Record(provision=1, image="flatcar-1"), web01("provision: 1", WIPE).maintenances[0], at("20T22:10"))
+MADE = record_maintenance_run(
+    Record(provision=1, image="flatcar-1"), web01("provision: 1", WIPE).maintenances[0], at("20T22:10")
+)
 
 
 @for_each(
@@ -237,7 +239,7 @@ def test_e17_the_run_of_a_later_window_has_its_own_reason() -> None:
     )
     assert {run_key(first, None), run_key(first, MADE), run_key(later, Record())} == {"maintenance/wipe/1"}
     assert run_key(later, MADE) == "maintenance/wipe/1/after/2026-11-21T04:00:00Z"
-    assert booted(MADE, later, at("27T23:00")).runs["wipe"] == Run(1, at("27T23:00"), at("28T04:00"))
+    assert record_maintenance_run(MADE, later, at("27T23:00")).runs["wipe"] == Run(1, at("27T23:00"), at("28T04:00"))
 
 
 def test_e17_a_run_lasts_as_long_as_its_window() -> None:
@@ -304,12 +306,14 @@ def test_e20_deleted_servers_that_come_back_are_held() -> None:
 # Reviews
 
 
-def own(spec: str, name: str = "fra1-web01") -> Files:
+def make_server(spec: str, name: str = "fra1-web01") -> Files:
     return {f"servers/{name}.yaml": server(name, "site: fra1, role: web", spec)}
 
 
-def board(spec: str) -> Files:
-    text = str(own(spec)["servers/fra1-web01.yaml"]).replace(make_uuid("fra1-web01"), make_uuid("a new board"), 1)
+def make_replaced_board(spec: str) -> Files:
+    text = str(make_server(spec)["servers/fra1-web01.yaml"]).replace(
+        make_uuid("fra1-web01"), make_uuid("a new board"), 1
+    )
     return {"servers/fra1-web01.yaml": text}
 
 
@@ -319,21 +323,21 @@ OLD = make_uuid("fra1-web01")
 @for_each(
     ("what", "new", "expected"),
     [
-        ("it comes at 1", own("provision: 1", "new01"), ()),
-        ("it comes at 3", own("provision: 3", "new01"), (UnknownReason(UnknownCause.NEW_SERVER, "3"),)),
+        ("it comes at 1", make_server("provision: 1", "new01"), ()),
+        ("it comes at 3", make_server("provision: 3", "new01"), (UnknownReason(UnknownCause.NEW_SERVER, "3"),)),
         (
             "it replaces what nobody is",
-            own(f"provision: 2, replaces: {make_uuid('nobody')}", "new01"),
+            make_server(f"provision: 2, replaces: {make_uuid('nobody')}", "new01"),
             (UnknownReason(UnknownCause.REPLACES, make_uuid("nobody")),),
         ),
-        ("a new board", board("provision: 2"), (UnknownReason(UnknownCause.BOARD, OLD),)),
+        ("a new board", make_replaced_board("provision: 2"), (UnknownReason(UnknownCause.BOARD, OLD),)),
         (
             "a new board that is named",
-            board(f"provision: 1, replaces: {OLD}"),
+            make_replaced_board(f"provision: 1, replaces: {OLD}"),
             (UnknownReason(UnknownCause.NOT_RAISED, "1"),),
         ),
-        ("and raised", board(f"provision: 2, replaces: {OLD}"), ()),
-        ("provision raised", own("provision: 2"), ()),
+        ("and raised", make_replaced_board(f"provision: 2, replaces: {OLD}"), ()),
+        ("provision raised", make_server("provision: 2"), ()),
         (
             "a wipe",
             {"m.yaml": WIPE.replace("All", "{servers: [fra1-web01]}")},
@@ -351,7 +355,7 @@ def test_e12_a_review_shows_which_servers_become_unverified(
 
 
 def test_e12_a_board_that_replaces_another_is_the_same_server_whatever_else_changes() -> None:
-    text = str(board(f"provision: 2, replaces: {OLD}")["servers/fra1-web01.yaml"])
+    text = str(make_replaced_board(f"provision: 2, replaces: {OLD}")["servers/fra1-web01.yaml"])
     moved = text.replace(make_mac("fra1-web01"), make_mac("other")).replace("name: fra1-web01", "name: ams2-new")
     (change,) = compare_files({"servers/fra1-web01.yaml": None, "servers/new.yaml": moved}).servers
     assert change.old is not None and (change.old.server, change.name) == ("fra1-web01", "ams2-new")

@@ -86,7 +86,7 @@ def test_a_stop_ejects_the_medium(stop: StopScope) -> None:
     assert _medium(FRESH, stop=stop) is None
 
 
-def _maintained(at: datetime, record: Record) -> str | None:
+def _plan_rescue_medium(at: datetime, record: Record) -> str | None:
     rescue = image("rescue-1", "configFrom: None, writesDisk: false", "iso")
     documents: tuple[str, ...] = (
         *SEED,
@@ -101,8 +101,8 @@ def _maintained(at: datetime, record: Record) -> str | None:
 
 def test_the_medium_of_a_window_ends_with_it() -> None:
     done = replace(BEGUN, evidence="Reported")
-    assert _maintained(NOON + timedelta(minutes=59), done) == ISO.replace("flatcar", "rescue")
-    assert _maintained(NOON + timedelta(hours=1), done) is None
+    assert _plan_rescue_medium(NOON + timedelta(minutes=59), done) == ISO.replace("flatcar", "rescue")
+    assert _plan_rescue_medium(NOON + timedelta(hours=1), done) is None
 
 
 # The second medium
@@ -118,7 +118,7 @@ TEXTS = {
 }
 
 
-def _configured(format: str = "CloudInit", *, often: str = "Once", method: str = "VirtualMedia") -> tuple[str, ...]:
+def _make_fleet(format: str = "CloudInit", *, often: str = "Once", method: str = "VirtualMedia") -> tuple[str, ...]:
     artifacts = "iso" if method == "VirtualMedia" else "kernel"
     return (
         fleet(),
@@ -133,7 +133,7 @@ def _configured(format: str = "CloudInit", *, often: str = "Once", method: str =
     ("often", "named_by"), [("Once", "the installation"), ("OnImageChange", "the installation"), ("Always", "its text")]
 )
 def test_user_data_gets_its_own_medium_with_a_token_if_its_boot_ends(often: str, named_by: str) -> None:
-    found = make_plan(decision("web01", *_configured(often=often), files={"t": TEXTS["CloudInit"]}), NOON, FRESH)
+    found = make_plan(decision("web01", *_make_fleet(often=often), files={"t": TEXTS["CloudInit"]}), NOON, FRESH)
     assert found is not None and found.user_data is not None
     token = found.data if named_by == "the installation" else found.user_data.digest
     assert found.data_medium == token is not None
@@ -146,7 +146,7 @@ def test_user_data_gets_its_own_medium_with_a_token_if_its_boot_ends(often: str,
     ("evidence", "lies"), [("Consumed", True), ("Reported", False)], ids=["it may still be read", "it is done"]
 )
 def test_a_medium_with_user_data_stays_as_long_as_the_boot_medium(evidence: str, lies: bool) -> None:
-    found = decision("web01", *_configured(), files={"t": TEXTS["CloudInit"]})
+    found = decision("web01", *_make_fleet(), files={"t": TEXTS["CloudInit"]})
     planned = make_plan(found, NOON + timedelta(minutes=30), replace(BEGUN, evidence=evidence))
     assert planned is not None and [each is not None for each in build_media_urls(planned, KEYS)] == [lies, lies]
 
@@ -166,8 +166,8 @@ def test_user_data_that_its_system_would_not_find_on_a_medium_is_rejected(
 ) -> None:
     files = {"t": TEXTS[format]}
     if says is None:
-        assert decision("web01", *_configured(format), files=files).policy is not None
+        assert decision("web01", *_make_fleet(format), files=files).policy is not None
         return
     with pytest.raises(InvalidRepository) as refused:
-        decision("web01", *_configured(format, method=method), files=files)
+        decision("web01", *_make_fleet(format, method=method), files=files)
     assert [(str(each.code), says in each.message) for each in refused.value.problems] == [("GB4003", True)]

@@ -65,7 +65,7 @@ def render(source: str, **context: object) -> str:
     return render_template(source, {**CONTEXT, **context})
 
 
-def fault_of(source: str, **context: object) -> TemplateFault:
+def find_fault(source: str, **context: object) -> TemplateFault:
     with pytest.raises(TemplateFault) as caught:
         render(source, **context)
     return caught.value
@@ -132,14 +132,14 @@ def test_finding_p12_a_template_writes_the_boot_nic(source: str, text: str) -> N
     ],
 )
 def test_finding_p12_a_template_cannot_compute_with_the_boot_nic(expression: str) -> None:
-    fault = fault_of(f"{{{{ {expression} }}}}", boot_nic=BOOT_NIC)
+    fault = find_fault(f"{{{{ {expression} }}}}", boot_nic=BOOT_NIC)
     assert fault.code is Code.TEMPLATE_FAILED
     assert fault.message.startswith("the boot loader fills in boot_nic.")
 
 
 @for_each("expression", ["boot_nic.mac", "boot_nic.mac | ipxe", "boot_nic.bootif | grub", "boot_nic.bootif | data_url"])
 def test_finding_p12_user_data_cannot_have_the_boot_nic(expression: str) -> None:
-    fault = fault_of(f"a\n{{{{ {expression} }}}}", boot_nic=BOOT_NIC_OF_USER_DATA)
+    fault = find_fault(f"a\n{{{{ {expression} }}}}", boot_nic=BOOT_NIC_OF_USER_DATA)
     name = expression.partition(" ")[0]
     reason = f"user data is the same for every NIC, so it cannot contain {name}"
     assert (fault.line, fault.message) == (2, f"{reason}; write {{{{ {name} }}}} in a kernel argument")
@@ -147,7 +147,7 @@ def test_finding_p12_user_data_cannot_have_the_boot_nic(expression: str) -> None
 
 @for_each("source", ["{{ boot_nic.mac[0] }}", "{{ boot_nic.mac.lower() }}", "{{ boot_nic.macc }}", "{{ boot_nic }}"])
 def test_finding_p12_the_boot_nic_has_no_parts(source: str) -> None:
-    assert fault_of(source, boot_nic=BOOT_NIC).code is Code.TEMPLATE_FAILED
+    assert find_fault(source, boot_nic=BOOT_NIC).code is Code.TEMPLATE_FAILED
 
 
 FILTERS = {
@@ -199,14 +199,14 @@ def test_a_filter_returns_the_expected_value(name: str) -> None:
 @for_each("name", sorted(set(jinja2.filters.FILTERS) - set(templates.FILTERS)))
 def test_other_filters_of_jinja2_are_not_available(name: str) -> None:
     for source in (f"{{{{ 'a' | {name} }}}}", f"{{{{ ['a'] | map('{name}') }}}}"):
-        fault = fault_of(source)
+        fault = find_fault(source)
         assert (fault.code, fault.line) == (Code.TEMPLATE_FAILED, 1)
         assert f"there is no filter {name}" in fault.message
 
 
 @for_each("name", sorted(set(jinja2.tests.TESTS) - set(templates.TESTS)))
 def test_other_tests_of_jinja2_are_not_available(name: str) -> None:
-    fault = fault_of(f"{{{{ ['a'] | select('{name}') }}}}" if not name.isidentifier() else f"{{{{ 1 is {name} }}}}")
+    fault = find_fault(f"{{{{ ['a'] | select('{name}') }}}}" if not name.isidentifier() else f"{{{{ 1 is {name} }}}}")
     assert fault.code is Code.TEMPLATE_FAILED
     assert name in fault.message
 
@@ -271,7 +271,7 @@ def test_other_tests_of_jinja2_are_not_available(name: str) -> None:
     ],
 )
 def test_a_template_fails_with_the_reason(source: str, message: str) -> None:
-    fault = fault_of(source)
+    fault = find_fault(source)
     assert fault.code is Code.TEMPLATE_FAILED
     assert message in fault.message
 
@@ -307,12 +307,12 @@ def test_no_python_object_is_accessible(expression: str) -> None:
     ],
 )  # fmt: skip
 def test_no_expression_escapes_the_sandbox(source: str) -> None:
-    assert fault_of(source).code is Code.TEMPLATE_FAILED
+    assert find_fault(source).code is Code.TEMPLATE_FAILED
 
 
 @for_each("source", ["{{ x", "{% if %}", "{% do 1 %}", "{% debug %}", "{{ '\\x' }}", "{% endif %}", "{{ 1 2 }}"])
 def test_a_syntax_error_has_its_own_code(source: str) -> None:
-    fault = fault_of("first\n" + source)
+    fault = find_fault("first\n" + source)
     assert (fault.code, fault.line) == (Code.TEMPLATE_SYNTAX, 2)
 
 
@@ -329,11 +329,11 @@ def test_a_syntax_error_has_its_own_code(source: str) -> None:
     ],
 )
 def test_a_fault_has_its_line(source: str, line: int) -> None:
-    assert fault_of(source).line == line
+    assert find_fault(source).line == line
 
 
 def test_the_error_for_secret_explains_what_to_do_instead() -> None:
-    fault = fault_of("{{ secret('token') }}")
+    fault = find_fault("{{ secret('token') }}")
     assert fault.code is Code.SECRET
     assert "name the file in userData.secrets" in fault.message
 
@@ -341,7 +341,7 @@ def test_the_error_for_secret_explains_what_to_do_instead() -> None:
 @pytest.mark.parametrize("loader", ["ipxe", "grub", "kernel"])
 def test_text_that_a_loader_cannot_carry_has_its_own_fault(loader: str) -> None:
     for source in ("{{ 'a\nb' | LOADER }}", "{{ ['a=\"b c'] | LOADER }}"):
-        assert fault_of(source.replace("LOADER", loader)).code is Code.UNQUOTABLE
+        assert find_fault(source.replace("LOADER", loader)).code is Code.UNQUOTABLE
 
 
 def test_quoting_filters_accept_a_list_of_kernel_arguments() -> None:
@@ -407,23 +407,23 @@ EACH = "{% for a in range(100000) %}"
 END = "{% endfor %}"
 
 
-def doubled(start: str, step: str, times: int = 60) -> str:
+def make_doubling_template(start: str, step: str, times: int = 60) -> str:
     return f"{{% set x = {start} %}}" + f"{{% set x = {step} %}}" * times
 
 
 UNBOUNDED = {
-    "text joined to itself": doubled("'a'", "x ~ x"),
-    "text added to itself": doubled("'a'", "x + x"),
-    "list added to itself": doubled("[1]", "x + x"),
-    "lists of lists": doubled("[1]", "[x, x]", 45) + "{{ x | tojson }}",
-    "tuples of tuples as a key": doubled("(1,)", "(x, x)", 45) + "{{ {x: 1} | length }}",
-    "a tuple as a key": doubled("(1,)", "(x, x)", 14) + EACH + "{% set y = {x: 1} %}" + END,
-    "a tuple looked up": doubled("(1,)", "(x, x)", 14) + EACH + "{{ x in {} }}" + END,
+    "text joined to itself": make_doubling_template("'a'", "x ~ x"),
+    "text added to itself": make_doubling_template("'a'", "x + x"),
+    "list added to itself": make_doubling_template("[1]", "x + x"),
+    "lists of lists": make_doubling_template("[1]", "[x, x]", 45) + "{{ x | tojson }}",
+    "tuples of tuples as a key": make_doubling_template("(1,)", "(x, x)", 45) + "{{ {x: 1} | length }}",
+    "a tuple as a key": make_doubling_template("(1,)", "(x, x)", 14) + EACH + "{% set y = {x: 1} %}" + END,
+    "a tuple looked up": make_doubling_template("(1,)", "(x, x)", 14) + EACH + "{{ x in {} }}" + END,
     "a macro's tuples": "{% macro f(n) %}{% if n %}{{ f(n - 1, varargs, varargs) }}{% else %}{% set y = {varargs: 1} %}"
     "{% endif %}{% endmacro %}{{ f(45) }}",
-    "mappings of mappings": doubled("{}", "{'a': x, 'b': x}", 45) + "{{ x | tojson }}",
-    "lists compared": doubled("[1]", "[x, x]", 17) + "{% set y = x[:] %}" + EACH + "{{ x == y }}" + END,
-    "depth": doubled("[]", "[x]", 900) + "{{ x | tojson }}",
+    "mappings of mappings": make_doubling_template("{}", "{'a': x, 'b': x}", 45) + "{{ x | tojson }}",
+    "lists compared": make_doubling_template("[1]", "[x, x]", 17) + "{% set y = x[:] %}" + EACH + "{{ x == y }}" + END,
+    "depth": make_doubling_template("[]", "[x]", 900) + "{{ x | tojson }}",
     "loops": EACH * 3 + END * 3,
     "loops of 300": "{% for a in range(300) %}" * 3 + END * 3,
     "a loop that skips": "{% for b in range(9999) %}{% for a in range(9999) if false %}" + END * 2,
@@ -454,7 +454,7 @@ UNBOUNDED = {
     "replace of nothing": TEXT + "{{ x | replace('', x) | length }}",
     "join": TEXT + "{{ range(99999) | join(x) | length }}",
     "indent": "{{ 'a\nb' | indent(99999999999) }}",
-    "indent of many lines": doubled("'\na'", "x ~ x", 18) + "{{ x | indent(99999) | length }}",
+    "indent of many lines": make_doubling_template("'\na'", "x ~ x", 18) + "{{ x | indent(99999) | length }}",
     "indent of the first line": "{{ 'a' | indent(99999999999, true) }}",
     "tojson": TEXT + EACH + "{% set y = x | tojson %}" + END,
     "quoting": TEXT + EACH + "{% set y = x | grub %}" + END,
@@ -552,7 +552,7 @@ def test_no_expression_grows_without_bounds() -> None:
     ],
 )
 def test_the_exceeded_bound_is_named(name: str, message: str) -> None:
-    assert message in fault_of(UNBOUNDED[name]).message
+    assert message in find_fault(UNBOUNDED[name]).message
 
 
 def test_a_template_within_the_bounds_is_rendered() -> None:
@@ -560,7 +560,7 @@ def test_a_template_within_the_bounds_is_rendered() -> None:
     assert render("{{ x }}", x="a" * MAX_BYTES) == "a" * MAX_BYTES
     assert render(f"{{% for a in range({MAX_STEPS}) %}}x{{% endfor %}}") == "x" * MAX_STEPS
     one_more = f"{{% for a in range({MAX_STEPS}) %}}{{% endfor %}}{{% for a in [1] %}}{{% endfor %}}"
-    assert fault_of(one_more).code is Code.TEMPLATE_BOUNDS
+    assert find_fault(one_more).code is Code.TEMPLATE_BOUNDS
     assert render("{{ 9223372036854775807 }}") == "9223372036854775807"
     assert render("{{ " + "(" * 25 + "1" + ")" * 25 + " }}") == "1"
     assert render("{% for a in [1] %}" * 15 + "x" + END * 15) == "x"

@@ -52,7 +52,7 @@ def line(old: State, new: State) -> str:
     return format_ack_line(extent(old, new).digest, Guard.MAX_REINSTALLS)
 
 
-def walked(
+def make_commit_path(
     *commits: Commit, limits: Limits | None = None, approved: tuple[tuple[State, State], ...] = ()
 ) -> CommitPath:
     states = [START, *(commit.state for commit in commits)]
@@ -112,39 +112,39 @@ B: State = {2: 1}
     ],
 )
 def test_e19_each_merge_is_acknowledged_by_its_own_line(what: str, commits: list[Commit], reached: int) -> None:
-    found = walked(*commits)
+    found = make_commit_path(*commits)
     assert found.reached == reached
     assert (found.held_step is None) == (reached == len(commits))
 
 
 def test_e19_a_held_path_lists_each_step_and_all_of_them_as_one() -> None:
-    found = walked(Commit(A), Commit(AB), Commit(ABC))
+    found = make_commit_path(Commit(A), Commit(AB), Commit(ABC))
     assert [(hop.old, hop.new) for hop in found.unacknowledged_steps] == [(0, 1), (1, 2), (2, 3)]
     assert found.held_step is not None
     assert found.held_step.verdict.digest == extent(START, ABC).digest
     by_steps = Commit(ABC, ((START, A), (A, AB), (AB, ABC)))
     for last in (by_steps, Commit(ABC, ((START, ABC),))):
-        assert walked(Commit(A), Commit(AB), Commit(ABC), last).held_step is None
+        assert make_commit_path(Commit(A), Commit(AB), Commit(ABC), last).held_step is None
 
 
 def test_an_approval_counts_like_an_acknowledgement_and_once() -> None:
-    assert walked(Commit(A), Commit(AB, ((A, AB),)), approved=((START, A),)).held_step is None
+    assert make_commit_path(Commit(A), Commit(AB, ((A, AB),)), approved=((START, A),)).held_step is None
     again = (Commit(A), Commit(START), Commit(A))
-    assert walked(*again, approved=((START, A),)).held_step is None  # what comes of it is what was approved
+    assert make_commit_path(*again, approved=((START, A),)).held_step is None  # what comes of it is what was approved
     more = (Commit(A), Commit(START), Commit(B, ((START, B),)), Commit(AB))
-    assert walked(*more, approved=((START, A),)).reached == 3
+    assert make_commit_path(*more, approved=((START, A),)).reached == 3
 
 
 def test_percentages_are_judged_step_by_step() -> None:
     limits = Limits(max_reinstalls=SIZE)
     states = [dict.fromkeys(range(25 * number), 1) for number in (1, 2, 3)]
-    assert walked(*map(Commit, states), limits=limits).held_step is None
-    assert walked(Commit(states[2]), limits=limits).held_step is not None
-    assert walked(Commit(states[0], (), False), Commit(states[1]), limits=limits).held_step is not None
+    assert make_commit_path(*map(Commit, states), limits=limits).held_step is None
+    assert make_commit_path(Commit(states[2]), limits=limits).held_step is not None
+    assert make_commit_path(Commit(states[0], (), False), Commit(states[1]), limits=limits).held_step is not None
 
 
 def test_a_line_that_acknowledges_no_change_is_reported() -> None:
-    found = walked(Commit(A, ((START, A), (START, ABC))))
+    found = make_commit_path(Commit(A, ((START, A), (START, ABC))))
     assert found.held_step is None
     (stale,) = found.ignored_lines
     assert (stale.commit, stale.line) == ("c1", line(START, ABC))
@@ -153,10 +153,10 @@ def test_a_line_that_acknowledges_no_change_is_reported() -> None:
 
 def test_more_than_200_commits_are_judged_as_one_step() -> None:
     many = [Commit(START)] * MAX_STEPS
-    assert walked(*many[:-1], Commit(A, ((START, A),))).held_step is None
-    far = walked(Commit(A, ((START, AB),)), *[Commit(A)] * MAX_STEPS, Commit(AB))
+    assert make_commit_path(*many[:-1], Commit(A, ((START, A),))).held_step is None
+    far = make_commit_path(Commit(A, ((START, AB),)), *[Commit(A)] * MAX_STEPS, Commit(AB))
     assert [(hop.old, hop.new) for hop in far.accepted_steps] == [(0, MAX_STEPS + 2)]
-    two = walked(Commit(A, ((START, A),)), *[Commit(A)] * MAX_STEPS, Commit(AB, ((A, AB),)))
+    two = make_commit_path(Commit(A, ((START, A),)), *[Commit(A)] * MAX_STEPS, Commit(AB, ((A, AB),)))
     assert two.held_step is not None
     assert two.held_step.verdict.digest == extent(START, AB).digest
 
@@ -198,7 +198,7 @@ def test_steps_follow_each_other_and_none_is_held(
     for at, old, new in acks:
         at, old, new = (each % size for each, size in ((at, len(commits)), (old, len(states)), (new, len(states))))
         commits[at] = commits[at]._replace(acks=(*commits[at].acks, (states[old], states[new])))
-    found = walked(*commits)
+    found = make_commit_path(*commits)
     assert [hop.old for hop in found.accepted_steps] == [0, *(hop.new for hop in found.accepted_steps)][
         : len(found.accepted_steps)
     ]

@@ -39,14 +39,14 @@ from tests.helpers.fleets import SEED, decided, document, fleet, image, maintena
 from tests.helpers.hypothesis_strategies import FILES, GeneratedFleet, Write, fleets, format_blocks, format_json
 
 
-def between(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffect]:
+def find_effects(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, ServerEffect]:
     return {
         effect.server: effect for effect in find_server_effects(decided(*old).servers, decided(*new).servers).values()
     }
 
 
 def changes(old: tuple[str, ...], new: tuple[str, ...]) -> dict[str, tuple[object, object]]:
-    return {change.field: (change.old, change.new) for change in between(old, new)["web01"].changes}
+    return {change.field: (change.old, change.new) for change in find_effects(old, new)["web01"].changes}
 
 
 @pytest.mark.parametrize(
@@ -99,15 +99,15 @@ def test_a_moved_window_changes_two_fields() -> None:
 
 def test_a_renamed_server_is_changed_and_not_a_new_one() -> None:
     renamed = server("web09", "role: web").replace(make_uuid("web09"), make_uuid("web01"))
-    found = between(SEED, (SEED[0], renamed, *SEED[2:]))
+    found = find_effects(SEED, (SEED[0], renamed, *SEED[2:]))
     assert [(name, effect.kind) for name, effect in found.items()] == [("web09", EffectKind.CHANGED)]
     assert Change(field="server", old="web01", new="web09") in found["web09"].changes
 
 
 def test_a_server_is_added_and_removed() -> None:
     more = (*SEED, server("web02", "role: web"))
-    assert {name: effect.kind for name, effect in between(SEED, more).items()} == {"web02": EffectKind.ADDED}
-    gone = between(more, SEED)
+    assert {name: effect.kind for name, effect in find_effects(SEED, more).items()} == {"web02": EffectKind.ADDED}
+    gone = find_effects(more, SEED)
     assert {name: effect.kind for name, effect in gone.items()} == {"web02": EffectKind.REMOVED}
     assert all(change.new is None for change in gone["web02"].changes)
 
@@ -129,7 +129,7 @@ def test_a_server_is_added_and_removed() -> None:
     ],
 )
 def test_a_change_of_no_decision_has_no_effect(case: str, more: str) -> None:
-    assert between(SEED, (*SEED, more)) == {}, case
+    assert find_effects(SEED, (*SEED, more)) == {}, case
 
 
 @settings(max_examples=count_examples(30), deadline=None)
@@ -170,7 +170,7 @@ class Commit:
         return Commit(decide(repository), repository)
 
 
-def all_between(old: Commit, new: Commit) -> Changes:
+def compare_commits(old: Commit, new: Commit) -> Changes:
     return compare_decisions(old.decisions, new.decisions, old.repository, new.repository)
 
 
@@ -181,18 +181,20 @@ def pairs(draw: st.DrawFn) -> tuple[GeneratedFleet, GeneratedFleet]:
     kinds = draw(st.sampled_from([None, ("Fleet",), ("ImageStream",), ("Server",), ("Fleet", "ImageStream")]))
     if kinds is None or ("Server" in kinds and (one.bios != other.bios or _list_policies(one) < _list_policies(other))):
         return one, other
-    return one, one.replace_documents(*(each for kind in kinds for each in other.of(kind) if _fits(each, one)))
+    return one, one.replace_documents(
+        *(each for kind in kinds for each in other.of(kind) if _is_independent(each, one))
+    )
 
 
 def _list_policies(fleet: GeneratedFleet) -> set[str]:
     return set(fleet.names("BootPolicy"))
 
 
-def _fits(each: object, fleet: GeneratedFleet) -> bool:
+def _is_independent(each: object, fleet: GeneratedFleet) -> bool:
     return "servers" not in str(each) and "pool" not in str(each) and "requirePolicy': True" not in str(each)
 
 
-def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str, File]], Mapping[str, File]]:
+def render_all(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str, File]], Mapping[str, File]]:
     """Every file of each server at its instants, by server, and those of all machines."""
     found = {}
     for name, decision in commit.decisions.servers.items():
@@ -217,7 +219,7 @@ def bytes_of(commit: Commit, fleet: GeneratedFleet) -> tuple[dict[str, dict[str,
 @LAWS
 @given(fleet=fleets())
 def test_a_fleet_does_not_differ_from_itself(fleet: GeneratedFleet) -> None:
-    changes = all_between(Commit.of(fleet), Commit.of(fleet, format_blocks))
+    changes = compare_commits(Commit.of(fleet), Commit.of(fleet, format_blocks))
     assert changes.is_empty
     assert (changes.servers, changes.images, dict(changes.documents), changes.bmcs) == ((), (), {}, ())
     assert changes.unchanged == changes.before == changes.after
@@ -246,10 +248,10 @@ _ONE_WAY = {
 @given(pair=pairs())
 def test_the_reverse_comparison_is_the_mirror_image(pair: tuple[GeneratedFleet, GeneratedFleet]) -> None:
     old, new = map(Commit.of, pair)
-    there, back = all_between(old, new), all_between(new, old)
+    there, back = compare_commits(old, new), compare_commits(new, old)
 
     def ways(changes: Changes, *, swapped: bool) -> set[object]:
-        return {_way(each, swapped=swapped) for each in changes.servers}
+        return {_describe_direction(each, swapped=swapped) for each in changes.servers}
 
     assert ways(there, swapped=False) == ways(back, swapped=True)
     assert (there.before, there.after, there.unchanged) == (back.after, back.before, back.unchanged)
@@ -260,7 +262,7 @@ def test_the_reverse_comparison_is_the_mirror_image(pair: tuple[GeneratedFleet, 
     }
 
 
-def _way(change: ServerChange, *, swapped: bool) -> object:
+def _describe_direction(change: ServerChange, *, swapped: bool) -> object:
     old, new = change.pair
     fate = _MIRRORED[change.fate] if swapped else change.fate
     return ((new, old) if swapped else (old, new)), fate, change.risks - _ONE_WAY
@@ -273,9 +275,9 @@ def test_exactly_what_a_comparison_names_changes_in_the_output_tree(
 ) -> None:
     fleet, _ = pair
     old, new = map(Commit.of, pair)
-    changes = all_between(old, new)
-    before, shared_before = bytes_of(old, fleet)
-    after, shared_after = bytes_of(new, fleet)
+    changes = compare_commits(old, new)
+    before, shared_before = render_all(old, fleet)
+    after, shared_after = render_all(new, fleet)
     named = {change.name for change in changes.servers}
     named |= {change.old.server for change in changes.servers if change.old is not None}
     assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} == named
@@ -290,7 +292,7 @@ def test_every_changed_server_is_in_one_group_with_similar_ones(
     pair: tuple[GeneratedFleet, GeneratedFleet],
 ) -> None:
     old, new = map(Commit.of, pair)
-    changes = all_between(old, new)
+    changes = compare_commits(old, new)
     causes = CauseFinder(changes, old.repository, new.repository)
     found = build_groups(changes, (old.decisions, old.repository), (new.decisions, new.repository), causes)
     names = [name for group in found for name in group.names]
@@ -305,7 +307,7 @@ def test_every_changed_server_is_in_one_group_with_similar_ones(
 @given(pair=pairs())
 def test_a_digest_determines_which_decisions_change_and_how(pair: tuple[GeneratedFleet, GeneratedFleet]) -> None:
     old, new = map(Commit.of, pair)
-    changes = all_between(old, new)
-    assert changes.digest == all_between(old, new).digest
-    assert changes.is_empty or changes.digest != all_between(new, old).digest
-    assert changes.is_empty or changes.digest != all_between(old, old).digest
+    changes = compare_commits(old, new)
+    assert changes.digest == compare_commits(old, new).digest
+    assert changes.is_empty or changes.digest != compare_commits(new, old).digest
+    assert changes.is_empty or changes.digest != compare_commits(old, old).digest

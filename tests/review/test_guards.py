@@ -28,7 +28,7 @@ from tests.helpers.fleets import SEED, document, fleet, image, maintenance, make
 Tripped = set[tuple[str, str, int]]  # guard, group, number
 
 
-def tripped(new: Files, old: Files = FLEET, limits: Limits | None = None) -> Tripped:
+def find_trips(new: Files, old: Files = FLEET, limits: Limits | None = None) -> Tripped:
     verdict = judge(compare_files(new, old).extent, limits or Limits())
     return {(trip.guard.value, trip.area, trip.number) for trip in verdict.trips}
 
@@ -43,7 +43,7 @@ BARE: Files = {path: text for path, text in FLEET.items() if not path.startswith
 ARGUMENT = "provision: 1, kernelArguments: [debug]"
 
 
-def acted_for(**ledgers: str) -> Files:
+def make_site_ledgers(**ledgers: str) -> Files:
     sites = (
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test', "
         f"ledger: {make_uuid(ledger)}}}"
@@ -65,11 +65,13 @@ def acted_for(**ledgers: str) -> Files:
 def test_servers_that_become_inactive_are_held_and_those_that_join_are_not(
     before: dict[str, str], after: dict[str, str], expected: Tripped
 ) -> None:
-    gone = dict.fromkeys(acted_for(**before).keys() - acted_for(**after).keys())
-    assert tripped({**BARE, **acted_for(**after), **gone}, {**BARE, **acted_for(**before)}) == expected
+    gone = dict.fromkeys(make_site_ledgers(**before).keys() - make_site_ledgers(**after).keys())
+    assert (
+        find_trips({**BARE, **make_site_ledgers(**after), **gone}, {**BARE, **make_site_ledgers(**before)}) == expected
+    )
 
 
-def without(count: int) -> Files:
+def remove_servers(count: int) -> Files:
     return dict.fromkeys(web(count))
 
 
@@ -86,12 +88,17 @@ def without(count: int) -> Files:
         ),
         ("3 of 9", web(9), web(3, ARGUMENT), set()),
         ("4 of 9", web(9), web(4, ARGUMENT), {("maxSmallGroup", "all"), ("maxSmallGroup", "role=web")}),
-        ("10 % of 10 removed", web(10), without(1), set()),
-        ("20 % of 10 removed", web(10), without(2), {("maxDeletePercent", "all"), ("maxDeletePercent", "role=web")}),
-        ("3 of 9 removed", web(9), without(3), set()),
-        ("4 of 9 removed", web(9), without(4), {("maxSmallGroup", "all"), ("maxSmallGroup", "role=web")}),
-        ("25 of 300 removed", web(300), without(25), set()),
-        ("26 of 300 removed", web(300), without(26), {("maxDeletes", "all")}),
+        ("10 % of 10 removed", web(10), remove_servers(1), set()),
+        (
+            "20 % of 10 removed",
+            web(10),
+            remove_servers(2),
+            {("maxDeletePercent", "all"), ("maxDeletePercent", "role=web")},
+        ),
+        ("3 of 9 removed", web(9), remove_servers(3), set()),
+        ("4 of 9 removed", web(9), remove_servers(4), {("maxSmallGroup", "all"), ("maxSmallGroup", "role=web")}),
+        ("25 of 300 removed", web(300), remove_servers(25), set()),
+        ("26 of 300 removed", web(300), remove_servers(26), {("maxDeletes", "all")}),
         ("50 added", {}, web(50), set()),
         ("51 added", {}, web(51), {("maxInstalls", "all")}),
         ("51 added that are as found", {}, web(51, "provision: 0"), set()),
@@ -124,7 +131,7 @@ def without(count: int) -> Files:
 def test_percentages_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones(
     what: str, old: Files, new: Files, expected: set[tuple[str, str]]
 ) -> None:
-    assert {(guard, area) for guard, area, _ in tripped(new, {**BARE, **old})} == expected
+    assert {(guard, area) for guard, area, _ in find_trips(new, {**BARE, **old})} == expected
 
 
 @pytest.mark.parametrize(
@@ -138,23 +145,23 @@ def test_percentages_count_in_the_fleet_and_in_each_group_and_numbers_in_small_o
     ],
 )
 def test_a_change_that_always_needs_a_second_look_is_held(new: Files, expected: str | None) -> None:
-    found = {guard for guard, _, _ in tripped(new)}
+    found = {guard for guard, _, _ in find_trips(new)}
     assert expected in found if expected else not found
 
 
 def test_the_image_of_unknown_servers_counts_as_used() -> None:
     old = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}")}
     new = {"images/memtest.yaml": image("memtest-7", "writesDisk: false, kernelArguments: [a]")}
-    assert {guard for guard, _, _ in tripped(new, old)} == {"maxReinstalls", "mutatedImages", "maxUnknownChanges"}
+    assert {guard for guard, _, _ in find_trips(new, old)} == {"maxReinstalls", "mutatedImages", "maxUnknownChanges"}
 
 
 def test_a_fleet_that_stays_empty_is_not_held_again() -> None:
-    assert tripped({"images/3.yaml": image("new-3")}, BARE) == set()
+    assert find_trips({"images/3.yaml": image("new-3")}, BARE) == set()
 
 
 def test_a_window_over_the_whole_fleet_is_judged_when_it_is_merged() -> None:
-    assert ("maxUpdatePercent", "all", 22) in tripped({"m.yaml": maintenance("m", "20T22:00 21T04:00")})
-    assert tripped({}, {**FLEET, "m.yaml": maintenance("m", "20T22:00 21T04:00")}) == set()
+    assert ("maxUpdatePercent", "all", 22) in find_trips({"m.yaml": maintenance("m", "20T22:00 21T04:00")})
+    assert find_trips({}, {**FLEET, "m.yaml": maintenance("m", "20T22:00 21T04:00")}) == set()
 
 
 def test_a_rewound_branch_is_held_unless_it_is_allowed() -> None:

@@ -48,14 +48,14 @@ def work(template: Path, tmp_path: Path) -> WorkTree:
     return found
 
 
-class Diffed(NamedTuple):
+class DiffResult(NamedTuple):
     exit_code: int
     text: str
     markdown: str
     facts: dict[str, Any]
 
 
-def diffed(work: WorkTree, range: str = "main..topic") -> Diffed:
+def run_diff(work: WorkTree, range: str = "main..topic") -> DiffResult:
     """Run `gitboot diff` as CI does, in all formats at once."""
     formats = ("text", "markdown", "json")
     files = {each: work.path.parent / f"review.{each}" for each in formats}
@@ -65,13 +65,13 @@ def diffed(work: WorkTree, range: str = "main..topic") -> Diffed:
     )
     assert done.returncode in (0, 4), done.stderr
     text, markdown, found = (path.read_text() for path in files.values())
-    return Diffed(done.returncode, text, markdown, json.loads(found))
+    return DiffResult(done.returncode, text, markdown, json.loads(found))
 
 
 def test_finding_s10_a_line_for_one_server_is_shown_even_if_a_group_begins_with_another_server(work: WorkTree) -> None:
     hidden = '{% if server.name == "fra1-web07" %}  - ' + EVIL + "\n{% endif %}"
     work.commit({"userdata/web.j2": f"{USER_DATA}runcmd:\n  - true\n{hidden}"})
-    found = diffed(work)
+    found = run_diff(work)
     groups = [group for group in found.facts["groups"] if any(EVIL in str(each) for each in group["rendered"])]
     assert [group["servers"] for group in groups] == [["fra1-web07"]]
     assert groups[0]["outlier"] == {"than": "ams2-web01", "lines": [f"+  - {EVIL}"], "missing": []}
@@ -90,7 +90,7 @@ def test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_un
             "m.yaml": maintenance("m", spec="power: Restart", select="{servers: [fra1-web07]}", boots="rescue"),
         }
     )
-    found = diffed(work)
+    found = run_diff(work)
     assert found.exit_code == 4
     assert "maxReinstalls" in {trip["guard"] for trip in found.facts["trips"]}
     (claim,) = found.facts["claims"]
@@ -102,10 +102,10 @@ def test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_un
         assert author in " ".join(text.split())
     lines = "\n".join({trip["acknowledgement"] for trip in found.facts["trips"]})
     work.git("commit", "--quiet", "--amend", "-m", f"Rescue\n\n{lines}")
-    assert diffed(work).exit_code == 0
+    assert run_diff(work).exit_code == 0
     work.git("branch", "accepted")
     work.commit({"n.yaml": maintenance("n", select="{servers: [fra1-web08]}", boots="rescue")})
-    assert diffed(work, "accepted..topic").exit_code == 0
+    assert run_diff(work, "accepted..topic").exit_code == 0
 
 
 def test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_servers(work: WorkTree) -> None:
@@ -113,7 +113,7 @@ def test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_s
     work.commit({"fleet.yaml": fleet("baseURL: 'http://boot.test', provisioning: {clients: ['10.0.0.0/8']}")})
     work.git("checkout", "--quiet", "-B", "topic")
     work.commit({"fleet.yaml": FLEET["fleet.yaml"]})
-    found = diffed(work)
+    found = run_diff(work)
     assert found.exit_code == 4
     assert [trip["guard"] for trip in found.facts["trips"]] == ["maxAccessChanges"]
     (access,) = found.facts["access"]
@@ -127,7 +127,7 @@ def test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_s
 # Groups
 
 
-def alike(new: Files, old: Files = FLEET) -> list[list[str]]:
+def list_groups(new: Files, old: Files = FLEET) -> list[list[str]]:
     return [list(group.names) for group in review_files(new, old).groups]
 
 
@@ -135,7 +135,7 @@ def web(template: str) -> Files:
     return {"userdata/web.j2": USER_DATA + template}
 
 
-def having(review: Review, text: str) -> set[str]:
+def find_servers_with(review: Review, text: str) -> set[str]:
     return {
         name
         for group in review.groups
@@ -161,7 +161,9 @@ def test_servers_of_two_sites_are_one_group_if_they_differ_by_its_base_url() -> 
     (group,) = review_files(new, old).groups
     assert (len(group.servers), group.own) == (18, ("base URL",))
     moved = {"fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{sites.replace('fra1.test', 'evil.test')}]")}
-    assert sorted({name[:4] for name in having(review_files({**new, **moved}, old), "evil.test")}) == ["fra1"]
+    assert sorted({name[:4] for name in find_servers_with(review_files({**new, **moved}, old), "evil.test")}) == [
+        "fra1"
+    ]
 
 
 @for_each(
@@ -183,7 +185,7 @@ def test_servers_of_two_sites_are_one_group_if_they_differ_by_its_base_url() -> 
 )
 def test_a_server_with_its_own_line_is_in_no_other_group(what: str, condition: str, line: str) -> None:
     other = "# {{ server.name }}"
-    found = alike(web(f"a: |\n{{% if {condition} %}}  {line}\n{{% else %}}  {other}\n{{% endif %}}"))
+    found = list_groups(web(f"a: |\n{{% if {condition} %}}  {line}\n{{% else %}}  {other}\n{{% endif %}}"))
     assert ["fra1-web07"] in found
     assert sorted(map(len, found)) == [1, 17]
 
@@ -193,7 +195,7 @@ def test_a_line_at_another_position_is_another_difference() -> None:
     lines = "{% if server.name == 'fra1-web07' %}# exit\n{% endif %}"
     others = "{% if server.name != 'fra1-web07' %}# exit\n{% endif %}"
     old = {**FLEET, **web(f"{blank}# sanboot\n{blank}")}
-    assert ["fra1-web07"] in alike(
+    assert ["fra1-web07"] in list_groups(
         web(f"{blank[:12]}{lines}{blank[12:]}# sanboot\n{blank[:12]}{others}{blank[12:]}"), old
     )
 
@@ -204,8 +206,10 @@ def test_a_hidden_secret_is_shown_as_different() -> None:
         web("password: {% if server.name == 'fra1-web07' %}hunter4{% else %}hunter3{% endif %}\n"), old
     )
     assert ["fra1-web07"] in [list(group.names) for group in review.groups]
-    assert having(review, "HIDDEN: changed, and may contain a secret") == {n[8:-5] for n in FLEET if "-web" in n}
-    assert not having(review, "hunter")
+    assert find_servers_with(review, "HIDDEN: changed, and may contain a secret") == {
+        n[8:-5] for n in FLEET if "-web" in n
+    }
+    assert not find_servers_with(review, "hunter")
 
 
 # Files in data URLs, as Ignition has them
@@ -232,7 +236,7 @@ def test_files_in_data_urls_are_compared_and_shown_decoded() -> None:
     (group,) = review_files({"userdata/web.j2": own + NODE}, IGNITION).groups
     assert (len(group.servers), group.own) == (18, ("name",))
     hidden = "{% set text = '" + EVIL + "' if server.name == 'fra1-web07' else 'false' %}"
-    assert having(review_files({"userdata/web.j2": hidden + NODE}, IGNITION), EVIL) == {"fra1-web07"}
+    assert find_servers_with(review_files({"userdata/web.j2": hidden + NODE}, IGNITION), EVIL) == {"fra1-web07"}
 
 
 @for_each(
@@ -247,14 +251,14 @@ def test_files_in_data_urls_are_compared_and_shown_decoded() -> None:
 @for_each("wrapped", ["text", "url", "text in url", "url in url"])
 def test_a_secret_in_json_and_in_its_data_urls_is_not_shown(kind: str, secret: str, wrapped: str) -> None:
     old, new = (
-        {"userdata/web.j2": in_json(text, wrapped)} for text in (secret.replace("hunter22", "hunter33"), secret)
+        {"userdata/web.j2": wrap_text(text, wrapped)} for text in (secret.replace("hunter22", "hunter33"), secret)
     )
     review = review_files(new, {**IGNITION, **old})
-    assert len(having(review, "HIDDEN")) == 18
-    assert not having(review, "hunter")
+    assert len(find_servers_with(review, "HIDDEN")) == 18
+    assert not find_servers_with(review, "hunter")
 
 
-def in_json(text: str, wrapped: str) -> str:
+def wrap_text(text: str, wrapped: str) -> str:
     for step in reversed(wrapped.split(" in ")):
         text = f"data:;base64,{b64encode(text.encode()).decode()}" if step == "url" else text
         text = json.dumps({"ignition": {"version": "3.4.0"}, "contents": text})
@@ -265,7 +269,7 @@ def test_a_key_that_occurs_twice_is_shown() -> None:
     twice = (
         '{"ignition": {"version": "3.4.0"}, {% if server.name == "fra1-web07" %}"a": "' + EVIL + '",{% endif %} "a": 1}'
     )
-    assert having(review_files({"userdata/web.j2": twice}, IGNITION), EVIL) == {"fra1-web07"}
+    assert find_servers_with(review_files({"userdata/web.j2": twice}, IGNITION), EVIL) == {"fra1-web07"}
 
 
 def test_each_machine_that_replaces_another_is_shown() -> None:
@@ -277,7 +281,7 @@ def test_each_machine_that_replaces_another_is_shown() -> None:
         )
         for name in names
     }
-    assert alike(new) == [[name] for name in names]
+    assert list_groups(new) == [[name] for name in names]
 
 
 def test_a_new_address_is_a_separate_difference() -> None:
@@ -293,8 +297,8 @@ def test_a_new_address_is_a_separate_difference() -> None:
         }
 
     old = {**FLEET, **web("# {{ server.interfaces[0].addresses | join(' ') }}\n"), **addressed(1)}
-    assert alike(addressed(2), old) == [[name] for name in names]
-    assert [*names] in alike(web("# now {{ server.interfaces[0].addresses | join(' ') }}\n"), old)
+    assert list_groups(addressed(2), old) == [[name] for name in names]
+    assert [*names] in list_groups(web("# now {{ server.interfaces[0].addresses | join(' ') }}\n"), old)
 
 
 # Claims
@@ -511,7 +515,7 @@ READING: Final[Files] = {
 
 
 @pytest.fixture(scope="module")
-def sealed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def encrypted_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Files that are encrypted by age."""
     public = make_key(tmp_path_factory.mktemp("keys") / "keys")
     return {name: encrypt(name.encode(), [public]).decode() for name in ("first", "second")}
@@ -545,9 +549,11 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ],
 )
 def test_a_server_with_a_new_secret_or_a_new_place_for_it_has_the_risk_of_access(
-    sealed: Mapping[str, str], what: str, old: Files, new: Files, servers: int
+    encrypted_files: Mapping[str, str], what: str, old: Files, new: Files, servers: int
 ) -> None:
-    before, after = ({path: sealed.get(text or "", text) for path, text in files.items()} for files in (old, new))
+    before, after = (
+        {path: encrypted_files.get(text or "", text) for path, text in files.items()} for files in (old, new)
+    )
     review = review_files(after, before)
     assert review.outcome in (ReviewOutcome.FINE, ReviewOutcome.HELD, ReviewOutcome.UNCHANGED)
     found = [danger for danger in review.find_dangers() if danger.risk is Risk.ACCESS]

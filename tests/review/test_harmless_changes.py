@@ -173,7 +173,7 @@ def pairs(draw: st.DrawFn) -> tuple[Decision, Decision]:
     return old, replace(new, provision=provision)
 
 
-def _often(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
+def _change_policy(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
     if old.policy is None:
         return st.just(old)
     policy = old.policy
@@ -188,7 +188,7 @@ def _often(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
     return policies.map(lambda policy: replace(old, policy=policy))
 
 
-def _window(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
+def _change_windows(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
     def moved(start: datetime | None, end: datetime | None, override: OverrideMode) -> Decision:
         return replace(
             old,
@@ -204,7 +204,7 @@ def _window(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
     return st.builds(moved, st.none() | HOURS, st.none() | HOURS, modes) if old.maintenances else st.just(old)
 
 
-def _preconditions(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
+def _change_preconditions(old: Decision, other: Decision) -> st.SearchStrategy[Decision]:
     def change(before: Preconditions | None) -> Decision:
         return replace(old, maintenances=tuple(replace(each, before=before) for each in old.maintenances))
 
@@ -219,11 +219,11 @@ _CHANGES = (
     lambda old, other: st.just(replace(old, lifecycle=Lifecycle.PARKED, policy=None, maintenances=())),
     lambda old, other: st.just(replace(old, lifecycle=Lifecycle.RETIRED, policy=None, maintenances=())),
     lambda old, other: st.just(other),
-    _often,
-    _often,
-    _window,
-    _window,
-    _preconditions,
+    _change_policy,
+    _change_policy,
+    _change_windows,
+    _change_windows,
+    _change_preconditions,
 )
 
 
@@ -262,7 +262,7 @@ def records(draw: st.DrawFn, old: Decision) -> Record | None:
     return extend_moved_runs(replace(record, runs=runs, released=released, clearances=clearances), old)
 
 
-def grants(old: Decision, new: Decision) -> bool:
+def adds_approval(old: Decision, new: Decision) -> bool:
     """Return whether a commit adds an approval. The guard counted the install boot when its maintenance appeared."""
     before, now = (
         {each.name: each.before for each in decision.maintenances if each.before is not None} for decision in (old, new)
@@ -270,7 +270,7 @@ def grants(old: Decision, new: Decision) -> bool:
     return any(not before[name].is_approved and now[name].is_approved for name in before.keys() & now.keys())
 
 
-def times(old: Decision, new: Decision, record: Record | None) -> list[datetime]:
+def list_instants(old: Decision, new: Decision, record: Record | None) -> list[datetime]:
     """Instants of every span of windows and of a record's terms."""
     found = {NOON - timedelta(hours=1), NOON + timedelta(days=2)}
     for each in (*old.maintenances, *new.maintenances):
@@ -281,14 +281,14 @@ def times(old: Decision, new: Decision, record: Record | None) -> list[datetime]
     return sorted(found)
 
 
-def _without_windows(old: Decision) -> Iterator[Decision]:
+def _end_windows(old: Decision) -> Iterator[Decision]:
     """``old`` as it is once some of its windows have ended."""
     for number in range(len(old.maintenances) + 1):
         for left in combinations(old.maintenances, number):
             yield replace(old, maintenances=left)
 
 
-def _by_policy(old: Decision, instant: datetime, record: Record | None) -> BootPlan | None:
+def _plan_by_policy(old: Decision, instant: datetime, record: Record | None) -> BootPlan | None:
     return make_plan(replace(old, maintenances=()), instant, record)
 
 
@@ -313,11 +313,11 @@ def test_a_harmless_change_offers_nothing_new_at_any_time_for_any_record(
     if not is_harmless(old, new):
         return
     record = data.draw(records(old))
-    instants = times(old, new, record)
+    instants = list_instants(old, new, record)
     for number, instant in enumerate(instants):
         planned = make_plan(new, instant, record)
         offered = planned.boot if planned is not None else None
-        here = [make_plan(each, instant, record) for each in _without_windows(old)]
+        here = [make_plan(each, instant, record) for each in _end_windows(old)]
         boots = [each.boot if each is not None else None for each in here]
         assert boots[-1] == (was.boot if (was := make_plan(old, instant, record)) is not None else None)
         if offered is None:
@@ -326,7 +326,7 @@ def test_a_harmless_change_offers_nothing_new_at_any_time_for_any_record(
             assert offered in boots, instant
         elif offered != boots[-1]:
             assert planned is not None and planned.maintenance is None and planned.key is not None
-            by_policy = _by_policy(old, instant, record)
+            by_policy = _plan_by_policy(old, instant, record)
             assert by_policy is not None and by_policy.boot == offered
             assert _is_policy_boot_offered(old, instants[number:])
         if planned is not None and planned.override is not None and planned.override.target is not OverrideTarget.HDD:
@@ -337,10 +337,10 @@ def test_a_harmless_change_offers_nothing_new_at_any_time_for_any_record(
 @given(data=st.data(), pair=pairs())
 def test_every_newly_written_disk_is_counted(data: st.DataObject, pair: tuple[Decision, Decision]) -> None:
     old, new = pair
-    if find_reinstalls(old, new) or grants(old, new):
+    if find_reinstalls(old, new) or adds_approval(old, new):
         return
     record = data.draw(records(old))
-    instants = times(old, new, record)
+    instants = list_instants(old, new, record)
     for number, instant in enumerate(instants):
         planned = make_plan(new, instant, record)
         if planned is None or planned.boot is None or not planned.boot.writes_disk:
@@ -349,7 +349,7 @@ def test_every_newly_written_disk_is_counted(data: st.DataObject, pair: tuple[De
         if was is not None and was.boot is not None and was.boot.writes_disk and was.boot.image == planned.boot.image:
             continue
         assert planned.maintenance is None and planned.key is not None  # made once, for a provision key
-        by_policy = _by_policy(old, instant, record)
+        by_policy = _plan_by_policy(old, instant, record)
         assert by_policy is not None and by_policy.boot is not None and by_policy.boot.writes_disk
         assert _is_policy_boot_offered(old, instants[number:])
 
@@ -457,14 +457,14 @@ PARKED: Files = {
     ],
 )
 def test_e16_a_harmless_change_is_never_held(what: str, old: Files, new: Files) -> None:
-    base = {**FLEET, **_at_places(old)}
-    changes = compare_files(_at_places(new), base)
+    base = {**FLEET, **_rename_paths(old)}
+    changes = compare_files(_rename_paths(new), base)
     assert changes.servers
     assert {frozenset(each.risks & {Risk.HARMLESS}) for each in changes.servers} == {frozenset({Risk.HARMLESS})}
-    assert find_trips(_at_places(new), base) == {}
+    assert find_trips(_rename_paths(new), base) == {}
 
 
-def _at_places(files: Files) -> Files:
+def _rename_paths(files: Files) -> Files:
     places = {"m": "m.yaml", "p": "policies/web.yaml"}
     return {places.get(path, path): text for path, text in files.items()}
 

@@ -46,7 +46,7 @@ FIRST = sorted(NAMES[:4])  # the servers that the present step reaches
 PERCENT = compute_rollout_percentage("stable", identity(NAMES[3]))
 
 
-def decided_at(percent: int = PERCENT, new: str = "flatcar-2") -> tuple[Rollout, AppliedRollout]:
+def apply_rollout(percent: int = PERCENT, new: str = "flatcar-2") -> tuple[Rollout, AppliedRollout]:
     rollout = f"rollout: {{image: {new}, percent: {percent}}}"
     found = repository(
         fleet("baseURL: 'http://boot.test'"),
@@ -61,7 +61,7 @@ def decided_at(percent: int = PERCENT, new: str = "flatcar-2") -> tuple[Rollout,
     return applied.rollout, applied
 
 
-HERE, APPLIED = decided_at()
+HERE, APPLIED = apply_rollout()
 GIVEN = StepEvidence(NOON, "/v1/boot/x", "10.0.0.1")
 HAS_IT = Record(provision=1, image="flatcar-2", evidence="Reported")
 ATTEMPT = InstallAttempt(key="provision/1", number=1, boots=(GIVEN,))
@@ -70,18 +70,18 @@ OVERTAKEN = replace(HAS_IT, attempts=(structs.replace(ATTEMPT, key="provision/2"
 OVERTAKEN_FAILED = replace(HAS_IT, attempts=(structs.replace(FAILED.attempts[0], key="provision/2"),))
 
 
-def judged(
+def judge_rollout(
     records: dict[str, Record | None],
     *,
     after: int = 75,
     here: Any = HERE,
     accept_fetched: bool = False,
-    **of_proof: Any,
+    **proof_fields: Any,
 ) -> RolloutProgress:
     known = dict.fromkeys(FIRST, HAS_IT) | records
     told = {identity(name): record for name, record in known.items() if record is not None}
     proof = InstanceReport(
-        **{"commit": Revision("c" * 40), "at": NOON, "wait_reason": None, "records": told, **of_proof}
+        **{"commit": Revision("c" * 40), "at": NOON, "wait_reason": None, "records": told, **proof_fields}
     )
     steps = (1, 10, PERCENT, 60, 100)
     return decide_next_step(
@@ -104,8 +104,8 @@ def judged(
 )
 def test_only_evidence_of_completion_counts(evidence: str | None, counts: bool, counts_if_accepted: bool) -> None:
     records: dict[str, Record | None] = {name: replace(HAS_IT, evidence=evidence) for name in FIRST}
-    assert (judged(records).outcome == "Next") is counts
-    accepted = judged(records, accept_fetched=True)
+    assert (judge_rollout(records).outcome == "Next") is counts
+    accepted = judge_rollout(records, accept_fetched=True)
     assert (accepted.outcome == "Next") is counts_if_accepted
     is_begun = counts_if_accepted and not counts
     assert accepted.begun == (tuple(FIRST) if is_begun else ())
@@ -117,7 +117,7 @@ def test_the_step_is_about_the_servers_that_it_reaches() -> None:
 
 
 @for_each(
-    ("case", "records", "of_proof", "outcome", "why"),
+    ("case", "records", "proof_fields", "outcome", "why"),
     [
         ("all have it", {}, {}, "Next", "4 of 4 servers have flatcar-2"),
         ("just enough have it", {FIRST[0]: Record()}, {}, "Next", "3 of 4 servers have flatcar-2"),
@@ -150,20 +150,20 @@ def test_the_step_is_about_the_servers_that_it_reaches() -> None:
         ("it spoke longer ago", {}, {"at": NOON - timedelta(hours=1, seconds=1)}, "Waits", "it is not current"),
         ("it speaks of tomorrow", {}, {"at": NOON + timedelta(days=1)}, "Waits", "it is not current"),
         ("it has no time", {}, {"at": None}, "Waits", "it is not current"),
-        ("it is behind Git", {}, {"here": decided_at(60)[0]}, "Waits", "cccccccccccc, whose rollout"),
-        ("it rolls out another image", {}, {"here": decided_at(new="flatcar-1")[0]}, "Waits", "cccccccccccc"),
+        ("it is behind Git", {}, {"here": apply_rollout(60)[0]}, "Waits", "cccccccccccc, whose rollout"),
+        ("it rolls out another image", {}, {"here": apply_rollout(new="flatcar-1")[0]}, "Waits", "cccccccccccc"),
     ],
 )
 def test_a_rollout_continues_once_its_machines_have_proven_the_step(
-    case: str, records: dict[str, Record | None], of_proof: dict[str, Any], outcome: str, why: str
+    case: str, records: dict[str, Record | None], proof_fields: dict[str, Any], outcome: str, why: str
 ) -> None:
-    found = judged(records, **of_proof)
+    found = judge_rollout(records, **proof_fields)
     assert (found.outcome, why in found.why) == (outcome, True), (case, found)
     assert found.next == (60 if outcome == "Next" else None)
 
 
 def test_the_last_step_is_complete_once_it_is_proven() -> None:
-    here, applied = decided_at(100)
+    here, applied = apply_rollout(100)
     assert len(applied.machines) == len(NAMES)
     told = {identity(name): HAS_IT for name in NAMES[:-1]}
     proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records=told)
@@ -176,7 +176,7 @@ def test_the_last_step_is_complete_once_it_is_proven() -> None:
 
 
 def test_a_step_that_reaches_no_server_does_not_wait() -> None:
-    here, applied = decided_at(0)
+    here, applied = apply_rollout(0)
     proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records={})
     found = decide_next_step("stable", here, applied, proof, steps=(1, 100), after=100, at=NOON)
     assert (found.outcome, found.next, found.reached) == (StepOutcome.NEXT, 1, 0)
@@ -197,7 +197,7 @@ def stream(percent: int | None = 50, more: str = "", selector: str = "All") -> s
     return document("ImageStream", "flatcar", f"current: flatcar-1{rollout}{more}")
 
 
-def fleet_with(stream: str, *more: str, pinned: str = "") -> tuple[str, ...]:
+def make_fleet(stream: str, *more: str, pinned: str = "") -> tuple[str, ...]:
     pin = "pin: {image: flatcar-0, reason: broken NIC, until: '2026-11-01T00:00:00Z'}"
     return (
         fleet(),
@@ -221,12 +221,12 @@ def decided(found: ImageReport) -> dict[str, int]:
 
 @cache
 def digests(percent: int) -> dict[str, Digest]:
-    return {name: each.digest for name, each in decide(repository(*fleet_with(stream(percent)))).servers.items()}
+    return {name: each.digest for name, each in decide(repository(*make_fleet(stream(percent)))).servers.items()}
 
 
 @pytest.mark.parametrize("percent", [0, 5, 50, 95])
 def test_a_higher_percentage_reaches_exactly_the_listed_servers(percent: int) -> None:
-    now = report(*fleet_with(stream(percent)))
+    now = report(*make_fleet(stream(percent)))
     for joining in now.streams[0].joining:
         assert joining.percent > percent
         raised, below = digests(joining.percent), digests(joining.percent - 1)
@@ -236,23 +236,23 @@ def test_a_higher_percentage_reaches_exactly_the_listed_servers(percent: int) ->
 
 
 def test_at_100_percent_no_server_is_left() -> None:
-    (whole,) = report(*fleet_with(stream(100))).streams
+    (whole,) = report(*make_fleet(stream(100))).streams
     assert (whole.images, whole.joining) == ({"flatcar-2": 20}, ())
-    (none,) = report(*fleet_with(stream(None))).streams
+    (none,) = report(*make_fleet(stream(None))).streams
     assert (none.rollout, none.percent, none.images, none.joining) == (None, None, {"flatcar-1": 20}, ())
 
 
 @pytest.mark.parametrize(
     ("case", "documents"),
     [
-        ("pinned", fleet_with(stream(0), pinned="web03")),
+        ("pinned", make_fleet(stream(0), pinned="web03")),
         (
             "held",
-            fleet_with(stream(0, ", holds: [{select: {servers: [web03]}, image: flatcar-0, reason: GPU}]")),
+            make_fleet(stream(0, ", holds: [{select: {servers: [web03]}, image: flatcar-0, reason: GPU}]")),
         ),
         (
             "not selected",
-            fleet_with(stream(0, selector="{matchExpressions: [{key: name, operator: NotIn, values: [web03]}]}")),
+            make_fleet(stream(0, selector="{matchExpressions: [{key: name, operator: NotIn, values: [web03]}]}")),
         ),
     ],
 )
@@ -267,7 +267,7 @@ def test_pins_and_holds_are_listed_with_their_servers_and_overdue_ones_first() -
         " {select: {servers: [web02, web03]}, image: flatcar-2, reason: ever},"
         " {select: {servers: [web05]}, image: flatcar-2, reason: noon, until: '2026-11-20T12:00:00Z'}]"
     )
-    behind = report(*fleet_with(stream(0, holds), pinned="web05")).behind
+    behind = report(*make_fleet(stream(0, holds), pinned="web05")).behind
     assert [(each.what, each.reason, each.servers, each.overdue) for each in behind] == [
         ("the pin of web05", "broken NIC", ("web05",), True),
         ("a hold of flatcar", "noon", (), True),  # its pin wins
@@ -279,19 +279,19 @@ def test_pins_and_holds_are_listed_with_their_servers_and_overdue_ones_first() -
 def test_servers_that_have_an_image_are_listed_beside_those_that_boot_it() -> None:
     records = {make_uuid(name): Record(provision=1, image="flatcar-0") for name in WEBS[:3]}
     records |= {make_uuid("of another fleet"): Record(image="flatcar-0"), make_uuid("web09"): Record()}
-    now = report(*fleet_with(stream(None)), records=records)
+    now = report(*make_fleet(stream(None)), records=records)
     assert {each.name: (each.decided, each.provisioned) for each in now.items} == {
         "flatcar-0": (0, 3),
         "flatcar-1": (20, 0),
         "flatcar-2": (0, 0),
     }
-    assert {each.provisioned for each in report(*fleet_with(stream(None))).items} == {None}
+    assert {each.provisioned for each in report(*make_fleet(stream(None))).items} == {None}
 
 
 def test_servers_without_a_network_boot_are_not_counted() -> None:
     disk = (profile("local", "", method="Disk"), policy("db", "{matchLabels: {role: db}}", boots="local"))
     parked = server("spare", "role: web", "lifecycle: Parked")
-    now = report(*fleet_with(stream(None), *disk, server("db01", "role: db"), parked), records={})
+    now = report(*make_fleet(stream(None), *disk, server("db01", "role: db"), parked), records={})
     assert decided(now) == {"flatcar-0": 0, "flatcar-1": 20, "flatcar-2": 0}
     assert now.streams[0].images == {"flatcar-1": 20}
 
@@ -299,21 +299,21 @@ def test_servers_without_a_network_boot_are_not_counted() -> None:
 @pytest.mark.parametrize(("instant", "expected"), [("19T00:00", 20), ("21T03:59", 20), ("21T04:00", 0)])
 def test_a_window_counts_until_its_end(instant: str, expected: int) -> None:
     more = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"))
-    now = report(*fleet_with(stream(), *more, maintenance("m", "20T22:00 21T04:00")), instant=at(instant))
+    now = report(*make_fleet(stream(), *more, maintenance("m", "20T22:00 21T04:00")), instant=at(instant))
     assert {each.name: each.maintenances for each in now.items}["memtest-7"] == expected
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("Warn", ["web05"]), ("None", ["web05"])])
 def test_servers_below_the_minimum_version_are_named(mode: str, expected: list[str]) -> None:
     skew = f", skew: {{mode: '{mode}', minimumVersion: '1'}}"
-    old = report(*fleet_with(stream(0, skew), pinned="web05")).too_old
+    old = report(*make_fleet(stream(0, skew), pinned="web05")).too_old
     assert [each.server for each in old] == expected
     assert (old[0].stream, old[0].image, old[0].version, old[0].minimum_version) == ("flatcar", "flatcar-0", "0", "1")
 
 
 def test_an_image_lists_the_streams_that_contain_it() -> None:
     hold = ", holds: [{select: {servers: [web01]}, image: flatcar-0, reason: GPU}]"
-    now = report(*fleet_with(stream(0, hold), image("spare-1")))
+    now = report(*make_fleet(stream(0, hold), image("spare-1")))
     assert {each.name: each.streams for each in now.items} == {
         **{f"flatcar-{number}": ("flatcar",) for number in (0, 1, 2)},
         "spare-1": (),
@@ -321,7 +321,7 @@ def test_an_image_lists_the_streams_that_contain_it() -> None:
 
 
 def test_facts_are_versioned_json() -> None:
-    said = json.loads(jsonio.format_document(**to_json_value(report(*fleet_with(stream(0), pinned="web05")))))
+    said = json.loads(jsonio.format_document(**to_json_value(report(*make_fleet(stream(0), pinned="web05")))))
     assert said["apiVersion"] == "gitboot.dev/v1alpha1"
     assert set(said) == {"apiVersion", "items", "streams", "behind", "tooOld", "foreign", "uncovered"}
     assert said["behind"][0]["until"] == "2026-11-01T00:00:00Z"

@@ -31,23 +31,23 @@ SIGNED = f"provenance: {{digest: signed, key: {KEY}}}"
 DISKLESS = "writesDisk: false"
 
 
-def claiming(more: str, spec: str = "", name: str = "new-3") -> str:
+def make_image(more: str, spec: str = "", name: str = "new-3") -> str:
     """An image whose kernel has more fields."""
     return image(name, spec, artifacts="kernel").replace(f"sha256: {SHA}", f"sha256: {SHA}, {more}")
 
 
 def with_signature(claim: str) -> Files:
-    return {"images/3.yaml": claiming(f"signature: {{openpgp: '{SIGNATURE}'}}, {claim}")}
+    return {"images/3.yaml": make_image(f"signature: {{openpgp: '{SIGNATURE}'}}, {claim}")}
 
 
-def checked(new: Files, *results: SignatureResult) -> Review:
+def review_with_results(new: Files, *results: SignatureResult) -> Review:
     """Review a change of the fleet with the results of a check of signatures."""
     review = review_files(new)
     found = parse_signature_results(format_document(items=[], files=results).encode(), "results.json")
     return review_commits(review.base, review.head, limits=Limits(), messages=(), command="", signature_results=found)
 
 
-def result_of(
+def make_result(
     key: str | None = KEY, fault: str | None = None, *, image: str = "new-3", sha256: str = SHA
 ) -> SignatureResult:
     signer = FileSigner(key=key, name="Vendor") if key is not None else None
@@ -83,7 +83,7 @@ REQUIRING: Files = {**FLEET, **stream("current: flatcar-1, requireProvenance: si
     ],
 )
 def test_a_new_image_shows_what_it_claims(claim: str, expected: str) -> None:
-    assert kernel_text(review_files({"images/3.yaml": claiming(claim)})) == expected
+    assert kernel_text(review_files({"images/3.yaml": make_image(claim)})) == expected
 
 
 @for_each(
@@ -106,30 +106,32 @@ def test_a_new_image_shows_what_it_claims(claim: str, expected: str) -> None:
     ],
 )
 def test_a_check_is_shown_beside_the_claim(claim: str, result: tuple[str | None, str | None], expected: str) -> None:
-    found = result_of(*result)
-    assert kernel_text(checked(with_signature(claim), found)) == expected
+    found = make_result(*result)
+    assert kernel_text(review_with_results(with_signature(claim), found)) == expected
 
 
 @for_each(
     ("case", "result"),
     [
-        ("another file", result_of(sha256="b" * 64)),
-        ("another image", result_of(image="new-4")),
-        ("a signer and a fault", result_of(fault="expired")),
+        ("another file", make_result(sha256="b" * 64)),
+        ("another image", make_result(image="new-4")),
+        ("a signer and a fault", make_result(fault="expired")),
     ],
 )
 def test_a_claim_stays_a_claim_after_a_check_of(case: str, result: SignatureResult) -> None:
-    review = checked(with_signature(SIGNED), result)
+    review = review_with_results(with_signature(SIGNED), result)
     assert f"claims: signed by {KEY}" in kernel_text(review)
     assert not kernel_text(review).startswith("verified")
     assert phrases.has_unverified_claims(review.provenance.images[0])
 
 
 def test_one_good_signature_of_a_file_counts_if_the_image_names_the_file_twice() -> None:
-    good = result_of()
-    unsigned = result_of(None)
+    good = make_result()
+    unsigned = make_result(None)
     for results in ((good, unsigned), (unsigned, good)):
-        assert kernel_text(checked(with_signature(SIGNED), *results)) == f"verified: signed by Vendor ({KEY})"
+        assert (
+            kernel_text(review_with_results(with_signature(SIGNED), *results)) == f"verified: signed by Vendor ({KEY})"
+        )
 
 
 @for_each(
@@ -158,16 +160,16 @@ def test_only_a_stated_and_unverified_provenance_is_annotated() -> None:
     assert annotations(review_files(new)) == [
         ("images/3.yaml", f"BootImage/new-3: x86_64.kernel: claims: signed by {KEY}")
     ]
-    assert annotations(checked(new, result_of())) == []
+    assert annotations(review_with_results(new, make_result())) == []
 
 
 def test_a_changed_claim_is_shown_with_the_claim_before_and_changes_no_boot() -> None:
     """An edited provenance is neither an edited image nor a new claim to write no disk."""
     old = {
         **FLEET,
-        "images/memtest.yaml": claiming("provenance: {digest: firstSeen}", DISKLESS, "memtest-7"),
+        "images/memtest.yaml": make_image("provenance: {digest: firstSeen}", DISKLESS, "memtest-7"),
     }
-    new = {"images/memtest.yaml": claiming(SIGNED, DISKLESS, "memtest-7")}
+    new = {"images/memtest.yaml": make_image(SIGNED, DISKLESS, "memtest-7")}
     review = review_files(new, old)
     assert review.outcome is ReviewOutcome.UNCHANGED
     assert kernel_text(review).endswith("before: first seen")
@@ -185,7 +187,7 @@ def test_other_files_of_an_edited_image_are_still_an_edited_image() -> None:
 
 def test_a_claim_is_shown_again_if_the_image_no_longer_names_a_signature() -> None:
     lists = f", checksums: {{url: 'https://vendor.test/SUMS', signature: {{openpgp: '{SIGNATURE}'}}}}}}}}"
-    unsigned = claiming(SIGNED)
+    unsigned = make_image(SIGNED)
     signed = unsigned.replace("}}}}", "}}" + lists)
     assert "checksums" in signed
     review = review_files({"images/3.yaml": unsigned}, {**FLEET, "images/3.yaml": signed})
@@ -261,7 +263,7 @@ def test_no_format_shows_a_secret_of_a_source_or_of_a_claim() -> None:
     claim = f"provenance: {{digest: published, url: 'https://vendor.test/SUMS?token={token}'}}"
     new = {
         **source("api.token=hunter2", f"https://vendor.test/?token={token}"),
-        "images/3.yaml": claiming(claim),
+        "images/3.yaml": make_image(claim),
     }
     review = review_files(new, {**FLEET, **source("quiet", "https://vendor.test/")})
     shown = (as_json(review), as_markdown(review), format_review_text(review, ""), str(as_problems(review)))

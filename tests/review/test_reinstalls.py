@@ -26,45 +26,45 @@ WINDOW = "20T22:00 21T04:00"
 RESTART = "networkBoot: Once, power: Restart"
 
 
-def check(spec: str = RESTART, window: str = WINDOW, **more: Any) -> str:
+def make_check(spec: str = RESTART, window: str = WINDOW, **more: Any) -> str:
     return maintenance("check", window, spec, **more)
 
 
-def changed(old: tuple[str, ...] | None, new: tuple[str, ...], *, servers: int = 0) -> Changes:
+def compare(old: tuple[str, ...] | None, new: tuple[str, ...], *, servers: int = 0) -> Changes:
     others = [server(f"db{number:02}", "role: web") for number in range(servers)]
 
-    def made(documents: tuple[str, ...]) -> Any:
+    def decide_documents(documents: tuple[str, ...]) -> Any:
         repository = load(snapshot(*SEED, *others, *documents))
         return decide(repository), repository
 
-    after = made(new)
-    before = made(old) if old is not None else (None, None)
+    after = decide_documents(new)
+    before = decide_documents(old) if old is not None else (None, None)
     return compare_decisions(before[0], after[0], before[1], after[1])
 
 
 @for_each(
     ("case", "old", "new", "counts"),
     [
-        ("it is added", (), (check(),), True),
-        ("it is added, gracefully", (), (check("power: GracefulRestart"),), True),
-        ("it is added, and switches on", (), (check("networkBoot: Once, power: On"),), False),
-        ("it is added, and switches nothing", (), (check("networkBoot: Once"),), False),
-        ("it gets power", (check("networkBoot: Once"),), (check(),), True),
-        ("it did switch on", (check("networkBoot: Once, power: On"),), (check(),), True),
-        ("it asks first now", (check(),), (check("networkBoot: Once, power: GracefulRestart"),), False),
-        ("its run is raised", (check(),), (check(f"{RESTART}, run: 2"),), True),
-        ("its run is lowered", (check(f"{RESTART}, run: 2"),), (check(),), False),
-        ("it lasts longer", (check(),), (check(window="20T22:00 21T09:00"),), False),
-        ("it begins earlier", (check(),), (check(window="20T09:00 21T04:00"),), False),
-        ("it is a window later", (check(),), (check(window="21T04:00 21T09:00"),), True),
-        ("more at a time", (check(),), (check(f"{RESTART}, maxUnavailable: 9"),), False),
-        ("it is removed", (check(),), (), False),
+        ("it is added", (), (make_check(),), True),
+        ("it is added, gracefully", (), (make_check("power: GracefulRestart"),), True),
+        ("it is added, and switches on", (), (make_check("networkBoot: Once, power: On"),), False),
+        ("it is added, and switches nothing", (), (make_check("networkBoot: Once"),), False),
+        ("it gets power", (make_check("networkBoot: Once"),), (make_check(),), True),
+        ("it did switch on", (make_check("networkBoot: Once, power: On"),), (make_check(),), True),
+        ("it asks first now", (make_check(),), (make_check("networkBoot: Once, power: GracefulRestart"),), False),
+        ("its run is raised", (make_check(),), (make_check(f"{RESTART}, run: 2"),), True),
+        ("its run is lowered", (make_check(f"{RESTART}, run: 2"),), (make_check(),), False),
+        ("it lasts longer", (make_check(),), (make_check(window="20T22:00 21T09:00"),), False),
+        ("it begins earlier", (make_check(),), (make_check(window="20T09:00 21T04:00"),), False),
+        ("it is a window later", (make_check(),), (make_check(window="21T04:00 21T09:00"),), True),
+        ("more at a time", (make_check(),), (make_check(f"{RESTART}, maxUnavailable: 9"),), False),
+        ("it is removed", (make_check(),), (), False),
     ],
 )
 def test_resets_by_a_maintenance_are_counted(
     case: str, old: tuple[str, ...], new: tuple[str, ...], counts: bool
 ) -> None:
-    changes = changed(old, new)
+    changes = compare(old, new)
     assert (changes.extent.resets == 1, bool(changes.filter_by_risk(Risk.RESET))) == (counts, counts), case
 
 
@@ -72,12 +72,12 @@ def test_a_raised_run_that_offers_no_other_boot_is_not_harmless() -> None:
     """A rolling restart boots the disk, which was offered before too."""
     rolling = maintenance("roll", WINDOW, "networkBoot: Always, power: Restart, run: 1", boots="restart")
     disk = "apiVersion: gitboot.dev/v1alpha1\nkind: BootProfile\nmetadata: {name: restart}\nspec: {method: Disk}\n"
-    (change,) = changed((disk, rolling), (disk, rolling.replace("run: 1", "run: 2"))).servers
+    (change,) = compare((disk, rolling), (disk, rolling.replace("run: 1", "run: 2"))).servers
     assert Risk.RESET in change.risks and Risk.HARMLESS not in change.risks
 
 
 def test_too_many_resets_are_held_and_the_review_names_the_maintenance() -> None:
-    changes = changed((), (check(f"{RESTART}, maxUnavailable: 5%, maxUnavailablePer: rack"),), servers=50)
+    changes = compare((), (make_check(f"{RESTART}, maxUnavailable: 5%, maxUnavailablePer: rack"),), servers=50)
     limits = Limits(max_update_percent=100)
     (trip,) = judge(changes.extent, limits).trips
     assert (trip.guard, trip.number, trip.limit) == (Guard.MAX_RESETS, 51, 50)
@@ -85,7 +85,7 @@ def test_too_many_resets_are_held_and_the_review_names_the_maintenance() -> None
 
 
 def test_a_new_server_is_counted_too() -> None:
-    assert changed(None, (check(),), servers=50).extent.resets == 51
+    assert compare(None, (make_check(),), servers=50).extent.resets == 51
 
 
 def test_a_server_that_no_longer_waits_for_power_off_may_be_installed_while_it_runs() -> None:
@@ -110,12 +110,12 @@ def test_a_server_that_no_longer_waits_for_power_off_may_be_installed_while_it_r
 
 
 def test_other_changes_cause_no_resets() -> None:
-    changes = changed((check(), policy("more", "None")), (check(), policy("more", "None", "priority: 9")))
+    changes = compare((make_check(), policy("more", "None")), (make_check(), policy("more", "None", "priority: 9")))
     assert changes.extent.resets == 0
 
 
 def test_a_review_shows_which_maintenance_resets_how_many_servers_at_a_time() -> None:
-    changes = changed((), (check(f"{RESTART}, maxUnavailable: 5%, maxUnavailablePer: rack"),))
+    changes = compare((), (make_check(f"{RESTART}, maxUnavailable: 5%, maxUnavailablePer: rack"),))
     lines = [line for change in changes.servers for line in phrases.describe_resets(change)]
     assert lines == ["Maintenance/check: Restart, 5% at a time of each rack"]
 

@@ -49,11 +49,11 @@ NAME = "fra1-web01"
 PATH = f"servers/{NAME}.yaml"
 
 
-def one(new: Files, old: Files = FLEET, name: str = NAME) -> ServerChange:
+def find_change(new: Files, old: Files = FLEET, name: str = NAME) -> ServerChange:
     return next(change for change in compare_files(new, old).servers if change.name == name)
 
 
-def own(spec: str, labels: str = "site: fra1, role: web") -> Files:
+def change_server(spec: str, labels: str = "site: fra1, role: web") -> Files:
     """The document of one server with something else in it."""
     return {PATH: server(NAME, labels, spec)}
 
@@ -104,13 +104,13 @@ NEVER = {**FLEET, **web("", "Never")}
         ),
         ("a node label", web("nodeLabels: {a: b}"), {Risk.POOL_MOVE}),
         ("the override", web("override: None"), {Risk.OVERRIDE_ONLY, Risk.HARMLESS}),
-        ("the override and provision", {**own("provision: 2"), **web("override: None")}, {Risk.REINSTALL}),
+        ("the override and provision", {**change_server("provision: 2"), **web("override: None")}, {Risk.REINSTALL}),
         ("diskBoot", web("diskBoot: Hdd"), {Risk.OVERRIDE_ONLY}),
         ("override and an argument", web("override: None, kernelArguments: [a]"), {Risk.KERNEL_ARGUMENTS}),
-        ("parked", own("provision: 1, lifecycle: Parked"), {Risk.WITHDRAWN, Risk.BOOT, Risk.HARMLESS}),
+        ("parked", change_server("provision: 1, lifecycle: Parked"), {Risk.WITHDRAWN, Risk.BOOT, Risk.HARMLESS}),
         ("removed", {PATH: None}, {Risk.WITHDRAWN}),
-        ("provision lowered", own("provision: 0"), {Risk.BOOT, Risk.HARMLESS}),
-        ("provision raised", own("provision: 2"), {Risk.REINSTALL}),
+        ("provision lowered", change_server("provision: 0"), {Risk.BOOT, Risk.HARMLESS}),
+        ("provision raised", change_server("provision: 2"), {Risk.REINSTALL}),
         ("a maintenance that writes no disk", window(boots="repair"), {Risk.MAINTENANCE}),
         (
             "a maintenance that writes disks",
@@ -133,7 +133,7 @@ NEVER = {**FLEET, **web("", "Never")}
 )
 def test_a_change_has_these_risks(what: str, new: Files, expected: set[Risk]) -> None:
     name = "fra1-db01" if "of the profile" in what else NAME
-    assert one(new, name=name).risks == expected
+    assert find_change(new, name=name).risks == expected
 
 
 def signed(url: str = "assets:flatcar-1/any.sig") -> Files:
@@ -155,7 +155,7 @@ def signed(url: str = "assets:flatcar-1/any.sig") -> Files:
 def test_a_change_of_a_boot_that_ipxe_verifies_has_these_risks(
     what: str, old: Files, new: Files, expected: set[Risk]
 ) -> None:
-    assert one(new, old).risks == expected, what
+    assert find_change(new, old).risks == expected, what
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_a_change_of_a_boot_that_ipxe_verifies_has_these_risks(
 def test_finding_r9_a_server_that_leaves_parked_is_reinstalled_only_by_its_number(
     number: str, often: str, risk: Risk, word: str
 ) -> None:
-    parked = {**FLEET, **web("", often), **own(f"{number}, lifecycle: Parked")}
-    changes = compare_files(own(number), parked)
+    parked = {**FLEET, **web("", often), **change_server(f"{number}, lifecycle: Parked")}
+    changes = compare_files(change_server(number), parked)
     (change,) = changes.servers
     assert change.risks & {Risk.REINSTALL, Risk.BECOMES_UNKNOWN} == {risk}
     assert [each.why for each in change.reinstalls] == [word]
@@ -190,8 +190,8 @@ def test_finding_r9_an_output_without_boot_files_changes_no_server(output: str) 
 
 def test_new_servers_count_as_installs_if_they_want_a_first_boot() -> None:
     old = {path: text for path, text in FLEET.items() if path != PATH}
-    assert one({PATH: FLEET[PATH]}, old).risks == {Risk.ADDED, Risk.INSTALL}
-    assert one(own("provision: 0"), old).risks == {Risk.ADDED}
+    assert find_change({PATH: FLEET[PATH]}, old).risks == {Risk.ADDED, Risk.INSTALL}
+    assert find_change(change_server("provision: 0"), old).risks == {Risk.ADDED}
 
 
 # Every part of a decision, with another value: each has to be seen by some class.
@@ -281,11 +281,16 @@ def test_the_fields_above_are_all_fields_of_a_boot() -> None:
 @for_each(
     ("what", "old", "new", "expected"),
     [
-        ("provision raised under Once", FLEET, own("provision: 2"), {ReinstallReason.PROVISION}),
-        ("provision raised under OnImageChange", ON_IMAGE_CHANGE, own("provision: 2"), {ReinstallReason.PROVISION}),
-        ("provision raised under Always", ALWAYS, own("provision: 2"), set()),
-        ("provision raised under Never", NEVER, own("provision: 2"), set()),
-        ("provision lowered", FLEET, own("provision: 0"), set()),
+        ("provision raised under Once", FLEET, change_server("provision: 2"), {ReinstallReason.PROVISION}),
+        (
+            "provision raised under OnImageChange",
+            ON_IMAGE_CHANGE,
+            change_server("provision: 2"),
+            {ReinstallReason.PROVISION},
+        ),
+        ("provision raised under Always", ALWAYS, change_server("provision: 2"), set()),
+        ("provision raised under Never", NEVER, change_server("provision: 2"), set()),
+        ("provision lowered", FLEET, change_server("provision: 0"), set()),
         ("attempts raised", attempts(1), attempts(2), {ReinstallReason.ATTEMPTS}),
         ("attempts lowered", attempts(2), attempts(1), set()),
         ("attempts raised under Always", {**attempts(1), **web("", "Always")}, attempts(2), set()),
@@ -305,7 +310,12 @@ def test_the_fields_above_are_all_fields_of_a_boot() -> None:
             stream("current: flatcar-1, holds: [{select: All, image: flatcar-2, reason: a}]"),
             {ReinstallReason.IMAGE},
         ),
-        ("by a pin", ON_IMAGE_CHANGE, own("provision: 1, pin: {image: flatcar-2, reason: a}"), {ReinstallReason.IMAGE}),
+        (
+            "by a pin",
+            ON_IMAGE_CHANGE,
+            change_server("provision: 1, pin: {image: flatcar-2, reason: a}"),
+            {ReinstallReason.IMAGE},
+        ),
         (
             "by the profile",
             ON_IMAGE_CHANGE,
@@ -331,8 +341,8 @@ def test_the_fields_above_are_all_fields_of_a_boot() -> None:
         ),
         (
             "back from being parked",
-            {**FLEET, **own("provision: 1, lifecycle: Parked")},
-            own("provision: 1"),
+            {**FLEET, **change_server("provision: 1, lifecycle: Parked")},
+            change_server("provision: 1"),
             {ReinstallReason.POLICY},
         ),
         ("a maintenance", FLEET, window(), {ReinstallReason.MAINTENANCE}),
@@ -460,9 +470,9 @@ def test_another_bmc_is_reported_even_if_no_decision_changes() -> None:
         ("an image under Always", ALWAYS, stream("current: flatcar-2"), {EffectTime.NEXT_BOOT}),
         ("an image under Never", NEVER, stream("current: flatcar-2"), {EffectTime.DORMANT}),
         ("an override", FLEET, web("override: None"), {EffectTime.NOW}),
-        ("parked", FLEET, own("provision: 1, lifecycle: Parked"), {EffectTime.NOW}),
+        ("parked", FLEET, change_server("provision: 1, lifecycle: Parked"), {EffectTime.NOW}),
         ("removed", FLEET, {PATH: None}, {EffectTime.NOW}),
-        ("provision raised", FLEET, own("provision: 2"), {EffectTime.NEXT_BOOT}),
+        ("provision raised", FLEET, change_server("provision: 2"), {EffectTime.NEXT_BOOT}),
         (
             "a pool alone",
             FLEET,
@@ -476,11 +486,11 @@ def test_another_bmc_is_reported_even_if_no_decision_changes() -> None:
     ],
 )
 def test_a_change_takes_effect_at_its_time(what: str, old: Files, new: Files, expected: set[EffectTime]) -> None:
-    assert {effect.when for effect in one(new, old).effects} == expected
+    assert {effect.when for effect in find_change(new, old).effects} == expected
 
 
 def test_a_window_is_reported_with_its_new_times() -> None:
-    (effect,) = one(window("20T22:00 21T05:00"), {**FLEET, **window()}).effects
+    (effect,) = find_change(window("20T22:00 21T05:00"), {**FLEET, **window()}).effects
     assert effect == Effect(EffectTime.WINDOW, at("20T22:00"), at("21T05:00"), "m")
 
 
@@ -488,8 +498,8 @@ def test_a_window_is_reported_with_its_new_times() -> None:
 
 
 def test_the_digest_depends_on_decisions_and_not_on_their_spelling() -> None:
-    one_way = compare_files(own("provision: 1, kernelArguments: [debug]"))
-    with_notes = {PATH: f"# Looks at CHG-7.\n{own('provision: 1, kernelArguments: [debug]')[PATH]}"}
+    one_way = compare_files(change_server("provision: 1, kernelArguments: [debug]"))
+    with_notes = {PATH: f"# Looks at CHG-7.\n{change_server('provision: 1, kernelArguments: [debug]')[PATH]}"}
     assert compare_files(with_notes).digest == one_way.digest
     assert compare_files(with_notes, {**FLEET, "images/3.yaml": image("unused-3")}).digest == one_way.digest
 
@@ -498,25 +508,25 @@ def test_the_digest_depends_on_decisions_and_not_on_their_spelling() -> None:
     ("what", "new"),
     [
         ("another server", {"servers/fra1-web02.yaml": server("fra1-web02", "site: fra1, role: web", "provision: 2")}),
-        ("more of the same server", own("provision: 3")),
+        ("more of the same server", change_server("provision: 3")),
         ("a server less", {"servers/fra1-web02.yaml": None}),
         ("a server more", {"servers/new.yaml": server("new", "role: web")}),
         ("unknown servers", {"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound")}),
         ("outputs", {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}),
-        ("a BMC", own("provision: 2, bmc: {address: 'https://bmc2', credentials: a}")),
+        ("a BMC", change_server("provision: 2, bmc: {address: 'https://bmc2', credentials: a}")),
         ("proof", {"fleet.yaml": fleet("baseURL: 'http://boot.test', provisioning: {monitors: [10.0.0.0/8]}")}),
     ],
 )
 def test_any_further_change_gives_another_digest(what: str, new: Files) -> None:
-    first = own("provision: 2")
+    first = change_server("provision: 2")
     assert compare_files({**first, **new}).digest != compare_files(first).digest
 
 
 def test_the_bmc_of_a_new_server_is_part_of_the_digest() -> None:
-    one, other = (compare_files(machine("new", "1", bmc=bmc)) for bmc in ("x", "y"))
-    assert [change.pair for change in one.servers] == [change.pair for change in other.servers]
-    assert one.digest != other.digest
-    assert (one.moved_bmcs, other.moved_bmcs) == ((), ())
+    find_change, other = (compare_files(machine("new", "1", bmc=bmc)) for bmc in ("x", "y"))
+    assert [change.pair for change in find_change.servers] == [change.pair for change in other.servers]
+    assert find_change.digest != other.digest
+    assert (find_change.moved_bmcs, other.moved_bmcs) == ((), ())
 
 
 # The DHCP configuration is in no decision
@@ -524,7 +534,7 @@ def test_the_bmc_of_a_new_server_is_part_of_the_digest() -> None:
 DHCP = "baseURL: 'http://boot.test', outputs: [ipxe, dhcp-kea]"
 
 
-def addressed(address: str, mac: str = MAC) -> Files:
+def make_addressed_server(address: str, mac: str = MAC) -> Files:
     nic = f"uuid: {make_uuid('1')}, architecture: x86_64, firmware: UEFI, provision: 1, interfaces: "
     nic += f"[{{mac: '{mac}', addresses: [{address}]}}]"
     return {"servers/a.yaml": document("Server", "a", nic, "role: web")}
@@ -537,9 +547,9 @@ def test_a_change_of_evidence_or_ledger_is_not_mere_presentation() -> None:
 
 
 def test_an_address_counts_if_dhcp_is_an_output() -> None:
-    old = {**FLEET, **addressed("10.0.0.1/24")}
-    assert compare_files(addressed("10.0.0.2/24"), old).is_empty
-    found = compare_files(addressed("10.0.0.2/24"), {**old, "fleet.yaml": fleet(DHCP)})
+    old = {**FLEET, **make_addressed_server("10.0.0.1/24")}
+    assert compare_files(make_addressed_server("10.0.0.2/24"), old).is_empty
+    found = compare_files(make_addressed_server("10.0.0.2/24"), {**old, "fleet.yaml": fleet(DHCP)})
     assert (found.is_empty, found.servers) == (False, ())
     assert found.shared is not None
     assert list(found.shared.new["hosts"]) == ["a"]
@@ -547,8 +557,8 @@ def test_an_address_counts_if_dhcp_is_an_output() -> None:
 
 def test_a_site_counts_if_dhcp_is_an_output() -> None:
     site = "sites: [{{name: {name}, select: {{matchLabels: {{site: fra1}}}}, baseURL: 'http://fra1.test'}}]"
-    one, other = ({"fleet.yaml": fleet(f"{DHCP}, {site.format(name=name)}")} for name in ("x", "y"))
-    assert not compare_files(other, {**FLEET, **one}).is_empty
+    find_change, other = ({"fleet.yaml": fleet(f"{DHCP}, {site.format(name=name)}")} for name in ("x", "y"))
+    assert not compare_files(other, {**FLEET, **find_change}).is_empty
 
 
 @pytest.mark.parametrize(
@@ -583,10 +593,11 @@ def test_a_server_that_moves_to_a_site_with_its_own_instance_is_unverified_there
 
 def test_addresses_of_other_servers_are_not_part_of_the_digest() -> None:
     """A rebase onto another server's document keeps an acknowledgement."""
-    old = {**FLEET, "fleet.yaml": fleet(DHCP), **addressed("10.0.0.1/24")}
+    old = {**FLEET, "fleet.yaml": fleet(DHCP), **make_addressed_server("10.0.0.1/24")}
     rebased = {**old, **machine("new", "2")}
     assert (
-        compare_files(addressed("10.0.0.2/24"), old).digest == compare_files(addressed("10.0.0.2/24"), rebased).digest
+        compare_files(make_addressed_server("10.0.0.2/24"), old).digest
+        == compare_files(make_addressed_server("10.0.0.2/24"), rebased).digest
     )
 
 
@@ -596,16 +607,16 @@ def test_an_edited_image_counts_even_if_no_decision_changes() -> None:
 
     old = {**FLEET, "images/1.yaml": image("flatcar-1", "userData: Ignition/3.4")}
     old = {**old, "profiles/web.yaml": profile("web", "stream: stable")}
-    one, other = compare_files(edited("Ignition/3.5"), old), compare_files(edited("Ignition/3.6"), old)
-    assert one.is_empty
-    assert [found.mutated for found in one.images] == [True]
-    assert len({one.digest, other.digest, compare_files({}, old).digest}) == 3
+    find_change, other = compare_files(edited("Ignition/3.5"), old), compare_files(edited("Ignition/3.6"), old)
+    assert find_change.is_empty
+    assert [found.mutated for found in find_change.images] == [True]
+    assert len({find_change.digest, other.digest, compare_files({}, old).digest}) == 3
 
 
 def test_the_reverse_change_has_another_digest() -> None:
     there, back = (
-        compare_files(own("provision: 2")),
-        compare_files(own("provision: 1"), {**FLEET, **own("provision: 2")}),
+        compare_files(change_server("provision: 2")),
+        compare_files(change_server("provision: 1"), {**FLEET, **change_server("provision: 2")}),
     )
     assert there.digest != back.digest
 

@@ -25,7 +25,7 @@ from tests.helpers.instance_with_bmcs import POOL
 from tests.helpers.mirrors import CACHES, TREE_COPIES, TreeCopy, make_unreadable, run_endpoint, unconfigured_nginx
 from tests.helpers.signed_lists import SignedSite
 from tests.publish.test_mirror_program import MirrorHost
-from tests.render.test_boot_files import ALL_LOADERS, ENTRIES, LIVE, boots, installs
+from tests.render.test_boot_files import ALL_LOADERS, ENTRIES, LIVE, boots, serves_installation
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
 WINDOW, ENDED = (plan_fleet(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
@@ -221,10 +221,10 @@ def test_finding_m2_no_kind_of_copy_installs_a_server(way: str, tmp_path: Path) 
     published.publish(without)
     (tmp_path / "way").mkdir()
     with TREE_COPIES[way](published.root, tmp_path / "way") as found:
-        assert [installs(found.url, path) for path in ENTRIES * 2] == [False] * 4
+        assert [serves_installation(found.url, path) for path in ENTRIES * 2] == [False] * 4
         published.publish(named)
         found.bring_up()
-        assert [installs(found.url, path) for path in ENTRIES * 2] == [False] * 4
+        assert [serves_installation(found.url, path) for path in ENTRIES * 2] == [False] * 4
 
 
 # The list

@@ -58,7 +58,7 @@ def _texts(node: ast.expr) -> set[str]:
     return {ANY}
 
 
-def _doubts() -> set[str]:
+def _list_doubt_reasons() -> set[str]:
     """Why a ledger may be in doubt: words that are written nowhere else."""
     constants = (
         node.value
@@ -71,7 +71,7 @@ def _doubts() -> set[str]:
     return set(words) - {"AnotherLedger"}
 
 
-def _states() -> set[tuple[str, str]]:
+def _list_states() -> set[tuple[str, str]]:
     """Each condition that may not hold, with its reasons; ANY where they are the names of errors."""
     found = {(BMC, str(each)) for each in (*OperatorCondition, TaskOutcome.WAITING, TaskOutcome.STALLED)} | {
         (BMC, "Overdue")
@@ -85,7 +85,9 @@ def _states() -> set[tuple[str, str]]:
         if holds or status is None or reason is None or not isinstance(type, ast.Constant):  # else it is a BMC's
             continue
         (name,) = _texts(type)
-        reasons = _doubts() if isinstance(reason, ast.Starred) and name == "RecordsVerified" else _texts(reason)
+        reasons = (
+            _list_doubt_reasons() if isinstance(reason, ast.Starred) and name == "RecordsVerified" else _texts(reason)
+        )
         reasons = set(UNPROVEN) if name == "InstallsCompleted" else reasons  # it takes the first that applies
         found |= {(name, each) for each in reasons if each != "Running"}
     for call in _calls("gitboot/controller/reconcile.py", "Condition"):
@@ -96,16 +98,16 @@ def _states() -> set[tuple[str, str]]:
     return found | {(STATUS_CURRENT, "Stale")}  # of the reader of the status
 
 
-def _errors(kind: type[GitbootError] = GitbootError) -> set[str]:
-    return {kind.__name__}.union(*map(_errors, kind.__subclasses__()))
+def _list_errors(kind: type[GitbootError] = GitbootError) -> set[str]:
+    return {kind.__name__}.union(*map(_list_errors, kind.__subclasses__()))
 
 
 def test_every_bad_state_in_the_code_has_a_remedy_and_no_other_state_has() -> None:
-    lines, states = REMEDIES.keys(), _states()
+    lines, states = REMEDIES.keys(), _list_states()
     assert states - lines == set()
     others = lines - states  # of errors some have a line of their own
     assert {type for type, _ in others if (type, ANY) not in states} == set()
-    assert {reason for _, reason in others} <= _errors()
+    assert {reason for _, reason in others} <= _list_errors()
 
 
 @for_each(
@@ -167,7 +169,7 @@ NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
 LACKS = "gitboot needs the credentials bmc-ams2: pass their directory with --credentials"
 
 
-def stalled(server: str, message: str = LACKS, *, at: datetime = NOON, **facts: str) -> Event:
+def make_stalled_event(server: str, message: str = LACKS, *, at: datetime = NOON, **facts: str) -> Event:
     facts = {"server": server, **facts}
     return Event(at=at, type="OverrideStalled", message=f"{server}: {message}", facts=facts, warning=True)
 
@@ -175,7 +177,7 @@ def stalled(server: str, message: str = LACKS, *, at: datetime = NOON, **facts: 
 def test_events_that_differ_only_by_the_server_are_merged() -> None:
     published = Event(at=NOON, type="Published", message="3 written")
     names = [f"w{number:02}" for number in range(11)]
-    alike = [stalled(name, uuid=f"uuid of {name}") for name in reversed(names)]
+    alike = [make_stalled_event(name, uuid=f"uuid of {name}") for name in reversed(names)]
     (first, one) = merge_events_by_server([*alike, published])
     assert first.message == f"11 servers (w00, w01, w02 and 8 more): {LACKS}"
     assert (first.facts, first.type, first.warning, one) == ({"servers": names}, "OverrideStalled", True, published)
@@ -183,10 +185,10 @@ def test_events_that_differ_only_by_the_server_are_merged() -> None:
 
 def test_other_events_stay_separate_and_in_order() -> None:
     events = (
-        stalled("web01"),
-        stalled("web02", "401 by its BMC"),
-        stalled("web03", plan="sha256:2"),
-        stalled("web04", at=NOON + timedelta(seconds=1)),
+        make_stalled_event("web01"),
+        make_stalled_event("web02", "401 by its BMC"),
+        make_stalled_event("web03", plan="sha256:2"),
+        make_stalled_event("web04", at=NOON + timedelta(seconds=1)),
         Event(at=NOON, type="OverrideStalled", message=f"web05: {LACKS}", facts={"server": "web05"}),
         Event(at=NOON, type="OverrideStalled", message="two of a kind", facts={"server": "web06"}),
         Event(at=NOON, type="OverrideStalled", message="two of a kind", facts={"server": "web07"}),

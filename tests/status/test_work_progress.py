@@ -199,7 +199,7 @@ def test_an_evaluator_reports_how_many_files_it_has_read() -> None:
     assert [decode_answer(frame) for frame in frames] == [FilesRead(1000), FilesRead(2000)]
 
 
-class Evaluating:
+class FakeEvaluatorProcess:
     def send(self, question: object, left_s: object) -> None:
         pass
 
@@ -224,7 +224,7 @@ class Evaluating:
 
 def test_after_reading_a_commit_deciding_is_still_reported_as_progress(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    process, question = cast(Child, Evaluating()), Question("f" * 40, None, EvaluationLimits())
+    process, question = cast(Child, FakeEvaluatorProcess()), Question("f" * 40, None, EvaluationLimits())
     conversation = _Conversation(process, question, lambda *how: told.append(how), None, ResultsFile(tmp_path))
     with pytest.raises(InvalidRepository):
         conversation.evaluate(None)

@@ -65,7 +65,7 @@ ALWAYS = Override(enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.UEFI
 FROM_CD = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI")
 
 
-def _set(bmc: BmcConnection, wanted: Override) -> BmcObservation:
+def _set_override(bmc: BmcConnection, wanted: Override) -> BmcObservation:
     seen = bmc.observe()
     override = adapt_override(wanted, seen)
     assert override is not None
@@ -73,7 +73,7 @@ def _set(bmc: BmcConnection, wanted: Override) -> BmcObservation:
     return bmc.observe()
 
 
-def _sent(machine: Machine, index: int = -1) -> str:
+def _format_write(machine: Machine, index: int = -1) -> str:
     """Return the override values of one PATCH, in a fixed order."""
     boot = machine.writes[index]["Boot"]
     names = ("Enabled", "Target", "Mode")
@@ -147,14 +147,14 @@ def test_each_vendor_gets_the_override_settings_that_it_accepts(
         fitted = adapt_override(wanted, bmc.observe())
         assert (fitted is not None) == bool(sent)
         if fitted is not None:
-            assert is_shown(fitted, _set(bmc, wanted))
-            assert _sent(machine) == sent
+            assert is_shown(fitted, _set_override(bmc, wanted))
+            assert _format_write(machine) == sent
         machine.run_through()
 
-    _set(bmc, FROM_CD)
+    _set_override(bmc, FROM_CD)
     bmc.set_override(NO_OVERRIDE, bmc.observe())
     assert is_shown(NO_OVERRIDE, bmc.observe())
-    assert _sent(machine) == off
+    assert _format_write(machine) == off
     machine.run_through()
     assert [boot.target for boot in machine.boots] == [*boots.split(), "None"]
     assert machine.resets == 4  # no setting cost the machine another reboot
@@ -168,13 +168,13 @@ def test_all_profiles_are_tested() -> None:
 
 def test_only_differing_settings_are_sent(rack: Rack) -> None:
     machine, bmc = rack.machine, rack.connect()
-    _set(bmc, ONCE)
-    _set(bmc, ONCE)
-    _set(bmc, Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="Legacy"))
+    _set_override(bmc, ONCE)
+    _set_override(bmc, ONCE)
+    _set_override(bmc, Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="Legacy"))
     bmc.set_override(NO_OVERRIDE, bmc.observe())
     bmc.set_override(NO_OVERRIDE, bmc.observe())
 
-    sent = [_sent(machine, index) for index in range(len(machine.writes))]
+    sent = [_format_write(machine, index) for index in range(len(machine.writes))]
     assert sent == ["Once UefiHttp URI", "Legacy None", "Disabled"]
 
 
@@ -192,9 +192,9 @@ def test_a_new_target_is_sent_together_with_the_settings_that_the_bmc_requires(
 ) -> None:
     rack = make_rack(profile=profile)
     machine, bmc = rack.machine, rack.connect()
-    _set(bmc, structs.replace(FROM_CD, target=OverrideTarget.PXE))
-    _set(bmc, FROM_CD)
-    assert _sent(machine) == sent
+    _set_override(bmc, structs.replace(FROM_CD, target=OverrideTarget.PXE))
+    _set_override(bmc, FROM_CD)
+    assert _format_write(machine) == sent
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
@@ -429,7 +429,7 @@ def test_a_bmc_that_accepts_no_writes_during_post_is_busy(
     machine, bmc = rack.machine, rack.connect()
     machine.reset()
     with pytest.raises(BmcBusy, match=message) as raised:
-        _set(bmc, FROM_CD)
+        _set_override(bmc, FROM_CD)
     assert raised.value.retry_after_s == retry_after_s
 
 

@@ -21,14 +21,14 @@ from tests.helpers.redfish_double.server import Drop, Ignored
 TREE = "http://boot.test/"
 LOADER, BEFORE, OTHERS = f"{TREE}assets/web-2/loader", f"{TREE}assets/web-1/loader", "http://rescue.test/install.efi"
 HTTP = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
-BY_LOADER = WantedOverride(reason="provision/1", plan_digest="d" * 64, override=HTTP, loader_url_prefix=TREE)
-BY_UKI = structs.replace(BY_LOADER, loader_url_prefix=None)
+LOADER_BOOT = WantedOverride(reason="provision/1", plan_digest="d" * 64, override=HTTP, loader_url_prefix=TREE)
+UKI_BOOT = structs.replace(LOADER_BOOT, loader_url_prefix=None)
 RESTART = WantedPowerChange(
     reason="power/check/1", operation=PowerOperation.RESTART, override_reason="provision/1", may_start_now=True
 )
 
 
-def rack_of(make_rack: MakeRack, profile: Profile = IDRAC9, uri: str = "") -> Rack:
+def build_rack(make_rack: MakeRack, profile: Profile = IDRAC9, uri: str = "") -> Rack:
     machine = Machine("web01", uuid=make_uuid("web01"), profile=profile)
     if uri:
         machine.bios.attributes |= {profile.bios_uri: uri}
@@ -36,17 +36,17 @@ def rack_of(make_rack: MakeRack, profile: Profile = IDRAC9, uri: str = "") -> Ra
     return make_rack(machine)
 
 
-def written(rack: Rack) -> list[dict[str, Any]]:
+def list_written_attributes(rack: Rack) -> list[dict[str, Any]]:
     return [each["Attributes"] for each in rack.machine.writes if "Attributes" in each]
 
 
-def booted(rack: Rack) -> tuple[str, str | None]:
+def find_boot(rack: Rack) -> tuple[str, str | None]:
     [boot] = rack.machine.boots
     return boot.target, boot.uri
 
 
 def read_bmc(rack: Rack) -> BmcObservation:
-    found = rack.run_task(BY_LOADER, wanted_power=RESTART).observed
+    found = rack.run_task(LOADER_BOOT, wanted_power=RESTART).observed
     assert found is not None
     return found
 
@@ -57,92 +57,92 @@ def read_bmc(rack: Rack) -> BmcObservation:
 def test_firmware_keeps_the_uri_of_the_loader_from_the_requested_reset_on(
     profile: Profile, resets: int, make_rack: MakeRack
 ) -> None:
-    rack = rack_of(make_rack, profile)
-    done = rack.run_task(BY_LOADER, wanted_power=RESTART)
+    rack = build_rack(make_rack, profile)
+    done = rack.run_task(LOADER_BOOT, wanted_power=RESTART)
     message = (
         f"gitboot requested ForceRestart for power/check/1; after the next reset, the firmware boots from {LOADER}"
     )
     assert (done.outcome, done.message, done.firmware_uri) == (TaskOutcome.APPLIED, message, LOADER)
-    (attributes,) = written(rack)
+    (attributes,) = list_written_attributes(rack)
     assert attributes[profile.bios_uri] == LOADER and attributes.keys() <= dict(profile.bios).keys()
     assert (
         done.observed is not None and explain_dhcp_loader(HTTP, done.observed) == "the BMC does not support HttpBootUri"
     )
     rack.wait(600)
-    assert (booted(rack), rack.machine.resets) == (("UefiHttp", LOADER), resets)
+    assert (find_boot(rack), rack.machine.resets) == (("UefiHttp", LOADER), resets)
     assert explain_dhcp_loader(HTTP, read_bmc(rack)) is None
-    assert (len(written(rack)), rack.machine.resets) == (1, resets), "never twice"
+    assert (len(list_written_attributes(rack)), rack.machine.resets) == (1, resets), "never twice"
 
 
 @pytest.mark.parametrize(
     "switching", [None, structs.replace(RESTART, may_start_now=False)], ids=["no power", "not allowed yet"]
 )
 def test_no_uri_is_written_if_no_reset_is_allowed(switching: WantedPowerChange | None, make_rack: MakeRack) -> None:
-    rack = rack_of(make_rack)
-    rack.run_task(BY_LOADER, wanted_power=switching)
+    rack = build_rack(make_rack)
+    rack.run_task(LOADER_BOOT, wanted_power=switching)
     rack.boot()
-    assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
+    assert (list_written_attributes(rack), find_boot(rack)) == ([], ("UefiHttp", None))
 
 
 @pytest.mark.parametrize(
     "wanted",
     [
-        BY_UKI,
-        structs.replace(BY_LOADER, override=structs.replace(HTTP, http_boot_uri=LOADER.replace("http:", "https:"))),
+        UKI_BOOT,
+        structs.replace(LOADER_BOOT, override=structs.replace(HTTP, http_boot_uri=LOADER.replace("http:", "https:"))),
     ],
     ids=["an image", "https"],
 )
 def test_the_uri_of_an_installer_is_never_written_to_firmware_settings(
     wanted: WantedOverride, make_rack: MakeRack
 ) -> None:
-    rack = rack_of(make_rack)
+    rack = build_rack(make_rack)
     rack.run_task(wanted, wanted_power=RESTART)
     rack.wait(600)
-    assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
+    assert (list_written_attributes(rack), find_boot(rack)) == ([], ("UefiHttp", None))
 
 
-@pytest.mark.parametrize("wanted", [BY_LOADER, BY_UKI], ids=["a loader", "an image"])
+@pytest.mark.parametrize("wanted", [LOADER_BOOT, UKI_BOOT], ids=["a loader", "an image"])
 @pytest.mark.parametrize("profile", [IDRAC9, ILO6], ids=lambda profile: profile.name)
 def test_a_uri_that_somebody_else_set_is_neither_booted_nor_replaced(
     profile: Profile, wanted: WantedOverride, make_rack: MakeRack
 ) -> None:
-    rack = rack_of(make_rack, profile, OTHERS)
+    rack = build_rack(make_rack, profile, OTHERS)
     done = rack.run_task(wanted, wanted_power=RESTART)
     assert done.observed is not None
     assert explain_dhcp_loader(HTTP, done.observed) == (
         f"the firmware would boot from a different URI in its settings, {OTHERS}"
     )
     rack.wait(600)
-    assert (written(rack), booted(rack)) == ([], ("Pxe", None))
+    assert (list_written_attributes(rack), find_boot(rack)) == ([], ("Pxe", None))
 
 
 def test_a_uri_in_a_disabled_setting_still_belongs_to_somebody_else(make_rack: MakeRack) -> None:
-    rack = rack_of(make_rack, uri=OTHERS)
+    rack = build_rack(make_rack, uri=OTHERS)
     rack.machine.bios.attributes["HttpDev1EnDis"] = "Disabled"
-    rack.run_task(BY_LOADER, wanted_power=RESTART)
+    rack.run_task(LOADER_BOOT, wanted_power=RESTART)
     rack.wait(600)
-    assert (written(rack), booted(rack)) == ([], ("UefiHttp", None))
+    assert (list_written_attributes(rack), find_boot(rack)) == ([], ("UefiHttp", None))
 
 
 def test_the_loader_of_an_older_image_is_not_booted_and_is_replaced(make_rack: MakeRack) -> None:
-    rack = rack_of(make_rack, uri=BEFORE)
-    rack.run_task(BY_LOADER, wanted_power=RESTART)
+    rack = build_rack(make_rack, uri=BEFORE)
+    rack.run_task(LOADER_BOOT, wanted_power=RESTART)
     rack.wait(600)
-    assert (len(written(rack)), booted(rack)) == (1, ("Pxe", None))
+    assert (len(list_written_attributes(rack)), find_boot(rack)) == (1, ("Pxe", None))
     assert explain_dhcp_loader(HTTP, read_bmc(rack)) is None
 
 
 def test_firmware_boots_the_same_loader_that_somebody_else_set(make_rack: MakeRack) -> None:
-    rack = rack_of(make_rack, uri=LOADER)
-    done = rack.run_task(BY_UKI, wanted_power=RESTART)
+    rack = build_rack(make_rack, uri=LOADER)
+    done = rack.run_task(UKI_BOOT, wanted_power=RESTART)
     rack.wait(600)
-    assert (written(rack), booted(rack)) == ([], ("UefiHttp", LOADER))
+    assert (list_written_attributes(rack), find_boot(rack)) == ([], ("UefiHttp", LOADER))
     assert done.observed is not None and explain_dhcp_loader(HTTP, done.observed) is None
 
 
 @pytest.mark.parametrize("why", ["read-only", "absent", "a job", "taken and forgotten", "the job fails"])
 def test_if_firmware_does_not_keep_the_uri_dhcp_names_the_loader(why: str, make_rack: MakeRack) -> None:
-    rack = rack_of(make_rack)
+    rack = build_rack(make_rack)
     bios = rack.machine.bios
     match why:
         case "read-only":
@@ -153,19 +153,19 @@ def test_if_firmware_does_not_keep_the_uri_dhcp_names_the_loader(why: str, make_
             bios.pending = {"HttpDev1Protocol": "IPv4"}
         case "the job fails":
             bios.job_fails = True
-    rack.run_task(BY_LOADER)
+    rack.run_task(LOADER_BOOT)
     if why == "taken and forgotten":
         rack.server.fault(Ignored(), on="PATCH", times=1)
-    done = rack.run_task(BY_LOADER, wanted_power=RESTART)
+    done = rack.run_task(LOADER_BOOT, wanted_power=RESTART)
     assert ("the DHCP server must name the boot loader, because the BMC did not store" in done.message) is (
         why in ("read-only", "a job")
     )
     rack.wait(600)
-    assert booted(rack) == ("UefiHttp", None)
+    assert find_boot(rack) == ("UefiHttp", None)
     for _ in range(3):
         assert explain_dhcp_loader(HTTP, read_bmc(rack)) == "the BMC does not support HttpBootUri"
         rack.wait(600)
-    assert (len(written(rack)) <= 1, len(rack.machine.boots)) == (True, 1), "never twice"
+    assert (len(list_written_attributes(rack)) <= 1, len(rack.machine.boots)) == (True, 1), "never twice"
 
 
 @pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
@@ -173,32 +173,32 @@ def test_if_firmware_does_not_keep_the_uri_dhcp_names_the_loader(why: str, make_
 def test_after_a_crash_at_any_step_the_uri_is_written_once_and_the_machine_is_reset_once(
     method: str, applied: bool, make_rack: MakeRack
 ) -> None:
-    rack = rack_of(make_rack)
+    rack = build_rack(make_rack)
     rack.observe_resets()
     rack.machine.boots.clear()
     before = rack.machine.resets
-    rack.run_task(BY_LOADER)
+    rack.run_task(LOADER_BOOT)
     rack.server.fault(Drop(applied=applied), on=method, times=1)
-    assert rack.run_task(BY_LOADER, wanted_power=RESTART).outcome is TaskOutcome.WAITING
+    assert rack.run_task(LOADER_BOOT, wanted_power=RESTART).outcome is TaskOutcome.WAITING
     assert rack.switches["web01"]["power/check/1"].state is PowerRecordState.RECORDED
     for _ in range(4):
         rack.wait(120)
-        rack.run_task(BY_LOADER, wanted_power=RESTART)
-    assert booted(rack) == ("UefiHttp", LOADER)
+        rack.run_task(LOADER_BOOT, wanted_power=RESTART)
+    assert find_boot(rack) == ("UefiHttp", LOADER)
     assert rack.machine.resets - before == 2, "one, and that of the job"
-    assert len(written(rack)) == (2 if (method, applied) == ("PATCH", False) else 1)
+    assert len(list_written_attributes(rack)) == (2 if (method, applied) == ("PATCH", False) else 1)
 
 
 def test_firmware_settings_are_read_only_for_http_boot_and_once_for_each_reset(make_rack: MakeRack) -> None:
     def reads() -> int:
         return sum(each.path.endswith("/Bios") for each in rack.machine.requests)
 
-    rack = rack_of(make_rack, GENERIC)
-    rack.run_task(BY_LOADER)
+    rack = build_rack(make_rack, GENERIC)
+    rack.run_task(LOADER_BOOT)
     assert reads() == 0, "it takes HttpBootUri"
-    rack = rack_of(make_rack)
+    rack = build_rack(make_rack)
     rack.run_task(
-        structs.replace(BY_LOADER, override=structs.replace(HTTP, target=OverrideTarget.PXE, http_boot_uri=None))
+        structs.replace(LOADER_BOOT, override=structs.replace(HTTP, target=OverrideTarget.PXE, http_boot_uri=None))
     )
     assert reads() == 0, "no HTTP boot is wanted"
     with rack.connect() as bmc:

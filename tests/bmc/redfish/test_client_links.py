@@ -17,7 +17,7 @@ from tests.helpers.cases import for_each
 from tests.helpers.redfish_double.profiles import ILO6, XCC
 from tests.helpers.redfish_double.server import Body, Redirect
 
-FOLLOWED = (301, 302, 307, 308)
+REDIRECT_STATUSES = (301, 302, 307, 308)
 
 
 @pytest.fixture
@@ -31,11 +31,11 @@ def bmc(rack: Rack) -> BmcConnection:
     return rack.connect()
 
 
-def requests_of(rack: Rack) -> list[tuple[str, str]]:
+def list_requests(rack: Rack) -> list[tuple[str, str]]:
     return [(each.method, each.path) for each in rack.server.service.requests]
 
 
-@pytest.mark.parametrize("status", FOLLOWED)
+@pytest.mark.parametrize("status", REDIRECT_STATUSES)
 def test_a_write_that_is_redirected_within_the_bmc_is_repeated_at_the_new_path(
     rack: Rack, bmc: BmcConnection, status: int
 ) -> None:
@@ -44,13 +44,13 @@ def test_a_write_that_is_redirected_within_the_bmc_is_repeated_at_the_new_path(
     rack.server.service.requests.clear()
     rack.server.fault(Redirect(location=rack.machine.path, status=status), on="PATCH")
     bmc.set_override(ONCE.override, seen)
-    assert requests_of(rack) == [("PATCH", path), ("PATCH", rack.machine.path)]
+    assert list_requests(rack) == [("PATCH", path), ("PATCH", rack.machine.path)]
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
     first, second = rack.server.service.requests
     assert (first.body, first.headers["If-Match"]) == (second.body, second.headers["If-Match"])
 
 
-@pytest.mark.parametrize("status", FOLLOWED)
+@pytest.mark.parametrize("status", REDIRECT_STATUSES)
 def test_a_reset_that_is_redirected_within_the_bmc_happens_once(rack: Rack, bmc: BmcConnection, status: int) -> None:
     rack.server.fault(Redirect(location=rack.machine.reset_path, status=status), on="RESET")
     bmc.reset(ResetType.FORCE_RESTART, bmc.observe())
@@ -58,7 +58,7 @@ def test_a_reset_that_is_redirected_within_the_bmc_happens_once(rack: Rack, bmc:
 
 
 @pytest.mark.parametrize("location", ["http://127.0.0.9:1/", "https://{host}{path}", "//127.0.0.9:1{path}"])
-@pytest.mark.parametrize("status", FOLLOWED)
+@pytest.mark.parametrize("status", REDIRECT_STATUSES)
 def test_a_write_that_is_redirected_elsewhere_changes_nothing(
     rack: Rack, bmc: BmcConnection, status: int, location: str
 ) -> None:

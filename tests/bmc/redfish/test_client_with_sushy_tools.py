@@ -62,8 +62,10 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.server_close()
 
 
-def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replaces: bool = True) -> list[TaskResult]:
-    """Return the results of an override, immediately and after five minutes. ``replaces``: a person allowed it."""
+def _apply_override(
+    url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, may_replace: bool = True
+) -> list[TaskResult]:
+    """Return the results of an override, immediately and after five minutes. ``may_replace``: a person allowed it."""
     wanted = WantedOverride(
         reason=f"provision/{enabled}",
         plan_digest="d" * 64,
@@ -77,7 +79,7 @@ def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replac
         state=OverrideState.OPENED,
         at=STARTED,
     )
-    records = {opened.reason: opened} if replaces else {}
+    records = {opened.reason: opened} if may_replace else {}
 
     def write(record: OverrideRecord | PowerRecord) -> None:
         assert isinstance(record, OverrideRecord)
@@ -100,20 +102,20 @@ def _bring_about(url: str, uuid: SystemUuid, enabled: OverrideEnabled, *, replac
 
 
 def test_an_override_that_gitboot_did_not_set_is_left_to_the_operator(emulator: str) -> None:
-    asked, _ = _bring_about(emulator, FOREIGN, OverrideEnabled.ONCE, replaces=False)
+    asked, _ = _apply_override(emulator, FOREIGN, OverrideEnabled.ONCE, may_replace=False)
     assert asked.condition is OperatorCondition.FOREIGN_OVERRIDE
     assert "the BMC shows Continuous Hdd. When this override is gone" in asked.message
 
 
 def test_a_continuous_override_is_set_and_read_back(emulator: str) -> None:
-    first, later = _bring_about(emulator, CONTINUOUS, OverrideEnabled.CONTINUOUS)
+    first, later = _apply_override(emulator, CONTINUOUS, OverrideEnabled.CONTINUOUS)
     assert (first.outcome, first.message) == (TaskOutcome.APPLIED, "the BMC shows Continuous Pxe")
     assert (later.outcome, later.message) == (TaskOutcome.UNCHANGED, "the BMC shows Continuous Pxe")
 
 
 def test_a_bmc_that_turns_once_into_continuous_is_quoted_to_the_operator(emulator: str) -> None:
     """The BMC accepts Once and keeps Continuous."""
-    first, later = _bring_about(emulator, ONCE, OverrideEnabled.ONCE)
+    first, later = _apply_override(emulator, ONCE, OverrideEnabled.ONCE)
     assert first.outcome is TaskOutcome.WAITING
     assert first.message == "gitboot set Once Pxe a moment ago, but the BMC shows Continuous Pxe"
     assert later.condition is OperatorCondition.NEEDS_OPERATOR

@@ -70,7 +70,11 @@ def test_payloads_of_real_bmcs_are_understood(
     assert (seen.quirks_name, seen.settings_path.rpartition("/")[2]) == (row, settings)
     assert is_shown(NO_OVERRIDE, seen)
     assert seen.identity.uuid is not None or seen.identity.serial is not None
-    assert [_in_words(adapt_override(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [once, always, from_cd]
+    assert [_describe_override(adapt_override(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [
+        once,
+        always,
+        from_cd,
+    ]
 
 
 @pytest.mark.parametrize("name", ["dell-r750", "hpe-dl385-gen10"])
@@ -83,11 +87,11 @@ def test_firmware_settings_of_real_bmcs_are_read_and_the_double_has_no_other_att
     assert row.firmware_uri.read(bios.attributes) == "", "nobody has written any there"
     assert row.firmware_uri.related_attributes.keys() <= bios.attributes.keys()
     assert bios.can_apply_at_reset is (row.name == "Dell iDRAC")
-    doubles = [profile for profile in _profiles_of(row) if profile.bios]
+    doubles = [profile for profile in _list_profiles(row) if profile.bios]
     assert doubles and all(dict(profile.bios).keys() <= bios.attributes.keys() for profile in doubles)
 
 
-def _in_words(override: Override | None) -> str | None:
+def _describe_override(override: Override | None) -> str | None:
     if override is None:
         return None
     return f"{override.enabled} {override.target}{' URI' if override.http_boot_uri else ''}"
@@ -97,7 +101,7 @@ def _in_words(override: Override | None) -> str | None:
 
 
 @dataclass(frozen=True)
-class Fact:
+class Deviation:
     """A field of a row that is not as the standard has it."""
 
     row: Quirks
@@ -114,29 +118,29 @@ class Fact:
         return tuple(poorer if each is self.row else each for each in QUIRKS)
 
 
-def _facts() -> Iterator[Fact]:
+def _list_deviations() -> Iterator[Deviation]:
     names = {"name", "source", "manufacturers", "systems"}
     for row in QUIRKS:
-        yield Fact(row, "")
+        yield Deviation(row, "")
         for name in row.__struct_fields__:
             if name not in names and getattr(row, name) != getattr(STANDARD, name):
-                yield Fact(row, name)
+                yield Deviation(row, name)
 
 
-FACTS = list(_facts())
+DEVIATIONS = list(_list_deviations())
 
 
-def _profiles_of(row: Quirks) -> list[Profile]:
-    return [each for each in PROFILES.values() if _row_of(each) == row.name]
+def _list_profiles(row: Quirks) -> list[Profile]:
+    return [each for each in PROFILES.values() if _find_row(each) == row.name]
 
 
 @cache
-def _row_of(profile: Profile) -> str:
+def _find_row(profile: Profile) -> str:
     machine = Machine(profile=profile)
     return quirks.find_quirks(machine.path, {"Manufacturer": profile.manufacturer}).name
 
 
-def _life(profile: Profile) -> list[str]:
+def _run_scenario(profile: Profile) -> list[str]:
     """Return the states of overrides that are set and booted, changed, and disabled."""
     machine = Machine(profile=profile)
     found = []
@@ -144,34 +148,34 @@ def _life(profile: Profile) -> list[str]:
         RedfishServer(Service(machine, credentials={USER: PASSWORD})) as server,
         BmcConnection(server.url, Credentials(username=USER, password=PASSWORD)) as bmc,
     ):
-        found += _beside_a_uri_of_firmware(bmc, machine)
+        found += _boot_over_firmware_uri(bmc, machine)
         for wanted in (ONCE, ALWAYS, FROM_CD, OLD):
             machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
-            found.append(_set_and_booted(bmc, machine, wanted))
+            found.append(_set_and_boot(bmc, machine, wanted))
             machine.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
-            found.append(_set(bmc, wanted) or _switched_off(bmc))
-        found.append(_set(bmc, FROM_PXE) or _set(bmc, FROM_CD) or _switched_off(bmc))
+            found.append(_set(bmc, wanted) or _remove_override(bmc))
+        found.append(_set(bmc, FROM_PXE) or _set(bmc, FROM_CD) or _remove_override(bmc))
         machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="None")
-        found.append(_switched_off(bmc))
-        found += _inserted(bmc, machine)
+        found.append(_remove_override(bmc))
+        found += _test_insertions(bmc, machine)
     order = "wrong: the boot order changed" if machine.boot_order_changed else "the boot order as it was"
     return [*found, f"{machine.resets} resets", order]
 
 
-def _inserted(bmc: BmcConnection, machine: Machine) -> list[str]:
+def _test_insertions(bmc: BmcConnection, machine: Machine) -> list[str]:
     """Return what comes of an image after another, of one whose URL a drive shows already, and of one too many."""
     if not machine.drives:
         return []
-    found = [_insert_by_steps(bmc, machine, "http://boot.test/old.iso")]
+    found = [_insert_medium(bmc, machine, "http://boot.test/old.iso")]
     machine.drives[1].apply_request("POST", machine.drives[1].action("Eject"), {})
     machine.drives[1].apply_request("PATCH", machine.drives[1].path, {"Inserted": False})
     if machine.profile.drives_are_stale:
         machine.drives[1].stale = ISO
-    found.append(_insert_by_steps(bmc, machine, ISO))
-    return [*found, _insert_by_steps(bmc, machine, "http://boot.test/another.iso")]
+    found.append(_insert_medium(bmc, machine, ISO))
+    return [*found, _insert_medium(bmc, machine, "http://boot.test/another.iso")]
 
 
-def _insert_by_steps(bmc: BmcConnection, machine: Machine, url: str) -> str:
+def _insert_medium(bmc: BmcConnection, machine: Machine, url: str) -> str:
     seen = bmc.media.with_slots(bmc.observe())
     if (slots := assign_slots(seen.slots, url, None)) is None:
         return "no drive is free"
@@ -183,17 +187,17 @@ def _insert_by_steps(bmc: BmcConnection, machine: Machine, url: str) -> str:
     return "inserted" if any(drive.image == url for drive in machine.drives) else "wrong: not inserted"
 
 
-def _beside_a_uri_of_firmware(bmc: BmcConnection, machine: Machine) -> list[str]:
+def _boot_over_firmware_uri(bmc: BmcConnection, machine: Machine) -> list[str]:
     """Return the HTTP boot after another URI was written into the firmware settings."""
     before = dict(machine.bios.attributes)
     machine.bios.attributes |= {machine.profile.bios_uri: "http://old.example.net/install.efi"} if before else {}
     machine.bios.attributes |= {machine.profile.bios_switch: "Enabled"} if machine.profile.bios_switch else {}
-    found = _set_and_booted(bmc, machine, ONCE)
+    found = _set_and_boot(bmc, machine, ONCE)
     machine.bios.attributes = before
     return [f"wrong: {found}" if "old.example.net" in found else found]
 
 
-def _set_and_booted(bmc: BmcConnection, machine: Machine, wanted: Override) -> str:
+def _set_and_boot(bmc: BmcConnection, machine: Machine, wanted: Override) -> str:
     before = bmc.observe()
     if (failed := _set(bmc, wanted)) is not None:
         return failed
@@ -218,7 +222,7 @@ def _set(bmc: BmcConnection, wanted: Override) -> str | None:
     return None
 
 
-def _switched_off(bmc: BmcConnection) -> str:
+def _remove_override(bmc: BmcConnection) -> str:
     try:
         bmc.set_override(NO_OVERRIDE, bmc.observe())
     except GitbootError as error:
@@ -227,24 +231,26 @@ def _switched_off(bmc: BmcConnection) -> str:
 
 
 @cache
-def _good_life(name: str) -> tuple[str, ...]:
-    life = _life(PROFILES[name])
-    assert not [each for each in life if each.startswith(("refused", "wrong"))]
-    return tuple(life)
+def _run_good_scenario(name: str) -> tuple[str, ...]:
+    states = _run_scenario(PROFILES[name])
+    assert not [each for each in states if each.startswith(("refused", "wrong"))]
+    return tuple(states)
 
 
-@pytest.mark.parametrize("fact", FACTS, ids=[str(each) for each in FACTS])
-def test_without_any_single_quirk_of_the_table_a_bmc_behaves_worse(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
-    profiles = _profiles_of(fact.row)
+@pytest.mark.parametrize("fact", DEVIATIONS, ids=[str(each) for each in DEVIATIONS])
+def test_without_any_single_quirk_of_the_table_a_bmc_behaves_worse(
+    fact: Deviation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiles = _list_profiles(fact.row)
     assert profiles, "no double behaves like this row"
-    good = {each.name: _good_life(each.name) for each in profiles}
+    good = {each.name: _run_good_scenario(each.name) for each in profiles}
     monkeypatch.setattr(quirks, "QUIRKS", fact.without())
-    assert any(tuple(_life(each)) != good[each.name] for each in profiles)
+    assert any(tuple(_run_scenario(each)) != good[each.name] for each in profiles)
 
 
 def test_each_row_describes_each_of_its_differences() -> None:
     assert [len(row.differences) for row in QUIRKS] == [
-        sum(1 for fact in FACTS if fact.row is row and fact.field) for row in QUIRKS
+        sum(1 for fact in DEVIATIONS if fact.row is row and fact.field) for row in QUIRKS
     ]
 
 

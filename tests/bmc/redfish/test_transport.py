@@ -36,14 +36,14 @@ SYSTEM = ("GET", "/redfish/v1/Systems/1")
 ROOT, COLLECTION = ("GET", "/redfish/v1/"), ("GET", "/redfish/v1/Systems")
 
 
-def read(fleet: BmcPool, rack: Rack, **changed: Any) -> TaskResult:
+def read_bmc(fleet: BmcPool, rack: Rack, **changed: Any) -> TaskResult:
     job = rack.job(None, **changed)
     assert fleet.submit([job])
     return fleet.take_results(wait_all=True)[job.uuid]
 
 
-def outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[TaskOutcome]:
-    return [read(fleet, rack, **changed).outcome for _ in range(times)]
+def list_outcomes(fleet: BmcPool, rack: Rack, times: int, **changed: Any) -> list[TaskOutcome]:
+    return [read_bmc(fleet, rack, **changed).outcome for _ in range(times)]
 
 
 def take_requests(rack: Rack) -> list[tuple[str, str]]:
@@ -63,7 +63,7 @@ def open_sessions(rack: Rack) -> int:
 
 def test_a_bmc_that_is_read_repeatedly_gets_one_session_until_the_end(rack: Rack) -> None:
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 4)) == {TaskOutcome.UNCHANGED}
+        assert set(list_outcomes(fleet, rack, 4)) == {TaskOutcome.UNCHANGED}
         assert (take_requests(rack), open_sessions(rack)) == ([SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM], 1)
     (ended,) = take_requests(rack)
     assert ended[0] == "DELETE" and ended[1].startswith(f"{SESSIONS}/")
@@ -81,18 +81,18 @@ def test_with_a_session_the_password_is_not_sent_again(rack: Rack, monkeypatch: 
     monkeypatch.setattr(rack.server.service.sessions, "permits", noted)
     with rack.fleet() as fleet:
         for _ in range(3):
-            read(fleet, rack)
+            read_bmc(fleet, rack)
     assert known_by == [{"Authorization"}, *[{"X-Auth-Token"}] * 3]
 
 
 def test_a_session_that_the_bmc_ended_is_opened_again(rack: Rack, fleet: BmcPool) -> None:
     for _ in range(3):
-        read(fleet, rack)
+        read_bmc(fleet, rack)
     rack.server.service.sessions.end()
     take_requests(rack)
-    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+    assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack) == [SYSTEM, SYSTEM]  # refused; and by the password
-    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+    assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack) == [LOGIN, SYSTEM]
 
 
@@ -100,7 +100,7 @@ def test_a_bmc_whose_sessions_are_all_taken_is_still_read(rack: Rack) -> None:
     taken = [rack.server.service.sessions.log_in({"UserName": USER, "Password": PASSWORD}) for _ in range(8)]
     assert {each.status for each in taken} == {201}
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 3)) == {TaskOutcome.UNCHANGED}
+        assert set(list_outcomes(fleet, rack, 3)) == {TaskOutcome.UNCHANGED}
     assert open_sessions(rack) == 8
 
 
@@ -109,16 +109,16 @@ def test_a_session_that_could_not_be_opened_is_tried_again_later(
 ) -> None:
     monkeypatch.setattr(transport, "_SESSION_RETRY_S", 0)
     rack.server.fault(Status(status=503), on="POST")
-    outcomes(fleet, rack, 2)
+    list_outcomes(fleet, rack, 2)
     assert open_sessions(rack) == 0
-    read(fleet, rack)
+    read_bmc(fleet, rack)
     assert open_sessions(rack) == 1
 
 
 def test_after_a_token_that_the_bmc_does_not_accept_no_other_is_requested(rack: Rack, fleet: BmcPool) -> None:
     useless = {"X-Auth-Token": "t", "Location": f"{SESSIONS}/1"}
     rack.server.fault(Status(status=201, headers=useless), on="POST")
-    assert (set(outcomes(fleet, rack, 4)), take_requests(rack).count(LOGIN)) == ({TaskOutcome.UNCHANGED}, 1)
+    assert (set(list_outcomes(fleet, rack, 4)), take_requests(rack).count(LOGIN)) == ({TaskOutcome.UNCHANGED}, 1)
 
 
 def test_a_session_is_ended_at_the_bmc_even_if_its_location_names_another_host(rack: Rack) -> None:
@@ -126,7 +126,7 @@ def test_a_session_is_ended_at_the_bmc_even_if_its_location_names_another_host(r
     rack.server.fault(Status(status=201, headers=elsewhere), on="POST")
     with rack.fleet() as fleet:
         rack.server.service.sessions._credentials = None  # any token does
-        outcomes(fleet, rack, 2)
+        list_outcomes(fleet, rack, 2)
         take_requests(rack)
     assert take_requests(rack) == [("DELETE", f"{SESSIONS}/7")]
 
@@ -135,7 +135,7 @@ def test_a_wrong_password_is_tried_once_for_each_task(rack: Rack) -> None:
     """The second job tries it by a session, and no other: the challenge of the BMC names basic authentication."""
     write_credentials(rack.folder, password="wrong")
     with rack.fleet() as fleet:
-        results = [read(fleet, rack) for _ in range(4)]
+        results = [read_bmc(fleet, rack) for _ in range(4)]
         assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
     assert {result.outcome for result in results} == {TaskOutcome.STALLED}
     assert {result.message for result in results} == {
@@ -150,10 +150,10 @@ def test_a_password_that_the_bmc_accepts_later_is_sent_after_any_result_of_a_log
 ) -> None:
     write_credentials(rack.folder, password="another")
     rack.server.fault(fault, on="POST", times=9)
-    assert read(fleet, rack).outcome is TaskOutcome.STALLED
+    assert read_bmc(fleet, rack).outcome is TaskOutcome.STALLED
     rack.server.service.sessions._credentials = {USER: "another"}
-    read(fleet, rack)
-    assert outcomes(fleet, rack, 2) == [TaskOutcome.UNCHANGED] * 2
+    read_bmc(fleet, rack)
+    assert list_outcomes(fleet, rack, 2) == [TaskOutcome.UNCHANGED] * 2
 
 
 def test_a_bmc_that_wrongly_offers_basic_authentication_is_read_from_the_second_task_on(
@@ -163,10 +163,10 @@ def test_a_bmc_that_wrongly_offers_basic_authentication_is_read_from_the_second_
     monkeypatch.setattr(
         rack.server.service.sessions, "permits", lambda headers: "X-Auth-Token" in headers and permits(headers)
     )
-    assert outcomes(fleet, rack, 3) == [TaskOutcome.STALLED, *[TaskOutcome.UNCHANGED] * 2]
+    assert list_outcomes(fleet, rack, 3) == [TaskOutcome.STALLED, *[TaskOutcome.UNCHANGED] * 2]
     assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM]
     rack.server.service.sessions.end()
-    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+    assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
@@ -180,7 +180,7 @@ def test_if_basic_authentication_is_off_a_session_is_opened_at_once(
     )
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
-        assert (set(outcomes(fleet, rack, 2)), take_requests(rack)) == (
+        assert (set(list_outcomes(fleet, rack, 2)), take_requests(rack)) == (
             {TaskOutcome.UNCHANGED},
             [SYSTEM, LOGIN, SYSTEM, SYSTEM],
         )
@@ -194,7 +194,7 @@ def test_a_bmc_without_a_challenge_is_tried_with_one_session(
 ) -> None:
     monkeypatch.setattr(server, "CHALLENGE", {})
     write_credentials(rack.folder, password="wrong")
-    assert (set(outcomes(fleet, rack, 3)), take_requests(rack)) == (
+    assert (set(list_outcomes(fleet, rack, 3)), take_requests(rack)) == (
         {TaskOutcome.STALLED},
         [SYSTEM, LOGIN, SYSTEM, SYSTEM],
     )
@@ -202,25 +202,25 @@ def test_a_bmc_without_a_challenge_is_tried_with_one_session(
 
 def test_a_changed_password_ends_the_session_of_the_previous_one(rack: Rack) -> None:
     with rack.fleet() as fleet:
-        outcomes(fleet, rack, 2)
+        list_outcomes(fleet, rack, 2)
         rack.server.service.sessions._credentials = {USER: "another"}
         write_credentials(rack.folder, password="another")
         take_requests(rack)
-        assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+        assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
         assert [method for method, _ in take_requests(rack)] == ["DELETE", "GET"]
     assert rack.server.connections == 2
 
 
 def test_an_idle_session_is_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     with rack.fleet() as fleet:
-        outcomes(fleet, rack, 2)
+        list_outcomes(fleet, rack, 2)
         assert open_sessions(rack) == 1
         monkeypatch.setattr(worker_pool, "_IDLE_S", -1)
         fleet.take_results()
-        until(lambda: open_sessions(rack) == 0)
+        wait_until(lambda: open_sessions(rack) == 0)
         monkeypatch.undo()
-        assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
-    until(lambda: not rack.server.is_busy)
+        assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
+    wait_until(lambda: not rack.server.is_busy)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_an_idle_session_is_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_a_failed_logout_does_not_block_other_work(rack: Rack, fault: Fault) -> None:
     with rack.fleet() as fleet:
-        outcomes(fleet, rack, 2)
+        list_outcomes(fleet, rack, 2)
         rack.server.fault(fault, on="DELETE")
     assert open_sessions(rack) == 1
 
@@ -241,7 +241,7 @@ def test_finding_p5_a_bmc_with_basic_authentication_off_is_read_if_no_system_is_
     rack.server.service.takes_basic = False
     monkeypatch.setattr(server, "CHALLENGE", challenge)
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 3, system=None)) == {TaskOutcome.UNCHANGED}
+        assert set(list_outcomes(fleet, rack, 3, system=None)) == {TaskOutcome.UNCHANGED}
         assert take_requests(rack) == [ROOT, COLLECTION, LOGIN, COLLECTION, SYSTEM, SYSTEM, SYSTEM]
     assert [method for method, _ in take_requests(rack)] == ["DELETE"]
 
@@ -250,7 +250,7 @@ def test_a_response_of_the_service_root_alone_opens_no_session(rack: Rack, fleet
     """A wrong password counts once for each job, and twice for the first one at a BMC without a challenge."""
     rack.server.service.takes_basic = False
     write_credentials(rack.folder, password="wrong")
-    assert set(outcomes(fleet, rack, 3, system=None)) == {TaskOutcome.STALLED}
+    assert set(list_outcomes(fleet, rack, 3, system=None)) == {TaskOutcome.STALLED}
     assert take_requests(rack) == [ROOT, COLLECTION, LOGIN, *[ROOT, COLLECTION] * 2]
 
 
@@ -262,7 +262,7 @@ def test_finding_p5_a_login_that_is_redirected_within_the_bmc_is_followed(
     rack.server.service.takes_basic, rack.server.service.redirects_logins = takes_basic, status
     redirected = ("POST", f"{SESSIONS}/")
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 3)) == {TaskOutcome.UNCHANGED}
+        assert set(list_outcomes(fleet, rack, 3)) == {TaskOutcome.UNCHANGED}
         again = [] if takes_basic else [SYSTEM]
         assert take_requests(rack) == [SYSTEM, LOGIN, redirected, *again, SYSTEM, SYSTEM]
     assert [method for method, _ in take_requests(rack)] == ["DELETE"]
@@ -284,7 +284,7 @@ def test_finding_p5_the_password_is_still_used_if_a_login_is_redirected_elsewher
 ) -> None:
     host = rack.server.url.partition("//")[2]
     rack.server.fault(Redirect(location=location.format(host=host), status=status), on="POST", times=9)
-    assert set(outcomes(fleet, rack, 4)) == {TaskOutcome.UNCHANGED}
+    assert set(list_outcomes(fleet, rack, 4)) == {TaskOutcome.UNCHANGED}
     assert take_requests(rack).count(LOGIN) == (
         4 if location == SESSIONS else 1
     )  # at most three redirects, once an hour
@@ -298,7 +298,7 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_redirecte
     location = location.format(host=rack.server.url.partition("//")[2])
     rack.server.fault(Redirect(location=location, status=status), on="POST", times=9)
     with rack.fleet() as fleet:
-        results = [read(fleet, rack, system=None) for _ in range(2)]
+        results = [read_bmc(fleet, rack, system=None) for _ in range(2)]
     assert {result.outcome for result in results} == {TaskOutcome.STALLED}
     for result in results:  # the second task opens no session, and has the same message
         assert result.message == (
@@ -315,7 +315,7 @@ def test_no_password_is_sent_from_https_to_http(make_rack: MakeRack, tmp_path: P
     plain, rack = make_rack(), make_rack(tls=authority.server_context())
     rack.server.fault(Redirect(location=f"{plain.server.url}{SESSIONS}", status=status), on="POST", times=9)
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 3, ca=authority.pem)) == {TaskOutcome.UNCHANGED}
+        assert set(list_outcomes(fleet, rack, 3, ca=authority.pem)) == {TaskOutcome.UNCHANGED}
     assert plain.server.connections == 0
 
 
@@ -338,7 +338,7 @@ NO_SESSION: list[tuple[str, Fault]] = [
 def test_the_password_is_still_used_after_any_result_of_a_login(rack: Rack, fault: Fault) -> None:
     rack.server.fault(fault, on="POST", times=9)
     with rack.fleet() as fleet:
-        assert set(outcomes(fleet, rack, 4)) == {TaskOutcome.UNCHANGED}
+        assert set(list_outcomes(fleet, rack, 4)) == {TaskOutcome.UNCHANGED}
         assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM, SYSTEM, SYSTEM]
     has_session = isinstance(fault, Body)  # its headers are those of a session that was opened
     assert [method for method, _ in take_requests(rack)] == ["DELETE"] * has_session
@@ -356,7 +356,7 @@ def test_a_slow_login_delays_one_task_and_the_password_is_still_used(rack: Rack)
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b'"no"', b"[]", b'{"error": "no"}', b'{"error": null}'])
 def test_a_401_with_any_body_opens_a_session(rack: Rack, fleet: BmcPool, body: bytes) -> None:
     rack.server.fault(Status(status=401, body=body))
-    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+    assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack)[1] == LOGIN
 
 
@@ -368,20 +368,20 @@ def test_without_basic_authentication_a_bmc_with_all_sessions_taken_is_busy_and_
     for _ in range(8):
         assert sessions.log_in({"UserName": USER, "Password": PASSWORD}).status == 201
     for _ in range(2):
-        result = read(fleet, rack)
+        result = read_bmc(fleet, rack)
         assert (result.outcome, result.retry_after_s) == (TaskOutcome.WAITING, 30)
         assert result.message.startswith(f"POST {rack.server.url}{SESSIONS}: 503 ")
     sessions.end()
-    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+    assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
 
 
 def test_without_basic_authentication_an_ended_session_is_opened_again_at_once(rack: Rack, fleet: BmcPool) -> None:
     rack.server.service.takes_basic = False
-    read(fleet, rack)
+    read_bmc(fleet, rack)
     for _ in range(3):
         rack.server.service.sessions.end()
         take_requests(rack)
-        assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+        assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
         assert take_requests(rack) == [SYSTEM, LOGIN, SYSTEM]
 
 
@@ -390,17 +390,17 @@ def test_basic_authentication_may_be_turned_off_and_on_between_tasks(
     rack: Rack, fleet: BmcPool, has_session: bool
 ) -> None:
     for _ in range(2 if has_session else 1):
-        assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+        assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
     rack.server.service.takes_basic = False
     rack.server.service.sessions.end()
     if not has_session:
         rack.server.fault(Status(status=503), on="POST")  # the login that a second job begins with
-    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+    assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
     rack.server.service.takes_basic = True
     rack.server.service.sessions.end()
-    assert set(outcomes(fleet, rack, 2)) == {TaskOutcome.UNCHANGED}
+    assert set(list_outcomes(fleet, rack, 2)) == {TaskOutcome.UNCHANGED}
     take_requests(rack)
-    assert read(fleet, rack).outcome is TaskOutcome.UNCHANGED
+    assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
     assert take_requests(rack) == [SYSTEM]
 
 
@@ -409,7 +409,7 @@ def test_without_basic_authentication_after_a_rejected_token_no_other_is_request
     useless = {"X-Auth-Token": "t", "Location": f"{SESSIONS}/1"}
     rack.server.fault(Status(status=201, headers=useless), on="POST", times=9)
     with rack.fleet() as fleet:
-        results = [read(fleet, rack) for _ in range(3)]
+        results = [read_bmc(fleet, rack) for _ in range(3)]
         assert take_requests(rack).count(LOGIN) == 1
     assert {result.outcome for result in results} == {TaskOutcome.STALLED}
     assert all("the BMC rejects the token for the new session" in result.message for result in results)
@@ -437,12 +437,12 @@ def test_a_session_is_ended_at_the_location_that_its_bmc_returned(
     with rack.fleet() as fleet:
         rack.server.service.sessions._credentials = None  # any token does
         for _ in range(3):
-            read(fleet, rack)
+            read_bmc(fleet, rack)
         assert take_requests(rack).count(LOGIN) == 1
     assert take_requests(rack) == [("DELETE", SESSION_7)]
 
 
-def until(what: Callable[[], bool]) -> None:
+def wait_until(what: Callable[[], bool]) -> None:
     end = time.monotonic() + 300
     while not what():
         assert time.monotonic() < end
@@ -450,8 +450,8 @@ def until(what: Callable[[], bool]) -> None:
 
 
 ISO = "http://boot.test/assets/node/1.iso"
-SHORT_S = 0.3
-SENT_FOR_HOURS = Slow(every_s=60)  # an answer has some hundred bytes
+SHORT_DEADLINE_S = 0.3
+SLOW_ANSWER = Slow(every_s=60)  # an answer has some hundred bytes
 
 
 @pytest.fixture
@@ -489,8 +489,8 @@ def test_each_call_to_a_bmc_that_sends_slowly_ends_at_its_deadline(rack: Rack, m
     with rack.connect(read_timeout_s=60) as patient:
         seen = patient.media.with_slots(patient.observe())
         seen = structs.replace(seen, secure_boot_path=f"{rack.machine.path}/SecureBoot", firmware_uri="")
-    rack.server.fault(SENT_FOR_HOURS, on=method, times=9)
-    bmc = rack.connect(connect_timeout_s=SHORT_S, read_timeout_s=SHORT_S)
+    rack.server.fault(SLOW_ANSWER, on=method, times=9)
+    bmc = rack.connect(connect_timeout_s=SHORT_DEADLINE_S, read_timeout_s=SHORT_DEADLINE_S)
     with pytest.raises(BmcUnreachable):
         call(bmc, seen)
     bmc.close(log_out=False)
@@ -501,19 +501,19 @@ def test_a_logout_at_a_bmc_that_sends_slowly_ends(rack: Rack) -> None:
     bmc.observe()
     bmc.login.keeps_session = True
     bmc.observe()
-    rack.server.fault(SENT_FOR_HOURS, on="DELETE")
+    rack.server.fault(SLOW_ANSWER, on="DELETE")
     bmc.close()
     assert "DELETE" in [each.method for each in rack.server.service.requests]
 
 
-def with_many_drives(rack: Rack) -> None:
+def add_many_drives(rack: Rack) -> None:
     """Let a BMC name more drives than can be read in a second: each answer comes at once."""
     machine = rack.machine
     machine.drives = [Drive(f"{machine.media_path}/{n}", machine.profile.drives) for n in range(8000)]
 
 
 def test_a_task_ends_at_its_deadline_even_if_each_request_gets_a_response(rack: Rack) -> None:
-    with_many_drives(rack)
+    add_many_drives(rack)
     policy = ConnectionPolicy(total_s=0.5)
     with rack.connect(policy=policy) as bmc:
         seen = bmc.observe()
@@ -527,18 +527,18 @@ def test_a_task_ends_at_its_deadline_even_if_each_request_gets_a_response(rack: 
 
 
 def test_a_task_that_reaches_its_deadline_waits_for_the_next_one(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_many_drives(rack)
+    add_many_drives(rack)
     disc = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.CD, mode="UEFI", medium=ISO)
     job = rack.job(WantedOverride(reason="provision/1", plan_digest="d" * 64, override=disc))
     with rack.fleet() as fleet:
-        monkeypatch.setattr(ConnectionPolicy, "remaining_s", limited_to(rack, 50))
+        monkeypatch.setattr(ConnectionPolicy, "remaining_s", limit_requests(rack, 50))
         assert fleet.submit([job])
         result = fleet.take_results(wait_all=True)[job.uuid]
     assert (result.outcome, result.is_reachable) == (TaskOutcome.WAITING, False)
     assert "the BMC took more than 300 s in total to respond" in result.message
 
 
-def limited_to(rack: Rack, requests: int) -> Callable[[ConnectionPolicy], float]:
+def limit_requests(rack: Rack, requests: int) -> Callable[[ConnectionPolicy], float]:
     """Return a `remaining_s` with which the time of a task ends after so many requests."""
     left_s = ConnectionPolicy.remaining_s
 
@@ -576,13 +576,13 @@ FORM_IDS = [name for name, *_ in FORMS]
 LOADER = "http://boot.test/assets/web/loader"
 
 
-def with_form(profile: Profile, header: str, body: str, if_match: str) -> Profile:
+def with_etag_form(profile: Profile, header: str, body: str, if_match: str) -> Profile:
     return replace(
         profile, etag_header=header, etag_body=body, if_match=if_match, if_match_required=if_match not in ("", "*")
     )
 
 
-def if_matches(rack: Rack) -> list[str | None]:
+def list_if_match_headers(rack: Rack) -> list[str | None]:
     return [each.headers.get("If-Match") for each in rack.server.service.requests if each.method == "PATCH"]
 
 
@@ -590,7 +590,7 @@ def if_matches(rack: Rack) -> list[str | None]:
 def test_finding_p6_an_override_is_set_with_any_form_of_etag_that_a_bmc_sends_and_accepts(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
-    rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
+    rack = make_rack(profile=with_etag_form(GENERIC, header, body, if_match))
     result = rack.run_task()
     assert (result.outcome, rack.records["web01"][ONCE.reason].state) == (TaskOutcome.APPLIED, OverrideState.CONFIRMED)
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Once"
@@ -602,7 +602,7 @@ def test_finding_p6_an_override_is_set_with_any_form_of_etag_that_a_bmc_sends_an
 def test_no_form_of_etag_overwrites_a_change_by_somebody_else(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
-    rack = make_rack(profile=with_form(GENERIC, header, body, if_match))
+    rack = make_rack(profile=with_etag_form(GENERIC, header, body, if_match))
     bmc = rack.connect()
     seen = bmc.observe()
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
@@ -621,13 +621,13 @@ def test_finding_p6_the_message_lists_the_forms_of_etag_that_a_bmc_rejected(make
         f'but the BMC rejects the resource\'s ETag in every form (refused: If-Match "{etag}", If-Match {etag}, '
         f"If-Match {etag.strip(chr(34))}, If-Match *, no If-Match)"
     )
-    assert if_matches(rack) == [f'"{etag}"', etag, etag.strip('"'), "*", None]
+    assert list_if_match_headers(rack) == [f'"{etag}"', etag, etag.strip('"'), "*", None]
     assert rack.records["web01"][ONCE.reason].state is OverrideState.UNSENT
 
 
 def test_a_change_after_the_rejections_is_not_overwritten(make_rack: MakeRack) -> None:
     """The BMC is read again right before a request that it would accept after any change."""
-    rack = make_rack(profile=with_form(GENERIC, '"{}"', '"{}"', "*"))
+    rack = make_rack(profile=with_etag_form(GENERIC, '"{}"', '"{}"', "*"))
     precondition = rack.machine.precondition
 
     def changed_by_another(body: dict[str, object], if_match: str | None) -> object:
@@ -638,12 +638,12 @@ def test_a_change_after_the_rejections_is_not_overwritten(make_rack: MakeRack) -
 
     rack.machine.precondition = changed_by_another  # type: ignore[assignment,method-assign]
     rack.run_task()
-    assert (rack.machine.override["BootSourceOverrideTarget"], len(if_matches(rack))) == ("BiosSetup", 2)
+    assert (rack.machine.override["BootSourceOverrideTarget"], len(list_if_match_headers(rack))) == ("BiosSetup", 2)
 
 
 def test_an_accepted_etag_costs_one_request_and_a_misread_etag_one_more_read(make_rack: MakeRack) -> None:
     for if_match, expected in (('"{}"', ["GET", "PATCH", "GET"]), ("{}", ["GET", "PATCH", "GET", "PATCH", "GET"])):
-        rack = make_rack(profile=with_form(GENERIC, '"{}"', '"{}"', if_match))
+        rack = make_rack(profile=with_etag_form(GENERIC, '"{}"', '"{}"', if_match))
         rack.run_task()
         assert [each.method for each in rack.machine.requests if "Managers" not in each.path] == expected
 
@@ -658,16 +658,16 @@ def test_a_rejected_etag_is_detected_by_its_status(make_rack: MakeRack, status: 
 
 
 def test_a_bmc_without_etags_that_requires_if_match_gets_an_asterisk(make_rack: MakeRack) -> None:
-    rack = make_rack(profile=with_form(GENERIC, "", "", '"{}"'))
+    rack = make_rack(profile=with_etag_form(GENERIC, "", "", '"{}"'))
     assert rack.run_task().outcome is TaskOutcome.APPLIED
-    assert if_matches(rack) == [None, "*"]
+    assert list_if_match_headers(rack) == [None, "*"]
 
 
 @pytest.mark.parametrize(("header", "body", "if_match"), [form[1:] for form in FORMS], ids=FORM_IDS)
 def test_a_medium_is_inserted_and_ejected_with_any_form_of_etag(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
-    rack = make_rack(profile=with_form(XCC, header, body, if_match))
+    rack = make_rack(profile=with_etag_form(XCC, header, body, if_match))
     iso = "http://boot.test/assets/node/1.iso"
     disc = WantedOverride(
         reason="provision/1",
@@ -684,7 +684,7 @@ def test_a_medium_is_inserted_and_ejected_with_any_form_of_etag(
 def test_a_uri_is_written_to_firmware_with_any_form_of_etag(
     make_rack: MakeRack, header: str, body: str, if_match: str
 ) -> None:
-    rack = make_rack(profile=with_form(IDRAC9, header, body, if_match))
+    rack = make_rack(profile=with_etag_form(IDRAC9, header, body, if_match))
     http = Override(enabled=OverrideEnabled.ONCE, target=OverrideTarget.UEFI_HTTP, mode="UEFI", http_boot_uri=LOADER)
     wanted = WantedOverride(
         reason="provision/1", plan_digest="d" * 64, override=http, loader_url_prefix="http://boot.test/"

@@ -42,7 +42,7 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluated, sent, tree_of
+from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluate_or_problems, round_trip, tree_of
 from tests.helpers.cases import count_examples, require_value
 from tests.helpers.fleets import fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
 from tests.helpers.hypothesis_strategies import GeneratedFleet, fleets
@@ -412,9 +412,9 @@ def test_records_and_plans_are_the_same_for_every_way_to_reach_them(
     for number, other in enumerate((first, *others * 2)):
         edited = draw.choice(EDITS)(tree, other, draw) if number else tree
         revision = history.commit(edited)
-        found = evaluated(evaluator, revision, base.revision if base is not None else None)
+        found = evaluate_or_problems(evaluator, revision, base.revision if base is not None else None)
         if isinstance(found, CommitPair):
-            base, tree = assemble_commit(base, revision, map(sent, build_report(found))).commit, edited
+            base, tree = assemble_commit(base, revision, map(round_trip, build_report(found))).commit, edited
         assert base is not None
         run.reconcile(base)
         run.add_records(base, other, draw)

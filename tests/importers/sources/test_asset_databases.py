@@ -15,7 +15,7 @@ from tests.importers.test_fleet_files import MAC, UUID
 A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
 
 
-def texts_of(inventory: ImportedInventory) -> list[str]:
+def list_remarks(inventory: ImportedInventory) -> list[str]:
     of_machines = (each.text for machine in inventory.machines for each in machine.remarks)
     return [*(each.text for each in inventory.remarks), *of_machines]
 
@@ -46,7 +46,7 @@ def test_finding_i4_each_interface_of_a_bond_of_maas_has_its_address_and_a_vlan_
         ("eno1", ("10.0.0.13/24",), True),
         ("eno2", ("10.0.0.13/24",), False),
     ]
-    texts = texts_of(inventory)
+    texts = list_remarks(inventory)
     assert any("vlan bond0.5 with 10.5.0.13/24" in text for text in texts)
     assert any("interface ib0: MAC address 80:00" in text for text in texts)
 
@@ -63,7 +63,7 @@ def test_finding_i4_each_interface_of_a_bond_of_maas_has_its_address_and_a_vlan_
     ],
 )
 def test_finding_i4_what_maas_has_no_place_for_is_in_the_report(row: dict[str, Any], reason: str) -> None:
-    texts = texts_of(read_maas({"machines": json.dumps([row])}))
+    texts = list_remarks(read_maas({"machines": json.dumps([row])}))
     assert any(reason in text for text in texts), texts
 
 
@@ -79,7 +79,7 @@ def host(**more: Any) -> dict[str, Any]:
     return {"name": "web01.example.net", "mac": A, "architecture_name": "x86_64", **plain, **more}
 
 
-def foreman(row: dict[str, Any], **system: Any) -> ImportedInventory:
+def import_foreman(row: dict[str, Any], **system: Any) -> ImportedInventory:
     found = {"id": 1, "name": "OS", "major": "9", "minor": "4", "family": "Redhat", "release_name": None, **system}
     medium = {"id": 1, "name": "M", "path": "http://m.example.net/$major/$release/$arch/"}
     files = {"h.json": {"results": [row]}, "o.json": {"results": [found]}, "m.json": {"results": [medium]}}
@@ -107,7 +107,7 @@ def foreman(row: dict[str, Any], **system: Any) -> ImportedInventory:
 def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
     architecture: str, system: dict[str, Any], kernel: str
 ) -> None:
-    inventory = foreman(host(architecture_name=architecture), **system)
+    inventory = import_foreman(host(architecture_name=architecture), **system)
     (found,), (boot,) = inventory.machines, inventory.boots
     assert (found.boot, boot.kernel, boot.architecture) == (boot.name, kernel, architecture)
 
@@ -126,7 +126,7 @@ def test_finding_i4_a_host_of_foreman_boots_the_files_of_its_medium(
 def test_finding_i4_a_host_of_foreman_without_a_boot_has_its_reason(
     row: dict[str, Any], system: dict[str, Any], reason: str
 ) -> None:
-    texts = texts_of(foreman(row, **system))
+    texts = list_remarks(import_foreman(row, **system))
     assert any(reason in text for text in texts), texts
 
 
@@ -138,13 +138,13 @@ def test_finding_i4_each_interface_of_a_bond_of_foreman_has_its_address() -> Non
         {"type": "interface", "identifier": "bond0.5", "mac": A, "ip": "10.5.0.13", "virtual": True},
         {"type": "bmc", "ip": "10.9.0.13", "provider": "SSH"},
     ]
-    inventory = foreman(host(interfaces=interfaces))
+    inventory = import_foreman(host(interfaces=interfaces))
     (found,) = inventory.machines
     assert [(each.name, each.addresses, each.boot) for each in found.nics] == [
         ("eno1", ("10.0.0.13",), True),
         ("eno2", ("10.0.0.13",), False),
     ]
-    texts = texts_of(inventory)
+    texts = list_remarks(inventory)
     assert any("interface bond0.5 with 10.5.0.13 was left out, because it is virtual" in text for text in texts)
     assert any("the BMC 10.9.0.13 (SSH)" in text for text in texts)
 
@@ -173,4 +173,6 @@ def test_finding_p11_netbox_lists_a_device_without_a_name_and_reads_lists_of_mac
     (found,) = inventory.machines
     shared = ("10.0.0.13/24",)
     assert [(each.name, each.addresses) for each in found.nics] == [("eno1", shared), ("eno2", shared)]
-    assert texts_of(inventory)[0] == "device Dell was left out, because it has no name: name the device in the source"
+    assert (
+        list_remarks(inventory)[0] == "device Dell was left out, because it has no name: name the device in the source"
+    )

@@ -17,7 +17,7 @@ from gitboot.importers.sources.boot_servers import read_cobbler
 from gitboot.resolve.kernel_arguments import merge_arguments
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import run_command
-from tests.importers.test_fleet_files import lay
+from tests.importers.test_fleet_files import write_files
 
 _INHERIT: Final = "<<inherit>>"
 _DEBIAN: Final = "auto-install/enable=true priority=critical netcfg/choose_interface=auto"
@@ -76,7 +76,7 @@ def _files(distro: str, line: str) -> str:
     return f"kernel /images/{distro}/vmlinuz-1  {line}\ninitrd /images/{distro}/initrd-1.img\nboot\n"
 
 
-def _elsewhere(line: str = "") -> str:
+def _grub_script(line: str = "") -> str:
     host = "(http,127.0.0.1)/cobbler/pub"
     return f"kernel {host}/vmlinuz-9  {line}\ninitrd {host}/initrd-9.img\nboot\n"
 
@@ -88,8 +88,8 @@ ANSWERS: Final = {
     "opts-1": _debian("opts-1", "a=1 b=2 c=3 c=4 c=5 d e"),
     "plain-1": _debian("plain-1"),
     "redhat-1": _files("rhel9", f"console=ttyS0  inst.ks.sendmac inst.ks={_LED}/redhat-1"),
-    "remote-1": _elsewhere(),
-    "remote-2": _elsewhere("a=9 x=1"),
+    "remote-1": _grub_script(),
+    "remote-2": _grub_script("a=9 x=1"),
     "removed-1": _debian("removed-1", "a=1 b=2 d"),
     "serial-1": _debian("serial-1", more=" console=ttyS0,115200"),
     "static-1": _debian("static-1", domain="example.org"),
@@ -117,7 +117,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = {f"{kind}/{each['name']}.json": {**each} for kind, found in kinds.items() for each in found}
     for name, mac in macs.items():
         files[f"systems/{name}.json"]["interfaces"] = {"eth0": {"mac_address": mac, "interface_type": "na"}}
-    source = lay(folder / "collections", {path: json.dumps(each) for path, each in files.items()})
+    source = write_files(folder / "collections", {path: json.dumps(each) for path, each in files.items()})
     uuids = (f"{mac} 4c4c4544-0034-4a10-8056-b9c04f4d37{mac[-2:]}" for mac in macs.values())
     (folder / "uuids").write_text("\n".join(uuids))
     names = ("vmlinuz-1", "initrd-1.img", "vmlinuz-9", "initrd-9.img")

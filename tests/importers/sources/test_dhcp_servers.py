@@ -13,7 +13,7 @@ from gitboot.errors import UsageError
 from gitboot.importers.inventory import ImportedInventory, Texts
 from gitboot.importers.sources.dhcp_servers import read_dnsmasq, read_isc_dhcpd, read_kea
 from tests.helpers.instance_with_bmcs import run_command
-from tests.importers.test_fleet_files import MAC, UUID, imported, lay
+from tests.importers.test_fleet_files import MAC, UUID, run_import, write_files
 
 A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
 
@@ -22,7 +22,7 @@ def kea(*reservations: dict[str, object]) -> str:
     return json.dumps({"Dhcp4": {"subnet4": [{"reservations": reservations}]}})
 
 
-def texts_of(inventory: ImportedInventory) -> list[str]:
+def list_remarks(inventory: ImportedInventory) -> list[str]:
     of_machines = (each.text for machine in inventory.machines for each in machine.remarks)
     return [*(each.text for each in inventory.remarks), *of_machines]
 
@@ -113,7 +113,7 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
 def test_finding_p11_what_is_not_imported_is_in_the_report(
     read: Callable[[Texts], ImportedInventory], text: str, reason: str
 ) -> None:
-    texts = texts_of(read({"file": text}))
+    texts = list_remarks(read({"file": text}))
     assert any(reason in each for each in texts), texts
 
 
@@ -173,7 +173,7 @@ def test_finding_p11_a_configuration_with_kinds_of_comments_is_read() -> None:
 
 
 def test_finding_p11_the_reasons_are_in_the_error_if_no_host_is_left(tmp_path: Path) -> None:
-    source = lay(tmp_path / "source", {"dnsmasq.conf": f"dhcp-host={A},ignore\nconf-dir=/etc/dnsmasq.d\n"})
+    source = write_files(tmp_path / "source", {"dnsmasq.conf": f"dhcp-host={A},ignore\nconf-dir=/etc/dnsmasq.d\n"})
     done = run_command("import", "dnsmasq", source, "--out", tmp_path / "fleet")
     assert done.code == 64 and "dnsmasq ignores this host" in done.err and "conf-dir /etc/dnsmasq.d" in done.err
 
@@ -181,7 +181,7 @@ def test_finding_p11_the_reasons_are_in_the_error_if_no_host_is_left(tmp_path: P
 def test_finding_p11_interfaces_of_a_bond_share_their_address_and_another_machine_does_not(tmp_path: Path) -> None:
     line = f"dhcp-host={MAC},{B},web01,10.0.0.13\ndhcp-host={A},web02,10.0.0.13\n"
     (tmp_path / "uuids").write_text(f"{MAC} {UUID}\n{A} {UUID[:-1]}3\n")
-    fleet = imported(tmp_path, "dnsmasq", "--uuids", tmp_path / "uuids", files={"hosts.conf": line})
+    fleet = run_import(tmp_path, "dnsmasq", "--uuids", tmp_path / "uuids", files={"hosts.conf": line})
     done = run_command("validate", fleet)
     assert done.code == 0 and "GB2003" not in done.out, done
     report = (fleet / "import-report.md").read_text()

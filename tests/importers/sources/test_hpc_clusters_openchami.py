@@ -10,7 +10,7 @@ import pytest
 from gitboot.importers.sources.hpc_clusters import read_openchami
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import run_command
-from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID, imported, make_known_options
+from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID, make_known_options, run_import
 
 NODES: Final = [
     {
@@ -92,7 +92,7 @@ def test_finding_i2_each_node_of_state_management_is_imported_also_without_param
 
 def test_finding_i2_boot_service_is_compared_without_its_legacy_api(tmp_path: Any) -> None:
     files = {"p.json": json.dumps([{"macs": [MAC], "kernel": KERNEL, "initrd": INITRD, "params": "quiet"}])}
-    fleet = imported(tmp_path, "openchami", *make_known_options(tmp_path), files=files)
+    fleet = run_import(tmp_path, "openchami", *make_known_options(tmp_path), files=files)
     asks = ("compare-old-system", fleet, "--as", "openchami", "-o", "json", "--old")
     script = f"#!ipxe\nset kernel {KERNEL}\nset initrd {INITRD}\nkernel ${{kernel}} quiet\ninitrd ${{initrd}}\nboot\n"
     failed = "#!ipxe\n# Error iPXE Boot Script\necho Boot script generation failed\nhalt\n"

@@ -14,7 +14,7 @@ from gitboot.importers.inventory import ImportedInventory, ImportedMachine
 from gitboot.importers.sources.metal_operator import read_inventory
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import run_command
-from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID, lay, make_known_options
+from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID, make_known_options, write_files
 
 VECTORS: Final = json.loads((Path(__file__).parents[2] / "data/vectors/boot_operator_selection.json").read_text())
 # The policy of server-1 where it is not the configuration that boot-operator serves. A workload is a policy in each
@@ -62,7 +62,7 @@ def _object(kind: str, name: str, spec: dict[str, Any], **more: Any) -> dict[str
     return {"apiVersion": "example/v1", "kind": kind, "metadata": metadata, "spec": spec, **more}
 
 
-def owner_of(given: dict[str, Any], boot: str | None) -> str | None:
+def find_owner(given: dict[str, Any], boot: str | None) -> str | None:
     """Return workload, maintenance or another word for the owner of a configuration."""
     for each in given["configs"]:
         if boot in (each["name"], f"{each['namespace']}-{each['name']}"):
@@ -86,10 +86,10 @@ SELECTED: Final = [
 @pytest.mark.parametrize("vector", SELECTED, ids=lambda vector: vector["id"])
 def test_finding_i1_the_workload_is_the_policy_and_never_a_maintenance_or_an_orphan(vector: dict[str, Any]) -> None:
     given = vector["given"]
-    expected = POLICIES.get(vector["id"], owner_of(given, vector["expect"].get("selected")))
+    expected = POLICIES.get(vector["id"], find_owner(given, vector["expect"].get("selected")))
     for configs in permutations(given["configs"]):
         machine = machine_of(read_inventory({"o.yaml": build({**given, "configs": list(configs)})}))
-        assert owner_of(given, machine.boot) == expected
+        assert find_owner(given, machine.boot) == expected
         assert machine.boot or any("the boot" in each.text for each in machine.remarks)
         for each in configs:  # each configuration that is not the policy is in the report
             assert machine.boot == each["name"] or any(each["name"] in remark.text for remark in machine.remarks)
@@ -217,7 +217,7 @@ spec: {{systemUUID: {UUID}, networkIdentifiers: [10.0.0.13, "{MAC}"], ukiURL: "{
 """
     make_known_options(tmp_path)
     (tmp_path / "sums").write_text(f"{'feed' * 16}  web.efi\n")
-    source = lay(tmp_path / "source", {"o.yaml": text})
+    source = write_files(tmp_path / "source", {"o.yaml": text})
     done = run_command("import", "boot-operator", source, "--out", tmp_path / "fleet", "--sums", tmp_path / "sums")
     assert done.code == 0 and "pending" not in done.err, done
     asks = ("compare-old-system", tmp_path / "fleet", "--as", "boot-operator", "-o", "json", "--old")

@@ -154,11 +154,11 @@ def test_changed_outputs_reveal_no_secret_in_the_boot_of_unknown_machines() -> N
 def changed_arguments(old: list[str], new: list[str]) -> list[str]:
     """Return the changed lines of the iPXE script in a comment, without those that only name the image."""
 
-    def passing(arguments: list[str]) -> Files:
+    def make_profile(arguments: list[str]) -> Files:
         spec = f"role: web, stream: stable, kernelArguments: {json.dumps(arguments)}"
         return {"profiles/web.yaml": document("BootProfile", "web", f"method: Pxe, {spec.partition(', ')[2]}")}
 
-    shown = as_markdown(review_files(passing(new), {**FLEET, **passing(old)}))
+    shown = as_markdown(review_files(make_profile(new), {**FLEET, **make_profile(old)}))
     return [line for line in shown.splitlines() if re.match("[-+]kernel ", line)]
 
 
@@ -231,7 +231,7 @@ def test_a_group_with_many_long_changed_lines_leaves_room_for_other_groups(lette
         assert (lines.count("\n") == 60) is is_whole
 
 
-def many(count: int, spec: str) -> Files:
+def make_servers(count: int, spec: str) -> Files:
     return {
         f"servers/w{number}.yaml": server(f"w{number}", f"role: web, site: s{number % 300}", spec.format(number=number))
         for number in range(count)
@@ -239,8 +239,8 @@ def many(count: int, spec: str) -> Files:
 
 
 def test_the_comment_of_a_large_change_is_cut_and_states_what_it_omits() -> None:
-    old = {**FLEET, **many(200, "provision: 1")}
-    shown = as_markdown(review_files(many(200, "provision: 2, kernelArguments: ['note={number}']"), old))
+    old = {**FLEET, **make_servers(200, "provision: 1")}
+    shown = as_markdown(review_files(make_servers(200, "provision: 2, kernelArguments: ['note={number}']"), old))
     assert 50_000 < len(shown.encode()) <= LIMIT
     assert re.search(r"^and [\d,]+ more groups: see the command below$", shown, re.MULTILINE)
     assert re.search(r"^and [\d,]+ more server groups$", shown, re.MULTILINE)
