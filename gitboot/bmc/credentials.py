@@ -114,8 +114,8 @@ class Trust(Struct, frozen=True, kw_only=True):
             if is_unpinned or not channel.fixed_by_certificate:
                 raise BmcNotTrusted(
                     f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}, because "
-                    f"{channel.problem} and {self.file} does not set {channel.key} = true; gitboot bmc access-files "
-                    "prints the lines to add"
+                    f"{channel.problem} and {self.file} does not set {channel.key} = true; to print the lines to "
+                    "add, run gitboot bmc access-files"
                 )
         host, literal = _get_host(bmc), _get_literal_address(bmc)
         if any(_matches_host(host, name) for name in self.hosts):
@@ -132,11 +132,11 @@ class Trust(Struct, frozen=True, kw_only=True):
         why = (
             f"{self.file} does not list this host"
             if self.lists_hosts
-            else f"{self.file} does not list networks and the ledger does not contain this BMC"
+            else f"{self.file} does not list any networks, and the ledger does not contain this BMC"
         )
         raise BmcNotTrusted(
-            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}, because {why}; gitboot bmc "
-            "access-files prints the lines to add"
+            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}, because {why}; to print "
+            "the lines to add, run gitboot bmc access-files"
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
@@ -213,14 +213,14 @@ _WEAK_CHANNELS: Final = (
     _WeakChannel(
         "unverified",
         lambda bmc: _is_https(bmc) and not bmc.verify,
-        "gitboot does not verify the certificate of this BMC",
+        "gitboot does not verify this BMC's certificate",
         "verify: false",
         fixed_by_certificate=True,
     ),
     _WeakChannel(
         "repository-authorities",
         lambda bmc: _is_https(bmc) and bmc.verify and bmc.ca is not None,
-        "the certificate authority of this BMC comes from the repository",
+        "this BMC's certificate authority comes from the repository",
         f"safer: store the authority as {AUTHORITY}",
         fixed_by_certificate=True,
     ),
@@ -336,7 +336,8 @@ def extend_access_file(
         if excluded:
             raise UsageError(
                 f"{trust.file} does not list networks or hosts yet, so this change would exclude "
-                f"{format_names(excluded)}. First add the BMCs of the fleet (gitboot bmc access-files prints the lines)"
+                f"{format_names(excluded)}. First add the fleet's BMCs (to print the lines, run gitboot bmc "
+                "access-files)"
             )
     return trust.file, None if text == before else text
 
@@ -418,7 +419,7 @@ def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
     Narrow networks come first, and *.NAME patterns last.
     """
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
-        raise ValueError("expected networks or hosts, each with the path of its certificate authority file")
+        raise ValueError("expected networks or hosts, each with the path to its certificate authority file")
     found: list[tuple[Place, str]] = []
     for text, file in value.items():
         try:
@@ -651,7 +652,7 @@ class CredentialDirectory:
         if result is None or result.password is None:
             reason = result.error if result is not None else "gitboot has not run the command yet"
             raise UsageError(
-                f"gitboot cannot get the password of the credentials {name} from password-command in {trust.file}: "
+                f"gitboot cannot get the password for the credentials {name} from password-command in {trust.file}: "
                 f"{reason}"
             )
         return result.password
@@ -664,7 +665,7 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
         status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, most_bytes=_MAX_OUTPUT_BYTES)
         lines = output.decode().removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
-        error = "the output of the command is not text" if isinstance(problem, UnicodeDecodeError) else str(problem)
+        error = "the command's output is not text" if isinstance(problem, UnicodeDecodeError) else str(problem)
     else:
         if status != 0:
             error = f"{command[0]} ended with status {status}"
@@ -695,7 +696,7 @@ def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
             f"gitboot cannot read the credentials {name}: {folder} must contain the files {' and '.join(parts)} "
             f"({error})"
         ) from None
-    raise UsageError(f"the files in {folder} changed each time gitboot read them ({_MAX_READS} times)")
+    raise UsageError(f"the files in {folder} kept changing while gitboot was reading them ({_MAX_READS} attempts)")
 
 
 def _decode_line(file: Path, content: bytes) -> str:

@@ -119,7 +119,7 @@ class IpmiConnection:
         if is_shown(override, observed):
             return
         if has_changed(observed, self.observe()):
-            raise BmcChanged(f"{self._address}: the state of the BMC has changed since gitboot read it")
+            raise BmcChanged(f"{self._address}: the BMC's state has changed since gitboot read it")
         self.policy.check_fence()
         # gitboot ignores the result of the first request, which some BMCs do not support
         _, answer = self._send_requests(_KEEP_VALID, (*_SET_OPTIONS, 0x05, *_encode_flags(override)))
@@ -178,7 +178,7 @@ class IpmiConnection:
                 break
         if _LOGIN_REFUSED.search(stderr):
             name = f' "{self._credentials.name}"' if self._credentials.name else ""
-            raise BmcRejected(f"{self._address}: the BMC rejects the user name or password of the credentials{name}")
+            raise BmcRejected(f"{self._address}: the BMC rejects the user name or password in the credentials{name}")
         lines = [line.strip("> ") for line in stderr.splitlines() if line.strip() and "IANA PEN" not in line]
         raise BmcUnreachable(f"{self._address}: no IPMI session: {lines[0][:200] if lines else 'no answer'}")
 

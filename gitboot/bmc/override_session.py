@@ -219,7 +219,7 @@ class OverrideSession:
                     continue
                 if task.read_only:
                     return self._build_result(
-                        TaskOutcome.UNCHANGED, "this task only reads the BMC, to evaluate a fetch"
+                        TaskOutcome.UNCHANGED, "gitboot only reads the BMC in this task, to evaluate a fetch"
                     )
                 if task.dry_run:
                     return self._build_result(
@@ -249,7 +249,7 @@ class OverrideSession:
                     with bmc.policy.mark_as_ending():
                         bmc.set_override(NO_OVERRIDE, observed)
         return self._build_result(
-            TaskOutcome.WAITING, f"the override is not in the wanted state after {_MAX_STEPS} steps"
+            TaskOutcome.WAITING, f"the override has not reached the desired state after {_MAX_STEPS} steps"
         )
 
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:

@@ -266,7 +266,7 @@ def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | N
         return f"the firmware would boot from a different URI in its settings, {observed.firmware_uri}"
     if not _allows_target(OverrideTarget.UEFI_HTTP, observed):
         return "the BMC does not support UefiHttp"
-    return "Continuous UefiHttp would permanently change the boot order of the BMC"
+    return "Continuous UefiHttp would permanently change the machine's boot order"
 
 
 def _allows_target(target: str, observed: BmcObservation) -> bool:
@@ -540,7 +540,7 @@ def _set_override(
     if _is_in_post(observed, now):
         return Wait(why="the machine is in POST")
     if wanted.only_while_off and observed.power != "Off":
-        return Wait(why="the machine is on, and gitboot sets this boot only while it is off")
+        return Wait(why="the machine is on, but gitboot sets this boot override only while the machine is off")
     if (step := _insert_media(wanted, record, override, observed, now)) is not None:
         return step
     new_record = _build_record(wanted, record, override, observed, now, state=OverrideState.RECORDED)
@@ -639,7 +639,7 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
         if disc is not None and needs_data:
             message = (
                 f"the plan needs a second medium for the user data, but the BMC has only the slot {disc.path}, so"
-                " gitboot inserts no medium. An image with configFrom: SystemUUID needs only one medium"
+                " gitboot does not insert a medium. An image with configFrom: SystemUUID needs only one medium"
             )
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     taken = ", ".join(

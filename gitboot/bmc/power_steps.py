@@ -135,7 +135,7 @@ def next_power_step(
     )
     if record is None or record.state is PowerRecordState.REFUSED:
         if observed.power not in ("On", "Off"):
-            return Wait(why=f"the power state of the machine is {observed.power or 'unknown'}")
+            return Wait(why=f"the machine's power state is {observed.power or 'unknown'}")
         if (observed.power == "On") is (wanted.operation is PowerOperation.ON):
             return NoChange(
                 why="the machine is on"
@@ -177,7 +177,7 @@ def next_power_step(
     # The machine has not reset since the request. It is still shutting down, or the request had no effect.
     if record.type is ResetType.GRACEFUL_RESTART:
         if timedelta() <= now - record.at < SHUTDOWN_TIMEOUT:
-            return NoChange(why=f"at {record.at:%H:%M:%S}, gitboot requested a restart by the operating system")
+            return NoChange(why=f"gitboot requested a graceful restart at {record.at:%H:%M:%S}")
         why = find_delay(structs.replace(wanted, may_start_now=True))
         return Wait(why=why) if why is not None else request(_RESET_TYPES[PowerOperation.RESTART])
     if just_requested or record.state is PowerRecordState.REQUESTED:
@@ -213,7 +213,7 @@ def _explain_delay(
     if isinstance(identity_result, AnotherMachine | IdentityChanged):
         return f"AnotherMachine: {identity_result.message}"
     if not wanted.may_start_now:
-        return "the power wave of the machine has not started"
+        return "the machine's power wave has not started"
     if wanted.valid_until is not None and now >= wanted.valid_until:
         return "the plan has ended, and gitboot has not made the next plan yet"
     if observed.in_post:  # there is no time limit for this, because the machine may be updating its firmware

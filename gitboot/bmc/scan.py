@@ -77,9 +77,7 @@ def _list_hosts(place: str, schemes: Collection[str]) -> Iterable[str]:
     if "://" in place:
         parts = urlsplit(place)
         if parts.scheme not in schemes or not parts.hostname or parts.username is not None:
-            raise UsageError(
-                f"{place!r} is not the address of a BMC: write https://10.112.0.13 or https://10.112.0.13:8443"
-            )
+            raise UsageError(f"{place!r} is not a BMC address: write https://10.112.0.13 or https://10.112.0.13:8443")
         return [place]
     if re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", place):  # a host with its port
         return _list_hosts(f"https://{place}", schemes)
@@ -352,7 +350,7 @@ def _list_discrepancies(
             suffix = f"; this server responds at the address of {owner.name}" if owner is not None else ""
             kind, message = (
                 DiscrepancyKind.MOVED,
-                f"the address of the BMC in the Server document is {document_address or 'missing'}{suffix}",
+                f"the BMC address in the Server document is {document_address or 'missing'}{suffix}",
             )
         yield Discrepancy(kind=kind, server=machine.name, address=server.address, message=message)
     shown = {nic.mac for nic in server.nics}

@@ -200,7 +200,8 @@ class Checkpoint:
             )
             if self._chunks.exceeds_cache:
                 self._warn(
-                    "the checkpoint does not fit into the cache, so the next start plans and publishes all servers"
+                    "the checkpoint does not fit into the cache, so gitboot plans and publishes all servers at its "
+                    "next start"
                 )
             self._planned = 0
         self._stored_at = at

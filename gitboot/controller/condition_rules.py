@@ -80,17 +80,17 @@ _MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
 _MAX_SECRETS: Final = 3  # secrets that one message names
 # What gitboot does at a BMC, before the message of the last task, by reason. NAME is the name of the server.
 _BMC_TEXTS: Final = {
-    "AnotherMachine": "the BMC of NAME may belong to another machine, so gitboot does not change the boot override",
-    "Contended": "something other than gitboot keeps changing the boot override of NAME, so gitboot no longer sets it",
+    "AnotherMachine": "NAME's BMC may belong to another machine, so gitboot does not change the boot override",
+    "Contended": "something other than gitboot keeps changing NAME's boot override, so gitboot no longer sets it",
     "ForeignMedium": "the virtual drives that NAME needs hold images that gitboot did not insert. gitboot does not "
-    "eject them, and sets no boot override",
+    "eject these images and does not set a boot override",
     "ForeignOverride": "NAME has a boot override that gitboot did not set. gitboot does not change it",
     "NeedsOperator": "gitboot cannot tell whether NAME has booted or has been reset. gitboot does not change the BMC "
     "until you resolve this",
-    "Overdue": "gitboot has been unable to change the boot override of NAME since TIME. It keeps trying",
-    "Stalled": "gitboot could not change the boot override of NAME. It retries every 10 minutes",
-    "Unsupported": "the BMC of NAME does not support the boot that its plan needs, so gitboot sets no boot override",
-    "Waiting": "gitboot has not been able to change the boot override of NAME yet. It will retry automatically",
+    "Overdue": "gitboot has been unable to change NAME's boot override since TIME. It keeps trying",
+    "Stalled": "gitboot could not change NAME's boot override. It retries every 10 minutes",
+    "Unsupported": "NAME's BMC does not support the boot that the plan needs, so gitboot does not set a boot override",
+    "Waiting": "gitboot has not been able to change NAME's boot override yet. It will retry automatically",
 }
 _EXPECTED: Final = "This is expected if the other instance is meant to be active"
 
@@ -168,7 +168,7 @@ def _build_remedy(
         case "LedgerNamed" if (accepted := state.attempt.accepted) is not None and accepted.site is not None:
             return (
                 f"ledger: {values['LEDGER']}  # only to make this instance active: stop the other instance, then set "
-                f"this for the site {accepted.site} in the spec of the Fleet"
+                f"this for the site {accepted.site} in the Fleet's spec"
             )
         case "MaintenanceRunsStarted":
             named = _find_unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME) or state.find_overdue_runs(at)
@@ -221,8 +221,8 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
     if suspension is not None and at < suspension.until:
         waiting = f". Commit {attempt.waiting[:12]} is waiting" if attempt.waiting is not None else ""
         message = (
-            f"{suspension.who} suspended this instance until {format_instant(suspension.until)}, so it accepts no "
-            f"commits and sets no boot overrides. Reason: {suspension.reason}{waiting}"
+            f"{suspension.who} suspended this instance until {format_instant(suspension.until)}, so it does not accept "
+            f"commits or set boot overrides. Reason: {suspension.reason}{waiting}"
         )
         yield "AcceptingCommits", False, "Suspended", message
     else:
@@ -249,7 +249,7 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
         commit, servers = missing_commit.commit[:12], format_count(missing_commit.servers, "server")
         message = (
             f"the branch was rewritten (force push?) and no longer contains commit {commit}, which had removed the "
-            f"install boots of {servers}. gitboot still withholds these boots, because they erase disks. "
+            f"install boots for {servers}. gitboot still withholds these boots, because they erase disks. "
         )
         message += (
             f"If you push commit {commit} again, these boots stay removed. If you push any other new commit, gitboot "
@@ -270,8 +270,10 @@ def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
             if _is_locked(state.ledger_error)
             else f"gitboot cannot write to the ledger: {state.ledger_error}"
         )
-        message += ". gitboot retries every 5 s. Until a write succeeds, it records no installations and sets no boot "
-        message += "overrides"
+        message += (
+            ". gitboot retries every 5 s. Until a write succeeds, gitboot does not record installations or set boot "
+            "overrides"
+        )
         yield "LedgerWritable", False, "Failed", message
     else:
         yield "LedgerWritable", True, "Writable", "gitboot stored all changes in the ledger"
@@ -279,14 +281,14 @@ def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
         return
     if state.commit is None:
         becomes = (
-            ". The Fleet in the newest commit names the ledger of this instance, so this instance becomes active when "
+            ". The Fleet in the newest commit names this instance's ledger, so this instance becomes active when "
             "gitboot accepts that commit"
             if orders is not None and orders.ledger == identity
             else ""
         )
         message = (
             f"this instance is a standby, because {_describe_named_ledger(accepted, accepted.ledger, identity)}. It "
-            f"publishes no boot files and does not change BMCs. {_EXPECTED}{becomes}"
+            f"does not publish boot files or change BMCs. {_EXPECTED}{becomes}"
         )
         yield "LedgerNamed", False, "AnotherLedger", message
         return
@@ -297,13 +299,13 @@ def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
         other = next((each for each in named if each not in (None, identity, NO_LEDGER)), None)
         who = _describe_named_ledger(accepted, NO_LEDGER if is_orphaned else other, identity)
         message = (
-            f"this instance is now a standby, because {who}. It sets no boot overrides and serves no install boots. It "
+            f"this instance is now a standby, because {who}. It does not set boot overrides or serve install boots. It "
             "still ends maintenance windows and clears the overrides that it set"
         )
         if acts_next:
             message += (
-                ". The Fleet in the newest commit names the ledger of this instance, so this instance becomes active "
-                "again when gitboot accepts that commit"
+                ". The Fleet in the newest commit names this instance's ledger, so this instance becomes active again "
+                "when gitboot accepts that commit"
             )
         elif not is_orphaned:
             message += f". {_EXPECTED}"
@@ -317,16 +319,16 @@ def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
         )
         yield "RecordsVerified", False, "UnverifiedServers", message
     else:
-        yield "RecordsVerified", True, "Verified", "the ledger has a record of each server"
+        yield "RecordsVerified", True, "Verified", "the ledger has a record for each server"
     if knowledge.recorded_commit is not None:
         yield _build_evidence_condition(state.plans, accepted)
 
 
 def _describe_named_ledger(commit: Commit, ledger: str | None, identity: str) -> str:
     if ledger == NO_LEDGER:
-        return f"the Fleet names no ledger for {commit.site} (the ledger of this instance is {identity})"
+        return f"the Fleet does not name a ledger for {commit.site} (this instance's ledger is {identity})"
     named = f"{ledger}; " if ledger is not None else ""
-    return f"the Fleet names another ledger ({named}the ledger of this instance is {identity})"
+    return f"the Fleet names a different ledger ({named}this instance's ledger is {identity})"
 
 
 def _is_locked(error: str) -> bool:
@@ -339,7 +341,7 @@ def _build_evidence_condition(plans: Plans, commit: Commit) -> Finding:
         return "EvidenceAvailable", True, "Available", "gitboot can observe each one-time boot"
     without_bmc = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
     documents = "documents" if len(without_bmc) > 1 else "document"
-    bmcs = f", or add a BMC to the Server {documents} of {_join(without_bmc)}" if without_bmc else ""
+    bmcs = f", or add a BMC to the Server {documents} for {_join(without_bmc)}" if without_bmc else ""
     if commit.ledger is None and plans.unseen - without_bmc:
         others = _join(plans.unseen - without_bmc)
         bmcs += (
@@ -401,7 +403,7 @@ def _find_commit_conditions(state: InstanceState, at: datetime) -> Iterator[Find
         others = f" {format_rest(len(found) - 1, 'identity')}".rstrip()
         message = (
             f"{found[0].path}:{found[0].line}: {found[0].message}. gitboot ignores this identity when it looks for the "
-            f"server, and rejects new commits that have it{others}"
+            f"server, and rejects new commits that contain this identity{others}"
         )
         yield "IdentitiesUnique", False, "Placeholder", message
     if commit is None:
@@ -409,7 +411,7 @@ def _find_commit_conditions(state: InstanceState, at: datetime) -> Iterator[Find
     if publication.failure is not None:
         (reason, error), applied = publication.failure, publication.applied
         files = (
-            f"the boot files of commit {applied[:12]}"
+            f"the boot files from commit {applied[:12]}"
             if applied is not None
             else "the files that are already in OUTPUT"
         )
@@ -421,7 +423,7 @@ def _find_commit_conditions(state: InstanceState, at: datetime) -> Iterator[Find
             "Published",
             True,
             "Published",
-            f"OUTPUT has the boot files of {format_count(len(plans.servers), 'server')}",
+            f"OUTPUT contains the boot files for {format_count(len(plans.servers), 'server')}",
         )
     yield _build_install_condition(state, at)
     yield from judge_artifacts(state)
@@ -445,29 +447,29 @@ def _describe_unknown_runs(plans: Plans, serves: Mapping[str, StepEvidence]) -> 
     if len(serves) == 1:
         ((name, seen),) = serves.items()
         return (
-            f"gitboot does not know whether {name} got the boot files of {boots[name]}: {_describe_request(seen)}, but "
-            "the endpoint did not record whether the transfer completed. gitboot will not serve these files again"
+            f"gitboot does not know whether {name} got the boot files for {boots[name]}: {_describe_request(seen)}, "
+            "but the endpoint did not record whether the transfer completed. gitboot will not serve these files again"
         )
     details = {name: f"{boots[name]}: {_describe_request(seen)}" for name, seen in serves.items()}
     return (
-        "gitboot does not know whether these servers got the boot files of their maintenance, because the endpoint did "
-        f"not record whether the transfer completed: {_list(details)}. gitboot will not serve these files again"
+        "gitboot does not know whether these servers got the boot files for their maintenance, because the endpoint "
+        f"did not record whether the transfer completed: {_list(details)}. gitboot will not serve these files again"
     )
 
 
 def _describe_overdue_runs(runs: Mapping[str, tuple[str, Run]]) -> str:
     if len(runs) == 1:
         ((name, (maintenance, run)),) = runs.items()
-        fetched = f"{name} fetched the boot files of Maintenance/{maintenance}"
-        used = f"{name} used the boot override of Maintenance/{maintenance}"
+        fetched = f"{name} fetched the boot files for Maintenance/{maintenance}"
+        used = f"{name} used the boot override for Maintenance/{maintenance}"
         return (
             f"{fetched if run.given is None or run.given.path else used} at {format_instant(run.at)}, but the "
             "maintenance has not started. gitboot will not serve these boot files again"
         )
     details = {name: f"Maintenance/{each} at {format_instant(run.at)}" for name, (each, run) in runs.items()}
     return (
-        f"these servers fetched the boot files of a maintenance, but the maintenance has not started: {_list(details)}"
-        ". gitboot will not serve these boot files again"
+        "these servers fetched the boot files for a maintenance, but the maintenance has not started: "
+        f"{_list(details)}. gitboot will not serve these boot files again"
     )
 
 
@@ -553,11 +555,11 @@ def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding
     if schedule.failures >= schedule.most_failures:
         message = (
             f"the last {schedule.failures} BMC tasks failed. Last failure: {schedule.last_failure.rstrip('.')}. "
-            "gitboot sets no boot override until a BMC responds. It tries one BMC each minute"
+            "gitboot does not set boot overrides until a BMC responds. It tries one BMC each minute"
         )
         yield "BmcsReachable", False, "FailuresInARow", message
     elif schedule.has_results:
-        yield "BmcsReachable", True, "Reachable", "gitboot can reach BMCs"
+        yield "BmcsReachable", True, "Reachable", "gitboot can reach the BMCs"
     if schedule.uri_rejected:
         by_cause: dict[str, list[str]] = {}
         for each in (schedule.bmcs[uuid] for uuid in schedule.uri_rejected):
@@ -567,7 +569,7 @@ def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding
             "HttpBoot",
             True,
             "HttpBootByDhcp",
-            f"gitboot cannot set a boot URI on the BMCs of these servers, so DHCP must name the boot loader: {servers}",
+            f"gitboot cannot set a boot URI on these servers' BMCs, so DHCP must name the boot loader: {servers}",
         )
     for each in (schedule.bmcs[uuid] for uuid in schedule.failing):
         since = format_instant(each.late_since) if each.late_since is not None else ""
@@ -576,8 +578,8 @@ def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding
         yield f"Bmc/{each.name}", False, each.reason(at), f"{text}. Cause: {error}" if error else text
     if commit is not None and state.may_act and (names := commit.select_server_names(schedule.without_named_ledger)):
         message = (
-            "the Fleet names no ledger, so another instance may set boot overrides on the same BMCs. gitboot sets no "
-            f"boot override for {_join(names)} until the Fleet names the ledger of this instance, "
+            "the Fleet does not name a ledger, so another instance may set boot overrides on the same BMCs. gitboot "
+            f"does not set a boot override for {_join(names)} until the Fleet names this instance's ledger, "
             f"{state.knowledge.facts.identity}"
         )
         yield "BmcsSet", False, "LedgerNotNamed", message
@@ -601,7 +603,7 @@ def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding
             "PowerWavesRunning",
             True,
             "Running",
-            f"maintenances may switch the power of {format_count(len(schedule.power), 'server')}",
+            f"gitboot may switch the power of {format_count(len(schedule.power), 'server')} for maintenances",
         )
 
 
@@ -615,17 +617,15 @@ def _find_maintenance_conditions(state: InstanceState) -> Iterator[Finding]:
     messages = []
     for (maintenance, cause), names in sorted(groups.items()):
         kind, what = (
-            (HookKind.APPROVAL, f"Maintenance/{maintenance} waits for approval")
+            (HookKind.APPROVAL, f"Maintenance/{maintenance} is waiting for approval")
             if cause is Cause.WAITING_FOR_APPROVAL
-            else (HookKind.DRAIN, f"Maintenance/{maintenance} waits until these servers are drained")
+            else (HookKind.DRAIN, f"Maintenance/{maintenance} is waiting until these servers are drained")
         )
         asked = [each for each in state.hook_failures if each.question.maintenance == maintenance]
         answers = sorted({each.message for each in asked if each.question.kind is kind})
         answer = f" ({'; '.join(answers[:_MAX_ANSWERS])})" if answers else ""
         messages.append(f"{what}: {_join(names, _MAX_NAMED)}{answer}")
-    message = (
-        f"{'. '.join(messages)}. gitboot does not reset these servers, and does not offer them the maintenance boot"
-    )
+    message = f"{'. '.join(messages)}. gitboot does not reset these servers or offer them the maintenance boot"
     if any(each.is_unlisted for each in state.hook_failures):
         yield "MaintenancesCleared", False, "HostNotListed", message
     elif Cause.WAITING_FOR_APPROVAL in {cause for _, cause in groups}:
@@ -639,7 +639,7 @@ def _find_process_conditions(state: InstanceState) -> Iterator[Finding]:
         is_whole = endpoints.alive == endpoints.expected
         restarts = f", {format_count(endpoints.restarts, 'restart')} since the start" if endpoints.restarts else ""
         hung = f", {endpoints.hung} {'does' if endpoints.hung == 1 else 'do'} not respond" if endpoints.hung else ""
-        replaces = "" if is_whole else ". gitboot replaces the process automatically"
+        replaces = "" if is_whole else ". gitboot replaces failed endpoints automatically"
         running = f"{format_count(endpoints.expected, 'endpoint')} {'is' if endpoints.alive == 1 else 'are'} running"
         yield (
             "Serving",
@@ -672,7 +672,7 @@ def _find_process_conditions(state: InstanceState) -> Iterator[Finding]:
             "Reported",
             f"gitboot reported commit {forge_report.commit[:12]} to the forge: {forge_report.report}"
             if forge_report.commit is not None
-            else "gitboot has not had to report a commit to the forge yet",
+            else "gitboot has not reported a commit to the forge yet",
         )
     if state.notice_failure is not None:
         reason, error = state.notice_failure
@@ -691,15 +691,15 @@ def _find_process_conditions(state: InstanceState) -> Iterator[Finding]:
             False,
             "Died",
             (
-                f"the {threads} of gitboot failed{deaths}, and gitboot restarted {them}. Last error: "
-                f"{failures[0].message}. This is a bug in gitboot"
+                f"gitboot's {threads} failed{deaths}, and gitboot restarted {them}. Last error: {failures[0].message}. "
+                "This is a bug in gitboot"
             ),
         )
 
 
 def _find_request_conditions(state: InstanceState) -> Iterator[Finding]:
     if state.fetch_log_error is not None:
-        ignored = "Until this is fixed, gitboot does not notice what machines fetch and report"
+        ignored = "Until this is fixed, gitboot does not see what machines fetch and report"
         yield "FetchLogReadable", False, "Unreadable", f"{state.fetch_log_error}. {ignored}"
     if (found := log_entries.summarise_denials(state.denials)) is not None:
         yield "BootsServed", False, *found

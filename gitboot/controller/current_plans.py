@@ -409,5 +409,5 @@ class WindowWatch:
         self._failure = ""
         if not servers:
             return frozenset(), ()
-        message = f"ended the maintenance windows of {format_count(len(servers), 'server')} in OUTPUT"
+        message = f"ended the maintenance windows for {format_count(len(servers), 'server')} in OUTPUT"
         return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)

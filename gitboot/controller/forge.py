@@ -159,11 +159,11 @@ class Project(Struct, frozen=True, kw_only=True):
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
             raise UsageError(
-                f"--forge {text}: expected KIND=URL, with one of the kinds {', '.join(ForgeKind)} and the URL of the "
-                "project's page"
+                f"--forge {text}: expected KIND=URL with the URL of the project's page; KIND is one of "
+                f"{', '.join(ForgeKind)}"
             )
         host, parts = format_host(url), urlsplit(url)
-        check_credentials(url, "the token of --forge", allow_token_over_http=allow_token_over_http)
+        check_credentials(url, "the --forge token", allow_token_over_http=allow_token_over_http)
         page = parts.path.strip("/").removesuffix(".git")
         path = page.removeprefix(_derive_page_prefix(api, parts.scheme, host)) if api is not None else page
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
@@ -288,7 +288,7 @@ class Forge:
         )
         if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return answer
-        message = f"{format_host(url)} answered {answer.status} {answer.detail}".rstrip()
+        message = f"{format_host(url)} returned {answer.status} {answer.detail}".rstrip()
         is_rate_limited = (
             answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None
         )  # this is how GitHub reports its secondary rate limit

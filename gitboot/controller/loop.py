@@ -224,7 +224,7 @@ class Loop:
     def _note_death(self, message: str) -> None:
         self._fetched = LastFetch(
             reason="SourceError",
-            message=f"the fetch thread of gitboot failed: {message}",
+            message=f"gitboot's fetch thread failed: {message}",
             failed=True,
             commit=self._fetched.commit if self._fetched is not None else None,
         )

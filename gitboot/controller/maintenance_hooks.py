@@ -237,9 +237,9 @@ def _find_fault(question: Question, answer: WebAnswer) -> str:
     """Return why an answer differs from the expected answer, or "" if the answer is as expected."""
     host = format_host(question.url)
     if 300 <= answer.status < 400:
-        return f"{host} answered with a redirect (HTTP status {answer.status}), which gitboot does not follow"
+        return f"{host} returned a redirect (HTTP status {answer.status}), which gitboot does not follow"
     if answer.status != 200:
-        return f"{host} answered with HTTP status {answer.status}"
+        return f"{host} returned HTTP status {answer.status}"
     if question.kind is HookKind.DRAIN:
         return ""
     content = answer.json if isinstance(answer.json, dict) else {}
@@ -342,7 +342,7 @@ def find_clearances(
                     *target,
                     Clearance(known.approved, drain=maintenance.drain_key, until=maintenance.end),
                     "DrainStarted",
-                    f"{subject} needs the server drained, so gitboot requests {before.drain_url}",
+                    f"{subject} requires the server to be drained, so gitboot requests {before.drain_url}",
                     kept,
                 )
         elif known.drained_at is None and (answer := drained.get(uuid)) is not None and answer.url == before.drain_url:

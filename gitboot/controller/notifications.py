@@ -376,7 +376,7 @@ class _WebhookSender:
             body=body,
         ) as answer:
             if not 200 <= answer.status < 300:
-                raise HostUnreachable(f"the webhook answered with HTTP status {answer.status}")
+                raise HostUnreachable(f"the webhook returned HTTP status {answer.status}")
 
 
 class _AppriseSender:
@@ -481,7 +481,7 @@ class _Table(Struct, frozen=True):
         if (webhook is None) == (apprise is None):
             raise self._build_error("expected one of webhook, webhook-file, apprise and apprise-file")
         if apprise is not None and "secret-file" in self.values:
-            raise self._build_error("secret-file is only for webhooks; an apprise URL contains its own secrets")
+            raise self._build_error("`secret-file` is only for webhooks; an apprise URL contains its own secrets")
         secret = self._read_secret(webhook) if webhook is not None else None
         level = self.values.get("level", Level.WARNING.word)
         levels = {each.word: each for each in Level}
@@ -518,7 +518,7 @@ class _Table(Struct, frozen=True):
     def _read_file(self, key: str) -> bytes:
         name = self.values[key]
         if not isinstance(name, str):
-            raise self._build_error(f"{key}: expected the name of a file")
+            raise self._build_error(f"{key}: expected a file name")
         return read_private(self.file.parent / name)
 
     def _read_secret(self, url: str) -> bytes:
@@ -527,7 +527,7 @@ class _Table(Struct, frozen=True):
         First check that the secret is private and long enough, and that the URL is safe.
         """
         if "secret-file" not in self.values:
-            raise self._build_error("a webhook needs secret-file, the file with the secret that signs the requests")
+            raise self._build_error("a webhook needs `secret-file`, the file with the secret for signing the requests")
         secret = self._read_file("secret-file").strip()
         if len(secret) < _SHORTEST_SECRET:
             raise self._build_error(f"secret-file: expected at least {_SHORTEST_SECRET} characters")

@@ -112,9 +112,7 @@ def find_held_change(held: Held | None, prefix: str) -> Held:
     if held is None:
         raise StaleDigest("no guard holds a commit, so there is no commit to approve")
     if not held.digest.startswith(digits):
-        raise StaleDigest(
-            f"the changes of the held commit have the digest {held.digest}, not {digits}: review them again"
-        )
+        raise StaleDigest(f"the held commit's changes have the digest {held.digest}, not {digits}: review them again")
     return held
 
 
@@ -123,9 +121,7 @@ def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> N
     if held is None:
         raise StaleDigest("no guard holds a commit, so there is no commit to approve")
     if held.digest != digest:
-        raise StaleDigest(
-            f"the changes of the held commit have the digest {held.digest}, not {digest}: review them again"
-        )
+        raise StaleDigest(f"the held commit's changes have the digest {held.digest}, not {digest}: review them again")
     if others := sorted(set(guards) - set(held.guards)):
         raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
 
@@ -141,10 +137,10 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
             return _ON_SERVER[request.action](update, parse_uuid(facts["uuid"]), facts["server"], facts)
         case "clock":
             accept_clock(update)
-            return f"confirmed the clock at {format_instant(update.at)} ({facts['reason']})"
+            return f"confirmed that the clock was correct at {format_instant(update.at)} ({facts['reason']})"
         case "secret-fetches":
             names = confirm_fetches(update, facts["items"])
-            return f"confirmed the fetches of the secrets of {', '.join(names)} ({facts['reason']})"
+            return f"confirmed the secret fetches for {', '.join(names)} ({facts['reason']})"
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
             update.due_now.update(uuids)
@@ -152,7 +148,7 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
         case "power":
             return f"power {facts['action']} by hand: {', '.join(map(str, facts['servers']))} ({facts['reason']})"
         case "powered":
-            results = "; ".join(f"{item['server']} {_describe_power_result(item)}" for item in facts["items"])
+            results = "; ".join(map(_describe_power_result, facts["items"]))
             return f"power {facts['action']} by hand: {results} ({facts['reason']})"
         case "approve":
             check_approval(held, facts["digest"], facts["guards"])
@@ -164,15 +160,11 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
             update.facts = structs.replace(
                 update.facts, suspension=Suspension(request.operator, facts["reason"], until)
             )
-            return f"suspended the acceptance of commits until {format_instant(until)}: {facts['reason']}"
+            return f"suspended commit acceptance until {format_instant(until)}: {facts['reason']}"
         case "resume":
             suspension = update.facts.suspension
             update.facts = structs.replace(update.facts, suspension=None)
-            return (
-                "resumed the acceptance of commits"
-                if suspension is not None
-                else "the acceptance of commits was not suspended"
-            )
+            return "resumed accepting commits" if suspension is not None else "commit acceptance was not suspended"
         case "stop":
             stoppage = StopOrder(request.operator, str(facts["reason"]), bool(facts["everything"]))
             update.facts = structs.replace(update.facts, stoppage=stoppage)
@@ -181,9 +173,9 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
             stopped = update.facts.stoppage
             update.facts = structs.replace(update.facts, stoppage=None)
             if (claims := update.before.claims) and stopped:
-                return f"gitboot still withholds boots that write disks: {claims[0]}"
-            return "gitboot offers boots again" if stopped else "no stop by gitboot stop-installs was in force"
-    raise UsageError(f"this version of gitboot has no request {request.action!r}")
+                return f"gitboot still withholds boots that write to disks: {claims[0]}"
+            return "gitboot offers boots again" if stopped else "no stop from gitboot stop-installs was in force"
+    raise UsageError(f"this version of gitboot does not support the request {request.action!r}")
 
 
 def _set_records(update: KnowledgeUpdate, request: Request) -> str:
@@ -203,7 +195,9 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
             and now.provision is not None
             and last_provisioning_facts(now) != seen[uuid]
         ):
-            raise UsageError(f"{server} was installed after you made this request; repeat it if you still want it")
+            raise UsageError(
+                f"{server} was installed after you made this request; if you still want this change, repeat the request"
+            )
     if known := [server for uuid, server, _ in items if facts.get("unknown") and update.record(uuid) is not None]:
         raise UsageError(f"{known[0]} has a record now; check again")
     set_records(update, items)
@@ -216,7 +210,7 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
     if len(items) == 1:
         _, server, record = items[0]
         if record.provision is None:
-            return f"recorded {server} as pending: gitboot installs it when its plan allows it{reason}"
+            return f"recorded {server} as pending: gitboot installs the server when its plan allows{reason}"
         image = f" with {record.installed}" if record.image is None and record.installed is not None else ""
         image = f" with BootImage/{record.image}" if record.image else image
         return f"recorded {server} as provisioned: provision {record.provision}{image}{reason}"
@@ -266,23 +260,26 @@ def _resolve_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fa
     if not found:
         return f"{server}: no override or power request is unresolved"
     return (
-        f"{server}: recorded the override as consumed; gitboot does not set it again ({reason})"
+        f"{server}: recorded the override as used; gitboot does not set it again ({reason})"
         if consumed
         else f"{server}: recorded the override as not set; gitboot sets it if the plan requires it ({reason})"
     )
 
 
 def _describe_power_result(item: Mapping[str, Any]) -> str:
+    server = item["server"]
     if item["sent"]:
-        return f"was sent {item['resetType']}"
-    return f"may have been switched: {item['why']}" if item["sent"] is None else f"was not switched: {item['why']}"
+        return f"{server} was sent {item['resetType']}"
+    if item["sent"] is None:
+        return f"{server} may have been switched: {item['why']}"
+    return f"{server} was not switched: {item['why']}"
 
 
 def _mark_in_service(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     if not resolve_switches(update, uuid, PowerRecordState.BACK, lambda each: each.state.is_open):
         return f"{server}: gitboot was not waiting for this server"
     update.due_now.add(uuid)
-    return f"{server}: recorded as in service again ({facts['reason']})"
+    return f"{server}: recorded that the server is in service again ({facts['reason']})"
 
 
 def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
@@ -290,7 +287,7 @@ def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
     pinned = update.current_pin(uuid)
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
         seen = pinned.latest_identity if pinned is not None else "no machine"
-        raise UsageError(f"the BMC of {server} shows {seen} now; check again")
+        raise UsageError(f"{server}'s BMC now shows {seen}; check again")
     update.set_pin(uuid, accept_identity(pinned, at=update.at))
     update.due_now.add(uuid)
     return f"{server}: accepted the machine that its BMC shows, {pinned.latest_identity} ({facts['reason']})"
@@ -299,10 +296,10 @@ def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
 def _accept_certificate(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     certificate = str(facts["certificate"])
     if (pinned := update.current_pin(uuid)) is None:
-        raise UsageError(f"gitboot has not pinned a certificate of the BMC of {server}")
+        raise UsageError(f"gitboot has not pinned a certificate for {server}'s BMC")
     update.set_pin(uuid, structs.replace(pinned, certificate=certificate))
     update.due_now.add(uuid)
-    return f"{server}: accepted the certificate {certificate} of its BMC ({facts['reason']})"
+    return f"{server}: accepted the certificate {certificate} presented by its BMC ({facts['reason']})"
 
 
 def _replace_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
@@ -318,7 +315,7 @@ def _replace_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fa
     )
     update.overrides.set_record(uuid, structs.replace(opened, state=OverrideState.OPENED, at=update.at))
     update.due_now.add(uuid)
-    return f"{server}: gitboot replaces the override at its BMC by that of {key} ({facts['reason']})"
+    return f"{server}: gitboot will replace the override on its BMC with the override for {key} ({facts['reason']})"
 
 
 _ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mapping[str, Any]], str]]] = {

@@ -69,8 +69,8 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
     """Yield the conditions about the output tree, the signed list and the one-time boots."""
     if state.is_output_open:
         message = (
-            "every user of this host can read OUTPUT and the tokens of installations in it, because an earlier version "
-            "of gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
+            "every user on this host can read OUTPUT and the installation tokens in it, because an earlier version of "
+            "gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
         )
         yield "OutputPrivate", False, "ReadableByAll", message
     found = state.signed_list
@@ -95,8 +95,8 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
         elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
             ends = format_instant(found.root_expires)
             message = (
-                f"the root metadata of the signed list expires at {ends}. Until then, the signed list is valid. After "
-                f"that, readers such as gitboot verify-mirror reject the list. {_NOT_CHECKED}"
+                f"the signed list's root metadata expires at {ends}. Until then, the signed list is valid. After that, "
+                f"readers such as gitboot verify-mirror reject the list. {_NOT_CHECKED}"
             )
             yield "SignedListCurrent", False, "RootExpires", message
         elif found.signed:
@@ -156,14 +156,14 @@ def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
         )
         if ipxe:
             message += (
-                f"gitboot withholds the iPXE boot scripts of {format_names(sorted(ipxe), 3)}. GRUB still boots "
-                "these servers. "
+                f"gitboot withholds the iPXE boot scripts for {format_names(sorted(ipxe), 3)}. GRUB still boots these "
+                "servers. "
             )
         yield "ArtifactsPresent", False, "Missing", f"{message}gitboot checks the files again automatically"
     elif sightings is not None:
         unknown_count = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
         unchecked = (
-            f"; the servers of {format_count(unknown_count, 'artifact')} did not respond" if unknown_count else ""
+            f"; for {format_count(unknown_count, 'artifact')}, the server did not respond" if unknown_count else ""
         )
         yield "ArtifactsPresent", True, "Present", f"no artifact is missing{unchecked}"
 

@@ -371,7 +371,7 @@ class _CommitAssembler:
         machines = self._base.machines if self._base is not None else {}
         replaced_machines = [machines[uuid] for uuid in (*self._machines, *result.removed_machines) if uuid in machines]
         if not {each.name for each in replaced_machines} <= {*self._touched, *result.removed_servers}:
-            raise ValueError("the machine of an unchanged server was removed or replaced")
+            raise ValueError("a server did not change, but its machine was removed or replaced")
         if len({len(each) for each in (servers, networks, commit.labels, commit.machines)}) > 1:
             raise ValueError("a server lacks a part")
         for name in self._touched:
@@ -381,4 +381,4 @@ class _CommitAssembler:
             if machine is None or [machine.name, *named] != [name] * 3 or name not in commit.labels:
                 raise ValueError(f"the parts of {name} belong to different servers")
         if not all(name in servers for name in result.new_servers):
-            raise ValueError("the commit does not contain a server that is reported as new")
+            raise ValueError("a server is reported as new, but is not in the commit")

@@ -447,7 +447,7 @@ def test_the_condition_does_not_say_that_a_boot_is_withheld_which_grub_offers(be
     assert summarize_plan(bench.reconcile()) == OFFERED
     missing = f"BootImage/flatcar-1 for 1 server ({SIGNATURE.url}: boot.test returned 404)"
     again = "gitboot checks the files again automatically"
-    only_ipxe = f"gitboot withholds the iPXE boot scripts of {missing}. GRUB still boots these servers. {again}"
+    only_ipxe = f"gitboot withholds the iPXE boot scripts for {missing}. GRUB still boots these servers. {again}"
     assert bench.condition("ArtifactsPresent") == (False, "Missing", only_ipxe)
     assert SIGNATURE in told.wanted
     bench.decide(*BY_GRUB, server("web02", "role: web", "provision: 1")).reconcile()

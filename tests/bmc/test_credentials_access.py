@@ -264,7 +264,7 @@ def make_trust(folder: Path, text: str, *, authority: str | None = None) -> Trus
 @pytest.mark.parametrize(
     ("case", "text", "access", "refused"),
     [
-        ("without settings", "", bmc(), "does not list networks and the ledger does not contain this BMC"),
+        ("without settings", "", bmc(), "does not list any networks, and the ledger does not contain this BMC"),
         ("in another", 'networks = ["10.0.1.0/24"]', bmc(), "does not list this host"),
         ("in a network", 'networks = ["10.0.0.0/24"]', bmc(), None),
         ("by its name", 'hosts = ["bmc1.test"]', bmc("https://bmc1.test"), None),
@@ -418,7 +418,7 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
         ('hosts = ["*"]', "is not a host name"),
         ('hosts = ["a*.test"]', "is not a host name"),
         ("hosts = [", "cannot be read"),
-        ('authorities = "ams.crt"', "expected networks or hosts, each with the path of its certificate authority file"),
+        ('authorities = "ams.crt"', "expected networks or hosts, each with the path to its certificate authority file"),
         ('authorities = {"10.0.0.1/8" = "ams.crt"}', "is not a host name"),
         ('authorities = {"10.0.0.1" = "ams.crt"}', "ams.crt cannot be read"),
         ("password-command = []", "password-command: expected a list with a program and its arguments"),

@@ -59,7 +59,7 @@ def test_credential_files_that_keep_changing_are_rejected(tmp_path: Path, monkey
     write_credentials(tmp_path)
     versions = iter(range(1000))
     monkeypatch.setattr(credentials, "_read_file_version", lambda _: (next(versions), 0, 0, 0))
-    with pytest.raises(UsageError, match="changed each time gitboot read them"):
+    with pytest.raises(UsageError, match="kept changing while gitboot was reading them"):
         read_credentials(tmp_path, "rack")
 
 
@@ -174,7 +174,7 @@ def test_a_password_file_takes_precedence_over_a_command(folder: Path) -> None:
         ("echo secret; echo login: root", "/say printed several lines, but gitboot expects the password"),
         ("echo secret; head -c 5000 /dev/zero | tr '\\0' x", "/say wrote more than 4096 bytes"),
         ("yes secret", "/say wrote more than 4096 bytes"),
-        ("printf '\\377secret'", "the output of the command is not text"),
+        ("printf '\\377secret'", "the command's output is not text"),
         ("echo secret; sleep 600", "/say was still running after 0 s"),
         ("echo secret; exec >&-; sleep 600", "/say was still running after 0 s"),
         ("sleep 600 & echo secret; exit 4", "/say was still running after 0 s"),
@@ -191,7 +191,7 @@ def test_the_reason_of_a_failed_command_is_named_and_its_output_is_shown_nowhere
         with pytest.raises(UsageError) as raised:
             directory.read("rack")
         assert (
-            f"gitboot cannot get the password of the credentials rack from password-command in {folder}/access.toml: "
+            f"gitboot cannot get the password for the credentials rack from password-command in {folder}/access.toml: "
             in str(raised.value)
         )
         assert why in str(raised.value)

@@ -266,7 +266,7 @@ def test_some_refusals_are_temporary_and_others_are_not(
 
 @needs_ipmitool
 def test_a_wrong_password_is_rejected_and_never_shown(machine: IpmiMachine) -> None:
-    with pytest.raises(BmcRejected, match='rejects the user name or password of the credentials "rack"') as caught:
+    with pytest.raises(BmcRejected, match='rejects the user name or password in the credentials "rack"') as caught:
         _connection(machine.port, password="not this one").observe()
     assert "not this one" not in str(caught.value)
     with pytest.raises(BmcRejected, match="rejects"):  # IPMI 2.0 has room for 20 bytes

@@ -177,7 +177,7 @@ def test_corrections_without_end_are_given_up_for_now(rack: Rack) -> None:
         result = OverrideSession(bmc, job, lambda record: rack.write(job.uuid, record), clock).run()
     assert (result.outcome, result.message) == (
         TaskOutcome.WAITING,
-        "the override is not in the wanted state after 16 steps",
+        "the override has not reached the desired state after 16 steps",
     )
 
 

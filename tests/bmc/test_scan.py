@@ -62,8 +62,8 @@ def test_places_and_ports_are_expanded_to_addresses(places: list[str], ports: li
         ("10.0.0.0/19", "10.0.0.0/19: a scan of 8,190 addresses exceeds the limit of 4,096; specify smaller networks"),
         ("fd00::/64", "addresses exceeds the limit of 4,096"),
         ("10.0.0.0/33", "is not a network, an address or a host name"),
-        ("ftp://10.0.0.7", "is not the address of a BMC"),
-        ("https://root:secret@10.0.0.7", "is not the address of a BMC"),
+        ("ftp://10.0.0.7", "is not a BMC address"),
+        ("https://root:secret@10.0.0.7", "is not a BMC address"),
     ],
 )
 def test_a_place_with_too_many_addresses_or_none_is_rejected(place: str, why: str) -> None:

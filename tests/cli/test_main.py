@@ -1118,7 +1118,7 @@ def test_a_damaged_ledger_is_named_and_kept_aside(followed_repository: FollowedR
     ledger.write_bytes(b"this is no ledger" * 100)
     done = followed_repository.run()
     assert (done.code, f"{ledger}: the ledger cannot be read" in done.err) == (Exit.PARTIAL, True), done
-    assert "gitboot renamed it to ledger.sqlite.damaged-1" in done.err
+    assert "gitboot renamed the file to ledger.sqlite.damaged-1" in done.err
     assert (ledger.parent / "ledger.sqlite.damaged-1").read_bytes() == b"this is no ledger" * 100
 
 

@@ -286,7 +286,7 @@ def test_no_commit_is_accepted_during_a_suspension_and_all_are_accepted_after_it
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
     assert (condition.status, condition.reason) == (False, "Suspended")
     assert condition.message == (
-        "op suspended this instance until 2026-11-20T12:05:00Z, so it accepts no commits and sets no boot overrides. "
+        "op suspended this instance until 2026-11-20T12:05:00Z, so it does not accept commits or set boot overrides. "
         f"Reason: datacentre move. Commit {commit[:12]} is waiting"
     )
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
@@ -298,7 +298,7 @@ def test_no_commit_is_accepted_during_a_suspension_and_all_are_accepted_after_it
     reconcile_once(parts, 301)
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "AcceptingCommits")
     assert condition.message == (
-        "op suspended this instance until 2026-11-20T13:00:00Z, so it accepts no commits and sets no boot overrides. "
+        "op suspended this instance until 2026-11-20T13:00:00Z, so it does not accept commits or set boot overrides. "
         "Reason: again"
     )
     newest = repository.push(documents(servers=14))

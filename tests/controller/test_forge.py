@@ -125,7 +125,7 @@ def test_a_long_judgement_is_cut_before_its_ledger_and_change(host: ForgeHost, t
 
 def test_a_rejection_needs_an_operator_and_reveals_no_secret(host: ForgeHost, token: Path) -> None:
     token.write_text("ghp-wrong")
-    with pytest.raises(ForgeRefused, match=r"127\.0\.0\.1:\d+ answered 401 ") as refused:
+    with pytest.raises(ForgeRefused, match=r"127\.0\.0\.1:\d+ returned 401 ") as refused:
         forge(host, token).write(ACCEPTED)
     assert "ghp-wrong" not in str(refused.value)
     token.write_text(TOKEN)
@@ -157,7 +157,7 @@ def test_a_temporary_error_is_not_a_rejection(
     host: ForgeHost, token: Path, status: int, headers: dict[str, str], wait: int | None
 ) -> None:
     host.faults.append((status, headers))
-    with pytest.raises(HostUnreachable, match=f"answered {status} not now") as unreachable:
+    with pytest.raises(HostUnreachable, match=f"returned {status} not now") as unreachable:
         forge(host, token).write(ACCEPTED)
     assert unreachable.value.retry_after_s == wait
 
@@ -166,7 +166,7 @@ def test_the_token_is_sent_to_no_other_host_and_an_unreachable_forge_is_reported
     with forge_host(host.kind) as other:
         for status in (301, 302, 307, 308):
             host.faults.append((status, {"Location": f"{other.url}/api/v1/repos/acme/fleet/statuses/{ONE}"}))
-            with pytest.raises(ForgeRefused, match=f"answered {status}"):
+            with pytest.raises(ForgeRefused, match=f"returned {status}"):
                 forge(host, token).write(ACCEPTED)
         assert (len(host.requests), other.requests) == (4, [])
     with pytest.raises(HostUnreachable, match=r"127\.0\.0\.1:9: .*refused"):
@@ -234,9 +234,9 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
 @for_each(
     ("text", "said"),
     [
-        ("https://github.com/acme/fleet", "one of the kinds github, gitlab, gitea and the URL"),
-        ("bitbucket=https://bitbucket.org/acme/fleet", "one of the kinds github, gitlab, gitea and the URL"),
-        ("github=github.com/acme/fleet", "is not a web URL"),
+        ("https://github.com/acme/fleet", "KIND is one of github, gitlab, gitea"),
+        ("bitbucket=https://bitbucket.org/acme/fleet", "KIND is one of github, gitlab, gitea"),
+        ("github=github.com/acme/fleet", "is not the URL of a web server"),
         ("github=http://ghe.acme.test/acme/fleet", "unencrypted"),
         ("github=https://me:secret@github.com/acme/fleet", "must not contain"),
         ("github=https://github.com/acme", "OWNER/NAME"),
@@ -251,7 +251,7 @@ def test_an_invalid_project_is_rejected(text: str, said: str) -> None:
 def test_finding_s16_the_token_of_a_forge_is_sent_by_http_only_if_that_is_allowed() -> None:
     text = "gitea=http://git.acme.test/acme/fleet"
     with pytest.raises(
-        UsageError, match=r"the token of --forge to http://.* unencrypted; use https, or --allow-token-over-http"
+        UsageError, match=r"the --forge token to http://.* unencrypted; use https, or --allow-token-over-http"
     ):
         Project.parse(text)
     assert Project.parse(text, allow_token_over_http=True).api == "http://git.acme.test/api/v1"

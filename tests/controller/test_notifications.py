@@ -146,7 +146,7 @@ def test_an_undelivered_message_is_sent_again_after_a_restart(event_ledger: Even
             notices.check_events()
             assert eventually(lambda: notices.failure) == (
                 "HostUnreachable",
-                "one: the webhook answered with HTTP status 500",
+                "one: the webhook returned HTTP status 500",
             )
         assert (taken.received, taken.attempts >= 1) == ([], True)
         taken.status = 204
@@ -254,7 +254,7 @@ def test_a_message_that_is_not_accepted_is_an_error_without_the_url(tmp_path: Pa
     with hook() as taken:
         send = build_sender(receiver(tmp_path, f'webhook = "{taken.url}"'), None)
         for taken.status in (301, 401, 404, 500):
-            with pytest.raises(HostUnreachable, match=f"answered with HTTP status {taken.status}") as raised:
+            with pytest.raises(HostUnreachable, match=f"returned HTTP status {taken.status}") as raised:
                 send(NOTICE, NOON)
             assert "very-secret" not in str(raised.value)
     with pytest.raises(HostUnreachable) as raised:
@@ -361,7 +361,7 @@ def test_the_receivers_file_names_receivers_and_their_events(tmp_path: Path) -> 
         (f'webhook = "{URL}"\nsites = "fra1"', "sites: expected a list"),
         (f'webhook = "{URL}"\nfold-minutes = true', "fold-minutes: expected a number"),
         ('webhook-file = "nowhere"', "nowhere cannot be read"),
-        ('apprise = "slack://very-secret"\nsecret-file = "hook.secret"', "secret-file is only for webhooks"),
+        ('apprise = "slack://very-secret"\nsecret-file = "hook.secret"', "`secret-file` is only for webhooks"),
         ('webhook = "very-secret', "is not valid TOML"),
     ],
 )
@@ -382,5 +382,5 @@ def test_files_with_secrets_must_not_be_readable_by_others_or_guessable(tmp_path
     with pytest.raises(UsageError, match="16 characters"):
         read_receivers(file)
     write_private(file, f'[receivers.oncall]\nwebhook = "{URL}"')
-    with pytest.raises(UsageError, match="needs secret-file"):
+    with pytest.raises(UsageError, match="needs `secret-file`"):
         read_receivers(file)

@@ -65,7 +65,8 @@ def test_a_record_that_is_set_pending_installs_the_server_once_more(site: Site) 
     number = request_pending(site)
     assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert (
-        site.bench.outcome(number) == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-1)"
+        site.bench.outcome(number)
+        == "recorded web01 as pending: gitboot installs the server when its plan allows (INC-1)"
     )
     assert (site.shown, site.patches) == ("Once Pxe", 2)
     site.boot()
@@ -211,7 +212,7 @@ def test_an_identity_that_an_operator_has_seen_and_accepts_stays_accepted(site: 
     site.machine.uuid, site.machine.serial = make_uuid("another"), "CZ29200XYZ"
     begin(site)
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=[WEB01, "X6DCP93"], reason="INC-1")
-    assert outcome(site, number).startswith("refused: the BMC of web01 shows UUID")
+    assert outcome(site, number).startswith("refused: web01's BMC now shows UUID")
     assert site.patches == 0
     shown = [make_uuid("another"), "CZ29200XYZ"]
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")
@@ -231,7 +232,7 @@ def test_the_operator_can_resolve_an_override_on_a_machine_that_is_gone(site: Si
     site.wait(60)
     site.bench.reconcile()
     number = resolve(site, consumed=True)
-    assert "recorded the override as consumed; gitboot does not set it again" in outcome(site, number)
+    assert "recorded the override as used; gitboot does not set it again" in outcome(site, number)
     assert site.states == {"provision/1": OverrideState.LOST}
 
 
@@ -242,7 +243,7 @@ def test_a_foreign_override_is_replaced_at_the_request_of_an_operator(site: Site
     number = site.bench.request("replace", uuid=WEB01, server="web01", key="provision/1", reason="old installer")
     assert (
         outcome(site, number)
-        == "web01: gitboot replaces the override at its BMC by that of provision/1 (old installer)"
+        == "web01: gitboot will replace the override on its BMC with the override for provision/1 (old installer)"
     )
     assert (site.shown, site.states) == ("Once Pxe", {"provision/1": OverrideState.CONFIRMED})
 

@@ -266,7 +266,7 @@ def test_a_lost_ledger_leaves_the_output_tree_unchanged_until_it_is_begun(rack: 
             refused = rack.run_command("records", "set", "web01", "pending", *REASON)
             assert (refused.code, "gitboot records begin" in refused.err) == (Exit.USAGE, True)
             refused = rack.run_command("records", "begin", "fresh", "--yes")
-            assert (refused.code, "fresh is only for a new ledger" in refused.err) == (Exit.USAGE, True)
+            assert (refused.code, "`fresh` is only for a new ledger" in refused.err) == (Exit.USAGE, True)
     with rack.running(records=rack.output / "ops" / "records") as instance:
         wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
         wait_for_condition(instance, "Published", status=True, reason="Published")
@@ -303,7 +303,7 @@ def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones
     assert rack.once(*rack.spool_options, "--allow-takeover").code == Exit.PARTIAL
     refused = rack.run_command("records", "begin", last_week, "--yes")
     assert refused.code == Exit.USAGE
-    assert "the published tree has newer records of 1 server: web01" in refused.err
+    assert "the published tree has newer records for 1 server: web01" in refused.err
     rack.said("records", "begin", rack.output / "ops" / "records")
     assert rack.once(*rack.spool_options).code == Exit.FINE
     assert (read_record(rack, web), web.times_set) == (
@@ -405,7 +405,7 @@ def test_a_damaged_ledger_is_set_aside_and_the_records_stay_unverified_until_it_
         assert (rack.state / "ledger.sqlite.damaged-1").exists()
         wait_for_condition(instance, "RecordsVerified", status=False, reason="DamagedLedger")
         refused = rack.run_command("records", "begin", "fresh", "--yes")
-        assert (refused.code, "fresh is only for a new ledger" in refused.err) == (Exit.USAGE, True)
+        assert (refused.code, "`fresh` is only for a new ledger" in refused.err) == (Exit.USAGE, True)
         assert (boots(instance, web), web.times_set) == ("disk", 0)
     with rack.running(records=kept) as instance:
         wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
@@ -422,7 +422,7 @@ def test_after_many_bmcs_failed_the_others_are_left_alone_until_the_cause_is_fix
     rack.give_password("wrong")
     with rack.running(*write_configuration(bmc_failures=3, bmc_parallel=1), records="fresh") as instance:
         found = wait_for_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
-        assert "gitboot sets no boot override until a BMC responds" in found["message"]
+        assert "gitboot does not set boot overrides until a BMC responds" in found["message"]
         eventually(lambda: "the last 6 BMC tasks failed" in condition(instance, "BmcsReachable")["message"])
         asked = [len(blade.machine.requests) for blade in blades]
         rack.said("reconcile")

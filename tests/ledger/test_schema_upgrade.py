@@ -129,7 +129,7 @@ def test_an_instance_continues_with_an_upgraded_ledger(ledger: Path) -> None:
             "old01": None,
             "web01": (Phase.DISK, Cause.MAINTENANCE_DONE),
         }
-        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record of each server")
+        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record for each server")
         assert bench.record is not None and bench.record.provision == 1
 
 

@@ -57,7 +57,7 @@ def test_a_maintenance_resets_and_boots_a_server_only_after_its_approval_and_dra
 
             system.answers = drain
             found = wait_for_condition(instance, "MaintenancesCleared", status=False, reason="WaitingForApproval")
-            assert "Maintenance/reflash waits for approval: web01" in found["message"]
+            assert "Maintenance/reflash is waiting for approval: web01" in found["message"]
             digest = get_digest(rack)
             assert f"reflash {digest}" in rack.said("plan")
             assert "waits for an approval" in rack.said("explain", "web01")

@@ -149,7 +149,7 @@ def test_a_server_that_moves_to_another_site_is_unverified_there_until_an_operat
     assert two_sites.planned("fra1")["web01"] == UNKNOWN
     (event,) = two_sites.instances["fra1"].told("ServerUnknown")
     assert event.facts["servers"] == ["web01"]
-    assert "If another site had it, run gitboot records take-over" in event.message
+    assert "If another site managed the server before, run gitboot records take-over" in event.message
     (known,) = [
         each
         for each in two_sites.instances["fra1"].parts.reconciler.status.conditions
@@ -480,7 +480,7 @@ def test_the_instance_of_a_removed_site_becomes_standby_at_once_and_releases_its
     places = ("--out", tmp_path / "fra1/output", "--state", tmp_path / "fra1/state", "--site", "fra1")
     tried = run_command("run", two_sites.repository.bare, *places, "--dry-run")
     assert (tried.code, "GB2023" in tried.err) == (Exit.PARTIAL, False)
-    assert "the Fleet names no ledger for fra1 (the ledger of this instance is" in tried.err
+    assert "the Fleet does not name a ledger for fra1 (this instance's ledger is" in tried.err
     assert "It still ends maintenance windows" in tried.err
     with goes.run_copy(tmp_path / "fra1", site="fra1") as again:
         again.advance()
@@ -506,9 +506,9 @@ def test_a_closed_site_that_is_restored_reports_what_it_waits_for(two_sites: Two
     two_sites.repository.push({"fleet.yaml": opened, "bad.yaml": "kind: Nothing\n"}, "Put it back, and break something")
     two_sites.advance()
     (found,) = (each for each in goes.parts.reconciler.status.conditions if each.type == "LedgerNamed")
-    assert "because the Fleet names no ledger for fra1 (the ledger of this instance is" in found.message
+    assert "because the Fleet does not name a ledger for fra1 (this instance's ledger is" in found.message
     assert found.message.endswith(
-        "The Fleet in the newest commit names the ledger of this instance, so this instance becomes active again when "
+        "The Fleet in the newest commit names this instance's ledger, so this instance becomes active again when "
         "gitboot accepts that commit"
     )
 

@@ -209,7 +209,7 @@ class BmcConnection:
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
         """Request ComputerSystem.Reset once. Some BMCs accept the request without resetting the machine."""
         if observed.reset_action is None:
-            raise BmcRejected(f"{self._address}{observed.system} has no action ComputerSystem.Reset")
+            raise BmcRejected(f"{self._address}{observed.system} does not offer the action ComputerSystem.Reset")
         self.post(observed.reset_action, {"ResetType": type})
 
     def is_redfish(self) -> bool:
@@ -248,7 +248,7 @@ class BmcConnection:
             for if_match in list_if_match_values(etags):
                 if (len(refused_forms) == 1 or if_match in (ANY_ETAG, None)) and has_changed():
                     raise self._build_changed_error(
-                        own_path, answer, "the state of the BMC has changed since gitboot read it", refused_forms
+                        own_path, answer, "the BMC's state has changed since gitboot read it", refused_forms
                     )
                 headers = {"If-Match": if_match} if if_match is not None else None
                 send = partial(self._connector.patch, own_path, data=body, headers=headers)
@@ -265,7 +265,7 @@ class BmcConnection:
             raise self._build_changed_error(
                 own_path,
                 answer,
-                "the resource has not changed, but the BMC rejects every form of its ETag",
+                "the resource has not changed, but the BMC rejects the resource's ETag in every form",
                 refused_forms,
             )
 
@@ -284,7 +284,7 @@ class BmcConnection:
         """Yield the path of a link on this BMC. Convert request errors in the block to gitboot's errors."""
         path = self._get_own_path(link)
         if path is None:
-            raise BmcRejected(f"{method} {self._address}{link}: not a path on this BMC")
+            raise BmcRejected(f"{method} {self._address}{link}: the link is not a path on this BMC")
         request = f"{method} {self._address}{path}"
         try:
             yield path
@@ -311,7 +311,7 @@ class BmcConnection:
         status = error.status_code
         if status == HTTPStatus.UNAUTHORIZED:
             name = f' "{self._credentials}"' if self._credentials else ""
-            problem = f"the BMC rejects the user name or password of the credentials{name}"
+            problem = f"the BMC rejects the user name or password in the credentials{name}"
             if (why := self.login.session_failure) is not None:
                 problem += f" by basic authentication, and does not open a session: {why}"
             return BmcRejected(f"{request}: {status}: {problem}")

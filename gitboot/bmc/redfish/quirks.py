@@ -101,8 +101,8 @@ class Quirks(Struct, frozen=True, kw_only=True):
             else "a reset does not change LastResetTime",
             "network_drives": f"gitboot uses only the drives whose names begin with {' or '.join(self.network_drives)}",
             "shows_ejected_media": "a drive is empty if ConnectedVia is NotConnected, whatever Image and Inserted show",
-            "shows_stale_media": "even if a drive shows the right URL, gitboot ejects an image that it did not insert "
-            "for this boot, and inserts it again",
+            "shows_stale_media": "gitboot ejects and reinserts an image that it did not insert for this boot, "
+            "even if the drive shows the right URL",
             "sends_media_protocol": "gitboot sends TransferProtocolType with each medium",
         }
         return tuple(phrase for name, phrase in phrases.items() if getattr(self, name) != getattr(STANDARD, name))

@@ -127,7 +127,7 @@ class ConnectionPolicy(Struct):
         if left_s <= 0:
             raise RequestAborted(
                 BmcUnreachable,
-                f"the BMC took more than {self.total_s:g} s in total to respond to the requests of one task",
+                f"the BMC took more than {self.total_s:g} s in total to respond to the requests in one task",
             )
         return left_s
 
@@ -233,7 +233,7 @@ class BmcAdapter(HTTPAdapter):
                 for chunk in response.iter_content(_CHUNK_BYTES):
                     body += chunk
                     if len(body) > MAX_ANSWER_BYTES:
-                        raise RequestAborted(BmcUnreachable, f"the response has more than {MAX_ANSWER_BYTES} bytes")
+                        raise RequestAborted(BmcUnreachable, f"the response is larger than {MAX_ANSWER_BYTES} bytes")
                 # The library requests stores the body in this attribute.
                 response._content = b"" if _is_malformed_error(response.status_code, bytes(body)) else bytes(body)
                 # Redfish requires UTF-8 (DSP0266 6.5). The library requests would need seconds to guess the encoding of
@@ -465,7 +465,7 @@ class Login:
                 if was_used:
                     return self._open_required_session()
                 self._has_tried_session = True
-                self.session_failure = "the BMC refuses the token of its new session"
+                self.session_failure = "the BMC rejects the token for the new session"
                 return False
             if not was_used:
                 self._delay_next_session()

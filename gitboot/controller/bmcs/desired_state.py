@@ -72,8 +72,8 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
     def wave_text(self) -> str:
         if self.maintenance is None:
             return "at once"
-        servers = f"servers of Maintenance/{self.maintenance}{f' in {self.group}' if self.group is not None else ''}"
-        return f"in its power wave (at most {self.limit} of the {servers} may be down)"
+        scope = f"Maintenance/{self.maintenance}{f' in {self.group}' if self.group is not None else ''}"
+        return f"in its power wave ({scope}: at most {self.limit} of the servers may be down)"
 
 
 def find_power_plan(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:

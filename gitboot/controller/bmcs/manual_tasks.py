@@ -182,7 +182,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
                 before = f"; before that, gitboot sets the firmware's HTTP boot URI to {uri}" if uri is not None else ""
                 return f"{record.type} for {record.reason}, {power.wave_text}{before}"
             case Wait(why=why) if power is not None:
-                return f"{power.power_change.operation} for {power.power_change.reason} waits: {why}"
+                return f"{power.power_change.operation} for {power.power_change.reason} is waiting: {why}"
             case AskOperator(condition=condition, message=message):
                 return f"{condition}: {message}"
         return None

@@ -467,37 +467,39 @@ def build_override_events(result: TaskResult, commit: str, at: datetime, *, firs
         what = f"{_format_override(record.override)} for {record.reason}"
         if ejected or record.state is OverrideState.INSERTED:
             type, state_text = ("MediumEjected", "is ejected") if ejected else ("MediumInserted", "is inserted")
-            yield Event(at=at, type=type, message=f"{result.server}: the medium of {what} {state_text}", facts=facts)
+            yield Event(at=at, type=type, message=f"{result.server}: the medium for {what} {state_text}", facts=facts)
             continue
         yield Event(
             at=at,
             type=f"Override{record.state}",
-            message=f"{result.server}: {what} {_OVERRIDE_STATE_TEXTS[record.state]}",
+            message=f"{result.server}: {_OVERRIDE_STATE_TEXTS[record.state].replace('OVERRIDE', what)}",
             facts=facts,
         )
 
 
+# OVERRIDE is the override with the reason for it.
 _OVERRIDE_STATE_TEXTS: Final = {
-    OverrideState.RECORDED: "is about to be set, or was just set",
-    OverrideState.CONFIRMED: "is set",
-    OverrideState.CLEARING: "is about to be cleared, or was just cleared",
-    OverrideState.INSERTED: "has its medium inserted",
-    OverrideState.CLEARED: "was cleared",
-    OverrideState.CONSUMED: "was consumed",
-    OverrideState.LOST: "is gone, without evidence that a boot consumed it",
-    OverrideState.SET_BY_ANOTHER: "was set by another instance, so this instance does not set it",
-    OverrideState.OPENED: "may replace the current override",
-    OverrideState.UNSENT: "was not set, because the BMC changed after it was read",
+    OverrideState.RECORDED: "OVERRIDE is about to be set, or was just set",
+    OverrideState.CONFIRMED: "OVERRIDE is set",
+    OverrideState.CLEARING: "OVERRIDE is about to be cleared, or was just cleared",
+    OverrideState.INSERTED: "the medium for OVERRIDE is inserted",
+    OverrideState.CLEARED: "OVERRIDE was cleared",
+    OverrideState.CONSUMED: "the server used OVERRIDE",
+    OverrideState.LOST: "OVERRIDE is gone, but gitboot has no evidence that the server used it",
+    OverrideState.SET_BY_ANOTHER: "OVERRIDE was set by another instance, so this instance does not set it",
+    OverrideState.OPENED: "OVERRIDE may replace the current override",
+    OverrideState.UNSENT: "OVERRIDE was not set, because the state of the BMC changed after gitboot read it",
 }
 
 
 def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
     """Yield an event about the last state of each power record of a BMC task."""
     for record in {record.reason: record for record in result.power_records}.values():
+        reset = f"{record.type} for {record.reason}"
         yield Event(
             at=at,
             type=f"Power{record.state}",
-            message=f"{result.server}: {record.type} for {record.reason} {_SWITCH_STATE_TEXTS[record.state]}",
+            message=f"{result.server}: {_SWITCH_STATE_TEXTS[record.state].replace('RESET', reset)}",
             facts={
                 "server": result.server,
                 "reason": record.reason,
@@ -509,17 +511,19 @@ def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterato
         yield Event(
             at=at,
             type="FirmwareUriKept",
-            message=f"{result.server}: set the firmware's HTTP boot URI to {result.firmware_uri}, from this reset on",
+            message=f"{result.server}: set the firmware's HTTP boot URI to {result.firmware_uri}, effective from this "
+            "reset",
             facts={"server": result.server, "uri": result.firmware_uri, "commit": commit},
         )
 
 
+# RESET is the type of the reset with the reason for it.
 _SWITCH_STATE_TEXTS: Final = {
-    PowerRecordState.RECORDED: "is about to be requested, or was just requested",
-    PowerRecordState.REQUESTED: "was requested",
-    PowerRecordState.DONE: "is done",
-    PowerRecordState.BACK: "is done, and the machine's system runs again",
-    PowerRecordState.REFUSED: "was not executed",
+    PowerRecordState.RECORDED: "RESET is about to be requested, or was just requested",
+    PowerRecordState.REQUESTED: "RESET was requested",
+    PowerRecordState.DONE: "RESET is done",
+    PowerRecordState.BACK: "RESET is done, and the machine's operating system is running again",
+    PowerRecordState.REFUSED: "RESET was not executed",
 }
 
 

@@ -544,7 +544,7 @@ def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tup
             store, knowledge = _read_whole_ledger(path)
         except DamagedLedger as error:
             renamed = set_aside(path)
-            message = f"{error}; gitboot renamed it to {renamed.name}"
+            message = f"{error}; gitboot renamed the file to {renamed.name}"
             tell(Event(at=clock(), type="LedgerDamaged", message=message, warning=True))
             store, knowledge = _read_whole_ledger(path)
             instance_tables.mark_unverified(store, "DamagedLedger")
@@ -660,8 +660,8 @@ def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> 
             Event(
                 at=at,
                 type="TokenKeysLost",
-                message=f"the file {state.TOKEN_KEYS} is missing in STATE, so running installers cannot report or get "
-                "secrets. When they have ended, record the results with gitboot records set",
+                message=f"the file {state.TOKEN_KEYS} is missing from STATE, so running installers cannot report or "
+                "get secrets. When they have ended, record the results with gitboot records set",
                 warning=True,
             )
         )

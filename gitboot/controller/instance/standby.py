@@ -64,7 +64,7 @@ _FIRST_PAUSE_S: Final = 60.0  # pause after a failed preparation; doubled after 
 
 
 _STANDBY_STARTED: Final = "StandbyStarted"
-_PREPARED: Final = "the output tree of this standby has the state of"
+_PREPARED: Final = "this standby's output tree has the state of"
 
 
 class EndRequest(Protocol):
@@ -446,10 +446,12 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
 
 def _publish_without_halted(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
     if len(commit.decisions.servers) < MIN_SERVERS:
-        raise NotYetDone(f"preparing the output tree saves no time with fewer than {MIN_SERVERS} servers")
+        raise NotYetDone(f"preparing the output tree does not save time with fewer than {MIN_SERVERS} servers")
     learnt = apply_batch(before.knowledge, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
     if learnt.recorded_commit is None or not learnt.is_trusted or not plans_commit(learnt, commit):
-        raise NotYetDone("the ledger is unverified, or the Fleet names another ledger, so gitboot makes no plans")
+        raise NotYetDone(
+            "the ledger is unverified, or the Fleet names a different ledger, so gitboot does not make plans"
+        )
     knowledge = structs.replace(
         learnt, records=before.knowledge.records
     )  # plan with the stored records, because new records are not in the ledger yet

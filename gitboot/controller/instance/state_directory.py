@@ -73,7 +73,7 @@ def has_ledger(directory: Path) -> bool:
 def no_instance_error(directory: Path) -> UsageError:
     """Build the error for a directory that no instance has used."""
     return UsageError(
-        f"no instance has run with the state directory {directory}; use the directory of `gitboot run --state`"
+        f"no instance has run with the state directory {directory}; use the directory that `gitboot run --state` uses"
     )
 
 
@@ -193,7 +193,7 @@ def read_status(directory: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or "attempted" not in found:
-        raise UsageError(f"{path} is not a valid status file; the next reconcile of `gitboot run` replaces it")
+        raise UsageError(f"{path} is not a valid status file; `gitboot run` replaces the file at the next reconcile")
     return found
 
 
@@ -273,7 +273,7 @@ def make_private(directory: Path) -> Iterator[None]:
                 found = path.lstat()
                 if stat.S_ISLNK(found.st_mode):
                     raise UsageError(
-                        f"{path} is a symlink that gitboot did not make: check its target, and remove the symlink"
+                        f"{path} is a symlink that gitboot did not create: check its target, and remove the symlink"
                     )
                 _restrict_access(path, found, mask)
     except OSError as error:
@@ -353,7 +353,7 @@ EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long reports with token
 _BYTES: Final = 32
 _NONE: Final = "none"
 _KEY_FILE_HINT: Final = (
-    "restore or remove the file (without this file, gitboot ignores the reports of running installers)"
+    "restore or remove the file (without this file, gitboot ignores reports from running installers)"
 )
 _LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
 
@@ -384,7 +384,7 @@ def token_keys(directory: Path, at: datetime, *, was_keyless: bool) -> TokenKeys
             lines = [_KeyLine(at, None), key] if was_keyless else [key]
             write_atomically(path, "".join(map(str, lines)).encode(), mode=choose_file_mode(directory))
     except OSError as error:
-        raise UsageError(f"{path}: the token keys cannot be read or created: {error.strerror}") from error
+        raise UsageError(f"{path}: gitboot cannot read or create the token keys: {error.strerror}") from error
     return TokenKeys(
         lines[-1].key,
         tuple(EarlierKey(old.key, new.since, new.since + EARLIER_KEY_LIFETIME) for old, new in pairwise(lines)),
@@ -417,9 +417,9 @@ def _read_key_lines(path: Path) -> list[_KeyLine] | None:
             since = since.astimezone(UTC) if since is not None and since.tzinfo is not None else None
         if found is None or since is None:
             raise UsageError(
-                f"{path}:{number}: expected a time and a key of {2 * _BYTES} hexadecimal digits; {_KEY_FILE_HINT}"
+                f"{path}:{number}: expected a time and a key with {2 * _BYTES} hexadecimal digits; {_KEY_FILE_HINT}"
             )
         lines.append(_KeyLine(since, bytes.fromhex(found[2]) if found[2] != _NONE else None))
     if not lines or lines[-1].key is None:
-        raise UsageError(f"{path} has no key in its last line; {_KEY_FILE_HINT}")
+        raise UsageError(f"{path}: the last line does not contain a key; {_KEY_FILE_HINT}")
     return lines

@@ -140,8 +140,8 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
             result = f"failed: {observation.log}" if observation.is_failure else "completed"
             update.add_event(
                 "ReportOutdated",
-                f"{offer.server}: gitboot ignored an outdated report by an installer of {offer.key} ({offer.image}): "
-                f"{result}",
+                f"{offer.server}: gitboot ignored an outdated report from an installer for {offer.key} "
+                f"({offer.image}): {result}",
                 warning=observation.is_failure,
                 server=offer.server,
                 key=offer.key,
@@ -280,7 +280,8 @@ def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence)
 def _report_ignored_fetch(update: KnowledgeUpdate, server: str, path: str, client: str) -> None:
     update.add_event(
         "FetchIgnored",
-        f"{server}: ignored the fetch of {path} by {client}: the override is still set, so it was another client",
+        f"{server}: ignored the fetch of {path} by {client}: the override is still set, so another client fetched "
+        "this file",
         server=server,
         client=client,
     )
@@ -415,7 +416,7 @@ def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation)
         others = f"{number - 1} other {'address has' if number == 2 else 'addresses have'} fetched it"
         which = f"; {others}" if number > 1 else ""
         if number > MAX_ADDRESSES:
-            which += ". Fetches by further addresses are only counted"
+            which += ". For further addresses, gitboot only counts the fetches"
         update.add_event(
             "SecretFetched",
             f"{offer.server}: {client} fetched {describe_secret(secret)} for {_provision_key(offer)}{which}",
@@ -454,7 +455,7 @@ def confirm_fetches(update: KnowledgeUpdate, items: Iterable[Mapping[str, Any]])
     for item in items:
         uuid = SystemUuid(parse_uuid(item["uuid"]))
         if (before := update.find_secret_fetches(uuid)) is None:
-            raise UsageError(f"no recorded fetch of a secret of {item['server']}")
+            raise UsageError(f"no secret fetch is recorded for {item['server']}")
         update.set_secret_fetches(
             uuid,
             structs.replace(

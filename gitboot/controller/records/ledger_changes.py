@@ -162,7 +162,7 @@ def _apply_clearing(update: KnowledgeUpdate, clearing: UnrecordedClearing) -> No
     update.add_event(
         f"Override{record.state}",
         f"{name}: {record.override.enabled} {record.override.target} for {record.reason} is {record.state}, according "
-        "to a note of the instance before it ended",
+        "to a note that the instance wrote before it ended",
         server=name,
         reason=record.reason,
         plan=record.plan_digest,
@@ -254,8 +254,8 @@ def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sight
         if now.is_absent and not was_absent:
             update.add_event(
                 "ArtifactMissing",
-                f"{file.url}: {now.message}. gitboot does not offer boots and boot scripts that need this file until "
-                "it is available",
+                f"{file.url}: {now.message}. gitboot does not offer boots or boot scripts that need this file until "
+                "the file is available",
                 warning=True,
                 url=file.url,
                 sha256=file.sha256,

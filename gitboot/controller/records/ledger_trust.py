@@ -216,9 +216,9 @@ def describe_unverified_ledger(facts: Facts, decisions: Decisions) -> tuple[str,
     provisioned = sum(decision.provision > 0 for decision in decisions.servers.values())
     return reason, _UNVERIFIED_TEXTS.get(
         reason,
-        "the ledger is new, so gitboot does not know which servers are already installed. Git requires the "
-        f"installation of {format_count(provisioned, 'server')}. gitboot does not install servers until you run "
-        "gitboot records begin to state which servers are installed",
+        "the ledger is new, so gitboot does not know which servers are already installed. Git requires gitboot to "
+        f"install {format_count(provisioned, 'server')}. gitboot does not install servers until you run gitboot "
+        "records begin to state which servers are installed",
     )
 
 
@@ -279,11 +279,11 @@ def _check_beginning(
     known = update.before
     if beginning is Beginning.FRESH and reason != "NewLedger":
         raise UsageError(
-            f"fresh is only for a new ledger ({reason}): gitboot would install every server. Use adopt or a file of "
-            "exported records"
+            f"`fresh` is only for a new ledger ({reason}): gitboot would install every server. Use `adopt` or a file "
+            "with exported records"
         )
     if beginning is Beginning.AS_RECORDED and (known.facts.initialised is None or reason == "DamagedLedger"):
-        raise UsageError(f"this ledger has no usable records ({reason}). Use adopt or a file of exported records")
+        raise UsageError(f"this ledger has no usable records ({reason}). Use `adopt` or a file with exported records")
     missing: list[SystemUuid] = []
     if beginning is Beginning.RECORDS:
         consumed = {uuid: (each.consumed_key,) for uuid, each in records.items()}
@@ -294,6 +294,6 @@ def _check_beginning(
         )
     if missing:
         raise UsageError(
-            f"the published tree has newer records of {format_count(len(missing), 'server')}: "
-            f"{format_names([names.get(uuid, uuid) for uuid in missing])}. Use the folder ops/records of that tree"
+            f"the published tree has newer records for {format_count(len(missing), 'server')}: "
+            f"{format_names([names.get(uuid, uuid) for uuid in missing])}. Use the folder ops/records in that tree"
         )

@@ -193,7 +193,10 @@ def _write_first_records(
         message = f"{format_names(names)}: {why}. Check the server, then run gitboot records set "
         message += quote_words(names[0])
         if commit.fleet.has_instances_by_site:
-            message += ". If another site had it, run gitboot records take-over with the file from that site instead"
+            message += (
+                ". If another site managed the server before, run gitboot records take-over with the file from that "
+                "site instead"
+            )
         update.add_event("ServerUnknown", message, warning=True, servers=names)
 
 
@@ -305,8 +308,8 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, provisioned_at: da
     update.write_record(offer.uuid, offer.server, new_record)
     update.add_event(
         "WithdrawnBootInstalled",
-        f"{offer.server}: booted {by} although the accepted commit took this boot back, so the content of its disks is "
-        f"unknown ({evidence}). Look at the server, then run gitboot records set {offer.server}",
+        f"{offer.server}: booted {by} although the accepted commit had withdrawn this boot, so the contents of the "
+        f"server's disks are unknown ({evidence}). Check the server, then run gitboot records set {offer.server}",
         warning=True,
         server=offer.server,
         evidence=evidence,
@@ -468,7 +471,7 @@ def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
 def require_trusted_ledger(update: KnowledgeUpdate) -> None:
     """Raise `UsageError` if the ledger is unverified, because single records of an unverified ledger cannot be set."""
     if not update.before.is_trusted:
-        raise UsageError("the ledger is unverified. First initialise it: gitboot records begin")
+        raise UsageError("the ledger is unverified. Initialise the ledger first with gitboot records begin")
 
 
 def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:

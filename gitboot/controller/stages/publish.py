@@ -51,7 +51,7 @@ def _publish_plans(state: InstanceState, commit: Commit, context: ReconcileConte
     inbox, publication = components.inbox, state.publication
     if publication.complete and not components.target.is_unchanged:
         message = (
-            "the output tree was replaced or removed since gitboot published it: gitboot publishes all files again"
+            "the output tree was replaced or removed after gitboot published it, so gitboot publishes all files again"
         )
         publication = structs.replace(
             publication, complete=False, events=(Event(at=at, type="TreeReplaced", message=message, warning=True),)

@@ -186,8 +186,8 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
     uuid, uuid_remarks = read_uuid(selector.get("uuid"))
     remarks = [
         remark_lost(
-            f"group {_get_name(group)} was left out, because a provisioned server boots from its disk (the group boots "
-            f"profile {group.get('profile')} if {_format_other_selectors(group)})"
+            f"group {_get_name(each)} was left out, because a provisioned server boots from its disk (the group boots "
+            f"profile {each.get('profile')} if {_format_other_selectors(each)})"
         )
         for each in groups
         if each is not boot_group and each is not group

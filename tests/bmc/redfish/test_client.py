@@ -280,7 +280,7 @@ UNREACHABLE = [
 ]
 REJECTED = [
     pytest.param(
-        Status(status=401), '401: the BMC rejects the user name or password of the credentials "rack"', id="401"
+        Status(status=401), '401: the BMC rejects the user name or password in the credentials "rack"', id="401"
     ),
     pytest.param(Status(status=403), "403 no", id="403"),
     pytest.param(Status(status=404), "404 no", id="404"),

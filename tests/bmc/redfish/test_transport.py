@@ -140,7 +140,7 @@ def test_a_wrong_password_is_tried_once_for_each_task(rack: Rack) -> None:
     assert {result.outcome for result in results} == {TaskOutcome.STALLED}
     assert {result.message for result in results} == {
         f"GET {rack.server.url}{rack.machine.path}: 401: "
-        'the BMC rejects the user name or password of the credentials "rack"'
+        'the BMC rejects the user name or password in the credentials "rack"'
     }, "one event"
 
 
@@ -302,7 +302,7 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_redirecte
     assert {result.outcome for result in results} == {TaskOutcome.STALLED}
     for result in results:  # the second task opens no session, and has the same message
         assert result.message == (
-            f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC rejects the user name or password of the "
+            f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC rejects the user name or password in the "
             'credentials "rack" by basic authentication, and does not open a session: '
             f"POST {rack.server.url}{SESSIONS}: {status}: "
             f"the BMC redirects to {location}, but gitboot does not follow this redirect"
@@ -412,7 +412,7 @@ def test_without_basic_authentication_after_a_rejected_token_no_other_is_request
         results = [read_bmc(fleet, rack) for _ in range(3)]
         assert take_requests(rack).count(LOGIN) == 1
     assert {result.outcome for result in results} == {TaskOutcome.STALLED}
-    assert all("the BMC refuses the token of its new session" in result.message for result in results)
+    assert all("the BMC rejects the token for the new session" in result.message for result in results)
 
 
 SESSION_7 = f"{SESSIONS}/7"
@@ -606,7 +606,7 @@ def test_no_form_of_etag_overwrites_a_change_by_somebody_else(
     bmc = rack.connect()
     seen = bmc.observe()
     rack.machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
-    with pytest.raises(BmcChanged, match="the BMC has changed since gitboot read it"):
+    with pytest.raises(BmcChanged, match="the BMC's state has changed since gitboot read it"):
         bmc.set_override(ONCE.override, seen)
     assert rack.machine.override["BootSourceOverrideTarget"] == "BiosSetup"
 
@@ -617,8 +617,8 @@ def test_finding_p6_the_message_lists_the_forms_of_etag_that_a_bmc_rejected(make
     etag = json.loads(json.dumps(rack.machine.system()))["@odata.etag"]
     assert result.outcome is TaskOutcome.WAITING
     assert result.message == (
-        f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the resource has not "
-        f'changed, but the BMC rejects every form of its ETag (refused: If-Match "{etag}", If-Match {etag}, '
+        f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the resource has not changed, "
+        f'but the BMC rejects the resource\'s ETag in every form (refused: If-Match "{etag}", If-Match {etag}, '
         f"If-Match {etag.strip(chr(34))}, If-Match *, no If-Match)"
     )
     assert list_if_match_headers(rack) == [f'"{etag}"', etag, etag.strip('"'), "*", None]

@@ -286,7 +286,7 @@ def test_diff_shows_a_future_reset_and_what_it_waits_for(rack: Rack) -> None:
     assert f"web03: Power: {told}\n" in done.out
     patch = '{"Boot": {"BootSourceOverrideEnabled": "Once", "BootSourceOverrideTarget": "UefiHttp", "HttpBootUri": '
     patch += f'"{uri}"}}}}'
-    waits = "  then On for provision/1 waits: gitboot has not confirmed the override\n"
+    waits = "  then On for provision/1 is waiting: gitboot has not confirmed the override\n"
     assert (
         f"web02: Set: required for provision/1\n  PATCH {busy.bmc.url}{busy.machine.path}: {patch}\n{waits}" in done.out
     )
@@ -397,7 +397,7 @@ def test_replace_does_not_allow_an_install_boot_that_the_instance_withholds(rack
     shown = rack.bmc_get()["web01"]
     assert shown["phase"] == "Disk" and "gitboot bmc resolve web01 --replace" in shown["hint"], shown
     said = rack.said("bmc", "resolve", "web01", "--replace", "--reason", "left by the old installer")
-    assert f"the override at its BMC by that of {shown['wanted']['reason']} (" in said
+    assert f"the override on its BMC with the override for {shown['wanted']['reason']} (" in said
     assert shown["wanted"]["reason"].startswith("disk"), shown
 
 
@@ -409,7 +409,7 @@ def test_replace_does_not_allow_an_install_boot_whose_files_are_missing(rack: Ra
     (assets := tmp_path / "assets").mkdir()
     assert rack.once(*rack.spool_options, "--assets", assets, records="fresh").code == Exit.PARTIAL
     assert rack.bmc_get()["web01"]["wanted"]["reason"] == "disk"
-    assert "by that of disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
+    assert "with the override for disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
 
 
 def test_an_ended_window_stays_closed_after_the_clock_was_set_back(rack: Rack) -> None:
@@ -425,7 +425,7 @@ def test_an_ended_window_stays_closed_after_the_clock_was_set_back(rack: Rack) -
     rack.age("UPDATE facts SET value = json_set(value, '$.at', '2099-01-03T00:00:00Z') WHERE name = 'heartbeat'")
     shown = rack.bmc_get()["web01"]
     assert (shown["phase"], shown["wanted"]["reason"]) == ("Disk", "disk")
-    assert "by that of disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
+    assert "with the override for disk (x)" in rack.said("bmc", "resolve", "web01", "--replace", "--reason", "x")
 
 
 def test_an_identity_that_a_bmc_never_reported_cannot_be_accepted(rack: Rack) -> None:

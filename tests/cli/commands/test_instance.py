@@ -121,7 +121,7 @@ def test_the_summary_of_records_counts_what_the_rows_show(rack: Rack) -> None:
 
 def test_a_record_set_without_an_instance_takes_effect_at_the_next_reconcile(rack: Rack) -> None:
     said = rack.said("records", "set", "web01", "pending", *REASON)
-    assert said == "recorded web01 as pending: gitboot installs it when its plan allows it (INC-4711)\n"
+    assert said == "recorded web01 as pending: gitboot installs the server when its plan allows (INC-4711)\n"
     assert show_records(rack)["web01"]["record"]["provision"] is None
     rack.once(*rack.spool_options)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 0)
@@ -276,8 +276,7 @@ def test_an_approval_must_name_the_held_commit_and_the_guard_that_holds_it(rack:
         stale = rack.run_command("approve", other_digest, *REINSTALL, *REASON)
         assert (
             stale.code,
-            f"the changes of the held commit have the digest {digest}, not {other_digest}: review them again"
-            in stale.err,
+            f"the held commit's changes have the digest {digest}, not {other_digest}: review them again" in stale.err,
         ) == (Exit.STALE, True), stale
     other = rack.run_command("approve", digest, "--guard", "maxDeletes", *REASON)
     assert (other.code, other.err) == (
@@ -375,7 +374,7 @@ def test_finding_r13_the_exit_code_of_status_shows_the_conditions(rack: Rack) ->
 def test_a_suspension_has_an_end_and_a_reason(rack: Rack, arguments: str, said: str) -> None:
     done = rack.run_command("suspend", *arguments.split())
     assert (done.code, said in done.err) == (Exit.USAGE, True), done
-    assert rack.said("resume") == "the acceptance of commits was not suspended\n"
+    assert rack.said("resume") == "commit acceptance was not suspended\n"
 
 
 def test_finding_r13_a_suspension_ends_after_a_duration(rack: Rack) -> None:
@@ -409,7 +408,7 @@ def test_e16_install_boots_stopped_from_a_shell_stay_stopped_until_they_are_allo
             rack.said("allow-installs") == "gitboot offers boots again\n1 server may boot from the network now: web09\n"
         )
         eventually(lambda: planned_phase(instance, web) == "Network")
-    assert rack.said("allow-installs") == "no stop by gitboot stop-installs was in force\n"
+    assert rack.said("allow-installs") == "no stop from gitboot stop-installs was in force\n"
 
 
 @pytest.fixture
@@ -489,18 +488,15 @@ def test_e16_an_unwritable_directory_is_named_and_other_endpoints_still_stop(rac
 
 def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) -> None:
     until = format_soon(hours=1)
-    assert (
-        rack.said("suspend", "--until", until, *REASON)
-        == f"suspended the acceptance of commits until {until}: INC-4711\n"
-    )
+    assert rack.said("suspend", "--until", until, *REASON) == f"suspended commit acceptance until {until}: INC-4711\n"
     rack.add("web03")
     commit = rack.push()
     assert rack.once().code == Exit.SUSPENDED
     document = json.loads(rack.said("status", "-o", "json"))
     assert document["applied"]["commit"] != commit
     assert [each["type"] for each in document["conditions"] if not each["status"]] == ["AcceptingCommits"]
-    assert rack.said("resume") == "resumed the acceptance of commits\n"
-    assert rack.said("resume") == "the acceptance of commits was not suspended\n"
+    assert rack.said("resume") == "resumed accepting commits\n"
+    assert rack.said("resume") == "commit acceptance was not suspended\n"
     assert rack.once().code == Exit.FINE
     assert json.loads(rack.said("status", "-o", "json"))["applied"]["commit"] == commit
 
@@ -648,7 +644,7 @@ def test_a_damaged_file_is_named_by_its_path(tmp_path: Path, ended: Rack, comman
     if command.startswith(STATUS_COMMANDS):
         assert done.code == Exit.USAGE
         problem = f"{state}/status.json is not a valid status file"
-        assert done.err == f"gitboot: {problem}; the next reconcile of `gitboot run` replaces it\n"
+        assert done.err == f"gitboot: {problem}; `gitboot run` replaces the file at the next reconcile\n"
     else:
         assert done.code == Exit.FAULT
         assert done.err.startswith(f"gitboot: {state}/ledger.sqlite: the ledger cannot be read")
@@ -764,7 +760,7 @@ def test_events_of_a_server_include_the_requests_that_name_it(rack: Rack) -> Non
     }
     assert requested == {
         "web01": [
-            "recorded web01 as pending: gitboot installs it when its plan allows it (INC-4711)",
+            "recorded web01 as pending: gitboot installs the server when its plan allows (INC-4711)",
             "set 2 records (INC-4711)",
         ],
         "web02": ["set 2 records (INC-4711)"],

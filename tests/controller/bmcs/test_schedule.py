@@ -189,8 +189,8 @@ def test_a_fetch_while_the_override_stands_is_ignored_with_an_event(site: Site) 
     site.bench.reconcile()
     (event,) = [event for event in site.bench.events if event.type == "FetchIgnored"]
     assert event.message == (
-        "web01: ignored the fetch of boot/v1/boot/m/boot.ipxe by 10.0.0.99: the override is still set, so it was "
-        "another client"
+        "web01: ignored the fetch of boot/v1/boot/m/boot.ipxe by 10.0.0.99: the override is still set, so another "
+        "client fetched this file"
     )
     assert event.facts == {"server": "web01", "client": "10.0.0.99"}
     again = site.bench.reconcile()
@@ -287,8 +287,8 @@ def test_if_dhcp_names_the_loader_a_consumed_override_alone_proves_nothing_and_t
     site.bench.reconcile()
     lacking = {IDRAC9.name: "HttpBootUri", OPENBMC.name: "UefiHttp"}[profile.name]
     message = (
-        "gitboot cannot set a boot URI on the BMCs of these servers, so DHCP must name the boot loader: web01 (the BMC "
-        f"does not support {lacking})"
+        "gitboot cannot set a boot URI on these servers' BMCs, so DHCP must name the boot loader: web01 (the BMC does "
+        f"not support {lacking})"
     )
     assert site.bench.condition("HttpBoot") == (True, "HttpBootByDhcp", message)
     site.boot()
@@ -570,7 +570,7 @@ def test_if_a_board_was_replaced_its_override_is_not_cleared_on_the_next_board(s
 def test_e28_corrected_credentials_are_tried_at_once(make_site: MakeSite, tmp_path: Path, corrected: str) -> None:
     site = make_site(password="wrong")
     site.apply()
-    assert 'rejects the user name or password of the credentials "rack"' in get_bmc_message(site)
+    assert 'rejects the user name or password in the credentials "rack"' in get_bmc_message(site)
     for _ in range(3):
         site.reconcile_after(1)
     assert len(site.machine.requests) == 1
@@ -954,8 +954,8 @@ def test_of_two_instances_only_the_one_that_the_fleet_names_sets_a_bmc(
             both()
         assert site.patches == 0, "neither knows more of it than the other, and no BMC would show which came first"
         message = (
-            "the Fleet names no ledger, so another instance may set boot overrides on the same BMCs. gitboot sets no "
-            "boot override for web01 until the Fleet names the ledger of this instance, "
+            "the Fleet does not name a ledger, so another instance may set boot overrides on the same BMCs. gitboot "
+            "does not set a boot override for web01 until the Fleet names this instance's ledger, "
         )
         for each in (site.bench, other):
             identity = each.ledger.progress[0]
@@ -1126,15 +1126,17 @@ EVENT_MESSAGES = {
     OverrideState.RECORDED: "Once Pxe for provision/1 is about to be set, or was just set",
     OverrideState.CONFIRMED: "Once Pxe for provision/1 is set",
     OverrideState.CLEARING: "Once Pxe for provision/1 is about to be cleared, or was just cleared",
-    OverrideState.INSERTED: "the medium of Once Pxe for provision/1 is inserted",
+    OverrideState.INSERTED: "the medium for Once Pxe for provision/1 is inserted",
     OverrideState.CLEARED: "Once Pxe for provision/1 was cleared",
-    OverrideState.CONSUMED: "Once Pxe for provision/1 was consumed",
-    OverrideState.LOST: "Once Pxe for provision/1 is gone, without evidence that a boot consumed it",
+    OverrideState.CONSUMED: "the server used Once Pxe for provision/1",
+    OverrideState.LOST: "Once Pxe for provision/1 is gone, but gitboot has no evidence that the server used it",
     OverrideState.SET_BY_ANOTHER: (
         "Once Pxe for provision/1 was set by another instance, so this instance does not set it"
     ),
     OverrideState.OPENED: "Once Pxe for provision/1 may replace the current override",
-    OverrideState.UNSENT: "Once Pxe for provision/1 was not set, because the BMC changed after it was read",
+    OverrideState.UNSENT: (
+        "Once Pxe for provision/1 was not set, because the state of the BMC changed after gitboot read it"
+    ),
 }
 
 

@@ -141,7 +141,7 @@ def test_a_new_active_instance_has_its_updated_output_tree_ready_and_serves_noth
         web = start_both(rack, hosts)
         (event,) = eventually(lambda: find_events(hosts.two, "Prepared"))
         assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
-        prepared_at = r"is active with the ledger .*; the output tree of this standby has the state of 20"
+        prepared_at = r"is active with the ledger .*; this standby's output tree has the state of 20"
         eventually(lambda: re.search(prepared_at, hosts.two.condition["message"]))
         apart = find_differences(hosts)
         assert f"boot{web.entry}" in apart

@@ -98,8 +98,8 @@ def test_t6_an_earlier_token_key_counts_for_a_day(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("", "has no key in its last line"),
-        (f"2026-11-20T12:00:00Z {'ab' * 32}\n2026-11-20T12:00:00Z none\n", "has no key in its last line"),
+        ("", "the last line does not contain a key"),
+        (f"2026-11-20T12:00:00Z {'ab' * 32}\n2026-11-20T12:00:00Z none\n", "the last line does not contain a key"),
         (f"2026-11-20T12:00:00Z {'ab' * 31}\n", "token-keys:1: expected a time and a key"),
         (f"2026-11-20T12:00:00 {'ab' * 32}\n", "token-keys:1: expected"),
         (f"today {'ab' * 32}\n", "token-keys:1: expected"),

@@ -174,7 +174,7 @@ def test_a_maintenance_with_an_unknown_outcome_is_used_up_until_its_run_is_raise
     assert (bench.record or Record()).runs == {}
     status, reason, message = bench.condition("MaintenanceRunsStarted") or (None, "", "")
     assert (status, reason) == (False, "OutcomeUnknown")
-    assert "web01 got the boot files of Maintenance/repair: 10.0.0.7 requested boot/v1/boot/m/boot.ipxe at" in message
+    assert "web01 got the boot files for Maintenance/repair: 10.0.0.7 requested boot/v1/boot/m/boot.ipxe at" in message
     write_line(bench, plan, WITHHELD)
     assert summarize_plan(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     write_line(bench, plan, intent="two")

@@ -118,7 +118,7 @@ def test_beyond_sixteen_addresses_there_is_one_event_and_a_count(learner: Learne
     for number in range(40):
         learner.fetch(f"10.0.0.{number}")
     assert len(learner.events) == 17
-    assert "further addresses are only counted" in learner.events[-1].message
+    assert "For further addresses, gitboot only counts the fetches" in learner.events[-1].message
     assert learner.counts["others"] == 24
 
 
@@ -163,7 +163,7 @@ def test_a_confirmation_covers_only_what_the_operator_saw(learner: Learner) -> N
 
 
 def test_fetches_without_a_record_cannot_be_confirmed(learner: Learner) -> None:
-    with pytest.raises(UsageError, match="no recorded fetch of a secret of web01"):
+    with pytest.raises(UsageError, match="no secret fetch is recorded for web01"):
         learner.confirm(secrets_join=[1, 1])
 
 

@@ -437,7 +437,7 @@ def assert_revert_lost(parts: Parts, revert: str) -> None:
     """Assert that the condition names the revert, and the number of servers whose boots it withholds."""
     condition = find_history(parts)
     assert condition is not None and (condition.status, condition.reason) == (False, "CommitMissing")
-    assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in condition.message
+    assert f"{revert[:12]}, which had removed the install boots for {len(SERVERS)} servers" in condition.message
     assert condition.remedy is not None and "--allow-rewind" in condition.remedy
     assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
 
@@ -478,7 +478,7 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
     ) as parts:
         reconcile_at(parts, 7, 8, 9)
         condition = find_history(parts)
-        assert condition is not None and f"{revert[:12]}, which had removed the install boots of" in condition.message
+        assert condition is not None and f"{revert[:12]}, which had removed the install boots for" in condition.message
         assert [each.server for each in parts.reconciler.status.withheld] == list(SERVERS)
     with run_in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
         reconcile_at(parts, 10, 11, 12)
@@ -642,7 +642,7 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_its_loss_is_a_condit
         lose_history(tmp_path / "state" / CLONE, repository)
     with run() as instance:
         found = wait_for_condition(instance, "HistoryComplete", status=False, reason="CommitMissing")
-        assert f"{revert[:12]}, which had removed the install boots of {len(SERVERS)} servers" in found["message"]
+        assert f"{revert[:12]}, which had removed the install boots for {len(SERVERS)} servers" in found["message"]
         assert f"{BAD}/kernel" not in instance.get(paths["web01"]).text
     words = shlex.split(found["remedy"], comments=True)
     assert words[:3] == ["gitboot", "run", "…"]

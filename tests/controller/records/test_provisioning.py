@@ -58,7 +58,7 @@ def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(
         status, reason, message = bench.condition("RecordsVerified") or (None, "", "")
         assert (status, reason) == (False, "NewLedger")
         assert message.startswith("the ledger is new, so gitboot does not know which servers are already installed. ")
-        assert "Git requires the installation of 1 server. " in message
+        assert "Git requires gitboot to install 1 server. " in message
         assert "gitboot records begin" in message
         bench.plan()
         assert bench.told() == ["RecordsUnverified"]  # once, not at each reconcile
@@ -80,7 +80,7 @@ def test_the_value_with_which_a_new_ledger_begins_decides_what_is_installed(
 ) -> None:
     with Bench(tmp_path, initial=initial) as bench:
         assert summarize_plan(bench.decide(*fleet_of(provision)).plan()) == expected
-        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record of each server")
+        assert bench.condition("RecordsVerified") == (True, "Verified", "the ledger has a record for each server")
 
 
 def test_a_server_that_is_new_in_an_existing_ledger_is_installed_if_its_provision_says_so(bench: Bench) -> None:

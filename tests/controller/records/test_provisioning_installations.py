@@ -218,7 +218,7 @@ def test_a_failure_report_of_an_earlier_provision_is_only_an_event(web01: Instal
     assert web01.boots == (*OFFERED, "provision/2")
     said = [each for each in web01.events if each.type == "ReportOutdated"]
     assert [(each.warning, each.facts["log"]) for each in said] == [(True, "no disk found")]
-    assert "report by an installer of provision/1 (flatcar-1): failed: no disk found" in said[0].message
+    assert "report from an installer for provision/1 (flatcar-1): failed: no disk found" in said[0].message
 
 
 def test_finding_s5_a_repeated_report_is_one_event_for_each_address(web01: InstallBench) -> None:
@@ -719,7 +719,7 @@ def test_a_maintenance_run_that_does_not_start_is_a_condition_with_the_last_fetc
     maintained.wait(seconds=1).reconcile_plan()
     status, reason, message = maintained.condition("MaintenanceRunsStarted") or (None, "", "")
     assert (status, reason) == (False, "Overdue")
-    assert "web01 fetched the boot files of Maintenance/bios at 2026-11-20T12:00:00Z" in message
+    assert "web01 fetched the boot files for Maintenance/bios at 2026-11-20T12:00:00Z" in message
     assert maintained.told("MaintenanceOverdue") == ["MaintenanceOverdue"]
     maintained.data(plan.data)
     assert maintained.condition("MaintenanceRunsStarted") is None
