@@ -377,7 +377,7 @@ class Code(StrEnum):
     )
     UNKNOWN_WRITES_DISK = (
         "GB2015",
-        "Unknown machines would boot an image that writes to disks",
+        "Unknown machines would boot an image that writes to disk",
         "Every machine that you connect to the network would lose its data.",
         "Use an image with writesDisk: false, or set unknownServers: LocalDisk.",
     )
@@ -402,7 +402,7 @@ class Code(StrEnum):
     )
     ENDLESS = (
         "GB2019",
-        "A maintenance that writes to disks has no end",
+        "A maintenance that writes to disk has no end",
         "Without an end, a maintenance stays active as long as its document exists, and could erase disks years later.",
         "Add an end to the window.",
     )
@@ -418,7 +418,7 @@ class Code(StrEnum):
         "The server needs a UUID",
         "The UUID identifies a server's record. Without a UUID, gitboot could install another machine by mistake.",
         "Add the uuid that `dmidecode -s system-uuid` or the BMC shows. Until you have the UUID, set lifecycle: "
-        "Parked, or boot an image that does not write to disks.",
+        "Parked, or boot an image that does not write to disk.",
     )
     ONE_SITE = (
         "GB2022",
@@ -565,7 +565,8 @@ class Code(StrEnum):
     ALLOWED_SECRET = (
         "GB3020",
         "The value looks like a secret, but a comment allows it",
-        "The comment gitboot:allow-secret on this line lets gitboot publish the value. The message shows the reason.",
+        "The comment gitboot:allow-secret on this line allows gitboot to publish the value. The message repeats the "
+        "reason that the comment gives.",
         "Check that the reason is valid, because every client that can reach the published files can read the value.",
     )
 

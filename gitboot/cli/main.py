@@ -280,7 +280,7 @@ class Exit(IntEnum):
         return member
 
     FINE = 0, "success"
-    FAULT = 1, "gitboot cannot read the ledger, or has a bug: report the bug with its traceback"
+    FAULT = 1, "gitboot cannot read the ledger, or it printed a traceback; if so, report the bug"
     CHANGES = 2, "success, and gitboot found differences (`--detailed-exitcode`, `compare-old-system`)"
     INVALID = (
         3,

@@ -672,11 +672,7 @@ def format_accepted(commit: Commit, signer: Signer | None = None) -> str:
 def format_rejected(attempt: Attempt) -> str:
     first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
     attempted = attempt.attempted
-    which = (
-        f"commit {attempted[:12]}"
-        if attempted is not None
-        else "the commit that gitboot had accepted before it started"
-    )
+    which = f"commit {attempted[:12]}" if attempted is not None else "the commit accepted before the restart"
     if attempt.retry_at is not None and attempt.is_unevaluated:
         text = printable(f"{which} was not evaluated: {first.message} ({first.code})")
         return f"{text}. gitboot will retry at {format_instant(attempt.retry_at)}"

@@ -173,7 +173,7 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
             stopped = update.facts.stoppage
             update.facts = structs.replace(update.facts, stoppage=None)
             if (claims := update.before.claims) and stopped:
-                return f"gitboot still withholds boots that write to disks: {claims[0]}"
+                return f"gitboot still withholds boots that write to disk: {claims[0]}"
             return "gitboot offers boots again" if stopped else "no stop from gitboot stop-installs was in force"
     raise UsageError(f"this version of gitboot does not support the request {request.action!r}")
 
@@ -271,7 +271,7 @@ def _describe_power_result(item: Mapping[str, Any]) -> str:
     if item["sent"]:
         return f"{server} was sent {item['resetType']}"
     if item["sent"] is None:
-        return f"{server} may have been switched: {item['why']}"
+        return f"the power state of {server} may have changed: {item['why']}"
     return f"{server} was not switched: {item['why']}"
 
 

@@ -64,7 +64,7 @@ FAMILIES: Final = (
     Family(
         "gitboot_fetch_log_writable",
         _GAUGE,
-        "1 if the endpoint can record fetches in the spool; absent without a spool.",
+        "1 if the endpoint can record fetches in the spool; absent if the endpoint has no spool.",
     ),
     Family(
         "gitboot_clock_offset_seconds",
@@ -102,12 +102,13 @@ FAMILIES: Final = (
     Family(
         "gitboot_operators_certificate_readable",
         _GAUGE,
-        "1 if the endpoint uses the current certificate files, 0 if it uses an older certificate; absent without TLS.",
+        "1 if the endpoint uses the current certificate files, 0 if it uses an older certificate; absent if TLS is not "
+        "configured.",
     ),
     Family(
         "gitboot_operators_certificate_expiration_timestamp_seconds",
         _GAUGE,
-        "The time at which the certificate for operators expires; absent without TLS.",
+        "The time at which the certificate for operators expires; absent if TLS is not configured.",
     ),
     Family(
         "gitboot_machines_certificate_readable",
@@ -118,12 +119,12 @@ FAMILIES: Final = (
     Family(
         "gitboot_machines_certificate_expiration_timestamp_seconds",
         _GAUGE,
-        "The time at which the certificate for machines expires; absent without machines-tls.",
+        "The time at which the certificate for machines expires; absent if machines-tls is not set.",
     ),
     Family(
         "gitboot_machine_handshakes_failed",
         _COUNTER,
-        "Failed TLS handshakes with machines; absent without machines-tls.",
+        "Failed TLS handshakes with machines; absent if machines-tls is not set.",
         ("reason",),
         "NoSharedCipher: the machine does not support any of the endpoint's cipher suites; CertificateRejected: the "
         "machine does not accept the certificate; Closed: the machine closed the connection, as firmware does if it "

@@ -68,7 +68,7 @@ _REASON_TEXTS: Final = {
     DenialReason.NOT_RECORDED: "an endpoint could not record the fetch",
     DenialReason.NO_KEY: "an endpoint has no key to decrypt a secret",
     DenialReason.NOT_COUNTED: "the client is not a boot loader",
-    DenialReason.STOPPED: "an operator has stopped boots that write to disks",
+    DenialReason.STOPPED: "an operator has stopped boots that write to disk",
     DenialReason.SERVED_BEFORE: "an endpoint has already served the boot",
 }
 

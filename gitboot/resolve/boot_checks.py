@@ -383,7 +383,7 @@ def check_maintenance(
     if boot is not None and boot.writes_disk and spec.window.end is None:
         yield DecisionFinding(
             Code.ENDLESS,
-            f"{key} boots BootImage/{boot.image}, which writes to disks, but the maintenance window has no end",
+            f"{key} boots BootImage/{boot.image}, which writes to disk, but the maintenance window has no end",
             Code.ENDLESS.hint,
             (key, ("spec", "window")),
         )
@@ -424,17 +424,17 @@ def _check_boot(
     if boot.writes_disk and is_always and reinstall is not ReinstallMode.EVERY_BOOT:
         yield DecisionFinding(
             Code.EVERY_BOOT,
-            f"{resource} boots BootImage/{boot.image}, which writes to disks, each time the server starts",
+            f"{resource} boots BootImage/{boot.image}, which writes to disk, each time the server starts",
             Code.EVERY_BOOT.hint,
             (resource, ("spec", "networkBoot")),
         )
     is_uuid_needed = (boot.writes_disk or boot.fetches_by_uuid) and network_boot is not NetworkBoot.NEVER
     if is_uuid_needed and server.spec.uuid is None:
-        what = "an image that writes to disks" if boot.writes_disk else "an image that fetches its user data by UUID"
+        what = "an image that writes to disk" if boot.writes_disk else "an image that fetches its user data by UUID"
         yield DecisionFinding(
             Code.UUID_NEEDED,
             f"{resource} boots BootImage/{boot.image}, {what}, but the server has no uuid",
-            "set uuid; until you have it, set lifecycle: Parked, or boot an image that does not write to disks",
+            "set uuid; until you have it, set lifecycle: Parked, or boot an image that does not write to disk",
             (server_id, ("spec",)),
         )
 

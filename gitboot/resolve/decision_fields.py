@@ -335,9 +335,9 @@ def _explain_user_data(boot: Boot, inputs: BootInputs, decision: Decision, profi
         where = (
             (profile, *at, "secrets", name) if is_shared else (Id("Server", decision.server), "spec", "secrets", name)
         )
-        why = "the server names this secret"
+        why = "the server refers to this secret"
         if is_shared:
-            why = "the profile names this secret, and the server may override it"
+            why = "the profile refers to this secret, and the server may override it"
         yield make_reason(f"userData.secrets.{name}", "encrypted", "R6", why, *where)
 
 

@@ -129,11 +129,12 @@ class _Explainer:
             yield from self.explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
         winner = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
         for each in (each for each in decision.maintenances if each is not winner):
-            why = "the maintenance is not active now"
+            why = "the maintenance is not currently active"
             if each.name == plan.waiting_maintenance:
                 why = plan.cause.value
             if winner is not None and each.priority < winner.priority:
-                why = f"the maintenance is not active now, or its priority ({each.priority}) is below {winner.priority}"
+                lower = f"its priority ({each.priority}) is below {winner.priority}"
+                why = f"the maintenance is not currently active, or {lower}"
             self.lost.append(RejectedCandidate(f"Maintenance/{each.name}", "R2", why))
         if winner is not None and decision.policy is not None:
             self.lost.append(
@@ -308,7 +309,7 @@ class _Explainer:
             yield make_reason("provenance", ", ".join(origins), "-", "the image claims this provenance", *claimed_in)
         if inputs.requires_signature:
             name = find_requiring_stream(self._repository, profile, image)
-            why = "a stream that contains the image sets this field"
+            why = "this field is set by a stream that contains the image"
             if profile.spec.stream == name:
                 why = "the stream sets this field"
             location = (Id("ImageStream", name), "spec", "requireProvenance")

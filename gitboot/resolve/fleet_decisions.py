@@ -396,7 +396,7 @@ def decide_unknown_machines(
         )
         return None, [("", finding)]
     if image.spec.writes_disk:
-        message = f"unknown machines would boot BootImage/{image.metadata.name}, which writes to disks"
+        message = f"unknown machines would boot BootImage/{image.metadata.name}, which writes to disk"
         code = Code.UNKNOWN_WRITES_DISK
         return None, [("", DecisionFinding(code, message, code.hint, place, is_shared=False))]
     boots: dict[Architecture, Boot] = {}

@@ -468,7 +468,7 @@ class StopScope(StrEnum):
     """The boots that are stopped by a stop order or a condition, in addition to the boots that the commit stops."""
 
     NONE = "none"
-    WRITING = "boots that write to disks"
+    WRITING = "boots that write to disk"
     ALL = "all boots from the network"
 
 

@@ -188,7 +188,7 @@ def judge(
 
 
 def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, str, int, int], ...]:
-    may_boot = "servers that may boot an image that claims for the first time not to write to disks"
+    may_boot = "servers that may boot an image that claims for the first time not to write to disk"
     return (
         (
             Guard.MAX_UNKNOWN_CHANGES,
@@ -489,7 +489,7 @@ class Extent(Struct, frozen=True, kw_only=True):
     resets: int  # running servers that a maintenance can reset because of the commit
     unknown: bool  # whether the boots of unknown machines change
     mutated_images: int  # images that were edited although they are in use
-    disk_claims: int  # images that claim for the first time not to write to disks
+    disk_claims: int  # images that claim for the first time not to write to disk
     access: int  # changed settings that let more clients fetch files
     takeover: bool  # whether another instance may act for the fleet
     areas: tuple[Area, ...]  # the first one is the whole fleet

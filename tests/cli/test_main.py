@@ -869,7 +869,7 @@ def test_run_once_reconciles_once_and_its_exit_code_and_the_status_show_the_resu
     """The first run lacks the beginning of its ledger, the third its clone, and the last the repository."""
     state = followed_repository.folder / "state"
     done = followed_repository.run()
-    assert (done.code, "with gitboot records begin" in " ".join(done.err.split())) == (Exit.PARTIAL, True), done
+    assert (done.code, "run gitboot records begin" in " ".join(done.err.split())) == (Exit.PARTIAL, True), done
     assert gitboot("records", "begin", "fresh", "--state", state, "--yes").code == Exit.FINE
     assert followed_repository.run().code == Exit.FINE
     assert "flatcar-1" in followed_repository.published

@@ -35,8 +35,8 @@ _COMPUTED_TYPES: Final[dict[tuple[str, str], set[str]]] = {
     ("cli/commands/serve.py", "type"): set(),
     ("controller/records/ledger_snapshot.py", "type"): set(),
     ("controller/records/ledger_changes.py", "each.event"): set(),
-    ("cli/commands/run.py", "would[event.type]"): {"WouldAccept", "WouldPublish", "WouldFollow"},
-    ("cli/commands/serve.py", "why[0]"): {"LedgerFailed", LedgerLeft.__name__},
+    ("cli/commands/run.py", "dry_run_types[event.type]"): {"WouldAccept", "WouldPublish", "WouldFollow"},
+    ("cli/commands/serve.py", "failure[0]"): {"LedgerFailed", LedgerLeft.__name__},
     ("controller/instance/standby.py", "reason"): {
         "StandbyStarted",
         "LedgerFailed",

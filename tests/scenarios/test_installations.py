@@ -623,7 +623,7 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     pending_world.request("stop", reason="smoke", everything=False)
     pending_world.request("start")
     assert (
-        f"still withholds boots that write to disks: another host was the only one that served one-time boots {told}"
+        f"still withholds boots that write to disk: another host was the only one that served one-time boots {told}"
         in pending_world.told("Requested")[-1].message
     )
     pending_world.advance(hours=8)  # the window ends as usual

@@ -177,7 +177,7 @@ def test_output_stays_readable_by_everybody_until_a_group_is_named(left: Path) -
     assert run_once(left).code in ENDED
     assert (list_modes(left / "output"), is_output_private(left)) == ({0o755, 0o644}, False)
     shown = run_command("doctor", "--state", left / "state", "--out", left / "output")
-    assert "every user of this host can read" in shown.out
+    assert "every user on this host can read" in shown.out
     assert run_once(left, "--output-group", os.getegid()).code in ENDED
     assert (list_modes(left / "output"), is_output_private(left)) == ({0o750, 0o640}, True)
     assert run_once(left).code in ENDED
@@ -494,7 +494,7 @@ def test_a_line_whose_digest_the_upgrade_made_void_holds_its_commit_and_the_cond
     status, reason, message = condition(reporting, "CommitAccepted")
     assert (status, reason) == (False, "GuardTripped")
     assert f"{line!r} does not count: the line acknowledges other changes" in message
-    assert "another version of gitboot" in message
+    assert "a different version of gitboot" in message
     found = json.loads((reporting / "state/status.json").read_bytes())
     assert found["accepted"]["commit"] == before
     assert not read_progress(reporting)["old01"].is_offered

@@ -570,7 +570,7 @@ def _format_group(group: Group) -> list[str]:
     lines += (_wrap_lines(phrases.format_change(field)) for field in group.fields)
     if (outlier := group.outlier) is not None:
         lines.append(
-            _wrap_lines(f"this diff differs from the diff for {outlier.than}, although both have the same causes:")
+            _wrap_lines(f"these lines differ from the diff for {outlier.than}, although the causes are the same:")
         )
         lines += (f"    {printable(line.expandtabs(4))}" for line in phrases.format_outlier(outlier))
     if group.rendered is None:

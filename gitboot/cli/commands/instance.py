@@ -621,7 +621,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     example="gitboot allow-installs --state /var/lib/gitboot",
     exit_codes={
         Exit.FINE: "gitboot serves install boots again",
-        Exit.PARTIAL: "install boots are still withheld in some places; the output lists them",
+        Exit.PARTIAL: "some places still withhold install boots; the output lists these places",
     },
 )
 @state_option
@@ -694,7 +694,7 @@ def resume_command(state: Path) -> None:
     example="gitboot stop-installs --reason 'wrong image' --state /var/lib/gitboot",
     exit_codes={
         Exit.FINE: "no endpoint serves an install boot",
-        Exit.PARTIAL: "install boots are still possible in some places; the output lists them",
+        Exit.PARTIAL: "some places still offer install boots; the output lists these places",
     },
 )
 @state_option

@@ -407,7 +407,7 @@ def read_access_logs_command(
     lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNREADABLE] + counts[_UNKNOWN]
     text = f"{lines_read} lines read, {counts[_OBSERVED]} observed"
     if number := counts[_UNREADABLE]:
-        text += f", {format_count(number, 'unclear line')} (the client may be a machine)"
+        text += f", {format_count(number, 'unclear line')} (possibly from machines)"
     if number := counts[_UNKNOWN]:
         text += f", {format_count(number, 'request')} for nonexistent boot scripts"
     if ignored:

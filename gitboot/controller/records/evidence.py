@@ -84,7 +84,7 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
     for fetch in drop_concluded_intents(fetches, lambda each: each.observation):
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
-        # An intent to serve an Always boot that writes to disks makes the content of the disks unknown.
+        # An intent to serve an Always boot that writes to disk makes the content of the disks unknown.
         may_overwrite = fetch.offer.phase is Phase.MAINTENANCE and fetch.offer.writes_disk and not fetch.offer.once
         if is_known or (observation.is_open_intent and may_overwrite):
             _record_fetch(update, fetch, commit, spec.evidence)

@@ -252,7 +252,7 @@ def _choose_boot(
         has_no_ref = workload is None and maintenance is None
         chosen = [each for each in candidates if each.owner is None and (has_no_ref or is_same_key(each.key, workload))]
         remarks += [
-            remark_guessed(f"the import chose the boot {each}, which has the server's UUID and no owner")
+            remark_guessed(f"the import took the boot from {each}, which has the server's UUID and no owner")
             for each in chosen
         ]
     reason = _explain_workload(name, workload, objects)

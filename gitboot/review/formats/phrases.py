@@ -150,9 +150,9 @@ _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
     ReinstallReason.UUID: "{new} was the UUID of Server/{old}",
     ReinstallReason.NAME: "{new} was the name of Server/{old}",
     ReinstallReason.NID: "{new} was the nid of Server/{old}",
-    ReinstallReason.CLAIM: "{booter} boots BootImage/{new}, which claims for the first time not to write to disks",
+    ReinstallReason.CLAIM: "{booter} boots BootImage/{new}, which claims for the first time not to write to disk",
     ReinstallReason.CLAIM_OF_BOOT: (
-        "{booter} boots BootImage/{new}, which claims not to write to disks, but the arguments, scripts, templates or "
+        "{booter} boots BootImage/{new}, which claims not to write to disk, but the arguments, scripts, templates or "
         "base URL are new for this image"
     ),
     ReinstallReason.RECORD: (
@@ -251,8 +251,8 @@ _EXCEEDED: Final[Mapping[str, str]] = {  # texts by `Trip.what`
     "first boots": "the commit gives {server} a first boot",
     "servers that may be reset": "the commit could reset {server}",
     "servers that may be reinstalled": "the commit could reinstall {server}",
-    "servers that may boot an image that claims for the first time not to write to disks": (
-        "{server} could boot an image that claims for the first time not to write to disks"
+    "servers that may boot an image that claims for the first time not to write to disk": (
+        "{server} could boot an image that claims for the first time not to write to disk"
     ),
     "changes to the boot of unknown machines": "the commit changes the boot of unknown machines",
     "settings that let more clients fetch files": "the commit changes {setting} so that more clients can fetch files",
@@ -320,7 +320,7 @@ def format_claim(image: str, place: tuple[str, int, int], writer: str | None) ->
     """
     path, line, _ = place
     author = f"written by {writer}" if writer is not None else "not committed yet"
-    return f"BootImage/{image} claims for the first time not to write to disks ({path}:{line}, {author})"
+    return f"BootImage/{image} claims for the first time not to write to disk ({path}:{line}, {author})"
 
 
 # Provenance of images

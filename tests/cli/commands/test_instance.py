@@ -396,7 +396,7 @@ def test_e16_install_boots_stopped_from_a_shell_stay_stopped_until_they_are_allo
     with rack.running() as instance:
         eventually(lambda: planned_phase(instance, web) == "Network")
         said = rack.said("stop-installs", *REASON)
-        assert said.startswith("boots that write to disks are stopped by ") and said.endswith(": INC-4711\n")
+        assert said.startswith("boots that write to disk are stopped by ") and said.endswith(": INC-4711\n")
         eventually(lambda: planned_phase(instance, web) == "Disk")
         assert boots(instance, web) == "disk"
         eventually(lambda: f"gitboot allow-installs --state {rack.state}" in rack.said("status"))

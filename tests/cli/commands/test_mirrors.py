@@ -64,7 +64,7 @@ def test_fetches_by_clients_that_may_be_machines_are_counted_separately(log: Pat
     done = observe(log, "--spool", spool)
     assert (
         done.stdout
-        == "3 lines read, 1 observed, 1 unclear line (the client may be a machine); ignored: 1 by a tool or a monitor\n"
+        == "3 lines read, 1 observed, 1 unclear line (possibly from machines); ignored: 1 by a tool or a monitor\n"
     )
     assert [each.is_open_intent for each in read_new(spool, {}).observations] == [False, True]
 
