@@ -510,7 +510,7 @@ for number in range(1_000_000):
 def test_a_file_that_another_process_has_locked_is_not_used(filled: Path) -> None:
     with DiskCache(filled, pytest.fail) as cache, DiskCache(filled, pytest.fail) as late:
         assert cache.get_many("kind", ROWS) == ROWS
-        locked = run("c = cache._usable_connection(); c.execute('BEGIN EXCLUSIVE'); print(flush=True); input()", filled)
+        locked = run("c = cache._open_connection(); c.execute('BEGIN EXCLUSIVE'); print(flush=True); input()", filled)
         assert locked.stdout is not None
         locked.stdout.readline()
         for each in (cache, late):

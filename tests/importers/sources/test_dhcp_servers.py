@@ -89,8 +89,8 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
             "conf-file=/etc/more.conf",
             "conf-file /etc/more.conf refers to files that are not in the source",
         ),
-        (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "dhcp-hostsdir /etc/hosts.d names files"),
-        (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "include /etc/dhcp/more.conf names files"),
+        (read_dnsmasq, "dhcp-hostsdir=/etc/hosts.d", "dhcp-hostsdir /etc/hosts.d refers to files"),
+        (read_isc_dhcpd, 'include "/etc/dhcp/more.conf";', "include /etc/dhcp/more.conf refers to files"),
         (
             read_isc_dhcpd,
             'host a { uid "abc"; fixed-address 10.0.0.13; }',

@@ -183,7 +183,7 @@ def test_finding_i1_addresses_arrive_and_each_object_is_named() -> None:
         "ServerClaim prod/web with image ghcr.io/example/os:1",
         "ServerClaim prod/waits was left out, because it does not belong to a Server",
         "the import does not read objects of kind BIOSSettings: bios-1",
-        "because the Server does not refer to the boot configuration",
+        "because the Server does not refer to a workload",
     ):
         assert any(word in text for text in texts), (word, texts)
 
