@@ -236,7 +236,7 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
     [
         ("https://github.com/acme/fleet", "KIND is one of github, gitlab, gitea"),
         ("bitbucket=https://bitbucket.org/acme/fleet", "KIND is one of github, gitlab, gitea"),
-        ("github=github.com/acme/fleet", "is not the URL of a web server"),
+        ("github=github.com/acme/fleet", "is not a web URL"),
         ("github=http://ghe.acme.test/acme/fleet", "unencrypted"),
         ("github=https://me:secret@github.com/acme/fleet", "must not contain"),
         ("github=https://github.com/acme", "OWNER/NAME"),

@@ -401,14 +401,14 @@ def test_a_link_of_the_site_leads_to_a_file_and_the_site_loads_nothing_from_else
     site: ModuleType, markup: str, said: list[str]
 ) -> None:
     (site.SITE / "x.html").write_text(markup)
-    assert list(site.faults()) == said
+    assert list(site.find_faults()) == said
 
 
 def test_a_folder_without_a_page_lists_its_files(site: ModuleType) -> None:
     site.list_folders()
     assert '<a href="docs/">' in (site.SITE / "index.html").read_text()
     assert '<a href="a page.html">' in (site.SITE / "docs" / "index.html").read_text()
-    assert list(site.faults()) == []
+    assert list(site.find_faults()) == []
 
 
 @for_each(("text", "missing"), [("It is Stuck.", 0), ("unstuck", 1), ("", 1)])
@@ -421,7 +421,7 @@ def test_the_search_of_the_site_finds_the_page_for_a_symptom(
         {"location": "docs/other.html", "title": "Stuck", "text": ""},
     ]
     (site.SITE / "search.json").write_text(json.dumps({"items": items}))
-    assert len(list(site.missing_from_search())) == missing
+    assert len(list(site.find_missing_words())) == missing
 
 
 # Reference pages

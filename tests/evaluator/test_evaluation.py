@@ -273,7 +273,7 @@ def test_keys_do_not_depend_on_the_order_of_files() -> None:
 
 def test_keys_are_the_same_in_every_process() -> None:
     module = "tests.evaluator.test_evaluation"
-    code = f"from {module} import DOCUMENTS, TEMPLATE, key_of; print(key_of(DOCUMENTS, TEMPLATE).hex())"
+    code = f"from {module} import DOCUMENTS, TEMPLATE, compute_key; print(compute_key(DOCUMENTS, TEMPLATE).hex())"
     keys = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -278,7 +278,7 @@ def test_a_rejection_by_an_https_server_is_reported(
 def test_a_certificate_must_be_trusted(work: WorkTree, tmp_path: Path, state: Path) -> None:
     (tmp_path / "stranger").mkdir()
     with HttpsServer(work.path.parent, tmp_path / "stranger") as stranger:
-        with pytest.raises(SourceRefused, match=r"the certificate of 127\.0\.0\.1 is not trusted"):
+        with pytest.raises(SourceRefused, match=r"127\.0\.0\.1's certificate is not trusted"):
             Source(Remote(url=f"{stranger.url}/fleet"), state).fetch()
         assert stranger.requests == []
 

@@ -471,7 +471,7 @@ def test_after_a_lost_root_key_readers_only_need_the_new_public_key(
 
 def test_a_key_that_others_may_read_is_rejected(keys: Path) -> None:
     (keys / "publication.key").chmod(0o644)
-    with pytest.raises(KeyUnreadable, match="other users may read"):
+    with pytest.raises(KeyUnreadable, match="other users can read"):
         read_list_keys(keys)
 
 

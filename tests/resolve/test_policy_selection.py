@@ -109,7 +109,7 @@ DECIDED = decide(FLEET).servers["web01"]
 
 @pytest.mark.parametrize(
     ("instant", "late"),
-    [("20T11:59:59", []), ("20T12:00", ["a hold of flatcar", "the pin of web01"])],
+    [("20T11:59:59", []), ("20T12:00", ["the deadline for a hold of flatcar", "the deadline for the pin of web01"])],
 )
 def test_an_expired_deadline_is_a_warning(instant: str, late: list[str]) -> None:
     problems = list(find_overdue_opt_outs(FLEET, at(instant)))

@@ -47,7 +47,7 @@ def fault(format: str, text: str) -> str | None:
         ("#cloud-config\nautoinstall: {version: '1'}\n", "autoinstall.version in the rendered user data is not 1"),
         ("#cloud-config\nautoinstall: {version: true}\n", "autoinstall.version in the rendered user data is not 1"),
         (f"{HEAD}  late-commands: reboot\n", "autoinstall.late-commands in the rendered user data must be a list"),
-        (f"{HEAD}  late-commands:\n  - echo a: b\n", "a command that is not a string"),
+        (f"{HEAD}  late-commands:\n  - echo a: b\n", "a command that is neither a string nor a list of strings"),
         (f"{HEAD}  shutdown: halt\n", "must be poweroff or reboot"),
         (f"{HEAD}  storage: lvm\n", "must be a mapping"),
         ("#!/bin/sh\n", "is not an autoinstall configuration"),

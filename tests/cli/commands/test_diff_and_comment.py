@@ -108,7 +108,7 @@ def test_the_check_of_signatures_feeds_the_review(work: WorkTree, tmp_path: Path
     ("content", "fault"),
     [
         ("{", "does not contain signature results"),
-        (" " * (64 << 20) + "{}", "has more than 67,108,864 bytes"),
+        (" " * (64 << 20) + "{}", "is larger than 67,108,864 bytes"),
         (None, "No such"),
     ],
     ids=["malformed", "too large", "missing"],

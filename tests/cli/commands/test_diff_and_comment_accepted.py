@@ -148,7 +148,7 @@ def test_the_review_of_the_commit_is_posted_unchanged(host: CommentHost, tmp_pat
         pytest.param(f"{format_marker('')}\n## unchanged\n", "on line 2", id="no commit"),
         pytest.param(REVIEW.replace(COMMIT, "d" * 40), "on line 2", id="another commit"),
         pytest.param(REVIEW.replace("fine", "\udcff"), "decode", id="no UTF-8"),
-        pytest.param(REVIEW + "x" * 65_536, "more than 65,536 bytes", id="too long"),
+        pytest.param(REVIEW + "x" * 65_536, "larger than 65,536 bytes", id="too long"),
     ],
 )
 def test_finding_s2_a_file_that_is_not_the_review_of_the_commit_is_rejected(

@@ -229,7 +229,7 @@ def test_p4_a_program_without_a_signature_is_a_warning_if_secure_boot_is_on(tmp_
             assert hints[0].endswith(" && sbverify --list program.efi")
     found = {each["message"].replace(url, "URL"): each["health"] for each in items["Secure Boot"]}
     absent = f"cannot be read: {url.removeprefix('http://')} returned 404; "
-    kernel_url, of_server = "URL/assets/flatcar-1/kernel", "the firmware of 1 server (web01) rejects it"
+    kernel_url, of_server = "URL/assets/flatcar-1/kernel", "the firmware on 1 server (web01) rejects it"
     assert (
         found
         == {

@@ -239,7 +239,7 @@ def test_history_shows_what_exported_records_name_as_the_last_installation(
         (record, ["2026-11-19T10:00:00Z", "flatcar-1", "Reported"]),
         (replace(record, overwritten_by="repair"), ["2026-11-19T10:00:00Z", "flatcar-1", "Reported", "repair"]),
         (replace(record, image=None, version="7.9"), ["2026-11-19T10:00:00Z", "version", "7.9", "Reported"]),
-        (Record(), ["The", "records", "contain", "no", "installation."]),
+        (Record(), ["The", "records", "contain", "no", "installations."]),
     ):
         (tmp_path / "records.json").write_bytes(encode_records({uuid: known}))
         code, out, _ = gitboot("history", *web, "--records", tmp_path / "records.json")
