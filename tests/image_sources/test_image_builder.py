@@ -128,8 +128,8 @@ def test_a_release_without_digests_becomes_a_document_with_the_digests_of_its_fi
     url = vendor.web.url
     assert built.text == (
         f"# someos 1.2.0, channel stable, published 2026-11-19. Written by gitboot from {url}/index.json\n"
-        "# The vendor does not publish digests for these files, so gitboot computed them: x86_64.kernel, x86_64.initrds.0, "
-        "x86_64.initrds.1, aarch64.iso\n"
+        "# The vendor does not publish digests for these files, so gitboot computed them: x86_64.kernel, "
+        "x86_64.initrds.0, x86_64.initrds.1, aarch64.iso\n"
         "# yaml-language-server: $schema=../.gitboot/schemas/BootImage.json\n"
         "apiVersion: gitboot.dev/v1alpha1\n"
         "kind: BootImage\n"
