@@ -255,7 +255,9 @@ class LimitedConnection(HTTPConnection):
             self.connect()
         limits = current_limits()
         if limits.is_loopback_only and not is_loopback(str(self.sock.getpeername()[0])):
-            raise _CredentialsWithheld("gitboot does not send unencrypted credentials to another machine")
+            raise _CredentialsWithheld(
+                "gitboot does not send credentials to another machine over an unencrypted connection"
+            )
         for first in range(0, len(data), _SENT_AT_ONCE):
             self.sock.settimeout(limits.remaining_s())
             super().send(data[first : first + _SENT_AT_ONCE])

@@ -103,7 +103,7 @@ class Code(StrEnum):
     )
     INVALID_KEY = (
         "GB1012",
-        "A key is empty, a list or a mapping",
+        "A key is empty, or is a list or a mapping",
         "A key is a field name, so it must be text.",
         "Correct the colons and the indentation. If a value begins with {{, put the value in quotes.",
     )
@@ -281,7 +281,7 @@ class Code(StrEnum):
     OCI_TAG = (
         "GB1047",
         "The URL has a tag instead of a digest",
-        "A tag can later point to a different image, so a document names each file by its digest.",
+        "A tag can later point to a different image, so a document identifies each file by its digest.",
         "Copy the output of `gitboot artifacts resolve oci://HOST/NAME:TAG`.",
     )
     DURATION = (
@@ -352,8 +352,8 @@ class Code(StrEnum):
     POLICY_TIE = (
         "GB2011",
         "Several policies with the same priority select the server",
-        "The policy with the highest priority wins (rule R3). If several policies share it, gitboot cannot choose one.",
-        "Raise the priority of one policy, let one inherit from the other, or narrow a selector.",
+        "The policy with the highest priority wins (rule R3). If two share this priority, gitboot cannot choose one.",
+        "Raise the priority of one policy, make one inherit from the other, or narrow a selector.",
     )
     MAINTENANCE_TIE = (
         "GB2012",
@@ -402,9 +402,9 @@ class Code(StrEnum):
     )
     ENDLESS = (
         "GB2019",
-        "A maintenance that writes to disk has no end",
-        "Without an end, a maintenance stays active as long as its document exists, and could erase disks years later.",
-        "Add an end to the window.",
+        "A maintenance that writes to disk has no end time",
+        "Without an end time, a maintenance stays active while its document exists, and could erase disks years later.",
+        "Set `end` in the maintenance's window.",
     )
     NO_IPV6_CLIENTS = (
         "GB2020",
@@ -424,7 +424,7 @@ class Code(StrEnum):
         "GB2022",
         "The server does not belong to exactly one site",
         "If a site names a ledger, each site has its own instance, and each server needs exactly one instance.",
-        "Let exactly one site select the server. If one instance serves all sites, remove `ledger` from the sites.",
+        "Select the server in exactly one site. If one instance serves all sites, remove `ledger` from the sites.",
     )
     NO_SUCH_SITE = (
         "GB2023",
@@ -541,7 +541,7 @@ class Code(StrEnum):
     )
     LOST_ARGUMENT = (
         "GB3004",
-        "The item does not remove any kernel argument",
+        "The item does not remove any kernel arguments",
         "An item such as -c removes earlier arguments named c, but no earlier argument has this name. If the item is "
         "meant for the init process, the machine would boot without the item.",
         "Write '--' before arguments for the init process, or remove the item.",
@@ -565,8 +565,8 @@ class Code(StrEnum):
     ALLOWED_SECRET = (
         "GB3020",
         "The value looks like a secret, but a comment allows it",
-        "The comment gitboot:allow-secret on this line allows gitboot to publish the value. The message repeats the "
-        "reason that the comment gives.",
+        "The comment gitboot:allow-secret on this line allows gitboot to publish the value. The message quotes the "
+        "reason in the comment.",
         "Check that the reason is valid, because every client that can reach the published files can read the value.",
     )
 

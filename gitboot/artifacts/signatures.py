@@ -183,7 +183,7 @@ class VendorKeys:
                     raise UntrustedSignature(
                         "not signed: the minisign signature is malformed or belongs to a different file"
                     )
-        raise UnlistedKey("signed by a minisign key that is not listed")
+        raise UnlistedKey("signed by a minisign key that is not listed as trusted")
 
     def _find_sigstore_signer(self, bundle: bytes, digest: Digest, only: Collection[str] | None) -> ImageSigner:
         if not self._identities:

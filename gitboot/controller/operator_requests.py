@@ -123,7 +123,7 @@ def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> N
     if held.digest != digest:
         raise StaleDigest(f"the held commit's changes have the digest {held.digest}, not {digest}: review them again")
     if others := sorted(set(guards) - set(held.guards)):
-        raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
+        raise StaleDigest(f"the commit is not held by {', '.join(others)}, but by {', '.join(held.guards)}")
 
 
 def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit | None, held: Held | None) -> str:
@@ -199,7 +199,9 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
                 f"{server} was installed after you made this request; if you still want this change, repeat the request"
             )
     if known := [server for uuid, server, _ in items if facts.get("unknown") and update.record(uuid) is not None]:
-        raise UsageError(f"{known[0]} has a record now; check again")
+        raise UsageError(
+            f"gitboot recorded an installation state for {known[0]} after you made this request; check the record first"
+        )
     set_records(update, items)
     for uuid, _, record in items:
         if record.provision is None:  # earlier overrides and power changes are not part of the new installation

@@ -105,7 +105,7 @@ class Certificate:
                 raise UsageError(f"{key} does not contain a PEM private key") from None
             if error.reason == _MISMATCH:
                 raise UsageError(
-                    f"{key} does not match {file}; the server's own certificate must be the first in that file"
+                    f"{key} does not match {file}; the server's own certificate must come first in that file"
                 ) from None
             raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
         except OSError as error:

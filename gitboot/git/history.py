@@ -70,7 +70,7 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
     """Return the history of the Git revision ``rev`` for the fleet at ``path``. The default revision is HEAD."""
     root = resolve_fleet_root(Path(path))
     if rev == WORKTREE:
-        raise UsageError("WORKTREE has no history; name a revision, or omit --rev to use HEAD")
+        raise UsageError("WORKTREE has no history; specify a revision, or omit --rev to use HEAD")
     with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
             raise UsageError(f"{path} is not in a Git repository, so it has no history")

@@ -329,7 +329,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
                 return pygit2.UserPass(user, password)
             case None:
                 raise SourceRefused(f"{self._remote.url} requires credentials; configure them for this repository")
-        raise SourceRefused(f"{self._remote.url} requires a different kind of credentials")
+        raise SourceRefused(f"{self._remote.url} does not accept the kind of credentials that you configured")
 
     def certificate_check(self, _certificate: None, valid: bool, host: bytes) -> bool:
         if valid:

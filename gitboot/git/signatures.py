@@ -236,7 +236,7 @@ class SignatureKeys:
         no trusted key made the signature.
         """
         self.fingerprint()
-        unlisted = UnlistedKey("signed by a key that is not listed")
+        unlisted = UnlistedKey("signed by a key that is not listed as trusted")
         for keys in self._personal_keys:
             try:
                 return _find_signer(keys, signature)
@@ -306,7 +306,7 @@ class _AllowedSigners:
             raise UntrustedSignature(f"signed by the key {key[1]}, which has expired")
         if known.status == 0:
             raise UntrustedSignature(f"signed by the key {key[1]}, which is not listed for signing in Git")
-        raise UnlistedKey(f"signed by the key {key[1]}, which is not listed")
+        raise UnlistedKey(f"signed by the key {key[1]}, which is not listed as a trusted key")
 
     def _run_ssh_keygen(self, action: str, *arguments: str | Path, stdin: bytes = b"") -> ProcessResult:
         return run_isolated(["ssh-keygen", "-Y", action, *map(str, arguments)], stdin, self._scratch)
@@ -505,7 +505,7 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     (verdict,) = verdicts
     key = verdict[1] if len(verdict) > 1 else "?"
     if verdict[0] == "ERRSIG" and verdict[6:7] == ["9"]:
-        raise UnlistedKey(f"signed by the key {key}, which is not listed")
+        raise UnlistedKey(f"signed by the key {key}, which is not listed as a trusted key")
     if verdict[0] != "GOODSIG":
         raise UntrustedSignature(_VERDICTS[verdict[0]].format(key=key))
     valid = [words for words in status_lines if words[0] == "VALIDSIG"]

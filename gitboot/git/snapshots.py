@@ -406,7 +406,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
         if folder is not None and rev in (None, WORKTREE):
             return load_worktree(root, repository, folder)
         if rev == WORKTREE:
-            raise UsageError(f"{path} is a bare repository without a work tree: name a revision")
+            raise UsageError(f"{path} is a bare repository without a work tree: specify a revision")
         commit = resolve_commit(repository, "HEAD" if rev is None else rev, str(path))
         folder = get_fleet_folder(repository, root)
         check_folder(repository, commit, folder, path)

@@ -85,7 +85,7 @@ def read_document(fetcher: Fetcher, url: str, max_bytes: int) -> bytes:
                     raise MalformedIndex(
                         url,
                         f"the file is larger than {max_bytes:,} bytes",
-                        "check the URL, because gitboot reads only small indexes and lists",
+                        "check the URL; gitboot does not read indexes or lists that are this large",
                     )
                 if time.monotonic() > ends_s:
                     raise SourceUnavailable(url, f"the download took more than {_LONGEST_READ_S:g} s")
@@ -324,7 +324,7 @@ class SourceReader:
             raise MalformedIndex(
                 list_url,
                 f"the list and the index have different digests for {printable(file.url)}",
-                "try again later, because the vendor may be publishing a release now",
+                "try again later; the vendor may be publishing a release now",
             )
         return structs.replace(file, sha256=file.sha256 or listed.sha256, sha512=listed.sha512)
 

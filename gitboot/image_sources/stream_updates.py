@@ -444,7 +444,7 @@ class StreamUpdater:
         files = build_files(followed, self._fleet.repository, image, built)
         if built is not None and f"images/{image}.yaml" in self._fleet.snapshot.blobs:
             raise UsageError(
-                f"images/{image}.yaml already exists, but does not contain BootImage/{image}: move the file"
+                f"images/{image}.yaml already exists, but does not contain BootImage/{image}: move the file away"
             )
         changed = self._fleet.validate(self._fleet.snapshot.replace_files(files, f"update of {followed.name}"))
         before, after = followed.stream, changed.streams[followed.name]

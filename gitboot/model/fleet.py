@@ -275,7 +275,7 @@ class FleetSpec:
         if self.provisioning.ledger is not None and site_number is not None:
             raise Malformed(
                 Code.COMBINATION,
-                "`provisioning.ledger` names one instance for all servers, but a site names its own ledger",
+                "`provisioning.ledger` sets one ledger for all servers, but a site sets its own ledger",
                 "remove `provisioning.ledger`, or remove `ledger` from each site",
                 ("sites", site_number, "ledger"),
             )

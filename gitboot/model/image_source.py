@@ -456,7 +456,7 @@ class ImageSourceSpec:
             if file.name is not None and not has_names:
                 raise Malformed(
                     Code.COMBINATION,
-                    f"an index with `format: {self.releases.format}` does not describe files",
+                    f"an index with `format: {self.releases.format}` does not list files by name",
                     "set `url` instead of `name`, or add `describedBy`",
                     ("files", *at, "name"),
                 )
@@ -500,7 +500,7 @@ class ImageSourceSpec:
         if self.keys and not is_signed and self.releases.format is not IndexFormat.COREOS_STREAM:
             raise Malformed(
                 Code.COMBINATION,
-                "`keys` has no effect, because the source has no signature",
+                "`keys` has no effect, because the source has no signature to verify",
                 "add `signature` to the files, checksums or releases, or use `clearSigned` or `listedIn`",
                 ("keys",),
             )

@@ -57,7 +57,7 @@ def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | 
         Metadata[Targets].from_bytes(delegations[max(delegations)]),
     )
     if signer.public_key.keyid not in root.signed.roles["root"].keyids:
-        raise UsageError(f"{root_key or folder / ROOT_KEY} is not the root key that {max(roots)}.root.json names")
+        raise UsageError(f"{root_key or folder / ROOT_KEY} is not a root key that {max(roots)}.root.json lists")
     signers = [signer]
     if new_root_key is not None:
         new_signer = CryptoSigner.generate_ed25519()

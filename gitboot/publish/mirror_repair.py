@@ -293,7 +293,7 @@ class _Attempt:
     def _check_unchanged(self) -> None:
         """Raise `Overtaken` if the tree or the mirror's records have changed, or if a transition has passed."""
         if self._next_transition is not None and self._clock() >= self._next_transition:
-            raise Overtaken(f"{self._root}: a scheduled change was due at {format_instant(self._next_transition)}")
+            raise Overtaken(f"{self._root}: a scheduled change became due at {format_instant(self._next_transition)}")
         if _read_tree_state(self._root) != self._published:
             raise Overtaken(f"{self._root}: another process published in the meantime")
         if self._records is not None and not self._records.is_as_observed():

@@ -517,7 +517,7 @@ def read_list_keys(folder: Path) -> ListKeys:
     try:
         for number, data in [*roots.items(), (delegation, targets[delegation])]:
             if json.loads(data)["signed"]["version"] != number:
-                raise ValueError("a file's name contains a different version from its content")
+                raise ValueError("the version in a file's name differs from the version in its content")
         signed, delegated = (json.loads(each)["signed"] for each in (roots[newest], targets[delegation]))
         roles = (signed["roles"]["snapshot"], signed["roles"]["timestamp"], delegated["delegations"]["succinct_roles"])
         trusted = [set(role["keyids"]) for role in roles]

@@ -348,7 +348,7 @@ class _MetadataReader:
                     raise ListProblem(
                         BAD_SIGNATURE,
                         f"{version - 1}.root.json",
-                        "the given public key did not sign any root metadata",
+                        "the root metadata is not signed by the specified public key",
                     )
                 return trusted
             metadata = _parse_metadata(name, data, "root")
@@ -669,7 +669,7 @@ def _parse_bin_role(delegations: Dict[str, Any]) -> _Role:
     """Return the role whose keys sign the bins (TAP 15, with 8 bits)."""
     roles = delegations["succinct_roles"]
     if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
-        raise ValueError("the list's bins differ from the bins that gitboot writes")
+        raise ValueError("the list's bin layout differs from the layout that gitboot writes")
     return _parse_role(roles, _parse_ed25519_keys(delegations["keys"]))
 
 

@@ -120,7 +120,7 @@ def check_policy_selection(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         yield DecisionFinding(
             Code.POLICY_TIE,
             f"{' and '.join(f'BootPolicy/{each}' for each in shared.tie_names)} select the server at the same priority",
-            "raise the priority of one policy, let one inherit from the other, or narrow a selector",
+            "raise the priority of one policy, make one inherit from the other, or narrow a selector",
             (Id("BootPolicy", shared.tie_names[-1]), ("spec", "select")),
         )
     elif shared.is_unselected:
@@ -154,8 +154,8 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         if bmc.tls.verify and expiry is not None:
             yield DecisionFinding(
                 code,
-                f"the CA for BMCs expired at {format_instant(expiry)}, so gitboot rejects certificates that this CA "
-                "signed",
+                f"the CA certificate for BMCs expired at {format_instant(expiry)}, so gitboot rejects certificates "
+                "signed by this CA",
                 code.hint,
                 (Id(FILE, bmc.tls.ca), (1,)),
                 Severity.WARNING,
@@ -377,7 +377,7 @@ def check_maintenance(
         yield DecisionFinding(
             Code.COMBINATION,
             f"drain needs a BMC, but Server/{server.metadata.name} has no bmc",
-            "set bmc, or do not select the server",
+            "set the server's bmc, or exclude the server from the selector",
             (key, ("spec", "before", "drain")),
         )
     if boot is not None and boot.writes_disk and spec.window.end is None:

@@ -169,7 +169,7 @@ class Composer:
                 raise Unbootable(
                     Code.TEMPLATE_FAILED,
                     "a filter in the template changed a boot_nic value",
-                    "use boot_nic values without a filter",
+                    "remove the filter from the boot_nic value",
                     resource,
                     *("spec", "kernelArguments", number),
                 )
@@ -410,7 +410,7 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
             why = f"BootPolicy/{pool.name} boots servers with this profile and networkBoot: {pool.network_boot}"
         raise Unbootable(
             Code.SECRET_KEPT_OPEN,
-            f"the user data names secrets, but {why}",
+            f"the user data refers to secrets, but {why}",
             Code.SECRET_KEPT_OPEN.hint,
             source.profile_id,
             *("spec", "userData", "secrets"),

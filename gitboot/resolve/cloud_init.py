@@ -140,7 +140,7 @@ def _decompress(payload: str | bytes, name: str) -> str:
                     "shorten the part",
                 )
             if not member.eof:
-                raise zlib.error("the data ends too early")
+                raise zlib.error("the compressed data is incomplete")
             data = member.unused_data
         return text.decode()
     except (zlib.error, UnicodeDecodeError) as error:

@@ -236,7 +236,7 @@ def parse_attempt(item: Mapping[str, Any]) -> InstallAttempt:
     """Parse an install attempt. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
     started, failed, boots = item["started"], item["failed"], tuple(map(_parse_step_evidence, item["boots"]))
     if not boots:
-        raise ValueError("expected at least one served boot")
+        raise ValueError("an install attempt must have at least one served boot")
     return InstallAttempt(
         key=text(item["key"]),
         number=_parse_number(item["number"]),

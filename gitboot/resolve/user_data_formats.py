@@ -215,13 +215,13 @@ def _check_autoinstall(text: str) -> None:
         if (misplaced := sorted(_ONLY_AUTOINSTALL & {key for key in config if isinstance(key, str)})) != []:
             raise make_user_data_fault(
                 f"the rendered user data has the autoinstall key {misplaced[0]} outside `autoinstall`",
-                "move the key below `autoinstall`",
+                "move the key under `autoinstall`",
             )
     found = [config["autoinstall"] for config in configs if "autoinstall" in config]
     if not found and is_complete:
         raise make_user_data_fault(
             "the rendered user data is not an autoinstall configuration",
-            "begin the user data with #cloud-config, and put all settings below `autoinstall`",
+            "begin the user data with #cloud-config, and put all settings under `autoinstall`",
         )
     for each in found:
         _check_autoinstall_section(each, is_alone=len(found) == 1 and is_complete)
@@ -231,12 +231,12 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
     if not isinstance(section, dict):
         raise make_user_data_fault(
             f"autoinstall in the rendered user data is {quote_value(section)}, not a mapping",
-            "indent the keys below `autoinstall`",
+            "indent the keys under `autoinstall`",
         )
     version = section.get("version")
     if (version is not None or is_alone) and (version != 1 or isinstance(version, bool)):
         raise make_user_data_fault(
-            "autoinstall.version in the rendered user data is not 1", "write `version: 1` below `autoinstall`"
+            "autoinstall.version in the rendered user data is not 1", "write `version: 1` under `autoinstall`"
         )
     for key, value in section.items():
         types = _AUTOINSTALL_TYPES.get(key)
@@ -336,7 +336,7 @@ def _check_talos(text: str) -> None:
         machine_count += 1
         if machine_count > 1:
             raise make_user_data_fault(
-                f"line {line} of the rendered Talos configuration begins a second machine configuration",
+                f"a second machine configuration begins on line {line} of the rendered Talos configuration",
                 "merge the documents that contain `version: v1alpha1` into one document",
                 line,
                 Code.TALOS_DOCUMENT,
@@ -402,7 +402,8 @@ def _check_autoyast(text: str) -> None:
         ) from None
     if roots[:1] != [f"{_YAST} profile"]:
         raise make_user_data_fault(
-            f"the rendered XML begins with <{quote_value(roots[0].rpartition(' ')[2])}>, not with an AutoYaST profile",
+            f"the root element of the rendered XML is <{quote_value(roots[0].rpartition(' ')[2])}>, not an AutoYaST "
+            "profile",
             f'begin the text with <profile xmlns="{_YAST}">',
             code=Code.AUTOYAST_DOCUMENT,
         )

@@ -125,7 +125,7 @@ def bench(tmp_path: Path, told: FakeWatch) -> Iterator[Bench]:
 
 
 SIGNER = FileSigner(key="F" * 40, name="vendor", key_digest=Digest("a" * 64))
-REASON = "the stream requires a signature, but the file is signed by the key F, which is not listed"
+REASON = "the stream requires a signature, but the file is signed by the key F, which is not listed as a trusted key"
 UNSIGNED = Sighting(presence=Presence.UNSIGNED, message=REASON)
 
 

@@ -1088,7 +1088,7 @@ def test_the_work_tree_is_shown_with_the_records_of_the_instance(
                 done.err.split()
             )
     assert gitboot("history", "web01", "--rev", "WORKTREE").err == (
-        "gitboot: WORKTREE has no history; name a revision, or omit --rev to use HEAD\n"
+        "gitboot: WORKTREE has no history; specify a revision, or omit --rev to use HEAD\n"
     )
 
 

@@ -700,8 +700,8 @@ OLDER = "b" * 12
         (f"{OLDER} is not signed", f"its ancestor {OLDER} is not signed (GB5020)", OLDER),
         ("0" * 12 + " is not signed", "it is not signed (GB5020)", "0" * 40),
         (
-            "the tag on " + "0" * 12 + " is signed by the key A, which is not listed",
-            "the tag on " + "0" * 12 + " is signed by the key A, which is not listed (GB5020)",
+            "the tag on " + "0" * 12 + " is signed by the key A, which is not listed as a trusted key",
+            "the tag on " + "0" * 12 + " is signed by the key A, which is not listed as a trusted key (GB5020)",
             "0" * 40,
         ),
     ],

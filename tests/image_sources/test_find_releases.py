@@ -612,7 +612,7 @@ REJECTED: list[Case] = [
         None,
         serve_by_stranger,
         UntrustedIndex,
-        "the index is signed by the key [0-9A-F]+, which is not listed; if the vendor has a new key",
+        "the index is signed by the key [0-9A-F]+, which is not listed as a trusted key; if the vendor has a new key",
     ),
     (
         "debian",
@@ -635,7 +635,7 @@ REJECTED: list[Case] = [
             "https://releases.ubuntu.com/24.04/SHA256SUMS", UBUNTU_LIST, ".gpg", people["stranger"]
         ),
         UntrustedIndex,
-        "the index is signed by the key [0-9A-F]+, which is not listed; if the vendor has a new key",
+        "the index is signed by the key [0-9A-F]+, which is not listed as a trusted key; if the vendor has a new key",
     ),
     (
         "rocky",

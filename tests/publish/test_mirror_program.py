@@ -510,7 +510,7 @@ TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
     "an edited boot script": (_edit_script, "from the list, or from the digest in its path"),
     "a list of another publisher": (
         lambda publisher: _sign_again(publisher, ListSigner()),
-        "the given public key did not sign any root",
+        "the root metadata is not signed by the specified",
     ),
     "an unsigned list": (lambda publisher: _sign_again(publisher, ListSigner.unsigned()), "the list is not signed"),
     "no list": (lambda publisher: shutil.rmtree(publisher.boot / "signed"), "there is no signed list"),

@@ -917,8 +917,8 @@ def test_finding_r15_an_expired_certificate_authority_for_bmcs_is_a_warning(
     (problem,) = found.problems_at(at(since))
     assert (problem.code, problem.path, problem.line) == ("GB2027", "ca.pem", 1)
     assert problem.message == (
-        f"the CA for BMCs expired at {at(since):%Y-%m-%dT%H:%M:%SZ}, so gitboot rejects "
-        "certificates that this CA signed (db0, db1 and 1 more)"
+        f"the CA certificate for BMCs expired at {at(since):%Y-%m-%dT%H:%M:%SZ}, so gitboot rejects "
+        "certificates signed by this CA (db0, db1 and 1 more)"
     )
 
 

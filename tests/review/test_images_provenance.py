@@ -98,8 +98,8 @@ def test_a_new_image_shows_what_it_claims(claim: str, expected: str) -> None:
         ("size: 1", (KEY, None), f"verified: signed by Vendor ({KEY}); not stated"),
         (
             SIGNED,
-            (None, "signed by a key that is not listed"),
-            f"not verified: the file is signed by a key that is not listed; claims: signed by {KEY}",
+            (None, "signed by a key that is not listed as trusted"),
+            f"not verified: the file is signed by a key that is not listed as trusted; claims: signed by {KEY}",
         ),
         (SIGNED, (None, None), f"not verified: the file has no signature; claims: signed by {KEY}"),
         ("provenance: {digest: published}", (None, None), "claims: published"),

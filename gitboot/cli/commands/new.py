@@ -150,7 +150,7 @@ def server(
             bmc_server, comment = _read_bmc(address, asked_as, credentials, verify=not no_verify)
             if seen is not None and new.macs.keys().isdisjoint(bmc_server.macs):
                 raise UsageError(
-                    f"the machine at {address} does not have the MAC address of --seen: check --bmc and --seen"
+                    f"the machine at {address} does not have the MAC address given with --seen: check --bmc and --seen"
                 )
             new = bmc_server
         new = structs.replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})

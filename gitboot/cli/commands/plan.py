@@ -416,7 +416,9 @@ def _check_output_directory(out: Path, fleet: Path) -> None:
             if is_fleet
             else f"{out} contains files that gitboot did not write: {format_names(others, 3)}"
         )
-        raise UsageError(f"{what}; set --out to a new or empty directory, or to one that `gitboot render` wrote")
+        raise UsageError(
+            f"{what}; set --out to a new or empty directory, or to a directory that `gitboot render` wrote"
+        )
 
 
 _KINDS: Final = (

@@ -296,7 +296,7 @@ def set_record(
     """
     at, foreign = current_time(), image is not None or version is not None
     if foreign and (what != "provisioned" or (image is not None and version is not None)):
-        raise UsageError("to record what another tool installed, use provisioned with either --image or --version")
+        raise UsageError("to record what another tool installed, use `provisioned` with either --image or --version")
     if version is not None and not (version.isprintable() and version.strip() and len(version) <= _MAX_VERSION):
         raise UsageError(f"--version must be one line of text with at most {_MAX_VERSION} characters")
     with open_offline(state, at) as instance:

@@ -270,8 +270,8 @@ def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path
         }
     if missing := [name for name, (_, each) in known.items() if each is None and name in servers]:
         raise UsageError(
-            f"gitboot has not recorded that {missing[0]} fetched a secret; to list the servers that did, run "
-            "`gitboot secret fetches`"
+            f"gitboot has no record that {missing[0]} fetched a secret; `gitboot secret fetches` lists the "
+            "servers that did"
         )
     items = [
         {

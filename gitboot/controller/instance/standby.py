@@ -374,7 +374,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         store = stack.enter_context(Store.open(copy / state.LEDGER))
         facts = instance_tables.read_facts(store)
         if facts.accepted is None or not facts.published or instance_tables.is_behind(store):
-            raise NotYetDone("the active instance has not published with this ledger yet")
+            raise NotYetDone("the active instance has not published an output tree from this ledger yet")
         accepted = Revision(facts.accepted)
         if not (lines := read_shared_token_keys(settings.state / state.LEDGER)):
             raise NotYetDone("the ledger has no token keys yet")

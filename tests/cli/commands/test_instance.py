@@ -281,7 +281,7 @@ def test_an_approval_must_name_the_held_commit_and_the_guard_that_holds_it(rack:
     other = rack.run_command("approve", digest, "--guard", "maxDeletes", *REASON)
     assert (other.code, other.err) == (
         Exit.STALE,
-        "gitboot: the commit is held by maxReinstalls, not by maxDeletes\n",
+        "gitboot: the commit is not held by maxDeletes, but by maxReinstalls\n",
     )
     assert rack.once().code == Exit.HELD
     assert rack.said("approve", digest, *REINSTALL, *REASON).startswith("approved maxReinstalls")

@@ -94,7 +94,7 @@ def test_a_root_key_may_be_in_another_folder_and_may_be_replaced(tmp_path: Path)
     assert str(folder / "root.key") in get_error("keygen", folder, "--signed-list")
     second = run("keygen", folder, "--signed-list", "--root-key", old, "--new-root-key", new).output
     assert second == (folder / "root.pub").read_text() != first
-    assert "is not the root key" in get_error("keygen", folder, "--signed-list", "--root-key", old)
+    assert "is not a root key" in get_error("keygen", folder, "--signed-list", "--root-key", old)
     assert run("keygen", folder, "--signed-list", "--root-key", new).output == second
     read_list_keys(folder)
 
