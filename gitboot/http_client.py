@@ -559,7 +559,8 @@ class HttpClient:
             proxy = proxy if "://" in proxy else f"http://{proxy}"
             if not proxy.startswith("http://"):
                 raise UsageError(
-                    f"the proxy in the environment uses {urlsplit(proxy).scheme}://, but gitboot supports only http://"
+                    f"the proxy in the environment has a {urlsplit(proxy).scheme}:// URL, but gitboot supports "
+                    "only http:// proxies"
                 )
         with self._pools_lock:
             if proxy not in self._pools:

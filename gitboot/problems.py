@@ -140,7 +140,7 @@ class Code(StrEnum):
     )
     UNKNOWN_FIELD = (
         "GB1022",
-        "Documents of this kind do not have this field",
+        "This kind of document does not have this field",
         "If gitboot ignored unknown fields, a setting with a spelling mistake would silently have no effect.",
         "Correct the spelling or the indentation. Run `gitboot explain KIND` to list the fields.",
     )
@@ -346,7 +346,7 @@ class Code(StrEnum):
         "GB2010",
         "No policy selects the server",
         "Without a policy, the server has nothing to boot from the network (rule R3).",
-        "Let a policy select the server, set `policy` in the Server, set lifecycle: Parked, or set requirePolicy: "
+        "Select the server in a policy, set `policy` in the Server, set lifecycle: Parked, or set requirePolicy: "
         "false in the Fleet.",
     )
     POLICY_TIE = (
@@ -408,7 +408,7 @@ class Code(StrEnum):
     )
     NO_IPV6_CLIENTS = (
         "GB2020",
-        "Machines fetch over IPv6, but provisioning.clients has no IPv6 network",
+        "Machines fetch over IPv6, but provisioning.clients has no IPv6 networks",
         "A URL for machines contains an IPv6 address, but all networks in provisioning.clients are IPv4. An endpoint "
         "would withhold one-time boots from machines that fetch over IPv6.",
         "Add the machines' IPv6 networks to provisioning.clients.",
@@ -557,7 +557,7 @@ class Code(StrEnum):
     )
     SECRET_KEPT_OPEN = (
         "GB3012",
-        "The boot that uses the secret never ends",
+        "The boot that uses the secret is not a one-time boot",
         "An endpoint serves a secret only during an installation. If the boot never ends, the secret stays exposed.",
         "Use networkBoot: Once or OnImageChange, or let the machine fetch the secret from a secret store.",
     )
@@ -575,7 +575,7 @@ class Code(StrEnum):
     NO_ARTIFACT = (
         "GB4001",
         "The image lacks a file that the boot method needs",
-        "For the server's architecture, the image has no file that the profile's method can boot.",
+        "The image has no file for the server's architecture that the profile's method can boot.",
         "Add the file to the image, or change the profile's method.",
     )
     FIRMWARE = (
@@ -719,7 +719,7 @@ class Code(StrEnum):
     )
     UNTRUSTED = (
         "GB5020",
-        "No trusted key signed the commit",
+        "The commit is not signed by a trusted key",
         "This instance accepts only commits or tags that are signed with a key from its own settings. The last "
         "accepted commit stays in effect.",
         "Run `git log --show-signature`. Then sign the commit again, or add the key to the instance's settings.",

@@ -419,7 +419,7 @@ def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
     Narrow networks come first, and *.NAME patterns last.
     """
     if not isinstance(value, dict) or not all(isinstance(each, str) and each for each in value.values()):
-        raise ValueError("expected networks or hosts, each with the path to its certificate authority file")
+        raise ValueError("expected a table of networks or hosts, each with the path to its certificate authority file")
     found: list[tuple[Place, str]] = []
     for text, file in value.items():
         try:
@@ -437,7 +437,7 @@ def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
 
 def _parse_certificates(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
-        raise ValueError("expected hosts, each with the SHA-256 fingerprint of its certificate")
+        raise ValueError("expected a table of hosts, each with the SHA-256 fingerprint of its certificate")
     return tuple(sorted((_normalize_certificate_key(host), parse_fingerprint(each)) for host, each in value.items()))
 
 
@@ -467,7 +467,7 @@ _PROTOCOLS: Final = ("CIFS", "HTTP", "HTTPS", "NFS")  # TransferProtocolType of 
 
 def _parse_media(value: object) -> tuple[MediaShare, ...]:
     if not isinstance(value, dict):
-        raise ValueError("expected URL prefixes, each with `place` and `protocol`")
+        raise ValueError("expected a table of URL prefixes, each with `place` and `protocol`")
     found = []
     for prefix, share in value.items():
         if not prefix.startswith(("http://", "https://")):

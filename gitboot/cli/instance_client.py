@@ -100,7 +100,7 @@ def read_proof(
     records = reader.records(applied.machines)
     if get_applied_commit(reader.status()) != commit:
         raise HostUnreachable(
-            f"the instance switched from commit {commit[:12]} to a different commit during the query: run the command "
+            f"the instance replaced commit {commit[:12]} with a different commit during the query: run the command "
             "again"
         )
     written = status.get("at") or status.get("clock")

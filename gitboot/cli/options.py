@@ -553,8 +553,8 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         if len(shown) > 1 and exclusive is not None:
             shown.remove(exclusive)
             raise click.BadParameter(
-                f"{exclusive} and {format_names(shown)} would be mixed in one output: write {exclusive} to a file, as "
-                f"{exclusive}=FILE"
+                f"{exclusive} and {format_names(shown)} cannot share standard output: write {exclusive} to a file "
+                f"with {exclusive}=FILE"
             )
         files = [each.file for each in outputs if each.file is not None]
         if duplicate := next((each for each in files if files.count(each) > 1), None):

@@ -60,7 +60,7 @@ class AgeKeys:
                 except pyrage.IdentityError:
                     raise ValueError(f"line {number} is not an age key (AGE-SECRET-KEY-1…)") from None
         if not keys:
-            raise ValueError("the file does not contain a key")
+            raise ValueError("the file does not contain an age key")
         return tuple(keys)
 
 

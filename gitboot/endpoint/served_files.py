@@ -260,7 +260,7 @@ def _read_file(file: str, max_bytes: int | None = None) -> ReadFile | None:
 def _parse_status(data: bytes) -> dict[str, Any]:
     found = json.loads(data)
     if not isinstance(found, dict) or not isinstance(found.get("conditions"), list):
-        raise ValueError("the file does not contain a status")
+        raise ValueError("the file does not contain an instance's status")
     return found
 
 

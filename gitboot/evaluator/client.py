@@ -332,7 +332,7 @@ class _CommitAssembler:
         base, removed = self._base, result.removed_servers
         shared = result.fleetwide.without_servers() if result.fleetwide is not None else base
         if shared is None:
-            raise ValueError("there is no base commit, but the result does not contain the values for the whole fleet")
+            raise ValueError("the result lacks the fleet-wide values, although there is no base commit")
         before = base or shared
         written, locations = before.written, before.locations
         if shared.shown is None:  # the fleet does not publish pages
@@ -371,7 +371,7 @@ class _CommitAssembler:
         machines = self._base.machines if self._base is not None else {}
         replaced_machines = [machines[uuid] for uuid in (*self._machines, *result.removed_machines) if uuid in machines]
         if not {each.name for each in replaced_machines} <= {*self._touched, *result.removed_servers}:
-            raise ValueError("a server did not change, but its machine was removed or replaced")
+            raise ValueError("the result removes or replaces the machine of an unchanged server")
         if len({len(each) for each in (servers, networks, commit.labels, commit.machines)}) > 1:
             raise ValueError("a server lacks a part")
         for name in self._touched:

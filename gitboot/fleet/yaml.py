@@ -401,7 +401,7 @@ class _Reader:
         except MarkedYAMLError as error:
             self.report_syntax_error(error)
         except UnicodeDecodeError:  # PyYAML raises this error for %-escapes in a tag
-            self.add_problem(self.start, Code.TAG, "a tag is not allowed: this tag is not UTF-8", _NO_TAGS)
+            self.add_problem(self.start, Code.TAG, "tags are not allowed, and this tag is not valid UTF-8", _NO_TAGS)
         except _UnreadableRest:
             pass
         return None

@@ -424,7 +424,8 @@ def split_openpgp_signatures(data: bytes) -> list[bytes]:
     packets = list(_read_packets(_remove_armour(data)))
     if not {tag for tag, _ in packets} <= {_SIGNATURE, _MARKER}:
         raise UntrustedSignature(
-            "signed in a way that gitboot does not support: the signature is incomplete or has other OpenPGP packets"
+            "signed in a way that gitboot does not support: the signature is incomplete or contains "
+            "packets that are not signatures"
         )
     return [packet for tag, packet in packets if tag == _SIGNATURE]
 

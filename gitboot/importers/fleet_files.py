@@ -423,7 +423,7 @@ def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[I
         try:
             parse_kernel_argument(argument)
             if argument.startswith("-") and argument.strip("-"):
-                raise Malformed(Code.SHAPE, "in gitboot, -NAME removes an argument")
+                raise Malformed(Code.SHAPE, "gitboot would interpret -NAME as a request to remove the argument NAME")
             if "{{" not in argument:
                 quote_ipxe_arguments([argument])
         except (Malformed, QuotingError) as error:

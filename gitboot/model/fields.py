@@ -571,7 +571,7 @@ class Selector:
         if not uses_labels and not self.servers:
             raise Malformed(
                 Code.SELECTOR,
-                "an empty selector is ambiguous",
+                "an empty selector could mean either all servers or none",
                 "use All, None, matchLabels, matchExpressions or servers",
             )
         if uses_labels and self.servers:

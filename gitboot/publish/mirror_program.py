@@ -338,7 +338,7 @@ class Mirror:
         for name, target in sorted(signed.targets.items()):
             data = fetch(name, MAX_TARGETS_BYTES)
             if data is None:
-                raise ListProblem(MISSING, name, "the file is absent")
+                raise ListProblem(MISSING, name, "the file does not exist")
             listings.append(parse_listing(name, data, target))
         return Tree(root, signed, listings)
 

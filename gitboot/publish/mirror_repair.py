@@ -52,6 +52,7 @@ ALL: Final = "all"
 _TRIES: Final = 10  # number of attempts, if another process writes at the same time
 # The number of files that gitboot writes between two checks of the tree and of the mirror's records.
 _BATCH: Final = 200
+_RETRY: Final = "retry after gitboot has published again"
 
 
 class RepairAction(StrEnum):
@@ -208,7 +209,7 @@ class _Attempt:
         if (head := _parse_tree_head(manifest)) is None:
             raise PublishError(f"{root}: another version of gitboot wrote {HEAD} (publish again with this version)")
         if self._published[PENDING] is not None:
-            raise Overtaken(f"{root}: a publication is in progress, or was interrupted (let gitboot publish again)")
+            raise Overtaken(f"{root}: a publication is in progress, or was interrupted ({_RETRY})")
         records = store.records
         self._records = MirrorRecords(store.name, records, head.stamp.ledger) if records is not None else None
         is_target = self._records is not None and self._records.observe(FollowedTree(root))
@@ -218,9 +219,9 @@ class _Attempt:
             theirs = parse_list_version(found[0].content) if found[0] is not None else 0
             if theirs > (ours := parse_list_version(self._published[LIST_TIMESTAMP])):
                 raise PublishError(
-                    f"{store.name}: {SIGNED}{TIMESTAMP} has version {theirs}, but {root} has the earlier version "
-                    f"{ours} (set --tree to the OUTPUT that gitboot publishes to now. If somebody edited the file on "
-                    "the mirror, remove that file)"
+                    f"{store.name}: {SIGNED}{TIMESTAMP} has version {theirs}, but {root} has the earlier "
+                    f"version {ours} (set --tree to the OUTPUT that gitboot currently publishes to. If somebody edited "
+                    "the file on the mirror, remove that file)"
                 )
         self._files = _read_required_files(root, now, parallel, compute_digest(manifest))
         self._now = now
@@ -341,9 +342,9 @@ def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str
         signed = reader.read(found)
         files = dict(reader.read_files(signed, now, found)[0]) if signed is not None else {}
     if found:
-        raise Overtaken(f"{root / BOOT / found[0].path}: {found[0].message} (let gitboot publish again)")
+        raise Overtaken(f"{root / BOOT / found[0].path}: {found[0].message} ({_RETRY})")
     if signed is not None and signed.manifest != manifest:
-        raise Overtaken(f"{root / BOOT / SIGNED}: the list belongs to another publication (let gitboot publish again)")
+        raise Overtaken(f"{root}: the signed list and the manifest belong to different publications ({_RETRY})")
     if signed is not None and signed.made > now + TOLERANCE:
         raise PublishError(
             f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, but this host's clock shows "
@@ -378,7 +379,7 @@ def _read_current_file(root: Path, file: MirrorFile) -> TargetFile | None:
         # A version that starts at a transition is dated at that time. Other versions have no defined time.
         since = int(version.since.timestamp()) if version.since is not None else 0
         return TargetFile(texts[version.sha256].encode(), since)
-    raise Overtaken(f"{path}: the tree does not have the current version (let gitboot publish again)")
+    raise Overtaken(f"{path}: the tree does not have the current version ({_RETRY})")
 
 
 _HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this mirror"

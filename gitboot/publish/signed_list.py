@@ -510,8 +510,8 @@ def read_list_keys(folder: Path) -> ListKeys:
     roots, targets = read_versions(folder, ROOTS), read_versions(folder, TARGETS)
     if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
-            f"{folder} lacks root.json or targets.json files; copy all of these files from the host that has the "
-            "root key"
+            f"{folder} does not contain all *.root.json and *.targets.json files; copy these files from "
+            "the host that has the root key"
         )
     newest, delegation = max(roots), max(targets)
     try:
@@ -526,7 +526,8 @@ def read_list_keys(folder: Path) -> ListKeys:
             raise ValueError("a time without a zone")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise KeyUnreadable(
-            f"{folder} has root.json or targets.json files that are not TUF metadata; copy these files again"
+            f"{folder} contains invalid *.root.json or *.targets.json files; copy these files again from the "
+            "host that has the root key"
         ) from None
     if not all(keyid in each for each in trusted):
         raise KeyNotInRoot(

@@ -174,7 +174,7 @@ class ListReader:
         target = signed_list.targets[name]
         try:
             if (data := self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))) is None:
-                raise ListProblem(MISSING, name, "the list contains this listing, but the file is absent")
+                raise ListProblem(MISSING, name, "the list contains this listing, but its file does not exist")
             return parse_listing(name, data, target), None
         except ListProblem as problem:
             listing = self._read_other_version(name) if problem.fault == DAMAGED else None

@@ -330,7 +330,7 @@ class _MetadataReader:
     def get(self, name: str, max_bytes: int) -> bytes:
         data = self.find(name, max_bytes)
         if data is None:
-            raise ListProblem(MISSING, name, "the file is absent")
+            raise ListProblem(MISSING, name, "the file does not exist")
         return data
 
     def find_root(self, keys: FrozenSet[bytes]) -> Optional[_Root]:
@@ -523,7 +523,7 @@ def parse_listing(name: str, data: bytes, target: Target) -> Listing:
         contents = dict(document["contents"])
         for sha256, text in contents.items():
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != sha256:
-                raise ValueError("a string does not match its digest")
+                raise ValueError("a string in the listing does not match its digest")
         files = {check_path(path): _parse_file_versions(versions) for path, versions in document["files"].items()}
         return Listing(document["server"], files, _parse_window_end(document["ends"], contents), contents)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -544,7 +544,7 @@ def parse_keys(text: str) -> List[bytes]:
     for encoded in _PEM.findall(text):
         data = base64.b64decode(encoded)
         if not data.startswith(_SPKI) or len(data) != len(_SPKI) + 32:
-            raise ValueError("a public key is not an Ed25519 key")
+            raise ValueError("one of the public keys is not an Ed25519 key")
         keys.append(data[len(_SPKI) :])
     lines = (line.partition("#")[0].strip() for line in _PEM.sub("", text).splitlines())
     keys += [_parse_hexadecimal(line.lower(), 32) for line in lines if line]
@@ -695,6 +695,6 @@ def _read_bin(
         if not _TARGET.match(target):
             raise ValueError(f"{target!r} is not the name of a listing")
         if hashlib.sha256(target.encode("utf-8")).hexdigest()[:2] != number.group(1):
-            raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs to a different bin")
+            raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs in a different hash bin")
         found[target] = Target(digest, check_count(each["length"], 0))
     return metadata, found

@@ -756,7 +756,7 @@ def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
             if not is_accepted_by_kubelet(key):
                 yield repository.build_problem(
                     Code.KUBELET_LABEL,
-                    f"kubelet rejects the node label {key} and does not start",
+                    f"the kubelet rejects the node label {key} and does not start",
                     Id("BootPolicy", name),
                     *("spec", "nodeLabels", key),
                     hint=Code.KUBELET_LABEL.hint,

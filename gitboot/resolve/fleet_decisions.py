@@ -454,7 +454,7 @@ def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
     if ipv6_url := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
         yield repository.build_problem(
             Code.NO_IPV6_CLIENTS,
-            f"machines fetch from {ipv6_url}, but `clients` contains no IPv6 network, so machines that use IPv6 boot "
+            f"machines fetch from {ipv6_url}, but `clients` contains no IPv6 networks, so machines that use IPv6 boot "
             "from their disks",
             Id("Fleet", repository.fleet.metadata.name),
             *("spec", "provisioning", "clients"),

@@ -204,7 +204,7 @@ def _check_section(name: str, first_line: int, lines: Iterator[tuple[int, str]])
             if word == "%end":
                 if name == "%certificate" and not has_body:
                     raise _make_fault(
-                        first_line, "the %certificate section is empty", "write the certificate below this line"
+                        first_line, "the %certificate section is empty", "write the certificate before the %end line"
                     )
                 return
             if word == "%include":

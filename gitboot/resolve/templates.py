@@ -318,7 +318,7 @@ class Budget:
     def spend(self, work: int) -> None:
         self.work -= work
         if self.work < 0:
-            raise make_limit_fault("the template does more work than the limit allows")
+            raise make_limit_fault("rendering the template takes more work than the limit allows")
 
     def step(self, work: int) -> None:
         self.steps -= 1

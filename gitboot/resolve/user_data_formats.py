@@ -347,7 +347,7 @@ def _check_talos(text: str) -> None:
         ):
             raise make_user_data_fault(
                 "the rendered Talos configuration has no valid machine.type",
-                "write `type: controlplane` or `type: worker` below `machine`",
+                "write `type: controlplane` or `type: worker` under `machine`",
                 0,
                 Code.TALOS_DOCUMENT,
             )

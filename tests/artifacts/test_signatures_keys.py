@@ -66,10 +66,10 @@ def test_other_openpgp_signatures_are_rejected(people: Mapping[str, Person], ker
         (sign_with_gpg(people["expired"], kernel), "expired"),
         (sign_with_gpg(people["revoked"], kernel), "revoked"),
         (sign_with_gpg(people["vendor"], other), "changed after it was signed"),
-        (sign_with_gpg(people["vendor"], other, "--sign"), "other OpenPGP packets"),  # whole: it brings what it is of
+        (sign_with_gpg(people["vendor"], other, "--sign"), "are not signatures"),  # whole: it brings what it is of
         # gpg accepts a signature in a compressed packet, RFC 4880, 5.6, and so decompresses what a stranger sends.
-        (b"\xa3\x02" + zlib.compress(sign_with_gpg(people["vendor"], kernel)), "other OpenPGP packets"),
-        (sign_with_gpg(people["vendor"], kernel)[:-1], "other OpenPGP packets"),  # cut off
+        (b"\xa3\x02" + zlib.compress(sign_with_gpg(people["vendor"], kernel)), "are not signatures"),
+        (sign_with_gpg(people["vendor"], kernel)[:-1], "are not signatures"),  # cut off
         (sign_with_gpg(people["vendor"], other, "--clearsign"), "changed after it was signed"),
         (b"", "is empty"),
         (

@@ -418,12 +418,15 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
         ('hosts = ["*"]', "is not a host name"),
         ('hosts = ["a*.test"]', "is not a host name"),
         ("hosts = [", "cannot be read"),
-        ('authorities = "ams.crt"', "expected networks or hosts, each with the path to its certificate authority file"),
+        (
+            'authorities = "ams.crt"',
+            "expected a table of networks or hosts, each with the path to its certificate authority file",
+        ),
         ('authorities = {"10.0.0.1/8" = "ams.crt"}', "is not a host name"),
         ('authorities = {"10.0.0.1" = "ams.crt"}', "ams.crt cannot be read"),
         ("password-command = []", "password-command: expected a list with a program and its arguments"),
         ('password-command = "pass bmc"', "password-command: expected a list of strings"),
-        ('media = ["ab"]', "media: expected URL prefixes"),
+        ('media = ["ab"]', "media: expected a table of URL prefixes"),
         ('media = {"ftp://a/" = {place = "b", protocol = "NFS"}}', "is not a URL prefix"),
         ('media = {"http://a/" = "//b/"}', "http://a/: expected {place = "),
         (
@@ -432,7 +435,10 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
         ),
         ('media = {"http://a/" = {place = "", protocol = "NFS"}}', "`place` must be a non-empty string"),
         ('certificates = {"10.0.0.1:x" = "ab"}', "is neither a host nor HOST:PORT"),
-        ('certificates = ["ab"]', "certificates: expected hosts, each with the SHA-256 fingerprint of its certificate"),
+        (
+            'certificates = ["ab"]',
+            "certificates: expected a table of hosts, each with the SHA-256 fingerprint of its certificate",
+        ),
         (
             'certificates = {"10.0.0.1" = "ab"}',
             "certificates: expected a certificate's SHA-256 fingerprint, found .ab.",

@@ -392,9 +392,9 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         (
             "validate {fleet} -o text -o json",
             64,
-            "json and text would be mixed in one output: write json to a file, as json=FILE",
+            "json and text cannot share standard output: write json to a file with json=FILE",
         ),
-        ("validate {fleet} -o json -o json", 64, "json and json would be mixed in one output: write json to a file"),
+        ("validate {fleet} -o json -o json", 64, "json and json cannot share standard output: write json to a file"),
         ("validate {fleet} -o text=a -o json=a", 64, "two formats write to a: use a different file for each format"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
         ("plan {fleet} --at yesterday", 64, 'expected a time with an offset, found "yesterday"'),

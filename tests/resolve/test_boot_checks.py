@@ -43,7 +43,8 @@ def test_finding_r15_a_node_label_that_kubelet_rejects_is_a_warning(key: str, ac
     found = decided(*SEED[:-1], files={"pool.yaml": policy("web", "All", f"nodeLabels: {{a: b, {key}: ''}}")})
     said = [(each.code, each.path, each.severity) for each in found.warnings]
     assert said == ([] if accepted else [("GB2028", "pool.yaml", Severity.WARNING)])
-    assert all(each.message == f"kubelet rejects the node label {key} and does not start" for each in found.warnings)
+    message = f"the kubelet rejects the node label {key} and does not start"
+    assert all(each.message == message for each in found.warnings)
 
 
 def _find_image_problems(digest: str, artifacts: str = "kernel, initrd, rootfs") -> tuple[Problem, ...]:

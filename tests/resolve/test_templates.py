@@ -541,7 +541,7 @@ def test_no_expression_grows_without_bounds() -> None:
     ("name", "message"),
     [
         ("loops", "the template's loops take more than 100,000 steps"),
-        ("text joined to itself", "the template does more work than the limit allows"),
+        ("text joined to itself", "rendering the template takes more work than the limit allows"),
         ("depth", "the template's lists are nested too deeply"),
         ("a macro that calls itself", "the template's macros call each other too deeply"),
         ("and and", "the template is nested too deeply"),

@@ -437,7 +437,7 @@ def test_another_site_with_the_same_state_directory_is_rejected_at_once(
         pass
     with pytest.raises(UsageError) as refused, run_in_process(folder, two_sites.repository.bare, site=other):
         pass
-    assert "has acted for --site lon1, but this start is for" in str(refused.value)
+    assert "was used for --site lon1, but gitboot now starts for" in str(refused.value)
     assert "use another --state and --out" in str(refused.value)
     with run_in_process(folder, two_sites.repository.bare, site="lon1"):
         pass

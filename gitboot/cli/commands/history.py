@@ -128,7 +128,7 @@ def _parse_document(subject: str) -> Id:
     kind, _, name = subject.partition("/")
     if kind not in KINDS or not name:
         known = ", ".join(sorted(KINDS))
-        raise UsageError(f"{subject!r} does not name a document; use KIND/NAME, where KIND is one of {known}")
+        raise UsageError(f"{subject!r} is not the name of a document; use KIND/NAME, where KIND is one of {known}")
     return Id(kind, name)
 
 

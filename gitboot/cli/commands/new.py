@@ -159,7 +159,7 @@ def server(
     except Malformed as error:
         raise UsageError(f"{error.message}; {error.hint}") from None
     if not new.macs:
-        raise UsageError("there is no MAC address: add --seen, --bmc or --mac")
+        raise UsageError("the server needs a MAC address: add --seen, --bmc or --mac")
     own_uuids = {*byte_orders(new.uuid)} if new.uuid is not None else set()
     for other, each in fleet.servers.items():
         shared_macs = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
@@ -445,7 +445,7 @@ def _describe_files(
     reader: ReleaseFinder,
 ) -> ReleaseFiles:
     if len(architectures) > 1:
-        raise UsageError("with individual files, specify --architecture only once")
+        raise UsageError("if you list individual files, specify --architecture only once")
     architecture = architectures[0] if architectures else Architecture.X86_64
     urls = [(architecture, role, each) for role, each in files if each.startswith(_WEB)]
     if len(urls) == len(files):
@@ -453,12 +453,12 @@ def _describe_files(
     if urls:
         raise UsageError("use either URLs or files on this host, not both")
     if assets is None:
-        raise UsageError("for files on this host, add --assets with the directory that is served at baseURL/assets/")
+        raise UsageError("to use files on this host, add --assets with the directory served at baseURL/assets/")
     local = []
     for role, each in files:
         file = Path(each).resolve()
         if not file.is_relative_to(assets.resolve()):
-            raise UsageError(f"{each} is outside {assets}, so machines cannot fetch it: copy the file there")
+            raise UsageError(f"{each} is outside {assets}, so machines cannot fetch it: copy it into this directory")
         local.append((architecture, role, file, f"assets:{file.relative_to(assets.resolve()).as_posix()}"))
     return describe_local_files(local, version)
 

@@ -342,7 +342,7 @@ def set_record(
     exit_codes={
         Exit.FINE: "gitboot replaced the records",
         Exit.PARTIAL: "the instance has not processed the request yet",
-        Exit.USAGE: "FILE does not contain any server from the accepted commit, or gitboot rejected the records",
+        Exit.USAGE: "FILE does not contain any servers from the accepted commit, or gitboot rejected the records",
     },
 )
 @click.argument("file", type=click.Path(path_type=Path))
@@ -359,7 +359,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
         names = {decision.uuid: name for name, decision in instance.commit.decisions.servers.items()}
     known = [(uuid, record) for uuid, record in records.items() if uuid in names]
     if not known:
-        raise UsageError(f"{file} does not contain any server from the accepted commit")
+        raise UsageError(f"{file} does not contain any servers from the accepted commit")
     items = [{"uuid": uuid, "server": names[uuid], **record_facts(record)} for uuid, record in known]
     if strays := len(records) - len(known):
         click.echo(
@@ -552,7 +552,7 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
     if is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves):
         raise UsageError(
             f"an installation of {server} started here, but gitboot has no evidence that it finished. Check the "
-            "server, then run `gitboot records set` at its new site to record what is installed"
+            "server, then run `gitboot records set` at the server's new site to record what is installed"
         )
     return {
         "kind": HAND_OVER_KIND,
@@ -627,7 +627,8 @@ def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Reco
     decision = find_decision(look, server)
     if decision.uuid != hand_over["uuid"]:
         raise UsageError(
-            f"{server} has the UUID {decision.uuid} here, but the file is for the UUID {hand_over['uuid']}"
+            f"{server} has the UUID {decision.uuid} in this instance's accepted commit, but the file is for "
+            f"the UUID {hand_over['uuid']}"
         )
     if hand_over["commit"] != look.commit.revision:
         raise UsageError(

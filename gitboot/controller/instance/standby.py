@@ -364,7 +364,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
     if lease is None or not lease.is_current:
         raise NotYetDone("no instance is active")
     if is_published_under(settings.output, lease):
-        raise NotYetDone(f"the active instance, {lease.place}, publishes to {settings.output}")
+        raise NotYetDone(f"the active instance, {lease.place}, already publishes to {settings.output}")
     with ExitStack() as stack:
         copy = settings.state / state.PREPARING
         shutil.rmtree(copy, ignore_errors=True)  # an earlier process may have left this folder behind

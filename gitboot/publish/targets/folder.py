@@ -303,7 +303,7 @@ class RsyncStore:
                     pass_fds=(lock,),
                 )
             except FileNotFoundError:
-                raise PublishError(f"{address.name}: rsync is missing on this host (install it)") from None
+                raise PublishError(f"{address.name}: rsync is not installed on this host") from None
             except TimeoutError as error:
                 raise HostUnreachable(f"{address.name}: {error}") from None
         if result.status not in ok_statuses:

@@ -674,7 +674,7 @@ class StoreTarget:
             raise self._build_damage_error(_shard_path(digest)) from error
 
     def _build_damage_error(self, path: str) -> PublishError:
-        return PublishError(f"{self._name}: {path} is damaged (empty the target; gitboot fills it again)")
+        return PublishError(f"{self._name}: {path} is damaged (empty the target, and gitboot will refill it)")
 
 
 def _shard_path(digest: str) -> str:

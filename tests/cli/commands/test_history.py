@@ -217,8 +217,8 @@ def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work
     [
         ("ImageStream/flatcar", "no commit in the history of HEAD contains ImageStream/flatcar; check"),
         ("BootPolicy/wev", "contains BootPolicy/wev; did you mean BootPolicy/web?"),
-        ("Stream/flatcar", "'Stream/flatcar' does not name a document; use KIND/NAME, where KIND is one of BootImage,"),
-        ("Server/", "'Server/' does not name a document"),
+        ("Stream/flatcar", "'Stream/flatcar' is not the name of a document; use KIND/NAME, where KIND is one of "),
+        ("Server/", "'Server/' is not the name of a document"),
         ("web09", "no commit in the history of HEAD contains a server 'web09'; did you mean web01?"),
     ],
 )

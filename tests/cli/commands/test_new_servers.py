@@ -97,7 +97,7 @@ def test_an_unknown_machine_becomes_a_document_that_is_valid_and_boots_nothing(p
             "no unknown machine with the MAC address 52:54:00:00:00:77 has requested a boot",
         ),
         (["--seen", "nonsense"], "expected a MAC address"),
-        (["--uuid", UUID], "there is no MAC address: add --seen, --bmc or --mac"),
+        (["--uuid", UUID], "the server needs a MAC address: add --seen, --bmc or --mac"),
         (["--mac", make_mac("web01"), "--uuid", UUID], "Server/web01 already has"),
         (["--mac", MAC, "--uuid", make_uuid("web01").upper()], "Server/web01 already has"),
         (["--mac", MAC, "--uuid", UUID, "--like", "web09"], "there is no Server/web09"),

@@ -281,7 +281,7 @@ def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_o
 def assert_not_prepared(hosts: Pair) -> None:
     shared = structs.replace(make_settings(hosts.two), output=hosts.one.folder / "output")
     before = read_tree(hosts.one)
-    with pytest.raises(NotYetDone, match=r"\S+one/state, publishes to \S+one/output"):
+    with pytest.raises(NotYetDone, match=r"\S+one/state, already publishes to \S+one/output"):
         prepare(shared, clock=clock, warn=pytest.fail)
     assert read_tree(hosts.one) == before
 
