@@ -201,7 +201,7 @@ def test_finding_s7_no_machine_controls_the_terminal_that_shows_events(rack: Rac
         asked = {"serial": HOSTILE.replace("\n", "\r"), "uuid": ""}
         answer = httpx.get(url + path, params=asked, headers=LOADER, timeout=60)
         assert answer.status_code == 200
-        _read_until(instance.stderr, lines, "another machine")
+        _read_until(instance.stderr, lines, "not the machine in the Server document")
         instance.send_signal(signal.SIGTERM)
         lines += instance.stderr.read().splitlines()
     assert any("OWNED" in line for line in lines) and find_harmful("\n".join(lines)) == []

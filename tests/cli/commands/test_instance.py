@@ -245,7 +245,7 @@ def test_records_are_imported_completely_and_unknown_servers_are_counted(rack: R
     [
         ("garbage", "does not contain exported records"),
         ("[]", "does not contain exported records"),
-        ('{"items": [{"uuid": "x"}]}', "use ops/records of an output tree"),
+        ('{"items": [{"uuid": "x"}]}', "use ops/records from an output tree"),
         ('{"items": []}', "does not contain any servers from the accepted commit"),
         (None, "cannot be read: No such file or directory"),
     ],
