@@ -215,13 +215,13 @@ def _check_autoinstall(text: str) -> None:
         if (misplaced := sorted(_ONLY_AUTOINSTALL & {key for key in config if isinstance(key, str)})) != []:
             raise make_user_data_fault(
                 f"the rendered user data has the autoinstall key {misplaced[0]} outside `autoinstall`",
-                "move the key below `autoinstall`",
+                "move the key under `autoinstall`",
             )
     found = [config["autoinstall"] for config in configs if "autoinstall" in config]
     if not found and is_complete:
         raise make_user_data_fault(
             "the rendered user data is not an autoinstall configuration",
-            "begin the user data with #cloud-config, and put all settings below `autoinstall`",
+            "begin the user data with #cloud-config, and put all settings under `autoinstall`",
         )
     for each in found:
         _check_autoinstall_section(each, is_alone=len(found) == 1 and is_complete)
@@ -231,12 +231,12 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
     if not isinstance(section, dict):
         raise make_user_data_fault(
             f"autoinstall in the rendered user data is {quote_value(section)}, not a mapping",
-            "indent the keys below `autoinstall`",
+            "indent the keys under `autoinstall`",
         )
     version = section.get("version")
     if (version is not None or is_alone) and (version != 1 or isinstance(version, bool)):
         raise make_user_data_fault(
-            "autoinstall.version in the rendered user data is not 1", "write `version: 1` below `autoinstall`"
+            "autoinstall.version in the rendered user data is not 1", "write `version: 1` under `autoinstall`"
         )
     for key, value in section.items():
         types = _AUTOINSTALL_TYPES.get(key)
@@ -289,7 +289,7 @@ def _check_preseed(text: str) -> None:
             )
         if words[2] not in _PRESEED_TYPES:
             raise make_user_data_fault(
-                f"line {first_line} of the rendered preseed has the type {quote_value(words[2])}, which debconf skips",
+                f"debconf skips line {first_line} of the rendered preseed, which has the type {quote_value(words[2])}",
                 did_you_mean(words[2], _PRESEED_TYPES, f"use {', '.join(_PRESEED_TYPES)}"),
                 first_line,
             )
@@ -311,7 +311,7 @@ def _check_talos(text: str) -> None:
     if text.startswith("#cloud-config"):
         raise _make_talos_fault("the rendered text begins with #cloud-config, which Talos does not support", 1)
     if not documents:
-        raise _make_talos_fault("the rendered Talos configuration contains no document", 0)
+        raise _make_talos_fault("the rendered Talos configuration contains no documents", 0)
     machine_count = 0
     for node, document in documents:
         line = node.start_mark.line + 1
