@@ -245,7 +245,7 @@ def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
         return
     if None not in (file.size, head.size) and file.size != head.size:
         raise IncompleteRelease(
-            file.url, f"the file's size is {file.size} bytes in the index, but {head.size} bytes on the server", _REPORT
+            file.url, f"the index states {file.size} bytes, but the server reports {head.size} bytes", _REPORT
         )
 
 
