@@ -593,7 +593,8 @@ def _resolve_redirect(url: str, location: str) -> str:
         before, after = "", None
     if after != before and (before, after) != ("http", "https"):
         raise RedirectRefused(
-            f"{format_host(url)} redirects to {location[:_LONGEST_DETAIL]!r}, but gitboot does not follow this redirect"
+            f"{format_host(url)} redirects to {location[:_LONGEST_DETAIL]!r}, but gitboot follows a redirect only to a "
+            "valid URL with the same scheme, or from http to https"
         )
     return target
 

@@ -68,7 +68,7 @@ class Code(StrEnum):
     TOO_DEEP = (
         "GB1006",
         "Lists and mappings are nested more than 64 levels deep",
-        "Documents need only a few levels, and very deep nesting could exhaust the YAML parser.",
+        "Documents need only a few levels of nesting, and very deep nesting could overload the YAML parser.",
         "Remove the extra brackets or dashes.",
     )
     ALIAS = (
@@ -98,7 +98,7 @@ class Code(StrEnum):
     DUPLICATE_KEY = (
         "GB1011",
         "The same key appears twice in a mapping",
-        "YAML parsers disagree on which of the two values to use.",
+        "YAML parsers disagree on which value of a repeated key to use.",
         "Remove one of the two keys.",
     )
     INVALID_KEY = (
@@ -123,7 +123,7 @@ class Code(StrEnum):
         "GB1015",
         "The file has more problems than gitboot shows",
         "For each file, gitboot shows at most 100 errors and 100 warnings. Other problems often have the same cause.",
-        "Fix the problems that you see, and validate again.",
+        "Fix the listed problems, and validate again.",
     )
     API_VERSION = (
         "GB1020",
@@ -314,7 +314,7 @@ class Code(StrEnum):
     DUPLICATE_NAME = (
         "GB2002",
         "Two documents have the same name",
-        "Documents of the same kind must have different names. Otherwise, a reference could mean either document.",
+        "Documents of the same kind must have different names. Otherwise, a reference could refer to either document.",
         "Rename or remove one of the two documents.",
     )
     DUPLICATE_IDENTITY = (
@@ -366,7 +366,7 @@ class Code(StrEnum):
         "GB2013",
         "The image is older than the stream allows",
         "The stream sets skew.minimumVersion for all its servers, including servers with a pin or a hold.",
-        "Move the server to a newer image, or lower minimumVersion.",
+        "Select a newer image for the server, or lower skew.minimumVersion.",
     )
     OVERRIDE_MODE = (
         "GB2014",
@@ -435,7 +435,7 @@ class Code(StrEnum):
     )
     PLACEHOLDER_IDENTITY = (
         "GB2024",
-        "Many machines share this identity",
+        "The UUID, serial number or MAC address is not unique",
         "Firmware reports this value if the UUID, serial number or MAC address is not set. Another machine with the "
         "same value could get this server's boot, so gitboot does not identify machines by this value.",
         "Set a unique value in the machine's firmware and in this field, or remove the field.",
@@ -483,7 +483,7 @@ class Code(StrEnum):
         "GB2030",
         "The selector matches no server",
         "A policy, maintenance, site, hold or rollout without servers has no effect. A label may be misspelled.",
-        "Correct the label, or add the label to the servers.",
+        "Correct the label in the selector, or add the label to the servers.",
     )
     SECURE_BOOT = (
         "GB2031",
@@ -558,7 +558,7 @@ class Code(StrEnum):
     SECRET_KEPT_OPEN = (
         "GB3012",
         "The boot that uses the secret is not a one-time boot",
-        "An endpoint serves a secret only during an installation. If the boot never ends, the secret stays exposed.",
+        "An endpoint serves a secret only during an installation. If a boot never completes, its secret stays exposed.",
         "Use networkBoot: Once or OnImageChange, or let the machine fetch the secret from a secret store.",
     )
 
@@ -730,7 +730,7 @@ class Code(StrEnum):
     HELD = (
         "GB6001",
         "A guard holds the commit",
-        "The commit changes more than the guard allows, or makes a change that always needs a second check.",
+        "The commit changes more than the guard allows, or makes a change that always needs an acknowledgement.",
         "Check the `gitboot diff` output. Then split the commit, or add the acknowledgement line from that output.",
     )
     DANGEROUS = (

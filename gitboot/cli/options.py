@@ -196,7 +196,7 @@ def _remember_subpath(context: click.Context, _: click.Parameter, text: str | No
 def _resolve_fleet_path(context: click.Context, parameter: click.Parameter, path: Path) -> Path:
     argument: Path | None = context.meta.get(_PATH)
     if argument is not None and context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
-        raise UsageError(f"the fleet is set twice, by {argument} and --path {path}: remove one of them")
+        raise UsageError(f"the fleet is specified twice, as {argument} and as --path {path}: remove one of them")
     subpath: str = context.meta.get(_SUBPATH, "")
     if subpath:
         from gitboot.git.repository import check_subpath

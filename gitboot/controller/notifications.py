@@ -394,7 +394,7 @@ class _AppriseSender:
 
     def __call__(self, notice: Notice, at: datetime) -> None:  # noqa: ARG002 - same signature as a webhook
         if self._sending is not None and self._sending.is_alive():
-            raise HostUnreachable(f"apprise has been sending the last notice for more than {_APPRISE_S:.0f} s")
+            raise HostUnreachable(f"apprise has been sending the previous notice for more than {_APPRISE_S:.0f} s")
         done = Future[None]()
         self._sending = threading.Thread(target=self._send, args=(notice, done), name="apprise", daemon=True)
         self._sending.start()
@@ -546,7 +546,7 @@ class _Table(Struct, frozen=True):
             is_safe = False
         if not is_safe:
             raise self._build_error(
-                "webhook: expected an https URL without a user name (http is allowed only for this host)"
+                "webhook: expected an https URL without a user name (http is allowed only for localhost)"
             )
         return secret
 

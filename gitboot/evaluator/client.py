@@ -381,4 +381,4 @@ class _CommitAssembler:
             if machine is None or [machine.name, *named] != [name] * 3 or name not in commit.labels:
                 raise ValueError(f"the parts of {name} belong to different servers")
         if not all(name in servers for name in result.new_servers):
-            raise ValueError("a server is reported as new, but is not in the commit")
+            raise ValueError("the list of new servers contains a server that is not in the commit")

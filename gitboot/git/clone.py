@@ -261,9 +261,7 @@ class Source:
         self._replace_clone()
         self.has_fetched = True
         if not found:
-            raise SourceRefused(
-                f"{self._remote.url} does not contain the accepted commit {accepted}, and neither does the old clone"
-            )
+            raise SourceRefused(f"neither {self._remote.url} nor the old clone contains the accepted commit {accepted}")
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
 
     def _resolve_remote(self) -> tuple[FollowedBranch | None, Remote]:

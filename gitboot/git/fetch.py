@@ -472,7 +472,7 @@ class FetchProcess(Fetcher):
         """Return a child process, and whether this process is new. Start a new process only if no process is idle."""
         with self._lock:
             if self._is_closed:
-                raise SourceError("this instance is stopping, so gitboot does not fetch")
+                raise SourceError("gitboot did not fetch the repository, because this instance is stopping")
             child, self._idle = self._idle, None
             if child is not None and child.has_ended:
                 child.reap()

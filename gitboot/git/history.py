@@ -427,7 +427,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
             _resolve_commit(repository, "HEAD" if head == WORKTREE else head, path),
         )
         if not root.is_dir() and all(find_tree(repository, Revision(str(each)), folder) is None for each in (old, new)):
-            raise UsageError(f"{path} is not a directory, and neither commit has the folder {folder}")
+            raise UsageError(f"{path} is not a directory, and neither commit contains the folder {folder}")
         if head != WORKTREE:  # BASE may contain a symlink that HEAD replaces with a folder
             check_folder(repository, Revision(str(new)), folder, path)
         stored = StoredRepository(get_git_directory(repository))
@@ -482,7 +482,7 @@ def _require_merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pyg
     found = find_merge_base(repository, old, new)
     if found is None:
         hint = "fetch more of the history" if repository.is_shallow else "write BASE..HEAD"
-        raise UsageError(f"{path} contains no common ancestor of the two commits; {hint}")
+        raise UsageError(f"the two commits have no common ancestor in {path}; {hint}")
     return found
 
 

@@ -94,8 +94,8 @@ class SignatureChecker:
             is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
         if line is None:
             problem = Code.UNTRUSTED.build_problem(
-                f"commit {newest[:12]} is more than {MAX_STEPS} commits after the accepted commit; start gitboot once "
-                "with --verify head"
+                f"commit {newest[:12]} is more than {MAX_STEPS} commits ahead of the accepted commit; start gitboot "
+                "once with --verify head"
             )
             return dict.fromkeys(revisions, problem)
         failed = next(
@@ -305,7 +305,9 @@ class _AllowedSigners:
         if "key has expired" in known.errors:
             raise UntrustedSignature(f"signed by the key {key[1]}, which has expired")
         if known.status == 0:
-            raise UntrustedSignature(f"signed by the key {key[1]}, which is not listed for signing in Git")
+            raise UntrustedSignature(
+                f"signed by the key {key[1]}, whose allowed-signers entry does not allow signing in Git"
+            )
         raise UnlistedKey(f"signed by the key {key[1]}, which is not listed as a trusted key")
 
     def _run_ssh_keygen(self, action: str, *arguments: str | Path, stdin: bytes = b"") -> ProcessResult:
@@ -337,7 +339,7 @@ def parse_commit_signature(raw: bytes) -> SignedContent | None:
     """Split a signed commit into its content and its signature, or return None if the commit is not signed."""
     payload, signatures = split_signatures(raw)
     if any(each.startswith(b"gpgsig-") for each in signatures):
-        raise AmbiguousSignature("the object has a signature for a different kind of repository")
+        raise AmbiguousSignature("the object has a signature for a repository with a different hash algorithm")
     if len(signatures) > 1:
         raise AmbiguousSignature("the object has more than one signature")
     return SignedContent(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None
@@ -541,7 +543,7 @@ def run_isolated(command: Sequence[str], stdin: bytes, home: Path) -> ProcessRes
         return run_with_input(command, input_data=stdin, environment=environment, patience_s=_TIMEOUT_S)
     except FileNotFoundError:
         package = {"ssh-keygen": "OpenSSH", "gpg": "GnuPG", "minisign": "minisign"}[command[0]]
-        raise UsageError(f"{command[0]} is not installed; gitboot needs {package} to check signatures") from None
+        raise UsageError(f"{command[0]} is not installed: install {package} to let gitboot check signatures") from None
     except (OSError, TimeoutError) as error:
         raise SourceError(f"{command[0]} could not check a signature: {error}") from error
 

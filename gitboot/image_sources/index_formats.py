@@ -191,7 +191,7 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
     for each in read_checksum_list(content):
         name = (each.name.strip() or bare_name).removeprefix("./")
         if name and found.setdefault(name, {}).setdefault(each.algorithm, each.digest) != each.digest:
-            raise _malformed_index(url, f"the list has two digests for {_quote(name)}")
+            raise _malformed_index(url, f"the list has two different digests for {_quote(name)}")
     if not found:
         raise _malformed_index(url, "the file is not a list of SHA-256 or SHA-512 digests")
     return {

@@ -204,8 +204,8 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     if latest is not None and _release_key(newest.version) < _release_key(latest.spec.version):
         raise StaleIndex(
             newest.index_url,
-            f"the newest release is {printable(newest.version)}, but BootImage/{latest.metadata.name} in the fleet has "
-            f"the newer version {latest.spec.version}",
+            f"the newest release in the index is {printable(newest.version)}, but BootImage/{latest.metadata.name} "
+            f"already has the newer version {latest.spec.version}",
             f"try again later, or set the annotation {CHANNEL} on that image if it belongs to another channel",
         )
     # An image that another stream with the same source uses does not block this stream from using the image too.

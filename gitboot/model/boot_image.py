@@ -171,7 +171,7 @@ class Provenance:
             is_signed = self.digest is DigestOrigin.SIGNED
             raise Malformed(
                 Code.COMBINATION,
-                "`digest: signed` requires `key`" if is_signed else f"`digest: {self.digest}` does not allow `key`",
+                "`digest: signed` requires `key`" if is_signed else f"`digest: {self.digest}` cannot have a `key`",
                 "set `key` to the signing key's fingerprint" if is_signed else "remove `key`, or set `digest: signed`",
                 ("digest",) if is_signed else ("key",),
             )
@@ -218,7 +218,7 @@ class Artifact:
         if self.url.startswith("oci:") and not self.url.endswith(f"@sha256:{self.sha256}"):
             raise Malformed(
                 Code.COMBINATION,
-                f"the digest in the URL is not the file's sha256 ({self.sha256}), and may be a manifest's digest",
+                f"the digest in the URL is not the file's sha256 ({self.sha256}). It may be a manifest's digest",
                 "copy the output of `gitboot artifacts resolve` for the image",
                 ("sha256",),
             )

@@ -260,7 +260,7 @@ class ReleaseIndex:
         if (self.format is IndexFormat.OCI_TAGS) != self.url.startswith("oci://"):
             raise Malformed(
                 Code.COMBINATION,
-                "`format: OCITags` and a URL of the form oci://HOST/NAME require each other",
+                "`format: OCITags` requires an oci://HOST/NAME URL, and such a URL requires `format: OCITags`",
                 "correct the format or the URL",
             )
         if self.format is IndexFormat.OCI_TAGS and (self.signature is not None or self.clear_signed):

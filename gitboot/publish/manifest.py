@@ -92,7 +92,7 @@ def parse_digests(data: bytes) -> dict[str, str]:
     """Parse a node or a leaf of the manifest. Raises ValueError."""
     found = json.loads(data)
     if not isinstance(found, dict) or not all(isinstance(digest, str) for digest in found.values()):
-        raise ValueError("the file is not part of a manifest")
+        raise ValueError("the file is not a valid part of a manifest")
     return found
 
 

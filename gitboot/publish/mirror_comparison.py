@@ -332,9 +332,9 @@ class WebMirror:
                 return None, _read_answer(answer)
             if answer.status == 403:
                 raise HostUnreachable(
-                    f"{url} returned 403: this host may not read the mirror's signed list (run the command on a host "
-                    "that the Fleet lists in spec.provisioning.monitors. To use this host, add it there, and copy the "
-                    "configuration again)"
+                    f"{url} returned 403: this host is not allowed to read the mirror's signed list (run the command "
+                    "on a host that the Fleet lists in spec.provisioning.monitors. To use this host, add it there, "
+                    "and copy the generated configuration to the web server again)"
                 )
             if answer.status != 200:
                 raise HostUnreachable(f"{url} returned {answer.status}")
@@ -561,8 +561,8 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     return MirrorFinding(
         path=UNKNOWN_MACHINE,
         fault=MirrorFault.CACHEABLE,
-        message=f"Cache-Control lacks no-store, so a cache may store this {answer.status} response, and then a new "
-        "machine would stay unknown",
+        message=f"Cache-Control does not contain no-store, so a cache may store this {answer.status} response, and "
+        "return it even after you add the machine to the fleet",
     )
 
 

@@ -488,7 +488,7 @@ class Tree:
                 os.unlink(os.path.join(self._root, path))
         if wrong:
             more = f" ({len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
-            raise Failure(f"{wrong[0]} differs from the list, or from the digest in its path{more}")
+            raise Failure(f"{wrong[0]} does not match its digest in the list or in its path{more}")
         return frozenset([*found, *filter(_LIST_FILE.match, present)])
 
     def sort_key(self, path: str) -> Tuple[int, str]:

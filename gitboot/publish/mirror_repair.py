@@ -379,7 +379,7 @@ def _read_current_file(root: Path, file: MirrorFile) -> TargetFile | None:
         # A version that starts at a transition is dated at that time. Other versions have no defined time.
         since = int(version.since.timestamp()) if version.since is not None else 0
         return TargetFile(texts[version.sha256].encode(), since)
-    raise Overtaken(f"{path}: the tree does not have the current version ({_RETRY})")
+    raise Overtaken(f"{path}: the tree does not contain the file's current version ({_RETRY})")
 
 
 _HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this mirror"

@@ -221,7 +221,7 @@ class OutputDirectory:
         if not self.is_unchanged:
             if not complete:
                 raise PublishError(
-                    f"{self._disk.root}: somebody replaced the tree, so gitboot will publish the whole tree again"
+                    f"{self._disk.root}: the tree was replaced, so gitboot will publish the whole tree again"
                 )
             self._reopen()
         elif self._unfinished is not None and finish_first_publication(self._disk):

@@ -531,7 +531,7 @@ def read_list_keys(folder: Path) -> ListKeys:
         ) from None
     if not all(keyid in each for each in trusted):
         raise KeyNotInRoot(
-            f"{newest}.root.json and {delegation}.targets.json in {folder} must both name {PUBLICATION_KEY}; copy the "
+            f"{newest}.root.json and {delegation}.targets.json in {folder} must both list {PUBLICATION_KEY}; copy the "
             "key and all .json files from the host that has the root key"
         )
     return ListKeys(

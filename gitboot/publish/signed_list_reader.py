@@ -249,7 +249,7 @@ def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
         parse_instant(signed["expires"])
         by_key = {str(each["keyid"]): _parse_hexadecimal(each["sig"], 64) for each in signatures}
         if len(by_key) != len(signatures):
-            raise ValueError("a key signed the file twice")
+            raise ValueError("the same key signed the file twice")
         return _Metadata(name, signed, canonical_json(signed), by_key)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _build_damage_problem(name, error) from error
@@ -486,7 +486,7 @@ def check_path(path: str) -> str:
     if any(part[:1] in ("", ".") for part in parts) or re.search(r"[\x00-\x1f\x7f\\]", path):
         raise ValueError(f"a listing must not contain the path {path!r}")
     if parts[0] == SIGNED.rstrip("/"):
-        raise ValueError(f"a listing must not contain {path!r}, which is a file of the signed list itself")
+        raise ValueError(f"a listing must not contain {path!r}, which is part of the signed list itself")
     return path
 
 
@@ -509,7 +509,7 @@ def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEn
     files = {}
     for path, (sha256, size) in value["files"].items():
         if sha256 is not None and sha256 not in contents:
-            raise ValueError(f"the content of {path!r} after the end of the window is missing")
+            raise ValueError(f"the list lacks the content of {path!r} after the end of the window")
         files[check_path(path)] = FileVersion(since, sha256, check_count(size, 0))
     return WindowEnd(since, files)
 
@@ -684,7 +684,7 @@ def _read_bin(
     """
     number = re.match(r"servers-([0-9a-f]{2})\.json\Z", name)
     if number is None:
-        raise ValueError(f"{name!r} is not a bin name")
+        raise ValueError(f"expected a name such as servers-0a.json, found {name!r}")
     metadata = reader.get_metadata(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
     if role is not None:
         _check_signatures(metadata, role)

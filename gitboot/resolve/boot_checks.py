@@ -177,7 +177,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         found = f"the sites {format_names(sites)} select the server" if sites else "no site selects the server"
         yield DecisionFinding(
             Code.ONE_SITE,
-            f"each site has its own instance, but {found}",
+            f"each server must belong to exactly one site, but {found}",
             Code.ONE_SITE.hint,
             (server_id, ("metadata",)),
             is_shared=False,
@@ -519,7 +519,7 @@ def select_artifacts(source: BootSource) -> Artifacts:
                 Code.COMBINATION,
                 f"the mirror does not copy the loaderSignature {artifact.loader_signature}, because BootImage/{image} "
                 "does not state the signature's digest",
-                "store the signature below baseURL/assets/ on the web server, and write assets:PATH",
+                "store the signature under baseURL/assets/ on the web server, and write assets:PATH",
                 Id("BootImage", image),
                 *("spec", "architectures", str(source.architecture), *path, "loaderSignature"),
             )

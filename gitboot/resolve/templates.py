@@ -41,8 +41,8 @@ from gitboot.text import find_similar
 def _reject_secret(_: str) -> NoReturn:
     raise TemplateFault(
         Code.SECRET,
-        "gitboot would publish the result of secret(); name the file in userData.secrets, and let the machine fetch "
-        "urls.secrets.NAME",
+        "gitboot would publish the result of secret(); list the secret's file in userData.secrets, and let the machine "
+        "fetch urls.secrets.NAME",
     )
 
 
@@ -752,7 +752,7 @@ def to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
         case QuotingError():
             return TemplateFault(Code.UNQUOTABLE, failure.message)
         case UnicodeEncodeError():
-            return make_failure("half of a surrogate pair is not a character")
+            return make_failure("the text contains half of a surrogate pair, which is not a character")
         case _:
             too_large = isinstance(failure, RecursionError | MemoryError | OverflowError)
             return make_limit_fault("a value is too large") if too_large else make_failure(str(failure))

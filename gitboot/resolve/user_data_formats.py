@@ -289,7 +289,7 @@ def _check_preseed(text: str) -> None:
             )
         if words[2] not in _PRESEED_TYPES:
             raise make_user_data_fault(
-                f"line {first_line} of the rendered preseed has the type {quote_value(words[2])}, which debconf skips",
+                f"debconf skips line {first_line} of the rendered preseed, which has the type {quote_value(words[2])}",
                 did_you_mean(words[2], _PRESEED_TYPES, f"use {', '.join(_PRESEED_TYPES)}"),
                 first_line,
             )
@@ -311,7 +311,7 @@ def _check_talos(text: str) -> None:
     if text.startswith("#cloud-config"):
         raise _make_talos_fault("the rendered text begins with #cloud-config, which Talos does not support", 1)
     if not documents:
-        raise _make_talos_fault("the rendered Talos configuration contains no document", 0)
+        raise _make_talos_fault("the rendered Talos configuration contains no documents", 0)
     machine_count = 0
     for node, document in documents:
         line = node.start_mark.line + 1

@@ -310,7 +310,7 @@ def test_a_shallow_clone_that_lacks_commits_of_a_range_verifies_no_range(
     ):
         compare_commits(clone, signers, f"{base}..HEAD")
     assert list_faults(compare_commits(clone, signers, f"{base}..HEAD", Verify.HEAD)) == []
-    with pytest.raises(UsageError, match="no common ancestor of the two commits; fetch more of the history"):
+    with pytest.raises(UsageError, match=r"have no common ancestor in .*; fetch more of the history"):
         compare_commits(clone, signers, f"{base}..HEAD", merge=True)
 
 

@@ -204,7 +204,7 @@ def test_version_prints_the_versions_of_gitboot_python_and_libgit2() -> None:
 def test_a_fleet_is_named_by_its_path_alone_and_once(fleet: Path, tmp_path: Path) -> None:
     assert gitboot("validate", "--path", fleet) == gitboot("validate", fleet)
     done = gitboot("validate", fleet, "--path", tmp_path)
-    assert (done.code, f"set twice, by {fleet} and --path {tmp_path}" in done.err) == (Exit.USAGE, True)
+    assert (done.code, f"specified twice, as {fleet} and as --path {tmp_path}" in done.err) == (Exit.USAGE, True)
     done = gitboot("explain", "web01", fleet, "--path", fleet)
     assert (done.code, f"to set the fleet's path, use --path {fleet}" in done.err) == (Exit.USAGE, True), done
 
@@ -455,7 +455,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("compare-old-system {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
         ("events", 64, "Missing option '--state'. Set --state or the variable GITBOOT_STATE to the instance's state"),
         ("boot-script web01", 64, "specify the output tree with --tree, or its instance with --state or the variable"),
-        ("boot-script web01 --state {empty}", 64, "does not name an output tree; pass the tree with --tree"),
+        ("boot-script web01 --state {empty}", 64, "does not record an output tree; pass the tree with --tree"),
         (
             "boot-script web01 --tree {empty}",
             64,

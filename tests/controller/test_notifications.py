@@ -314,7 +314,7 @@ def test_a_slow_apprise_receiver_ends_at_the_deadline(tmp_path: Path, monkeypatc
 
     with strange_server(answer) as server:
         send = build_sender(receiver(tmp_path, f'apprise = "json://127.0.0.1:{server.port}"'), None)
-        for said in ("did not deliver the notice within", "has been sending the last notice"):
+        for said in ("did not deliver the notice within", "has been sending the previous notice"):
             with pytest.raises(HostUnreachable, match=said):
                 send(NOTICE, NOON)
         eventually(lambda: server.requests)

@@ -266,7 +266,7 @@ def test_a_lost_ledger_leaves_the_output_tree_unchanged_until_it_is_begun(rack: 
             refused = rack.run_command("records", "set", "web01", "pending", *REASON)
             assert (refused.code, "gitboot records begin" in refused.err) == (Exit.USAGE, True)
             refused = rack.run_command("records", "begin", "fresh", "--yes")
-            assert (refused.code, "`fresh` is only for a new ledger" in refused.err) == (Exit.USAGE, True)
+            assert (refused.code, "`fresh` is allowed only for a new ledger" in refused.err) == (Exit.USAGE, True)
     with rack.running(records=rack.output / "ops" / "records") as instance:
         wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")
         wait_for_condition(instance, "Published", status=True, reason="Published")
@@ -405,7 +405,7 @@ def test_a_damaged_ledger_is_set_aside_and_the_records_stay_unverified_until_it_
         assert (rack.state / "ledger.sqlite.damaged-1").exists()
         wait_for_condition(instance, "RecordsVerified", status=False, reason="DamagedLedger")
         refused = rack.run_command("records", "begin", "fresh", "--yes")
-        assert (refused.code, "`fresh` is only for a new ledger" in refused.err) == (Exit.USAGE, True)
+        assert (refused.code, "`fresh` is allowed only for a new ledger" in refused.err) == (Exit.USAGE, True)
         assert (boots(instance, web), web.times_set) == ("disk", 0)
     with rack.running(records=kept) as instance:
         wait_for_condition(instance, "RecordsVerified", status=True, reason="Verified")

@@ -163,7 +163,7 @@ def test_a_machine_cannot_be_removed_without_its_server() -> None:
         assemble_commit(commit, commit.revision, [ServerParts((stolen,)), end])
     with pytest.raises(ValueError, match="its machine was removed or replaced"):
         assemble_commit(commit, commit.revision, [with_fields(end, removed_machines=(make_uuid("web02"),))])
-    with pytest.raises(ValueError, match="reported as new"):
+    with pytest.raises(ValueError, match="list of new servers"):
         assemble_commit(commit, commit.revision, [with_fields(end, new_servers=("web03",))])
 
 

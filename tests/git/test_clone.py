@@ -682,7 +682,7 @@ def test_an_accepted_commit_that_is_lost_needs_an_operator(work: WorkTree, sourc
     source.fetch()
     with pytest.raises(
         SourceRefused,
-        match=f"{work.path} does not contain the accepted commit {NOWHERE}, and neither does the old clone",
+        match=f"neither {work.path} nor the old clone contains the accepted commit {NOWHERE}",
     ):
         source.restore(NOWHERE)
     assert (source.accepted(), source.latest()) == (None, work.head)

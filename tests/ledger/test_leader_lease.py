@@ -528,7 +528,7 @@ def test_a_ledger_is_moved_only_after_all_fetches_are_read_and_then_serves_no_bo
         last = recorded_fetches.read({}).offsets
     copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
     refused = CliRunner().invoke(cli, copy)
-    assert "has 1 fetches that no instance has read yet" in str(refused.exception)
+    assert "no instance has processed 1 of the requests in" in str(refused.exception)
     with hold_lease(path, ONE) as (ledger, _), ledger.writing() as tx:
         server_tables.write_spool_positions(tx, last)
     nowhere = address(path)

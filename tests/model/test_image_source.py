@@ -73,7 +73,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             SMALL.replace("JSONList", "OCITags"),
-            "GB1044 spec.releases: `format: OCITags` and a URL of the form oci:",
+            "GB1044 spec.releases: `format: OCITags` requires an oci://HOST/NAME URL",
         ),
         (
             SMALL.replace("'https://a.test/versions'", "'https://a.test/v', clearSigned: true, signature: '{url}.gpg'"),

@@ -507,7 +507,7 @@ def _sign_again(publisher: SignedSite, signer: ListSigner) -> None:
 
 
 TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
-    "an edited boot script": (_edit_script, "from the list, or from the digest in its path"),
+    "an edited boot script": (_edit_script, "does not match its digest in the list or in its path"),
     "a list of another publisher": (
         lambda publisher: _sign_again(publisher, ListSigner()),
         "the root metadata is not signed by the specified",

@@ -890,7 +890,7 @@ def test_a_replaced_tree_is_published_to_completely(tmp_path: Path, how: str) ->
         replace_older(root, older, how)
         assert not directory.is_unchanged
         servers, shared = split(make_tree(2))
-        with pytest.raises(PublishError, match="replaced the tree"):
+        with pytest.raises(PublishError, match="the tree was replaced"):
             directory.publish(servers, shared, complete=False, commit="2", at=AT + DAY)
         put(directory, 2, at=AT + DAY)
         assert directory.is_unchanged

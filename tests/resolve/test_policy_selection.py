@@ -186,12 +186,12 @@ def _count_selectors(structure: Any) -> int:
         (
             "{matchLabels: {site: berlin}}",
             "no server has the label site: berlin",
-            "correct the label, or add the label to the servers; servers have ams",
+            "correct the label in the selector, or add the label to the servers; servers have ams",
         ),
         (
             "{matchLabels: {role: web}, matchExpressions: [{key: site, operator: DoesNotExist}]}",
             "no server meets all conditions",
-            "correct the label, or add the label to the servers",
+            "correct the label in the selector, or add the label to the servers",
         ),
         ("{servers: [web01]}", None, None),
         ("None", None, None),

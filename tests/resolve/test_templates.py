@@ -335,7 +335,7 @@ def test_a_fault_has_its_line(source: str, line: int) -> None:
 def test_the_error_for_secret_explains_what_to_do_instead() -> None:
     fault = find_fault("{{ secret('token') }}")
     assert fault.code is Code.SECRET
-    assert "name the file in userData.secrets" in fault.message
+    assert "list the secret's file in userData.secrets" in fault.message
 
 
 @pytest.mark.parametrize("loader", ["ipxe", "grub", "kernel"])

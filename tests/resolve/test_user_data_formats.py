@@ -73,8 +73,8 @@ def test_finding_p10_autoinstall_is_a_cloud_config_with_its_root_key(text: str, 
         (f"{MACHINE}---\nkind: HostnameConfig\n", "needs apiVersion and kind"),
         (f"{MACHINE}---\nhostname: a\n", "is not a Talos configuration"),
         ("version: v1alpha1\nmachine:\n  type: node\n", "no valid machine.type"),
-        ("", "contains no document"),
-        ("# a\n---\n", "contains no document"),
+        ("", "contains no documents"),
+        ("# a\n---\n", "contains no documents"),
     ],
 )
 def test_finding_p10_each_document_of_talos_is_checked(text: str, message: str | None) -> None:

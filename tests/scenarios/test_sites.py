@@ -341,7 +341,7 @@ def test_a_server_with_an_installation_in_progress_or_unread_evidence_is_not_han
         server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
     )
     record_fetch(world.parts.spool, fetched)
-    assert "the instance has not read web01's latest fetches yet" in str(
+    assert "the instance has not processed web01's latest requests yet" in str(
         run_records("hand-over", "web01", "--state", old).exception
     )
     world.advance()
@@ -562,7 +562,7 @@ def test_an_instance_for_an_unknown_site_accepts_nothing(two_sites: TwoSites, tm
     ("ledgers", "labels", "found"),
     [
         (SITES, "site: ams2", []),
-        (SITES, "role: web", ["GB2022 each site has its own instance, but no site selects the server"]),
+        (SITES, "role: web", ["GB2022 each server must belong to exactly one site, but no site selects the server"]),
         ((), "role: web", []),
     ],
 )
@@ -575,7 +575,7 @@ def test_each_server_is_at_one_site_if_sites_have_instances(
 
 def test_a_server_of_two_sites_is_an_error() -> None:
     said = make_fleet({site: make_uuid(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
-    expected = ["GB2022 each site has its own instance, but the sites ams2, fra1 select the server"]
+    expected = ["GB2022 each server must belong to exactly one site, but the sites ams2, fra1 select the server"]
     assert problems(said, *BOOTS, server("web01", "site: ams2")) == expected
 
 

@@ -209,7 +209,7 @@ class BmcConnection:
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
         """Request ComputerSystem.Reset once. Some BMCs accept the request without resetting the machine."""
         if observed.reset_action is None:
-            raise BmcRejected(f"{self._address}{observed.system} does not offer the action ComputerSystem.Reset")
+            raise BmcRejected(f"{self._address}{observed.system} does not support the action ComputerSystem.Reset")
         self.post(observed.reset_action, {"ResetType": type})
 
     def is_redfish(self) -> bool:
@@ -265,7 +265,7 @@ class BmcConnection:
             raise self._build_changed_error(
                 own_path,
                 answer,
-                "the resource has not changed, but the BMC rejects the resource's ETag in every form",
+                "the resource has not changed, but the BMC rejects every form of the resource's ETag",
                 refused_forms,
             )
 

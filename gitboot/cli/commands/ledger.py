@@ -288,7 +288,7 @@ def _require_fetches_read(old: Database) -> None:
         )
         if unread:
             raise UsageError(
-                f"{old.name} has {unread} fetches that no instance has read yet; run `gitboot run --once` first"
+                f"no instance has processed {unread} of the requests in {old.name} yet; run `gitboot run --once` first"
             )
 
 

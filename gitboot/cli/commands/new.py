@@ -370,7 +370,7 @@ def image(
         elif is_image:
             reference = OciReference.parse(source)
             if version is not None:
-                raise UsageError("an image's tag is its version: remove VERSION")
+                raise UsageError("the version comes from the image's tag: remove VERSION")
             default = f"{reference.repository.rpartition('/')[2]}-{reference.tag or reference.version[7:19]}"
             chosen = _check_name(fleet, path, name or build_document_name(default))
             release_files = describe_oci_image(reference, registry, wanted[0] if len(wanted) == 1 else None)

@@ -315,7 +315,7 @@ def boot_script_command(
                 "specify the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE"
             )
         if (tree := find_output(state)) is None:
-            raise UsageError(f"the ledger in {state} does not name an output tree; pass the tree with --tree")
+            raise UsageError(f"the ledger in {state} does not record an output tree; pass the tree with --tree")
     found_server = read_state(tree, name)
     if found_server is None and not (tree / MANIFEST).is_file():
         raise UsageError(f"{tree} is not an output tree; pass the --out directory of `gitboot run` or `gitboot render`")

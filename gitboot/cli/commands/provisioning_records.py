@@ -541,7 +541,7 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
     has_spool = facts.spool is not None and Path(facts.spool).is_dir()
     new = read_new(Path(facts.spool or ""), instance.knowledge.spool_offsets).observations if has_spool else []
     if instance.knowledge.pending.get(uuid) or any(each.server == server for each in new):
-        raise UsageError(f"the instance has not read {server}'s latest fetches yet: wait for the next reconcile")
+        raise UsageError(f"the instance has not processed {server}'s latest requests yet: wait for the next reconcile")
     if (record := instance.knowledge.stored_record(uuid)) is None:
         raise UsageError(
             f"the ledger has no record of {server}: to record what is installed, run `gitboot records set` at its new "

@@ -450,7 +450,7 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
     learnt = apply_batch(before.knowledge, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
     if learnt.recorded_commit is None or not learnt.is_trusted or not plans_commit(learnt, commit):
         raise NotYetDone(
-            "the ledger is unverified, or the Fleet names a different ledger, so gitboot does not plan boots"
+            "the ledger is unverified, or the Fleet refers to a different ledger, so gitboot does not plan boots"
         )
     knowledge = structs.replace(
         learnt, records=before.knowledge.records

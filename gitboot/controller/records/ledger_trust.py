@@ -279,8 +279,8 @@ def _check_beginning(
     known = update.before
     if beginning is Beginning.FRESH and reason != "NewLedger":
         raise UsageError(
-            f"`fresh` is only for a new ledger ({reason}): gitboot would install every server. Use `adopt` or a file "
-            "with exported records"
+            f"`fresh` is allowed only for a new ledger ({reason}), because gitboot would install every server. Use "
+            "`adopt` or a file with exported records"
         )
     if beginning is Beginning.AS_RECORDED and (known.facts.initialised is None or reason == "DamagedLedger"):
         raise UsageError(f"this ledger has no usable records ({reason}). Use `adopt` or a file with exported records")

@@ -618,7 +618,7 @@ def test_finding_p6_the_message_lists_the_forms_of_etag_that_a_bmc_rejected(make
     assert result.outcome is TaskOutcome.WAITING
     assert result.message == (
         f"PATCH {rack.server.url}{rack.machine.path}: 428 the request needs If-Match; the resource has not changed, "
-        f'but the BMC rejects the resource\'s ETag in every form (refused: If-Match "{etag}", If-Match {etag}, '
+        f'but the BMC rejects every form of the resource\'s ETag (refused: If-Match "{etag}", If-Match {etag}, '
         f"If-Match {etag.strip(chr(34))}, If-Match *, no If-Match)"
     )
     assert list_if_match_headers(rack) == [f'"{etag}"', etag, etag.strip('"'), "*", None]

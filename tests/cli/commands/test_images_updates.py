@@ -313,7 +313,7 @@ def _serve_endless_index(site: Site) -> None:
         (
             _commit_newer,
             Exit.SOURCE,
-            "the newest release is 1.1.0, but BootImage/someos-1.2.0 in the fleet has the newer version",
+            "the newest release in the index is 1.1.0, but BootImage/someos-1.2.0 already has the newer version",
         ),
         (
             _tamper_initrd,
