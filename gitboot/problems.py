@@ -74,7 +74,7 @@ class Code(StrEnum):
     ALIAS = (
         "GB1007",
         "The document uses an alias (*name)",
-        "A reviewer must see each value where it is used, and chains of aliases can exhaust a parser's memory.",
+        "A reviewer must see each value where it is used. Chains of aliases can also exhaust a parser's memory.",
         "Repeat the value, or use `inherits`, variables or templates.",
     )
     ANCHOR = (
@@ -103,7 +103,7 @@ class Code(StrEnum):
     )
     INVALID_KEY = (
         "GB1012",
-        "A key is empty, or is a list or a mapping",
+        "A mapping key is empty, or is itself a list or a mapping",
         "A key is a field name, so it must be text.",
         "Correct the colons and the indentation. If a value begins with {{, put the value in quotes.",
     )
@@ -117,7 +117,7 @@ class Code(StrEnum):
         "GB1014",
         "The document contains a YAML directive",
         "The directives %YAML and %TAG change how a parser reads the document, so gitboot rejects them.",
-        "Remove the line that begins with %.",
+        "Remove the line that begins with '%'.",
     )
     TOO_MANY_PROBLEMS = (
         "GB1015",
@@ -134,14 +134,14 @@ class Code(StrEnum):
     KIND = (
         "GB1021",
         "The kind does not exist",
-        "If gitboot ignored unknown kinds, a document with a spelling mistake would silently have no effect.",
+        "If gitboot ignored unknown kinds, a document with a misspelled kind would silently have no effect.",
         "Use Fleet, Server, BootImage, ImageStream, ImageSource, BootProfile, BootPolicy or Maintenance. If the file "
         "is not part of the fleet, list it in .gitbootignore.",
     )
     UNKNOWN_FIELD = (
         "GB1022",
         "This kind of document does not have this field",
-        "If gitboot ignored unknown fields, a setting with a spelling mistake would silently have no effect.",
+        "If gitboot ignored unknown fields, a misspelled setting would silently have no effect.",
         "Correct the spelling or the indentation. Run `gitboot explain KIND` to list the fields.",
     )
     MISSING_FIELD = (
@@ -154,7 +154,7 @@ class Code(StrEnum):
         "GB1024",
         "The value has the wrong type",
         "Each field expects a mapping, a list or a single value. The message names the expected type.",
-        "Correct the indentation, and add or remove dashes.",
+        "Correct the indentation, or the dashes of list items.",
     )
     NAME = (
         "GB1025",
@@ -178,8 +178,8 @@ class Code(StrEnum):
     BOOLEAN = (
         "GB1031",
         "The value is not true or false",
-        "YAML parsers disagree about yes, no, on and off, so gitboot rejects these words.",
-        "Write true or false.",
+        "YAML parsers disagree about the meaning of `yes`, `no`, `on` and `off`, so gitboot rejects these words.",
+        "Write `true` or `false`.",
     )
     CHOICE = (
         "GB1032",
@@ -240,7 +240,7 @@ class Code(StrEnum):
         "GB1040",
         "The selector is incomplete or ambiguous",
         "An empty selector means all servers in some tools and no servers in others, so gitboot rejects it.",
-        "Use All, None, `servers`, or `matchLabels` and `matchExpressions`.",
+        "Use `All`, `None` or `servers`, or use `matchLabels`, `matchExpressions` or both.",
     )
     FILE_PATH = (
         "GB1041",
@@ -276,7 +276,7 @@ class Code(StrEnum):
         "GB1046",
         "The variable name is not valid",
         "Templates read a variable as vars.NAME, so its name must be a valid Jinja2 identifier.",
-        "Use letters, digits and '_', but do not begin with a digit.",
+        "Use only letters, digits and '_', and begin the name with a letter or '_'.",
     )
     OCI_TAG = (
         "GB1047",
@@ -346,8 +346,8 @@ class Code(StrEnum):
         "GB2010",
         "No policy selects the server",
         "Without a policy, the server has nothing to boot from the network (rule R3).",
-        "Select the server in a policy, set `policy` in the Server, set lifecycle: Parked, or set requirePolicy: "
-        "false in the Fleet.",
+        "Select the server in a policy, set `policy` or `lifecycle: Parked` in the Server, or set "
+        "`requirePolicy: false` in the Fleet.",
     )
     POLICY_TIE = (
         "GB2011",
@@ -359,7 +359,7 @@ class Code(StrEnum):
         "GB2012",
         "Two maintenances with the same priority overlap",
         "The active maintenance with the highest priority wins (rule R2). If two maintenances have the same priority, "
-        "gitboot cannot choose one. This problem disappears when the overlap ends.",
+        "gitboot cannot choose between them. This problem disappears when the overlap ends.",
         "Raise the priority of one maintenance, or move one of the windows.",
     )
     SKEW = (
@@ -379,7 +379,7 @@ class Code(StrEnum):
         "GB2015",
         "Unknown machines would boot an image that writes to disk",
         "Every machine that you connect to the network would lose its data.",
-        "Use an image with writesDisk: false, or set unknownServers: LocalDisk.",
+        "Use an image with `writesDisk: false`, or set `unknownServers: LocalDisk`.",
     )
     OVERDUE = (
         "GB2016",
@@ -396,9 +396,9 @@ class Code(StrEnum):
     EVERY_BOOT = (
         "GB2018",
         "Each boot would reinstall the server",
-        "With networkBoot: Always, the default for a maintenance, the machine boots the installer at each restart.",
-        "Use networkBoot: Once, or an image with writesDisk: false. If you want to reinstall at each boot, set "
-        "reinstall: EveryBoot.",
+        "With `networkBoot: Always` (the default for a maintenance), the machine boots the installer at each restart.",
+        "Use `networkBoot: Once`, or an image with `writesDisk: false`. To reinstall at each boot, set "
+        "`reinstall: EveryBoot`.",
     )
     ENDLESS = (
         "GB2019",
@@ -423,7 +423,7 @@ class Code(StrEnum):
     ONE_SITE = (
         "GB2022",
         "The server does not belong to exactly one site",
-        "If a site names a ledger, each site has its own instance, and each server needs exactly one instance.",
+        "If a site names a ledger, each site has its own instance. Each server must belong to exactly one instance.",
         "Select the server in exactly one site. If one instance serves all sites, remove `ledger` from the sites.",
     )
     NO_SUCH_SITE = (
@@ -453,9 +453,9 @@ class Code(StrEnum):
         "A copy of the boot files cannot end the maintenance on time",
         "A boot script in a copy asks the endpoint whether the maintenance has ended. A loader that cannot do this "
         "ignores the maintenance. Without an endpoint, the maintenance ends only when gitboot updates the copy.",
-        "Set spec.endpoint to an http URL, set serving.ipxeHttps: true if every iPXE supports https, or set "
-        "serving.lateEnds: Accept. To end windows on a mirror, run the program that `gitboot verify-mirror "
-        "--write-program` writes.",
+        "Set spec.endpoint to an http URL, or to an https URL with `serving.ipxeHttps: true` if every iPXE supports "
+        "https. To accept late ends, set `serving.lateEnds: Accept`. To end windows on a mirror, run the program that "
+        "`gitboot verify-mirror --write-program` writes.",
     )
     EXPIRED_AUTHORITY = (
         "GB2027",
@@ -522,15 +522,15 @@ class Code(StrEnum):
     UNQUOTABLE = (
         "GB3001",
         "A boot loader or the kernel cannot read the value",
-        "Some values cannot be quoted for iPXE, GRUB or the kernel command line. They could start another command.",
+        "Some values cannot be quoted safely for iPXE, GRUB or the kernel command line, and could run as a command.",
         "Move the value to user data, or use another value.",
     )
     SECRET = (
         "GB3002",
         "The value looks like a secret",
         "Every client that can reach the published files can read the value, and the value stays in Git history.",
-        "Remove the secret, and let the machine fetch it (docs/how-to/secrets.md). If the secret was valid, replace "
-        "it. If the value is not a secret, add the comment gitboot:allow-secret REASON to its line.",
+        "Remove the secret, and let the machine fetch it (docs/how-to/secrets.md). If the secret was in use, replace "
+        "it. If the value is not a secret, add the comment 'gitboot:allow-secret REASON' to its line.",
     )
     RESERVED_ARGUMENT = (
         "GB3003",
@@ -542,8 +542,8 @@ class Code(StrEnum):
     LOST_ARGUMENT = (
         "GB3004",
         "The item does not remove any kernel arguments",
-        "An item such as -c removes earlier arguments named c, but no earlier argument has this name. If the item is "
-        "meant for the init process, the machine would boot without the item.",
+        "An item such as '-c' removes earlier arguments named 'c', but no earlier argument has this name. If the item "
+        "is meant for the init process, the machine would boot without the item.",
         "Write '--' before arguments for the init process, or remove the item.",
     )
 
@@ -565,9 +565,9 @@ class Code(StrEnum):
     ALLOWED_SECRET = (
         "GB3020",
         "The value looks like a secret, but a comment allows it",
-        "The comment gitboot:allow-secret on this line allows gitboot to publish the value. The message quotes the "
-        "reason in the comment.",
-        "Check that the reason is valid, because every client that can reach the published files can read the value.",
+        "A `gitboot:allow-secret` comment on this line allows gitboot to publish the value. The message quotes the "
+        "reason from the comment.",
+        "Check that the reason is valid. Every client that can reach the published files can read the value.",
     )
 
     # GB4…: images and artifacts
@@ -634,7 +634,7 @@ class Code(StrEnum):
         "GB4010",
         "The rendered user data is not a Combustion script",
         "The first boot would end in an emergency shell.",
-        "Begin the script with #!/bin/bash.",
+        "Begin the script with `#!/bin/bash`.",
     )
     BESIDE_USER_DATA = (
         "GB4011",
@@ -647,8 +647,8 @@ class Code(StrEnum):
         "GB4012",
         "No kernel argument starts Ignition",
         "Ignition runs only if the kernel has an argument such as ignition.firstboot.",
-        "Add the argument to the image's kernelArguments: ignition.firstboot and ignition.platform.id=metal for Fedora "
-        "CoreOS and openSUSE MicroOS, or flatcar.first_boot=1 for Flatcar.",
+        "Add `flatcar.first_boot=1` (Flatcar) or `ignition.firstboot` and `ignition.platform.id=metal` (Fedora CoreOS "
+        "and openSUSE MicroOS) to the image's kernelArguments.",
     )
 
     FALSE_PROVENANCE = (
@@ -669,19 +669,19 @@ class Code(StrEnum):
     SYMLINK = (
         "GB5002",
         "The fleet contains a symbolic link",
-        "A symbolic link may point outside the commit.",
+        "A symbolic link can point outside the commit, so gitboot rejects it.",
         "Replace the link with the file, or list the link in .gitbootignore.",
     )
     LFS_POINTER = (
         "GB5003",
         "The file is a Git LFS pointer",
-        "The file's content is not part of the commit.",
+        "The commit contains only a pointer, not the file's content.",
         "Commit the file itself, without Git LFS.",
     )
     FILE_NAME = (
         "GB5004",
         "The file name is not UTF-8",
-        "Documents and messages are UTF-8, so they cannot contain the name.",
+        "Documents and messages must be valid UTF-8, so they cannot refer to a file with this name.",
         "Rename the file.",
     )
     UNBOUNDED = (
@@ -722,7 +722,7 @@ class Code(StrEnum):
         "The commit is not signed by a trusted key",
         "This instance accepts only commits or tags that are signed with a key from its own settings. The last "
         "accepted commit stays in effect.",
-        "Run `git log --show-signature`. Then sign the commit again, or add the key to the instance's settings.",
+        "Check `git log --show-signature`. Then sign the commit again, or add its key to the instance's settings.",
     )
 
     # GB6…: findings of a review

@@ -191,7 +191,7 @@ def _check_realm(realm: str, origin: str) -> None:
         is_allowed = False
     if not is_allowed:
         raise RegistryRefused(
-            f"{origin} refers to the token server {realm[:100]!r}, but gitboot does not send credentials there"
+            f"{origin} refers to the token server {realm[:100]!r}, but gitboot will not send credentials there"
         )
 
 
@@ -403,7 +403,7 @@ class RegistryCredentials(Struct, frozen=True):
             mode, content = os.fstat(file.fileno()).st_mode, file.read()
         if mode & stat.S_IRWXO:
             raise UsageError(
-                f"{self.file} contains passwords, but all users can read it: run chmod 600 {quote_words(self.file)}"
+                f"{self.file} contains passwords, but all users can read it: run `chmod 600 {quote_words(self.file)}`"
             )
         try:
             return _decode_auth_file(content)

@@ -483,7 +483,7 @@ class SignatureCheck:
                     written.write(chunk)
                     if written.tell() > most_bytes:
                         raise UntrustedSignature(
-                            f"different from the file at {url}, which is larger than {most_bytes:,} bytes"
+                            f"not compared with {url}, because that file is larger than {most_bytes:,} bytes"
                         )
             self._copy = _Copy(url, path, Digest(digest_256.hexdigest()), digest_512.hexdigest())
         if member is None and self._copy.sha256 != artifact.sha256:

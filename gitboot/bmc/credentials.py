@@ -113,9 +113,9 @@ class Trust(Struct, frozen=True, kw_only=True):
                 continue
             if is_unpinned or not channel.fixed_by_certificate:
                 raise BmcNotTrusted(
-                    f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}, because "
-                    f"{channel.problem} and {self.file} does not set {channel.key} = true (gitboot bmc "
-                    "access-files prints the lines to add)"
+                    f"gitboot will not send the credentials {bmc.credentials} to {bmc.address}, because "
+                    f"{channel.problem} and {self.file} does not set `{channel.key} = true` (`gitboot bmc "
+                    "access-files` prints the lines to add)"
                 )
         host, literal = _get_host(bmc), _get_literal_address(bmc)
         if any(_matches_host(host, name) for name in self.hosts):
@@ -135,8 +135,8 @@ class Trust(Struct, frozen=True, kw_only=True):
             else f"{self.file} does not list any networks, and the ledger does not contain this BMC"
         )
         raise BmcNotTrusted(
-            f"gitboot does not send the credentials {bmc.credentials} to {bmc.address}, because {why} "
-            "(gitboot bmc access-files prints the lines to add)"
+            f"gitboot will not send the credentials {bmc.credentials} to {bmc.address}, because {why} "
+            "(`gitboot bmc access-files` prints the lines to add)"
         )
 
     def find_certificate(self, bmc: BmcAccess) -> str | None:
@@ -388,7 +388,7 @@ def _parse_hosts(value: object) -> tuple[str, ...]:
     names = tuple(each.lower().removesuffix(".") for each in _parse_text_list(value))
     for name in names:
         if not all(part and part.replace("-", "").isalnum() for part in name.removeprefix("*.").split(".")):
-            raise ValueError(f"{name!r} is not a host name; write *.NAME for all names below NAME")
+            raise ValueError(f"{name!r} is not a host name; for all names below NAME, write '*.NAME'")
         if name.replace(".", "").isdigit():
             raise ValueError(f"{name!r} is an IP address: list it in `networks`")
     return names

@@ -604,7 +604,7 @@ class CommitAcceptor:
         if accepted is None and recorded is not None and not self._limits.allow_rewind:
             raise CorruptClone(
                 f"the accepted commit {recorded} is not in gitboot's clone (to continue without this commit, start "
-                "gitboot once with --allow-rewind)"
+                "gitboot once with `--allow-rewind`)"
             )
         return accepted
 

@@ -260,7 +260,9 @@ def parse_hook_hosts(values: Collection[str]) -> dict[Origin, Path | None]:
         except UsageError as error:
             raise UsageError(f"maintenance-hosts: {error}") from None
         if url.rstrip("/").count("/") != 2:  # the only slashes allowed are the two after http: or https:
-            raise UsageError(f"maintenance-hosts: {url} has a path: write https://HOST[:PORT] or https://HOST=FILE")
+            raise UsageError(
+                f"maintenance-hosts: {url} must not have a path; write https://HOST[:PORT] or https://HOST=FILE"
+            )
         if origin in found:
             raise UsageError(f"maintenance-hosts: {url} is listed twice")
         found[origin] = Path(file) if file else None

@@ -390,7 +390,7 @@ class _AppriseSender:
         self._apprise: Any = None
         self._sending: threading.Thread | None = None  # the thread that sends the last notice
         if find_spec("apprise") is None:
-            raise UsageError(f"receivers.{receiver.name}: apprise is not installed; run pip install 'gitboot[notify]'")
+            raise UsageError(f"receivers.{receiver.name}: apprise is missing; run `pip install 'gitboot[notify]'`")
 
     def __call__(self, notice: Notice, at: datetime) -> None:  # noqa: ARG002 - same signature as a webhook
         if self._sending is not None and self._sending.is_alive():

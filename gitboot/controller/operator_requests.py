@@ -181,7 +181,7 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
 def _set_records(update: KnowledgeUpdate, request: Request) -> str:
     facts = request.facts
     if facts.get("commit") not in (None, update.facts.accepted):
-        raise UsageError("gitboot accepted another commit after you made this request; check again")
+        raise UsageError("gitboot accepted another commit after you made this request; check the servers again")
     require_trusted_ledger(update)
     items = [(parse_uuid(item["uuid"]), str(item["server"]), parse_record(item)) for item in facts["items"]]
     seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
@@ -221,7 +221,7 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
 
 def _begin_with_records(update: KnowledgeUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
     if facts.get("commit") not in (None, commit.revision):
-        raise UsageError(f"gitboot accepted {commit.revision} after you made this request; check again")
+        raise UsageError(f"gitboot accepted {commit.revision} after you made this request; check the servers again")
     records = {parse_uuid(item["uuid"]): parse_record(item) for item in facts.get("items", ())}
     return initialise_ledger(update, commit, Beginning(facts["how"]), records)
 

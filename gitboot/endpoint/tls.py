@@ -128,8 +128,8 @@ class Certificate:
             return
         if self._suites is CipherSuites.FIRMWARE and not has_rsa_key(public_key):
             raise UsageError(
-                f"{self._key} is not an RSA key, so firmware cannot use {self._file}; get a certificate for an RSA "
-                "key, or set firmware-ciphers = false if no machine uses UEFI HTTPS boot"
+                f"{self._key} is not an RSA key, so firmware cannot use {self._file}. Get a certificate for an RSA "
+                "key. If no machine uses UEFI HTTPS boot, you can set `firmware-ciphers = false` instead"
             )
         other = self._other
         if other is None or public_key != other._public_key:

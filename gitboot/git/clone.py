@@ -296,7 +296,7 @@ class Source:
             if accepted is not None and not (self.has(accepted) and not self.is_rewind(accepted, revision)):
                 raise BranchNotNamed(
                     f"{self._remote.url}: the default branch {branch.reference} does not contain the accepted commit "
-                    f"{accepted[:12]}; use --rev to name the branch to follow"
+                    f"{accepted[:12]}; specify the branch to follow with --rev"
                 )
         record.write(branch)
         self._recorded = self._followed = branch

@@ -220,7 +220,7 @@ class Upstream:
             with convert_errors(local):
                 theirs = stack.enter_context(open_containing_repository(root))
             if theirs is None:
-                raise UsageError(f"{local} is not a Git repository; create one with git init")
+                raise UsageError(f"{local} is not a Git repository; create one with `git init`")
             if theirs.is_shallow:
                 raise UsageError(f"{local} is a shallow clone; complete it with git fetch --unshallow")
             yield theirs, find_folder_in(theirs, root) or ""

@@ -313,7 +313,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
 
         if origin(url) != origin(self._remote.url):  # the remote has redirected libgit2 to another server
             raise SourceRefused(
-                f"{self._remote.url} redirects to {one_line(url)}, but gitboot does not send the credentials "
+                f"{self._remote.url} redirects to {one_line(url)}, but gitboot will not send the credentials "
                 "there; if this redirect is correct, use the new URL as the repository"
             )
         match self._remote.credentials:
@@ -339,7 +339,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
             known = self._remote.credentials.known_hosts
             raise SourceRefused(f"{name} uses a host key that is not in {known}")
         raise SourceRefused(
-            f"{name}'s certificate is not trusted, or is expired or not yet valid according to this machine's clock"
+            f"{name}'s certificate is not trusted, has expired, or is not yet valid (check this machine's clock too)"
         )
 
 

@@ -141,8 +141,8 @@ def _check_not_committed(files: Path) -> None:
             with suppress(pygit2.GitError), open_repository(folder) as around:
                 if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
                     raise UsageError(
-                        f"the repository {folder} contains the committed files of the Git repository {files}, but "
-                        "gitboot does not read nested repositories; remove these files from the commit"
+                        f"{folder} contains committed files of {files}, which is a nested Git repository. gitboot "
+                        "does not read nested repositories; remove these files from the commit"
                     )
 
 

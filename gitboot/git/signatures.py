@@ -95,7 +95,7 @@ class SignatureChecker:
         if line is None:
             problem = Code.UNTRUSTED.build_problem(
                 f"commit {newest[:12]} is more than {MAX_STEPS} commits ahead of the accepted commit; start gitboot "
-                "once with --verify head"
+                "once with `--verify head`"
             )
             return dict.fromkeys(revisions, problem)
         failed = next(
@@ -516,7 +516,7 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
         raise UntrustedSignature("signed in a way that gpg does not accept")
     if not takes_text and valid[0][_CLASS_FIELD] != _BINARY_CLASS:
         raise UntrustedSignature(
-            "signed in text mode, so the signature also matches other content; sign without gpg's --textmode"
+            "signed in text mode, so the signature also matches other content; sign again without gpg's `--textmode`"
         )
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 

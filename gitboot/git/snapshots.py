@@ -184,7 +184,7 @@ def _check_names(prefix: str, entries: Collection[Entry]) -> None:
         if number > 1:
             problems.append(_build_problem(Code.MALFORMED, shown, f"the folder has {number} entries with this name"))
         if _is_forbidden(name):
-            problems.append(_build_problem(Code.MALFORMED, shown, "Git does not allow this name"))
+            problems.append(_build_problem(Code.MALFORMED, shown, "Git does not allow a file or folder with this name"))
     if problems:
         raise InvalidRepository(problems[:MAX_NAMES])
 

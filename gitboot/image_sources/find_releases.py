@@ -559,7 +559,7 @@ def _describe_tag(source: ImageSource, release: Release, registries: Registries 
 
 def _require_registries(registries: Registries | None, reference: OciReference) -> Registries:
     if registries is None:
-        raise UsageError(f"gitboot is not allowed to contact {reference.host}: add --registries {reference.host}")
+        raise UsageError(f"gitboot is not allowed to contact {reference.host}: add `--registries {reference.host}`")
     return registries
 
 

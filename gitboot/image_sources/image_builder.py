@@ -245,7 +245,7 @@ def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
         return
     if None not in (file.size, head.size) and file.size != head.size:
         raise IncompleteRelease(
-            file.url, f"the index states {file.size} bytes, but the server reports {head.size} bytes", _REPORT
+            file.url, f"the index lists a size of {file.size} bytes, but the server reports {head.size} bytes", _REPORT
         )
 
 

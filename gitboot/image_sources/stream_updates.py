@@ -206,7 +206,7 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
             newest.index_url,
             f"the newest release in the index is {printable(newest.version)}, but BootImage/{latest.metadata.name} "
             f"already has the newer version {latest.spec.version}",
-            f"try again later, or set the annotation {CHANNEL} on that image if it belongs to another channel",
+            f"try again later; if that image belongs to another channel, set its annotation {CHANNEL}",
         )
     # An image that another stream with the same source uses does not block this stream from using the image too.
     own_versions = [
@@ -450,9 +450,7 @@ class StreamUpdater:
         before, after = followed.stream, changed.streams[followed.name]
         rollout = Rollout(image=Name(image), percent=followed.follow.percent)
         if after != replace(before, spec=replace(before.spec, rollout=rollout)):
-            raise UsageError(
-                f"gitboot cannot add spec.rollout to ImageStream {followed.name}: add spec.rollout yourself"
-            )
+            raise UsageError(f"gitboot cannot add spec.rollout to ImageStream {followed.name}: add this field by hand")
         title, message = format_message(followed, release, built)
         commit = None
         if not self._dry_run:
@@ -483,7 +481,7 @@ class StreamUpdater:
         if missing := sorted({*followed.architectures} - image.spec.architectures.keys()):
             raise UsageError(
                 f"BootImage/{image.metadata.name} has no files for {missing[0]}, and gitboot does not change "
-                "existing images: list all architectures in spec.follow for each stream that follows this source"
+                "existing images: in each stream that follows this source, list all architectures in spec.follow"
             )
         check_provenance(followed, image)
 

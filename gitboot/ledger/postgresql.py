@@ -36,7 +36,7 @@ try:
     from psycopg.pq import TransactionStatus
 
 except ImportError:
-    raise UsageError("a PostgreSQL ledger needs psycopg; run: pip install 'gitboot[postgresql]'") from None
+    raise UsageError("a PostgreSQL ledger needs psycopg; run `pip install 'gitboot[postgresql]'`") from None
 
 
 _CONNECT_S: Final = 5

@@ -431,8 +431,8 @@ def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str,
     if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
         raise LedgerError(
             f"{name}: the disk lost synced changes (only {found[1]} of {synced[1]} are left), or a backup replaced the "
-            "ledger; stop gitboot, restore the newest copy to a disk that keeps its data, and start gitboot again. "
-            "gitboot then asks you to confirm what is installed"
+            "ledger. Stop gitboot, restore the newest copy to a disk that keeps its data, and start gitboot again. "
+            "gitboot then asks you to confirm which servers are installed"
         )
 
 

@@ -101,7 +101,7 @@ class Signature:
         if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
             raise Malformed(
                 Code.COMBINATION,
-                "expected exactly one of `openpgp`, `minisign` and `sigstore`",
+                "expected exactly one of `openpgp`, `minisign` or `sigstore`",
                 "set exactly one of these fields",
             )
 
@@ -136,7 +136,7 @@ class Checksums:
         if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) != 1:
             raise Malformed(
                 Code.COMBINATION,
-                "expected exactly one of `signature`, `clearSigned` and `listedIn`",
+                "expected exactly one of `signature`, `clearSigned` or `listedIn`",
                 "set exactly one of these fields",
             )
 

@@ -350,7 +350,7 @@ class Approval:
             found = "both" if places else "neither"
             raise Malformed(
                 Code.COMBINATION,
-                f"expected exactly one of `file` and `url`, found {found}",
+                f"expected exactly one of `file` or `url`, found {found}",
                 "set `file` to approve in Git, or set `url` to let another system approve",
                 tuple(places[-1:]),
             )
@@ -457,7 +457,7 @@ class MaintenanceSpec:
         if self.window.end is None:
             raise Malformed(
                 Code.COMBINATION,
-                "`before` requires a window with an end, because servers stop waiting when the window ends",
+                "`before` requires a window with an end, because servers wait only until the window ends",
                 "set window.end",
                 ("window",),
             )

@@ -572,7 +572,7 @@ class Selector:
             raise Malformed(
                 Code.SELECTOR,
                 "an empty selector could mean either all servers or none",
-                "use All, None, matchLabels, matchExpressions or servers",
+                "use `All`, `None`, `matchLabels`, `matchExpressions` or `servers`",
             )
         if uses_labels and self.servers:
             raise Malformed(

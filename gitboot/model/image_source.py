@@ -71,7 +71,7 @@ def _check_placeholders(value: object, allowed: Collection[str]) -> str:
             words = ", ".join(f"{{{name}}}" for name in allowed)
             raise Malformed(
                 Code.SOURCE_TEMPLATE,
-                f"this template cannot use the placeholder {quote_value(match[0])}",
+                f"the placeholder {quote_value(match[0])} is not allowed here",
                 did_you_mean(match[1], allowed, f"use {words}"),
             )
     return found
@@ -126,7 +126,7 @@ def parse_match_template(value: object) -> str:
         found,
         Code.SOURCE_TEMPLATE,
         "a template with {version}",
-        "write {version} exactly once, in place of the version number",
+        "write `{version}` exactly once, in place of the version number",
     )
 
 
@@ -211,7 +211,7 @@ class SignatureTemplate:
     def _check_kind(self) -> None:
         if (self.openpgp is None) == (self.minisign is None):
             raise Malformed(
-                Code.COMBINATION, "expected exactly one of `openpgp` and `minisign`", "set exactly one of these fields"
+                Code.COMBINATION, "expected exactly one of `openpgp` or `minisign`", "set exactly one of these fields"
             )
 
 

@@ -124,7 +124,7 @@ def parse_lookup_mac(value: object) -> MacAddress:
     if is_placeholder_mac(mac):
         raise Malformed(
             Code.PLACEHOLDER_IDENTITY,
-            f"the MAC address {mac.replace('-', ':')} does not identify a machine",
+            f"the MAC address {mac.replace('-', ':')} is a placeholder and does not identify a machine",
             "copy the address from the interface",
         )
     return mac
@@ -373,7 +373,7 @@ def parse_count_or_percent(value: object) -> str:
 
 
 def parse_boolean(value: object) -> bool:
-    return require_match(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write true or false") == "true"
+    return require_match(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write `true` or `false`") == "true"
 
 
 _BOOLEAN: Final = re.compile("true|false")
@@ -513,7 +513,7 @@ def parse_hook_url(value: object) -> str:
     found = _parse_url_text(value)
     _require_no_zone(found)
     is_url = _is_http_url(found) and "#" not in found
-    return require(is_url, found, Code.URL, "an http or https URL", "write https://HOST[:PORT]/PATH, without #")
+    return require(is_url, found, Code.URL, "an http or https URL", "write https://HOST[:PORT]/PATH, without '#'")
 
 
 def parse_bmc_address(value: object) -> str:
@@ -674,7 +674,7 @@ def parse_variable_name(value: object) -> str:
         _IDENTIFIER,
         Code.VARIABLE,
         "a variable's name",
-        "use letters, digits and '_', but do not begin with a digit",
+        "use only letters, digits and '_', and begin the name with a letter or '_'",
     )
 
 

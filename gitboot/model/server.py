@@ -243,7 +243,7 @@ class ServerSpec:
         if self.uuid is None and (needing := next((name for name, value in needs.items() if value), None)):
             raise Malformed(
                 Code.UUID_NEEDED,
-                f"the field `{needing}` requires a uuid, but the server has none",
+                f"the field `{needing}` requires the server's `uuid`, which is not set",
                 f"add the uuid that `dmidecode -s system-uuid` prints on the server, or remove `{needing}`",
                 (needing,),
             )

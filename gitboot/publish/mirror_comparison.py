@@ -332,9 +332,9 @@ class WebMirror:
                 return None, _read_answer(answer)
             if answer.status == 403:
                 raise HostUnreachable(
-                    f"{url} returned 403: this host is not allowed to read the mirror's signed list (run the command "
-                    "on a host that the Fleet lists in spec.provisioning.monitors. To use this host, add it there, "
-                    "and copy the generated configuration to the web server again)"
+                    f"{url} returned 403: this host is not allowed to read the mirror's signed list. Run the command "
+                    "on a host that the Fleet lists in spec.provisioning.monitors. To use this host, add it to that "
+                    "list, and copy the generated configuration to the web server again"
                 )
             if answer.status != 200:
                 raise HostUnreachable(f"{url} returned {answer.status}")
@@ -561,8 +561,8 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     return MirrorFinding(
         path=UNKNOWN_MACHINE,
         fault=MirrorFault.CACHEABLE,
-        message=f"Cache-Control does not contain no-store, so a cache may store this {answer.status} response, and "
-        "return it even after you add the machine to the fleet",
+        message=f"Cache-Control does not contain `no-store`, so a cache may return this {answer.status} response even "
+        "after you add the machine to the fleet",
     )
 
 
@@ -592,7 +592,7 @@ def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
     return MirrorFinding(
         path=path,
         fault=MirrorFault.WRONG,
-        message=f"the body of the {answer.status} response must be #, because GRUB executes the body as its "
+        message=f"the body of the {answer.status} response must be `#`, because GRUB executes the body as its "
         "configuration",
     )
 

@@ -533,7 +533,7 @@ def _quote_word(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9@:/._=+-]+", text):
         return text
     if not text.isprintable():
-        raise UsageError(f"{text!r} contains characters that are not allowed in a unit file")
+        raise UsageError(f"{text!r} contains characters that are not allowed in a systemd unit file")
     for special, replacement in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%")):
         text = text.replace(special, replacement)
     return f'"{text}"'

@@ -386,7 +386,7 @@ def _reject_foreign_tree(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[
     if tree.stamp is not None and tree.stamp.ledger != ledger and tree.stamp.ledger != heir_of():
         raise ForeignTree(
             f"{disk.root} belongs to the ledger {tree.stamp.ledger}, not to {ledger} "
-            "(choose another directory, or take over this directory with gitboot records begin)"
+            "(choose another directory, or take over this directory with `gitboot records begin`)"
         )
 
 

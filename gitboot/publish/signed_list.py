@@ -503,7 +503,7 @@ def read_list_keys(folder: Path) -> ListKeys:
             f"{file} is not a PEM file with a private key; copy the file again from the host that has the root key"
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise KeyUnreadable(f"{file} is not an Ed25519 key; create one with gitboot secret keygen --signed-list")
+        raise KeyUnreadable(f"{file} is not an Ed25519 key; create one with `gitboot secret keygen --signed-list`")
     keyval = {"public": key.public_key().public_bytes_raw().hex()}
     # The key ID is the sha256 of the key's canonical JSON, as in python-tuf.
     keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": keyval, "scheme": "ed25519"}))

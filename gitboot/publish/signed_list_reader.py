@@ -183,7 +183,7 @@ def _parse_integer(text: str) -> int:
 
 
 def _reject_number(text: str) -> Any:
-    raise ValueError(f"a number is not an integer: {text[:20]}")
+    raise ValueError(f"expected an integer, found {text[:20]}")
 
 
 def _parse_json(data: bytes) -> Any:
@@ -695,6 +695,6 @@ def _read_bin(
         if not _TARGET.match(target):
             raise ValueError(f"{target!r} is not the name of a listing")
         if hashlib.sha256(target.encode("utf-8")).hexdigest()[:2] != number.group(1):
-            raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs in a different hash bin")
+            raise ListProblem(DAMAGED, metadata.name, f"{target!r} is in the wrong hash bin")
         found[target] = Target(digest, check_count(each["length"], 0))
     return metadata, found

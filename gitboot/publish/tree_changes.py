@@ -307,7 +307,7 @@ class _ChangePlanner:
                 foreign_paths.add(path)
         if foreign_paths:
             names = format_names([str(self._disk.root / path) for path in sorted(foreign_paths)], 10)
-            raise PublishError(f"gitboot does not replace files that it did not write: {names} (move them elsewhere)")
+            raise PublishError(f"gitboot will not replace files that it did not write: {names} (move them elsewhere)")
 
     # Remove files
 

@@ -343,7 +343,7 @@ def _import_records(file: Path) -> dict[SystemUuid, Record]:
     records = parse_exported_records(file.read_bytes(), str(file))
     for uuid in sorted(filter(is_placeholder_uuid, records)):
         raise UsageError(
-            f"{file}: a record has the UUID {uuid}, which does not identify a machine; remove the record, and "
+            f"{file}: a record has the UUID {uuid}, which is only a placeholder; remove the record, and "
             "set a UUID in the machine's firmware"
         )
     return records

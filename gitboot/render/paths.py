@@ -80,7 +80,7 @@ class IdentityKind(StrEnum):
 
 def _parse_serial(text: str) -> str:
     if is_placeholder_serial(text):
-        raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the serial number {text} does not identify a machine")
+        raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the serial number {text} is only a placeholder")
     return text
 
 

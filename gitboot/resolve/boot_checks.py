@@ -369,7 +369,7 @@ def check_maintenance(
             yield DecisionFinding(
                 Code.DIGEST,
                 "the line does not contain an approval",
-                "write the name of the Maintenance and the digest that `gitboot plan` shows, or begin the line with #",
+                "write the Maintenance's name and the digest that `gitboot plan` shows, or begin a comment with '#'",
                 (Id(FILE, spec.before.approval.file), (line,)),
                 is_shared=False,
             )
@@ -583,7 +583,7 @@ def check_config_delivery(boot: Boot, source: BootSource, own: ArgumentLists, us
             raise Unbootable(
                 Code.NO_WAY_IN,
                 f"BootImage/{boot.image} has configFrom: Medium, but method {boot.method} does not insert a medium",
-                "use method VirtualMedia, or correct the image's configFrom",
+                "use `method: VirtualMedia`, or correct the image's configFrom",
                 source.profile_id,
                 *("spec", "method"),
             )

@@ -200,7 +200,7 @@ class _Reader:
         if header is None or header[1].lower().strip() != "jinja":
             raise make_user_data_fault(
                 f"the first line of {part.name} is {quote_value(first)}, so cloud-init ignores the template below it",
-                "write only ## template: jinja on the first line",
+                "write only `## template: jinja` on the first line",
                 part.first_line,
             )
         # gitboot imports this module here, because little user data contains templates
@@ -331,7 +331,7 @@ def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
                 problem = f"the merge type in {part.name} contains {quote_value(wrong)}, which is not dict, list or str"
             raise make_user_data_fault(
                 f"{problem}, so cloud-init ignores the part",
-                "write merge_how: dict(replace)+list(append)+str(), or a list of entries with name and settings",
+                "write `merge_how: dict(replace)+list(append)+str()`, or a list of entries with `name` and `settings`",
                 part.first_line,
             )
 
@@ -378,7 +378,7 @@ def _check_patch(part: _Part) -> None:
     except (ValueError, RecursionError) as error:
         raise make_user_data_fault(
             f"the JSON patch in {part.name} is not JSON, so cloud-init ignores it: {error}",
-            "write a list of operations (RFC 6902) below #cloud-config-jsonp",
+            "write a list of operations (RFC 6902) below the line `#cloud-config-jsonp`",
             part.first_line,
         ) from None
     for operation in patch if isinstance(patch, list) else [patch]:

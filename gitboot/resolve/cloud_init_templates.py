@@ -45,7 +45,7 @@ def parse_template(source: str, name: str, first_line: int) -> str | None:
         line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
         raise make_user_data_fault(
             f"cloud-init cannot read the Jinja template in {name}, so it ignores the template: {error}",
-            "correct the template, and enclose it in {% raw %} and {% endraw %}",
+            "correct the Jinja template, and put it between `{% raw %}` and `{% endraw %}`",
             first_line and first_line + line,
         ) from None
     kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)

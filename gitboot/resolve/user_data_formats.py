@@ -289,7 +289,7 @@ def _check_preseed(text: str) -> None:
             )
         if words[2] not in _PRESEED_TYPES:
             raise make_user_data_fault(
-                f"debconf skips line {first_line} of the rendered preseed, which has the type {quote_value(words[2])}",
+                f"debconf skips line {first_line} of the rendered preseed: there is no type {quote_value(words[2])}",
                 did_you_mean(words[2], _PRESEED_TYPES, f"use {', '.join(_PRESEED_TYPES)}"),
                 first_line,
             )
@@ -309,7 +309,7 @@ def _check_talos(text: str) -> None:
             Code.TALOS_DOCUMENT,
         ) from None
     if text.startswith("#cloud-config"):
-        raise _make_talos_fault("the rendered text begins with #cloud-config, which Talos does not support", 1)
+        raise _make_talos_fault("the rendered text begins with `#cloud-config`, which Talos does not support", 1)
     if not documents:
         raise _make_talos_fault("the rendered Talos configuration contains no documents", 0)
     machine_count = 0
@@ -412,7 +412,7 @@ def _check_autoyast(text: str) -> None:
 def _reject_entity(name: str, *_: object) -> None:
     raise make_user_data_fault(
         f"the rendered AutoYaST profile declares the entity {quote_value(name)}",
-        "replace the entity with its text",
+        "replace each use of the entity with its text, and remove the declaration",
         code=Code.AUTOYAST_DOCUMENT,
     )
 
@@ -421,7 +421,7 @@ def _check_combustion(text: str) -> None:
     if not text.startswith("#!"):
         raise make_user_data_fault(
             f"the system does not run a Combustion script that begins with {quote_value(text.partition(chr(10))[0])}",
-            "begin the script with #!/bin/bash, and with `# combustion: network` if it needs the network",
+            "begin the script with `#!/bin/bash`; if it needs the network, add the line `# combustion: network`",
             code=Code.COMBUSTION_SCRIPT,
         )
 

@@ -675,7 +675,7 @@ def test_no_import_accepts_a_placeholder_mac_address(mac: str) -> None:
 def test_finding_p2_records_of_a_placeholder_uuid_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     file.write_bytes(encode_records({SystemUuid(AMI): Record(provision=1)}))
-    with pytest.raises(UsageError, match=f"{file}: a record has the UUID {AMI}, which does not identify a machine"):
+    with pytest.raises(UsageError, match=f"{file}: a record has the UUID {AMI}, which is only a placeholder"):
         read_records(file)
 
 

@@ -207,7 +207,7 @@ def replace_end(asked: Question) -> Question:
     ("values", "error"),
     [
         (["drain.test"], "expected https:// or http:// followed by a host"),
-        (["https://drain.test/path"], "has a path"),
+        (["https://drain.test/path"], "must not have a path"),
         (["https://user:word@drain.test"], "must not contain a user name"),
         (["https://drain.test", "https://drain.test:443=token"], "listed twice"),
     ],

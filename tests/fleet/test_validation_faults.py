@@ -186,7 +186,7 @@ MESSAGES: Final = {
         'expected one of LocalDisk, NotFound, or a mapping with profile, found "Reject" (use one of these values)'
     ),
     "text where a list belongs": (
-        'spec.kernelArguments: expected a list, found "quiet" (correct the indentation, and add or remove dashes)'
+        'spec.kernelArguments: expected a list, found "quiet" (correct the indentation, or the dashes of list items)'
     ),
     "an argument of two lines": (
         r'spec.kernelArguments[0]: expected one kernel argument on one line, found "quiet\nsplash" '

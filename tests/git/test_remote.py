@@ -505,7 +505,7 @@ def test_t3_credentials_do_not_follow_a_redirect_to_another_server(
         source.fetch()
     assert (other_server.authorized, bool(https.authorized)) == ([], asks_first)
     if where == "https://127.0.0.1:PORT":
-        assert "gitboot does not send the credentials there" in str(caught.value)
+        assert "gitboot will not send the credentials there" in str(caught.value)
 
 
 def test_t3_a_redirect_within_the_same_server_is_followed(work: WorkTree, https: HttpsServer, state: Path) -> None:

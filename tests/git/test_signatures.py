@@ -431,7 +431,7 @@ def test_a_range_that_is_too_long_is_not_verified(work: WorkTree, ssh: dict[str,
     work.git("fast-import", "--quiet", "--force", text=commits)
     newest = ssh["ada"].commit(work)
     signatures = make_checker(work, TrustedKeys(allowed_signers=signers), Verify.RANGE)
-    assert "start gitboot once with --verify head" in signatures.find_faults(accepted, [newest])[newest].message
+    assert "start gitboot once with `--verify head`" in signatures.find_faults(accepted, [newest])[newest].message
     assert find_fault(make_checker(work, TrustedKeys(allowed_signers=signers)), newest) == RIGHT
 
 

@@ -396,7 +396,7 @@ def write_raw_tree(work: WorkTree, *found: tuple[str, bytes, str]) -> str:
 
 
 TWICE = "the folder has 2 entries with this name"
-NO_NAME = "Git does not allow this name"
+NO_NAME = "Git does not allow a file or folder with this name"
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3])

@@ -743,7 +743,7 @@ files: {{kernel: {{name: kernel}}, initrds: [{{name: initrds}}]}}
     ]
     with pytest.raises(IncompleteRelease, match="the image has no files for aarch64"):
         describe_release(source, releases[-1], (X86, ARM), WebFetcher(), site.trust, registries=registries)
-    with pytest.raises(UsageError, match=f"gitboot is not allowed to contact {oci.host}: add --registries"):
+    with pytest.raises(UsageError, match=f"gitboot is not allowed to contact {oci.host}: add `--registries"):
         list_releases(source, None, WebFetcher(), site.trust)
     other = structs.replace(releases[0], version="9.9")
     with pytest.raises(IncompleteRelease, match="does not exist in the registry"):

@@ -321,7 +321,7 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
     ("release", "error", "text"),
     [
         (_missing, IncompleteRelease, "/gone: .* returned 404; the release may be incomplete"),
-        (_other_size, IncompleteRelease, "the index states 5 bytes, but the server reports 600000 bytes"),
+        (_other_size, IncompleteRelease, "the index lists a size of 5 bytes, but the server reports 600000 bytes"),
         (_other_size_without_a_length, IncompleteRelease, "the file is 600000 bytes long, but the index states 600001"),
         (_too_large_without_a_length, IncompleteRelease, "larger than 5 bytes"),
         (_other_sha256, UntrustedRelease, "the file's sha256 digest is"),

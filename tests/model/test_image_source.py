@@ -46,13 +46,12 @@ def test_a_declaration(spec: str) -> None:
     [
         (
             SMALL.replace("{version}", "{verison}"),
-            'GB1049 spec.files.kernel.url: this template cannot use the placeholder "{verison}"; did you mean version?',
+            'GB1049 spec.files.kernel.url: the placeholder "{verison}" is not allowed here; did you mean version?',
         ),
         (f"{SMALL}, keys: [{KEY}]", "GB1044 spec: `keys` has no effect, because the source has no signature to verify"),
         (
             SMALL.replace("/versions", "/{version}"),
-            'GB1049 spec.releases.url: this template cannot use the placeholder "{version}"; use {channel}, {arch}, '
-            "{base}",
+            'GB1049 spec.releases.url: the placeholder "{version}" is not allowed here; use {channel}, {arch}, {base}',
         ),
         (
             SMALL.replace("https://a.test/versions", "assets:versions"),

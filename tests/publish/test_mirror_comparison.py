@@ -273,7 +273,7 @@ def test_p3_a_404_with_a_body_is_not_a_404_for_grub(mirror: CopyServer, output: 
         mirror.default_answer = (404, body)
         assert verify(mirror.url) == (8, {NOBODY: "Wrong"}), body
     (finding,) = json.loads(run_verify("--tree", output, mirror.url, "-o", "json")[1])["items"]
-    message = "the body of the 404 response must be #, because GRUB executes the body as its configuration"
+    message = "the body of the 404 response must be `#`, because GRUB executes the body as its configuration"
     assert finding["message"] == message
 
 

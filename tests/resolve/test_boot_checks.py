@@ -381,8 +381,8 @@ DRAIN: Final = "drain: {url: 'https://drain.test'}"
         ("- 20T12:00", f"before: {{{FILE}}}", f"repair {SHA} ada", "approvals.txt:1 GB1036 the line does not"),
         ("", f"before: {{{FILE}}}", "", "005.yaml:4 GB1044 spec: `before` requires a window with an end"),
         ("- 20T12:00", "before: {}", "", "005.yaml:4 GB1044 spec.before: `before` requires `approval` or `drain`"),
-        ("- 20T12:00", "before: {approval: {}}", "", "of `file` and `url`, found neither"),
-        ("- 20T12:00", "before: {approval: {file: a, url: 'https://a.test'}}", "", "of `file` and `url`, found both"),
+        ("- 20T12:00", "before: {approval: {}}", "", "of `file` or `url`, found neither"),
+        ("- 20T12:00", "before: {approval: {file: a, url: 'https://a.test'}}", "", "of `file` or `url`, found both"),
         (
             "- 20T12:00",
             f"before: {{{DRAIN}}}",

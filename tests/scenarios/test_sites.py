@@ -289,7 +289,7 @@ def test_the_record_of_a_server_can_be_handed_over_once_its_site_has_released_it
     two_sites.push(*make_servers(web01="fra1", web02="fra1"), message="Something else")
     two_sites.repository.push({"more": "x"}, "Something else")
     two_sites.instances["fra1"].advance()
-    assert "so another site may have installed the server in between" in str(run_records(*take).exception)
+    assert "Another site may have installed the server in between" in str(run_records(*take).exception)
     two_sites.advance()
     file.write_text(run_records("hand-over", "web01", "--state", old).stdout)
     given = run_while_instance_runs(run_records, take, two_sites)

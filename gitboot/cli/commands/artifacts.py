@@ -141,7 +141,7 @@ def download(
     if Output.MIRROR not in decisions.outputs:
         raise UsageError(
             "`mirror` is missing from the Fleet's `outputs`, so machines fetch artifacts directly from their sources; "
-            "add `mirror`"
+            "add `mirror` to `outputs`"
         )
     files = {get_mirror_path(each.file): each.file for each in found if each.file.source is not None}
     fetchers = build_fetchers(

@@ -779,7 +779,7 @@ def _name_ledger(file: Path, fleet: FleetRepository, identity: str) -> bytes:
         with suppress(KeyError):
             return insert_field(data, index, ("spec", name), "provisioning", {"ledger": identity})
     raise UsageError(
-        f"gitboot cannot add a line to {file}. Repeat the command without --state, and unset GITBOOT_STATE. After the "
+        f"gitboot cannot add a line to {file}. Unset GITBOOT_STATE, then repeat the command without --state. After the "
         "first `gitboot run`, add the `provisioning.ledger` line that `gitboot status` prints"
     )
 

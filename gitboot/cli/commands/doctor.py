@@ -397,8 +397,8 @@ def check_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Ch
         kind = "IP" if _is_address(hosts[0]) else "DNS"
         yield _failure(
             "certificate",
-            f"{certificate} is not valid for {format_names(hosts, 3)}, as used in the base URL",
-            f"get a certificate with subjectAltName={kind}:{hosts[0]}",
+            f"{certificate} is not valid for {format_names(hosts, 3)}, which the base URL uses",
+            f"get a certificate with `subjectAltName={kind}:{hosts[0]}`",
         )
     else:
         yield _warning(

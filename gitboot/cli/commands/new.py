@@ -370,7 +370,7 @@ def image(
         elif is_image:
             reference = OciReference.parse(source)
             if version is not None:
-                raise UsageError("the version comes from the image's tag: remove VERSION")
+                raise UsageError("gitboot takes the version from the image's tag: omit VERSION")
             default = f"{reference.repository.rpartition('/')[2]}-{reference.tag or reference.version[7:19]}"
             chosen = _check_name(fleet, path, name or build_document_name(default))
             release_files = describe_oci_image(reference, registry, wanted[0] if len(wanted) == 1 else None)
@@ -453,7 +453,7 @@ def _describe_files(
     if urls:
         raise UsageError("use either URLs or files on this host, not both")
     if assets is None:
-        raise UsageError("to use files on this host, add --assets with the directory served at baseURL/assets/")
+        raise UsageError("to use files on this host, set --assets to the directory that is served at baseURL/assets/")
     local = []
     for role, each in files:
         file = Path(each).resolve()

@@ -633,10 +633,10 @@ def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Reco
     if hand_over["commit"] != look.commit.revision:
         raise UsageError(
             f"{server} was handed over at commit {hand_over['commit'][:12]}, but this instance has accepted commit "
-            f"{look.commit.revision[:12]}, so another site may have installed the server in between. Hand the server "
+            f"{look.commit.revision[:12]}. Another site may have installed the server in between. Hand the server "
             "over again when both instances have accepted the same commit"
         )
     has_override = any(each.may_be_left_on_bmc for each in look.knowledge.list_overrides(decision.uuid))
     if has_override or look.knowledge.stored_record(decision.uuid) is not None:
-        raise UsageError(f"this instance already has a record of {server}: check it with gitboot records show")
+        raise UsageError(f"this instance already has a record of {server}: check it with `gitboot records show`")
     return parse_record(hand_over["record"])

@@ -273,7 +273,7 @@ def make_private(directory: Path) -> Iterator[None]:
                 found = path.lstat()
                 if stat.S_ISLNK(found.st_mode):
                     raise UsageError(
-                        f"{path} is a symlink that gitboot did not create: check its target, and remove the symlink"
+                        f"{path} is a symlink that gitboot did not create: check its target, then remove the symlink"
                     )
                 _restrict_access(path, found, mask)
     except OSError as error:

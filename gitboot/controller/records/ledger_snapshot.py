@@ -349,10 +349,10 @@ def record_instance_facts(
         acted = f"--site {facts.site}" if facts.site else "all sites, without --site"
         asked = f"--site {site}" if site is not None else "all sites"
         raise UsageError(
-            f"the ledger {facts.identity} was used for {acted}, but gitboot now starts for {asked}. gitboot would "
-            f"withdraw its published files and overrides. Start gitboot for {acted} again, or use another --state "
-            "and --out and initialise the new ledger: run gitboot records begin with the ops/records of a published "
-            "tree"
+            f"the ledger {facts.identity} was used for {acted}, but gitboot now starts for {asked} and would withdraw "
+            f"the ledger's published files and overrides. Start gitboot for {acted} again. To start for {asked}, use "
+            "another --state and --out, and initialise the new ledger: run `gitboot records begin` with the folder "
+            "`ops/records` of a published tree"
         )
     now = structs.replace(
         facts,

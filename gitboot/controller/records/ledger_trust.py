@@ -279,8 +279,8 @@ def _check_beginning(
     known = update.before
     if beginning is Beginning.FRESH and reason != "NewLedger":
         raise UsageError(
-            f"`fresh` is allowed only for a new ledger ({reason}), because gitboot would install every server. Use "
-            "`adopt` or a file with exported records"
+            f"`fresh` is allowed only for a new ledger ({reason}), because it makes gitboot install every server; "
+            "use `adopt` or a file with exported records"
         )
     if beginning is Beginning.AS_RECORDED and (known.facts.initialised is None or reason == "DamagedLedger"):
         raise UsageError(f"this ledger has no usable records ({reason}). Use `adopt` or a file with exported records")
@@ -295,5 +295,5 @@ def _check_beginning(
     if missing:
         raise UsageError(
             f"the published tree has newer records for {format_count(len(missing), 'server')}: "
-            f"{format_names([names.get(uuid, uuid) for uuid in missing])}. Use the folder ops/records in that tree"
+            f"{format_names([names.get(uuid, uuid) for uuid in missing])}. Use the folder `ops/records` in that tree"
         )

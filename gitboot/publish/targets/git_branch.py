@@ -117,7 +117,7 @@ class BranchTarget:
         return (self._branch.read(self._tip, path) if self._tip is not None else None) or b""
 
     def _build_damage_error(self, path: str) -> PublishError:
-        return PublishError(f"{self._name}: {path} is damaged (delete the branch; gitboot creates it again)")
+        return PublishError(f"{self._name}: {path} is damaged (delete the branch, and gitboot will create it again)")
 
 
 def _read_content(tree: FollowedTree, path: str, digest: str) -> bytes:

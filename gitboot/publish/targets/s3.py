@@ -35,7 +35,7 @@ try:
     from obstore import exceptions
     from obstore.store import S3Store
 except ImportError as _error:
-    raise UsageError("an s3:// target needs obstore: run pip install 'gitboot[s3]'") from _error
+    raise UsageError("an s3:// target needs obstore: run `pip install 'gitboot[s3]'`") from _error
 
 
 _PARALLEL: Final = 16

@@ -447,8 +447,8 @@ def test_a_fleet_without_https_does_not_use_the_certificate(rack: Rack, authorit
         ("expired", ": certificate has expired"),
         ("another authority", ": unable to get local issuer certificate"),
         ("no intermediate", ": unable to get local issuer certificate"),
-        ("another address", "is not valid for 127.0.0.1, as used in the base URL"),
-        ("a name for an address", "is not valid for 127.0.0.1, as used in the base URL"),
+        ("another address", "is not valid for 127.0.0.1, which the base URL uses"),
+        ("a name for an address", "is not valid for 127.0.0.1, which the base URL uses"),
     ],
 )
 def test_a_certificate_that_firmware_cannot_use_fails_the_check(

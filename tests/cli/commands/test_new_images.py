@@ -196,7 +196,7 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         (("https://[", "1"), Exit.USAGE, "use brackets only around an IPv6 address"),
         (("own", "1", "--kernel", "https://[/vmlinuz"), Exit.USAGE, "use brackets only around an IPv6 address"),
         (("own", "1", "--kernel", "https://host.test/a", "--channel", "x"), Exit.USAGE, "remove --channel"),
-        (("oci://host.test/a:1", "1"), Exit.USAGE, "remove VERSION"),
+        (("oci://host.test/a:1", "1"), Exit.USAGE, "omit VERSION"),
         (("oci://host.test/a",), Exit.USAGE, "expected oci://HOST/NAME:TAG"),
         (("flatcar", "--architecture", "riscv"), Exit.USAGE, "riscv"),
     ],
