@@ -73,7 +73,9 @@ class Remote(Struct, frozen=True, kw_only=True):
             case ("ssh", SshKey()) | ("https", Password() | None) | ("http" | "git" | "file" | "", None):
                 pass
             case "ssh", _:
-                raise UsageError(f"{self._redacted_url} needs a private key and a known_hosts file (--git-ssh)")
+                raise UsageError(
+                    f"{self._redacted_url} requires a private key and a known_hosts file: specify them with --git-ssh"
+                )
             case "http", Password():
                 raise UsageError(f"{self._redacted_url}: gitboot would send the password unencrypted; use https")
             case "https" | "http" | "git" | "file" | "", _:
@@ -313,7 +315,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
 
         if origin(url) != origin(self._remote.url):  # the remote has redirected libgit2 to another server
             raise SourceRefused(
-                f"{self._remote.url} redirects to {one_line(url)}, but gitboot does not send the credentials "
+                f"{self._remote.url} redirects to {one_line(url)}, but gitboot will not send the credentials "
                 "there; if this redirect is correct, use the new URL as the repository"
             )
         match self._remote.credentials:
@@ -443,7 +445,7 @@ def parse_range(text: str) -> Range:
             match = _TERM.match(alternative, position)
             if match is None:
                 raise UsageError(
-                    f"{text!r} is not a version range; write, for example, >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*"
+                    f"{text!r} is not a version range; write, for example, `>=1.4 <2`, `^1.2`, `~1.2.3` or `1.* || 3.*`"
                 )
             terms.append(_parse_term(match))
             position = match.end()

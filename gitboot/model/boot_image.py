@@ -101,7 +101,7 @@ class Signature:
         if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
             raise Malformed(
                 Code.COMBINATION,
-                "expected exactly one of `openpgp`, `minisign` and `sigstore`",
+                "expected exactly one of `openpgp`, `minisign` or `sigstore`",
                 "set exactly one of these fields",
             )
 
@@ -136,7 +136,7 @@ class Checksums:
         if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) != 1:
             raise Malformed(
                 Code.COMBINATION,
-                "expected exactly one of `signature`, `clearSigned` and `listedIn`",
+                "expected exactly one of `signature`, `clearSigned` or `listedIn`",
                 "set exactly one of these fields",
             )
 
@@ -209,7 +209,7 @@ class Artifact:
             raise Malformed(
                 Code.URL,
                 f"iPXE cannot fetch the signature {self.loader_signature}",
-                "write assets:PATH or http(s)://HOST/PATH, without #PATH",
+                "write `assets:PATH` or `http(s)://HOST/PATH`; iPXE does not support `#PATH`",
                 ("loaderSignature",),
             )
 
@@ -249,7 +249,7 @@ class Artifacts:
                 Code.COMBINATION, "the image has no file that a machine can boot", "add a kernel, a uki or an iso"
             )
         if not self.kernel and (self.initrds or self.rootfs or self.loader):
-            raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel", "add a kernel")
+            raise Malformed(Code.COMBINATION, "`initrds`, `rootfs` and `loader` require a `kernel`", "add a kernel")
 
     @check
     def _check_loader_signatures(self) -> None:

@@ -190,7 +190,7 @@ class BootProfileSpec:
             found = "both" if images else "neither"
             raise Malformed(
                 Code.COMBINATION,
-                f"expected exactly one of `image` and `stream`, found {found}",
+                f"expected exactly one of `image` or `stream`, found {found}",
                 "set `stream` to follow a stream, or set `image` to keep one image",
                 ("stream",) if images else ("method",),
             )
@@ -350,7 +350,7 @@ class Approval:
             found = "both" if places else "neither"
             raise Malformed(
                 Code.COMBINATION,
-                f"expected exactly one of `file` and `url`, found {found}",
+                f"expected exactly one of `file` or `url`, found {found}",
                 "set `file` to approve in Git, or set `url` to let another system approve",
                 tuple(places[-1:]),
             )

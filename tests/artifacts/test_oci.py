@@ -122,7 +122,7 @@ def test_a_tag_is_resolved_to_the_digest_of_each_file(servers: RegistryServers) 
 def test_an_image_without_an_index_is_for_one_architecture(servers: RegistryServers) -> None:
     asked = make_registries(servers.open)
     assert list(resolve(image(servers.open, "os/linux:uki"), asked).architectures["x86_64"]) == ["uki"]
-    with pytest.raises(UsageError, match="add --architecture"):
+    with pytest.raises(UsageError, match="specify --architecture"):
         resolve(image(servers.open, "os/linux:pxe"), asked)
 
 
@@ -240,7 +240,7 @@ def test_t3_credentials_are_not_sent_to_a_host_that_an_unencrypted_answer_names(
             asked.url.replace("127.0.0.1", "127.0.0.2"),
         ):
             asked.answers[MANIFEST_PATH] = make_challenge(realm)
-            with pytest.raises(RegistryRefused, match="gitboot does not send credentials there"):
+            with pytest.raises(RegistryRefused, match="gitboot will not send credentials there"):
                 make_registries(asked, credentials(tmp_path, asked.host), servers.tls).manifest(image(asked))
         assert thief.asked == []
 
@@ -253,7 +253,7 @@ def test_t3_credentials_are_not_sent_unencrypted_after_an_encrypted_answer(
         serve_answers({MANIFEST_PATH: make_challenge(f"{thief.url}/token")}, servers.tls) as asked,
     ):
         asked.answers[MANIFEST_PATH] = make_challenge(f"{thief.url}/token")
-        with pytest.raises(RegistryRefused, match="gitboot does not send credentials there"):
+        with pytest.raises(RegistryRefused, match="gitboot will not send credentials there"):
             make_registries(asked, credentials(tmp_path, asked.host), servers.tls).manifest(image(asked))
         assert thief.asked == []
 

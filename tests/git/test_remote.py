@@ -113,8 +113,8 @@ def test_a_remote_is_any_url_that_git_accepts(url: str, credentials: Password | 
         ("git://git.example.net/x", PASSWORD, None, "does not support Password credentials"),
         ("/srv/fleet", PASSWORD, None, "does not support Password credentials"),
         ("https://git.example.net/x", A_KEY, None, "does not support SshKey credentials"),
-        ("ssh://git@git.example.net/x", None, None, "needs a private key and a known_hosts file"),
-        ("git@git.example.net:x", PASSWORD, None, "needs a private key and a known_hosts file"),
+        ("ssh://git@git.example.net/x", None, None, "requires a private key and a known_hosts file"),
+        ("git@git.example.net:x", PASSWORD, None, "requires a private key and a known_hosts file"),
         ("ftp://git.example.net/x", None, None, "unknown scheme ftp; use https"),
         ("ext://sh -c true", None, None, "unknown scheme ext; use https"),
         ("https://git.example.net:port/x", None, None, "Port could not be cast"),
@@ -505,7 +505,7 @@ def test_t3_credentials_do_not_follow_a_redirect_to_another_server(
         source.fetch()
     assert (other_server.authorized, bool(https.authorized)) == ([], asks_first)
     if where == "https://127.0.0.1:PORT":
-        assert "gitboot does not send the credentials there" in str(caught.value)
+        assert "gitboot will not send the credentials there" in str(caught.value)
 
 
 def test_t3_a_redirect_within_the_same_server_is_followed(work: WorkTree, https: HttpsServer, state: Path) -> None:
