@@ -414,7 +414,7 @@ class SignatureCheck:
             raise UntrustedSignature(f"not verified: {error}") from error
         if digest.hexdigest() != artifact.sha256:
             raise UntrustedSignature(
-                f"different from the file {path} in {archive}, whose sha256 is {digest.hexdigest()}"
+                f"different from the file {path} in {archive}, which has the SHA-256 digest {digest.hexdigest()}"
             )
 
     def _read_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
