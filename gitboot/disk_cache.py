@@ -292,7 +292,7 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
                     connection.execute(statement)
             connection.execute("COMMIT")
         if _read_statements(connection) != [each.encode() for each in _SCHEMA]:
-            raise sqlite3.DatabaseError("the file has a different schema")
+            raise sqlite3.DatabaseError("the file does not have the expected schema")
     except BaseException:
         connection.close()
         raise

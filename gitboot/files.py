@@ -460,7 +460,7 @@ def _find_caller_descriptor(path: Path) -> int | None:
         is_inherited = False
     if not is_inherited:
         raise UsageError(
-            f"{path}: gitboot was started without this file descriptor; open the descriptor, or pass a file path"
+            f"{path}: this file descriptor was not open when gitboot started; open it first, or pass a file path"
         )
     return descriptor
 

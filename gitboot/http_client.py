@@ -136,7 +136,9 @@ class RequestLimits:
         self._allowance -= size_bytes
         if self._allowance < 0:
             raise _AnswerTooLarge(
-                "the host sent too much HTTP framing" if self._is_body else "the host sent too many headers"
+                "the response body contains too many HTTP framing bytes"
+                if self._is_body
+                else "the host sent too many headers"
             )
         self._waited_s += waited_s
         self._arrived += size_bytes
@@ -256,7 +258,7 @@ class LimitedConnection(HTTPConnection):
         limits = current_limits()
         if limits.is_loopback_only and not is_loopback(str(self.sock.getpeername()[0])):
             raise _CredentialsWithheld(
-                "gitboot does not send credentials to another machine over an unencrypted connection"
+                "gitboot will not send credentials to another machine over an unencrypted connection"
             )
         for first in range(0, len(data), _SENT_AT_ONCE):
             self.sock.settimeout(limits.remaining_s())
@@ -330,7 +332,7 @@ def check_credentials(url: str, credential: str = "the token", *, allow_token_ov
     if parts.scheme != "https" and not allow_token_over_http and not is_loopback(parts.hostname or ""):
         raise UsageError(
             f"gitboot would send {credential} to http://{parts.netloc} unencrypted; use https, or "
-            "--allow-token-over-http on a network that you trust"
+            "add --allow-token-over-http if you trust the network"
         )
 
 

@@ -156,7 +156,7 @@ def build_decoder(kind: Any) -> Callable[[bytes], Any]:
 def _decode_path(kind: type, text: object) -> Path:
     """Decode a path, which `gitboot.child_processes.encode` writes as text."""
     if kind is not Path or not isinstance(text, str):
-        raise NotImplementedError(f"a message cannot contain the type {kind.__name__}")
+        raise NotImplementedError(f"a message cannot contain a value of type {kind.__name__}")
     return Path(text)
 
 

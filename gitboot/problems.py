@@ -92,7 +92,7 @@ class Code(StrEnum):
     MERGE_KEY = (
         "GB1010",
         "The document uses a merge key (<<)",
-        "A reviewer must see all fields in the document itself, so gitboot rejects merge keys.",
+        "Reviewers must be able to see all fields in the document itself, so gitboot rejects merge keys.",
         "Repeat the fields, or let one policy inherit from another.",
     )
     DUPLICATE_KEY = (
@@ -110,7 +110,7 @@ class Code(StrEnum):
     ROOT_NOT_MAPPING = (
         "GB1013",
         "The document is not a mapping",
-        "Each document is a mapping with apiVersion, kind, metadata and spec.",
+        "Each document must be a mapping with the keys `apiVersion`, `kind`, `metadata` and `spec`.",
         "Begin the document with `apiVersion:`. If the file is not part of the fleet, list it in .gitbootignore.",
     )
     DIRECTIVE = (
@@ -122,14 +122,14 @@ class Code(StrEnum):
     TOO_MANY_PROBLEMS = (
         "GB1015",
         "The file has more problems than gitboot shows",
-        "For each file, gitboot shows at most 100 errors and 100 warnings. Other problems often have the same cause.",
+        "For each file, gitboot shows at most 100 errors and 100 warnings. The rest often have the same cause.",
         "Fix the listed problems, and validate again.",
     )
     API_VERSION = (
         "GB1020",
         "The apiVersion is not supported",
-        "The apiVersion names the document format. This version of gitboot supports only one format.",
-        "Write apiVersion: gitboot.dev/v1alpha1.",
+        "`apiVersion` specifies the document format. This version of gitboot supports only one format.",
+        "Write `apiVersion: gitboot.dev/v1alpha1`.",
     )
     KIND = (
         "GB1021",
@@ -172,7 +172,7 @@ class Code(StrEnum):
     INTEGER = (
         "GB1030",
         "The value is not a whole number",
-        "YAML parsers disagree about 010, 0x10 and 1_000, so gitboot rejects these forms.",
+        "YAML parsers interpret numbers such as 010, 0x10 and 1_000 differently, so gitboot rejects these forms.",
         "Use only digits, without a leading 0.",
     )
     BOOLEAN = (
@@ -226,9 +226,9 @@ class Code(StrEnum):
     )
     INSTANT = (
         "GB1038",
-        "The time is not valid, or has no offset",
-        "Without an offset, a time means a different instant in each time zone.",
-        "Write the time with its offset, for example 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00.",
+        "The time is not valid, or has no UTC offset",
+        "Without a UTC offset, a time means a different instant in each time zone.",
+        "Write the time with its UTC offset, for example 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00.",
     )
     COUNT = (
         "GB1039",
@@ -275,7 +275,7 @@ class Code(StrEnum):
     VARIABLE = (
         "GB1046",
         "The variable name is not valid",
-        "Templates read a variable as vars.NAME, so its name must be a valid Jinja2 identifier.",
+        "Templates read a variable as `vars.NAME`, so its name must be a valid Jinja2 identifier.",
         "Use only letters, digits and '_', and begin the name with a letter or '_'.",
     )
     OCI_TAG = (
@@ -322,7 +322,7 @@ class Code(StrEnum):
         "Two servers have the same identity",
         "A UUID, MAC address, serial number, IP address or BMC system belongs to one machine. If two servers share an "
         "identity, a machine could boot as the wrong one. Only interfaces of the same server may share an IP address.",
-        "Correct the wrong value, or remove the document of a machine that no longer exists.",
+        "Correct the duplicate value, or remove the document of a machine that no longer exists.",
     )
     UNKNOWN_REFERENCE = (
         "GB2004",
@@ -339,7 +339,7 @@ class Code(StrEnum):
     NOT_INHERITED = (
         "GB2006",
         "The policy does not set or inherit a required field",
-        "A policy must set its profile and networkBoot, or inherit them from another policy.",
+        "A policy must set `profile` and `networkBoot`, or inherit them from another policy.",
         "Set the field, or inherit from a policy that sets the field.",
     )
     NO_POLICY = (
@@ -352,7 +352,7 @@ class Code(StrEnum):
     POLICY_TIE = (
         "GB2011",
         "Several policies with the same priority select the server",
-        "The policy with the highest priority wins (rule R3). If two share this priority, gitboot cannot choose one.",
+        "The policy with the highest priority wins (rule R3). gitboot cannot choose between equal priorities.",
         "Raise the priority of one policy, make one inherit from the other, or narrow a selector.",
     )
     MAINTENANCE_TIE = (
@@ -366,14 +366,14 @@ class Code(StrEnum):
         "GB2013",
         "The image is older than the stream allows",
         "The stream sets skew.minimumVersion for all its servers, including servers with a pin or a hold.",
-        "Select a newer image for the server, or lower skew.minimumVersion.",
+        "Select a newer image for the server, or lower `skew.minimumVersion`.",
     )
     OVERRIDE_MODE = (
         "GB2014",
-        "A direct boot uses override: Continuous",
+        "A direct boot uses `override: Continuous`",
         "A uki or iso that the BMC boots directly has no boot script that could end the override. The machine would "
         "be installed again and again.",
-        "Use override: Once, or boot through a boot loader.",
+        "Set `override: Once`, or boot through a boot loader.",
     )
     UNKNOWN_WRITES_DISK = (
         "GB2015",
@@ -496,7 +496,7 @@ class Code(StrEnum):
         "The program that boots the image ignores loaderSignature",
         "Only iPXE verifies loaderSignature, and only in gitboot's boot script. GRUB, PXELINUX, firmware and "
         "scripts from templates boot the files without this check.",
-        "Let iPXE boot the image (loader: iPXE), or remove loaderSignature from the image.",
+        "Boot the image with iPXE (`loader: iPXE`), or remove `loaderSignature` from the image.",
     )
     TEMPLATE_SYNTAX = (
         "GB2101",
@@ -513,8 +513,8 @@ class Code(StrEnum):
     TEMPLATE_BOUNDS = (
         "GB2103",
         "The template exceeds a limit",
-        "A boot file never needs this much output or this many loop steps.",
-        "Reduce the template to at most 1 MiB of output and 100,000 loop steps.",
+        "No boot file needs as much output or as many loop steps as the limit allows.",
+        "Reduce the template's output to at most 1 MiB, and its loops to at most 100,000 steps in total.",
     )
 
     # GB3…: secrets and safety
@@ -535,9 +535,9 @@ class Code(StrEnum):
     RESERVED_ARGUMENT = (
         "GB3003",
         "The kernel argument is reserved for boot loaders",
-        "The kernel loads the file that initrd= names, so a wrong name breaks the boot. Boot loaders set the "
-        "argument BOOT_IMAGE= themselves.",
-        "Remove the argument. Name the initrds in the BootImage.",
+        "The kernel loads the file that `initrd=` specifies, so a wrong name breaks the boot. Boot loaders set "
+        "`BOOT_IMAGE=` themselves.",
+        "Remove the argument. List initrds in the BootImage instead.",
     )
     LOST_ARGUMENT = (
         "GB3004",
@@ -559,7 +559,7 @@ class Code(StrEnum):
         "GB3012",
         "The boot that uses the secret is not a one-time boot",
         "An endpoint serves a secret only during an installation. If a boot never completes, its secret stays exposed.",
-        "Use networkBoot: Once or OnImageChange, or let the machine fetch the secret from a secret store.",
+        "Set `networkBoot` to Once or OnImageChange, or let the machine fetch the secret from a secret store.",
     )
 
     ALLOWED_SECRET = (
@@ -582,14 +582,14 @@ class Code(StrEnum):
         "GB4002",
         "The server's firmware does not support the boot method",
         "UefiHttp and unified kernel images need UEFI, but the server has BIOS firmware.",
-        "Give BIOS servers a profile with method: Pxe and an image with a kernel.",
+        "For BIOS servers, use a profile with `method: Pxe` and an image with a kernel.",
     )
     NO_WAY_IN = (
         "GB4003",
         "Kernel arguments or user data cannot reach the system",
         "If firmware boots a uki, iso or virtual medium directly, the system gets no kernel arguments or user data.",
         "Build the settings into the image, or boot through a boot loader. For user data, you can also use Ignition "
-        "with configFrom: SystemUUID, or method: VirtualMedia with configFrom: Medium.",
+        "with `configFrom: SystemUUID`, or `method: VirtualMedia` with `configFrom: Medium`.",
     )
     USER_DATA_FORMAT = (
         "GB4004",
@@ -608,7 +608,7 @@ class Code(StrEnum):
         "An image file is not signed by a trusted key",
         "A file's digest identifies its content. A signature shows who published the file.",
         "Add the vendor's signature under `signature` or `checksums`. If gitboot does not ship the vendor's key, add "
-        "the key to --image-keys.",
+        "the key to the --image-keys directory.",
     )
 
     NOT_MIRRORED = (
@@ -646,7 +646,7 @@ class Code(StrEnum):
     NO_FIRST_BOOT = (
         "GB4012",
         "No kernel argument starts Ignition",
-        "Ignition runs only if the kernel has an argument such as ignition.firstboot.",
+        "Ignition runs only if the kernel has an argument such as `ignition.firstboot`.",
         "Add `flatcar.first_boot=1` (Flatcar) or `ignition.firstboot` and `ignition.platform.id=metal` (Fedora CoreOS "
         "and openSUSE MicroOS) to the image's kernelArguments.",
     )
@@ -687,7 +687,7 @@ class Code(StrEnum):
     UNBOUNDED = (
         "GB5005",
         "The commit has too many files",
-        "A small Git object can describe endlessly nested folders, so gitboot limits the number of files in a commit.",
+        "A few small Git objects can describe millions of files, so gitboot limits the number of files in a commit.",
         "Remove the extra files. Commit at most 1,500,000 files and folders, in paths of at most 4,096 characters.",
     )
     MALFORMED = (
@@ -729,7 +729,7 @@ class Code(StrEnum):
 
     HELD = (
         "GB6001",
-        "A guard holds the commit",
+        "A guard is holding the commit",
         "The commit changes more than the guard allows, or makes a change that always needs an acknowledgement.",
         "Check the `gitboot diff` output. Then split the commit, or add the acknowledgement line from that output.",
     )
@@ -742,7 +742,7 @@ class Code(StrEnum):
     UNHEEDED = (
         "GB6003",
         "The acknowledgement is not valid",
-        "The line is malformed, does not name a guard, or acknowledges different changes.",
+        "The acknowledgement line is malformed, does not name a guard, or refers to different changes.",
         "Copy the line from the `gitboot diff` output into the last commit's message.",
     )
     UNVERIFIED_PROVENANCE = (

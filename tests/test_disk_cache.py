@@ -338,7 +338,7 @@ def test_a_trigger_counts_as_damage_when_the_file_is_opened(filled: Path) -> Non
     with DiskCache(filled, said.append) as cache:
         cache.insert_many("kind", ROWS)
         assert cache.get_many("kind", ROWS) == ROWS
-    assert said == [f"the cache {filled} is rebuilt: the file has a different schema"]
+    assert said == [f"the cache {filled} is rebuilt: the file does not have the expected schema"]
 
 
 def test_a_garbage_journal_does_no_harm(filled: Path) -> None:

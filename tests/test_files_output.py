@@ -217,11 +217,11 @@ def test_a_descriptor_that_the_caller_opened_can_be_written_to(
 def test_a_descriptor_that_the_caller_did_not_open_is_rejected(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "ours", os.O_WRONLY | os.O_CREAT)  # Python's are closed when another program starts
     try:
-        with pytest.raises(UsageError, match="without this file descriptor"):
+        with pytest.raises(UsageError, match="this file descriptor was not open"):
             write_output_file(Path(f"/dev/fd/{fd}"), [b"x"])
     finally:
         os.close(fd)
-    with pytest.raises(UsageError, match="without this file descriptor"):
+    with pytest.raises(UsageError, match="this file descriptor was not open"):
         write_output_file(Path(f"/dev/fd/{fd}"), [b"x"])
     assert (tmp_path / "ours").read_bytes() == b""
 

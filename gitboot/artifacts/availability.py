@@ -174,7 +174,7 @@ def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bo
                     presence=Presence.WRONG, message=f"the file is larger than {most_bytes} bytes", head=content.head
                 )
             if is_stopped():
-                raise HostUnreachable("the check was stopped before it reached the end of the file")
+                raise HostUnreachable("the check was stopped before it had read the whole file")
     if digest.hexdigest() == file.sha256:
         return Sighting(presence=Presence.VERIFIED, head=content.head)
     return Sighting(

@@ -325,8 +325,8 @@ def choose_manifests(index: Sequence[Descriptor], cname: str, name: str) -> dict
         if len(several) > 1:
             names = ", ".join(sorted({each.cname or each.digest for each in several}))
             raise RegistryRefused(
-                f"{name} has {len(several)} images for {architecture}; add --cname with the beginning of one of these "
-                f"names: {names}"
+                f"{name} has {len(several)} images for {architecture}; choose one with --cname and the beginning of "
+                f"its name: {names}"
             )
     if not found:
         known = ", ".join(sorted({each.cname for each in index if each.cname}))
@@ -522,7 +522,7 @@ def resolve(
     if found.layers is not None:
         chosen = architecture or Descriptor(digest, 0, annotations=found.annotations).architecture
         if chosen is None:
-            raise UsageError(f"{reference} is a single manifest without an architecture: add --architecture")
+            raise UsageError(f"{reference} is a single manifest without an architecture: specify --architecture")
         architectures = {chosen: _build_artifacts(found.layers, reference)}
     else:
         architectures = {}

@@ -254,7 +254,7 @@ def _read_identity(file: Path) -> tuple[ImageSigner, Identity]:
         if fields or not isinstance(identity, str) or not isinstance(issuer, str):
             raise KeyError
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError):
-        raise UsageError(f'{file}: expected identity = "…" and issuer = "…", and nothing else') from None
+        raise UsageError(f'{file}: expected exactly two keys, identity = "…" and issuer = "…"') from None
     return ImageSigner(identity, f"sigstore identity {file.stem}"), Identity(identity=identity, issuer=issuer)
 
 
@@ -414,7 +414,7 @@ class SignatureCheck:
             raise UntrustedSignature(f"not verified: {error}") from error
         if digest.hexdigest() != artifact.sha256:
             raise UntrustedSignature(
-                f"different from the file {path} in {archive}, whose sha256 is {digest.hexdigest()}"
+                f"different from the file {path} in {archive}, which has the SHA-256 digest {digest.hexdigest()}"
             )
 
     def _read_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
@@ -487,7 +487,9 @@ class SignatureCheck:
                         )
             self._copy = _Copy(url, path, Digest(digest_256.hexdigest()), digest_512.hexdigest())
         if member is None and self._copy.sha256 != artifact.sha256:
-            raise UntrustedSignature(f"different from the file at {url}, whose sha256 is {self._copy.sha256}")
+            raise UntrustedSignature(
+                f"different from the file at {url}, which has the SHA-256 digest {self._copy.sha256}"
+            )
         return self._copy
 
     def _drop_copy(self) -> None:

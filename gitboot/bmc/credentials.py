@@ -114,7 +114,7 @@ class Trust(Struct, frozen=True, kw_only=True):
             if is_unpinned or not channel.fixed_by_certificate:
                 raise BmcNotTrusted(
                     f"gitboot will not send the credentials {bmc.credentials} to {bmc.address}, because "
-                    f"{channel.problem} and {self.file} does not set `{channel.key} = true` (`gitboot bmc "
+                    f"{channel.problem}; to allow this, set `{channel.key} = true` in {self.file} (`gitboot bmc "
                     "access-files` prints the lines to add)"
                 )
         host, literal = _get_host(bmc), _get_literal_address(bmc)
@@ -336,7 +336,7 @@ def extend_access_file(
         if excluded:
             raise UsageError(
                 f"{trust.file} does not list networks or hosts yet, so this change would exclude "
-                f"{format_names(excluded)}. First add the fleet's BMCs (gitboot bmc access-files "
+                f"{format_names(excluded)}. First add the fleet's BMCs (`gitboot bmc access-files` "
                 "prints the lines to add)"
             )
     return trust.file, None if text == before else text

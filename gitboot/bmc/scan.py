@@ -141,7 +141,7 @@ def _read_certificate(address: str) -> FirstContact:
             except OSError:
                 if number == len(ips):
                     raise
-        raise OSError("the host name has no IP address")
+        raise OSError("the host name does not resolve to an IP address")
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
         return FirstContact(address=address, error=one_line(str(reason)))

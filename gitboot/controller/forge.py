@@ -325,7 +325,7 @@ def _derive_page_prefix(api: str, scheme: str, host: str) -> str:
     """Derive the path prefix of a forge's pages from the URL of its API. Raises `UsageError`."""
     parts = urlsplit(api)
     if format_host(api) != host or parts.scheme != scheme:
-        raise UsageError(f"forge-api {api}: expected a URL at {scheme}://{host}, the host of the project's page")
+        raise UsageError(f"forge-api {api}: the URL must begin with {scheme}://{host}, like the project's URL")
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
 
 

@@ -479,7 +479,7 @@ class _Table(Struct, frozen=True):
             raise self._build_error(f"unknown key {key!r}; {did_you_mean(key, _KEYS, allowed)}")
         webhook, apprise = self._read_text("webhook"), self._read_text("apprise")
         if (webhook is None) == (apprise is None):
-            raise self._build_error("expected one of webhook, webhook-file, apprise and apprise-file")
+            raise self._build_error("expected exactly one of `webhook`, `webhook-file`, `apprise` or `apprise-file`")
         if apprise is not None and "secret-file" in self.values:
             raise self._build_error("`secret-file` is only for webhooks; an apprise URL contains its own secrets")
         secret = self._read_secret(webhook) if webhook is not None else None
@@ -527,7 +527,7 @@ class _Table(Struct, frozen=True):
         First check that the secret is private and long enough, and that the URL is safe.
         """
         if "secret-file" not in self.values:
-            raise self._build_error("a webhook needs `secret-file`, the file with the secret for signing the requests")
+            raise self._build_error("a webhook requires `secret-file`, a file with the secret that signs the requests")
         secret = self._read_file("secret-file").strip()
         if len(secret) < _SHORTEST_SECRET:
             raise self._build_error(f"secret-file: expected at least {_SHORTEST_SECRET} characters")

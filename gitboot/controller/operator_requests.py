@@ -110,20 +110,24 @@ def find_held_change(held: Held | None, prefix: str) -> Held:
             "status` shows"
         )
     if held is None:
-        raise StaleDigest("no guard holds a commit, so there is no commit to approve")
+        raise StaleDigest("no guard is holding a commit, so there is no commit to approve")
     if not held.digest.startswith(digits):
-        raise StaleDigest(f"the held commit's changes have the digest {held.digest}, not {digits}: review them again")
+        raise StaleDigest(
+            f"the held commit's changes have the digest {held.digest}, not {digits}: review the changes again"
+        )
     return held
 
 
 def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> None:
     """Raise `StaleDigest` unless the held commit has this digest and all of these guards hold the commit."""
     if held is None:
-        raise StaleDigest("no guard holds a commit, so there is no commit to approve")
+        raise StaleDigest("no guard is holding a commit, so there is no commit to approve")
     if held.digest != digest:
-        raise StaleDigest(f"the held commit's changes have the digest {held.digest}, not {digest}: review them again")
+        raise StaleDigest(
+            f"the held commit's changes have the digest {held.digest}, not {digest}: review the changes again"
+        )
     if others := sorted(set(guards) - set(held.guards)):
-        raise StaleDigest(f"the commit is not held by {', '.join(others)}, but by {', '.join(held.guards)}")
+        raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
 
 
 def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit | None, held: Held | None) -> str:
@@ -289,7 +293,7 @@ def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
     pinned = update.current_pin(uuid)
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
         seen = pinned.latest_identity if pinned is not None else "no machine"
-        raise UsageError(f"{server}'s BMC now shows {seen}; check again")
+        raise UsageError(f"{server}'s BMC now shows {seen}; check the machine, then repeat the request")
     update.set_pin(uuid, accept_identity(pinned, at=update.at))
     update.due_now.add(uuid)
     return f"{server}: accepted the machine that its BMC shows, {pinned.latest_identity} ({facts['reason']})"

@@ -99,7 +99,7 @@ class Certificate:
         try:
             context.load_cert_chain(file, key, password=_refuse_passphrase)
         except _EncryptedKey:
-            raise UsageError(f"{key} has a passphrase; remove it with `openssl pkey`") from None
+            raise UsageError(f"{key} has a passphrase; remove the passphrase with `openssl pkey`") from None
         except ssl.SSLError as error:
             if error.reason is None:
                 raise UsageError(f"{key} does not contain a PEM private key") from None
@@ -136,9 +136,8 @@ class Certificate:
             return
         if CipherSuites.FIRMWARE in (self._suites, other._suites):
             raise UsageError(
-                f"{self._file} has the same key as {other._file}, so anyone who steals the machines' key can decrypt "
-                "recorded connections (create a different key for one of the certificates, or set firmware-ciphers = "
-                "false)"
+                f"{self._file} has the same key as {other._file}, so anyone who steals this key can decrypt recorded "
+                "connections (create a different key for one of the certificates, or set `firmware-ciphers = false`)"
             )
 
     def _select_certificate(self, connection: ssl.SSLObject, *_: Any) -> None:

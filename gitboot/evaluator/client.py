@@ -332,7 +332,7 @@ class _CommitAssembler:
         base, removed = self._base, result.removed_servers
         shared = result.fleetwide.without_servers() if result.fleetwide is not None else base
         if shared is None:
-            raise ValueError("the result lacks the fleet-wide values, although there is no base commit")
+            raise ValueError("the result must contain the fleet-wide values, because there is no base commit")
         before = base or shared
         written, locations = before.written, before.locations
         if shared.shown is None:  # the fleet does not publish pages

@@ -329,5 +329,5 @@ def decode_verified_decision(data: bytes) -> Decision:
     """
     found = decode_decision(data)
     if found.digest != compute_digest(to_json_value(found)):
-        raise ValueError(f"the digest of the decision for {found.server} does not match the decision")
+        raise ValueError(f"the decision for {found.server} does not match its digest")
     return found

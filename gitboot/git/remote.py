@@ -73,7 +73,9 @@ class Remote(Struct, frozen=True, kw_only=True):
             case ("ssh", SshKey()) | ("https", Password() | None) | ("http" | "git" | "file" | "", None):
                 pass
             case "ssh", _:
-                raise UsageError(f"{self._redacted_url} needs a private key and a known_hosts file (--git-ssh)")
+                raise UsageError(
+                    f"{self._redacted_url} requires a private key and a known_hosts file: specify them with --git-ssh"
+                )
             case "http", Password():
                 raise UsageError(f"{self._redacted_url}: gitboot would send the password unencrypted; use https")
             case "https" | "http" | "git" | "file" | "", _:
@@ -443,7 +445,7 @@ def parse_range(text: str) -> Range:
             match = _TERM.match(alternative, position)
             if match is None:
                 raise UsageError(
-                    f"{text!r} is not a version range; write, for example, >=1.4 <2, ^1.2, ~1.2.3 or 1.* || 3.*"
+                    f"{text!r} is not a version range; write, for example, `>=1.4 <2`, `^1.2`, `~1.2.3` or `1.* || 3.*`"
                 )
             terms.append(_parse_term(match))
             position = match.end()

@@ -306,7 +306,7 @@ class _AllowedSigners:
             raise UntrustedSignature(f"signed by the key {key[1]}, which has expired")
         if known.status == 0:
             raise UntrustedSignature(
-                f"signed by the key {key[1]}, whose allowed-signers entry does not allow signing in Git"
+                f"signed by the key {key[1]}, whose allowed-signers entry does not allow Git signatures"
             )
         raise UnlistedKey(f"signed by the key {key[1]}, which is not listed as a trusted key")
 

@@ -261,7 +261,7 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _FileFacts:
     _check_digests(file.url, facts, file.sha256, file.sha512, file.digest_url)
     if file.size is not None and file.size != facts.size:
         raise IncompleteRelease(
-            file.url, f"the file is {facts.size} bytes long, but the index states {file.size}", _REPORT
+            file.url, f"the file is {facts.size} bytes long, but the index lists {file.size} bytes", _REPORT
         )
     return facts
 
@@ -312,7 +312,7 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
             raise UntrustedRelease(
                 place,
                 f"the file is {each.fault}",
-                "do not boot the file: try again later, or add the vendor's missing key with --image-keys",
+                "do not boot the file; try again later, or, if the vendor's key is missing, add it with --image-keys",
             )
         elif release_files.keys and at not in declared_unsigned:
             raise UntrustedRelease(

@@ -209,7 +209,7 @@ class Artifact:
             raise Malformed(
                 Code.URL,
                 f"iPXE cannot fetch the signature {self.loader_signature}",
-                "write assets:PATH or http(s)://HOST/PATH, without #PATH",
+                "write `assets:PATH` or `http(s)://HOST/PATH`; iPXE does not support `#PATH`",
                 ("loaderSignature",),
             )
 
@@ -249,7 +249,7 @@ class Artifacts:
                 Code.COMBINATION, "the image has no file that a machine can boot", "add a kernel, a uki or an iso"
             )
         if not self.kernel and (self.initrds or self.rootfs or self.loader):
-            raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel", "add a kernel")
+            raise Malformed(Code.COMBINATION, "`initrds`, `rootfs` and `loader` require a `kernel`", "add a kernel")
 
     @check
     def _check_loader_signatures(self) -> None:

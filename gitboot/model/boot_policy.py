@@ -190,7 +190,7 @@ class BootProfileSpec:
             found = "both" if images else "neither"
             raise Malformed(
                 Code.COMBINATION,
-                f"expected exactly one of `image` and `stream`, found {found}",
+                f"expected exactly one of `image` or `stream`, found {found}",
                 "set `stream` to follow a stream, or set `image` to keep one image",
                 ("stream",) if images else ("method",),
             )

@@ -333,7 +333,7 @@ class SourceFiles:
                 Code.COMBINATION, "the source has no file that a machine can boot", "add a kernel, a uki or an iso"
             )
         if not self.kernel and (self.initrds or self.rootfs):
-            raise Malformed(Code.COMBINATION, "initrds and rootfs need a kernel", "add a kernel")
+            raise Malformed(Code.COMBINATION, "`initrds` and `rootfs` require a `kernel`", "add a kernel")
 
     def list_files(self) -> Iterator[tuple[Path, SourceFile]]:
         """Yield each file, and the path of the field that contains the file."""
@@ -378,7 +378,7 @@ class ChecksumsTemplate:
         if (self.signature is not None) + self.clear_signed + (self.listed_in is not None) > 1:
             raise Malformed(
                 Code.COMBINATION,
-                "expected at most one of `signature`, `clearSigned` and `listedIn`",
+                "expected at most one of `signature`, `clearSigned` or `listedIn`",
                 "set at most one of these fields",
             )
 

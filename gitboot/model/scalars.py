@@ -113,7 +113,7 @@ def parse_lookup_uuid(value: object) -> SystemUuid:
     uuid = parse_uuid(value)
     if is_placeholder_uuid(uuid):
         raise Malformed(
-            Code.PLACEHOLDER_IDENTITY, f"the UUID {uuid} does not identify a machine", "set a UUID in the firmware"
+            Code.PLACEHOLDER_IDENTITY, f"the UUID {uuid} is a placeholder", "set the machine's own UUID in the firmware"
         )
     return uuid
 
@@ -559,7 +559,7 @@ def _require_no_zone(url: str) -> None:
         url,
         Code.URL,
         "a host that every machine can reach",
-        "remove the % and the IPv6 zone that follows, because a zone is valid only on one host",
+        "remove the IPv6 zone (the % and the text after it), which is valid only on one host",
     )
 
 

@@ -446,7 +446,7 @@ class OpenFolders:
         path = f"{parent.path}/{name}" if parent.path else name
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
         if name in (".", ".."):
-            raise OSError(errno.EINVAL, "expected a path below the directory")
+            raise OSError(errno.EINVAL, "the path must not contain '.' or '..'")
         try:
             fd = os.open(name, flags, dir_fd=parent.fd)
         except FileNotFoundError:

@@ -575,7 +575,7 @@ def check_missing_body(answer: MirrorAnswer, *, has_shim: bool) -> MirrorFinding
         return MirrorFinding(
             path=UNKNOWN_MACHINE,
             fault=MirrorFault.WRONG,
-            message=f"the {answer.status} response has an empty body, so shim waits forever: set the body to # with "
+            message=f"the {answer.status} response has an empty body, so shim waits forever. Set the body to `#` with "
             "error_page in nginx or handle_errors in Caddy (see OUTPUT/ops/serve), or with the CDN's custom error "
             "response",
         )

@@ -220,8 +220,8 @@ class _Attempt:
             if theirs > (ours := parse_list_version(self._published[LIST_TIMESTAMP])):
                 raise PublishError(
                     f"{store.name}: {SIGNED}{TIMESTAMP} has version {theirs}, but {root} has the earlier "
-                    f"version {ours} (set --tree to the OUTPUT that gitboot currently publishes to. If somebody edited "
-                    "the file on the mirror, remove that file)"
+                    f"version {ours} (set --tree to the OUTPUT that gitboot currently publishes to, or, if somebody "
+                    "edited the file on the mirror, remove the file there)"
                 )
         self._files = _read_required_files(root, now, parallel, compute_digest(manifest))
         self._now = now

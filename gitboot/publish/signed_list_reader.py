@@ -509,7 +509,7 @@ def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEn
     files = {}
     for path, (sha256, size) in value["files"].items():
         if sha256 is not None and sha256 not in contents:
-            raise ValueError(f"the list lacks the content of {path!r} after the end of the window")
+            raise ValueError(f"the list does not contain the content that {path!r} has after the end of the window")
         files[check_path(path)] = FileVersion(since, sha256, check_count(size, 0))
     return WindowEnd(since, files)
 

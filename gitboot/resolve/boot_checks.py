@@ -166,7 +166,7 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         output, is_set_by_server = _OUTPUT_BY_LOADER[loader], server.spec.loader is not None
         yield DecisionFinding(
             Code.COMBINATION,
-            f"DHCP would name the loader {loader}, but the Fleet's outputs do not include {output}",
+            f"DHCP would offer the loader {loader}, but the Fleet's outputs do not include {output}",
             f"add {output} to the Fleet's outputs, or choose another loader",
             (server_id, ("spec", "loader")) if is_set_by_server else (Id("Fleet", fleet.name), ("spec", "hardware")),
         )
@@ -334,9 +334,9 @@ def check_policy(
     if counts_fetches and boot is not None and verifies and not boot.proves_start:
         yield DecisionFinding(
             Code.COMBINATION,
-            "with evidence: Fetched, an installation counts as complete when iPXE fetches the boot script, even if "
+            "with `evidence: Fetched`, an installation counts as complete once iPXE fetches the boot script, even if "
             f"iPXE then rejects a file from BootImage/{boot.image}",
-            "set provisioning.evidence: Reported in the Fleet, and let the installer report completion, or let the "
+            "set `provisioning.evidence: Reported` in the Fleet and let the installer report completion, or let the "
             "system fetch user data",
             (Id("BootImage", boot.image), ("spec", "architectures")),
             Severity.WARNING,
@@ -344,8 +344,8 @@ def check_policy(
     if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
         yield DecisionFinding(
             Code.COMBINATION,
-            f"power: On applies only to one-time boots, but networkBoot is {pool.network_boot}",
-            "remove `power`, or set networkBoot to Once or OnImageChange",
+            f"`power: On` applies only to one-time boots, but `networkBoot` is {pool.network_boot}",
+            "remove `power`, or set `networkBoot` to Once or OnImageChange",
             (policy, ("spec", "power")),
         )
     # without a BMC, gitboot would never offer the boot
@@ -376,8 +376,8 @@ def check_maintenance(
     if spec.before is not None and spec.before.drain is not None and server.spec.bmc is None:
         yield DecisionFinding(
             Code.COMBINATION,
-            f"drain needs a BMC, but Server/{server.metadata.name} has no bmc",
-            "set the server's bmc, or exclude the server from the selector",
+            f"`drain` requires a BMC, but Server/{server.metadata.name} does not set `bmc`",
+            "set `bmc` in the Server document, or exclude the server from the selector",
             (key, ("spec", "before", "drain")),
         )
     if boot is not None and boot.writes_disk and spec.window.end is None:
@@ -434,7 +434,7 @@ def _check_boot(
         yield DecisionFinding(
             Code.UUID_NEEDED,
             f"{resource} boots BootImage/{boot.image}, {what}, but the server has no uuid",
-            "set uuid; until you have it, set lifecycle: Parked, or boot an image that does not write to disk",
+            "set `uuid`; until you know it, set `lifecycle: Parked`, or boot an image that does not write to disk",
             (server_id, ("spec",)),
         )
 
@@ -517,9 +517,9 @@ def select_artifacts(source: BootSource) -> Artifacts:
         if artifact.loader_signature is not None and not artifact.loader_signature.startswith("assets:"):
             raise Unbootable(
                 Code.COMBINATION,
-                f"the mirror does not copy the loaderSignature {artifact.loader_signature}, because BootImage/{image} "
-                "does not state the signature's digest",
-                "store the signature under baseURL/assets/ on the web server, and write assets:PATH",
+                f"the mirror cannot copy the loaderSignature {artifact.loader_signature}, because BootImage/{image} "
+                "does not specify the signature's digest",
+                "store the signature under baseURL/assets/ on the web server, and refer to it as `assets:PATH`",
                 Id("BootImage", image),
                 *("spec", "architectures", str(source.architecture), *path, "loaderSignature"),
             )
@@ -553,7 +553,7 @@ def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[st
     if spec.method is Method.UEFI_HTTP:
         if not uefi:
             raise _make_machine_error(
-                source, Code.FIRMWARE, "method UefiHttp needs UEFI, but the firmware is BIOS", Code.FIRMWARE.hint
+                source, Code.FIRMWARE, "`method: UefiHttp` requires UEFI, but the firmware is BIOS", Code.FIRMWARE.hint
             )
         return _HTTP_BOOT_FILES[spec.http_boot or HttpBoot.LOADER]
     if spec.method is Method.VIRTUAL_MEDIA:
@@ -601,8 +601,8 @@ def check_config_delivery(boot: Boot, source: BootSource, own: ArgumentLists, us
     elif user_data is not None and boot.config_from is ConfigFrom.NONE:
         raise Unbootable(
             Code.NO_WAY_IN,
-            f"BootImage/{boot.image} has configFrom: None, so the user data cannot reach the system",
-            "remove userData, or correct the image's configFrom",
+            f"BootImage/{boot.image} sets `configFrom: None`, so the user data cannot reach the system",
+            "remove `userData`, or correct `configFrom` in the image",
             source.profile_id,
             "spec",
             "userData",

@@ -168,8 +168,8 @@ class Composer:
             if names_changed_boot_nic(text):
                 raise Unbootable(
                     Code.TEMPLATE_FAILED,
-                    "a filter in the template changed a boot_nic value",
-                    "remove the filter from the boot_nic value",
+                    "a filter in the template changed a `boot_nic` value",
+                    "remove the filter from the `boot_nic` value",
                     resource,
                     *("spec", "kernelArguments", number),
                 )
@@ -258,7 +258,7 @@ class Composer:
             lines = templates.decode_template(source.files[path]).splitlines()
             raise Unbootable(
                 Code.TEMPLATE_FAILED,
-                f"a template for {loader} must apply the filter {loader} to boot_nic values",
+                f"a template for {loader} must apply the filter `{loader}` to `boot_nic` values",
                 f"write {{{{ kernel_arguments | {loader} }}}} or {{{{ boot_nic.mac | {loader} }}}}",
                 Id(FILE, path),
                 next((number for number, each in enumerate(lines, 1) if any(map(each.__contains__, _LOADER_NAMES))), 1),

@@ -426,8 +426,8 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         is_readable = is_readable and all(value is None or isinstance(value, str) for value in headers.values())
         if not is_readable or not (not kind or (isinstance(kind, str) and "/" in kind)):
             raise make_user_data_fault(
-                f"cloud-init stops at {name}, because the entry has content or headers that are not text, or a "
-                "type without a slash",
+                f"cloud-init stops at {name}: the entry's content or headers are not text, or its type "
+                "contains no slash",
                 "set `content` to the part's text, and `type` to a type such as text/cloud-config",
                 part.first_line,
             )

@@ -389,8 +389,8 @@ def decide_unknown_machines(
     if image is None or profile.spec.method is not Method.PXE:
         finding = DecisionFinding(
             Code.COMBINATION,
-            f"a profile for unknown machines must have method Pxe, found {profile.spec.method}",
-            "choose a profile with method Pxe, or set unknownServers: LocalDisk",
+            f"a profile for unknown machines must set `method: Pxe`, found {profile.spec.method}",
+            "choose a profile with `method: Pxe`, or set `unknownServers: LocalDisk`",
             place,
             is_shared=False,
         )

@@ -41,8 +41,8 @@ from gitboot.text import find_similar
 def _reject_secret(_: str) -> NoReturn:
     raise TemplateFault(
         Code.SECRET,
-        "gitboot would publish the result of secret(); list the secret's file in userData.secrets, and let the machine "
-        "fetch urls.secrets.NAME",
+        "gitboot would publish the result of `secret()`; list the secret's file in `userData.secrets`, and let the "
+        "machine fetch the URL `urls.secrets.NAME`",
     )
 
 
@@ -318,7 +318,7 @@ class Budget:
     def spend(self, work: int) -> None:
         self.work -= work
         if self.work < 0:
-            raise make_limit_fault("rendering the template takes more work than the limit allows")
+            raise make_limit_fault("the template needs more computation than the limit allows")
 
     def step(self, work: int) -> None:
         self.steps -= 1

@@ -236,7 +236,7 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
     version = section.get("version")
     if (version is not None or is_alone) and (version != 1 or isinstance(version, bool)):
         raise make_user_data_fault(
-            "autoinstall.version in the rendered user data is not 1", "write `version: 1` under `autoinstall`"
+            "`autoinstall.version` in the rendered user data is not 1", "write `version: 1` under `autoinstall`"
         )
     for key, value in section.items():
         types = _AUTOINSTALL_TYPES.get(key)
@@ -284,7 +284,7 @@ def _check_preseed(text: str) -> None:
         if len(words) < 3:
             raise make_user_data_fault(
                 f"line {first_line} of the rendered preseed is not an answer: {quote_value(answer.strip())}",
-                "write OWNER QUESTION TYPE VALUE, for example d-i clock-setup/utc boolean true",
+                "write `OWNER QUESTION TYPE VALUE`, for example `d-i clock-setup/utc boolean true`",
                 first_line,
             )
         if words[2] not in _PRESEED_TYPES:

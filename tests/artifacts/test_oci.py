@@ -122,7 +122,7 @@ def test_a_tag_is_resolved_to_the_digest_of_each_file(servers: RegistryServers) 
 def test_an_image_without_an_index_is_for_one_architecture(servers: RegistryServers) -> None:
     asked = make_registries(servers.open)
     assert list(resolve(image(servers.open, "os/linux:uki"), asked).architectures["x86_64"]) == ["uki"]
-    with pytest.raises(UsageError, match="add --architecture"):
+    with pytest.raises(UsageError, match="specify --architecture"):
         resolve(image(servers.open, "os/linux:pxe"), asked)
 
 

@@ -164,7 +164,7 @@ def test_an_unavailable_or_wrong_file_counts_as_unsigned(vendor: Vendor) -> None
     signature = vendor.sign("kernel", "minisign")
     path = vendor.write(vendor.image(f", signature: {{minisign: '{signature}'}}"))
     for name, broken, says in [
-        ("/kernel", b"another", "whose sha256 is"),
+        ("/kernel", b"another", "which has the SHA-256 digest"),
         ("/kernel", None, "/kernel is unavailable"),
         ("/kernel.minisign", None, "/kernel.minisign is unavailable"),
         ("/kernel.minisign", b"x" * ((1 << 20) + 1), "is larger than 1,048,576 bytes"),
@@ -289,7 +289,7 @@ def test_a_list_of_sha512_vouches_for_the_file_that_gitboot_reads(vendor: Vendor
     vendor.put("kernel.DIGESTS", make_sha512_list(b"another kernel"))
     vendor.sign("kernel.DIGESTS", "openpgp")
     vendor.put("kernel", b"another kernel")
-    assert "whose sha256 is" in vendor.find_kernel_fault(path)
+    assert "which has the SHA-256 digest" in vendor.find_kernel_fault(path)
 
     vendor.put("kernel.DIGESTS", make_sha512_list())  # changed after it was signed
     vendor.put("kernel", KERNEL)

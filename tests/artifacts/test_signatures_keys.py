@@ -344,5 +344,5 @@ def test_other_sigstore_bundles_are_rejected(kernel: Path, tmp_path: Path) -> No
 )
 def test_an_identity_has_a_name_and_an_issuer(kernel: Path, tmp_path: Path, content: bytes) -> None:
     found = load_keys(tmp_path, {"trusted_root.json": Sigstore().trusted_root, "vendor.toml": content})
-    with pytest.raises(UsageError, match="expected identity ="):
+    with pytest.raises(UsageError, match="expected exactly two keys, identity ="):
         found.find_signer(SignatureKind.SIGSTORE, b"{}", kernel, compute_digest(kernel))

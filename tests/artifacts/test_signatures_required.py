@@ -265,7 +265,7 @@ def test_another_file_or_signature_is_not_verified(
         for name, content, says in [
             ("/kernel.sig", sign_with_gpg(people["stranger"], tmp_path / "kernel"), "which is not listed"),
             ("/kernel.sig", good[:-1], "incomplete"),
-            ("/kernel", b"another", "whose sha256 is"),
+            ("/kernel", b"another", "which has the SHA-256 digest"),
         ]:
             before = web.files[name]
             web.put(name, content)

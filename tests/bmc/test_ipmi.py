@@ -577,7 +577,7 @@ def test_a_document_names_an_ipmi_address(access: str, problem: str | None) -> N
 def test_credentials_are_sent_by_ipmi_only_if_the_access_file_allows_it(tmp_path: Path) -> None:
     bmc = BmcAccess(address="ipmi://10.112.0.13", system=None, credentials="rack", verify=True, ca=None)
     store_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\n')
-    with pytest.raises(BmcNotTrusted, match=r"IPMI sends a hash of the password to any client and .* ipmi = true"):
+    with pytest.raises(BmcNotTrusted, match=r"IPMI sends a hash of the password to any client; .* `ipmi = true`"):
         read_trust(tmp_path, "rack").build_address_filter(bmc, is_in_ledger=True)
     store_credentials(tmp_path, password="secret", trust='networks = ["10.112.0.0/24"]\nipmi = true\n')
     assert read_trust(tmp_path, "rack").build_address_filter(bmc, is_in_ledger=False)(ip_address("10.112.0.13"))

@@ -251,7 +251,7 @@ def test_an_invalid_project_is_rejected(text: str, said: str) -> None:
 def test_finding_s16_the_token_of_a_forge_is_sent_by_http_only_if_that_is_allowed() -> None:
     text = "gitea=http://git.acme.test/acme/fleet"
     with pytest.raises(
-        UsageError, match=r"the --forge token to http://.* unencrypted; use https, or --allow-token-over-http"
+        UsageError, match=r"the --forge token to http://.* unencrypted; use https, or add --allow-token-over-http"
     ):
         Project.parse(text)
     assert Project.parse(text, allow_token_over_http=True).api == "http://git.acme.test/api/v1"

@@ -350,8 +350,8 @@ def test_the_receivers_file_names_receivers_and_their_events(tmp_path: Path) -> 
     ("said", "error"),
     [
         (f'webhok = "{URL}"', "did you mean webhook"),
-        ("level = 'info'", "expected one of webhook"),
-        (f'webhook = "{URL}"\napprise = "x://y"', "expected one of webhook"),
+        ("level = 'info'", "expected exactly one of `webhook`"),
+        (f'webhook = "{URL}"\napprise = "x://y"', "expected exactly one of `webhook`"),
         (f'webhook = "{URL}"\nwebhook-file = "hook.secret"', "expected webhook or webhook-file, not both"),
         ('webhook = "http://hooks.test/very-secret"', "expected an https URL"),
         ('webhook = "https://user:very-secret@hooks.test/"', "expected an https URL"),
@@ -382,5 +382,5 @@ def test_files_with_secrets_must_not_be_readable_by_others_or_guessable(tmp_path
     with pytest.raises(UsageError, match="16 characters"):
         read_receivers(file)
     write_private(file, f'[receivers.oncall]\nwebhook = "{URL}"')
-    with pytest.raises(UsageError, match="needs `secret-file`"):
+    with pytest.raises(UsageError, match="requires `secret-file`"):
         read_receivers(file)

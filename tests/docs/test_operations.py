@@ -294,7 +294,7 @@ def test_e10_records_of_last_week_are_rejected_if_the_output_tree_has_newer_ones
     shutil.rmtree(rack.state)
     assert rack.once(*rack.spool_options).code == Exit.PARTIAL
     refused = rack.run_command("records", "begin", last_week, "--yes")
-    assert (refused.code, "so the instance is not active. Name this instance's ledger" in refused.err) == (
+    assert (refused.code, "so the instance is not active. Set this instance's ledger" in refused.err) == (
         Exit.USAGE,
         True,
     )

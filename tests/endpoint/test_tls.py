@@ -313,7 +313,7 @@ def test_an_instance_reports_that_the_certificate_cannot_be_read_with_a_remedy(
         ("another key", "operators.key does not match {folder}/operators.pem; the server's own"),
         ("half a certificate", "{folder}/operators.pem does not contain a PEM certificate"),
         ("no key", "{folder}/operators.key cannot be read: No such file or directory"),
-        ("a locked key", "has a passphrase; remove it with `openssl pkey`"),
+        ("a locked key", "has a passphrase; remove the passphrase with `openssl pkey`"),
     ],
 )
 def test_an_unusable_certificate_is_rejected_at_the_start(

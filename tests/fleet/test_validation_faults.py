@@ -178,7 +178,7 @@ MESSAGES: Final = {
     ),
     "a server without a UUID": (
         "BootPolicy/edge boots BootImage/edge-os, an image that writes to disk, but the server has no uuid (edge01) "
-        "(set uuid; until you have it, set lifecycle: Parked, or boot an image that does not write to disk)"
+        "(set `uuid`; until you know it, set `lifecycle: Parked`, or boot an image that does not write to disk)"
     ),
     "a document without a spec": "the document needs spec (add spec)",
     "a firmware in another case": 'expected one of UEFI, BIOS, found "uefi" (did you mean UEFI?)',

@@ -108,7 +108,7 @@ def add_signature(raw: bytes, signature: bytes) -> bytes:
         ("ssh", "ada", RIGHT),
         ("ssh", "eve", "which is not listed"),
         ("ssh", "old", "which has expired"),
-        ("ssh", "mail", "whose allowed-signers entry does not allow signing in Git"),
+        ("ssh", "mail", "whose allowed-signers entry does not allow Git signatures"),
         ("gpg", "ada", RIGHT),
         ("gpg", "eve", "which is not listed"),
         ("gpg", "expired", "has expired"),

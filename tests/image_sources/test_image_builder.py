@@ -322,7 +322,11 @@ def _hostile_argument(vendor: Vendor) -> ReleaseFiles:
     [
         (_missing, IncompleteRelease, "/gone: .* returned 404; the release may be incomplete"),
         (_other_size, IncompleteRelease, "the index lists a size of 5 bytes, but the server reports 600000 bytes"),
-        (_other_size_without_a_length, IncompleteRelease, "the file is 600000 bytes long, but the index states 600001"),
+        (
+            _other_size_without_a_length,
+            IncompleteRelease,
+            "the file is 600000 bytes long, but the index lists 600001 bytes",
+        ),
         (_too_large_without_a_length, IncompleteRelease, "larger than 5 bytes"),
         (_other_sha256, UntrustedRelease, "the file's sha256 digest is"),
         (_other_sha512, UntrustedRelease, "the file's sha512 digest is"),

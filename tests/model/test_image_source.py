@@ -93,7 +93,7 @@ def test_a_declaration(spec: str) -> None:
         (SMALL.replace(FILES, "files: {}"), "GB1044 spec.files: the source has no file that a machine can boot"),
         (
             SMALL.replace("{kernel:", "{rootfs: {url: 'https://a.test/{version}'}, iso:"),
-            "GB1044 spec.files: initrds and rootfs need a kernel",
+            "GB1044 spec.files: `initrds` and `rootfs` require a `kernel`",
         ),
         (
             SMALL.replace("{arch}", "{channel}"),
@@ -112,7 +112,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             f"{SMALL}, checksums: {{url: 'https://e.test/S', clearSigned: true, listedIn: {{url: 'https://e.test/I'}}}}",
-            "GB1044 spec.checksums: expected at most one of `signature`, `clearSigned` and `listedIn`",
+            "GB1044 spec.checksums: expected at most one of `signature`, `clearSigned` or `listedIn`",
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['a={{arch}}']}}",

@@ -291,7 +291,7 @@ def test_p3_a_404_with_an_empty_body_is_a_finding_because_shim_waits_for_it(
     assert verify(mirror.url) == (8, {NOBODY: "Wrong"})
     (finding,) = json.loads(run_verify("--tree", output, mirror.url, "-o", "json")[1])["items"]
     assert finding["message"] == (
-        f"the {status} response has an empty body, so shim waits forever: set the body to # with error_page in nginx "
+        f"the {status} response has an empty body, so shim waits forever. Set the body to `#` with error_page in nginx "
         "or handle_errors in Caddy (see OUTPUT/ops/serve), or with the CDN's custom error response"
     )
     mirror.default_answer = (status, b"#")

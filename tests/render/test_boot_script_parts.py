@@ -439,13 +439,13 @@ IGNITION = '{"ignition": {"version": "3.4.0"}, "arguments": "%s"}\n'
             "a script of iPXE without the filter",
             {"i": "#!ipxe\nkernel /k\n# {{ boot_nic.mac }}\n"},
             "i:3",
-            "a template for ipxe must apply the filter ipxe to boot_nic values",
+            "a template for ipxe must apply the filter `ipxe` to `boot_nic` values",
         ),
         (
             "a configuration of GRUB with arguments for the kernel",
             {"g": "linux /k {{ kernel_arguments | kernel }}\n"},
             "g:1",
-            "a template for grub must apply the filter grub to boot_nic values",
+            "a template for grub must apply the filter `grub` to `boot_nic` values",
         ),
         (
             "user data",

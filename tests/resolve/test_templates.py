@@ -335,7 +335,7 @@ def test_a_fault_has_its_line(source: str, line: int) -> None:
 def test_the_error_for_secret_explains_what_to_do_instead() -> None:
     fault = find_fault("{{ secret('token') }}")
     assert fault.code is Code.SECRET
-    assert "list the secret's file in userData.secrets" in fault.message
+    assert "list the secret's file in `userData.secrets`" in fault.message
 
 
 @pytest.mark.parametrize("loader", ["ipxe", "grub", "kernel"])
@@ -541,7 +541,7 @@ def test_no_expression_grows_without_bounds() -> None:
     ("name", "message"),
     [
         ("loops", "the template's loops take more than 100,000 steps"),
-        ("text joined to itself", "rendering the template takes more work than the limit allows"),
+        ("text joined to itself", "the template needs more computation than the limit allows"),
         ("depth", "the template's lists are nested too deeply"),
         ("a macro that calls itself", "the template's macros call each other too deeply"),
         ("and and", "the template is nested too deeply"),

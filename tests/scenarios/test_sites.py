@@ -283,7 +283,7 @@ def test_the_record_of_a_server_can_be_handed_over_once_its_site_has_released_it
     assert run_records("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], (
         "and again"
     )
-    assert "this instance itself handed over" in str(
+    assert "was handed over by this instance" in str(
         run_records("take-over", file, "--state", old, "--reason", "moved").exception
     )
     two_sites.push(*make_servers(web01="fra1", web02="fra1"), message="Something else")

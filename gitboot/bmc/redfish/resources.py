@@ -219,7 +219,7 @@ def _parse_override(resource: Resource) -> Override:
         enabled = OverrideEnabled.DISABLED
     if enabled not in set(OverrideEnabled):
         raise BmcRejected(
-            f"{resource.url} shows {enabled!r} as Boot.{ENABLED}, but gitboot expects one of "
+            f"{resource.url} shows {enabled!r} as Boot.{ENABLED}, but gitboot supports only these values: "
             f"{', '.join(OverrideEnabled)}"
         )
     return Override(

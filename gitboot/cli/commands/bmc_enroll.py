@@ -585,7 +585,7 @@ def _find_refusal(
     if pinned in (None, contact.certificate):
         return None
     return contact.address, (
-        f"the certificate changed: {trust.file} contains {pinned}. gitboot does not send requests to this BMC. If the "
+        f"the certificate changed: {trust.file} contains {pinned}. gitboot will not send requests to this BMC. If the "
         "BMC has a new certificate, compare the new certificate's SHA-256 digest with the digest that the BMC itself "
         "shows. If they match, write the address and the digest into FILE, and add --fingerprints FILE"
     )

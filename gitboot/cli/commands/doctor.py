@@ -640,7 +640,7 @@ def _check_free_space(place: Path, *, files: int) -> CheckResults:
     if found.f_files and files > found.f_favail:
         yield _failure(
             "disk",
-            f"{place} has free inodes for {found.f_favail:,} files, but the fleet's output tree needs about {files:,}",
+            f"{place} has only {found.f_favail:,} free inodes, but the fleet's output tree needs about {files:,}",
             "use a file system with more inodes, for example one created with mkfs.ext4 -N",
         )
     elif found.f_bavail < found.f_blocks * _MIN_FREE_SHARE:

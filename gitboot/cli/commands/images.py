@@ -499,7 +499,7 @@ def advance_stream(
         elif state is not None:
             instance = StateReader(state, current_time(), set_limits)
         else:
-            raise UsageError("add --records or --state: only records show which servers are installed")
+            raise UsageError("specify --records or --state, because only records show which servers are installed")
 
         def decide(snapshot: Snapshot) -> FleetDecisions:
             return evaluator.evaluate(snapshot, set_limits).head.decided
@@ -553,7 +553,7 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
         name = fleet.metadata.name
         raise UsageError(
             f"{repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
-            "Fetched, but a fetch does not prove that the image is on a disk. Write `evidence: Reported` and let the "
+            "Fetched, but a fetch does not prove that the image is on a disk. Set `evidence: Reported` and let the "
             "installers report their completion. To advance without proof, add --accept-fetched"
         )
     return found

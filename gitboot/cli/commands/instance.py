@@ -606,7 +606,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     from gitboot.controller.operator_requests import APPROVE, check_approval, find_held_change
 
     if bool(guards) is all_guards:
-        raise UsageError("specify either --all-guards, or --guard GUARD for each guard")
+        raise UsageError("specify either --all-guards or at least one --guard GUARD")
     read_status(state)  # this raises an error if no instance has ever run here
     check_active(state)
     held = find_held_change(read_held_change(state), digest)

@@ -363,7 +363,7 @@ def image(
             raise UsageError("only an image source has channels: remove --channel")
         if files:
             if version is None:
-                raise UsageError("gitboot cannot determine the version of individual files: add VERSION")
+                raise UsageError("gitboot cannot determine the version of individual files: specify VERSION")
             default = source if version in source else f"{source}-{version}"
             chosen = _check_name(fleet, path, name or build_document_name(default))
             release_files = _describe_files(files, wanted, version, assets, reader)

@@ -148,7 +148,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
             )
             raise UsageError(
                 f"the Fleet {named}, but this instance has the ledger {identity}, so the instance is not active. "
-                "Name this instance's ledger in the Fleet (`gitboot status` prints the line), then repeat this command"
+                "Set this instance's ledger in the Fleet (`gitboot status` prints the line), then repeat this command"
             )
         facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
         if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
@@ -544,8 +544,8 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
         raise UsageError(f"the instance has not processed {server}'s latest requests yet: wait for the next reconcile")
     if (record := instance.knowledge.stored_record(uuid)) is None:
         raise UsageError(
-            f"the ledger has no record of {server}: to record what is installed, run `gitboot records set` at its new "
-            "site"
+            f"the ledger has no record of {server}; run `gitboot records set` at the server's new site to record what "
+            "is installed"
         )
     since = record.provisioned_at
     is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
@@ -583,7 +583,7 @@ def _find_machine(server: str, instance: OfflineInstance) -> tuple[str, SystemUu
         )
     if len(found) > 1:
         raise UsageError(
-            f"this instance has managed {len(found)} machines named {server}: use a UUID instead "
+            f"this instance has managed {len(found)} machines named {server}: specify a UUID instead "
             f"({', '.join(found[:-1])} or {found[-1]})"
         )
     return server, found[0]
@@ -623,7 +623,7 @@ def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Reco
     """
     server = _find_current_name(hand_over, look)
     if hand_over["ledger"] == look.knowledge.facts.identity:
-        raise UsageError(f"this instance itself handed over {server}: run the command at the new site")
+        raise UsageError(f"{server} was handed over by this instance: run this command at the server's new site")
     decision = find_decision(look, server)
     if decision.uuid != hand_over["uuid"]:
         raise UsageError(

@@ -247,8 +247,8 @@ def check_active(directory: Path) -> None:
     if (place := find_other_acting_instance(directory / LEDGER, lambda: Holder.load(directory))) is not None:
         host, _, state = place.partition(":")
         raise HeldByAnother(
-            f"{directory}: the instance on this host is a standby, and {place} is active; run the command on {host} "
-            f"with --state {state}"
+            f"{directory}: the instance on this host is a standby, and the active instance is {place}; run the "
+            f"command on {host} with --state {state}"
         )
 
 

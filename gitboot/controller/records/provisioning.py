@@ -471,7 +471,7 @@ def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
 def require_trusted_ledger(update: KnowledgeUpdate) -> None:
     """Raise `UsageError` if the ledger is unverified, because single records of an unverified ledger cannot be set."""
     if not update.before.is_trusted:
-        raise UsageError("the ledger is unverified. Initialise the ledger first with gitboot records begin")
+        raise UsageError("the ledger is unverified. First initialise the ledger with `gitboot records begin`")
 
 
 def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:

@@ -71,7 +71,7 @@ class BranchTarget:
         if head.ledger not in (self._ledger, self._heir_of()):
             raise ForeignTree(
                 f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (choose another branch, or "
-                f"take over this branch with gitboot records begin)"
+                f"take over this branch with `gitboot records begin`)"
             )
         try:
             unlisted = parse_unlisted(self._read(UNLISTED))

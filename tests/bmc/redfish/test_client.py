@@ -291,7 +291,7 @@ REJECTED = [
     pytest.param(Body(body=b'{"Boot": []}'), "has no Boot.BootSourceOverrideTarget", id="Boot is a list"),
     pytest.param(
         Body(body=b'{"Boot": {"BootSourceOverrideTarget": "Pxe", "BootSourceOverrideEnabled": "Twice"}}'),
-        "shows 'Twice' as Boot.BootSourceOverrideEnabled, but gitboot expects one of Disabled, Once, Continuous",
+        "shows 'Twice' as Boot.BootSourceOverrideEnabled, but gitboot supports only these values: Disabled, Once",
         id="unheard of",
     ),
     pytest.param(

@@ -269,19 +269,20 @@ def test_an_approval_must_name_the_held_commit_and_the_guard_that_holds_it(rack:
     nothing = rack.run_command("approve", "0" * 64, *REINSTALL, *REASON)
     assert (nothing.code, nothing.err) == (
         Exit.STALE,
-        "gitboot: no guard holds a commit, so there is no commit to approve\n",
+        "gitboot: no guard is holding a commit, so there is no commit to approve\n",
     )
     digest = hold(rack)
     for other_digest in ("0" * 64, "0" * 12):
         stale = rack.run_command("approve", other_digest, *REINSTALL, *REASON)
         assert (
             stale.code,
-            f"the held commit's changes have the digest {digest}, not {other_digest}: review them again" in stale.err,
+            f"the held commit's changes have the digest {digest}, not {other_digest}: review the changes again"
+            in stale.err,
         ) == (Exit.STALE, True), stale
     other = rack.run_command("approve", digest, "--guard", "maxDeletes", *REASON)
     assert (other.code, other.err) == (
         Exit.STALE,
-        "gitboot: the commit is not held by maxDeletes, but by maxReinstalls\n",
+        "gitboot: the commit is held by maxReinstalls, not by maxDeletes\n",
     )
     assert rack.once().code == Exit.HELD
     assert rack.said("approve", digest, *REINSTALL, *REASON).startswith("approved maxReinstalls")
@@ -343,7 +344,7 @@ def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -
         assert (done.code, said in done.err) == (code, True), done
     for guards in ((), ("--all-guards", *REINSTALL)):
         done = rack.run_command("approve", digest[:8], *guards, *REASON)
-        assert (done.code, "--all-guards, or --guard GUARD" in done.err) == (Exit.USAGE, True), done
+        assert (done.code, "--all-guards or at least one --guard GUARD" in done.err) == (Exit.USAGE, True), done
     said = rack.said("approve", digest[:8].upper(), "--all-guards", *REASON)
     assert said.startswith(f"approved maxReinstalls for the changes {digest[:12]}")
     assert rack.once(*rack.spool_options).code == Exit.FINE

@@ -189,7 +189,7 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
             Exit.SOURCE,
             "put the vendor's public key into",
         ),
-        (("own", "--kernel", "https://host.test/vmlinuz"), Exit.USAGE, "add VERSION"),
+        (("own", "--kernel", "https://host.test/vmlinuz"), Exit.USAGE, "specify VERSION"),
         (("own", "1", "--kernel", "https://host.test/a", "--initrd", "b"), Exit.USAGE, "not both"),
         (("own", "1", "--kernel", "vmlinuz"), Exit.USAGE, "add --assets"),
         (("https://host.test/vmlinuz", "1"), Exit.USAGE, "use --kernel, --uki or --iso"),

@@ -77,7 +77,7 @@ def test_one_instance_is_active_and_the_other_shows_that_it_is_standby(rack: Rac
         assert ", standby\n" in told.out
         assert "StandbyStarted" in told.out
         assert "servers" not in told.out
-        assert f"{socket.gethostname()}:{hosts.one.state} is active" in " ".join(
+        assert f"the active instance is {socket.gethostname()}:{hosts.one.state}" in " ".join(
             run_command("doctor", "--state", hosts.two.state).out.split()
         )
         for command in TYPED:
