@@ -464,7 +464,7 @@ def test_a_foreign_file_at_a_planned_path_is_an_error_before_the_first_write(
     with pytest.raises(PublishError, match=re.escape(f"{root / path}")) as raised:
         publish(root, make_tree(2), commit="two")
 
-    assert re.search(r"\(move (it|them) away\)", str(raised.value))
+    assert re.search(r"\(move (it|them) elsewhere\)", str(raised.value))
     now = {**read_stats(root), **read_stats(root.parent)}
     assert {path for path, state in now.items() if stood.get(path) != state} <= {
         "ops/.gitboot/lock",
