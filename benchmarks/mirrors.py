@@ -379,7 +379,7 @@ def list_figures(site: Site) -> Iterator[Figures]:
     assert manifest is not None
     at = datetime.now(UTC)
     keys = read_list_keys(site.keys)
-    with OutputDirectory.open(site.output, ledger=manifest.stamp.ledger) as directory:
+    with OutputDirectory.open(site.output, ledger=manifest.origin.ledger) as directory:
         if directory.resume(directory.inventory()) is None:
             raise AssertionError("the tree is not as its last publication left it")
         directory.update_list(keys, at)

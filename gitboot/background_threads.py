@@ -120,10 +120,10 @@ class RetryingSender(ABC):
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, *, patience_s: float = 0) -> None:
-        """Wait up to ``patience_s`` seconds until the pending items have been sent, and then end the thread."""
+    def close(self, *, timeout_s: float = 0) -> None:
+        """Wait up to ``timeout_s`` seconds until the pending items have been sent, and then end the thread."""
         with self.changed:
-            self.changed.wait_for(lambda: self.is_done or self.failure is not None, patience_s)
+            self.changed.wait_for(lambda: self.is_done or self.failure is not None, timeout_s)
             self.is_ending = True
             self.changed.notify_all()
         self._thread.join(timeout_s=0.1)  # a thread that still waits for the network ends with the process

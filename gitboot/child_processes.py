@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from msgspec import Struct
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.standard_streams import guard_output
+from gitboot.standard_streams import escape_output
 
 if TYPE_CHECKING:
     from msgspec.msgpack import Encoder
@@ -47,8 +47,8 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a process that ends no later than the thread that calls this function.
 
-    The new process must call `end_with_parent` before anything else. The process inherits the variable `LOG_FORMAT`. It
-    does not inherit other GITBOOT_ variables, because those variables are settings for the command that the user ran.
+    The new process must call `exit_with_parent` before anything else. The process inherits the variable `LOG_FORMAT`.
+    It does not inherit other GITBOOT_ variables, because those are settings for the command that the user ran.
     """
     return _start_process(
         command,
@@ -109,30 +109,30 @@ def run_with_input(
     return ProcessResult(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
-def run_for_output(command: Sequence[str], *, patience_s: float, most_bytes: int) -> tuple[int, bytes]:
+def run_for_output(command: Sequence[str], *, patience_s: float, max_bytes: int) -> tuple[int, bytes]:
     """Run a program without a shell, and return its exit status and its standard output.
 
     The program does not inherit GITBOOT_ variables. Before it returns, the function kills the process group of the
-    program. Raises OSError if the program cannot be started or writes more than ``most_bytes``. Raises TimeoutError if
+    program. Raises OSError if the program cannot be started or writes more than ``max_bytes``. Raises TimeoutError if
     the program does not end in time.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     process = _start_process(command, environment=_build_environment(), process_group=0, **pipes)
     is_late = threading.Event()
 
-    def end() -> None:
+    def kill_process() -> None:
         is_late.set()
         _kill_group(process)
 
-    late = threading.Timer(patience_s, end)
+    late = threading.Timer(patience_s, kill_process)
     late.daemon = True
     late.start()
     try:
         assert process.stdout is not None  # noqa: S101 - it was asked for
         with process.stdout as stdout:
-            output = stdout.read(most_bytes + 1)
-            if len(output) > most_bytes:
-                raise OSError(f"{command[0]} wrote more than {most_bytes} bytes")
+            output = stdout.read(max_bytes + 1)
+            if len(output) > max_bytes:
+                raise OSError(f"{command[0]} wrote more than {max_bytes} bytes")
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     finally:
         late.cancel()
@@ -168,7 +168,7 @@ def build_python_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def end_with_parent(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """Make Linux kill this process when its parent thread ends. Exit if the parent process is no longer ``parent``."""
     prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # only Linux has prctl
     if prctl is not None:
@@ -352,14 +352,14 @@ def describe_exit(status: int) -> str:
 
 def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     """Set up this process as a `Child`. Return two streams: one for requests and one for answers."""
-    end_with_parent(int(parent))
+    exit_with_parent(int(parent))
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # redirect other output, which must not come between the frames
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    guard_output()  # escape output, because a traceback may contain text from a commit
+    escape_output()  # escape output, because a traceback may contain text from a commit
     return requests, answers
 
 
@@ -407,8 +407,8 @@ class ProcessLimits(NamedTuple):
             _set_soft_limit(resource.RLIMIT_DATA, self.memory)
 
 
-def divide_limits(parts: int) -> ProcessLimits:
-    """Divide the remaining resources of this process among ``parts`` forks. Return the limits for each fork.
+def divide_limits(fork_count: int) -> ProcessLimits:
+    """Divide the remaining resources of this process among ``fork_count`` forks. Return the limits for each fork.
 
     Each fork gets an equal share of the memory. Each fork also gets all of the remaining processor time, because the
     kernel counts the time of each fork separately.
@@ -417,7 +417,7 @@ def divide_limits(parts: int) -> ProcessLimits:
     processor_s, memory = (_find_soft_limit(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
     return ProcessLimits(
         processor_s=max(1, math.ceil(processor_s - usage.processor_s)) if processor_s is not None else None,
-        memory=usage.memory + max(0, memory - usage.memory) // parts
+        memory=usage.memory + max(0, memory - usage.memory) // fork_count
         if memory is not None and usage.memory is not None
         else None,
     )

@@ -102,22 +102,22 @@ class DiskCache:
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return a mapping of these keys to their cached values."""
         wanted = {self._compute_id(kind, key): key for key in keys}
-        read = self._transact(partial(_read, ids=sorted(wanted)), "BEGIN")
+        read = self._transact(partial(_read_entries, ids=sorted(wanted)), "BEGIN")
         if read is None:
             return {}
         values, damaged, stale, newest = read
         if not self._writes:
             damaged, stale = [], []
         if damaged:
-            self._transact(partial(_delete, ids=damaged), "BEGIN IMMEDIATE")
+            self._transact(partial(_delete_entries, ids=damaged), "BEGIN IMMEDIATE")
         if stale:
-            self._transact(partial(_touch, ids=stale, use_number=newest), "BEGIN IMMEDIATE")
+            self._transact(partial(_update_use_numbers, ids=stale, use_number=newest), "BEGIN IMMEDIATE")
         return {wanted[entry]: value for entry, value in values.items()}
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Return which of these keys are in the cache, without checking the values."""
         wanted = {self._compute_id(kind, key): key for key in keys}
-        found = self._transact(partial(_find, ids=sorted(wanted)), "BEGIN") or ()
+        found = self._transact(partial(_find_ids, ids=sorted(wanted)), "BEGIN") or ()
         return frozenset(wanted[entry] for entry in found if entry in wanted)
 
     def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
@@ -138,12 +138,14 @@ class DiskCache:
                 entries.append((entry, _compute_checksum(entry, value), value))
         if entries:
             entries.sort()
-            self._transact(partial(_insert, entries=entries, max_bytes=self.max_bytes), "BEGIN IMMEDIATE")
+            self._transact(partial(_insert_entries, entries=entries, max_bytes=self.max_bytes), "BEGIN IMMEDIATE")
 
     def delete_many(self, kind: str, keys: Iterable[bytes]) -> None:
         """Remove the values of these keys."""
         if self._writes:
-            self._transact(partial(_delete, ids=sorted(self._compute_id(kind, key) for key in keys)), "BEGIN IMMEDIATE")
+            self._transact(
+                partial(_delete_entries, ids=sorted(self._compute_id(kind, key) for key in keys)), "BEGIN IMMEDIATE"
+            )
 
     def _compute_id(self, kind: str, key: bytes) -> bytes:
         return blake2b(key, digest_size=32, key=self._program, person=kind.encode()).digest()
@@ -171,7 +173,7 @@ class DiskCache:
                         self.close()
                         return None
                     self._warn_once("is rebuilt", error)
-                    self._remove()
+                    self._remove_file()
             return None
 
     def _run_transaction(
@@ -210,7 +212,7 @@ class DiskCache:
                 self._connection = _connect(self._path, self._busy_ms)
                 return self._connection
             self._warn_once("is rebuilt", fault)
-            self._remove()
+            self._remove_file()
         raise OSError(errno.EPERM, "gitboot cannot replace the file")
 
     def _open_read_only(self, path: Path) -> sqlite3.Connection | None:
@@ -249,7 +251,7 @@ class DiskCache:
             return "the file has a write-ahead log"
         return "the file is too large" if file_stat.st_size > 2 * self.max_bytes else None
 
-    def _remove(self) -> None:
+    def _remove_file(self) -> None:
         self.close()
         assert self._path is not None  # noqa: S101 - there was a file
         for suffix in ("", "-journal", "-wal", "-shm"):
@@ -285,13 +287,13 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES + 2**16)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
-        if writes and not _read_statements(connection):
+        if writes and not _read_schema(connection):
             connection.execute("BEGIN IMMEDIATE")
-            if not _read_statements(connection):  # only if no other process has created the tables in the meantime
+            if not _read_schema(connection):  # only if no other process has created the tables in the meantime
                 for statement in _SCHEMA:
                     connection.execute(statement)
             connection.execute("COMMIT")
-        if _read_statements(connection) != [each.encode() for each in _SCHEMA]:
+        if _read_schema(connection) != [each.encode() for each in _SCHEMA]:
             raise sqlite3.DatabaseError("the file does not have the expected schema")
     except BaseException:
         connection.close()
@@ -299,11 +301,11 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
     return connection
 
 
-def _read_statements(connection: sqlite3.Connection) -> list[object]:
+def _read_schema(connection: sqlite3.Connection) -> list[object]:
     return [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY rowid")]
 
 
-def _read_newest(connection: sqlite3.Connection) -> int:
+def _read_last_insertion(connection: sqlite3.Connection) -> int:
     """Return the number of the last insertion.
 
     The age of an entry is the number of insertions since the entry was last used.
@@ -314,7 +316,9 @@ def _read_newest(connection: sqlite3.Connection) -> int:
     return found
 
 
-def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes, bytes], list[bytes], list[bytes], int]:
+def _read_entries(
+    connection: sqlite3.Connection, ids: list[bytes]
+) -> tuple[dict[bytes, bytes], list[bytes], list[bytes], int]:
     """Read entries by id.
 
     Return the values, the ids of damaged entries, the ids of entries whose time of last use must be updated, and the
@@ -322,7 +326,7 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
     """
     values: dict[bytes, bytes] = {}
     damaged, stale = [], []
-    newest = _read_newest(connection)
+    newest = _read_last_insertion(connection)
     requested = frozenset(ids)
     for entry, checksum, used, value in _read_rows(connection, "id, checksum, used, value", ids):
         if entry not in requested:
@@ -336,7 +340,7 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
     return values, damaged, stale, newest
 
 
-def _find(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
+def _find_ids(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
     return [entry for (entry,) in _read_rows(connection, "id", ids)]
 
 
@@ -347,16 +351,16 @@ def _read_rows(connection: sqlite3.Connection, columns: str, ids: list[bytes]) -
         yield from connection.execute(f"SELECT {columns} FROM entry WHERE id IN ({marks})", some)  # noqa: S608 - no text
 
 
-def _touch(connection: sqlite3.Connection, ids: list[bytes], use_number: int) -> None:
+def _update_use_numbers(connection: sqlite3.Connection, ids: list[bytes], use_number: int) -> None:
     connection.executemany("UPDATE entry SET used = ? WHERE id = ?", [(use_number, entry) for entry in ids])
 
 
-def _delete(connection: sqlite3.Connection, ids: list[bytes]) -> None:
+def _delete_entries(connection: sqlite3.Connection, ids: list[bytes]) -> None:
     connection.executemany("DELETE FROM entry WHERE id = ?", [(entry,) for entry in ids])
 
 
-def _insert(connection: sqlite3.Connection, entries: list[tuple[bytes, bytes, bytes]], max_bytes: int) -> None:
-    used = _read_newest(connection) + 1
+def _insert_entries(connection: sqlite3.Connection, entries: list[tuple[bytes, bytes, bytes]], max_bytes: int) -> None:
+    used = _read_last_insertion(connection) + 1
     rows = [(entry, checksum, used, value) for entry, checksum, value in entries]
     connection.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", rows)
     while _measure_size(connection) > max_bytes:

@@ -3,7 +3,7 @@
 ::
 
     GitbootError
-    ├── TryAgain                    no action: the next reconcile tries again
+    ├── TemporaryError              no action: the next reconcile tries again
     │   ├── SourceError             the repository cannot be read or fetched now
     │   │   ├── BranchMissing       the configured branch is not in the repository
     │   │   ├── CorruptClone        gitboot's own clone is damaged: gitboot clones again
@@ -58,7 +58,7 @@ class GitbootError(Exception):
     """The base class of every error that gitboot raises on purpose. Users see its message without a traceback."""
 
 
-class TryAgain(GitbootError):
+class TemporaryError(GitbootError):
     """A temporary fault. A later attempt may succeed."""
 
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
@@ -66,7 +66,7 @@ class TryAgain(GitbootError):
         super().__init__(message)
 
 
-class SourceError(TryAgain):
+class SourceError(TemporaryError):
     """The repository cannot be read or fetched now."""
 
 
@@ -82,15 +82,15 @@ class SubpathMissing(SourceError):
     """A commit does not contain the folder of the fleet."""
 
 
-class NotYetDone(TryAgain):
+class NotYetDone(TemporaryError):
     """The instance has not carried out the request yet."""
 
 
-class BmcUnreachable(TryAgain):
+class BmcUnreachable(TemporaryError):
     """A BMC sent no usable response."""
 
 
-class BmcBusy(TryAgain):
+class BmcBusy(TemporaryError):
     """A BMC temporarily rejected a request: it is in POST, busy, or has changed since the last read."""
 
 
@@ -98,7 +98,7 @@ class BmcChanged(BmcBusy):
     """A BMC has changed since gitboot read it, so gitboot did not write to the BMC."""
 
 
-class HostUnreachable(TryAgain):
+class HostUnreachable(TemporaryError):
     """A web server sent no usable response."""
 
 
@@ -109,10 +109,10 @@ class FleetOrders(NamedTuple):
     ledger: str | None  # identifier of the ledger whose instance may act; None: any instance may act
 
 
-class HasOrders(Protocol):
+class FleetWithOrders(Protocol):
     """A fleet that can return its `FleetOrders`."""
 
-    def orders_for(self, site: str | None) -> FleetOrders:
+    def find_orders(self, site: str | None) -> FleetOrders:
         """Return the orders for the instance of a site.
 
         If ``site`` is None, return the orders for the instance of all sites.
@@ -123,7 +123,7 @@ class InvalidRepository(GitbootError):
     """A commit is invalid. The error contains all problems of the commit, sorted by location."""
 
     def __init__(
-        self, problems: Iterable[Problem], *, fleet: HasOrders | None = None, dated: Iterable[DatedProblem] = ()
+        self, problems: Iterable[Problem], *, fleet: FleetWithOrders | None = None, dated: Iterable[DatedProblem] = ()
     ) -> None:
         self.problems = tuple(sorted(problems))
         self.dated = tuple(dated)  # problems that depend on the time; they are not in `problems`
@@ -235,7 +235,7 @@ class NotInRegistry(RegistryRefused):
     """An image, or a file of an image, is not in the registry."""
 
 
-class SourceUnavailable(TryAgain):
+class SourceUnavailable(TemporaryError):
     """The server of an image source sent no usable response."""
 
     def __init__(self, place: str, cause: str, hint: str = "try again later") -> None:

@@ -47,22 +47,22 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600) -> None:
 
 @contextmanager
 def _open_replacement(
-    name: str, folder: int, *, mode: int | None, old: os.stat_result | None = None, sync: bool = True
+    name: str, folder: int, *, mode: int | None, old_stat: os.stat_result | None = None, sync: bool = True
 ) -> Iterator[IO[bytes]]:
     """Yield an open file. If the block ends without an error, this file replaces ``name`` in a folder.
 
     Readers see either the old or the new content. After a crash, the file has the old or the new content, and there may
     be a file ``.gitboot-….new`` beside the file. The new file has exactly the permissions ``mode``. Without ``mode``,
-    it has the permissions of ``old``. Without both, the umask applies.
+    it has the permissions of ``old_stat``. Without both, the umask applies.
     """
     new = f".gitboot-{secrets.token_hex(8)}.new"
     fd = os.open(new, NEW_FILE, 0o666 if mode is None else 0o600, dir_fd=folder)
     try:
         with os.fdopen(fd, "wb") as file:
-            if old is not None:
+            if old_stat is not None:
                 with suppress(OSError):  # only root may change the owner
-                    os.fchown(fd, old.st_uid, old.st_gid)
-                os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
+                    os.fchown(fd, old_stat.st_uid, old_stat.st_gid)
+                os.fchmod(fd, stat.S_IMODE(old_stat.st_mode) & 0o777)
             if mode is not None:
                 os.fchmod(fd, mode)
             yield file
@@ -220,8 +220,8 @@ def write_output_file(
                 file.writelines(content)
             return
         with open_output_folder(path.parent, make=make_folders) as folder:
-            old = _stat_regular_file(path, folder)
-            with _open_replacement(path.name, folder, mode=mode, old=old, sync=sync) as file:
+            old_stat = _stat_regular_file(path, folder)
+            with _open_replacement(path.name, folder, mode=mode, old_stat=old_stat, sync=sync) as file:
                 file.writelines(content)
 
 
@@ -306,7 +306,7 @@ def resolve_fleet_root(path: Path) -> Path:
             if error.errno == errno.ELOOP:
                 raise UsageError(f"{path} cannot be read: {error.strerror}") from None
             # If the path is missing or this user may not enter it, the code that reads the fleet reports the error.
-        return walk.resolve_reached()
+        return walk.get_reached_path()
 
 
 class _Folder(NamedTuple):
@@ -340,7 +340,7 @@ class _PathWalk:
         while self.folders:
             os.close(self.folders.pop().fd)
 
-    def resolve_reached(self) -> Path:
+    def get_reached_path(self) -> Path:
         return Path(os.path.normpath(Path(self.folders[-1].path, *reversed(self._names))))
 
     def enter_all(self, *, make: bool) -> None:
@@ -574,10 +574,10 @@ def check_output_directory(directory: Path, accepted_types: Collection[str], war
 _BARE: Final = ("HEAD", "objects", "refs")  # a bare repository contains these entries: gitrepository-layout(5)
 
 
-def check_private_paths(directory: Path, private: Mapping[str, Path | None]) -> None:
+def check_private_paths(directory: Path, paths: Mapping[str, Path | None]) -> None:
     """Raise `UsageError` if an output directory contains private files, which every web server would serve.
 
-    ``private`` maps each option to its path, or to None if the option is unused. The directory must also not be a Git
+    ``paths`` maps each option to its path, or to None if the option is unused. The directory must also not be a Git
     repository or work tree.
     """
     tree = directory.resolve()
@@ -585,7 +585,7 @@ def check_private_paths(directory: Path, private: Mapping[str, Path | None]) -> 
         raise UsageError(f"--out {directory} is a Git work tree; choose a separate directory for published files")
     if all(os.path.exists(tree / each) for each in _BARE):
         raise UsageError(f"--out {directory} is a Git repository; choose a separate directory for published files")
-    for option, path in private.items():
+    for option, path in paths.items():
         if path is not None and path.resolve().is_relative_to(tree):
             relation = "is" if path.resolve() == tree else "is in"
             raise UsageError(

@@ -153,20 +153,20 @@ def sanitize_grub_text(text: str) -> str:
     return _quote_single(_GRUB_HARMFUL.sub("?", _join_lines(text)))
 
 
-def names_boot_nic(text: str) -> bool:
+def has_boot_nic_placeholder(text: str) -> bool:
     """Return whether a text contains a placeholder for the MAC address of the boot NIC, in upper or lower case."""
     return "{{" in text and _BOOT_NIC_IN_ANY_CASE.search(text) is not None
 
 
-def names_changed_boot_nic(text: str) -> bool:
+def has_miscased_placeholder(text: str) -> bool:
     """Return whether a template changed the case of a placeholder for the MAC address of the boot NIC.
 
     Boot loaders would not replace such a placeholder.
     """
-    return "{{" in text and names_boot_nic(_BOOT_NIC.sub("", text))
+    return "{{" in text and has_boot_nic_placeholder(_BOOT_NIC.sub("", text))
 
 
-def reads_boot_nic(script: str) -> bool:
+def uses_boot_nic_variable(script: str) -> bool:
     """Return whether a GRUB script uses a variable that contains the MAC address of the boot NIC."""
     return any(variable in script for variable in _BOOT_NIC_GRUB.values())
 

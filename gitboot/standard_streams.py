@@ -85,7 +85,7 @@ def open_verbatim(stream: TextIO) -> Iterator[TextIO]:
         wrapper.detach()  # without this, the wrapper would close the buffer
 
 
-def guard_output() -> None:
+def escape_output() -> None:
     """Escape everything that this process writes to its standard streams.
 
     Ignore the errors that occur if a reader closes a stream, if the process has no standard streams, or if the disk is
@@ -100,7 +100,7 @@ def guard_output() -> None:
             os.open(os.devnull, os.O_RDWR)
     for fd, name in enumerate(("stdout", "stderr"), start=1):
         stream: TextIO | None = getattr(sys, name)
-        setattr(sys, name, guard_stream(stream if stream is not None else _open_descriptor(fd)))
+        setattr(sys, name, build_escaping_stream(stream if stream is not None else _open_descriptor(fd)))
 
 
 def find_output_error() -> str | None:
@@ -152,7 +152,7 @@ def _open_descriptor(fd: int) -> TextIO:
     return io.TextIOWrapper(io.BufferedWriter(io.FileIO(fd, "wb", closefd=False)), encoding="utf-8")
 
 
-def guard_stream(stream: TextIO) -> TextIO:
+def build_escaping_stream(stream: TextIO) -> TextIO:
     stream.flush()
     # Without this, click would bypass this stream and write UTF-8.
     is_ascii = codecs.lookup(stream.encoding).name == "ascii"

@@ -84,7 +84,7 @@ def format_age(seconds: float) -> str:
     return format_count(max(int(seconds), 0) // size, unit)
 
 
-def format_rest(number: int, noun: str = "") -> str:
+def format_omitted(number: int, noun: str = "") -> str:
     """Format the number of omitted items: "and 3 more", "and 1 more server", or "" if ``number`` is not positive."""
     if number <= 0:
         return ""
@@ -96,9 +96,9 @@ def format_error(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def format_names(names: Sequence[str], most: int = 5) -> str:
-    """Join the first ``most`` names, and add the number of remaining names: a, b and 3 more."""
-    return " ".join(filter(None, (", ".join(names[:most]), format_rest(len(names) - most))))
+def format_names(names: Sequence[str], max_names: int = 5) -> str:
+    """Join the first ``max_names`` names, and add the number of remaining names: a, b and 3 more."""
+    return " ".join(filter(None, (", ".join(names[:max_names]), format_omitted(len(names) - max_names))))
 
 
 def find_similar(value: object, choices: Iterable[str]) -> str | None:
@@ -112,13 +112,13 @@ def find_similar(value: object, choices: Iterable[str]) -> str | None:
     return words[close[0]] if close else None
 
 
-def did_you_mean(value: object, choices: Iterable[str], otherwise: str = "") -> str:
+def format_suggestion(value: object, choices: Iterable[str], fallback: str = "") -> str:
     """Return "did you mean …?" with the choice that is most similar to ``value``.
 
-    If no choice is similar, return ``otherwise``.
+    If no choice is similar, return ``fallback``.
     """
     word = find_similar(value, choices)
-    return f"did you mean {word}?" if word is not None else otherwise
+    return f"did you mean {word}?" if word is not None else fallback
 
 
 _DURATION: Final = re.compile(

@@ -27,7 +27,7 @@ from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import SpoolFile, encode_line, read_new
+from gitboot.fetchlog.spool import SpoolFile, encode_line, read_new_lines
 from gitboot.files import (
     _find_mount_type,
     check_fetch_log_folder,
@@ -578,7 +578,7 @@ def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> Non
     disk.heal()
     spool.append(encode_line(observation(5000)))
     spool.close()
-    found = {each.at for each in read_new(disk.path, {}).observations}
+    found = {each.at for each in read_new_lines(disk.path, {}).observations}
     assert observation(failed).at not in found
     assert {observation(0).at, observation(5000).at} <= found
 
@@ -594,7 +594,7 @@ def test_e37_one_failed_sync_fails_the_fetch(tmp_path: Path, monkeypatch: pytest
             spool.append(line)
     spool.append(line)
     spool.close()
-    assert len(read_new(tmp_path, {}).observations) == 2
+    assert len(read_new_lines(tmp_path, {}).observations) == 2
 
 
 def raising(number: int) -> Callable[[int], None]:

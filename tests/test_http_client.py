@@ -18,7 +18,7 @@ from gitboot.artifacts.downloads import WebFetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.cli.commands.artifacts import build_fetchers
+from gitboot.cli.commands.artifacts import build_fetcher
 from gitboot.cli.instance_client import fetch_accepted_commit, open_instance
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
 from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_credentials
@@ -408,7 +408,7 @@ def test_finding_p13_commands_fetch_artifacts_through_the_proxy_of_the_environme
     url = "http://mirror.invalid/vmlinuz"
     with strange_server(sending(OK, b"Content-Length: 6\r\n\r\nkernel")) as server:
         proxy(server.url)
-        with build_fetchers("http://boot.invalid", None, Registries((), HttpClient())).read(url) as content:
+        with build_fetcher("http://boot.invalid", None, Registries((), HttpClient())).read(url) as content:
             assert b"".join(content.chunks) == b"kernel"
         with pytest.raises(HostUnreachable):
             WebFetcher().head(url)  # as machines do, for the instance

@@ -13,8 +13,8 @@ import pytest
 
 from gitboot.standard_streams import (
     build_control_sequence,
+    build_escaping_stream,
     escape_line,
-    guard_stream,
     open_verbatim,
     strip_style,
     style,
@@ -33,7 +33,7 @@ def written(*texts: str, to_terminal: bool) -> str:
     else:
         read, write = os.pipe()
     with open(write, "w") as stream:
-        output = guard_stream(stream)
+        output = build_escaping_stream(stream)
         output.writelines(texts)
         output.flush()
     return read_to_end(read).decode()
@@ -61,7 +61,7 @@ def test_colours_have_no_width_and_can_be_removed() -> None:
 def test_a_library_may_draw_and_the_stream_continues() -> None:
     read, write = os.pipe()
     with open(write, "w") as stream:
-        output = guard_stream(stream)
+        output = build_escaping_stream(stream)
         with open_verbatim(output) as drawing:
             drawing.write("\x1b[2K")
         output.write("\x1b")
@@ -83,7 +83,7 @@ def test_a_library_may_draw_and_the_stream_continues() -> None:
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
 def test_no_text_of_python_or_a_library_is_executed(raises: str, encoding: str) -> None:
-    guarding = "from gitboot.standard_streams import guard_output; guard_output()"
+    guarding = "from gitboot.standard_streams import escape_output; escape_output()"
     script = f"import sys; {guarding}; HOSTILE = {HOSTILE!a}; {raises}"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}
@@ -94,7 +94,7 @@ def test_no_text_of_python_or_a_library_is_executed(raises: str, encoding: str) 
 
 
 def test_a_character_that_an_encoding_lacks_is_escaped(tmp_path: Path) -> None:
-    script = "from gitboot.standard_streams import guard_output; guard_output(); print('机架 ünlü')"
+    script = "from gitboot.standard_streams import escape_output; escape_output(); print('机架 ünlü')"
     with (tmp_path / "out").open("wb") as output:
         environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
         subprocess.run([sys.executable, "-c", script], stdout=output, env=environment, check=True)

@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gitboot.text import (
-    did_you_mean,
     find_similar,
     format_count,
     format_names,
-    format_rest,
+    format_omitted,
+    format_suggestion,
     one_line,
     printable,
     printable_lines,
@@ -149,7 +149,7 @@ def test_a_noun_is_plural_unless_the_number_is_one(number: int, said: str) -> No
     ],
 )
 def test_the_omitted_rest_is_counted(number: int, noun: str, said: str) -> None:
-    assert format_rest(number, noun) == said
+    assert format_omitted(number, noun) == said
 
 
 @for_each(
@@ -184,6 +184,6 @@ def test_of_equally_near_words_the_same_is_suggested_in_any_order() -> None:
 
 
 def test_without_a_near_word_the_other_text_is_shown() -> None:
-    assert did_you_mean("web1", ["web01"], "gitboot plan lists them") == "did you mean web01?"
-    assert did_you_mean("zzz", ["web01"], "gitboot plan lists them") == "gitboot plan lists them"
-    assert did_you_mean("zzz", ["web01"]) == ""
+    assert format_suggestion("web1", ["web01"], "gitboot plan lists them") == "did you mean web01?"
+    assert format_suggestion("zzz", ["web01"], "gitboot plan lists them") == "gitboot plan lists them"
+    assert format_suggestion("zzz", ["web01"]) == ""

@@ -164,14 +164,14 @@ def check_artifact(
 
 def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bool]) -> Sighting:
     digest, size = sha256(), 0
-    most_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
+    max_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
     with fetcher.read(file.url) as content:
         for chunk in content.chunks:
             digest.update(chunk)
             size += len(chunk)
-            if size > most_bytes:
+            if size > max_bytes:
                 return Sighting(
-                    presence=Presence.WRONG, message=f"the file is larger than {most_bytes} bytes", head=content.head
+                    presence=Presence.WRONG, message=f"the file is larger than {max_bytes} bytes", head=content.head
                 )
             if is_stopped():
                 raise HostUnreachable("the check was stopped before it had read the whole file")
@@ -372,8 +372,8 @@ _JOIN_S: Final = 0.5
 class ArtifactWatch(Protocol):
     """Keeps the results of artifact checks up to date for an instance."""
 
-    def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
-        """Replace the set of artifacts to check. ``bases`` are the base URLs of the fleet and of all sites."""
+    def watch_files(self, files: Collection[BootFile], base_urls: tuple[str, ...]) -> None:
+        """Replace the set of artifacts to check. ``base_urls`` are the base URLs of the fleet and of all sites."""
 
     def get_sightings(self) -> Mapping[BootFile, Sighting]:
         """Return the latest results. If the results have not changed, return the same object as the previous call."""
@@ -430,13 +430,13 @@ class ThreadedArtifactWatch:
         for thread in self._threads:
             thread.start()
 
-    def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
+    def watch_files(self, files: Collection[BootFile], base_urls: tuple[str, ...]) -> None:
         wanted = frozenset(files)
         with self._changed:
-            if wanted == self._wanted and bases == self._bases:
+            if wanted == self._wanted and base_urls == self._bases:
                 return
-            if bases != self._bases:
-                self._bases, (self._fetcher, self._should_read) = bases, self._build_fetcher(bases)
+            if base_urls != self._bases:
+                self._bases, (self._fetcher, self._should_read) = base_urls, self._build_fetcher(base_urls)
             new = wanted - self._wanted
             self._queue = [each for each in self._queue if each[3] in wanted]
             self._queue += [(0.0, file.url, next(self._numbers), file) for file in new]

@@ -107,7 +107,7 @@ _SIGNED_GRUB: Final = SIGNED_GRUB.removeprefix(BOOT)
 _OWN_COMMENT: Final = b"# gitboot: "
 
 
-class Placement(StrEnum):
+class PlacementOutcome(StrEnum):
     PLACED = "placed"
     UNCHANGED = "unchanged"
     MISSING = "missing"
@@ -121,7 +121,7 @@ class PlacedLoader:
     sha256: str | None = None  # None: the boot loader is missing
     # the source of the boot loader, or the package to install if the boot loader is missing
     message: str = field(metadata=json_key("from"))
-    outcome: Placement = field(metadata=OMITTED)
+    outcome: PlacementOutcome = field(metadata=OMITTED)
 
 
 def place_loaders(
@@ -144,17 +144,19 @@ def place_loaders(
     placed = []
     for loader in LOADERS:
         found = (
-            _read_packaged(loader, systems)
+            _read_packaged_loader(loader, systems)
             if isinstance(loader, PackagedLoader)
             else _build_loader(loader, base_url, systems)
         )
         if isinstance(found, str):
-            outcome = PlacedLoader(path=loader.path, outcome=Placement.MISSING, message=found)
+            outcome = PlacedLoader(path=loader.path, outcome=PlacementOutcome.MISSING, message=found)
         else:
             content, source = found
             outcome = PlacedLoader(
                 path=loader.path,
-                outcome=Placement.PLACED if _write_file(loader.path, out, tftp, content) else Placement.UNCHANGED,
+                outcome=PlacementOutcome.PLACED
+                if _write_file(loader.path, out, tftp, content)
+                else PlacementOutcome.UNCHANGED,
                 message=source,
                 sha256=sha256(content).hexdigest(),
             )
@@ -176,7 +178,7 @@ def _write_signed_grub_configuration(tftp: Path, base_url: str) -> PlacedLoader:
     if (found := read_output_file(target)) is not None and not found.startswith(_OWN_COMMENT):
         return PlacedLoader(
             path=_SIGNED_GRUB,
-            outcome=Placement.UNCHANGED,
+            outcome=PlacementOutcome.UNCHANGED,
             message=(
                 f"the signed GRUB loads {target}, but gitboot does not replace this file, because another program "
                 "wrote it"
@@ -185,17 +187,17 @@ def _write_signed_grub_configuration(tftp: Path, base_url: str) -> PlacedLoader:
     is_new = _write_targets(_SIGNED_GRUB, [target], render_signed_grub_configuration(base_url).encode())
     return PlacedLoader(
         path=_SIGNED_GRUB,
-        outcome=Placement.PLACED if is_new else Placement.UNCHANGED,
+        outcome=PlacementOutcome.PLACED if is_new else PlacementOutcome.UNCHANGED,
         message="written by gitboot",
     )
 
 
-def _read_packaged(loader: PackagedLoader, systems: Sequence[Path]) -> tuple[bytes, str] | str:
+def _read_packaged_loader(loader: PackagedLoader, systems: Sequence[Path]) -> tuple[bytes, str] | str:
     without_http = None
     for file in (system / source for system in systems for source in loader.sources):
         if file.is_file():
             content = file.read_bytes()
-            if loader.path not in SIGNED_GRUBS or has_http(content):
+            if loader.path not in SIGNED_GRUBS or supports_http(content):
                 return content, str(file)
             without_http = without_http or file
     if without_http is not None:
@@ -206,7 +208,7 @@ def _read_packaged(loader: PackagedLoader, systems: Sequence[Path]) -> tuple[byt
     return f"install the package {loader.package}"
 
 
-def has_http(grub: bytes) -> bool:
+def supports_http(grub: bytes) -> bool:
     """Return whether a GRUB image contains the module http. The signed GRUB of Debian 12 does not contain it.
 
     gitboot searches the image for a text that this module sends in HTTP requests (GRUB: grub-core/net/http.c).

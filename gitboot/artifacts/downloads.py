@@ -45,8 +45,8 @@ class PrefixFetcher:
     If the URL names a file in an archive, the selected fetcher reads the archive.
     """
 
-    def __init__(self, by_prefix: Mapping[str, Fetcher]) -> None:
-        self._by_prefix = dict(sorted(by_prefix.items(), key=lambda each: -len(each[0])))
+    def __init__(self, fetchers_by_prefix: Mapping[str, Fetcher]) -> None:
+        self._by_prefix = dict(sorted(fetchers_by_prefix.items(), key=lambda each: -len(each[0])))
 
     def _find_fetcher(self, url: str) -> Fetcher:
         for prefix, fetcher in self._by_prefix.items():
@@ -374,7 +374,7 @@ def _fetch_file(
         if not lock_file(fd):
             raise HostUnreachable("another process is downloading the file")
         written.seek(0)
-        digest, size, most_bytes = sha256(), 0, file.size if file.size is not None else LARGEST_ARTIFACT
+        digest, size, max_bytes = sha256(), 0, file.size if file.size is not None else LARGEST_ARTIFACT
         while chunk := written.read(CHUNK):
             digest.update(chunk)
             size += len(chunk)
@@ -389,7 +389,7 @@ def _fetch_file(
                     size += len(chunk)
                     if is_stopped():
                         raise HostUnreachable("the download was stopped")
-                    if size > most_bytes:
+                    if size > max_bytes:
                         break
         written.flush()
         os.fchmod(written.fileno(), 0o644)
@@ -454,7 +454,10 @@ class ArchiveFetcher:
         """Read a file from its start. The requested offset is ignored."""
         del offset
         archive, path = _split_url(url)
-        with self._fetcher.read(archive) as content, closing(read_member(content.chunks, archive, path)) as chunks:
+        with (
+            self._fetcher.read(archive) as content,
+            closing(read_archive_member(content.chunks, archive, path)) as chunks,
+        ):
             yield Content(ArtifactHead(version=content.head.version), 0, chunks)
 
 
@@ -465,7 +468,7 @@ def _split_url(url: str) -> tuple[str, str]:
     return found
 
 
-def read_member(chunks: Iterator[bytes], archive: str, path: str) -> Generator[bytes, None, None]:
+def read_archive_member(chunks: Iterator[bytes], archive: str, path: str) -> Generator[bytes, None, None]:
     """Yield the content of a file in an archive.
 
     ``archive`` is a URL or a file name. Its suffix determines the format. Raises `ArtifactMissing` if the archive does
@@ -482,7 +485,7 @@ def read_member(chunks: Iterator[bytes], archive: str, path: str) -> Generator[b
             elif name.endswith((".tar.xz", ".txz")):
                 chunks = _decompress(chunks, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY))
             yield from _read_tar(_UnpackedStream(chunks), path)
-    except _ArchiveRefused as error:
+    except _ArchiveError as error:
         raise ArtifactMissing(f"{archive}: {error}") from None
     except _DAMAGE_ERRORS as error:
         raise ArtifactMissing(f"{archive} is damaged: {printable(str(error))}") from error
@@ -495,7 +498,7 @@ _DAMAGE_ERRORS: Final = (
 )
 
 
-class _ArchiveRefused(Exception):
+class _ArchiveError(Exception):
     """Raised if gitboot refuses to unpack an archive. The message states why, but does not contain the URL."""
 
 
@@ -535,7 +538,7 @@ def _decompress(
             piece, is_new = decompressor.decompress(data, CHUNK), False
             unpacked += len(piece)
             if unpacked > _FREE_BYTES + _LARGEST_RATIO * packed:
-                raise _ArchiveRefused(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
+                raise _ArchiveError(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
             yield piece
             data = b""
             if decompressor.eof:
@@ -560,7 +563,7 @@ class _UnpackedStream:
                     raise EOFError("the archive is truncated") from None
                 self._total += len(self._piece)
                 if self._total > LARGEST_ARTIFACT:
-                    raise _ArchiveRefused(f"the unpacked archive is larger than {LARGEST_ARTIFACT:,} bytes")
+                    raise _ArchiveError(f"the unpacked archive is larger than {LARGEST_ARTIFACT:,} bytes")
             piece, self._piece = self._piece[:size], self._piece[size:]
             size -= len(piece)
             yield bytes(piece)
@@ -583,14 +586,14 @@ def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
     for _ in range(_MOST_MEMBERS):
         block = source.read(tarfile.BLOCKSIZE)
         if not any(block):
-            raise _ArchiveRefused(f"the archive does not contain the file {path}")
+            raise _ArchiveError(f"the archive does not contain the file {path}")
         info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         size = _parse_size(header["size"]) if "size" in header else info.size
         if min(size, info.size) < 0:
             raise tarfile.ReadError("the archive contains a file with a negative size")
         if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):  # the header describes the next member
             if info.size > _LARGEST_EXTENDED_HEADER:
-                raise _ArchiveRefused(f"an extended tar header is too large: {info.size:,} bytes")
+                raise _ArchiveError(f"an extended tar header is too large: {info.size:,} bytes")
             content = source.read(info.size)
             source.skip(-info.size % tarfile.BLOCKSIZE)
             is_name = info.type == tarfile.GNUTYPE_LONGNAME
@@ -599,14 +602,14 @@ def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
         name = header["path"].decode("utf-8", "surrogateescape") if "path" in header else info.name
         if name.removeprefix("./") == path:
             if info.type not in _FILES:
-                raise _ArchiveRefused(f"{path} in the archive is not a regular file")
+                raise _ArchiveError(f"{path} in the archive is not a regular file")
             yield from source.read_pieces(size)
             return
         if info.type in (*_FILES, *_IGNORED):  # links, devices and folders have no content
             source.skip(size + -size % tarfile.BLOCKSIZE)
         if info.type not in _IGNORED:
             header = {}
-    raise _ArchiveRefused(f"the archive has more than {_MOST_MEMBERS:,} members")
+    raise _ArchiveError(f"the archive has more than {_MOST_MEMBERS:,} members")
 
 
 def _parse_extended_header(content: bytes) -> dict[str, bytes]:
@@ -637,16 +640,16 @@ def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
         for chunk in chunks:
             file.write(chunk)
             if file.tell() > _LARGEST_ZIP:
-                raise _ArchiveRefused(f"the zip archive is larger than {_LARGEST_ZIP:,} bytes")
+                raise _ArchiveError(f"the zip archive is larger than {_LARGEST_ZIP:,} bytes")
         packed = file.tell()
         with zipfile.ZipFile(cast("IO[bytes]", _BoundedFile(file))) as archive:
             found = next((each for each in archive.infolist() if each.filename.removeprefix("./") == path), None)
             if found is None:
-                raise _ArchiveRefused(f"the archive does not contain the file {path}")
+                raise _ArchiveError(f"the archive does not contain the file {path}")
             is_file = not found.is_dir() and stat.S_IFMT(found.external_attr >> 16) in (0, stat.S_IFREG)
             is_stored = found.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not found.flag_bits & 1
             if not is_file or not is_stored:
-                raise _ArchiveRefused(
+                raise _ArchiveError(
                     f"{path} in the archive is not a regular file, or its encryption or compression is unsupported"
                 )
             unpacked = 0
@@ -654,7 +657,7 @@ def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
                 while piece := content.read(CHUNK):
                     unpacked += len(piece)
                     if unpacked > min(LARGEST_ARTIFACT, _FREE_BYTES + _LARGEST_RATIO * packed):
-                        raise _ArchiveRefused(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
+                        raise _ArchiveError(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
                     yield piece
 
 
@@ -667,5 +670,5 @@ class _BoundedFile:
 
     def read(self, size: int = -1) -> bytes:
         if size > _LARGEST_ZIP_READ:
-            raise _ArchiveRefused(f"the zip archive's directory is too large: {size:,} bytes")
+            raise _ArchiveError(f"the zip archive's directory is too large: {size:,} bytes")
         return self._file.read(size if size >= 0 else _LARGEST_ZIP_READ)

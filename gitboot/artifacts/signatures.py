@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher, FileSigner
-from gitboot.artifacts.downloads import CHUNK, read_member
+from gitboot.artifacts.downloads import CHUNK, read_archive_member
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, UsageError
 from gitboot.files import convert_os_errors
 from gitboot.git.signatures import Keyring, UnlistedKey, UntrustedSignature, run_isolated, split_openpgp_signatures
@@ -339,16 +339,16 @@ class SignatureCheck:
         self._fetcher, self._keys, self._base_url, self._only = fetcher, keys, base_url, only
         self._lists: dict[Checksums, tuple[tuple[ListedFile, ...], ImageSigner] | UntrustedSignature] = {}
         self._folder = Path(mkdtemp(prefix="files-", dir=keys.scratch))
-        self._copy: _Copy | None = None
+        self._copy: _DownloadedCopy | None = None
 
-    def files(self, image: BootImage, only: Collection[Digest] | None = None) -> Iterator[FileCheck]:
+    def files(self, image: BootImage, digests: Collection[Digest] | None = None) -> Iterator[FileCheck]:
         """Verify the files of an image, one architecture at a time, and yield the result for each file.
 
-        ``only`` contains the digests of the files to verify. If ``only`` is None, verify all files.
+        ``digests`` contains the digests of the files to verify. If ``digests`` is None, verify all files.
         """
         for architecture, artifacts in sorted(image.spec.architectures.items()):
             for at, artifact in artifacts.files():
-                if only is not None and artifact.sha256 not in only:
+                if digests is not None and artifact.sha256 not in digests:
                     continue
                 signer, fault = None, None
                 try:
@@ -376,21 +376,21 @@ class SignatureCheck:
         if artifact.signature is not None:
             signer = self._check_signature(artifact, artifact.signature)
         elif checksums is not None:
-            signer = self._check_list(artifact, checksums)
+            signer = self._check_digest_list(artifact, checksums)
         if signer is not None and (member := split_member_url(artifact.url)) is not None:
-            self._check_member(artifact, *member)
+            self._check_archive_member(artifact, *member)
         return signer
 
     def _check_signature(self, artifact: Artifact, signature: Signature) -> ImageSigner:
         kind, url = _find_signature(signature)
-        detached = self._read_small(url, _LARGEST_SIGNATURE)
+        detached = self._read_limited(url, _LARGEST_SIGNATURE)
         # a sigstore signature covers the digest, so gitboot need not download the file
         if kind is SignatureKind.SIGSTORE and split_member_url(artifact.url) is None:
             return self._keys.find_signer(kind, detached, Path(), artifact.sha256, only=self._only)
         copy = self._fetch_copy(artifact)
         return self._keys.find_signer(kind, detached, copy.path, copy.sha256, only=self._only)
 
-    def _check_list(self, artifact: Artifact, checksums: Checksums) -> ImageSigner | None:
+    def _check_digest_list(self, artifact: Artifact, checksums: Checksums) -> ImageSigner | None:
         """Return the signer of the list that contains a file, or None if the image states that the file is unsigned."""
         listed, signer = self._read_checksums(checksums)
         digests = {(each.algorithm, each.digest) for each in listed}
@@ -404,11 +404,11 @@ class SignatureCheck:
             raise UntrustedSignature(f"not in the list at {checksums.url}, which {signer.name} signed")
         return signer
 
-    def _check_member(self, artifact: Artifact, archive: str, path: str) -> None:
+    def _check_archive_member(self, artifact: Artifact, archive: str, path: str) -> None:
         digest = sha256()
         try:
             with self._fetch_copy(artifact).path.open("rb") as file:
-                for chunk in read_member(iter(lambda: file.read(CHUNK), b""), archive, path):
+                for chunk in read_archive_member(iter(lambda: file.read(CHUNK), b""), archive, path):
                     digest.update(chunk)
         except ArtifactMissing as error:
             raise UntrustedSignature(f"not verified: {error}") from error
@@ -430,10 +430,10 @@ class SignatureCheck:
 
     def _verify_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
         if checksums.listed_in is None:
-            content, signer = self._read_signed(checksums.url, checksums.signature)
+            content, signer = self._read_signed_list(checksums.url, checksums.signature)
             return read_checksum_list(content), signer
-        outer_list, signer = self._read_signed(checksums.listed_in.url, checksums.listed_in.signature)
-        content = self._read_small(checksums.url, _LARGEST_LIST)
+        outer_list, signer = self._read_signed_list(checksums.listed_in.url, checksums.listed_in.signature)
+        content = self._read_limited(checksums.url, _LARGEST_LIST)
         known = {("sha256", sha256(content).hexdigest()), ("sha512", sha512(content).hexdigest())}
         if not any(
             (each.algorithm, each.digest) in known and each.size in (None, len(content))
@@ -444,35 +444,35 @@ class SignatureCheck:
             )
         return read_checksum_list(content), signer
 
-    def _read_signed(self, url: str, signature: Signature | None) -> tuple[bytes, ImageSigner]:
+    def _read_signed_list(self, url: str, signature: Signature | None) -> tuple[bytes, ImageSigner]:
         """Return the signed content of a digest list and the signer.
 
         A list without a detached signature must be clear-signed.
         """
-        content = self._read_small(url, _LARGEST_LIST)
+        content = self._read_limited(url, _LARGEST_LIST)
         if signature is None:
             return self._keys.read_clear_signed(content, only=self._only)
         kind, at = _find_signature(signature)
-        detached = self._read_small(at, _LARGEST_SIGNATURE)
+        detached = self._read_limited(at, _LARGEST_SIGNATURE)
         file, digest = self._folder / "list", Digest(sha256(content).hexdigest())
         file.write_bytes(content)
         return content, self._keys.find_signer(kind, detached, file, digest, only=self._only)
 
-    def _read_small(self, url: str, most_bytes: int) -> bytes:
+    def _read_limited(self, url: str, max_bytes: int) -> bytes:
         content = bytearray()
         for chunk in self._read_chunks(url):
             content += chunk
-            if len(content) > most_bytes:
-                raise UntrustedSignature(f"not verified, because {url} is larger than {most_bytes:,} bytes")
+            if len(content) > max_bytes:
+                raise UntrustedSignature(f"not verified, because {url} is larger than {max_bytes:,} bytes")
         return bytes(content)
 
-    def _fetch_copy(self, artifact: Artifact) -> _Copy:
+    def _fetch_copy(self, artifact: Artifact) -> _DownloadedCopy:
         """Download a file, or the archive that contains the file, and return the copy.
 
         The most recent copy is kept, so that later calls with the same URL do not download the file again.
         """
         member = split_member_url(artifact.url)
-        url, most_bytes = (member[0], LARGEST_ARTIFACT) if member else (artifact.url, artifact.size or LARGEST_ARTIFACT)
+        url, max_bytes = (member[0], LARGEST_ARTIFACT) if member else (artifact.url, artifact.size or LARGEST_ARTIFACT)
         if self._copy is None or self._copy.url != url:
             self._drop_copy()
             digest_256, digest_512, path = sha256(), sha512(), self._folder / "file"
@@ -481,11 +481,11 @@ class SignatureCheck:
                     digest_256.update(chunk)
                     digest_512.update(chunk)
                     written.write(chunk)
-                    if written.tell() > most_bytes:
+                    if written.tell() > max_bytes:
                         raise UntrustedSignature(
-                            f"not compared with {url}, because that file is larger than {most_bytes:,} bytes"
+                            f"not compared with {url}, because that file is larger than {max_bytes:,} bytes"
                         )
-            self._copy = _Copy(url, path, Digest(digest_256.hexdigest()), digest_512.hexdigest())
+            self._copy = _DownloadedCopy(url, path, Digest(digest_256.hexdigest()), digest_512.hexdigest())
         if member is None and self._copy.sha256 != artifact.sha256:
             raise UntrustedSignature(
                 f"different from the file at {url}, which has the SHA-256 digest {self._copy.sha256}"
@@ -510,7 +510,7 @@ class SignatureCheck:
             raise UntrustedSignature(f"not verified, because {url} is unavailable: {error}") from error
 
 
-class _Copy(NamedTuple):
+class _DownloadedCopy(NamedTuple):
     url: str
     path: Path
     sha256: Digest
@@ -545,7 +545,7 @@ class BootFileVerifier:
         self._scratch: TemporaryDirectory[str] | None = None
         self._lock = Lock()
 
-    def verify(self, file: BootFile, known: FileSigner | None, bases: tuple[str, ...]) -> FileSigner | str:
+    def verify(self, file: BootFile, known: FileSigner | None, base_urls: tuple[str, ...]) -> FileSigner | str:
         """Return the trusted signer of a file, or a sentence that states why no trusted key has verified the file.
 
         ``known`` is the signer that an earlier verification found, or None. If the key of this signer has not changed,
@@ -560,7 +560,7 @@ class BootFileVerifier:
             # If the file is mirrored, machines download it from the mirror, so gitboot verifies the copy on the mirror.
             url = proof.url if split_member_url(proof.url) is not None else file.url
             artifact = Artifact(url=ArtifactUrl(url), sha256=file.sha256, size=file.size, signature=proof.signature)
-            with closing(SignatureCheck(self._build_fetcher(bases), keys, bases[0])) as check:
+            with closing(SignatureCheck(self._build_fetcher(base_urls), keys, base_urls[0])) as check:
                 signer = check.find_signer(artifact, proof.checksums)
             if signer is None or (digest := keys.compute_key_digest(signer.key)) is None:
                 return _NO_SIGNATURE

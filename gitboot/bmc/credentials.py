@@ -25,7 +25,7 @@ from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.files import read_text
 from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
-from gitboot.text import did_you_mean, format_names
+from gitboot.text import format_names, format_suggestion
 
 # the access file of one set of credentials, or the default file in the directory of all credentials
 FILE: Final = "access.toml"
@@ -38,7 +38,7 @@ CredentialUse = tuple[str, str]  # the normalized origin of a BMC, and the name 
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
 
-def credential_use(bmc: BmcAccess) -> CredentialUse:
+def get_credential_use(bmc: BmcAccess) -> CredentialUse:
     """Return the origin of a BMC's address, and the name of the credentials that gitboot sends to this BMC."""
     return normalize_origin(bmc.address), bmc.credentials
 
@@ -83,7 +83,7 @@ class Trust(Struct, frozen=True, kw_only=True):
     def lists_hosts(self) -> bool:
         return bool(self.networks or self.hosts)
 
-    def covers(self, bmc: BmcAccess) -> bool:
+    def allows_bmc(self, bmc: BmcAccess) -> bool:
         """Return whether gitboot may send the credentials to a BMC.
 
         If the BMC's address contains a host name, gitboot checks the host's IP addresses again when it connects.
@@ -267,7 +267,7 @@ def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) ->
     return "".join(f"{line}\n" for line in lines)
 
 
-class Enrolment(NamedTuple):
+class EnrolledBmc(NamedTuple):
     """A BMC to which an operator allows gitboot to send credentials."""
 
     bmc: BmcAccess
@@ -277,25 +277,25 @@ class Enrolment(NamedTuple):
 
 
 def extend_access_file(
-    directory: Path, name: str, enrolled: Iterable[Enrolment], others: Iterable[BmcAccess] = ()
+    directory: Path, name: str, enrolled_bmcs: Iterable[EnrolledBmc], other_bmcs: Iterable[BmcAccess] = ()
 ) -> tuple[Path, str | None]:
     """Return the path of an access file, and a new text that allows these BMCs.
 
     The new text contains the fingerprints of the BMCs. It is None if the file needs no change. All other settings and
     the comments stay as they are. gitboot adds a network or a host only if a fingerprint alone does not allow the BMC.
-    ``others`` are the BMCs in existing documents.
+    ``other_bmcs`` are the BMCs in existing documents.
 
-    Raises `UsageError` if the new text would exclude one of the BMCs in ``others``, or if gitboot cannot change the
+    Raises `UsageError` if the new text would exclude one of the BMCs in ``other_bmcs``, or if gitboot cannot change the
     file. The message contains the lines that an operator must add.
     """
-    trust, found = read_trust(directory, name), sorted(enrolled, key=lambda each: each.bmc.address)
+    trust, found = read_trust(directory, name), sorted(enrolled_bmcs, key=lambda each: each.bmc.address)
     before = trust.file.read_text() if trust.file.exists() else ""
     text, added = before, list[str]()
 
-    def read(text: str) -> Trust:
+    def parse_trust(text: str) -> Trust:
         return structs.replace(trust, **_parse_settings(text, trust.file) | {"authorities": trust.authorities})
 
-    def add(edit: Callable[[str, str], str], line: str) -> None:
+    def add_line(edit: Callable[[str, str], str], line: str) -> None:
         nonlocal text
         text = edit(text, line)
         added.append(line)
@@ -303,22 +303,22 @@ def extend_access_file(
     try:
         # reversed, because gitboot inserts each new line before the previous one
         for bmc, _, certificate in reversed(found):
-            if certificate is not None and read(text).find_certificate(bmc) != certificate:
+            if certificate is not None and parse_trust(text).find_certificate(bmc) != certificate:
                 key = get_certificate_key(bmc.address)
                 text = re.sub(rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?", "", text)
-                add(_add_certificate, f"{json.dumps(key)} = {json.dumps(certificate)}")
+                add_line(_add_certificate, f"{json.dumps(key)} = {json.dumps(certificate)}")
         for channel in _WEAK_CHANNELS:
             is_needed = any(channel.applies_to(each.bmc) for each in found if each.certificate is None)
-            if is_needed and not getattr(read(text), channel.key.replace("-", "_")):
+            if is_needed and not getattr(parse_trust(text), channel.key.replace("-", "_")):
                 text = re.sub(rf"(?m)^{channel.key} *= *false *(?:#.*)?\n?", "", text)
-                add(_prepend, f"{channel.key} = true  # {channel.comment}")
+                add_line(_prepend_line, f"{channel.key} = true  # {channel.comment}")
         # the first network or host in the file excludes BMCs that were allowed by their certificate alone
         for bmc, ip, _ in (*found, *found):
-            if not read(text).allows_bmc_at(bmc, ip):
+            if not parse_trust(text).allows_bmc_at(bmc, ip):
                 literal = _get_literal_address(bmc)
                 place = ip_network(literal) if literal is not None else _get_host(bmc)
-                add(_add_to_list, f"{'hosts' if literal is None else 'networks'} = [{json.dumps(str(place))}]")
-        after = read(text)
+                add_line(_add_to_list, f"{'hosts' if literal is None else 'networks'} = [{json.dumps(str(place))}]")
+        after = parse_trust(text)
         is_done = all(
             after.allows_bmc_at(bmc, ip) and certificate in (None, after.find_certificate(bmc))
             for bmc, ip, certificate in found
@@ -332,7 +332,9 @@ def extend_access_file(
             f"gitboot cannot edit {trust.file} without changing other lines. Add these lines: {'; '.join(added)}"
         )
     if after.lists_hosts and not trust.lists_hosts:
-        excluded = sorted(each.address for each in others if not after.allows_bmc_at(each, _get_literal_address(each)))
+        excluded = sorted(
+            each.address for each in other_bmcs if not after.allows_bmc_at(each, _get_literal_address(each))
+        )
         if excluded:
             raise UsageError(
                 f"{trust.file} does not list networks or hosts yet, so this change would exclude "
@@ -342,7 +344,7 @@ def extend_access_file(
     return trust.file, None if text == before else text
 
 
-def _prepend(text: str, line: str) -> str:
+def _prepend_line(text: str, line: str) -> str:
     """Insert a line before the first line that is not a comment, because keys must precede the first table."""
     head = re.match(r"(?:#.*\n)*", text)
     position = head.end() if head is not None else 0
@@ -352,7 +354,7 @@ def _prepend(text: str, line: str) -> str:
 def _add_to_list(text: str, line: str) -> str:
     key, item = line.partition(" = ")[0], line.partition("[")[2].removesuffix("]")
     if (start := re.search(rf"(?m)^{key} *= *\[", text)) is None:
-        return _prepend(text, line)
+        return _prepend_line(text, line)
     rest = text[start.end() :]
     return f"{text[: start.end()]}{item}{'' if rest.lstrip().startswith(']') else ', '}{rest}"
 
@@ -370,7 +372,7 @@ def _parse_settings(text: str, file: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
     for key in sorted(content.keys() - _PARSERS.keys()):
-        raise UsageError(f"{file}: unknown key {key!r}; {did_you_mean(key, _PARSERS, f'valid keys are {_KEYS}')}")
+        raise UsageError(f"{file}: unknown key {key!r}; {format_suggestion(key, _PARSERS, f'valid keys are {_KEYS}')}")
     found = {}
     for key, value in content.items():
         try:
@@ -548,7 +550,7 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
     if directory is None or not (directory / bmc.credentials).is_dir():
         return True
     try:
-        return read_trust(directory, bmc.credentials).covers(bmc)
+        return read_trust(directory, bmc.credentials).allows_bmc(bmc)
     except UsageError:
         return False
 
@@ -589,7 +591,7 @@ class CredentialDirectory:
         if self._root is None:
             raise UsageError(f"gitboot needs the credentials {name}: pass their directory with --credentials")
         with self._locks[name]:  # run a password command only once, even if several threads need the password
-            return self._read_current(self._root, name, may_run_command=True)
+            return self._read_current_credentials(self._root, name, may_run_command=True)
 
     def fingerprint(self, name: str) -> str | None:
         """Return a string that changes whenever credentials or their `Trust` change.
@@ -600,7 +602,7 @@ class CredentialDirectory:
         if self._root is None:
             return None
         try:
-            return self._read_current(self._root, name, may_run_command=False).fingerprint
+            return self._read_current_credentials(self._root, name, may_run_command=False).fingerprint
         except UsageError:
             return None
 
@@ -609,7 +611,7 @@ class CredentialDirectory:
         if (result := self._command_results.get(name)) is not None:
             result.valid_until_s = min(result.valid_until_s, time.monotonic() + _RETRY_AFTER_FAILURE_S)
 
-    def _read_current(self, root: Path, name: str, *, may_run_command: bool) -> TrustedCredentials:
+    def _read_current_credentials(self, root: Path, name: str, *, may_run_command: bool) -> TrustedCredentials:
         folder = root / name
         files = (
             folder / "username",
@@ -662,7 +664,7 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
     """Run a command that prints a password on one line. No error message contains the output."""
     password, error = None, ""
     try:
-        status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, most_bytes=_MAX_OUTPUT_BYTES)
+        status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, max_bytes=_MAX_OUTPUT_BYTES)
         lines = output.decode().removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
         error = "the command's output is not text" if isinstance(problem, UnicodeDecodeError) else str(problem)

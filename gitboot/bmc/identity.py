@@ -108,7 +108,7 @@ class IdentityChanged(Struct, frozen=True, kw_only=True):
 IdentityResult = SameMachine | UnprovenIdentity | AnotherMachine | IdentityChanged
 
 
-def identify(
+def compare_identity(
     document: DocumentIdentity,
     reported: ReportedIdentity,
     *,
@@ -143,14 +143,14 @@ def identify(
     )
 
 
-def is_another_system(before: ReportedIdentity, after: ReportedIdentity) -> bool:
+def are_different_systems(before: ReportedIdentity, after: ReportedIdentity) -> bool:
     """Return whether two reported identities definitely belong to different systems."""
     uuids = (before.uuid,) if before.uuid is not None else ()
     serials = (before.serial,) if before.serial is not None else ()
     return _is_same_machine(uuids, serials, structs.replace(after, sku=None), frozenset()) is False
 
 
-def update_pin(
+def update_pinned_identity(
     reported: ReportedIdentity,
     result: IdentityResult,
     *,
@@ -194,7 +194,7 @@ def pin_certificate(
     )
 
 
-def find_pin_at(pinned: PinnedIdentity | None, place: tuple[str, str | None]) -> PinnedIdentity | None:
+def find_pinned_identity(pinned: PinnedIdentity | None, place: tuple[str, str | None]) -> PinnedIdentity | None:
     """Return ``pinned`` if the identity was pinned at this address, and otherwise None.
 
     The next contact with a BMC at a new address is a first contact.
@@ -208,7 +208,9 @@ def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
         ReportedIdentity(uuid=pinned.uuid, serial=pinned.serial),
         *((pinned.changed,) if pinned.changed is not None else ()),
     )
-    return frozenset(value for each in identities for value in (each.uuid, _upper(each.serial)) if value is not None)
+    return frozenset(
+        value for each in identities for value in (each.uuid, _normalize_serial(each.serial)) if value is not None
+    )
 
 
 def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> frozenset[str]:
@@ -254,21 +256,21 @@ def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: 
     start.
     """
     uuid_is_same = reported.uuid is not None and pinned.uuid is not None and reported.uuid in byte_orders(pinned.uuid)
-    serial_is_same = reported.serial is not None and reported.serial.upper() == _upper(pinned.serial)
+    serial_is_same = reported.serial is not None and reported.serial.upper() == _normalize_serial(pinned.serial)
     changes = []
     if pinned.uuid is not None and not uuid_is_same:
         is_described = any(reported.uuid in byte_orders(each) for each in document.uuids)
         if not is_described and (reported.uuid is not None or not serial_is_same):
             changes.append(f"UUID {reported.uuid or 'none'} instead of {pinned.uuid}")
     if pinned.serial is not None and not serial_is_same:
-        is_described = _upper(reported.serial) in map(_upper, document.serials)
+        is_described = _normalize_serial(reported.serial) in map(_normalize_serial, document.serials)
         if not is_described and (reported.serial is not None or not uuid_is_same):
             current = f'"{reported.serial}"' if reported.serial is not None else "none"
             changes.append(f'serial {current} instead of "{pinned.serial}"')
     return changes
 
 
-def _upper(serial: str | None) -> str | None:
+def _normalize_serial(serial: str | None) -> str | None:
     return serial.upper() if serial is not None else None
 
 

@@ -24,7 +24,7 @@ from uuid import UUID
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import ReportedIdentity
 from gitboot.bmc.override_state import IPMI, BmcObservation, Override
-from gitboot.bmc.override_steps import has_changed, is_shown
+from gitboot.bmc.override_steps import has_observation_changed, is_override_shown
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.transport import ConnectionPolicy, RequestAborted
 from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable
@@ -94,7 +94,7 @@ class IpmiConnection:
     def observe(self) -> BmcObservation:
         """Read the boot flags, the power state and the identity of the system in one IPMI session."""
         flags, status, guid = self._send_requests(_GET_FLAGS, _GET_STATUS, _GET_GUID)
-        flags, status = _unwrap(flags), _unwrap(status)
+        flags, status = _get_answer_bytes(flags), _get_answer_bytes(status)
         if len(flags) < 4 or not status:
             raise BmcUnreachable(f"{self._address}: the response is too short: {flags.hex(' ')}")
         return BmcObservation(
@@ -116,14 +116,14 @@ class IpmiConnection:
 
         Raises `BmcChanged` if the BMC has changed since ``observed`` was read.
         """
-        if is_shown(override, observed):
+        if is_override_shown(override, observed):
             return
-        if has_changed(observed, self.observe()):
+        if has_observation_changed(observed, self.observe()):
             raise BmcChanged(f"{self._address}: the BMC's state has changed since gitboot read it")
         self.policy.check_fence()
         # gitboot ignores the result of the first request, which some BMCs do not support
         _, answer = self._send_requests(_KEEP_VALID, (*_SET_OPTIONS, 0x05, *_encode_flags(override)))
-        _unwrap(answer)
+        _get_answer_bytes(answer)
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
         """Return ``observed`` unchanged.
@@ -135,7 +135,7 @@ class IpmiConnection:
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
         self.policy.check_fence()
         (answer,) = self._send_requests((*_CHASSIS_CONTROL, _CONTROLS[type]))
-        _unwrap(answer)
+        _get_answer_bytes(answer)
 
     def _read_identity(self, guid: _Answer) -> ReportedIdentity:
         """Return the UUID of the system, or its serial number if the GUID is missing or ambiguous."""
@@ -186,7 +186,18 @@ class IpmiConnection:
         parts = urlsplit(self._address)
         host, port = parts.hostname or "", parts.port or _PORT
         options = (
-            *("-I", "lanplus", "-H", self._resolve(host, port), "-p", str(port), "-L", "OPERATOR", "-C", str(suite)),
+            *(
+                "-I",
+                "lanplus",
+                "-H",
+                self._resolve_host(host, port),
+                "-p",
+                str(port),
+                "-L",
+                "OPERATOR",
+                "-C",
+                str(suite),
+            ),
             *("-U", self._credentials.username, "-E", "-v", "-N", "1", "-R", "2"),
         )
         environment = {
@@ -213,17 +224,17 @@ class IpmiConnection:
         self.policy.latency_s = time.monotonic() - began_s
         return process
 
-    def _resolve(self, host: str, port: int) -> str:
+    def _resolve_host(self, host: str, port: int) -> str:
         """Resolve the BMC's host name to an allowed IP address, so that ipmitool does not resolve the name again."""
         try:
-            return self.policy.resolve_allowed(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
+            return self.policy.resolve_allowed_addresses(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
         except RequestAborted as error:
             raise error.error_type(f"{self._address}: {error}") from None
         except OSError as error:
             raise BmcUnreachable(f"{self._address}: {error.strerror or error}") from None
 
 
-def _unwrap(answer: _Answer) -> bytes:
+def _get_answer_bytes(answer: _Answer) -> bytes:
     if isinstance(answer, bytes):
         return answer
     raise answer

@@ -15,10 +15,10 @@ from gitboot.bmc.identity import (
     DocumentIdentity,
     IdentityResult,
     PinnedIdentity,
-    find_pin_at,
-    identify,
+    compare_identity,
+    find_pinned_identity,
     pin_certificate,
-    update_pin,
+    update_pinned_identity,
 )
 from gitboot.bmc.override_state import (
     EJECT_REQUEST,
@@ -56,7 +56,7 @@ from gitboot.bmc.power_steps import (
     WantedPowerChange,
     WritePowerRecord,
     find_changing_marks,
-    mark_recovered,
+    mark_recovered_records,
     next_power_step,
 )
 from gitboot.bmc.redfish.quirks import build_boot_patch
@@ -109,12 +109,12 @@ class BmcTask(Struct, frozen=True, kw_only=True):
     # values that do not identify a machine, from `SharedIdentityValues.values`
     shared_values: frozenset[str] = frozenset()
 
-    def identify(self, observed: BmcObservation, pinned: PinnedIdentity | None) -> IdentityResult:
+    def compare_identity(self, observed: BmcObservation, pinned: PinnedIdentity | None) -> IdentityResult:
         """Check whether the BMC belongs to this machine, and return the result.
 
         ``pinned`` is the identity that a BMC reported earlier at the same address.
         """
-        return identify(
+        return compare_identity(
             DocumentIdentity.from_document(self.uuid, self.serial, self.bmc),
             observed.identity,
             pinned=pinned,
@@ -165,7 +165,7 @@ class OverrideSession:
     ) -> None:
         self._bmc, self._task, self._write, self._clock = bmc, task, write, clock
         self._records = {record.reason: record for record in task.records}
-        self._pinned = find_pin_at(task.pinned, task.bmc.normalized_address)
+        self._pinned = find_pinned_identity(task.pinned, task.bmc.normalized_address)
         self._written_records: list[OverrideRecord] = []
         self._written_power_records: list[PowerRecord] = []
         self._first_override: Override | None = None
@@ -201,8 +201,8 @@ class OverrideSession:
                 observed = observe_bmc(bmc, task.wanted, records, clock, with_clock=task.with_clock)
                 was_confirmed = False
             self._observed, self._first_override = observed, self._first_override or observed.override
-            self._identity_result = identity_result = task.identify(observed, self._pinned)
-            self._pinned = update_pin(
+            self._identity_result = identity_result = task.compare_identity(observed, self._pinned)
+            self._pinned = update_pinned_identity(
                 observed.identity, identity_result, pinned=self._pinned, place=task.bmc.normalized_address, at=clock()
             )
             step = next_step(
@@ -277,14 +277,16 @@ class OverrideSession:
         bmc, task, clock, wanted = self._bmc, self._task, self._clock, self._task.wanted_power
         observed, identity_result, overrides = self._observed, self._identity_result, tuple(self._records.values())
         if wanted is None or observed is None or identity_result is None:
-            return self._finish()
+            return self._build_final_result()
         record = next((each for each in task.power_records if each.reason == wanted.reason), None)
         if record is None or record.state in (PowerRecordState.RECORDED, PowerRecordState.REQUESTED):
             observed = bmc.with_clock(observed, clock)
         changing_marks = find_changing_marks(observed, overrides, task.power_records)
         may_write = not (task.dry_run or task.read_only)
         if may_write:
-            for each in mark_recovered((each for each in task.power_records if each.reason != wanted.reason), observed):
+            for each in mark_recovered_records(
+                (each for each in task.power_records if each.reason != wanted.reason), observed
+            ):
                 self._write_power_record(each)
         power_message = ""
         for _ in range(_MAX_POWER_STEPS):
@@ -299,9 +301,9 @@ class OverrideSession:
             )
             match step:
                 case NoChange(why=why):
-                    return self._finish(power_message, why)
+                    return self._build_final_result(power_message, why)
                 case Wait(why=why):
-                    return self._finish(power_message, f"{wanted.operation} waits: {why}")
+                    return self._build_final_result(power_message, f"{wanted.operation} waits: {why}")
                 case AskOperator(condition=condition, message=message):
                     return self._build_result(TaskOutcome.STALLED, f"{condition}: {message}", condition=condition)
                 case WritePowerRecord(record=confirmed):
@@ -315,7 +317,7 @@ class OverrideSession:
                         observed = updated  # gitboot decides again with the allowed reset types
                         continue
                     if not may_write:
-                        return self._finish(
+                        return self._build_final_result(
                             power_message, f"gitboot would request {requested.type}" if not task.read_only else ""
                         )
                     self._write_power_record(requested)
@@ -324,7 +326,7 @@ class OverrideSession:
                     self._write_power_record(structs.replace(requested, state=PowerRecordState.REQUESTED))
                     message = f"gitboot requested {requested.type} for {requested.reason}{uri_message}"
                     return self._build_result(TaskOutcome.APPLIED, message, firmware_uri=uri)
-        return self._finish(power_message)
+        return self._build_final_result(power_message)
 
     def _store_firmware_uri(self, observed: BmcObservation) -> tuple[str, str | None]:
         """Store the boot loader's URI in the firmware settings if the override cannot contain a URI.
@@ -352,7 +354,7 @@ class OverrideSession:
         self._write(record)
         self._written_power_records.append(record)
 
-    def _finish(self, power_message: str = "", power_reason: str = "") -> TaskResult:
+    def _build_final_result(self, power_message: str = "", power_reason: str = "") -> TaskResult:
         """Return the result of a task that has no more steps to carry out now.
 
         ``power_message`` describes a confirmed power operation. ``power_reason`` explains why there is no power

@@ -25,11 +25,11 @@ class MediaShare(Struct, frozen=True, kw_only=True):
     place: str  # the text that replaces the prefix, in the form that the BMC expects
     protocol: str  # the TransferProtocolType, such as NFS or CIFS
 
-    def find_image(self, url: str) -> str | None:
+    def find_image_copy(self, url: str) -> str | None:
         """Return the path of an image's copy on the share, or None if the share has no copy."""
         return f"{self.place}{url.removeprefix(self.prefix)}" if url.startswith(self.prefix) else None
 
-    def find_url(self, image: str) -> str | None:
+    def find_original_url(self, image: str) -> str | None:
         """Return the original URL of an image that a BMC shows, or None if the image is not on this share."""
         return f"{self.prefix}{image.removeprefix(self.place)}" if image.startswith(self.place) else None
 
@@ -134,10 +134,10 @@ def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
     InsertMedia requests (sushy, VirtualMedia.insert_media). A Lenovo SD530 requires them in PATCH requests (same
     source). The caller adds the credentials of a share to the body.
     """
-    share = next((each for each in slot.shares if each.find_image(url) is not None), None)
+    share = next((each for each in slot.shares if each.find_image_copy(url) is not None), None)
     image, protocol = url, urlsplit(url).scheme.upper()
     if share is not None:
-        image, protocol = share.find_image(url) or url, share.protocol
+        image, protocol = share.find_image_copy(url) or url, share.protocol
     if slot.insert_target is None:
         return {"Image": image, "Inserted": True, "WriteProtected": True}
     sends_protocol = share is not None or protocol in slot.protocols
@@ -193,7 +193,7 @@ _PROGRESS: Final = (
 )
 
 
-class Reset(Enum):
+class ResetConclusion(Enum):
     """The conclusion about whether a machine was reset between two readings of its BMC."""
 
     SEEN = "seen"
@@ -215,36 +215,40 @@ class ResetMarks(Struct, frozen=True, kw_only=True):
     bmc_ahead_s: int | None = None  # seconds by which the BMC's clock is ahead of gitboot's clock
     manager_reset_time: str | None = None  # the Manager's LastResetTime
 
-    def find_reset_since(self, earlier: ResetMarks, *, changing_marks: frozenset[str] | None = None) -> Reset:
-        """Return whether the machine has been reset since ``earlier`` was read.
+    def find_reset_since(
+        self, old_marks: ResetMarks, *, changing_marks: frozenset[str] | None = None
+    ) -> ResetConclusion:
+        """Return whether the machine has been reset since ``old_marks`` was read.
 
-        A mark proves a reset if its time is later than in ``earlier``, and if the BMC's clock was not set in between.
+        A mark proves a reset if its time is later than in ``old_marks``, and if the BMC's clock was not set in between.
         If the machine was still booting, its boot progress may advance without a reset.
 
-        Unchanged marks rule out a reset only if ``earlier`` is settled, because a machine in POST may consume an
+        Unchanged marks rule out a reset only if ``old_marks`` is settled, because a machine in POST may consume an
         override without another reset. ``changing_marks`` are the marks that are known to change at each reset of this
         machine. To rule out a reset, the BMC must also report at least one of these marks, because some BMCs do not
         update LastResetTime.
         """
-        if self._clock_was_lost(earlier):
-            return Reset.UNKNOWN
-        pairs = {name: (before, after) for name, before, after in self._pair_with(earlier)}
-        if any(_differ(before, after) for before, after in pairs.values()):
-            same_boot_marks = {"boot_progress_time"} if self.has_progressed_since(earlier) else set()
-            return Reset.SEEN if self.find_later_marks(earlier) - same_boot_marks else Reset.UNKNOWN
+        if self._clock_was_lost(old_marks):
+            return ResetConclusion.UNKNOWN
+        pairs = {name: (before, after) for name, before, after in self._pair_marks(old_marks)}
+        if any(_has_mark_changed(before, after) for before, after in pairs.values()):
+            same_boot_marks = {"boot_progress_time"} if self.has_progressed_since(old_marks) else set()
+            return (
+                ResetConclusion.SEEN if self.find_later_marks(old_marks) - same_boot_marks else ResetConclusion.UNKNOWN
+            )
         unchanged = pairs.keys() if changing_marks is None else pairs.keys() & changing_marks
-        return Reset.RULED_OUT if unchanged and earlier.settled else Reset.UNKNOWN
+        return ResetConclusion.RULED_OUT if unchanged and old_marks.settled else ResetConclusion.UNKNOWN
 
-    def find_later_marks(self, earlier: ResetMarks) -> frozenset[str]:
-        """Return the names of the marks with a later time than in ``earlier``.
+    def find_later_marks(self, old_marks: ResetMarks) -> frozenset[str]:
+        """Return the names of the marks with a later time than in ``old_marks``.
 
         If the BMC's clock was set between the two readings, return an empty set.
         """
-        if self.bmc_time is not None and self._clock_was_lost(earlier):
+        if self.bmc_time is not None and self._clock_was_lost(old_marks):
             return frozenset()
-        since = _parse_utc(earlier.bmc_time)
+        since = _parse_utc(old_marks.bmc_time)
         found = set()
-        for name, before, after in self._pair_with(earlier):
+        for name, before, after in self._pair_marks(old_marks):
             before_time, after_time = _parse_utc(before), _parse_utc(after)
             if (
                 before_time is not None
@@ -255,54 +259,54 @@ class ResetMarks(Struct, frozen=True, kw_only=True):
                 found.add(name)
         return frozenset(found)
 
-    def has_progressed_since(self, earlier: ResetMarks) -> bool:
-        """Return whether the boot progress is further along than in ``earlier``.
+    def has_progressed_since(self, old_marks: ResetMarks) -> bool:
+        """Return whether the boot progress is further along than in ``old_marks``.
 
         Both readings may then belong to the same boot.
         """
-        if self.boot_progress not in _PROGRESS or earlier.boot_progress not in _PROGRESS:
+        if self.boot_progress not in _PROGRESS or old_marks.boot_progress not in _PROGRESS:
             return False
-        return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(earlier.boot_progress)
+        return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(old_marks.boot_progress)
 
-    def has_passed_post_since(self, earlier: ResetMarks) -> bool:
-        """Return whether the BMC reports that the machine has finished POST since ``earlier`` was read."""
-        return "boot_progress_time" in self.find_later_marks(earlier)
+    def has_passed_post_since(self, old_marks: ResetMarks) -> bool:
+        """Return whether the BMC reports that the machine has finished POST since ``old_marks`` was read."""
+        return "boot_progress_time" in self.find_later_marks(old_marks)
 
-    def with_clock_from(self, other: ResetMarks) -> ResetMarks:
-        """Return a copy of these marks with the clock values of ``other``."""
+    def with_clock_from(self, source: ResetMarks) -> ResetMarks:
+        """Return a copy of these marks with the clock values of ``source``."""
         return structs.replace(
             self,
-            bmc_time=other.bmc_time,
-            bmc_ahead_s=other.bmc_ahead_s,
-            manager_reset_time=other.manager_reset_time,
+            bmc_time=source.bmc_time,
+            bmc_ahead_s=source.bmc_ahead_s,
+            manager_reset_time=source.manager_reset_time,
         )
 
-    def _pair_with(self, earlier: ResetMarks) -> Iterator[tuple[str, str, str]]:
+    def _pair_marks(self, old_marks: ResetMarks) -> Iterator[tuple[str, str, str]]:
         """Yield (name, earlier value, current value) for each mark that both readings contain."""
         for name, before, after in (
-            ("last_reset_time", earlier.last_reset_time, self.last_reset_time),
-            ("boot_progress_time", earlier.boot_progress_time, self.boot_progress_time),
+            ("last_reset_time", old_marks.last_reset_time, self.last_reset_time),
+            ("boot_progress_time", old_marks.boot_progress_time, self.boot_progress_time),
         ):
             if before is not None and after is not None:
                 yield name, before, after
 
-    def _clock_was_lost(self, earlier: ResetMarks) -> bool:
+    def _clock_was_lost(self, old_marks: ResetMarks) -> bool:
         """Return whether the Manager has restarted, its clock was set, or the BMC no longer reports the clock.
 
         In each of these cases, gitboot cannot compare earlier times with current times.
         """
-        if earlier.bmc_time is None:
+        if old_marks.bmc_time is None:
             return False  # the BMC does not report a clock
-        if self.bmc_time is None or self.bmc_ahead_s is None or earlier.bmc_ahead_s is None:
+        if self.bmc_time is None or self.bmc_ahead_s is None or old_marks.bmc_ahead_s is None:
             return True
-        was_set = abs(self.bmc_ahead_s - earlier.bmc_ahead_s) > _CLOCK_STEP.total_seconds()
-        return was_set or _has_restarted(earlier.manager_reset_time, self.manager_reset_time)
+        was_set = abs(self.bmc_ahead_s - old_marks.bmc_ahead_s) > _CLOCK_STEP.total_seconds()
+        return was_set or _has_restarted(old_marks.manager_reset_time, self.manager_reset_time)
 
 
 NO_MARKS: Final = ResetMarks()
 
 
-def _differ(before: str, after: str) -> bool:
+def _has_mark_changed(before: str, after: str) -> bool:
     before_time, after_time = _parse_utc(before), _parse_utc(after)
     return before_time != after_time if before_time is not None and after_time is not None else before != after
 
@@ -450,7 +454,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
         """
         return self.clears_from is not None and at >= self.clears_from and self.state is not OverrideState.CLEARING
 
-    def ends_unrecorded(self, at: datetime) -> bool:
+    def may_be_written_later(self, at: datetime) -> bool:
         """Return whether this record only ends an override.
 
         If so, gitboot may change the BMC before gitboot writes the record.
@@ -463,15 +467,15 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
         )
         return is_ending and self.clears_from is not None and at >= self.clears_from
 
-    def is_ended_by(self, clearing: OverrideRecord) -> bool:
-        """Return whether ``clearing``, which is not in the ledger, ended this override after gitboot last set it."""
+    def is_ended_by(self, record: OverrideRecord) -> bool:
+        """Return whether ``record``, which is not in the ledger, ended this override after gitboot last set it."""
         is_same = (self.reason, self.override, self.plan_digest) == (
-            clearing.reason,
-            clearing.override,
-            clearing.plan_digest,
+            record.reason,
+            record.override,
+            record.plan_digest,
         )
-        is_older = self.state.is_open or (self.has_media and not clearing.state.is_open)
-        return is_older and is_same and self.clears_from == clearing.clears_from and self.at <= clearing.at
+        is_older = self.state.is_open or (self.has_media and not record.state.is_open)
+        return is_older and is_same and self.clears_from == record.clears_from and self.at <= record.at
 
     @property
     def media(self) -> tuple[Medium, ...]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from gitboot.bmc.identity import AnotherMachine, IdentityChanged, IdentityResult, SameMachine, is_another_system
+from gitboot.bmc.identity import AnotherMachine, IdentityChanged, IdentityResult, SameMachine, are_different_systems
 from gitboot.bmc.override_state import (
     NO_MARKS,
     AskOperator,
@@ -24,7 +24,7 @@ from gitboot.bmc.override_state import (
     Override,
     OverrideRecord,
     OverrideState,
-    Reset,
+    ResetConclusion,
     ResetMarks,
     SetOverride,
     Step,
@@ -85,7 +85,7 @@ def next_step(
     records = tuple(each for each in records if each.state is not OverrideState.UNSENT)
     is_accepted = isinstance(identity_result, SameMachine) and identity_result.accepted
     for record in records:
-        if not is_accepted and record.may_be_left_on_bmc and is_another_system(record.shown, observed.identity):
+        if not is_accepted and record.may_be_left_on_bmc and are_different_systems(record.shown, observed.identity):
             return AskOperator(
                 condition=OperatorCondition.ANOTHER_MACHINE,
                 message=f"gitboot set {record.override} for {record.reason} on a BMC that reported {record.shown}."
@@ -167,7 +167,7 @@ def needs_clock(records: Iterable[OverrideRecord], observed: BmcObservation, now
         record.state.is_open
         and record.override.enabled is OverrideEnabled.ONCE
         and record.marks.bmc_time is not None
-        and (not is_shown(record.override, observed) or observed.marks.find_later_marks(record.marks))
+        and (not is_override_shown(record.override, observed) or observed.marks.find_later_marks(record.marks))
         for record in records
     )
 
@@ -180,7 +180,7 @@ def update_refused_record(record: OverrideRecord, observed: BmcObservation) -> O
     A rejected request can still have an effect: iDRAC 8 responds with 400 but sets the override (community.general,
     issue 5091).
     """
-    state = OverrideState.CONFIRMED if is_shown(record.override, observed) else OverrideState.CLEARED
+    state = OverrideState.CONFIRMED if is_override_shown(record.override, observed) else OverrideState.CLEARED
     return structs.replace(record, state=state, marks=add_known_clock(observed, record))
 
 
@@ -201,12 +201,12 @@ def update_record_after_conflict(
     updated_wanted = structs.replace(wanted, is_first_install=wanted.is_first_install and not earlier_records)
     if _is_set_by_another(updated_wanted, record.override, observed):
         return structs.replace(record, state=OverrideState.SET_BY_ANOTHER)
-    if not is_shown(record.override, observed):
+    if not is_override_shown(record.override, observed):
         return structs.replace(record, state=OverrideState.UNSENT)
     return update_refused_record(record, observed)
 
 
-def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
+def has_observation_changed(before: BmcObservation, after: BmcObservation) -> bool:
     """Return whether two readings differ in a value that `next_step` uses. Ignore the clock."""
     return (before.override, before.power, before.in_post, before.marks) != (
         *(after.override, after.power, after.in_post),
@@ -214,7 +214,7 @@ def has_changed(before: BmcObservation, after: BmcObservation) -> bool:
     )
 
 
-def is_shown(override: Override, observed: BmcObservation) -> bool:
+def is_override_shown(override: Override, observed: BmcObservation) -> bool:
     """Return whether the BMC shows ``override``. Ignore values that the BMC does not report."""
     current = observed.override
     if override.enabled is OverrideEnabled.DISABLED:
@@ -238,7 +238,7 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
         target = observed.cd_target
     if target == OverrideTarget.UEFI_HTTP:
         continuous = override.enabled is OverrideEnabled.CONTINUOUS
-        if not _allows_target(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
+        if not _supports_target(OverrideTarget.UEFI_HTTP, observed) or (continuous and not observed.continuous_http):
             target, uri = OverrideTarget.PXE, None
         elif not observed.supports_http_boot_uri:
             # Firmware would boot from the URI in its settings, but gitboot did not store that URI.
@@ -247,7 +247,7 @@ def adapt_override(override: Override, observed: BmcObservation) -> Override | N
             uri = None
     mode = override.mode if observed.override.mode else None
     wrong_mode = observed.mode_is_fixed and mode not in (None, observed.override.mode)
-    if wrong_mode or not _allows_target(target, observed) or not allows_enabled(override.enabled, observed):
+    if wrong_mode or not _supports_target(target, observed) or not supports_enabled_value(override.enabled, observed):
         return None
     return structs.replace(override, target=target, mode=mode, http_boot_uri=uri)
 
@@ -264,16 +264,16 @@ def explain_dhcp_loader(override: Override, observed: BmcObservation) -> str | N
         return "the BMC does not support HttpBootUri" if observed.firmware_uri != override.http_boot_uri else None
     if observed.firmware_uri not in (None, "", override.http_boot_uri):
         return f"the firmware would boot from a different URI in its settings, {observed.firmware_uri}"
-    if not _allows_target(OverrideTarget.UEFI_HTTP, observed):
+    if not _supports_target(OverrideTarget.UEFI_HTTP, observed):
         return "the BMC does not support UefiHttp"
     return "Continuous UefiHttp would permanently change the machine's boot order"
 
 
-def _allows_target(target: str, observed: BmcObservation) -> bool:
+def _supports_target(target: str, observed: BmcObservation) -> bool:
     return not observed.allowable_targets or target in observed.allowable_targets
 
 
-def allows_enabled(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
+def supports_enabled_value(enabled: OverrideEnabled, observed: BmcObservation) -> bool:
     """Return whether a BMC supports this value of BootSourceOverrideEnabled.
 
     XCC does not support Continuous, and iRMC does not support Disabled.
@@ -285,19 +285,19 @@ def _clear_override(
     record: OverrideRecord, observed: BmcObservation, now: datetime, changing_marks: frozenset[str]
 ) -> Step:
     """Return the step that clears an unwanted override, or the step that records how the override ended."""
-    if _was_not_replaced(record, observed):
+    if _is_previous_override_shown(record, observed):
         record = structs.replace(
             record, override=record.replaces or record.override, replaces=None, state=OverrideState.CONFIRMED
         )
     if _is_foreign_override(record, observed):
         return ConfirmRecord(record=structs.replace(record, state=_infer_consumed_state(record, now)))
-    if not is_shown(record.override, observed):
-        if record.state is OverrideState.RECORDED and _is_within(_SET_DELAY, record, now):
+    if not is_override_shown(record.override, observed):
+        if record.state is OverrideState.RECORDED and _is_record_recent(_SET_DELAY, record, now):
             return Wait(why=_explain_not_shown(record, observed))
         return ConfirmRecord(
             record=structs.replace(record, state=_infer_final_state(record, observed, now, changing_marks))
         )
-    if record.state is OverrideState.CLEARING and _is_within(_CLEAR_DELAY, record, now):
+    if record.state is OverrideState.CLEARING and _is_record_recent(_CLEAR_DELAY, record, now):
         return Wait(why="gitboot cleared the override a moment ago, but the BMC still shows it")
     return ClearOverride(
         record=structs.replace(record, state=OverrideState.CLEARING, marks=add_known_clock(observed, record), at=now)
@@ -314,7 +314,9 @@ def _eject_medium(
     # gitboot ejects the medium once the system that booted from it has stopped. Otherwise, the machine could boot from
     # the medium again.
     booted = medium.booted
-    is_over = booted is not None and (observed.power == "Off" or observed.marks.find_reset_since(booted) is Reset.SEEN)
+    is_over = booted is not None and (
+        observed.power == "Off" or observed.marks.find_reset_since(booted) is ResetConclusion.SEEN
+    )
     if medium.url in keep_media and not is_over:
         if booted is not None:
             return None
@@ -335,13 +337,13 @@ def _eject_medium(
     )
 
 
-def _was_not_replaced(record: OverrideRecord, observed: BmcObservation) -> bool:
+def _is_previous_override_shown(record: OverrideRecord, observed: BmcObservation) -> bool:
     """Return whether the BMC still shows the override that this record replaces, which gitboot set earlier."""
     return (
         record.state is OverrideState.RECORDED
         and record.replaces is not None
-        and not is_shown(record.override, observed)
-        and is_shown(record.replaces, observed)
+        and not is_override_shown(record.override, observed)
+        and is_override_shown(record.replaces, observed)
     )
 
 
@@ -358,8 +360,8 @@ def _is_foreign_override(record: OverrideRecord, observed: BmcObservation) -> bo
         and record.state in (OverrideState.CONFIRMED, OverrideState.CLEARING)
         and observed.marks.settled
         and not observed.in_post
-        and is_shown(record.override, observed)
-        and observed.marks.find_reset_since(record.marks) is Reset.SEEN
+        and is_override_shown(record.override, observed)
+        and observed.marks.find_reset_since(record.marks) is ResetConclusion.SEEN
     )
 
 
@@ -382,12 +384,12 @@ def _infer_final_state(
         return OverrideState.CLEARED
     if record.may_be_cleared_unrecorded(now):
         return OverrideState.LOST
-    is_clearing = record.state is OverrideState.CLEARING and _is_within(_CLEAR_DELAY, record, now)
+    is_clearing = record.state is OverrideState.CLEARING and _is_record_recent(_CLEAR_DELAY, record, now)
     trusted_marks = changing_marks if record.writes_disk and not is_clearing else None
     match observed.marks.find_reset_since(record.marks, changing_marks=trusted_marks):
-        case Reset.RULED_OUT:
+        case ResetConclusion.RULED_OUT:
             return OverrideState.CLEARED
-        case Reset.SEEN if record.state is OverrideState.CONFIRMED:
+        case ResetConclusion.SEEN if record.state is OverrideState.CONFIRMED:
             return OverrideState.CONSUMED
     return OverrideState.LOST
 
@@ -432,7 +434,7 @@ def _apply_override(
         # gitboot does not replace an override that another program or person set.
         step = _set_override(wanted, record, override, observed, now)
         is_free = current.enabled is OverrideEnabled.DISABLED or current.target == OverrideTarget.NONE
-        if is_free or is_shown(override, observed) or not isinstance(step, SetOverride | InsertMedium):
+        if is_free or is_override_shown(override, observed) or not isinstance(step, SetOverride | InsertMedium):
             return step
         uri = (
             f" {current.http_boot_uri}" if current.http_boot_uri and current.target == OverrideTarget.UEFI_HTTP else ""
@@ -448,7 +450,7 @@ def _apply_override(
             f"the override {record.override} for {record.reason} is gone, but gitboot cannot prove that the machine"
             " booted from it, so gitboot does not set the override again"
         )
-    if not is_shown(record.override, observed):
+    if not is_override_shown(record.override, observed):
         return _restore_override(wanted, record, override, observed, now, changing_marks)
     if _is_foreign_override(record, observed):
         return ConfirmRecord(record=structs.replace(record, state=_infer_consumed_state(record, now)))
@@ -492,10 +494,10 @@ def _restore_override(
     final_state, current = _infer_final_state(record, observed, now, changing_marks), observed.override
     if record.state is OverrideState.CLEARING:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
-    if record.state is OverrideState.RECORDED and _is_within(_SET_DELAY, record, now):
+    if record.state is OverrideState.RECORDED and _is_record_recent(_SET_DELAY, record, now):
         return Wait(why=_explain_not_shown(record, observed))
     corrections = _list_recent_corrections(record, now)
-    if _was_not_replaced(record, observed):
+    if _is_previous_override_shown(record, observed):
         return _set_override(wanted, record, override, observed, now, corrections=corrections, replaces=record.replaces)
     if final_state is OverrideState.CLEARED and len(corrections) >= MAX_CORRECTIONS:
         return AskOperator(
@@ -582,7 +584,7 @@ def _is_set_by_another(wanted: WantedOverride, override: Override, observed: Bmc
         return False
     uri = override.http_boot_uri
     shows_uri = wanted.is_first_install and uri is not None and observed.override.http_boot_uri == uri
-    return is_shown(override, observed) or shows_uri
+    return is_override_shown(override, observed) or shows_uri
 
 
 def _insert_media(
@@ -664,7 +666,7 @@ def _is_in_post(observed: BmcObservation, now: datetime) -> bool:
     return since is None or bmc_time is None or abs(as_utc(bmc_time) - as_utc(since)) < _MAX_POST
 
 
-def _is_within(period: timedelta, record: OverrideRecord, now: datetime) -> bool:
+def _is_record_recent(period: timedelta, record: OverrideRecord, now: datetime) -> bool:
     return timedelta() <= now - record.at < period  # if the clock was set back, gitboot does not wait
 
 
@@ -677,10 +679,10 @@ def request_operator(message: str) -> AskOperator:
 
 
 def _explain_unsupported(override: Override, observed: BmcObservation) -> str:
-    if not _allows_target(override.target, observed):
+    if not _supports_target(override.target, observed):
         allowable = ", ".join(sorted(observed.allowable_targets))
         return f"the plan needs {override.target}, but the BMC supports only {allowable}"
-    if not allows_enabled(override.enabled, observed):
+    if not supports_enabled_value(override.enabled, observed):
         allowable = ", ".join(sorted(observed.allowable_enabled))
         return (
             f"the plan needs {override.enabled}, but the BMC supports only {allowable}. In the policy, set"

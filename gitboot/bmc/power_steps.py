@@ -18,11 +18,11 @@ from gitboot.bmc.override_state import (
     OperatorCondition,
     OverrideRecord,
     OverrideState,
-    Reset,
+    ResetConclusion,
     ResetMarks,
     Wait,
 )
-from gitboot.bmc.override_steps import add_known_clock, is_shown, request_operator
+from gitboot.bmc.override_steps import add_known_clock, is_override_shown, request_operator
 from gitboot.resolve.server_decision import OverrideEnabled
 
 _SHOW_DELAY: Final = timedelta(minutes=1)  # how long a BMC may take to show a reset
@@ -162,14 +162,14 @@ def next_power_step(
             " request"
         )
     match observed.marks.find_reset_since(record.marks, changing_marks=changing_marks | _RELIABLE_MARKS):
-        case Reset.SEEN:
+        case ResetConclusion.SEEN:
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
         # The BMC accepted the request, so the operation counts as done.
-        case Reset.UNKNOWN if record.state is PowerRecordState.REQUESTED:
+        case ResetConclusion.UNKNOWN if record.state is PowerRecordState.REQUESTED:
             return NoChange(why=f"the BMC accepted {record.type}, but does not show the result")
-        case Reset.UNKNOWN if just_requested:
+        case ResetConclusion.UNKNOWN if just_requested:
             return wait_step
-        case Reset.UNKNOWN:
+        case ResetConclusion.UNKNOWN:
             return request_operator(
                 f"gitboot cannot tell whether the BMC received {record.type} for {record.reason}, so gitboot does not"
                 " reset the machine again"
@@ -185,7 +185,7 @@ def next_power_step(
     return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
 
 
-def mark_recovered(records: Iterable[PowerRecord], observed: BmcObservation) -> tuple[PowerRecord, ...]:
+def mark_recovered_records(records: Iterable[PowerRecord], observed: BmcObservation) -> tuple[PowerRecord, ...]:
     """Return a machine's open records with the state Back if the machine's operating system runs again, or ()."""
     return tuple(
         structs.replace(each, state=PowerRecordState.BACK)
@@ -221,7 +221,7 @@ def _explain_delay(
     is_set = wanted.override_reason is None or any(
         each.reason == wanted.override_reason
         and each.state is OverrideState.CONFIRMED
-        and is_shown(each.override, observed)
+        and is_override_shown(each.override, observed)
         for each in overrides
     )
     return None if is_set else "gitboot has not confirmed the override"
@@ -262,8 +262,8 @@ def _has_not_booted(wanted: WantedPowerChange, observed: BmcObservation, overrid
         each.reason == wanted.override_reason
         and each.override.enabled is OverrideEnabled.ONCE
         and each.state is OverrideState.CONFIRMED
-        and is_shown(each.override, observed)
-        and add_known_clock(observed, each).find_reset_since(each.marks) is not Reset.SEEN
+        and is_override_shown(each.override, observed)
+        and add_known_clock(observed, each).find_reset_since(each.marks) is not ResetConclusion.SEEN
         for each in overrides
     )
 
@@ -297,7 +297,7 @@ class PowerChangeRefusal(Struct, frozen=True, kw_only=True):
 PowerStep = ResetType | NoChange | PowerChangeRefusal
 
 
-def choose_reset_type(
+def choose_power_step(
     action: PowerAction, observed: BmcObservation, identity_result: IdentityResult, *, force: bool
 ) -> PowerStep:
     """Return the reset type for ``action``. With ``force``, the reset bypasses the operating system.

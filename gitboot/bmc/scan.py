@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.identity import DocumentIdentity, ReportedIdentity, SameMachine, identify
+from gitboot.bmc.identity import DocumentIdentity, ReportedIdentity, SameMachine, compare_identity
 from gitboot.bmc.redfish.quirks import MODE
 from gitboot.bmc.redfish.resources import Resource, find_manager_path, parse_identity
-from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain, UsageError
+from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TemporaryError, UsageError
 from gitboot.fleet.identities import Machine, normalize_bmc_address
 from gitboot.http_client import RequestLimits, resolve_host, tls_context
 from gitboot.model.scalars import (
@@ -42,7 +42,7 @@ _ROOT: Final = "/redfish/v1/"
 _DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
 
 
-class Probe(Struct, frozen=True, kw_only=True):
+class ProbeResult(Struct, frozen=True, kw_only=True):
     """The scan result for one address.
 
     If the result contains neither servers nor an error, there is no Redfish service at the address.
@@ -147,7 +147,7 @@ def _read_certificate(address: str) -> FirstContact:
         return FirstContact(address=address, error=one_line(str(reason)))
 
 
-def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnection:
+def open_pinned_connection(contact: FirstContact, credentials: Credentials) -> BmcConnection:
     """Return a connection that sends ``credentials`` only to the BMC in ``contact``.
 
     gitboot identifies this BMC by the IP address and the certificate in ``contact``.
@@ -163,7 +163,7 @@ def connect_pinned(contact: FirstContact, credentials: Credentials) -> BmcConnec
     return BmcConnection(contact.address, credentials, tls=tls_context(verify=False), policy=policy)
 
 
-def read_ipmi(contact: FirstContact, credentials: Credentials) -> FoundServer:
+def read_ipmi_server(contact: FirstContact, credentials: Credentials) -> FoundServer:
     """Read the identity of a machine over IPMI. IPMI reports neither network interfaces nor the CPU architecture."""
     from gitboot.bmc.ipmi import IpmiConnection
     from gitboot.bmc.redfish.transport import ConnectionPolicy
@@ -175,7 +175,7 @@ def read_ipmi(contact: FirstContact, credentials: Credentials) -> FoundServer:
 
 def scan(
     addresses: Sequence[str], connect: Callable[[str], BmcConnection], *, parallel: int, on_result: Callable[[], None]
-) -> Iterator[Probe]:
+) -> Iterator[ProbeResult]:
     """Read the BMCs at all addresses, ``parallel`` at a time, and yield the results.
 
     ``on_result`` is called for each result.
@@ -186,7 +186,7 @@ def scan(
             yield future.result()
 
 
-def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
+def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> ProbeResult:
     try:
         with connect(address) as bmc, bmc.policy.measure_requests():
             try:
@@ -194,9 +194,9 @@ def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> Pro
             except BmcUnreachable:  # no response, or a response that is not Redfish
                 is_redfish = False
             if not is_redfish:
-                return Probe(address=address)
+                return ProbeResult(address=address)
             systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
-            return Probe(
+            return ProbeResult(
                 address=address,
                 servers=tuple(
                     build_found_server(
@@ -204,24 +204,24 @@ def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> Pro
                         system,
                         is_only_system=len(systems) == 1,
                         nics=_read_members(bmc, system.link("EthernetInterfaces")),
-                        manager=_read_optional(bmc, find_manager_path(system.body)),
+                        manager=_find_resource(bmc, find_manager_path(system.body)),
                         processor=next(_read_members(bmc, system.link("Processors")), None),
                     )
                     for system in map(bmc.read, systems)
                 ),
             )
-    except (OperatorError, TryAgain) as error:
-        return Probe(address=address, error=str(error))
+    except (OperatorError, TemporaryError) as error:
+        return ProbeResult(address=address, error=str(error))
 
 
 def _read_members(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
-    found = _read_optional(bmc, collection)
+    found = _find_resource(bmc, collection)
     for path in found.members if found is not None else ():
-        if (member := _read_optional(bmc, path)) is not None:
+        if (member := _find_resource(bmc, path)) is not None:
             yield member
 
 
-def _read_optional(bmc: BmcConnection, path: str | None) -> Resource | None:
+def _find_resource(bmc: BmcConnection, path: str | None) -> Resource | None:
     """Return a resource, or None if the BMC lacks the resource or the user's role may not read it."""
     if path is None:
         return None
@@ -248,7 +248,7 @@ class Discrepancy(Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+class ScanComparison(Struct, frozen=True, kw_only=True):
     """The names of the servers that a scan found, and the differences between these servers and their documents."""
 
     servers: Mapping[FoundServer, str]  # the name of each server that has a document
@@ -256,11 +256,14 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def compare_servers(
-    servers: Iterable[FoundServer], documents: Collection[Machine], scanned: Collection[str], unread: Collection[str]
-) -> Comparison:
-    """Compare the servers found at the ``scanned`` addresses with all documented machines.
+    servers: Iterable[FoundServer],
+    documents: Collection[Machine],
+    scanned_addresses: Collection[str],
+    unread_addresses: Collection[str],
+) -> ScanComparison:
+    """Compare the servers found at the ``scanned_addresses`` addresses with all documented machines.
 
-    The BMCs at the ``unread`` addresses responded, but gitboot could not read and compare their servers.
+    The BMCs at the ``unread_addresses`` addresses responded, but gitboot could not read and compare their servers.
     """
     servers = sorted(servers, key=lambda each: (each.address, each.system))
     machines = dict(_match_servers(servers, documents))
@@ -271,8 +274,8 @@ def compare_servers(
         for each in servers
         for difference in _list_discrepancies(each, machines.get(each), server_by_name, by_place)
     ]
-    silent_addresses = {normalize_bmc_address(address, None)[0] for address in scanned} - {
-        normalize_bmc_address(address, None)[0] for address in unread
+    silent_addresses = {normalize_bmc_address(address, None)[0] for address in scanned_addresses} - {
+        normalize_bmc_address(address, None)[0] for address in unread_addresses
     }
     for machine in documents:
         if (
@@ -290,7 +293,7 @@ def compare_servers(
             differences.append(
                 Discrepancy(kind=DiscrepancyKind.MISSING, server=machine.name, address=address, message=message)
             )
-    return Comparison(
+    return ScanComparison(
         servers={each: machine.name for each, machine in machines.items()},
         differences=tuple(sorted(differences, key=lambda each: (each.kind, each.server or "", each.address))),
     )
@@ -311,7 +314,8 @@ def _match_servers(
         values = [value.upper() for value in (shown.uuid, shown.serial, shown.sku) if value is not None]
         for machine in (machine for value in values for machine in index.get(value, ())):
             if isinstance(
-                identify(DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc), shown), SameMachine
+                compare_identity(DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc), shown),
+                SameMachine,
             ):
                 yield each, machine
                 break
@@ -459,10 +463,10 @@ def build_found_server(
     )
 
 
-def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
+def choose_name(server: FoundServer, used_names: Collection[str]) -> str:
     """Choose an unused name for a server's document. The name contains the server's serial number or UUID."""
-    plain = re.sub(r"[^a-z0-9]+", "-", (found.serial or "").lower()).strip("-")[:50]
-    name = plain or f"server-{(found.identity.uuid or '')[:8]}"
+    plain = re.sub(r"[^a-z0-9]+", "-", (server.serial or "").lower()).strip("-")[:50]
+    name = plain or f"server-{(server.identity.uuid or '')[:8]}"
     number = 2
     while (chosen := name if number == 2 else f"{name}-{number - 1}") in used_names:
         number += 1
@@ -470,7 +474,7 @@ def choose_name(found: FoundServer, used_names: Collection[str]) -> str:
 
 
 def render_document(
-    found: FoundServer,
+    server: FoundServer,
     name: str,
     credentials: str,
     *,
@@ -481,34 +485,34 @@ def render_document(
 
     Without ``policy``, the lifecycle in the document is Parked, so that gitboot does not change the machine's BMC.
     """
-    description = f"{found.maker} {found.model}".strip() or "a machine"
+    description = f"{server.maker} {server.model}".strip() or "a machine"
     versions = "".join(
-        f", {component} {version}" for component, version in (("BIOS", found.bios), ("BMC", found.bmc)) if version
+        f", {component} {version}" for component, version in (("BIOS", server.bios), ("BMC", server.bmc)) if version
     )
-    comment = "" if found.architecture else "  # not reported by its BMC: check it"
+    comment = "" if server.architecture else "  # not reported by its BMC: check it"
     lines = [
-        f"# {description}{versions}; found at {found.address}.",
+        f"# {description}{versions}; found at {server.address}.",
         "apiVersion: gitboot.dev/v1alpha1",
         "kind: Server",
         "metadata:",
         f"  name: {_quote(name)}",
         "spec:",
-        f"  uuid: {found.identity.uuid}",
-        *([f"  serial: {_quote(found.serial)}"] if found.serial else []),
-        f"  architecture: {found.architecture or Architecture.X86_64}{comment}",
-        f"  firmware: {found.firmware}",
+        f"  uuid: {server.identity.uuid}",
+        *([f"  serial: {_quote(server.serial)}"] if server.serial else []),
+        f"  architecture: {server.architecture or Architecture.X86_64}{comment}",
+        f"  firmware: {server.firmware}",
         "  interfaces:",
         *(
             f"    - {{{f'name: {_quote(nic.name)}, ' if nic.name else ''}mac: {_quote(nic.mac.replace('-', ':'))}}}"
-            for nic in found.nics
+            for nic in server.nics
         ),
         f"  policy: {_quote(policy)}"
         if policy is not None
         else f"  lifecycle: {Lifecycle.PARKED}  # remove this line to let gitboot manage the machine",
         "  provision: 0  # raise the number to install the machine",
         "  bmc:",
-        f"    address: {_quote(found.address)}",
-        *([] if found.is_only_system else [f"    system: {_quote(found.system)}"]),
+        f"    address: {_quote(server.address)}",
+        *([] if server.is_only_system else [f"    system: {_quote(server.system)}"]),
         f"    credentials: {_quote(credentials)}",
         *([] if verify else ["    tls: {verify: false}"]),
     ]

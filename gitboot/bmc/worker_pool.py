@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 from msgspec import Struct, structs
 
 from gitboot.bmc.credentials import NO_SAMPLE, CredentialDirectory, ResponseSample, TrustedCredentials
-from gitboot.bmc.identity import PinnedIdentity, find_pin_at
+from gitboot.bmc.identity import PinnedIdentity, find_pinned_identity
 from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskOutcome, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import PowerRecord
@@ -85,7 +85,7 @@ class ConnectionCache:
         with self._usage_lock:
             self._last_used_s.pop(uuid, None)
             self._last_used_s[uuid] = time.monotonic()  # the machine is now the last one in this order
-        pinned = find_pin_at(pinned, bmc.normalized_address)
+        pinned = find_pinned_identity(pinned, bmc.normalized_address)
         connection.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
         return connection
 
@@ -132,7 +132,7 @@ class ConnectionCache:
         cached = self._cached.get(uuid)
         return cached[0][1].fingerprint if cached is not None else None
 
-    def pop_unused(self) -> list[Driver]:
+    def pop_unused_connections(self) -> list[Driver]:
         """Remove and return the connections that were not used recently. A BMC allows only a few sessions."""
         found = []
         idle_since_s = time.monotonic() - _IDLE_S
@@ -186,7 +186,7 @@ class BmcPool:
         ending_fence: Callable[[], None] | None = None,
     ) -> None:
         self._write, self._clock, self._dry_run = write, clock, dry_run
-        self._runner: TaskRunner[SystemUuid, TaskResult] = TaskRunner(parallel, per_site, on_ended=on_finished)
+        self._runner: TaskRunner[SystemUuid, TaskResult] = TaskRunner(parallel, per_site, on_results=on_finished)
         self._credentials = CredentialDirectory(credentials)
         self._connections = ConnectionCache(self._credentials, fence, ending_fence)
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
@@ -197,14 +197,14 @@ class BmcPool:
         Skip each machine whose last task is still running, or whose last result `take_results` has not returned yet.
         """
         prepared = (structs.replace(task, dry_run=self._dry_run) for task in tasks)
-        return self._runner.add(Task(task.uuid, task.site, partial(self._run, task)) for task in prepared)
+        return self._runner.add(Task(task.uuid, task.site, partial(self._run_bmc_task, task)) for task in prepared)
 
-    def drop_pending(self, uuids: Iterable[SystemUuid]) -> None:
-        self._runner.drop_pending(uuids)
+    def drop_pending_tasks(self, uuids: Iterable[SystemUuid]) -> None:
+        self._runner.drop_pending_tasks(uuids)
 
     def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         """Return the results of all tasks that ended since the last call, by machine and sorted by server name."""
-        for unused in self._connections.pop_unused():
+        for unused in self._connections.pop_unused_connections():
             self._closing.submit(unused.close)
         results = self._runner.take_results()
         while wait_all and (more := self._runner.wait_for_results()):
@@ -223,7 +223,7 @@ class BmcPool:
         """
         return self._credentials.fingerprint(bmc.credentials)
 
-    def _run(self, task: BmcTask) -> tuple[TaskResult, ResponseSample]:
+    def _run_bmc_task(self, task: BmcTask) -> tuple[TaskResult, ResponseSample]:
         began_s = time.monotonic()
         credentials, sample = self.fingerprint(task.bmc), NO_SAMPLE
         try:
@@ -271,7 +271,7 @@ class Task(NamedTuple, Generic[Key, Value]):
     work: Callable[[], tuple[Value, ResponseSample]]
 
 
-def run_later(seconds: float, callback: Callable[[], None]) -> None:
+def call_later(seconds: float, callback: Callable[[], None]) -> None:
     timer = threading.Timer(seconds, callback)
     timer.daemon = True
     timer.start()
@@ -280,7 +280,7 @@ def run_later(seconds: float, callback: Callable[[], None]) -> None:
 class TaskRunner(Generic[Key, Value]):
     """Runs at most ``max_parallel`` tasks at a time, at most ``max_per_site`` for each site, and one for each key.
 
-    Tasks of one site start in the order in which they were added, and the sites take turns. ``on_ended`` is called,
+    Tasks of one site start in the order in which they were added, and the sites take turns. ``on_results`` is called,
     from any thread, when there are new results: once for all tasks that end at about the same time, and immediately
     when the last task ends.
     """
@@ -290,14 +290,14 @@ class TaskRunner(Generic[Key, Value]):
         max_parallel: int = MAX_PARALLEL,
         max_per_site: int = MAX_PER_SITE,
         *,
-        on_ended: Callable[[], None] = lambda: None,
-        later: Later = run_later,
+        on_results: Callable[[], None] = lambda: None,
+        call_after: Later = call_later,
     ) -> None:
-        self._max_parallel, self._max_per_site, self._on_ended, self._later = (
+        self._max_parallel, self._max_per_site, self._on_results, self._later = (
             max_parallel,
             max_per_site,
-            on_ended,
-            later,
+            on_results,
+            call_after,
         )
         self._threads = ThreadPoolExecutor(max_parallel, thread_name_prefix="bmc")
         self._changed = threading.Condition()  # guards the fields below
@@ -320,17 +320,17 @@ class TaskRunner(Generic[Key, Value]):
         with self._changed:
             for task in tasks:
                 if task.key not in self._running and task.key not in self._ended:
-                    self._drop(task.key)
+                    self._drop_task(task.key)
                     self._waiting.setdefault(task.site, OrderedDict())[task.key] = task
                     queued.add(task.key)
             self._start_tasks()
         return frozenset(queued)
 
-    def drop_pending(self, keys: Iterable[Key]) -> None:
+    def drop_pending_tasks(self, keys: Iterable[Key]) -> None:
         """Remove tasks that have not started."""
         with self._changed:
             for key in keys:
-                self._drop(key)
+                self._drop_task(key)
 
     def take_results(self) -> dict[Key, Value]:
         """Return the results of all tasks that ended since the last call.
@@ -355,7 +355,7 @@ class TaskRunner(Generic[Key, Value]):
             self._waiting.clear()
         self._threads.shutdown(wait=True)
 
-    def _drop(self, key: Key) -> None:
+    def _drop_task(self, key: Key) -> None:
         for site in [site for site, tasks in self._waiting.items() if key in tasks]:
             del self._waiting[site][key]
             if not self._waiting[site]:
@@ -400,16 +400,16 @@ class TaskRunner(Generic[Key, Value]):
             self._is_gathering = self._is_gathering or not is_last
             self._changed.notify_all()
         if is_last:
-            self._on_ended()
+            self._on_results()
         elif is_first:
-            self._later(_NOTIFY_DELAY_S, self._notify_gathered)
+            self._later(_NOTIFY_DELAY_S, self._notify_of_results)
 
-    def _notify_gathered(self) -> None:
+    def _notify_of_results(self) -> None:
         with self._changed:
             self._is_gathering = False
             is_due = bool(self._ended or self._errors)
         if is_due:
-            self._on_ended()
+            self._on_results()
 
 
 INITIAL_LIMIT: Final = 16  # the limit before the first measurement

@@ -25,33 +25,35 @@ _DOCUMENT_START: Final = re.compile(r"^---.*$", re.MULTILINE)
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
-def _build_completer(find: Callable[[click.Context], Iterator[str]]) -> Completer:
+def _build_completer(find_names: Callable[[click.Context], Iterator[str]]) -> Completer:
     """Return a completer that lists the names that begin with the incomplete word.
 
     After an error, it lists no names.
     """
 
-    @wraps(find)
+    @wraps(find_names)
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
         try:
-            return sorted({name for name in find(context) if name.startswith(incomplete)})
+            return sorted({name for name in find_names(context) if name.startswith(incomplete)})
         except Exception:  # noqa: BLE001 - the shell would print the error between the words of the command
             return []
 
     return complete
 
 
-def _find_state(context: click.Context) -> Path | None:
+def _find_state_directory(context: click.Context) -> Path | None:
     found: Any = context.params.get("state") or os.environ.get("GITBOOT_STATE")
     return Path(found) if found else None
 
 
 def _find_servers(context: click.Context) -> Iterator[str]:
-    state = _find_state(context)
-    yield from _read_ledger_names(state) if state is not None else read_document_names(_find_path(context), "Server")
+    state = _find_state_directory(context)
+    yield from (
+        _read_ledger_names(state) if state is not None else read_document_names(_find_fleet_path(context), "Server")
+    )
 
 
-def _find_path(context: click.Context) -> Path:
+def _find_fleet_path(context: click.Context) -> Path:
     return Path(context.params.get("path") or ".")
 
 
@@ -60,7 +62,7 @@ def _read_ledger_names(state: Path) -> Iterator[str]:
     from gitboot.ledger.store import open_database
 
     if has_ledger(state):
-        with closing(open_database(state / LEDGER, reads_only=True)) as database, database.reading():
+        with closing(open_database(state / LEDGER, read_only=True)) as database, database.reading():
             yield from (str(name) for (name,) in database.execute("SELECT name FROM machines"))
 
 
@@ -76,10 +78,10 @@ def read_document_names(folder: Path, kind: str) -> Iterator[str]:
             if time.monotonic() > until:
                 return
             if file.endswith((".yaml", ".yml")) and not file.startswith("."):
-                yield from _find_names(Path(parent, file).read_text(errors="replace"), kind)
+                yield from _find_document_names(Path(parent, file).read_text(errors="replace"), kind)
 
 
-def _find_names(text: str, kind: str) -> Iterator[str]:
+def _find_document_names(text: str, kind: str) -> Iterator[str]:
     for document in _DOCUMENT_START.split(text):
         found, metadata = _KIND.search(document), _METADATA.search(document)
         if found is None or found[1] != kind or metadata is None:
@@ -100,17 +102,17 @@ def _find_subjects(context: click.Context) -> Iterator[str]:
     yield from _find_servers(context)
 
 
-def _find_history(context: click.Context) -> Iterator[str]:
+def _find_history_subjects(context: click.Context) -> Iterator[str]:
     yield from _find_servers(context)
     for kind in ("ImageStream", "BootPolicy", "BootImage", "BootProfile", "Maintenance"):
-        yield from (f"{kind}/{name}" for name in read_document_names(_find_path(context), kind))
+        yield from (f"{kind}/{name}" for name in read_document_names(_find_fleet_path(context), kind))
 
 
 def _find_sources(context: click.Context) -> Iterator[str]:
     from gitboot.model.image_source import BUILT_IN_SOURCES
 
     yield from BUILT_IN_SOURCES
-    yield from read_document_names(_find_path(context), "ImageSource")
+    yield from read_document_names(_find_fleet_path(context), "ImageSource")
 
 
 def _find_record_arguments(context: click.Context) -> Iterator[str]:
@@ -121,16 +123,18 @@ def _find_record_arguments(context: click.Context) -> Iterator[str]:
 def _find_held_digest(context: click.Context) -> Iterator[str]:
     from gitboot.controller.instance.state_directory import read_status
 
-    state = _find_state(context)
+    state = _find_state_directory(context)
     if state is not None and (held := read_status(state)["attempted"].get("held")) is not None:
         yield held["digest"][:16]
 
 
 complete_servers: Final = _build_completer(_find_servers)
-complete_streams: Final = _build_completer(lambda context: read_document_names(_find_path(context), "ImageStream"))
+complete_streams: Final = _build_completer(
+    lambda context: read_document_names(_find_fleet_path(context), "ImageStream")
+)
 complete_sources: Final = _build_completer(_find_sources)  # completes arguments of `gitboot new image`
 complete_subjects: Final = _build_completer(_find_subjects)  # completes arguments of `gitboot explain`
-complete_history: Final = _build_completer(_find_history)  # completes arguments of `gitboot history`
+complete_history: Final = _build_completer(_find_history_subjects)  # completes arguments of `gitboot history`
 complete_record_arguments: Final = _build_completer(
     _find_record_arguments
 )  # completes arguments of `gitboot records set`

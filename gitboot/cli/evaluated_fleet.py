@@ -35,18 +35,18 @@ from gitboot.problems import Problem
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.page import FileUpdates
 from gitboot.render.server_files import RenderedState, ServerDetails, build_server_state, render_page_files
-from gitboot.resolve.explanation import Explanations, find_source_locations, fleet_facts
+from gitboot.resolve.explanation import Explanations, find_source_locations, make_fleet_fields
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.install_attempts import make_first_records
 from gitboot.resolve.plan_at_time import drop_ended_windows, find_next_transition, make_plan
 from gitboot.resolve.policy_selection import list_opt_outs
 from gitboot.resolve.provisioning_record import Record, StopScope
-from gitboot.resolve.server_decision import BootFile, Decision, Decisions, check_acceptable
+from gitboot.resolve.server_decision import BootFile, Decision, Decisions, require_no_errors
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.commit_path import ReviewedCommit
 from gitboot.review.decision_changes import Changes, ReviewedRevision
 from gitboot.review.guards import has_ack_line
-from gitboot.text import did_you_mean, format_count, format_names, quote_words
+from gitboot.text import format_count, format_names, format_suggestion, quote_words
 
 _ENCODING_BATCH: Final = 1000  # the number of results that gitboot encodes together
 # with fewer files, the evaluation of a fleet is faster than the search for its results in the cache
@@ -96,7 +96,7 @@ class FleetEvaluator:
         self._last_valid = snapshot.revision
         _store_results(self._evaluator, cache)
         if not is_base:
-            check_acceptable(pair.head.decided.decisions, pair.head.decided.repository.fleet.spec, self.now)
+            require_no_errors(pair.head.decided.decisions, pair.head.decided.repository.fleet.spec, self.now)
         return pair
 
 
@@ -131,7 +131,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     decisions: Decisions
     at: datetime
     records: Mapping[SystemUuid, Record]
-    knows_records: bool = False  # whether a server without a record is not installed for certain
+    has_all_records: bool = False  # whether a server without a record is not installed for certain
     place: tuple[Path, str | None] = (Path(), None)  # the repository and the revision, for `open_blame`
     stop: StopScope = StopScope.NONE
     find_missing_files: Callable[[Decision], Collection[BootFile]] = lambda _: ()
@@ -140,11 +140,11 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
     def find_decision(self, server: str) -> Decision:
         """Return the decision for a server. Raises `UsageError` with a similar name if the server does not exist."""
         if (found := self.decisions.servers.get(server)) is None:
-            hint = did_you_mean(server, self.decisions.servers, "`gitboot plan` lists the servers")
+            hint = format_suggestion(server, self.decisions.servers, "`gitboot plan` lists the servers")
             raise UsageError(f"there is no server {server!r}; {hint}")
         return found
 
-    def check_servers(self, names: Iterable[str]) -> None:
+    def require_servers(self, names: Iterable[str]) -> None:
         """Raise `UsageError` if any of these servers does not exist."""
         for name in names:
             self.find_decision(name)
@@ -181,7 +181,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         """Return the files of the status page. If the Fleet's outputs do not include pages, there are no files."""
         if Output.PAGES not in self.decisions.outputs:
             return FileUpdates(is_whole=True)
-        facts = encode_canonical(fleet_facts(self.repository, list_opt_outs(self.repository)))
+        facts = encode_canonical(make_fleet_fields(self.repository, list_opt_outs(self.repository)))
         return render_page_files(states, self.decisions.revision, facts, find_source_locations(self.repository))
 
 
@@ -226,43 +226,41 @@ def plan_fleet(
     if state is None:
         return _plan_fleet_at(path, rev, at, records)
     from gitboot.cli.instance_client import open_offline, read_held_change
-    from gitboot.controller.operator_requests import decide_halt
+    from gitboot.controller.operator_requests import find_stop_scope
     from gitboot.controller.records.install_boots import remove_withheld_boots
     from gitboot.git.fetch import CLONE
 
     with open_offline(state, at) as instance:
-        facts = instance.knowledge.facts
+        facts = instance.snapshot.facts
         offered_commit = remove_withheld_boots(instance.commit, facts.withheld)
         decisions = offered_commit.decisions
         known_records = {
-            uuid: record
-            for uuid in instance.knowledge.records
-            if (record := instance.knowledge.record(uuid)) is not None
+            uuid: record for uuid in instance.snapshot.records if (record := instance.snapshot.record(uuid)) is not None
         }
         accepted = PlannedFleet(
             repository=instance.repository,
             decisions=decisions,
             at=at,
             records=known_records,
-            knows_records=True,
+            has_all_records=True,
             place=(state / CLONE, decisions.revision),
-            stop=decide_halt(instance.knowledge, offered_commit, facts.orders),
-            find_missing_files=instance.knowledge.find_missing_files,
+            stop=find_stop_scope(instance.snapshot, offered_commit, facts.orders),
+            find_missing_files=instance.snapshot.find_missing_files,
             # compared with the clock and not with --at, because --at may be an earlier time on purpose
-            latest_clock=instance.knowledge.find_later_clock(current_time()),
+            latest_clock=instance.snapshot.find_later_clock(current_time()),
         )
     shown = "the records in its ledger" if records is None else f"the records from --records {records}"
     context = click.get_current_context()
     is_named = is_path_named(context)
     if is_named or rev is not None:
         fleet = _plan_fleet_at(path if is_named else state / CLONE, rev, at, records)
-        fleet.check_servers(servers)
+        fleet.require_servers(servers)
         place = str(path) if is_named else f"revision {rev} from the repository in {state}"
         hint = "" if is_named else describe_state_variable(context)
         named_records = shown.replace("its ledger", f"the instance's ledger ({state})")
         click.echo(wrap_text(f"using {place} and {named_records}{hint}"), err=True)
-        return fleet if records is not None else structs.replace(fleet, records=known_records, knows_records=True)
-    accepted.check_servers(servers)
+        return fleet if records is not None else structs.replace(fleet, records=known_records, has_all_records=True)
+    accepted.require_servers(servers)
     held = read_held_change(state)
     more = f"; guards hold commit {held.commit[:12]}" if held is not None else ""
     plans = (accepted.make_plan(each, at) for each in decisions.servers.values() if each.withheld)
@@ -274,11 +272,11 @@ def plan_fleet(
     click.echo(wrap_text(commit + describe_state_variable(click.get_current_context())), err=True)
     if records is None:
         return accepted
-    loaded_records, knows_records = _read_records(records, decisions)
-    return structs.replace(accepted, records=loaded_records, knows_records=knows_records)
+    loaded_records, has_all_records = _read_records(records, decisions)
+    return structs.replace(accepted, records=loaded_records, has_all_records=has_all_records)
 
 
-def print_unknown_instance(records: str | None, state: Path | None) -> None:
+def print_missing_instance(records: str | None, state: Path | None) -> None:
     """Print a note that lists what gitboot cannot read without an instance.
 
     Print nothing if ``records`` or ``state`` is set.
@@ -292,13 +290,13 @@ def print_unknown_instance(records: str | None, state: Path | None) -> None:
 
 def _plan_fleet_at(path: Path, rev: str | None, at: datetime, records: str | None) -> PlannedFleet:
     evaluated = evaluate_fleet(path, rev, at).decided
-    known_records, knows_records = _read_records(records, evaluated.decisions)
+    known_records, has_all_records = _read_records(records, evaluated.decisions)
     return PlannedFleet(
         repository=evaluated.repository,
         decisions=evaluated.decisions,
         at=at,
         records=known_records,
-        knows_records=knows_records,
+        has_all_records=has_all_records,
         place=(path, rev),
     )
 
@@ -499,7 +497,7 @@ def evaluate_side(
         revision=snapshot.revision,
         decisions=decided.decisions,
         repository=decided.repository,
-        problems=decided.decisions.problems_at(evaluator.now),
+        problems=decided.decisions.find_problems(evaluator.now),
     ), found
 
 

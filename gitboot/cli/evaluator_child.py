@@ -99,9 +99,9 @@ def get_results_cache() -> Cache | None:
 
 def count_evaluation_workers() -> Workers:
     """Return the number of processes that the current command uses to evaluate a commit."""
-    from gitboot.evaluator.evaluation import Workers, count_processors
+    from gitboot.evaluator.evaluation import Workers, choose_worker_count
 
-    return Workers(number=_settings.workers or count_processors())
+    return Workers(number=_settings.workers or choose_worker_count())
 
 
 @contextmanager
@@ -128,19 +128,19 @@ def limit_evaluation() -> Iterator[SetLimits]:
     # Modules and libraries raise these errors when memory runs out.
     except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:
         lift_memory_limit()
-        from gitboot.git.repository import lacks_memory
+        from gitboot.git.repository import is_out_of_memory
 
-        if not isinstance(error, SystemError) and not lacks_memory(error):
+        if not isinstance(error, SystemError) and not is_out_of_memory(error):
             raise
         raise InvalidRepository([build_limit_problem("the evaluation exceeds its memory limit")]) from None
     finally:
         lift_memory_limit()
 
 
-def _apply_limits(allowance: EvaluationLimits, files: int) -> None:
+def _apply_limits(limits: EvaluationLimits, file_count: int) -> None:
     from gitboot.child_processes import ProcessUsage
 
-    allowance.set_limits(ProcessUsage.measure(), files)
+    limits.set_limits(ProcessUsage.measure(), file_count)
 
 
 def open_cache(state: Path | None) -> DiskCache:
@@ -170,7 +170,7 @@ def _continue_in_child(cache_opener: Callable[[], DiskCache] | None) -> Cache | 
     The parent serves the cache, waits for the child, and exits with the child's status.
     """
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
-    from gitboot.child_processes import end_with_parent
+    from gitboot.child_processes import exit_with_parent
     from gitboot.evaluator.cache import RemoteCache
 
     parent_socket, child_socket = socket.socketpair()
@@ -183,7 +183,7 @@ def _continue_in_child(cache_opener: Callable[[], DiskCache] | None) -> Cache | 
         code = _supervise_child(child, parent_socket, cache_opener)
         sys.stderr.flush()
         os._exit(code & 0xFF)  # a normal exit would take 0.02 s to clean up all modules
-    end_with_parent(parent)
+    exit_with_parent(parent)
     parent_socket.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return RemoteCache(child_socket.makefile("rb"), child_socket.makefile("wb")) if cache_opener is not None else None
@@ -250,14 +250,14 @@ def _serve_cache(channel: socket.socket, cache_opener: Callable[[], DiskCache]) 
 
 
 def _is_stored_result(kind: ResultKind, value: bytes) -> bool:
-    from gitboot.evaluator.cache import is_result
+    from gitboot.evaluator.cache import is_valid_result
 
-    if is_result(kind, value):
+    if is_valid_result(kind, value):
         return True
     if kind == "artifact":
         from gitboot.artifacts.availability import is_read_result
 
         return is_read_result(value)
-    from gitboot.evaluator.decision_history import is_history_result
+    from gitboot.evaluator.decision_history import is_valid_history_result
 
-    return is_history_result(kind, value)
+    return is_valid_history_result(kind, value)

@@ -28,13 +28,13 @@ from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offl
 from gitboot.controller.instance.state_directory import (
     LEDGER,
     SPOOL,
-    check_active,
     find_active_directory,
     find_running_process,
     has_ledger,
     lock,
-    no_instance_error,
+    make_no_instance_error,
     read_status,
+    require_active,
 )
 from gitboot.controller.operator_requests import REFUSED
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
@@ -52,8 +52,8 @@ from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, parse_record
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.images import AppliedRollout, InstanceReport
-from gitboot.status.instance_status import Held
-from gitboot.text import did_you_mean, quote_words
+from gitboot.status.instance_status import HeldCommit
+from gitboot.text import format_suggestion, quote_words
 
 # If one of these conditions is false, the records are not reliable, or gitboot does not serve the planned boots.
 _REQUIRED_CONDITIONS: Final = (
@@ -78,7 +78,7 @@ class InstanceReader(Protocol):
         """Return the records of these machines. Machines without a record are not in the result."""
 
 
-def read_proof(
+def read_rollout_evidence(
     reader: InstanceReader, find_applied_commit: Callable[[Revision], AppliedRollout]
 ) -> tuple[AppliedRollout, InstanceReport]:
     """Return the rollout in the commit that an instance has applied, and the evidence for the machines in the rollout.
@@ -142,7 +142,7 @@ class StateReader(Struct, frozen=True):
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
         options: Any = {"on_begin": self.set_limits, "results": get_results_cache()}
         with assembly.open_offline(self.folder, self.at, **options) as instance:
-            found = ((each.uuid, instance.knowledge.record(each.uuid)) for each in machines)
+            found = ((each.uuid, instance.snapshot.record(each.uuid)) for each in machines)
             return {uuid: record for uuid, record in found if record is not None}
 
 
@@ -219,7 +219,7 @@ def find_decision(instance: OfflineInstance, server: str) -> Decision:
     """Return the decision for a server. Raises `UsageError` if the accepted commit does not contain the server."""
     servers = instance.commit.decisions.servers
     if (found := servers.get(server)) is None:
-        hint = did_you_mean(server, servers, "`gitboot plan` lists the servers")
+        hint = format_suggestion(server, servers, "`gitboot plan` lists the servers")
         raise UsageError(f"the accepted commit has no server {server!r}; {hint}")
     return found
 
@@ -230,12 +230,11 @@ def find_machines(instance: OfflineInstance, server: str) -> tuple[SystemUuid, .
     The result includes machines with this name that were removed from the fleet while their override was set. Raises
     `UsageError` if there is no such machine.
     """
-    knowledge, described = instance.knowledge, instance.commit.machines
+    snapshot, described = instance.snapshot, instance.commit.machines
     departed = tuple(
         uuid
-        for uuid in sorted(knowledge.overrides.keys() & knowledge.machines.keys() - described.keys())
-        if knowledge.machines[uuid].name == server
-        and any(each.state.is_open for each in knowledge.list_overrides(uuid))
+        for uuid in sorted(snapshot.overrides.keys() & snapshot.machines.keys() - described.keys())
+        if snapshot.machines[uuid].name == server and any(each.state.is_open for each in snapshot.list_overrides(uuid))
     )
     if departed and server not in instance.commit.decisions.servers:
         return departed
@@ -254,7 +253,7 @@ def select_names(
     """
     if selector is not None:
         return frozenset(select_servers(instance, tuple(names), selector))
-    named, known_names = frozenset(names), {machine.name for machine in instance.knowledge.machines.values()}
+    named, known_names = frozenset(names), {machine.name for machine in instance.snapshot.machines.values()}
     for name in sorted(named - known_names):
         find_decision(instance, name)  # this raises an error if there is no such server
     return named or None
@@ -268,8 +267,8 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
     time. Raises `HeldByAnother` if an instance on another host is active.
     """
     if not has_ledger(state):
-        raise no_instance_error(state)
-    check_active(state)
+        raise make_no_instance_error(state)
+    require_active(state)
     process = find_running_process(state)
     with ExitStack() as stack:
         if process is None:
@@ -298,12 +297,12 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
     return outcome
 
 
-def read_held_change(state: Path) -> Held | None:
+def read_held_change(state: Path) -> HeldCommit | None:
     """Return the change that a guard holds according to the last status of the instance, or None."""
     with suppress(UsageError):
         attempted = read_status(state)["attempted"]
         if (held := attempted.get("held")) is not None:
-            return Held(commit=attempted["commit"], digest=held["digest"], guards=tuple(held["guards"]))
+            return HeldCommit(commit=attempted["commit"], digest=held["digest"], guards=tuple(held["guards"]))
     return None
 
 
@@ -357,7 +356,9 @@ def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
     An endpoint provides the instance's status. A mirror provides only the output tree, whose manifest contains the
     commit. Raises `HostUnreachable` if the host does not respond, and `UsageError` if there is no such commit.
     """
-    for document in _fetch_documents(place.rstrip("/"), deadline_s) if "://" in place else _read_documents(Path(place)):
+    for document in (
+        _fetch_status_files(place.rstrip("/"), deadline_s) if "://" in place else _read_status_files(Path(place))
+    ):
         if isinstance(document, dict):
             for each in (document.get("accepted"), document.get("applied"), document):
                 commit = each.get("commit") if isinstance(each, dict) else None
@@ -369,7 +370,7 @@ def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
     )
 
 
-def _fetch_documents(url: str, deadline_s: float) -> Iterator[Any]:
+def _fetch_status_files(url: str, deadline_s: float) -> Iterator[Any]:
     client = HttpClient()
     for path in ("api/v1/status", MANIFEST):
         reply = client.request_json(f"{url}/{path}", deadline_s=deadline_s)
@@ -380,7 +381,7 @@ def _fetch_documents(url: str, deadline_s: float) -> Iterator[Any]:
             raise HostUnreachable(f"{url}/{path} returned {reply.status} {reply.detail}".rstrip())
 
 
-def _read_documents(directory: Path) -> Iterator[Any]:
+def _read_status_files(directory: Path) -> Iterator[Any]:
     for file in (directory / STATUS, directory / MANIFEST):
         try:
             yield json.loads(file.read_bytes())
@@ -397,17 +398,17 @@ def list_endpoint_folders(state: Path) -> tuple[Path, ...]:
 
     If the ledger cannot be read, include only the default spool.
     """
-    output, spool = _read_places(state)
+    output, spool = _read_output_and_spool(state)
     candidates = {state / SPOOL, *(list_stop_folders(output, spool) if output is not None else ())}
     return tuple(folder for folder in sorted(candidates) if folder.is_dir())
 
 
-def find_output(state: Path) -> Path | None:
+def find_output_tree(state: Path) -> Path | None:
     """Return the output tree of the instance with this state directory, or None if gitboot cannot read the ledger."""
-    return _read_places(state)[0]
+    return _read_output_and_spool(state)[0]
 
 
-def _read_places(state: Path) -> tuple[Path | None, Path | None]:
+def _read_output_and_spool(state: Path) -> tuple[Path | None, Path | None]:
     with suppress(LedgerError):
         return read_places(state / LEDGER) if has_ledger(state) else (None, None)
     return None, None
@@ -426,9 +427,9 @@ def resolve_active_state(state: Path) -> Path:
     return active
 
 
-def apply_to_folders(paths: tuple[Path, ...], action: Callable[[Path], None]) -> Iterator[str]:
+def apply_to_folders(folders: tuple[Path, ...], action: Callable[[Path], None]) -> Iterator[str]:
     """Call a function for each folder, and yield a message for each folder that is not writable."""
-    for folder in paths:
+    for folder in folders:
         try:
             action(folder)
         except OSError as error:

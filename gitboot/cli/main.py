@@ -33,8 +33,8 @@ from gitboot.errors import (
     UnusableSource,
     UsageError,
 )
-from gitboot.standard_streams import find_output_error, guard_output
-from gitboot.text import did_you_mean
+from gitboot.standard_streams import escape_output, find_output_error
+from gitboot.text import format_suggestion
 
 # The commands under each heading of `gitboot --help`. ADR 0064 lists who uses each command, and when. The module of a
 # command has the command's name, with underscores for dashes, unless `_MODULES` names another module. The module is
@@ -177,7 +177,7 @@ class _Commands(click.Group):
             hint = (
                 f"did you mean {longer}?"
                 if longer
-                else did_you_mean(name, _COMMANDS, "`gitboot --help` lists the commands")
+                else format_suggestion(name, _COMMANDS, "`gitboot --help` lists the commands")
             )
             context.fail(f"There is no command {name!r}; {hint}")
         return super().resolve_command(context, args)
@@ -215,7 +215,7 @@ def program() -> NoReturn:
     """Run the command line as the main program of this process. A child process with resource limits reads commits."""
     from gitboot.cli.evaluator_child import OWN_PROCESS
 
-    guard_output()
+    escape_output()
     try:
         main(OWN_PROCESS)
     except SystemExit as ended:
@@ -246,9 +246,9 @@ def main(context: object = None) -> NoReturn:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.UsageError as error:
-        from gitboot.cli.options import name_value_source  # imported here, because the import takes time
+        from gitboot.cli.options import add_value_source  # imported here, because the import takes time
 
-        name_value_source(error)
+        add_value_source(error)
         _suggest_replacement(error).show()
         sys.exit(Exit.USAGE)
     except click.ClickException as error:
@@ -260,10 +260,10 @@ def main(context: object = None) -> NoReturn:
         first, *others = str(error).split("\n")
         from gitboot.cli.terminal import echo_wrapped  # imported here, because the import takes time
 
-        echo_wrapped(f"gitboot: {first}", err=True, hanging="    ")
+        echo_wrapped(f"gitboot: {first}", err=True, hanging_indent="    ")
         for line in others:
             if isinstance(error, InvalidRepository):
-                echo_wrapped(line, err=True, hanging="    ")
+                echo_wrapped(line, err=True, hanging_indent="    ")
             else:  # may be a command, which helps when it is copied whole
                 click.echo(f"    {line}", err=True)
         sys.exit(find_exit_code(error))
@@ -347,7 +347,7 @@ _HUGE_RANGE: Final = re.compile(r"  \[\d+<=?x<=\d{7,}\]$")
 _MIN_SHARED: Final = 3  # a section with fewer options does not need a heading
 
 
-class _Page:
+class _HelpPage:
     """The parts of a help page that commands and groups share."""
 
     example: str
@@ -361,7 +361,7 @@ class _Page:
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-class Command(_Page, click.Command):
+class Command(_HelpPage, click.Command):
     """A command whose help page contains an example, option sections and exit codes.
 
     ``sections`` maps headings to parameter names. Options without a section are in the first section.
@@ -411,7 +411,7 @@ class Command(_Page, click.Command):
                 formatter.write_dl([(str(int(code)), text) for code, text in sorted(codes.items())])
 
 
-class Group(_Page, click.Group):
+class Group(_HelpPage, click.Group):
     """A command group whose help page contains an example."""
 
     command_class = Command
@@ -430,7 +430,7 @@ class Group(_Page, click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and not name.startswith("-") and name not in self.commands:
-            hint = did_you_mean(name, self.commands, f"`{context.command_path} --help` lists the commands")
+            hint = format_suggestion(name, self.commands, f"`{context.command_path} --help` lists the commands")
             context.fail(f"There is no command {name!r}; {hint}")
         return super().resolve_command(context, args)
 

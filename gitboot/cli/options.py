@@ -22,7 +22,7 @@ from gitboot.files import write_output_file
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.model.scalars import Malformed, parse_instant
 from gitboot.standard_streams import escape_lines, strip_style, write_verbatim
-from gitboot.text import did_you_mean, format_names, parse_duration, printable
+from gitboot.text import format_names, format_suggestion, parse_duration, printable
 
 if TYPE_CHECKING:
     from gitboot.artifacts.oci import Registries
@@ -105,7 +105,7 @@ def build_config_option(command_name: str | None) -> Callable[[Command], Command
             why = error.strerror if isinstance(error, OSError) else error
             raise UsageError(f"{path} cannot be read: {why}") from None
         for key in sorted(values.keys() - known.keys()):
-            hint = did_you_mean(key, known, f"it may have {', '.join(sorted(known))}")
+            hint = format_suggestion(key, known, f"it may have {', '.join(sorted(known))}")
             raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
         for key, value in values.items():
             if (expected := _describe_expected_type(key, known[key], value)) is not None:
@@ -161,7 +161,7 @@ inherited_settings_option = click.option(
 )
 
 
-def name_value_source(error: click.UsageError) -> None:
+def add_value_source(error: click.UsageError) -> None:
     """Add to the error the configuration key or the environment variable from which the wrong value comes."""
     if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or not error.param.name:
         return
@@ -456,25 +456,27 @@ def current_second() -> datetime:
 
 
 def _build_allowance_options(cls: type[click.Option]) -> Callable[[Command], Command]:
-    def limit(name: str, unit: str, most: int, text: str) -> Callable[[Any], Any]:
+    def build_limit_option(name: str, unit: str, maximum: int, text: str) -> Callable[[Any], Any]:
         envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
         # An integer, even for seconds, because the kernel does not count fractions of a second.
-        return click.option(name, cls=cls, type=click.IntRange(min=1, max=most), metavar=unit, envvar=envvar, help=text)
+        return click.option(
+            name, cls=cls, type=click.IntRange(min=1, max=maximum), metavar=unit, envvar=envvar, help=text
+        )
 
     return combine_options(
-        limit(
+        build_limit_option(
             "--commit-seconds",
             "SECONDS",
             MAX_SECONDS,
             "Time limit for evaluating one commit, in whole CPU seconds. Default: 60, plus 6 for every 1,000 files.",
         ),
-        limit(
+        build_limit_option(
             "--commit-memory",
             "MIB",
             MAX_MEMORY_MIB,
             "Memory limit for evaluating one commit, in MiB. Default: 1,024, plus 64 for every 1,000 files.",
         ),
-        limit(
+        build_limit_option(
             "--commit-workers",
             "NUMBER",
             64,

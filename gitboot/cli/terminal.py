@@ -172,23 +172,23 @@ def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -
     )
 
 
-def wrap_on_terminal(text: str, stream: TextIO, *, hanging: str = "") -> str:
+def wrap_on_terminal(text: str, stream: TextIO, *, hanging_indent: str = "") -> str:
     """Return text whose lines are wrapped if the stream is a terminal. Other programs get each line whole.
 
-    ``hanging`` is the additional indent of each continuation line.
+    ``hanging_indent`` is the additional indent of each continuation line.
     """
     if not stream.isatty():
         return text
     lines = []
     for line in text.split("\n"):
         indent = line[: len(line) - len(line.lstrip(" "))]
-        lines.append(wrap_text(line.lstrip(" "), indent, continuation=indent + hanging))
+        lines.append(wrap_text(line.lstrip(" "), indent, continuation=indent + hanging_indent))
     return "\n".join(lines)
 
 
-def echo_wrapped(text: str, *, err: bool = False, hanging: str = "") -> None:
+def echo_wrapped(text: str, *, err: bool = False, hanging_indent: str = "") -> None:
     """Print text, with wrapped lines on a terminal."""
-    click.echo(wrap_on_terminal(text, sys.stderr if err else sys.stdout, hanging=hanging), err=err)
+    click.echo(wrap_on_terminal(text, sys.stderr if err else sys.stdout, hanging_indent=hanging_indent), err=err)
 
 
 def _shorten_cell(cell: str, width: int) -> str:

@@ -17,9 +17,9 @@ from msgspec import structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
-from gitboot.controller.current_plans import Agenda, Plans, describe_server
+from gitboot.controller.current_plans import DueQueue, Plans, build_server_details
 from gitboot.controller.instance_state import InstanceState, TargetState
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
 from gitboot.evaluator.protocol import Commit
@@ -28,7 +28,7 @@ from gitboot.fleet.revision import apply_changes
 from gitboot.jsonio import build_decoder
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.tree_reader import ALL, PARTS, Inventory, find_suspects
+from gitboot.publish.tree_reader import ALL, PARTS, Inventory, find_damage
 from gitboot.render import endpoint_files
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
@@ -121,17 +121,17 @@ class Checkpoint:
         self._planned = 0  # number of servers planned since the last checkpoint
         self._stored_at: datetime | None = None
 
-    def resume(self, fresh: InstanceState) -> InstanceState:
+    def resume(self, fresh_state: InstanceState) -> InstanceState:
         """Return the state that a starting instance continues from.
 
-        ``fresh`` is the state built from the ledger alone. This state is returned unchanged if there is no usable
+        ``fresh_state`` is the state built from the ledger alone. This state is returned unchanged if there is no usable
         checkpoint.
         """
-        if not fresh.knowledge.is_trusted:
-            return fresh
-        stored = self._read(_build_manifest_key(fresh.knowledge, fresh.keys, self._site))
+        if not fresh_state.snapshot.is_trusted:
+            return fresh_state
+        stored = self._read(_build_manifest_key(fresh_state.snapshot, fresh_state.keys, self._site))
         if stored is None or (outdated_servers := self._tree.resume(stored.tree)) is None:
-            return fresh
+            return fresh_state
         stored_state, commit, plans = stored.stored_state, stored.commit, stored.plans
         publication = TargetState(
             applied=commit.revision,
@@ -147,17 +147,17 @@ class Checkpoint:
         if self._damage_search is not None:
             self._damage_search.start()
         return structs.replace(
-            fresh,
+            fresh_state,
             # Without `recorded_commit`, the next reconcile checks the records of differing servers again.
-            knowledge=structs.replace(
-                fresh.knowledge,
+            snapshot=structs.replace(
+                fresh_state.snapshot,
                 recorded_commit="",
                 unobservable=stored_state.unseen,
                 sets_bmcs=None if stored_state.unseen else True,
             ),
             plans=plans,
             publication=publication,
-            unplanned=_find_changed_machines(stored, fresh.knowledge),
+            unplanned=_find_changed_machines(stored, fresh_state.snapshot),
         )
 
     def store(self, state: InstanceState, planned_count: int, at: datetime) -> None:
@@ -174,10 +174,10 @@ class Checkpoint:
             return
         is_recent = self._stored_at is not None and self._stored_at <= at < self._stored_at + _INTERVAL
         is_published = publication.has_plans_for(commit) and publication.plans is state.plans
-        is_whole = state.knowledge.is_trusted and not state.unplanned and state.ledger_error is None
+        is_whole = state.snapshot.is_trusted and not state.unplanned and state.ledger_error is None
         if is_recent or not is_published or not is_whole:
             return
-        key = _build_manifest_key(state.knowledge, state.keys, commit.site)
+        key = _build_manifest_key(state.snapshot, state.keys, commit.site)
         if self._planned * _MIN_REPLANNED_SHARE > servers or not self._chunks.has(key):
             try:
                 tree = self._tree.inventory()
@@ -191,9 +191,9 @@ class Checkpoint:
                         at=publication.at,
                         terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
                         shared=tree.shared,
-                        unseen=state.knowledge.unobservable,
+                        unseen=state.snapshot.unobservable,
                         commit=commit.without_servers(),
-                        plans=structs.replace(state.plans, commit=None, servers={}, transitions=Agenda()),
+                        plans=structs.replace(state.plans, commit=None, servers={}, transitions=DueQueue()),
                     )
                 ),
                 _build_tables(state, commit, tree),
@@ -325,36 +325,36 @@ def _split_batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
         yield batch
 
 
-def _build_manifest_key(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
+def _build_manifest_key(snapshot: LedgerSnapshot, keys: TokenKeys, site: str | None) -> bytes:
     """Return the key of a manifest.
 
     The key depends only on values that a starting instance has before it reads the cache.
     """
-    facts = knowledge.facts
+    facts = snapshot.facts
     return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
 
 
-def _encode_records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
-    return ((uuid, encode(record)) for uuid, record in knowledge.records.items())
+def _encode_records(snapshot: LedgerSnapshot) -> Iterator[tuple[SystemUuid, bytes]]:
+    return ((uuid, encode(record)) for uuid, record in snapshot.records.items())
 
 
-def _encode_bmc_records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
-    for uuid in sorted({*knowledge.overrides, *knowledge.switches}):
-        yield uuid, encode((knowledge.list_overrides(uuid), knowledge.list_switches(uuid)))
+def _encode_bmc_records(snapshot: LedgerSnapshot) -> Iterator[tuple[SystemUuid, bytes]]:
+    for uuid in sorted({*snapshot.overrides, *snapshot.power_records}):
+        yield uuid, encode((snapshot.list_overrides(uuid), snapshot.list_power_records(uuid)))
 
 
-def _find_changed_machines(checkpoint: _StoredCheckpoint, knowledge: Knowledge) -> frozenset[SystemUuid]:
+def _find_changed_machines(checkpoint: _StoredCheckpoint, snapshot: LedgerSnapshot) -> frozenset[SystemUuid]:
     """Return the machines that differ between the ledger and the checkpoint.
 
     The ledger and the checkpoint may be based on different commits.
     """
-    ledger_machines, commit_machines = knowledge.machines, checkpoint.commit.machines
+    ledger_machines, commit_machines = snapshot.machines, checkpoint.commit.machines
     found = set[SystemUuid]()
-    for table, rows in (("records", _encode_records(knowledge)), ("done", _encode_bmc_records(knowledge))):
+    for table, rows in (("records", _encode_records(snapshot)), ("done", _encode_bmc_records(snapshot))):
         old, new = checkpoint.tables[table], dict(rows)
         found |= {uuid for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid)}
-    if checkpoint.commit.revision != knowledge.facts.accepted:
-        found |= commit_machines.keys() ^ knowledge.accepted_machines
+    if checkpoint.commit.revision != snapshot.facts.accepted:
+        found |= commit_machines.keys() ^ snapshot.accepted_machines
         found |= {uuid for uuid, each in commit_machines.items() if ledger_machines.get(uuid) != each}
     return frozenset(found)
 
@@ -363,7 +363,7 @@ Rows = Iterable[tuple[str, Any]]
 
 
 def _build_tables(state: InstanceState, commit: Commit, tree: Inventory) -> dict[str, Rows]:
-    plans, knowledge, decisions = state.plans, state.knowledge, commit.decisions
+    plans, snapshot, decisions = state.plans, state.snapshot, commit.decisions
     return {
         "decisions": ((name, each.with_digest()) for name, each in decisions.servers.items()),
         "networks": decisions.networks.items(),
@@ -391,8 +391,8 @@ def _build_tables(state: InstanceState, commit: Commit, tree: Inventory) -> dict
         "versions": ((name, dict(each)) for name, each in state.publication.versions.items()),
         "lying": tree.states.items(),
         "content": tree.content.items(),
-        "records": _encode_records(knowledge),
-        "done": _encode_bmc_records(knowledge),
+        "records": _encode_records(snapshot),
+        "done": _encode_bmc_records(snapshot),
     }
 
 
@@ -424,7 +424,7 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
                 name: ServerState(
                     decision=commit.decisions.servers[name],
                     record=each.record,
-                    details=describe_server(commit, name),
+                    details=build_server_details(commit, name),
                     stop=stored_state.plans.stop,
                     absent=frozenset(each.absent),
                     at=each.at,
@@ -434,7 +434,7 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
                 )
                 for name, each in states.items()
             },
-            transitions=Agenda[str]().reschedule(tables["instants"]),
+            transitions=DueQueue[str]().reschedule(tables["instants"]),
         ),
         tree=Inventory(
             states=tables["lying"],
@@ -503,7 +503,7 @@ class DamageSearch:
     def _search(self) -> None:
         self._released.wait()
         try:
-            for number, server in enumerate(find_suspects(self._root)):
+            for number, server in enumerate(find_damage(self._root)):
                 if server is not None:
                     self._report_damage(server)
                 if number % _SERVERS_PER_PAUSE == 0 and self._closed.wait(_PAUSE_S):

@@ -18,11 +18,11 @@ from gitboot.controller.commit_judgement import (
     EvaluationUnfinished,
     Merges,
     WaitScope,
-    list_approvals,
+    collect_approvals,
 )
 from gitboot.controller.operator_requests import find_released_servers
-from gitboot.controller.records.install_boots import find_newly_withheld, merge_withheld, remove_withheld_boots
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.install_boots import find_newly_withheld, merge_withheld_boots, remove_withheld_boots
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import (
     CorruptClone,
     FleetOrders,
@@ -30,7 +30,7 @@ from gitboot.errors import (
     NotEvaluated,
     OperatorError,
     SourceError,
-    TryAgain,
+    TemporaryError,
 )
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
@@ -55,18 +55,18 @@ from gitboot.review.guards import (
     list_ack_guards,
 )
 from gitboot.status.conditions import REASON_SEPARATOR, Event
-from gitboot.status.instance_status import Acknowledgement, ChangedArea, Held, PassedCommit
-from gitboot.text import format_count, format_names, format_rest, printable
+from gitboot.status.instance_status import Acknowledgement, ChangedArea, HeldCommit, PassedCommit
+from gitboot.text import format_count, format_names, format_omitted, printable
 
 
-class Authority(Struct, frozen=True, kw_only=True):
+class CommitTrust(Struct, frozen=True, kw_only=True):
     """The settings that determine whose commits gitboot trusts and who may acknowledge changes."""
 
     signatures: SignatureChecker | None = None  # None: no trusted keys are configured
     reinstalls_need: ReinstallsNeed | None = None  # None: a line in any commit acknowledges reinstallations
 
 
-NO_AUTHORITY: Final = Authority()
+NO_COMMIT_TRUST: Final = CommitTrust()
 
 
 class MissingCommit(NamedTuple):
@@ -139,15 +139,15 @@ class Attempt(Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldCommit | None:
         if self.candidate is None or self.is_preliminary:
             return None
         verdict = self.candidate.verdict
-        return Held(
+        return HeldCommit(
             commit=self.candidate.commit.revision,
             digest=verdict.digest,
             guards=tuple(str(guard) for guard in verdict.holding_guards),
-            reasons=_list_reasons(verdict),
+            reasons=_format_exceeded_limits(verdict),
             lines=_list_ack_lines(verdict, self.candidate.reinstalls_need) if self.candidate.accepts_lines else (),
             reinstalls=self.candidate.reinstalls if Guard.MAX_REINSTALLS in verdict.holding_guards else (),
         )
@@ -157,7 +157,7 @@ _FIRST_RETRY: Final = timedelta(minutes=1)  # pause after an unfinished evaluati
 _LONGEST_RETRY: Final = timedelta(minutes=30)
 _MAX_SUBJECT: Final = 120  # characters of a commit subject that fit on one line of the published page
 
-_Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
+_Step = Callable[[Attempt, LedgerSnapshot, list[Event], datetime], Attempt]
 
 
 class CommitAcceptor:
@@ -171,12 +171,12 @@ class CommitAcceptor:
         limits: Limits,
         is_covered: Callable[[BmcAccess], bool] = lambda _: True,
         published_commit: Revision | None = None,
-        authority: Authority = NO_AUTHORITY,
+        commit_trust: CommitTrust = NO_COMMIT_TRUST,
         checkpoint_commit: Commit | None = None,
     ) -> None:
         self._source, self._evaluation, self._limits = source, evaluation, limits
-        self._judge = CommitJudge(evaluation, limits, is_covered, authority.reinstalls_need)
-        self._signatures = authority.signatures
+        self._judge = CommitJudge(evaluation, limits, is_covered, commit_trust.reinstalls_need)
+        self._signatures = commit_trust.signatures
         self._published = published_commit  # the commit whose files were published before this start
         self._checkpoint_commit = checkpoint_commit  # the commit in the checkpoint, which needs no evaluation
         self._last_ahead: tuple[Revision, Revision, Merges, bool] | None = (
@@ -185,18 +185,18 @@ class CommitAcceptor:
         self._is_retrying = False  # whether gitboot is repeating evaluations that did not end
         self._has_searched = False  # whether gitboot has searched the history since the start
         self._judged_by_records: Candidate | None = None  # the last candidate that was judged by the records
-        self._records_read: tuple[object, ...] = ()  # the result of `_list_records_read` when it was judged
+        self._records_read: tuple[object, ...] = ()  # the result of `_list_install_values` when it was judged
         self._last_withheld: tuple[tuple[Commit, ...], WithheldBoots | None] | None = (
             None  # the last arguments and result of `find_newly_withheld`
         )
         self._last_offered: tuple[Commit, WithheldBoots | None, Commit] | None = (
-            None  # the last arguments and result of `_set_offered`
+            None  # the last arguments and result of `_set_offered_commit`
         )
         self._last_rewind: tuple[Revision, Revision, bool] | None = (
-            None  # the last arguments and result of `is_rewind` in `_is_missing`
+            None  # the last arguments and result of `is_rewind` in `_is_commit_missing`
         )
 
-    def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
+    def accept(self, before: Attempt, snapshot: LedgerSnapshot, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """Judge the newest commit, and return the attempt and its events.
 
         The first call after a start restores the last accepted commit before it judges the newest one. The caller must
@@ -207,22 +207,22 @@ class CommitAcceptor:
             list[Event](),
         )
         if (
-            knowledge.recorded_commit is None and knowledge.is_trusted
+            snapshot.recorded_commit is None and snapshot.is_trusted
         ):  # at a start, use the records of the earlier process
-            knowledge = structs.replace(knowledge, recorded_commit="")
+            snapshot = structs.replace(snapshot, recorded_commit="")
         for step in (
-            self._resume_accepted,
-            self._adopt_accepted,
+            self._resume_commit,
+            self._adopt_commit,
             self._search_history,
             self._judge_newest,
             self._search_history,
         ):
-            attempt = self._run_with_clone(step, attempt, knowledge, events, at)
+            attempt = self._run_with_clone(step, attempt, snapshot, events, at)
             if attempt.clone_failure is not None:
                 break
-        return self._set_offered(attempt), tuple(events)
+        return self._set_offered_commit(attempt), tuple(events)
 
-    def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
+    def resume(self, before: Attempt, snapshot: LedgerSnapshot, at: datetime) -> Attempt:
         """Restore the last accepted commit after a start without a writable ledger.
 
         If the commit cannot be evaluated, return ``before`` unchanged. A later call of `accept` must also start from
@@ -230,20 +230,20 @@ class CommitAcceptor:
         """
         checkpoint_commit = self._checkpoint_commit
         try:
-            resumed = self._resume_accepted(before, knowledge, [], at)
+            resumed = self._resume_commit(before, snapshot, [], at)
         except SourceError:
             return before
         finally:
             self._checkpoint_commit = checkpoint_commit
-        return self._set_offered(resumed) if resumed.accepted is not None else before
+        return self._set_offered_commit(resumed) if resumed.accepted is not None else before
 
-    def start_evaluation(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
+    def start_evaluation(self, attempt: Attempt, snapshot: LedgerSnapshot, at: datetime) -> bool:
         """Start to evaluate the newest commit if necessary. Return whether an evaluation is still running."""
         try:
             latest = self._source.latest()
             if latest is None or attempt.attempted in (None, latest):
                 return False
-            self._judge.judge(self._read_commits_ahead(attempt.accepted, latest, knowledge), knowledge, at)
+            self._judge.judge(self._read_commits_ahead(attempt.accepted, latest, snapshot), snapshot, at)
         except EvaluationUnfinished:
             return True
         except SourceError:
@@ -253,17 +253,17 @@ class CommitAcceptor:
     def adopt(self, attempt: Attempt) -> Attempt:
         """Record the accepted commit in the clone. The ledger must already contain the commit."""
         try:
-            return self._adopt_accepted(attempt)
+            return self._adopt_commit(attempt)
         except SourceError:
             return attempt  # `accept` tries again, and reports the error
 
-    def is_newest(self, attempt: Attempt) -> bool:
+    def is_newest_accepted(self, attempt: Attempt) -> bool:
         with suppress(SourceError):
             return attempt.accepted is not None and attempt.accepted.revision == self._source.latest()
         return False
 
     def _run_with_clone(
-        self, step: _Step, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime
+        self, step: _Step, attempt: Attempt, snapshot: LedgerSnapshot, events: list[Event], at: datetime
     ) -> Attempt:
         """Run a step that uses the clone, and return the result.
 
@@ -271,47 +271,47 @@ class CommitAcceptor:
         """
         try:
             try:
-                return step(attempt, knowledge, events, at)
+                return step(attempt, snapshot, events, at)
             except CorruptClone as error:
                 events.append(Event(at=at, type="CloneCorrupt", message=str(error), warning=True))
-                accepted = knowledge.facts.accepted
+                accepted = snapshot.facts.accepted
                 try:
                     self._source.restore(Revision(accepted) if accepted is not None else None)
-                except (TryAgain, OperatorError) as failure:
+                except (TemporaryError, OperatorError) as failure:
                     return structs.replace(attempt, clone_failure=("CorruptClone", f"{error}; {failure}"))
                 message = "gitboot replaced its damaged clone with a new clone"
                 events.append(Event(at=at, type="CloneRestored", message=message))
-                return step(attempt, knowledge, events, at)
+                return step(attempt, snapshot, events, at)
         except SourceError as error:
             return structs.replace(attempt, clone_failure=(type(error).__name__, str(error)))
 
-    def _adopt_accepted(self, attempt: Attempt, *_: object) -> Attempt:
+    def _adopt_commit(self, attempt: Attempt, *_: object) -> Attempt:
         if attempt.accepted is None or attempt.is_adopted:
             return attempt
         self._source.accept(attempt.accepted.revision)
         self._evaluation.store_results(attempt.accepted.revision)
         return structs.replace(attempt, is_adopted=True)
 
-    def _judge_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        if attempt.attempted is None and self._find_accepted_before(knowledge) is not None:
+    def _judge_newest(self, attempt: Attempt, snapshot: LedgerSnapshot, events: list[Event], at: datetime) -> Attempt:
+        if attempt.attempted is None and self._find_last_accepted(snapshot) is not None:
             return attempt  # the commit that was accepted before is still being evaluated
-        latest, suspension = self._source.latest(), knowledge.facts.suspension
+        latest, suspension = self._source.latest(), snapshot.facts.suspension
         if latest is None:
             return attempt
         attempt, until = structs.replace(attempt, waiting=None), attempt.problems_until
         if attempt.accepted is not None and not attempt.is_behind and until is not None and until <= at:
             decisions = attempt.accepted.decisions
             attempt = structs.replace(
-                attempt, problems=decisions.problems_at(at), problems_until=find_next_change(decisions.dated, at)
+                attempt, problems=decisions.find_problems(at), problems_until=find_next_change(decisions.dated, at)
             )
         keys = self._signatures.fingerprint(latest) if self._signatures is not None else ""
-        held, reads_records, wait = attempt.candidate, attempt.log_read == latest, _decide_wait(attempt, latest)
-        is_gone = self._is_missing(attempt.withheld, latest)
+        held, reads_records, wait = attempt.candidate, attempt.log_read == latest, _choose_wait_scope(attempt, latest)
+        is_gone = self._is_commit_missing(attempt.withheld, latest)
         has_news = (
             keys != attempt.keys
-            or (held is not None and not held.accepts_lines and not knowledge.facts.gap)
-            or (held is not None and not list_approvals(knowledge).keys() <= held.approvals.keys())
-            or (reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge)))
+            or (held is not None and not held.accepts_lines and not snapshot.facts.gap)
+            or (held is not None and not collect_approvals(snapshot).keys() <= held.approvals.keys())
+            or (reads_records and (attempt.awaits_records or self._has_new_records(attempt, snapshot)))
             or (attempt.waits and wait is WaitScope.NONE)
             or (attempt.problems_until is not None and attempt.problems_until <= at)
             or is_gone != (attempt.missing_commit is not None)
@@ -321,27 +321,25 @@ class CommitAcceptor:
             self._judge.forget_unevaluated_commits()
             self._is_retrying = True
         if latest == attempt.attempted and not attempt.is_behind:
-            return self._update_withheld(attempt, before, (), latest, is_gone=is_gone)
+            return self._update_withheld_boots(attempt, before, (), latest, is_gone=is_gone)
         if latest == attempt.attempted and not (has_news or self._is_retrying):
             return attempt
         if self._is_retrying:
             # gitboot still offers the boots that these commits remove, so it first withholds them and then reads the
             # records.
             reads_records, attempt = False, structs.replace(attempt, evaluated=None, published=None, log_read=None)
-            wait = _decide_wait(attempt, latest)
+            wait = _choose_wait_scope(attempt, latest)
         try:
-            ahead = self._read_commits_ahead(attempt.accepted, latest, knowledge)
-            found = self._judge.judge(
-                ahead, knowledge, at, attempt.used_ack_ids, reads_records=reads_records, wait=wait
-            )
+            ahead = self._read_commits_ahead(attempt.accepted, latest, snapshot)
+            found = self._judge.judge(ahead, snapshot, at, attempt.used_ack_ids, reads_records=reads_records, wait=wait)
         except EvaluationUnfinished:
             return attempt
         reached = found.reached or attempt.accepted
-        self._evaluation.end_unless_accepted(reached.revision if reached is not None else None)
-        self._records_read, self._is_retrying = _list_records_read(knowledge), False
+        self._evaluation.end_process_unless_accepted(reached.revision if reached is not None else None)
+        self._records_read, self._is_retrying = _list_install_values(snapshot), False
         attempt = structs.replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
-            attempt = self._update_withheld(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
+            attempt = self._update_withheld_boots(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
             return structs.replace(
                 attempt,
                 orders=found.orders or (found.reached.orders if found.reached is not None else None),
@@ -350,7 +348,7 @@ class CommitAcceptor:
                 problems_until=found.problems_until if attempt.is_behind else attempt.problems_until,
             )
         if found.reached is not None:
-            attempt = self._accept_reached(attempt, found, found.reached, ahead, events, at)
+            attempt = self._accept_reached_commit(attempt, found, found.reached, ahead, events, at)
         attempt = structs.replace(
             attempt,
             orders=found.orders,
@@ -358,23 +356,23 @@ class CommitAcceptor:
             keys=keys,
             problems_until=found.problems_until,
         )
-        attempt = self._update_withheld(attempt, before, found.newer, found.evaluated, is_gone=is_gone)
+        attempt = self._update_withheld_boots(attempt, before, found.newer_commits, found.evaluated, is_gone=is_gone)
         attempt = structs.replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
         if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
             attempt = _schedule_retry(attempt, retries, at)
         if found.invalid is not None:
-            return _reject(attempt, latest, found.invalid, events, at)
+            return _record_rejection(attempt, latest, found.invalid, events, at)
         if (held := found.candidate) is None:
             return attempt
         accepted = attempt.accepted
         if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
-            held = structs.replace(held, released=find_released_servers(held.commit, knowledge, at, StopScope.WRITING))
+            held = structs.replace(held, released=find_released_servers(held.commit, snapshot, at, StopScope.WRITING))
         self._judged_by_records = held if reads_records else None
         return structs.replace(
-            attempt, attempted=latest, problems=held.commit.decisions.problems_at(at), candidate=held
+            attempt, attempted=latest, problems=held.commit.decisions.find_problems(at), candidate=held
         )
 
-    def _accept_reached(
+    def _accept_reached_commit(
         self,
         attempt: Attempt,
         judgement: CommitJudgement,
@@ -386,7 +384,7 @@ class CommitAcceptor:
         accepted = self._build_attempt(commit, events, at)
         for revision, verdict in judgement.accepted_steps:
             for trip in verdict.trips:
-                message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.format_trip(trip)} (by {trip.by})"
+                message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.format_excess(trip)} (by {trip.by})"
                 facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
                 events.append(Event(at=at, type="Acknowledged", message=message, facts=facts))
         subjects = {
@@ -420,7 +418,7 @@ class CommitAcceptor:
             ),
         )
 
-    def _update_withheld(
+    def _update_withheld_boots(
         self,
         attempt: Attempt,
         before: WithheldBoots | None,
@@ -455,14 +453,14 @@ class CommitAcceptor:
             is_over = is_here and evaluated is not None and self._source.is_rewind(evaluated, by)
         if is_over:
             return structs.replace(attempt, withheld=now, missing_commit=None)
-        withheld, missing_commit = merge_withheld(before, now), None
+        withheld, missing_commit = merge_withheld_boots(before, now), None
         if is_gone:
             others, machines = now.servers if now is not None else {}, accepted.machines if accepted is not None else {}
             servers = [each for each, boots in withheld.servers.items() if boots != others.get(each)]
             missing_commit = MissingCommit(by, sum(each in machines for each in servers), is_here)
         return structs.replace(attempt, withheld=withheld, missing_commit=missing_commit)
 
-    def _is_missing(self, withheld: WithheldBoots | None, latest: Revision) -> bool:
+    def _is_commit_missing(self, withheld: WithheldBoots | None, latest: Revision) -> bool:
         """Return whether the commit that caused boots to be withheld was no longer on the branch at the last fetch.
 
         Before the first fetch of a process, return False, because the clone may be older than the commit.
@@ -478,14 +476,14 @@ class CommitAcceptor:
             return self._last_rewind[2]
         return False
 
-    def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
+    def _has_new_records(self, attempt: Attempt, snapshot: LedgerSnapshot) -> bool:
         if attempt.candidate is None or not attempt.candidate.depends_on_records:
             return False
         if attempt.candidate is not self._judged_by_records:  # or its result could not be stored in the ledger
             return True
-        return any(map(is_not, self._records_read, _list_records_read(knowledge)))
+        return any(map(is_not, self._records_read, _list_install_values(snapshot)))
 
-    def _set_offered(self, attempt: Attempt) -> Attempt:
+    def _set_offered_commit(self, attempt: Attempt) -> Attempt:
         accepted, last = attempt.accepted, self._last_offered
         if accepted is None:
             return attempt
@@ -493,7 +491,7 @@ class CommitAcceptor:
             last = self._last_offered = accepted, attempt.withheld, remove_withheld_boots(accepted, attempt.withheld)
         return structs.replace(attempt, offered=last[2])
 
-    def _search_history(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
+    def _search_history(self, attempt: Attempt, snapshot: LedgerSnapshot, *_: object) -> Attempt:
         """Find the acknowledgements in the accepted commit's history.
 
         These acknowledgements are used up, because each acknowledgement counts only once. After a start, also search
@@ -503,9 +501,9 @@ class CommitAcceptor:
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
         if accepted is None and self._source.latest() is None:
             return attempt  # the first fetch is still making the clone
-        since, tips = attempt.searched or knowledge.facts.searched, {accepted}
+        since, tips = attempt.searched or snapshot.facts.searched, {accepted}
         if not self._has_searched:
-            tips |= {*map(Revision, knowledge.unsearched_commits), self._source.accepted(), self._published}
+            tips |= {*map(Revision, snapshot.unsearched_commits), self._source.accepted(), self._published}
         if tips - {None, since}:
             found = self._source.find_acknowledging_content(
                 [Revision(since)] if since is not None else [], sorted(filter(None, tips))
@@ -513,14 +511,14 @@ class CommitAcceptor:
             attempt = structs.replace(
                 attempt,
                 searched=accepted,
-                used_ack_ids=attempt.used_ack_ids | (found - knowledge.used_acknowledgements),
+                used_ack_ids=attempt.used_ack_ids | (found - snapshot.used_acknowledgements),
             )
         self._has_searched = accepted is not None  # without an accepted commit, the search must be repeated
         return attempt
 
-    def _read_commits_ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> CommitsAhead:
+    def _read_commits_ahead(self, accepted: Commit | None, latest: Revision, snapshot: LedgerSnapshot) -> CommitsAhead:
         if accepted is None:  # without an accepted commit, a rewind cannot be detected
-            before = self._find_accepted_before(knowledge)
+            before = self._find_last_accepted(snapshot)
             messages = [message for _, merged in self._source.merges(before, latest) for message in merged]
             ahead = CommitsAhead(accepted=None, merges=((latest, messages),), omitted_commit=before or self._published)
             return _check_signatures(self._signatures, before, ahead)
@@ -535,11 +533,11 @@ class CommitAcceptor:
         ahead = CommitsAhead(accepted=accepted, merges=merges, omitted_commit=accepted.revision if is_rewind else None)
         return _check_signatures(self._signatures, accepted.revision, ahead)
 
-    def _resume_accepted(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
+    def _resume_commit(self, attempt: Attempt, snapshot: LedgerSnapshot, events: list[Event], at: datetime) -> Attempt:
         """Restore the last accepted commit after a start. Guards do not judge this commit again."""
         if (
             attempt.attempted is not None
-            or (before := self._find_accepted_before(knowledge)) is None
+            or (before := self._find_last_accepted(snapshot)) is None
             or (attempt.retry_at is not None and at < attempt.retry_at)
         ):
             return attempt
@@ -556,10 +554,10 @@ class CommitAcceptor:
                     self._evaluation.store_results(checkpoint_commit.revision)
                 evaluated = self._evaluation.evaluate(before, checkpoint_commit)
             except NotEvaluated as error:
-                attempt = _reject(_schedule_retry(attempt, attempt.retries, at), before, error, events, at)
+                attempt = _record_rejection(_schedule_retry(attempt, attempt.retries, at), before, error, events, at)
                 return structs.replace(attempt, attempted=None)
             except InvalidRepository as error:
-                return _reject(attempt, before, error.at(at), events, at)
+                return _record_rejection(attempt, before, error.at(at), events, at)
             if evaluated is None:
                 return attempt
             commit = evaluated.commit
@@ -579,23 +577,23 @@ class CommitAcceptor:
         attempt = Attempt(
             accepted=commit,
             attempted=commit.revision,
-            problems=commit.decisions.problems_at(at),
+            problems=commit.decisions.find_problems(at),
             problems_until=find_next_change(commit.decisions.dated, at),
             committed_at=committed_at,
             signer=signer,
         )
         facts = {"commit": commit.revision, **({"signer": as_facts(signer)} if signer is not None else {})}
-        events.append(Event(at=at, type="Accepted", message=format_accepted(commit, signer), facts=facts))
+        events.append(Event(at=at, type="Accepted", message=format_accepted_commit(commit, signer), facts=facts))
         return attempt
 
-    def _find_accepted_before(self, knowledge: Knowledge) -> Revision | None:
+    def _find_last_accepted(self, snapshot: LedgerSnapshot) -> Revision | None:
         """Return the last accepted commit, as recorded in the ledger, in the clone, or in the output tree.
 
         The ledger names the commit even if the clone was lost. If the ledger was lost too, guards compare the newest
         commit with the published commit.
         """
-        accepted, recorded = self._source.accepted(), knowledge.facts.accepted
-        if recorded is not None and knowledge.is_trusted:
+        accepted, recorded = self._source.accepted(), snapshot.facts.accepted
+        if recorded is not None and snapshot.is_trusted:
             if self._source.has(Revision(recorded)):
                 return Revision(recorded)  # the ledger is written before the clone, so it may be ahead after a crash
             accepted = None  # the clone is older than the ledger: it comes from a backup, or this host was a standby
@@ -622,7 +620,7 @@ def _check_signatures(signatures: SignatureChecker | None, since: Revision | Non
     )
 
 
-def _decide_wait(attempt: Attempt, latest: Revision) -> WaitScope:
+def _choose_wait_scope(attempt: Attempt, latest: Revision) -> WaitScope:
     """Return which steps towards the newest commit must wait until gitboot has read all fetches.
 
     A step waits until gitboot has published files without the boots that the step removes, and has then read the fetch
@@ -644,7 +642,7 @@ def _schedule_retry(attempt: Attempt, retries: int, at: datetime) -> Attempt:
     )
 
 
-def _reject(
+def _record_rejection(
     attempt: Attempt, revision: Revision, error: InvalidRepository, events: list[Event], at: datetime
 ) -> Attempt:
     is_known = (attempt.attempted, attempt.problems, attempt.candidate) == (revision, error.problems, None)
@@ -652,24 +650,24 @@ def _reject(
     if is_known:  # an event has already reported these problems
         return attempt
     facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
-    events.append(Event(at=at, type="Rejected", message=format_rejected(attempt), facts=facts, warning=True))
+    events.append(Event(at=at, type="Rejected", message=format_rejection(attempt), facts=facts, warning=True))
     return attempt
 
 
-def _list_records_read(knowledge: Knowledge) -> tuple[object, ...]:
+def _list_install_values(snapshot: LedgerSnapshot) -> tuple[object, ...]:
     """Return the immutable values that determine whether a server is installed.
 
     Compare these values by identity to detect a change.
     """
-    return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unobservable, knowledge.facts.gap
+    return snapshot.records, snapshot.overrides, snapshot.pending, snapshot.unobservable, snapshot.facts.gap
 
 
-def format_accepted(commit: Commit, signer: Signer | None = None) -> str:
+def format_accepted_commit(commit: Commit, signer: Signer | None = None) -> str:
     signed = f", signed by {signer}" if signer is not None else ""
     return f"accepted {commit.revision[:12]} with {format_count(len(commit.decisions.servers), 'server')}{signed}"
 
 
-def format_rejected(attempt: Attempt) -> str:
+def format_rejection(attempt: Attempt) -> str:
     first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
     attempted = attempt.attempted
     which = f"commit {attempted[:12]}" if attempted is not None else "the commit accepted before the restart"
@@ -705,20 +703,20 @@ _AFTER_GAP: Final = (
 _MAX_INHERITED: Final = 3  # maximum number of identities in one message
 
 
-def format_held(candidate: Candidate) -> str:
+def format_held_commit(candidate: Candidate) -> str:
     """Return a message that names the guards that hold a commit, with their counts and limits.
 
     The message does not contain a command, because a terminal would wrap it. The command is the remedy for the
     condition.
     """
     verdict = candidate.verdict
-    reasons = REASON_SEPARATOR.join(_list_reasons(verdict))
+    reasons = REASON_SEPARATOR.join(_format_exceeded_limits(verdict))
     message = f"commit {candidate.commit.revision[:12]} is on hold until it is approved: {reasons}"
     if Guard.MAX_REINSTALLS in verdict.holding_guards and candidate.reinstalls:
         message = f"{message}. Servers to reinstall: {format_names(candidate.reinstalls)}"
     if Guard.MAX_REINSTALLS in verdict.holding_guards and verdict.inherited:
         identities = "; ".join(map(str, verdict.inherited[:_MAX_INHERITED]))
-        rest = format_rest(len(verdict.inherited) - _MAX_INHERITED, "identity")
+        rest = format_omitted(len(verdict.inherited) - _MAX_INHERITED, "identity")
         message = f"{message}. Moved identities: {identities}{rest and f' {rest}'}"
     if not candidate.accepts_lines:
         return f"{message}. {_AFTER_GAP}"
@@ -739,11 +737,11 @@ def format_held(candidate: Candidate) -> str:
     return f"{message} ({format_names(ignored_lines)})" if ignored_lines else message
 
 
-def _list_reasons(verdict: Verdict) -> tuple[str, ...]:
-    return tuple(phrases.format_exceeded_limit(trip) for trip in verdict.trips if not trip.acknowledged)
+def _format_exceeded_limits(verdict: Verdict) -> tuple[str, ...]:
+    return tuple(phrases.format_limit_clause(trip) for trip in verdict.trips if not trip.acknowledged)
 
 
-def format_acknowledgement(candidate: Candidate) -> str:
+def format_ack_instructions(candidate: Candidate) -> str:
     """Return instructions for acknowledging a held commit: the lines for commit messages, and the command."""
     verdict = candidate.verdict
     options = [f"run {format_approval(verdict.digest)}"]

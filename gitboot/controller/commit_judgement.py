@@ -8,10 +8,10 @@ from enum import Enum, auto
 
 from msgspec import Struct, field, structs
 
-from gitboot.bmc.credentials import CredentialUse, credential_use
+from gitboot.bmc.credentials import CredentialUse, get_credential_use
 from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.install_boots import list_already_installed, may_have_unread_fetch
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.controller.records.provisioning import (
     compare_identities_without_base,
     find_inheritances,
@@ -25,7 +25,7 @@ from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine,
 from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem, Severity, find_next_change
-from gitboot.resolve.server_decision import check_acceptable
+from gitboot.resolve.server_decision import require_no_errors
 from gitboot.review.commit_path import CommitPath, PathCommit, PathStep, find_commit_path, find_first_provisions
 from gitboot.review.guards import Acknowledgements, Guard, IgnoredLine, Limits, Verdict, judge
 from gitboot.review.reinstalls import GainedIdentity, find_returning_servers, update_lost_identities
@@ -103,7 +103,7 @@ class CommitJudgement(Struct, frozen=True, kw_only=True):
     waits: bool = False  # whether a step that no guard holds waits until fetches are read
 
     @property
-    def newer(self) -> tuple[Commit, ...]:
+    def newer_commits(self) -> tuple[Commit, ...]:
         """The valid commits after `reached`, oldest first.
 
         If `reached` is None, these are all valid commits after the accepted commit.
@@ -112,7 +112,7 @@ class CommitJudgement(Struct, frozen=True, kw_only=True):
         return self.valid[at:]
 
 
-class _CommitWalk(Struct, kw_only=True):
+class _PathEvaluation(Struct, kw_only=True):
     commits: dict[int, Commit | None]  # valid commits by position; position 0 is the accepted commit
     path_commits: list[PathCommit] = field(default_factory=list)
     steps: dict[int, EvaluationResult] = field(
@@ -124,7 +124,7 @@ class _CommitWalk(Struct, kw_only=True):
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # see `CommitJudgement`
 
-    def find_newest_evaluated(self, ahead: CommitsAhead) -> Revision | None:
+    def find_newest_evaluated_commit(self, ahead: CommitsAhead) -> Revision | None:
         """Return the newest commit whose evaluation ended.
 
         If no evaluation ended, return the accepted commit or None.
@@ -138,14 +138,14 @@ class _CommitWalk(Struct, kw_only=True):
         """Return the orders in the newest well-formed Fleet, or None if this Fleet's commit is accepted."""
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
-    def list_arrivals(self, reached: int, excluded: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
+    def list_new_uuids(self, reached: int, excluded: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
         """Yield, for each accepted commit, the machines that are new in it, with their provision numbers.
 
         Omit the machines in ``excluded``.
         """
         for position, step in sorted(self.steps.items()):
             if position <= reached:
-                yield [(each.uuid, each.provision) for each in step.new_servers if each.uuid not in excluded]
+                yield [(each.uuid, each.provision) for each in step.new_decisions if each.uuid not in excluded]
 
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
         """Return the identities that machines lose before a position, assuming that all earlier steps are accepted."""
@@ -196,7 +196,7 @@ class CommitJudge:
     def judge(
         self,
         ahead: CommitsAhead,
-        knowledge: Knowledge,
+        snapshot: LedgerSnapshot,
         at: datetime,
         used_ack_ids: frozenset[str] = frozenset(),
         *,
@@ -205,14 +205,14 @@ class CommitJudge:
     ) -> CommitJudgement:
         """Judge the commits in ``ahead``, and find the newest commit that gitboot can accept at ``at``.
 
-        Acknowledgements in ``used_ack_ids`` and in ``knowledge`` are used up and do not count again. With
+        Acknowledgements in ``used_ack_ids`` and in ``snapshot`` are used up and do not count again. With
         ``reads_records``, the judgement also uses the records of servers. The caller must first withhold all boots
         that the newest commit removes, and read all fetches of these boots. Without ``reads_records``, the steps that
         ``wait`` selects are not accepted yet, even if no guard holds them.
 
         Raises `EvaluationUnfinished` or `SourceError`.
         """
-        accepts_lines = not knowledge.facts.gap
+        accepts_lines = not snapshot.facts.gap
         if not accepts_lines:
             ahead = structs.replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
         path_revisions = {revision for revision, _ in ahead.merges}
@@ -222,21 +222,21 @@ class CommitJudge:
             for (base, revision), found in self._known.items()
             if revision in path_revisions and (base is None or base in path_revisions)
         }
-        walk = self._evaluate_commits(ahead, knowledge, at)
+        walk = self._evaluate_commits(ahead, snapshot, at)
         judgement = CommitJudgement(
             invalid=walk.invalid,
             problems_until=walk.problems_until,
             orders=walk.find_orders_after(0),
             passed_commits=tuple(_list_passed_commits(ahead, walk, None)),
             is_incomplete=any(isinstance(each, NotEvaluated) for each in walk.faults.values()),
-            evaluated=walk.find_newest_evaluated(ahead),
+            evaluated=walk.find_newest_evaluated_commit(ahead),
         )
         if not walk.path_commits:
             return judgement
-        commits, approvals = walk.commits, list_approvals(knowledge)
+        commits, approvals = walk.commits, collect_approvals(snapshot)
         already_installed: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
         known = ahead.accepted.machines if ahead.accepted is not None else {}
-        walk.lost[0] = knowledge.lost_identities
+        walk.lost[0] = snapshot.lost_identities
 
         def judge_step(old: int, new: int) -> Verdict:
             evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
@@ -244,15 +244,15 @@ class CommitJudge:
             base, by_policy = commits[old], evaluated.extent.by_policy
             # According to the two commits, the step reinstalls these machines. According to their records, it does not.
             already_installed[old, new] = (
-                list_already_installed(by_policy, base, evaluated.commit, knowledge) if base is not None else ()
+                list_already_installed(by_policy, base, evaluated.commit, snapshot) if base is not None else ()
             )
             verdict = self._judge_changes(
                 ahead,
                 commits[old],
                 evaluated,
-                knowledge,
+                snapshot,
                 walk.find_lost_before(old),
-                find_first_provisions(known, walk.list_arrivals(old, ())),
+                find_first_provisions(known, walk.list_new_uuids(old, ())),
                 evaluated.commit.select_server_names(already_installed[old, new]) if reads_records else frozenset(),
             )
             if reads_records or wait is WaitScope.NONE or ahead.accepted is None or not already_installed[old, new]:
@@ -260,14 +260,14 @@ class CommitJudge:
             return (
                 structs.replace(verdict, waits=True)
                 if wait is WaitScope.ALL
-                or may_have_unread_fetch(ahead.accepted, evaluated.commit, already_installed[old, new], knowledge)
+                or may_have_unread_fetch(ahead.accepted, evaluated.commit, already_installed[old, new], snapshot)
                 else verdict
             )
 
-        def note_identities(old: int, new: int) -> None:
+        def update_lost(old: int, new: int) -> None:
             evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
             assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - it was judged
-            gains, lost = _list_identities(commits[old], evaluated, walk.find_lost_before(old), knowledge)
+            gains, lost = _find_identity_changes(commits[old], evaluated, walk.find_lost_before(old), snapshot)
             walk.lost[new] = update_lost_identities(lost, evaluated.extent.lost_identities, gains)
 
         def name_step(path_step: PathStep) -> tuple[Revision, Verdict]:
@@ -279,8 +279,8 @@ class CommitJudge:
                 judge_step,
                 approvals,
                 self._reinstalls_need,
-                knowledge.used_acknowledgements | used_ack_ids,
-                note_identities,
+                snapshot.used_acknowledgements | used_ack_ids,
+                update_lost,
             ),
             None,
         )
@@ -317,7 +317,7 @@ class CommitJudge:
             judgement,
             reached=reached,
             lost=walk.find_lost_before(found.reached) if reached is not None else None,
-            approved_bmcs=self._find_uncovered_bmcs(ahead.accepted, reached, knowledge)
+            approved_bmcs=self._find_uncovered_bmcs(ahead.accepted, reached, snapshot)
             if reached is not None
             else frozenset(),
             accepted_steps=tuple(map(name_step, found.accepted_steps)),
@@ -326,7 +326,7 @@ class CommitJudge:
                 uuid for path_step in found.accepted_steps for uuid in already_installed[path_step.old, path_step.new]
             ),
             used_ack_ids=found.used_line_ids,
-            introduced=find_first_provisions(known, walk.list_arrivals(found.reached, moves.machines)),
+            introduced=find_first_provisions(known, walk.list_new_uuids(found.reached, moves.machines)),
             moves=moves,
             candidate=candidate,
             orders=walk.find_orders_after(found.reached),
@@ -338,10 +338,10 @@ class CommitJudge:
     def forget_unevaluated_commits(self) -> None:
         self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
 
-    def _evaluate_commits(self, ahead: CommitsAhead, knowledge: Knowledge, at: datetime) -> _CommitWalk:
+    def _evaluate_commits(self, ahead: CommitsAhead, snapshot: LedgerSnapshot, at: datetime) -> _PathEvaluation:
         change_times: list[datetime] = []
-        walk = _CommitWalk(commits={0: ahead.accepted})
-        facts = knowledge.facts
+        walk = _PathEvaluation(commits={0: ahead.accepted})
+        facts = snapshot.facts
         has_begun = ahead.accepted is not None or facts.accepted is not None or facts.lapsed is not None
         for position, (revision, messages) in enumerate(ahead.merges, 1):
             if (fault := ahead.untrusted.get(revision)) is not None:  # an untrusted commit is not read
@@ -352,7 +352,7 @@ class CommitJudge:
                 change_times += filter(None, [find_next_change(dated, at)])
                 try:
                     if isinstance(found, EvaluationResult):
-                        check_acceptable(found.commit.decisions, found.commit.fleet, at)
+                        require_no_errors(found.commit.decisions, found.commit.fleet, at)
                     else:
                         found = found.at(at)
                 except InvalidRepository as error:
@@ -368,7 +368,7 @@ class CommitJudge:
             else:
                 walk.invalid = walk.faults[position] = found
                 if found.fleet is not None:
-                    walk.orders[position] = found.fleet.orders_for(knowledge.facts.site or None)
+                    walk.orders[position] = found.fleet.find_orders(snapshot.facts.site or None)
         # Judge the commits up to the last valid commit. The invalid commits after it do not matter.
         if walk.invalid is not None:
             del walk.path_commits[max(walk.commits) :]
@@ -388,7 +388,7 @@ class CommitJudge:
         return self._known[key]
 
     def _find_uncovered_bmcs(
-        self, base: Commit | None, commit: Commit, knowledge: Knowledge
+        self, base: Commit | None, commit: Commit, snapshot: LedgerSnapshot
     ) -> frozenset[CredentialUse]:
         """Return the BMCs that a commit adds and that must not receive credentials without an approval."""
         before: Mapping[SystemUuid, Machine] = {}
@@ -400,15 +400,15 @@ class CommitJudge:
             for each in machines
             if each.bmc is not None
             and (each.uuid not in before or before[each.uuid].bmc != each.bmc)
-            and credential_use(each.bmc) not in knowledge.known_pairs
+            and get_credential_use(each.bmc) not in snapshot.known_pairs
         ]
         if not new_bmcs:
             return frozenset()
-        known = {credential_use(each.bmc) for each in before.values() if each.bmc is not None}
+        known = {get_credential_use(each.bmc) for each in before.values() if each.bmc is not None}
         return frozenset(
-            credential_use(each)
+            get_credential_use(each)
             for each in new_bmcs
-            if credential_use(each) not in known and not self._is_covered(each)
+            if get_credential_use(each) not in known and not self._is_covered(each)
         )
 
     def _judge_changes(
@@ -416,7 +416,7 @@ class CommitJudge:
         ahead: CommitsAhead,
         base: Commit | None,
         evaluated: EvaluationResult,
-        knowledge: Knowledge,
+        snapshot: LedgerSnapshot,
         lost: frozenset[LostIdentity],
         introduced: Mapping[SystemUuid, int],
         installed: frozenset[str] = frozenset(),
@@ -427,79 +427,80 @@ class CommitJudge:
         the machines that are new since the accepted commit. ``installed`` are servers that, according to their records,
         need no installation and so do not count as reinstalled.
         """
-        commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_servers
+        commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_decisions
         limits = self._limits.tighten(commit.fleet.guards)
         if base is not None:  # the previous guards also judge a commit that loosens the guards
             limits = limits.tighten(base.fleet.guards)
         else:
-            arrivals = find_new_or_reinstalled(knowledge, arrivals)
+            arrivals = find_new_or_reinstalled(snapshot, arrivals)
         changes = changes.without_reinstalls(installed)
-        gains, lost = _list_identities(base, evaluated, lost, knowledge)
+        gains, lost = _find_identity_changes(base, evaluated, lost, snapshot)
         # Machines that come back look new in the comparison with the base. Only the records tell them apart.
-        returning = find_returning_servers(arrivals, knowledge.records, knowledge.machines, changes.unknown_claims)
+        returning = find_returning_servers(arrivals, snapshot.records, snapshot.machines, changes.unknown_claims)
         inherited = find_inheritances(
             [each for each in gains if not each.is_counted and each.server not in returning],
             lost,
             commit,
-            knowledge,
+            snapshot,
             introduced,
         )
         changes = changes.with_inheritances(inherited)
-        identity = knowledge.facts.identity
+        identity = snapshot.facts.identity
         if ahead.omitted_commit is not None:
             changes = changes.with_rewind(ahead.omitted_commit, commit.revision)
         return judge(
             changes,
             limits,
-            pending=len(list_servers_to_install(knowledge, commit.decisions)) if base is None else None,
+            pending=len(list_servers_to_install(snapshot, commit.decisions)) if base is None else None,
             returning=len(returning),
             inheritances=inherited,
             is_rewind=ahead.omitted_commit is not None,
-            takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
-            bmcs=len(self._find_uncovered_bmcs(base, commit, knowledge)),
+            takeover=changes.takeover
+            or (base is not None and base.allows_ledger(identity) and not commit.allows_ledger(identity)),
+            bmcs=len(self._find_uncovered_bmcs(base, commit, snapshot)),
         )
 
 
-def _list_identities(
-    base: Commit | None, evaluated: EvaluationResult, lost: frozenset[LostIdentity], knowledge: Knowledge
+def _find_identity_changes(
+    base: Commit | None, evaluated: EvaluationResult, lost: frozenset[LostIdentity], snapshot: LedgerSnapshot
 ) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
     if base is None:
-        return compare_identities_without_base(evaluated.commit, knowledge)
+        return compare_identities_without_base(evaluated.commit, snapshot)
     return evaluated.extent.gained_identities, lost
 
 
 def _list_passed_commits(
-    ahead: CommitsAhead, walk: _CommitWalk, path: CommitPath | None, *, waits: bool = False
+    ahead: CommitsAhead, walk: _PathEvaluation, path: CommitPath | None, *, waits: bool = False
 ) -> Iterator[PassedCommit]:
     steps = {step.new: step.verdict for step in path.unacknowledged_steps} if path is not None else {}
     accepted = {path_step.new: path_step.verdict.trips for path_step in path.accepted_steps} if path is not None else {}
     first = ahead.merges[min(steps) - 1][0][:12] if steps else None
     for position, (revision, _) in enumerate(ahead.merges[:-1], 1):
         if (fault := walk.faults.get(position)) is not None:
-            says = describe_invalid(fault.problems)
+            says = describe_invalid_commit(fault.problems)
         elif path is not None and position <= path.reached:
-            says = describe_accepted(trip.by for trip in accepted.get(position, ()))
+            says = describe_acceptance(trip.by for trip in accepted.get(position, ()))
         elif waits:
             continue
         elif position in steps:
-            says = describe_held(steps[position].holding_guards)
+            says = describe_holding_guards(steps[position].holding_guards)
         else:
             says = f"held behind {first}" if first is not None else "held with later commits"
         yield PassedCommit(commit=revision, says=says)
 
 
-def describe_accepted(by: Iterable[str]) -> str:
+def describe_acceptance(acknowledgers: Iterable[str]) -> str:
     """Describe the acceptance of a commit, and name the people who acknowledged the commit."""
-    names = "; ".join(dict.fromkeys(by))
+    names = "; ".join(dict.fromkeys(acknowledgers))
     return f"accepted, acknowledged by {names}" if names else "accepted"
 
 
-def describe_held(guards: Iterable[str]) -> str:
+def describe_holding_guards(guards: Iterable[str]) -> str:
     """Describe which guards hold a commit."""
     return f"held by {', '.join(map(str, guards))}"
 
 
-def describe_invalid(problems: Iterable[Problem]) -> str:
+def describe_invalid_commit(problems: Iterable[Problem]) -> str:
     """Describe why a commit is invalid."""
     problems = tuple(problems)
     if any(each.code is Code.UNTRUSTED for each in problems):
@@ -507,6 +508,6 @@ def describe_invalid(problems: Iterable[Problem]) -> str:
     return f"invalid: {format_count(sum(each.severity is Severity.ERROR for each in problems), 'error')}"
 
 
-def list_approvals(knowledge: Knowledge) -> Acknowledgements:
+def collect_approvals(snapshot: LedgerSnapshot) -> Acknowledgements:
     """Return the approvals of operators, by digest and guard."""
-    return {(digest, guard): by for digest, guards in knowledge.approvals.items() for guard, by in guards.items()}
+    return {(digest, guard): by for digest, guards in snapshot.approvals.items() for guard, by in guards.items()}

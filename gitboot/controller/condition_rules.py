@@ -13,10 +13,10 @@ from msgspec import structs
 from gitboot.controller.commit_acceptance import (
     describe_ack_message,
     find_untrusted_commit,
-    format_accepted,
-    format_acknowledgement,
-    format_held,
-    format_rejected,
+    format_accepted_commit,
+    format_ack_instructions,
+    format_held_commit,
+    format_rejection,
 )
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
@@ -25,10 +25,10 @@ from gitboot.controller.operator_requests import find_fleet_stop
 from gitboot.controller.output_conditions import (
     NO_RETRY,
     Finding,
+    find_artifact_conditions,
+    find_output_conditions,
+    find_target_conditions,
     find_withheld_files,
-    judge_artifacts,
-    judge_output,
-    judge_targets,
 )
 from gitboot.controller.records.ledger_trust import (
     describe_clock_lag,
@@ -47,7 +47,7 @@ from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.guards import SHOWN_DIGITS
 from gitboot.status.conditions import LOCKED_LEDGER, OR_WRITE, Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState
-from gitboot.text import format_age, format_count, format_rest
+from gitboot.text import format_age, format_count, format_omitted
 
 _CLOCK_STATES: Final = {
     ClockState.SYNCHRONISED: "a time service controls the clock",
@@ -108,8 +108,8 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
         *_find_maintenance_conditions(state),
         *_find_bmc_conditions(state, at),
         *_find_process_conditions(state),
-        *judge_targets(state, at),
-        *judge_output(state, at),
+        *find_target_conditions(state, at),
+        *find_output_conditions(state, at),
         *_find_request_conditions(state),
         *_find_secret_conditions(state),
     ]
@@ -126,7 +126,7 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
 
 
 def _collect_remedy_values(state: InstanceState) -> dict[str, str | Sequence[str]]:
-    facts, attempt, claims = state.knowledge.facts, state.attempt, state.knowledge.claims
+    facts, attempt, claims = state.snapshot.facts, state.attempt, state.snapshot.claims
     held, mismatch = attempt.held, state.fetched.branch_mismatch if state.fetched is not None else None
     unlisted = [each.question.url for each in state.hook_failures if each.is_unlisted]
     values = {
@@ -144,7 +144,7 @@ def _collect_remedy_values(state: InstanceState) -> dict[str, str | Sequence[str
         "CLAIMS": [claim.file for claim in claims],
         "FETCHLOG": claims[0].fetch_log if claims else None,
         "PROXIES": log_entries.list_proxies_to_trust(state.unnamed_proxies),
-        "SERVER": min((each.server for each in log_entries.select_reportable(state.denials)), default=None),
+        "SERVER": min((each.server for each in log_entries.select_reportable_denials(state.denials)), default=None),
     }
     return {name: value for name, value in values.items() if value}
 
@@ -172,7 +172,7 @@ def _build_remedy(
             )
         case "MaintenanceRunsStarted":
             named = _find_unknown_serves(state.plans, Cause.MAINTENANCE_OUTCOME) or state.find_overdue_runs(at)
-        case "LedgerWritable" if _is_locked(state.ledger_error or ""):
+        case "LedgerWritable" if _is_ledger_locked(state.ledger_error or ""):
             return LOCKED_LEDGER
     if named:
         values = {**values, "SERVERS": nsmallest(_MAX_NAMED, named)}
@@ -195,7 +195,7 @@ def _build_remedy(
 
 
 def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
-    attempt, fetched, suspension = state.attempt, state.fetched, state.knowledge.facts.suspension
+    attempt, fetched, suspension = state.attempt, state.fetched, state.snapshot.facts.suspension
     served = attempt.accepted.revision[:12] if attempt.accepted is not None else None
     stays = f". gitboot still serves commit {served}" if served is not None else ""
     until_then = f". Until then, gitboot serves commit {served}" if served is not None else ""
@@ -234,16 +234,16 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
             if each.type == "CommitAccepted" and each.status:
                 yield each.type, each.status, each.reason, each.message
     elif attempt.candidate is not None:
-        yield "CommitAccepted", False, "GuardTripped", format_held(attempt.candidate)
+        yield "CommitAccepted", False, "GuardTripped", format_held_commit(attempt.candidate)
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
-        yield "CommitAccepted", True, "Valid", format_accepted(attempt.accepted, attempt.signer)
+        yield "CommitAccepted", True, "Valid", format_accepted_commit(attempt.accepted, attempt.signer)
     elif attempt.attempted is not None or attempt.retry_at is not None:
         is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
         yield (
             "CommitAccepted",
             False,
             "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
-            f"{format_rejected(attempt)}{until_then if attempt.is_unevaluated else stays}",
+            f"{format_rejection(attempt)}{until_then if attempt.is_unevaluated else stays}",
         )
     if (missing_commit := attempt.missing_commit) is not None and missing_commit.servers:
         commit, servers = missing_commit.commit[:12], format_count(missing_commit.servers, "server")
@@ -262,12 +262,12 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
 
 
 def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
-    knowledge, accepted, orders = state.knowledge, state.attempt.accepted, state.attempt.orders
-    identity = knowledge.facts.identity
+    snapshot, accepted, orders = state.snapshot, state.attempt.accepted, state.attempt.orders
+    identity = snapshot.facts.identity
     if state.ledger_error is not None:
         message = (
             f"another process has locked the ledger {state.ledger_error.partition(': ')[0]}"
-            if _is_locked(state.ledger_error)
+            if _is_ledger_locked(state.ledger_error)
             else f"gitboot cannot write to the ledger: {state.ledger_error}"
         )
         message += (
@@ -310,7 +310,7 @@ def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
         elif not is_orphaned:
             message += f". {_EXPECTED}"
         yield "LedgerNamed", False, "BecameStandby", message
-    if (unverified := describe_unverified_ledger(knowledge.facts, accepted.decisions)) is not None:
+    if (unverified := describe_unverified_ledger(snapshot.facts, accepted.decisions)) is not None:
         yield "RecordsVerified", False, *unverified
     elif unknown := state.plans.unknown:
         message = (
@@ -320,7 +320,7 @@ def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
         yield "RecordsVerified", False, "UnverifiedServers", message
     else:
         yield "RecordsVerified", True, "Verified", "the ledger has a record for each server"
-    if knowledge.recorded_commit is not None:
+    if snapshot.recorded_commit is not None:
         yield _build_evidence_condition(state.plans, accepted)
 
 
@@ -331,7 +331,7 @@ def _describe_named_ledger(commit: Commit, ledger: str | None, identity: str) ->
     return f"the Fleet names a different ledger ({named}this instance's ledger is {identity})"
 
 
-def _is_locked(error: str) -> bool:
+def _is_ledger_locked(error: str) -> bool:
     """Return whether a ledger error shows that another process has locked the ledger file (SQLite, SQLITE_BUSY)."""
     return error.endswith("(database is locked)")
 
@@ -361,7 +361,7 @@ def _build_evidence_condition(plans: Plans, commit: Commit) -> Finding:
 
 
 def _find_stop_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
-    facts, claims = state.knowledge.facts, state.knowledge.claims
+    facts, claims = state.snapshot.facts, state.snapshot.claims
     by_fleet = find_fleet_stop(state.attempt.accepted, state.attempt.orders)
     if facts.stoppage is not None:
         scope = StopScope.ALL if facts.stoppage.everything else f"all {StopScope.WRITING}"
@@ -400,7 +400,7 @@ def _find_commit_conditions(state: InstanceState, at: datetime) -> Iterator[Find
     warnings = accepted.decisions.warnings if accepted is not None else ()
     # Earlier versions of gitboot accepted placeholders.
     if found := [each for each in warnings if each.code == Code.PLACEHOLDER_IDENTITY]:
-        others = f" {format_rest(len(found) - 1, 'identity')}".rstrip()
+        others = f" {format_omitted(len(found) - 1, 'identity')}".rstrip()
         message = (
             f"{found[0].path}:{found[0].line}: {found[0].message}. gitboot ignores this identity when it looks for the "
             f"server, and rejects new commits that contain this identity{others}"
@@ -426,7 +426,7 @@ def _find_commit_conditions(state: InstanceState, at: datetime) -> Iterator[Find
             f"OUTPUT contains the boot files for {format_count(len(plans.servers), 'server')}",
         )
     yield _build_install_condition(state, at)
-    yield from judge_artifacts(state)
+    yield from find_artifact_conditions(state)
     if unknown := _find_unknown_serves(plans, Cause.MAINTENANCE_OUTCOME):
         yield "MaintenanceRunsStarted", False, "OutcomeUnknown", _describe_unknown_runs(plans, unknown)
     elif overdue := state.find_overdue_runs(at):
@@ -473,8 +473,8 @@ def _describe_overdue_runs(runs: Mapping[str, tuple[str, Run]]) -> str:
     )
 
 
-def _describe_request(seen: StepEvidence) -> str:
-    return f"{seen.client} requested {seen.path} at {format_instant(seen.at)}"
+def _describe_request(request: StepEvidence) -> str:
+    return f"{request.client} requested {request.path} at {format_instant(request.at)}"
 
 
 def _describe_failure(failure: Failure) -> str:
@@ -495,7 +495,7 @@ def _build_install_condition(state: InstanceState, at: datetime) -> Finding:
             if len(servers) == 1:
                 ((name, detail),) = servers.items()
                 if reason == "Overdue":
-                    detail = _describe_progress(state.find_overdue(at)[name])
+                    detail = _describe_progress(state.find_overdue_installs(at)[name])
                 text = one.replace("NAME", name).replace("DETAIL", detail)
             texts.append(f"{text[0].upper()}{text[1:]}" if texts and not text.startswith("gitboot") else text)
         them = "it" if len({name for servers in found.values() for name in servers}) == 1 else "them"
@@ -527,7 +527,7 @@ def _find_unproven_boots(state: InstanceState, at: datetime) -> dict[str, Mappin
             for name, attempt in plans.begun.items()
             if attempt.failed is not None
         },
-        "Overdue": {name: str(each.last_seen) for name, each in state.find_overdue(at).items()},
+        "Overdue": {name: str(each.last_seen) for name, each in state.find_overdue_installs(at).items()},
     }
     return {reason: servers for reason, servers in found.items() if servers}
 
@@ -552,7 +552,7 @@ def _find_unknown_serves(plans: Plans, cause: Cause) -> dict[str, StepEvidence]:
 
 def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     schedule, commit = state.schedule, state.commit
-    if schedule.failures >= schedule.most_failures:
+    if schedule.failures >= schedule.max_failures:
         message = (
             f"the last {schedule.failures} BMC tasks failed. Last failure: {schedule.last_failure.rstrip('.')}. "
             "gitboot does not set boot overrides until a BMC responds. It tries one BMC each minute"
@@ -580,7 +580,7 @@ def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding
         message = (
             "the Fleet does not name a ledger, so another instance may set boot overrides on the same BMCs. gitboot "
             f"does not set a boot override for {_join(names)} until the Fleet names this instance's ledger, "
-            f"{state.knowledge.facts.identity}"
+            f"{state.snapshot.facts.identity}"
         )
         yield "BmcsSet", False, "LedgerNotNamed", message
     if schedule.stopped_maintenances:
@@ -719,7 +719,7 @@ def _find_secret_conditions(state: InstanceState) -> Iterator[Finding]:
     for name, (secret, each) in sorted(worst.items())[:_MAX_SECRETS]:
         addresses, times = each.totals
         names = ", ".join(sorted(each.addresses)[:_MAX_SECRETS])
-        unnamed = f" {format_rest(addresses - _MAX_SECRETS, 'address')}".rstrip()
+        unnamed = f" {format_omitted(addresses - _MAX_SECRETS, 'address')}".rstrip()
         messages.append(
             f"{name}: {describe_secret(secret)} was fetched {format_count(times, 'time')} by {names}{unnamed}"
         )
@@ -727,7 +727,7 @@ def _find_secret_conditions(state: InstanceState) -> Iterator[Finding]:
         "SecretsPrivate",
         False,
         "SecondAddress" if is_second else "ManyFetches",
-        f"{'; '.join(messages)} {format_rest(len(worst) - _MAX_SECRETS, 'server')}".rstrip(),
+        f"{'; '.join(messages)} {format_omitted(len(worst) - _MAX_SECRETS, 'server')}".rstrip(),
     )
 
 
@@ -735,18 +735,18 @@ def _find_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetc
     machines = state.attempt.accepted.machines if state.attempt.accepted is not None else {}
     return {
         machines[uuid].name: each
-        for uuid, each in state.knowledge.secret_fetches.items()
+        for uuid, each in state.snapshot.secret_fetches.items()
         if each.is_unexpected and uuid in machines
     }
 
 
-def _list(found: Mapping[str, str], most: int = 3) -> str:
-    first = (f"{name} ({found[name]})" if found[name] else name for name in nsmallest(most, found))
-    return f"{', '.join(first)} {format_rest(len(found) - most)}".rstrip()
+def _list(details: Mapping[str, str], max_names: int = 3) -> str:
+    first = (f"{name} ({details[name]})" if details[name] else name for name in nsmallest(max_names, details))
+    return f"{', '.join(first)} {format_omitted(len(details) - max_names)}".rstrip()
 
 
-def _join(names: Collection[str], most: int = 3) -> str:
-    return f"{', '.join(nsmallest(most, names))} {format_rest(len(names) - most)}".rstrip()
+def _join(names: Collection[str], max_names: int = 3) -> str:
+    return f"{', '.join(nsmallest(max_names, names))} {format_omitted(len(names) - max_names)}".rstrip()
 
 
 def build_condition_events(
@@ -763,7 +763,7 @@ def build_condition_events(
             server = each.type.removeprefix("Bmc/")
             message = each.message if server == each.type else f"{server}: {tasks.get(server, each.message)}"
             if type == "Held" and state.attempt.candidate is not None:  # an event has no remedy
-                message = f"{message}. {format_acknowledgement(state.attempt.candidate)}"
+                message = f"{message}. {format_ack_instructions(state.attempt.candidate)}"
             yield Event(at=at, type=type, message=message, facts=_build_event_facts(each, state, at), warning=True)
 
 

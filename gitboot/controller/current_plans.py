@@ -12,12 +12,12 @@ from msgspec import Struct, field, structs
 
 from gitboot.artifacts.availability import Sighting, is_withheld
 from gitboot.bmc.override_state import OverrideState
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import PublishError
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.revision import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid, version_key
-from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
+from gitboot.publish.tree_changes import EndedWindows, WindowEndError
 from gitboot.render.server_files import ServerDetails, ServerState, plan_server
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.install_attempts import find_open_attempt, find_unstarted_run, install_step, is_overwritten
@@ -40,13 +40,13 @@ Key = TypeVar("Key", bound=str)
 Value = TypeVar("Value")
 
 
-class Agenda(Struct, Generic[Key], frozen=True):
+class DueQueue(Struct, Generic[Key], frozen=True):
     """An immutable set of keys with due times. `reschedule` returns a new agenda."""
 
     instants: Mapping[Key, datetime] = field(default_factory=dict)
     _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
-    def reschedule(self, due_times: Mapping[Key, datetime | None]) -> Agenda[Key]:
+    def reschedule(self, due_times: Mapping[Key, datetime | None]) -> DueQueue[Key]:
         """Return the agenda with new due times for these keys. A due time of None removes the key."""
         changed = {key: at for key, at in due_times.items() if self.instants.get(key) != at}
         if not changed:
@@ -54,14 +54,14 @@ class Agenda(Struct, Generic[Key], frozen=True):
         due = {key: at for key, at in changed.items() if at is not None}
         instants = apply_changes(self.instants, due, changed.keys() - due.keys())
         if len(changed) * _RESORT_SHARE > len(instants):
-            return Agenda(instants, sorted((at, key) for key, at in instants.items()))
+            return DueQueue(instants, sorted((at, key) for key, at in instants.items()))
         queue = list(self._queue)
         for key in changed:
             if (before := self.instants.get(key)) is not None:
                 del queue[bisect_left(queue, (before, key))]
         for key, at in due.items():
             insort(queue, (at, key))
-        return Agenda(instants, queue)
+        return DueQueue(instants, queue)
 
     def find_due_keys(self, at: datetime) -> frozenset[Key]:
         return frozenset(key for _, key in self._queue[: bisect_right(self._queue, at, key=lambda each: each[0])])
@@ -78,7 +78,7 @@ class Plans(Struct, frozen=True, kw_only=True):
     stop: StopScope = StopScope.NONE  # which boots are stopped
     left: datetime | None = None  # the last heartbeat, if the clock is behind it
     servers: Mapping[str, ServerState] = field(default_factory=dict)
-    transitions: Agenda[str] = field(default_factory=Agenda)  # when the plan of each server changes by itself
+    transitions: DueQueue[str] = field(default_factory=DueQueue)  # when the plan of each server changes by itself
     planned_at: datetime | None = None
     counts: Mapping[tuple[str, str], int] = field(default_factory=dict)  # number of servers by kind and value
     versions: Mapping[tuple[str, str], int] = field(default_factory=dict)  # number of servers by profile and version
@@ -128,16 +128,16 @@ class Plans(Struct, frozen=True, kw_only=True):
     @property
     def withheld(self) -> dict[ImageFile, int]:
         """The missing files that cause boots to be withheld, sorted, each with the number of affected servers."""
-        return self._select_withheld(
+        return self._select_withheld_files(
             {each: count - self.needs_for_ipxe.get(each, 0) for each, count in self.needs.items()}
         )
 
     @property
     def withheld_from_ipxe(self) -> dict[ImageFile, int]:
         """The missing signatures that withhold only iPXE scripts, sorted, each with the number of affected servers."""
-        return self._select_withheld(self.needs_for_ipxe)
+        return self._select_withheld_files(self.needs_for_ipxe)
 
-    def _select_withheld(self, needs: Mapping[ImageFile, int]) -> dict[ImageFile, int]:
+    def _select_withheld_files(self, needs: Mapping[ImageFile, int]) -> dict[ImageFile, int]:
         found = {each: count for each, count in needs.items() if count and is_withheld(each.file, self.sightings)}
         return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
 
@@ -145,7 +145,7 @@ class Plans(Struct, frozen=True, kw_only=True):
 def replan(
     before: Plans,
     commit: Commit,
-    knowledge: Knowledge,
+    snapshot: LedgerSnapshot,
     changed: Collection[str],
     at: datetime,
     stop: StopScope = StopScope.NONE,
@@ -157,12 +157,10 @@ def replan(
     ``changed`` are the servers whose decision or record changed since the previous plans. If the clock is behind the
     last heartbeat, windows that had ended by the heartbeat do not open again.
     """
-    names, left = {*changed, *before.transitions.find_due_keys(at)}, knowledge.find_later_clock(at)
+    names, left = {*changed, *before.transitions.find_due_keys(at)}, snapshot.find_later_clock(at)
     old, new = before.commit.decisions if before.commit is not None else None, commit.decisions
     if old is not None:
-        names |= _find_artifact_changes(before, old, knowledge.sightings) | find_differing_keys(
-            old.servers, new.servers
-        )
+        names |= _find_artifact_changes(before, old, snapshot.sightings) | find_differing_keys(old.servers, new.servers)
     replans_all = (
         (before.planned_at is not None and at < before.planned_at)  # the previous plans are for a later time
         or left != before.left
@@ -173,18 +171,18 @@ def replan(
     if replans_all:
         names = {*before.servers, *new.servers}
     if not names:
-        return structs.replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), frozenset()
+        return structs.replace(before, commit=commit, stop=stop, sightings=snapshot.sightings), frozenset()
     states: dict[str, ServerState] = {}
-    different = set[str]()
+    replanned_servers = set[str]()
     for name in iterate_with_progress(names, report_progress):
         old_state, decision = before.servers.get(name), new.servers.get(name)
         if decision is None:
-            different.add(name)
+            replanned_servers.add(name)
             continue
         record, absent, details = (
-            knowledge.record(decision.uuid),
-            knowledge.find_missing_files(decision),
-            describe_server(commit, name),
+            snapshot.record(decision.uuid),
+            snapshot.find_missing_files(decision),
+            build_server_details(commit, name),
         )
         if (
             not replans_all
@@ -196,14 +194,14 @@ def replan(
                 old_state if old_state.decision is decision else structs.replace(old_state, decision=decision)
             )
         else:
-            different.add(name)
+            replanned_servers.add(name)
             states[name] = plan_server(decision, record, at, details, stop, left, keys, absent)
-    plans = _with_states(before, knowledge, names, states)
-    plans = structs.replace(plans, commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings)
-    return plans, frozenset(different)
+    plans = _with_states(before, snapshot, names, states)
+    plans = structs.replace(plans, commit=commit, stop=stop, left=left, planned_at=at, sightings=snapshot.sightings)
+    return plans, frozenset(replanned_servers)
 
 
-def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: Mapping[str, ServerState]) -> Plans:
+def _with_states(before: Plans, snapshot: LedgerSnapshot, names: Set[str], states: Mapping[str, ServerState]) -> Plans:
     """Return the plans with new states for the servers ``names``. A server without a new state has left the fleet."""
     counts, versions, needs = Counter(before.counts), Counter(before.versions), Counter(before.needs)
     needs_for_ipxe = Counter(before.needs_for_ipxe)
@@ -211,7 +209,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         for state, delta in ((before.servers.get(name), -1), (states.get(name), 1)):
             if state is None:
                 continue
-            for kind in _list_counts(state):
+            for kind in _list_counted_values(state):
                 counts[kind] += delta
             policy = state.decision.policy
             if policy is not None and policy.boot is not None:
@@ -223,14 +221,14 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
             if any(boot.ignores_signatures for boot in boots):
                 for file in files - {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}:
                     needs_for_ipxe[file] += delta
-    records = {name: knowledge.stored_record(state.decision.uuid) for name, state in states.items()}
+    records = {name: snapshot.stored_record(state.decision.uuid) for name, state in states.items()}
     planned = {name: (state, state.plan) for name, state in states.items() if state.plan is not None}
     unknown = {  # no record shows what is installed
         name
         for name, record in records.items()
         if record is None or is_overwritten(record, states[name].decision.provision)
     }
-    unseen = {name for name, state in states.items() if state.decision.uuid in knowledge.unobservable}
+    unseen = {name for name, state in states.items() if state.decision.uuid in snapshot.unobservable}
     consumed = {name for name, (_, plan) in planned.items() if plan.cause is Cause.CONSUMED}
     unknown_outcomes = {name for name, (_, plan) in planned.items() if plan.cause in UNKNOWN_OUTCOMES}
     drained = {
@@ -250,7 +248,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         and plan.phase is Phase.NETWORK
         and any(
             each.reason == plan.key and each.state is OverrideState.LOST
-            for each in knowledge.list_overrides(state.decision.uuid)
+            for each in snapshot.list_overrides(state.decision.uuid)
         )
     }
     given = {
@@ -265,7 +263,7 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
     }
     changed = {name: state for name, state in states.items() if state is not before.servers.get(name)}
 
-    def update(old: Mapping[str, Value], new: Mapping[str, Value]) -> dict[str, Value]:
+    def merge_values(old: Mapping[str, Value], new: Mapping[str, Value]) -> dict[str, Value]:
         return dict(sorted({**{name: each for name, each in old.items() if name not in names}, **new}.items()))
 
     return Plans(
@@ -280,12 +278,12 @@ def _with_states(before: Plans, knowledge: Knowledge, names: Set[str], states: M
         consumed=(before.consumed - names) | consumed,
         lost=(before.lost - names) | lost,
         unknown_outcomes=(before.unknown_outcomes - names) | unknown_outcomes,
-        begun=update(before.begun, begun),
+        begun=merge_values(before.begun, begun),
         needs=dict(+needs),
         needs_for_ipxe=dict(+needs_for_ipxe),
-        given=update(before.given, given),
-        installing=update(before.installing, installing),
-        waiting=update(before.waiting, waiting),
+        given=merge_values(before.given, given),
+        installing=merge_values(before.installing, installing),
+        waiting=merge_values(before.waiting, waiting),
         drained=(before.drained - names) | drained,
     )
 
@@ -345,7 +343,7 @@ def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[Syst
     return frozenset(machine.uuid for machine in changed if machine.uuid not in now.machines)
 
 
-def describe_server(commit: Commit, name: str) -> ServerDetails:
+def build_server_details(commit: Commit, name: str) -> ServerDetails:
     """Return the details of a server that the commit contains but the server's decision does not."""
     host = commit.decisions.networks[name]
     return ServerDetails(
@@ -368,7 +366,7 @@ _RUN_STEPS: Final = {
 }
 
 
-def _list_counts(state: ServerState) -> Iterator[tuple[str, str]]:
+def _list_counted_values(state: ServerState) -> Iterator[tuple[str, str]]:
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", install_step(state.decision, state.record)
     if (since := state.installs_at) is not None:
@@ -404,7 +402,7 @@ class WindowWatch:
             self.next_end = at + _RETRY
             is_known, self._failure = str(error) == self._failure, str(error)
             event = Event(at=at, type="WindowsNotEnded", message=str(error), warning=True)
-            changed = frozenset(error.servers if isinstance(error, WindowsNotEnded) else ())
+            changed = frozenset(error.servers if isinstance(error, WindowEndError) else ())
             return changed, () if is_known else (event,)
         self._failure = ""
         if not servers:

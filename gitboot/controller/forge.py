@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus, urlsplit
 from msgspec import Struct, structs
 
 from gitboot.background_threads import FIRST_RETRY_S, RetryingSender
-from gitboot.controller.commit_judgement import describe_accepted, describe_held, describe_invalid
+from gitboot.controller.commit_judgement import describe_acceptance, describe_holding_guards, describe_invalid_commit
 from gitboot.controller.instance.settings import Settings
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError, UsageError
 from gitboot.fleet.revision import Revision
@@ -316,9 +316,9 @@ def _parse_description(commit: str, description: object) -> CommitVerdict | None
     )
 
 
-def parse_judgement(says: str) -> Judgement:
+def parse_judgement(text: str) -> Judgement:
     """Parse the judgement at the beginning of a text. Raises ValueError."""
-    return Judgement(re.split(r"\W", says, maxsplit=1)[0])
+    return Judgement(re.split(r"\W", text, maxsplit=1)[0])
 
 
 def _derive_page_prefix(api: str, scheme: str, host: str) -> str:
@@ -348,16 +348,16 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
         return []
     results = [(each.commit, each.says) for each in status.passed_commits[-_MAX_VERDICTS:]]
     if status.held is not None:
-        results.append((status.attempted, describe_held(status.held.guards)))
+        results.append((status.attempted, describe_holding_guards(status.held.guards)))
     elif status.accepted == status.attempted:
         results.append(
             (
                 status.attempted,
-                describe_accepted([each.by for each in status.acknowledged if each.commit == status.attempted]),
+                describe_acceptance([each.by for each in status.acknowledged if each.commit == status.attempted]),
             )
         )
     elif any(each.severity is Severity.ERROR for each in status.problems):
-        results.append((status.attempted, describe_invalid(status.problems)))
+        results.append((status.attempted, describe_invalid_commit(status.problems)))
     return [
         CommitVerdict(commit=commit, judgement=parse_judgement(says), says=says, ledger=status.ledger, change=change)
         for commit, says in results
@@ -365,11 +365,11 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
 
 
 class VerdictSender(RetryingSender):
-    """A thread that reports verdicts to a forge, so that the caller of `note` does not wait for the forge.
+    """A thread that reports verdicts to a forge, so that the caller of `submit_verdicts` does not wait for the forge.
 
     Each report contains the ledger's change number. At its next start, the instance uses this number to detect whether
     the ledger is an older copy. If the ledger changes without a new verdict, the number is reported after a pause. With
-    ``reads_first``, the thread reports only after `read_known_changes` has succeeded.
+    ``reads_changes_first``, the thread reports only after `read_known_changes` has succeeded.
     """
 
     def __init__(
@@ -379,7 +379,7 @@ class VerdictSender(RetryingSender):
         *,
         first_retry_s: float = FIRST_RETRY_S,
         quiet_s: float = _PROGRESS_PAUSE_S,
-        reads_first: bool = False,
+        reads_changes_first: bool = False,
     ) -> None:
         super().__init__("forge", wake, first_retry_s=first_retry_s)
         self._forge, self._quiet_s = forge, quiet_s
@@ -389,8 +389,8 @@ class VerdictSender(RetryingSender):
         # When the first and the last unreported change were noted.
         self._progress_times: tuple[float, float] | None = None
         self._key = b""  # the ledger's key, set by `read_known_changes`
-        self._forge_report = ForgeReport(has_asked=not reads_first)
-        self._may_report = not reads_first
+        self._forge_report = ForgeReport(has_asked=not reads_changes_first)
+        self._may_report = not reads_changes_first
         self.start()
 
     @property
@@ -420,7 +420,7 @@ class VerdictSender(RetryingSender):
             self._update_report(has_asked=True, known_changes=found.proven, claimed_changes=found.claimed)
         self.note_failure(None)
 
-    def note(self, verdicts: Iterable[CommitVerdict]) -> None:
+    def submit_verdicts(self, verdicts: Iterable[CommitVerdict]) -> None:
         """Queue each verdict that differs from the last verdict on its commit."""
         with self.changed:
             for verdict in verdicts:
@@ -435,12 +435,12 @@ class VerdictSender(RetryingSender):
                 del self._last_verdicts[next(iter(self._last_verdicts))]
             self.changed.notify_all()
 
-    def close(self, *, patience_s: float = 0) -> None:
-        """End the thread after waiting at most ``patience_s`` seconds for the queued reports to be sent."""
+    def close(self, *, timeout_s: float = 0) -> None:
+        """End the thread after waiting at most ``timeout_s`` seconds for the queued reports to be sent."""
         with self.changed:
-            self._enqueue_progress(at_once=True)
+            self._enqueue_progress(is_closing=True)
             self.changed.notify_all()
-        super().close(patience_s=patience_s)
+        super().close(timeout_s=timeout_s)
 
     def _enqueue(self, verdict: CommitVerdict) -> None:
         self._progress_times = None
@@ -449,13 +449,13 @@ class VerdictSender(RetryingSender):
         while len(self._waiting) > _MAX_VERDICTS:
             del self._waiting[next(iter(self._waiting))]
 
-    def _enqueue_progress(self, *, at_once: bool = False) -> float | None:
+    def _enqueue_progress(self, *, is_closing: bool = False) -> float | None:
         """Queue a report of the change number if it is due. Return the seconds until a later report is due, or None."""
         if self._progress_times is None or self._newest_verdict is None:
             return None
         first, last = self._progress_times
         due_s = min(last + self._quiet_s, first + _MAX_PAUSES * self._quiet_s) - time.monotonic()
-        if due_s > 0 and not at_once:
+        if due_s > 0 and not is_closing:
             return due_s
         self._enqueue(self._newest_verdict)
         return None
@@ -544,11 +544,11 @@ def find_project(settings: Settings) -> Project | None:
 
 @contextmanager
 def send_verdicts(
-    settings: Settings, wake: Callable[[], None], *, patience_s: float = 0
+    settings: Settings, wake: Callable[[], None], *, timeout_s: float = 0
 ) -> Iterator[VerdictSender | None]:
     """Yield the sender of verdicts to the configured forge, or None if no forge is configured.
 
-    At the end of the block, wait at most ``patience_s`` seconds for the queued reports to be sent.
+    At the end of the block, wait at most ``timeout_s`` seconds for the queued reports to be sent.
     """
     forge_settings, project = settings.forge, find_project(settings)
     if forge_settings is None or project is None:
@@ -564,9 +564,9 @@ def send_verdicts(
             allow_token_over_http=forge_settings.allow_token_over_http,
         ),
         wake,
-        reads_first=True,
+        reads_changes_first=True,
     )
     try:
         yield verdicts
     finally:
-        verdicts.close(patience_s=patience_s)
+        verdicts.close(timeout_s=timeout_s)

@@ -17,7 +17,7 @@ from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.maintenance_hooks import HookFailure
 from gitboot.controller.operator_requests import may_instance_act
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Denial, UntrustedProxy
 from gitboot.fleet.revision import Revision, apply_changes
@@ -105,7 +105,7 @@ class TargetState(Struct, frozen=True, kw_only=True):
 class InstanceState(Struct, frozen=True, kw_only=True):
     """The state of an instance: accepted commit, knowledge, plans, publication, BMC schedule and conditions."""
 
-    knowledge: Knowledge
+    snapshot: LedgerSnapshot
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
     attempt: Attempt = msgspec.field(default_factory=Attempt)
     plans: Plans = msgspec.field(default_factory=Plans)
@@ -146,13 +146,11 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         None if no commit is accepted, or if the Fleet names another ledger and this instance has never been active.
         """
         accepted = self.attempt.accepted
-        return (
-            None if accepted is None or not plans_commit(self.knowledge, accepted) else self.attempt.offered or accepted
-        )
+        return None if accepted is None or not can_plan(self.snapshot, accepted) else self.attempt.offered or accepted
 
     @property
     def may_act(self) -> bool:
-        return may_instance_act(self.knowledge, self.attempt.accepted, self.attempt.orders)
+        return may_instance_act(self.snapshot, self.attempt.accepted, self.attempt.orders)
 
     @property
     def is_orphaned(self) -> bool:
@@ -171,11 +169,11 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         machines = accepted.machines if accepted is not None else {}
         shown = nlargest(
             _MAX_SHOWN,
-            ((machines[uuid].name, each) for uuid, each in self.knowledge.secret_fetches.items() if uuid in machines),
+            ((machines[uuid].name, each) for uuid, each in self.snapshot.secret_fetches.items() if uuid in machines),
             key=lambda item: (item[1].is_unexpected, item[1].last, item[0]),
         )
         return Status(
-            ledger=self.knowledge.facts.identity,
+            ledger=self.snapshot.facts.identity,
             attempted=attempt.attempted,
             problems=attempt.problems,
             held=attempt.held,
@@ -230,7 +228,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
                     why=str(state.plan.cause),
                 )
 
-    def find_overdue(self, at: datetime) -> dict[str, InstallAttempt]:
+    def find_overdue_installs(self, at: datetime) -> dict[str, InstallAttempt]:
         """Return, by server, the installations for which no new evidence has arrived for too long.
 
         If only a commit can declare an installation complete, the installation is not overdue once there is evidence
@@ -262,7 +260,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         end.
         """
         suspension = (
-            self.knowledge.facts.suspension
+            self.snapshot.facts.suspension
             if any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
             else None
         )
@@ -290,9 +288,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 _MAX_SHOWN: Final = 50  # servers per list: keeps the status, which each reconcile writes, below about 50 KB
 
 
-def plans_commit(knowledge: Knowledge, commit: Commit) -> bool:
+def can_plan(snapshot: LedgerSnapshot, commit: Commit) -> bool:
     """Return whether the instance that uses this ledger plans and publishes a commit.
 
     An instance that another instance has replaced keeps planning, in order to end its windows and clear its overrides.
     """
-    return commit.is_for(knowledge.facts.identity) or knowledge.facts.initialised is not None
+    return commit.allows_ledger(snapshot.facts.identity) or snapshot.facts.initialised is not None

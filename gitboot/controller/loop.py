@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from gitboot.background_threads import BackgroundThread, SignalQueue, list_failures, notify_on_death
 from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.reconcile import Reconciler
-from gitboot.errors import OperatorError, TryAgain
+from gitboot.errors import OperatorError, TemporaryError
 from gitboot.git.clone import Source
 from gitboot.jsonio import format_instant
 from gitboot.status.conditions import Event
@@ -126,7 +126,7 @@ class Loop:
         ``endpoints`` returns the state of the endpoints.
         """
         threads = [
-            BackgroundThread(self._fetch_repeatedly, name="fetch", on_death=self._note_death),
+            BackgroundThread(self._fetch_repeatedly, name="fetch", on_death=self._record_fetch_failure),
             BackgroundThread(self._watch_stages, name="stages"),
         ]
         for thread in threads:
@@ -174,14 +174,14 @@ class Loop:
 
     def _fetch_once(self) -> None:
         before, stopwatch, began = self._fetched, self._reconciler.stage_times.start(), self._clock()
-        slow_timer = threading.Timer(SLOW_S, self._note_slow, (began,))
+        slow_timer = threading.Timer(SLOW_S, self._report_slow_fetch, (began,))
         slow_timer.daemon = True
         slow_timer.start()
         error: Exception | None = None
         commit = before.commit if before is not None else None
         try:
             commit = self._source.fetch()
-        except (TryAgain, OperatorError) as failure:
+        except (TemporaryError, OperatorError) as failure:
             if self._stopping:
                 return  # `stop` interrupted the fetch
             error = failure
@@ -205,7 +205,7 @@ class Loop:
         elif was_slow or fetched.branch_mismatch != before.branch_mismatch:
             self._wakes.wake()
 
-    def _note_slow(self, began: datetime) -> None:
+    def _report_slow_fetch(self, began: datetime) -> None:
         self._slow_since = began
         self._wakes.wake()
 
@@ -221,7 +221,7 @@ class Loop:
             branch_mismatch=last.branch_mismatch if last is not None else None,
         )
 
-    def _note_death(self, message: str) -> None:
+    def _record_fetch_failure(self, message: str) -> None:
         self._fetched = LastFetch(
             reason="SourceError",
             message=f"gitboot's fetch thread failed: {message}",

@@ -17,7 +17,7 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.controller.bmcs.power_waves import choose_drains
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.files import read_private
 from gitboot.http_client import HttpClient, WebAnswer, format_host, parse_origin
@@ -110,11 +110,11 @@ class HookClient:
         self._answers: frozenset[Question] = frozenset()
         self._failures: dict[Question, HookFailure] = {}
         self._is_closed = False
-        self._threads = [BackgroundThread(self._work, name=f"hooks-{number}") for number in range(_THREADS)]
+        self._threads = [BackgroundThread(self._send_questions, name=f"hooks-{number}") for number in range(_THREADS)]
         for thread in self._threads:
             thread.start()
 
-    def want(self, questions: Collection[Question]) -> None:
+    def set_questions(self, questions: Collection[Question]) -> None:
         """Ask only these questions from now on, each until it has the expected answer.
 
         New questions are due at once.
@@ -133,8 +133,8 @@ class HookClient:
             for each in new:
                 if parse_origin(each.url) in self._hosts:
                     self._unasked.add(each)
-                    if each not in self._asking:  # otherwise, `_store` uses the answer to the current request
-                        self._push(each, time.monotonic())
+                    if each not in self._asking:  # otherwise, `_store_answer` uses the answer to the current request
+                        self._schedule_question(each, time.monotonic())
                 else:
                     self._failures[each] = HookFailure(
                         each, f"the setting maintenance-hosts does not list {format_host(each.url)}", is_unlisted=True
@@ -164,22 +164,22 @@ class HookClient:
         for thread in self._threads:
             thread.join(timeout_s=0.1)
 
-    def _work(self) -> None:
-        while (question := self._next()) is not None:
+    def _send_questions(self) -> None:
+        while (question := self._take_due_question()) is not None:
             message, pause_s = "the request failed", self._every_s
             try:
-                answer = self._ask(question)
+                answer = self._send_question(question)
                 message = _find_fault(question, answer)
                 pause_s = min(max(self._every_s, answer.retry_after_s or 0), _LONGEST_PAUSE_S)
             except (HostUnreachable, UsageError) as error:
                 message = str(error)
             finally:
-                self._store(question, message, pause_s)
+                self._store_answer(question, message, pause_s)
 
-    def _push(self, question: Question, due_s: float) -> None:
+    def _schedule_question(self, question: Question, due_s: float) -> None:
         heappush(self._queues.setdefault(parse_origin(question.url), []), (due_s, next(self._numbers), question))
 
-    def _next(self) -> Question | None:
+    def _take_due_question(self) -> Question | None:
         """Wait until a question is due, and return it. Return None after `close`."""
         with self._changed:
             while not self._is_closed:
@@ -199,7 +199,7 @@ class HookClient:
                 self._changed.wait(min(heads.values()) - now_s if heads else None)
         return None
 
-    def _ask(self, question: Question) -> WebAnswer:
+    def _send_question(self, question: Question) -> WebAnswer:
         file = self._hosts[parse_origin(question.url)]
         credentials = {}
         if file is not None:
@@ -215,7 +215,7 @@ class HookClient:
             max_bytes=_MAX_ANSWER_BYTES,
         )
 
-    def _store(self, question: Question, message: str, pause_s: float) -> None:
+    def _store_answer(self, question: Question, message: str, pause_s: float) -> None:
         with self._changed:
             self._asking.pop(question, None)
             self._unasked.discard(question)
@@ -227,7 +227,7 @@ class HookClient:
                 self._answers |= {question}
             else:
                 self._failures[question] = HookFailure(question, message)
-                self._push(question, time.monotonic() + pause_s)
+                self._schedule_question(question, time.monotonic() + pause_s)
             is_news = self._failures.get(question) != before
         if is_news or not message:
             self._wake()
@@ -305,7 +305,7 @@ class ClearanceChange(NamedTuple):
 def find_clearances(
     plans: Plans,
     schedule: Schedule,
-    knowledge: Knowledge,
+    snapshot: LedgerSnapshot,
     answers: Collection[Question],
     at: datetime,
     *,
@@ -313,14 +313,14 @@ def find_clearances(
 ) -> Iterator[ClearanceChange]:
     """Yield the clearances that result from the answers, and the clearances of the servers that gitboot drains next.
 
-    The plans may be older than the ``knowledge``.
+    The plans may be older than the ``snapshot``.
     """
     approved = {(each.maintenance, each.digest, each.url) for each in answers if each.kind is HookKind.APPROVAL}
     drained = {each.uuid: each for each in answers if each.kind is HookKind.DRAIN}
-    next_drains = choose_drains(schedule, plans, knowledge, at) if may_drain else frozenset()
+    next_drains = choose_drains(schedule, plans, snapshot, at) if may_drain else frozenset()
     for server, maintenance in _list_waiting(plans, at):
         name, uuid, before = server.decision.server, server.decision.uuid, maintenance.before
-        record = knowledge.stored_record(uuid)
+        record = snapshot.stored_record(uuid)
         if before is None or server.plan is None or record is None:
             continue
         known, subject = _find_clearance(record, maintenance), f"{name}: Maintenance/{maintenance.name}"

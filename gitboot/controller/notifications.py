@@ -33,7 +33,7 @@ from gitboot.http_client import HttpClient
 from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables
 from gitboot.publish.tree_reader import read_state
-from gitboot.text import did_you_mean, format_count, format_names, format_rest, one_line, printable
+from gitboot.text import format_count, format_names, format_omitted, format_suggestion, one_line, printable
 
 _CHECK_S: Final = 30.0  # interval between reads of the ledger if nothing wakes the thread
 _MAX_READ: Final = 500  # maximum number of events per read
@@ -145,15 +145,15 @@ class Messenger(RetryingSender):
                         event.type,
                         _PendingNotice(max(self._quiet_until.get(event.type, 0), time.monotonic()), event.sequence),
                     ).add(event)
-        self._note()
+        self._store_position()
         for type, pending in sorted(self._pending.items(), key=lambda each: each[1].first):
             if pending.due <= time.monotonic():
                 self._send(pending.build_notice(self._ledger), self._clock())
                 del self._pending[type]
                 self._quiet_until[type] = time.monotonic() + self._receiver.fold.total_seconds()
-                self._note()
+                self._store_position()
 
-    def _note(self) -> None:
+    def _store_position(self) -> None:
         """Store the position at which a restart continues: just before the first undelivered event."""
         waiting = min((each.first for each in self._pending.values()), default=self._position + 1)
         self._positions.store_position(self._receiver.name, waiting - 1)
@@ -174,11 +174,11 @@ class Notices:
         found = [each.failure for each in self._messengers if each.failure is not None]
         return (found[0][0], "; ".join(message for _, message in found)) if found else None
 
-    def close(self, *, patience_s: float) -> None:
-        until = time.monotonic() + patience_s
+    def close(self, *, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
         for each in self._messengers:
             each.check_events()
-            each.close(patience_s=max(until - time.monotonic(), 0))
+            each.close(timeout_s=max(until - time.monotonic(), 0))
 
 
 @contextmanager
@@ -188,11 +188,11 @@ def send_notices(
     clock: Callable[[], datetime],
     wake: Callable[[], None],
     *,
-    patience_s: float = 0,
+    timeout_s: float = 0,
 ) -> Iterator[Notices | None]:
     """Yield the sender of notices, or None if no receiver is configured.
 
-    At the end of the block, wait at most ``patience_s`` seconds for the last notices to be sent.
+    At the end of the block, wait at most ``timeout_s`` seconds for the last notices to be sent.
     """
     if settings.notify is None:
         yield None
@@ -218,7 +218,7 @@ def send_notices(
     try:
         yield notices
     finally:
-        notices.close(patience_s=patience_s)
+        notices.close(timeout_s=timeout_s)
 
 
 def _read_events(ledger: Path, output: Path, position: int) -> list[StoredEvent]:
@@ -284,7 +284,7 @@ class Notice(Struct, frozen=True, kw_only=True):
         for each in self.events:
             flat = one_line(each.message)
             lines.append(f"{each.at} {flat if len(flat) <= _MAX_MESSAGE else f'{flat[: _MAX_MESSAGE - 1]}…'}")
-        return "\n".join(filter(None, (*lines, format_rest(self.number - len(self.events)))))
+        return "\n".join(filter(None, (*lines, format_omitted(self.number - len(self.events)))))
 
 
 _MAX_MESSAGE: Final = 500  # maximum length of one message in the text of a notice
@@ -455,7 +455,7 @@ def read_receivers(file: Path) -> tuple[Receiver, ...]:
     named = content.pop("receivers", {})
     if content or not isinstance(named, dict) or not all(isinstance(each, dict) for each in named.values()):
         raise UsageError(f"{file}: expected only [receivers.NAME] tables")
-    return tuple(_Table(file, name, table).build_receiver() for name, table in sorted(named.items()))
+    return tuple(_ReceiverTable(file, name, table).build_receiver() for name, table in sorted(named.items()))
 
 
 def read_receiver(file: Path, name: str) -> Receiver:
@@ -468,7 +468,7 @@ def read_receiver(file: Path, name: str) -> Receiver:
     )
 
 
-class _Table(Struct, frozen=True):
+class _ReceiverTable(Struct, frozen=True):
     file: Path
     name: str
     values: Mapping[str, Any]
@@ -476,23 +476,23 @@ class _Table(Struct, frozen=True):
     def build_receiver(self) -> Receiver:
         for key in sorted(self.values.keys() - set(_KEYS)):
             allowed = f"allowed keys: {', '.join(_KEYS)}"
-            raise self._build_error(f"unknown key {key!r}; {did_you_mean(key, _KEYS, allowed)}")
+            raise self._make_error(f"unknown key {key!r}; {format_suggestion(key, _KEYS, allowed)}")
         webhook, apprise = self._read_text("webhook"), self._read_text("apprise")
         if (webhook is None) == (apprise is None):
-            raise self._build_error("expected exactly one of `webhook`, `webhook-file`, `apprise` or `apprise-file`")
+            raise self._make_error("expected exactly one of `webhook`, `webhook-file`, `apprise` or `apprise-file`")
         if apprise is not None and "secret-file" in self.values:
-            raise self._build_error("`secret-file` is only for webhooks; an apprise URL contains its own secrets")
+            raise self._make_error("`secret-file` is only for webhooks; an apprise URL contains its own secrets")
         secret = self._read_secret(webhook) if webhook is not None else None
         level = self.values.get("level", Level.WARNING.word)
         levels = {each.word: each for each in Level}
         if not isinstance(level, str) or level not in levels:
-            raise self._build_error(f"level: expected {' or '.join(levels)}")
+            raise self._make_error(f"level: expected {' or '.join(levels)}")
         sites = self.values.get("sites", [])
         if not isinstance(sites, list) or not all(isinstance(each, str) for each in sites):
-            raise self._build_error("sites: expected a list of names")
+            raise self._make_error("sites: expected a list of names")
         minutes = self.values.get("fold-minutes", 10)
         if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 <= minutes <= 1440:
-            raise self._build_error("fold-minutes: expected a number from 0 to 1440")
+            raise self._make_error("fold-minutes: expected a number from 0 to 1440")
         return Receiver(
             name=self.name,
             url=webhook or apprise or "",
@@ -509,16 +509,16 @@ class _Table(Struct, frozen=True):
         """
         value, file_name = self.values.get(key), self.values.get(f"{key}-file")
         if value is not None and file_name is not None:
-            raise self._build_error(f"expected {key} or {key}-file, not both")
+            raise self._make_error(f"expected {key} or {key}-file, not both")
         found = value if file_name is None else self._read_file(f"{key}-file").decode(errors="replace").strip()
         if found is not None and (not isinstance(found, str) or not found or not found.isprintable()):
-            raise self._build_error(f"{key}: expected a URL on one line")
+            raise self._make_error(f"{key}: expected a URL on one line")
         return found
 
     def _read_file(self, key: str) -> bytes:
         name = self.values[key]
         if not isinstance(name, str):
-            raise self._build_error(f"{key}: expected a file name")
+            raise self._make_error(f"{key}: expected a file name")
         return read_private(self.file.parent / name)
 
     def _read_secret(self, url: str) -> bytes:
@@ -527,10 +527,10 @@ class _Table(Struct, frozen=True):
         First check that the secret is private and long enough, and that the URL is safe.
         """
         if "secret-file" not in self.values:
-            raise self._build_error("a webhook requires `secret-file`, a file with the secret that signs the requests")
+            raise self._make_error("a webhook requires `secret-file`, a file with the secret that signs the requests")
         secret = self._read_file("secret-file").strip()
         if len(secret) < _SHORTEST_SECRET:
-            raise self._build_error(f"secret-file: expected at least {_SHORTEST_SECRET} characters")
+            raise self._make_error(f"secret-file: expected at least {_SHORTEST_SECRET} characters")
         try:
             parts = urlsplit(url)
             is_safe = (
@@ -545,13 +545,13 @@ class _Table(Struct, frozen=True):
         except ValueError:
             is_safe = False
         if not is_safe:
-            raise self._build_error(
+            raise self._make_error(
                 "webhook: expected an https URL without a user name (http is allowed only for localhost)"
             )
         return secret
 
-    def _build_error(self, what: str) -> UsageError:
-        return UsageError(f"{self.file}: receivers.{self.name}: {what}")
+    def _make_error(self, problem: str) -> UsageError:
+        return UsageError(f"{self.file}: receivers.{self.name}: {problem}")
 
 
 MAX_EVENTS: Final = 20  # maximum number of events listed in one notice

@@ -10,14 +10,14 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from gitboot.bmc.identity import accept_identity, is_another_system
+from gitboot.bmc.identity import accept_identity, are_different_systems
 from gitboot.bmc.override_state import NO_MARKS, OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.bmc.power_steps import PowerRecordState
-from gitboot.controller.bmcs.desired_state import resolve_switches
-from gitboot.controller.records.evidence import confirm_fetches
-from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
-from gitboot.controller.records.ledger_trust import Beginning, accept_clock, initialise_ledger
+from gitboot.controller.bmcs.desired_state import set_power_states
+from gitboot.controller.records.evidence import confirm_secret_fetches
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
+from gitboot.controller.records.ledger_trust import InitMode, accept_clock, initialise_ledger
 from gitboot.controller.records.provisioning import require_trusted_ledger, set_records
 from gitboot.errors import FleetOrders, StaleDigest, UsageError
 from gitboot.evaluator.protocol import Commit
@@ -25,12 +25,12 @@ from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.plan_at_time import drop_ended_windows, make_plan
-from gitboot.resolve.provisioning_record import StopOrder, StopScope, last_provisioning_facts, parse_record
+from gitboot.resolve.provisioning_record import StopOrder, StopScope, get_provisioning_fields, parse_record
 from gitboot.resolve.server_decision import Boot, Decision
-from gitboot.status.instance_status import Held
+from gitboot.status.instance_status import HeldCommit
 from gitboot.text import format_count, printable
 
-# {"items": [{"uuid", "server", "seen": `last_provisioning_facts`, …a record}], "reason"}. With "unknown", the request
+# {"items": [{"uuid", "server", "seen": `get_provisioning_fields`, …a record}], "reason"}. With "unknown", the request
 # is rejected if a server has a record by then, and with "commit", if another commit is accepted by then.
 RECORDS: Final = "records"
 RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reason"}
@@ -58,10 +58,10 @@ REFUSED: Final = "refused: "  # the outcome of a rejected request begins with th
 
 
 def carry_out_requests(
-    update: KnowledgeUpdate,
+    update: LedgerUpdate,
     requests: Iterable[Request],
     commit: Commit | None,
-    held: Held | None = None,
+    held: HeldCommit | None = None,
 ) -> None:
     """Carry out requests, and record the outcome of each request.
 
@@ -80,15 +80,15 @@ def carry_out_requests(
         update.request_outcomes.append((request, outcome))
 
 
-def _list_servers(facts: Mapping[str, Any]) -> list[str]:
+def _list_servers(fields: Mapping[str, Any]) -> list[str]:
     """Return the servers that a request names. A request from another version of gitboot may have any form."""
-    servers, items = facts.get("servers"), facts.get("items")
-    named = [facts.get("server"), *(servers if isinstance(servers, list) else ())]
+    servers, items = fields.get("servers"), fields.get("items")
+    named = [fields.get("server"), *(servers if isinstance(servers, list) else ())]
     named += [each.get("server") for each in items if isinstance(each, Mapping)] if isinstance(items, list) else []
     return [each for each in named if isinstance(each, str)]
 
 
-def apply_stoppage(update: KnowledgeUpdate, stoppage: StopOrder) -> None:
+def apply_stoppage(update: LedgerUpdate, stoppage: StopOrder) -> None:
     """Record a stop from the files that endpoints read, unless the ledger already contains the same stop or a wider
     one.
     """
@@ -101,7 +101,7 @@ _MIN_DIGITS: Final = 8  # digits of a digest that an operator has to type
 _DIGITS: Final = re.compile(r"[0-9a-f]{1,64}")
 
 
-def find_held_change(held: Held | None, prefix: str) -> Held:
+def find_held_commit(held: HeldCommit | None, prefix: str) -> HeldCommit:
     """Return the held change whose digest begins with ``prefix``. Raises `UsageError` or `StaleDigest`."""
     digits = prefix.strip().lower()
     if not _DIGITS.fullmatch(digits) or len(digits) < _MIN_DIGITS:
@@ -118,7 +118,7 @@ def find_held_change(held: Held | None, prefix: str) -> Held:
     return held
 
 
-def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> None:
+def check_approval(held: HeldCommit | None, digest: str, guards: Collection[str]) -> None:
     """Raise `StaleDigest` unless the held commit has this digest and all of these guards hold the commit."""
     if held is None:
         raise StaleDigest("no guard is holding a commit, so there is no commit to approve")
@@ -130,7 +130,7 @@ def check_approval(held: Held | None, digest: str, guards: Collection[str]) -> N
         raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
 
 
-def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit | None, held: Held | None) -> str:
+def _carry_out_request(update: LedgerUpdate, request: Request, commit: Commit | None, held: HeldCommit | None) -> str:
     facts = request.facts
     match request.action:
         case "records":
@@ -143,7 +143,7 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
             accept_clock(update)
             return f"confirmed that the clock was correct at {format_instant(update.at)} ({facts['reason']})"
         case "secret-fetches":
-            names = confirm_fetches(update, facts["items"])
+            names = confirm_secret_fetches(update, facts["items"])
             return f"confirmed the secret fetches for {', '.join(names)} ({facts['reason']})"
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
@@ -182,7 +182,7 @@ def _carry_out_request(update: KnowledgeUpdate, request: Request, commit: Commit
     raise UsageError(f"this version of gitboot does not support the request {request.action!r}")
 
 
-def _set_records(update: KnowledgeUpdate, request: Request) -> str:
+def _set_records(update: LedgerUpdate, request: Request) -> str:
     facts = request.facts
     if facts.get("commit") not in (None, update.facts.accepted):
         raise UsageError("gitboot accepted another commit after you made this request; check the servers again")
@@ -197,7 +197,7 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
             and uuid in seen
             and now is not None
             and now.provision is not None
-            and last_provisioning_facts(now) != seen[uuid]
+            and get_provisioning_fields(now) != seen[uuid]
         ):
             raise UsageError(
                 f"{server} was installed after you made this request; if you still want this change, repeat the request"
@@ -211,7 +211,7 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
         if record.provision is None:  # earlier overrides and power changes are not part of the new installation
             update.set_secret_fetches(uuid, None)
             _set_override_states(update, uuid, OverrideState.CLEARED, _is_provision_override)
-            resolve_switches(update, uuid, PowerRecordState.REFUSED, lambda each: each.reason.startswith("provision/"))
+            set_power_states(update, uuid, PowerRecordState.REFUSED, lambda each: each.reason.startswith("provision/"))
     reason = f" ({facts['reason']})" if facts.get("reason") else ""
     if len(items) == 1:
         _, server, record = items[0]
@@ -223,16 +223,16 @@ def _set_records(update: KnowledgeUpdate, request: Request) -> str:
     return f"set {len(items)} records{reason}"
 
 
-def _begin_with_records(update: KnowledgeUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
+def _begin_with_records(update: LedgerUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
     if facts.get("commit") not in (None, commit.revision):
         raise UsageError(f"gitboot accepted {commit.revision} after you made this request; check the servers again")
     records = {parse_uuid(item["uuid"]): parse_record(item) for item in facts.get("items", ())}
-    return initialise_ledger(update, commit, Beginning(facts["how"]), records)
+    return initialise_ledger(update, commit, InitMode(facts["how"]), records)
 
 
-def _resolve_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+def _resolve_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     key, consumed, bmc, reason = facts["key"], facts["consumed"], facts["bmc"], facts["reason"]
-    pinned = update.current_pin(uuid)
+    pinned = update.find_pin(uuid)
     seen = pinned.latest_identity if pinned is not None else None
 
     def is_affected(each: OverrideRecord) -> bool:
@@ -243,7 +243,7 @@ def _resolve_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fa
         """
         elsewhere = each.state.is_open and (
             (each.bmc is not None and list(each.bmc.normalized_address) != bmc)
-            or (seen is not None and is_another_system(each.shown, seen))
+            or (seen is not None and are_different_systems(each.shown, seen))
         )
         return elsewhere or (each.reason == key and not each.state.is_open) or each.state is OverrideState.RECORDED
 
@@ -251,7 +251,7 @@ def _resolve_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fa
     if not consumed and record is not None and record.consumed_key == key and key is not None:
         set_records(update, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
     found = _set_override_states(update, uuid, OverrideState.LOST if consumed else OverrideState.CLEARED, is_affected)
-    unresolved = resolve_switches(
+    unresolved = set_power_states(
         update,
         uuid,
         PowerRecordState.REQUESTED if consumed else PowerRecordState.REFUSED,
@@ -272,25 +272,25 @@ def _resolve_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fa
     )
 
 
-def _describe_power_result(item: Mapping[str, Any]) -> str:
-    server = item["server"]
-    if item["sent"]:
-        return f"{server} was sent {item['resetType']}"
-    if item["sent"] is None:
-        return f"the power state of {server} may have changed: {item['why']}"
-    return f"{server} was not switched: {item['why']}"
+def _describe_power_result(result: Mapping[str, Any]) -> str:
+    server = result["server"]
+    if result["sent"]:
+        return f"{server} was sent {result['resetType']}"
+    if result["sent"] is None:
+        return f"the power state of {server} may have changed: {result['why']}"
+    return f"{server} was not switched: {result['why']}"
 
 
-def _mark_in_service(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    if not resolve_switches(update, uuid, PowerRecordState.BACK, lambda each: each.state.is_open):
+def _mark_in_service(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+    if not set_power_states(update, uuid, PowerRecordState.BACK, lambda each: each.state.is_open):
         return f"{server}: gitboot was not waiting for this server"
     update.due_now.add(uuid)
     return f"{server}: recorded that the server is in service again ({facts['reason']})"
 
 
-def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+def _accept_identity(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     """Pin the machine identity that a BMC reports, if the BMC still reports the identity that the operator saw."""
-    pinned = update.current_pin(uuid)
+    pinned = update.find_pin(uuid)
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
         seen = pinned.latest_identity if pinned is not None else "no machine"
         raise UsageError(f"{server}'s BMC now shows {seen}; check the machine, then repeat the request")
@@ -299,16 +299,16 @@ def _accept_identity(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fac
     return f"{server}: accepted the machine that its BMC shows, {pinned.latest_identity} ({facts['reason']})"
 
 
-def _accept_certificate(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+def _accept_certificate(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     certificate = str(facts["certificate"])
-    if (pinned := update.current_pin(uuid)) is None:
+    if (pinned := update.find_pin(uuid)) is None:
         raise UsageError(f"gitboot has not pinned a certificate for {server}'s BMC")
     update.set_pin(uuid, structs.replace(pinned, certificate=certificate))
     update.due_now.add(uuid)
     return f"{server}: accepted the certificate {certificate} presented by its BMC ({facts['reason']})"
 
 
-def _replace_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+def _replace_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
     """Allow gitboot to replace a foreign override with the planned override."""
     key = facts["key"]
     record = next((each for each in update.overrides.list_records(uuid) if each.reason == key), None)
@@ -324,7 +324,7 @@ def _replace_override(update: KnowledgeUpdate, uuid: SystemUuid, server: str, fa
     return f"{server}: gitboot will replace the override on its BMC with the override for {key} ({facts['reason']})"
 
 
-_ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mapping[str, Any]], str]]] = {
+_ON_SERVER: Final[Mapping[str, Callable[[LedgerUpdate, SystemUuid, str, Mapping[str, Any]], str]]] = {
     RESOLVE: _resolve_override,
     ACCEPT: _accept_identity,
     CERTIFICATE: _accept_certificate,
@@ -334,7 +334,7 @@ _ON_SERVER: Final[Mapping[str, Callable[[KnowledgeUpdate, SystemUuid, str, Mappi
 
 
 def _set_override_states(
-    update: KnowledgeUpdate, uuid: SystemUuid, state: OverrideState, is_selected: Callable[[OverrideRecord], bool]
+    update: LedgerUpdate, uuid: SystemUuid, state: OverrideState, is_selected: Callable[[OverrideRecord], bool]
 ) -> int:
     """Set the state of overrides to what an operator stated. Return the number of changed overrides.
 
@@ -357,16 +357,16 @@ def _is_provision_override(record: OverrideRecord) -> bool:
     )
 
 
-def decide_halt(knowledge: Knowledge, accepted: Commit | None, orders: FleetOrders | None) -> StopScope:
+def find_stop_scope(snapshot: LedgerSnapshot, accepted: Commit | None, orders: FleetOrders | None) -> StopScope:
     """Return which boots are stopped.
 
     ``orders`` are the stop orders in the newest Fleet if gitboot has not accepted the commit that contains this Fleet.
     """
-    operator_stop = knowledge.facts.stoppage
+    operator_stop = snapshot.facts.stoppage
     if operator_stop is not None and operator_stop.everything:
         return StopScope.ALL
-    is_stopped = operator_stop is not None or find_fleet_stop(accepted, orders) is not None or bool(knowledge.claims)
-    return StopScope.WRITING if is_stopped or not may_instance_act(knowledge, accepted, orders) else StopScope.NONE
+    is_stopped = operator_stop is not None or find_fleet_stop(accepted, orders) is not None or bool(snapshot.claims)
+    return StopScope.WRITING if is_stopped or not may_instance_act(snapshot, accepted, orders) else StopScope.NONE
 
 
 def find_fleet_stop(accepted: Commit | None, orders: FleetOrders | None) -> str | None:
@@ -374,12 +374,12 @@ def find_fleet_stop(accepted: Commit | None, orders: FleetOrders | None) -> str 
     return next((each.stopped for each in _list_orders(accepted, orders) if each.stopped is not None), None)
 
 
-def may_instance_act(knowledge: Knowledge, accepted: Commit | None, orders: FleetOrders | None) -> bool:
+def may_instance_act(snapshot: LedgerSnapshot, accepted: Commit | None, orders: FleetOrders | None) -> bool:
     """Return whether this instance may be active.
 
     The instance must not be active if the newest or the accepted Fleet names another ledger.
     """
-    return all(each.ledger in (None, knowledge.facts.identity) for each in _list_orders(accepted, orders))
+    return all(each.ledger in (None, snapshot.facts.identity) for each in _list_orders(accepted, orders))
 
 
 def _list_orders(accepted: Commit | None, orders: FleetOrders | None) -> list[FleetOrders]:
@@ -387,7 +387,7 @@ def _list_orders(accepted: Commit | None, orders: FleetOrders | None) -> list[Fl
 
 
 def find_released_servers(
-    commit: Commit, knowledge: Knowledge, at: datetime, before: StopScope, after: StopScope = StopScope.NONE
+    commit: Commit, snapshot: LedgerSnapshot, at: datetime, before: StopScope, after: StopScope = StopScope.NONE
 ) -> tuple[str, ...]:
     """Return the servers that can boot from the network again when the stop changes from ``before`` to ``after``.
 
@@ -397,12 +397,12 @@ def find_released_servers(
     return tuple(
         each.server
         for each in commit.decisions.servers.values()
-        if (boot := _find_planned_boot(each, knowledge, at, after)) is not None
-        and boot != _find_planned_boot(each, knowledge, at, before)
+        if (boot := _find_planned_boot(each, snapshot, at, after)) is not None
+        and boot != _find_planned_boot(each, snapshot, at, before)
     )
 
 
-def _find_planned_boot(decision: Decision, knowledge: Knowledge, at: datetime, stop: StopScope) -> Boot | None:
-    remaining = drop_ended_windows(decision, knowledge.find_later_clock(at))
-    planned = make_plan(remaining, at, knowledge.record(decision.uuid), stop=stop)
+def _find_planned_boot(decision: Decision, snapshot: LedgerSnapshot, at: datetime, stop: StopScope) -> Boot | None:
+    remaining = drop_ended_windows(decision, snapshot.find_later_clock(at))
+    planned = make_plan(remaining, at, snapshot.record(decision.uuid), stop=stop)
     return planned.boot if planned is not None else None

@@ -22,7 +22,7 @@ _MAX_NAMED: Final = 20
 _NOT_CHECKED: Final = "Machines do not check this list, so they boot as before"
 
 
-def judge_targets(state: InstanceState, at: datetime) -> Iterator[Finding]:
+def find_target_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     """Yield the condition about the targets if the instance has any targets."""
     target_status = state.target_status
     if not target_status:
@@ -65,7 +65,7 @@ def _strip_target(error: str, name: str) -> str:
     return error.removeprefix(f"{name}: ").rstrip(".")
 
 
-def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
+def find_output_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     """Yield the conditions about the output tree, the signed list and the one-time boots."""
     if state.is_output_open:
         message = (
@@ -103,7 +103,7 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
             yield "SignedListCurrent", True, "Signed", f"the signed list of boot files is valid{until}"
         else:
             yield "SignedListCurrent", True, "Unsigned", f"the list of boot files is valid{until}, but not signed"
-    commit, left = state.commit, state.knowledge.facts.left_output or frozenset()
+    commit, left = state.commit, state.snapshot.facts.left_output or frozenset()
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
     limited = [each for each in state.target_status if each.withheld]
     if names:
@@ -127,10 +127,10 @@ def judge_output(state: InstanceState, at: datetime) -> Iterator[Finding]:
         yield "OneTimeBootsServed", True, "Served", "an endpoint or the targets serve all one-time boots"
 
 
-def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
+def find_artifact_conditions(state: InstanceState) -> Iterator[Finding]:
     """Yield the condition about the files that boots need, if gitboot checks these files or withholds a boot."""
     sightings, withheld, from_ipxe = (
-        state.knowledge.sightings,
+        state.snapshot.sightings,
         find_withheld_files(state),
         state.plans.withheld_from_ipxe,
     )
@@ -170,7 +170,7 @@ def judge_artifacts(state: InstanceState) -> Iterator[Finding]:
 
 def find_withheld_files(state: InstanceState) -> dict[ImageFile, int]:
     """Return the missing files that cause boots to be withheld, each with the number of servers that need the file."""
-    commit, sightings = state.commit, state.knowledge.sightings
+    commit, sightings = state.commit, state.snapshot.sightings
     boots = (commit.decisions.unknown or {}).values() if commit is not None else ()
     return {
         ImageFile(boot.image, file): 0 for boot in boots for file in boot.fetched_files if is_withheld(file, sightings)

@@ -19,7 +19,7 @@ from gitboot.controller.current_plans import Plans, find_changed_servers
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance_state import LimitedFiles, TargetState
 from gitboot.controller.records.install_boots import build_offer, list_offers
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.revision import apply_changes
@@ -49,7 +49,7 @@ from gitboot.publish.targets.follower import (
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_changes import EndedWindows
-from gitboot.render.boot_files import lists_interfaces, render_fleet_files
+from gitboot.render.boot_files import has_dhcp_output, render_fleet_files
 from gitboot.render.endpoint_files import ServingTerms, render_terms
 from gitboot.render.page import (
     NO_UPDATES,
@@ -63,10 +63,10 @@ from gitboot.render.paths import File, Files
 from gitboot.render.server_files import (
     RenderedState,
     ServerState,
-    halt_server,
-    limit_server,
+    plan_stopped_server,
     render_page_files,
     render_server,
+    use_fallback_plans,
 )
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record, StopScope
@@ -167,8 +167,8 @@ def publish_plans(
     before: TargetState,
     plans: Plans,
     commit: Commit,
-    different: Collection[str],
-    knowledge: Knowledge,
+    replanned: Collection[str],
+    snapshot: LedgerSnapshot,
     target: Target,
     recorder: OfferRecorder,
     at: datetime,
@@ -176,7 +176,7 @@ def publish_plans(
     terms: ServingTerms,
     keys: TokenKeys,
 ) -> TargetState:
-    """Publish the plans, and return the new state of the target. ``different`` are the servers whose files may differ.
+    """Publish the plans, and return the new state of the target. ``replanned`` are the servers whose files may differ.
 
     Each offer is recorded in the ledger before its files are published, so that each fetch can be matched to an offer.
     While the ledger cannot be written, a server's published files stay until its plan ends or a stop begins. Then
@@ -185,7 +185,7 @@ def publish_plans(
 
     Files are rendered during the publication, because the files of a large fleet do not fit in memory.
     """
-    outdated_servers = frozenset(plans.servers if not before.complete else before.outdated_servers.union(different))
+    outdated_servers = frozenset(plans.servers if not before.complete else before.outdated_servers.union(replanned))
     new_state = structs.replace(before, outdated_servers=outdated_servers, failure=None, ledger_error=None, at=at)
     offered = _OfferedFiles(
         names=sorted(outdated_servers),
@@ -197,8 +197,8 @@ def publish_plans(
         recorder=recorder,
         at=at,
     )
-    recorded, changed = _select_records(before, plans, commit, knowledge, outdated_servers)
-    parts = _render_parts(before, plans, commit, knowledge, recorded, changed, outdated_servers)
+    recorded, changed = _select_records(before, plans, commit, snapshot, outdated_servers)
+    parts = _render_parts(before, plans, commit, snapshot, recorded, changed, outdated_servers)
     try:
         result = target.publish(
             offered if not before.complete else dict(offered.items()),
@@ -244,7 +244,7 @@ def publish_plans(
         complete=True,
         plans=plans,
         terms=terms,
-        has_old_records=knowledge.recorded_commit is None,
+        has_old_records=snapshot.recorded_commit is None,
         recorded=recorded,
         outdated_servers=frozenset(limited),
         limited=dict(sorted(limited.items())),
@@ -267,19 +267,19 @@ def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Fi
 
 
 def _select_records(
-    before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, outdated_servers: Collection[str]
+    before: TargetState, plans: Plans, commit: Commit, snapshot: LedgerSnapshot, outdated_servers: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
     """Return the machines whose records are to be published, and the subset whose records changed.
 
     The second value is None if all records must be published. While the ledger is unverified, the published records
     stay unchanged.
     """
-    if knowledge.recorded_commit is None:
+    if snapshot.recorded_commit is None:
         same = before.complete and before.has_old_records and before.recorded is not None
-        return group_by_shard(knowledge.published_records), frozenset() if same else None
+        return group_by_shard(snapshot.published_records), frozenset() if same else None
 
     def has_record(uuid: SystemUuid) -> bool:
-        return uuid in commit.machines and knowledge.record(uuid) is not None
+        return uuid in commit.machines and snapshot.record(uuid) is not None
 
     if not before.complete or before.has_old_records:
         return group_by_shard(filter(has_record, commit.machines)), None
@@ -303,7 +303,7 @@ def _render_parts(
     before: TargetState,
     plans: Plans,
     commit: Commit,
-    knowledge: Knowledge,
+    snapshot: LedgerSnapshot,
     recorded: Members,
     changed: Collection[SystemUuid] | None,
     outdated_servers: Collection[str],
@@ -313,7 +313,7 @@ def _render_parts(
     is_whole = old_commit is None or changed is None or has_page != had_page
     page, record = (
         NO_UPDATES,
-        knowledge.record if knowledge.recorded_commit is not None else knowledge.published_records.get,
+        snapshot.record if snapshot.recorded_commit is not None else snapshot.published_records.get,
     )
     if has_page:
         page = render_page_files(
@@ -330,7 +330,7 @@ def _find_unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[A
         return None
     boots = decisions.unknown.items()
     absent = {file for _, boot in boots for file in boot.fetched_files if is_withheld(file, plans.sightings)}
-    return {each: boot for each, boot in boots if not boot.lacks(absent)} or None
+    return {each: boot for each, boot in boots if not boot.lacks_files(absent)} or None
 
 
 def _have_shared_files_changed(before: TargetState, plans: Plans, commit: Commit) -> bool:
@@ -342,7 +342,7 @@ def _have_shared_files_changed(before: TargetState, plans: Plans, commit: Commit
         _without_servers(old) != _without_servers(new)
         or _find_unknown_machine_boots(old_plans, old) != _find_unknown_machine_boots(plans, new)
         or (
-            lists_interfaces(new.outputs)
+            has_dhcp_output(new.outputs)
             and any(
                 old.networks.get(name) != new.networks.get(name)
                 for name in find_changed_servers(old_plans.commit, commit)
@@ -441,7 +441,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
             except LedgerError as error:
                 self.ledger_error = str(error)
         for name in halted:
-            states[name] = self._render(halt_server(states[name], self.token_keys))
+            states[name] = self._render(plan_stopped_server(states[name], self.token_keys))
         unchanged = set[str]()
         if self.ledger_error is not None:
             for name in states:
@@ -503,12 +503,12 @@ class _OfferedFiles(Mapping[str, Files | None]):
 
         old_state = self.before.plans.servers.get(state.decision.server)
         tokens = old_state.tokens if old_state is not None else frozenset[Digest]()
-        now = limit_server(state, is_recorded, tokens)
-        for limited in (now, limit_server(now, lambda plan: is_recorded(plan) and plan is not now.plan, tokens)):
+        now = use_fallback_plans(state, is_recorded, tokens)
+        for limited in (now, use_fallback_plans(now, lambda plan: is_recorded(plan) and plan is not now.plan, tokens)):
             found = self._render(limited)
             if not self._date_changed_paths(state.decision.server, found.files, _list_offered_versions(found)):
                 return found
-        return self._render(halt_server(state, self.token_keys))
+        return self._render(plan_stopped_server(state, self.token_keys))
 
     def _date_changed_paths(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[DatedPath, ...]:
         """Return the paths whose plan differs from the published plan, each with its new modification time."""

@@ -116,7 +116,7 @@ class Reconciler:
         except LedgerError as error:
             state = resume(structs.replace(before, ledger_error=str(error)), context)
             stopwatch(Stage.WRITE_LEDGER)
-        state = structs.replace(state, knowledge=structs.replace(state.knowledge, claims=components.inbox.claims))
+        state = structs.replace(state, snapshot=structs.replace(state.snapshot, claims=components.inbox.claims))
         self.state = _run_stages(_FROM_LEDGER, state, context, stopwatch)
         stopwatch.end(Stage.RECONCILE)
         return context.due
@@ -131,7 +131,7 @@ class Reconciler:
             fetched is not None
             and fetched == before.fetched
             and before.attempt.clone_failure is None
-            and self._components.acceptor.start_evaluation(before.attempt, before.knowledge, at)
+            and self._components.acceptor.start_evaluation(before.attempt, before.snapshot, at)
         )
 
     def has_new_answers(self) -> bool:

@@ -232,7 +232,11 @@ class Inbox:
         hangs. The next reconcile writes this record to the ledger. The lease must be valid, because otherwise another
         instance may have set the override again.
         """
-        if self._clock is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(self._clock()):
+        if (
+            self._clock is not None
+            and isinstance(record, OverrideRecord)
+            and record.may_be_written_later(self._clock())
+        ):
             if (lease := self._store.database.lease) is not None:
                 lease.check()
             self.clearings.note(uuid, record)
@@ -246,7 +250,7 @@ class Inbox:
             try:
                 with self._store.writing() as tx:
                     if isinstance(record, PowerRecord):
-                        server_tables.write_switches(tx, [(uuid, record)])
+                        server_tables.write_power_records(tx, [(uuid, record)])
                     else:
                         server_tables.write_overrides(tx, [(uuid, record)])
             except LedgerError:
@@ -254,7 +258,7 @@ class Inbox:
                 raise
             self._written.append((uuid, record))
 
-    def collect(self, results: Mapping[SystemUuid, TaskResult]) -> None:
+    def add_results(self, results: Mapping[SystemUuid, TaskResult]) -> None:
         self._results |= results
 
     @contextmanager
@@ -356,13 +360,13 @@ class FolderFetchLog:
         return spool.read_or_create_identity(self._folder)
 
     def take(self, offsets: Mapping[str, int]) -> ReadResult:
-        return spool.read_new(self._folder, offsets)
+        return spool.read_new_lines(self._folder, offsets)
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
         return spool.count_deletions_after(self._folder, offsets)
 
     def forget(self, offsets: Mapping[str, int], times: int) -> None:
-        spool.delete_read_files(self._folder, offsets, times)
+        spool.delete_finished_files(self._folder, offsets, times)
 
 
 class SharedFetchLog:
@@ -386,7 +390,7 @@ class SharedFetchLog:
         return self._fetches.count_deletions_after(offsets)
 
     def forget(self, offsets: Mapping[str, int], times: int) -> None:
-        self._fetches.delete_read(offsets, times, self._lease)
+        self._fetches.delete_read_fetches(offsets, times, self._lease)
 
 
 _MAX_REPORTED: Final = 5
@@ -417,12 +421,12 @@ class UnknownMachineFile:
             table = load_unknown_machines(self._state)
             for machine in (each for file in new_files for each in file.table.machines):
                 table.add(machine)
-            table.unkept += sum(file.table.unkept for file in new_files)
+            table.dropped_count += sum(file.table.dropped_count for file in new_files)
             table.expire(at)
             known = {name for each in load_unknown_machines(self._state).machines for name in each.identities}
             tree = PublishedTree(self._output, self._clock)
             kept = [found for each in table.machines if (found := match_documents(tree, each)) is not None]
-            content = render_unknown_machines(UnknownMachines(kept, table.unkept))
+            content = render_unknown_machines(UnknownMachines(kept, table.dropped_count))
             files.write_atomically(self._state / UNKNOWN, content)
             for file in new_files:
                 file.path.unlink(missing_ok=True)
@@ -483,7 +487,7 @@ class Components:
         for result in results.values():
             if result.took_s is not None:
                 self.stage_times.add(Stage.BMC, result.took_s)
-        self.inbox.collect(results)
+        self.inbox.add_results(results)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -502,5 +506,5 @@ class ReconcileContext:
     events: tuple[Event, ...] = ()  # the events of judging the newest commit
     ready: Intake = field(init=False)  # the part of ``intake`` that this reconcile processes
     input_changes: BatchResult = field(init=False)  # the ledger changes that the attempt and ``ready`` cause
-    different: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
+    replanned_servers: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
     due: datetime | None = None  # when the next reconcile is due; None: at the next event

@@ -151,10 +151,10 @@ class OperatorAccess:
         self._names, self._tokens = frozenset(name.lower() for name in names), tokens
         self._operators_socket, self._machines_tls_socket = operators_socket, machines_tls_socket
 
-    def is_operators_only(self, server: tuple[str, int | None] | None) -> bool:
+    def is_operators_socket(self, server: tuple[str, int | None] | None) -> bool:
         return _is_bound_to(self._operators_socket, server)
 
-    def is_machines_only(self, server: tuple[str, int | None] | None) -> bool:
+    def is_machines_socket(self, server: tuple[str, int | None] | None) -> bool:
         """Return whether only machines may use the socket with the local address ``server``.
 
         This is true for the TLS socket for machines. If operators have their own socket, it is true for all other
@@ -162,14 +162,14 @@ class OperatorAccess:
         """
         if _is_bound_to(self._machines_tls_socket, server):
             return True
-        return self._operators_socket is not None and not self.is_operators_only(server)
+        return self._operators_socket is not None and not self.is_operators_socket(server)
 
     def find_denial(self, scope: Scope, client: str | None) -> OperatorDenial | None:
         """Return why gitboot does not treat a request as an operator's request, or None if it does.
 
         ``client`` is the address of the client that sent the request.
         """
-        if self.is_machines_only(scope.get("server")):
+        if self.is_machines_socket(scope.get("server")):
             return OperatorDenial.SOCKET
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if (authorization := next((value for name, value in headers if name == b"authorization"), None)) is not None:

@@ -166,7 +166,7 @@ def format_unknown_machines(table: UnknownMachines) -> dict[str, Any]:
     return {
         "apiVersion": "gitboot.dev/v1alpha1",
         "items": [each.facts() for each in table.machines],
-        "unkept": table.unkept,
+        "unkept": table.dropped_count,
     }
 
 
@@ -346,8 +346,8 @@ class Webhooks:
     A webhook immediately triggers a fetch of the fleet, but at most one fetch every two seconds.
     """
 
-    def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
-        self._secret, self._wake = secret, wake
+    def __init__(self, secret: PushSecret, trigger_fetch: Callable[[], None]) -> None:
+        self._secret, self._trigger_fetch = secret, trigger_fetch
         self._last_wake_s = -_PAUSE_S
         self._timer: asyncio.TimerHandle | None = None
 
@@ -376,9 +376,9 @@ class Webhooks:
             return FORBIDDEN
         if self._timer is None:
             wait_s = max(self._last_wake_s + _PAUSE_S - time.monotonic(), 0)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_now)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._trigger_fetch_now)
         return NO_CONTENT
 
-    def _wake_now(self) -> None:
+    def _trigger_fetch_now(self) -> None:
         self._timer, self._last_wake_s = None, time.monotonic()
-        self._wake()
+        self._trigger_fetch()

@@ -59,8 +59,8 @@ from gitboot.endpoint.connections import (
     UNAUTHORIZED,
     UNAVAILABLE,
     UNCACHED,
+    ConnectionLimits,
     Header,
-    Limits,
     ReadBody,
     Reply,
     RequestBodies,
@@ -74,9 +74,9 @@ from gitboot.fetchlog.log_entries import (
     MAX_LOG_BYTES,
     DenialReason,
     Outcome,
-    client_network,
     describe_denial,
     format_log_end,
+    get_client_network,
     parse_query,
 )
 from gitboot.fetchlog.unknown_machines import (
@@ -148,7 +148,7 @@ class Endpoint:
         self._responses = BootResponses(tree)
         self._alias_responses = AliasResponses(tree, self._responses)
         self.denials = DenialLog()
-        self._gate = BootGate(tree, recorder, partial(_find_missing, root, assets), self.denials, keys)
+        self._gate = BootGate(tree, recorder, partial(_find_missing_file, root, assets), self.denials, keys)
         self._is_trusted = build_network_matcher(clients.trusted_proxies)
         self.operator_access = OperatorAccess(
             is_operator=build_network_matcher(clients.operators),
@@ -159,7 +159,7 @@ class Endpoint:
             machines_tls_socket=clients.machines_tls_socket,
         )
         self._bodies = RequestBodies()
-        self.limits = Limits(clients.max_idle, self._is_trusted, self._find_client)
+        self.limits = ConnectionLimits(clients.max_idle, self._is_trusted, self._find_client)
         self._certificate, self._machines_certificate = clients.certificate, clients.machines_certificate
         self.requests: Counter[tuple[RequestKind, int]] = Counter()  # the number of requests for each kind and status
         # the number of rejected requests for operators' pages, for each reason
@@ -167,15 +167,15 @@ class Endpoint:
         # the number of failed handshakes with machines, for each reason
         self.failed_handshakes: Counter[HandshakeFailure] = Counter()
         self._webhooks = clients.webhooks
-        self._unknown = UnknownMachineIntake(tree, clients.unknown_recorder)
+        self._unknown = UnknownMachineHandler(tree, clients.unknown_recorder)
         # the files that are too large for the cache
         content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)
         routes = [
             *Api(tree, root, lambda: tree.clock.choose_time(clock())).routes,
             *build_page_routes(tree),
             Route("/metrics", self._render_metrics_page),
-            Route("/healthz", _healthz),
-            Route("/readyz", self._readyz),
+            Route("/healthz", _serve_healthz),
+            Route("/readyz", self._serve_readyz),
             Route(_IMMUTABLE + "{path:path}", content.serve),
         ]
         if assets is not None:
@@ -191,7 +191,7 @@ class Endpoint:
         if not self._tree.can_serve or self._tree.stops_all:
             return None
         answer = self._responses.find_cached(path, self._clock())
-        if answer is None or answer.guarded is not None or path.removeprefix("/") in FOR_UNKNOWN:
+        if answer is None or answer.guarded_path is not None or path.removeprefix("/") in FOR_UNKNOWN:
             return None
         return self._build_reply(answer, headers)
 
@@ -228,7 +228,7 @@ class Endpoint:
             return self._count_reply(RequestKind.NOTHING, UNAUTHORIZED if why is OperatorDenial.TOKEN else NOT_FOUND)
         if path in PAGE_REDIRECTS and self._is_operator(scope):
             return partial(self.serve_page, RequestKind.PAGE)
-        if self.operator_access.is_operators_only(scope.get("server")):  # machines use another socket
+        if self.operator_access.is_operators_socket(scope.get("server")):  # machines use another socket
             return self._count_reply(RequestKind.NOTHING, NOT_FOUND)
         if self._assets is not None and (path.startswith(_ASSETS) or path == _PXELINUX_CORE):
             return partial(self.serve_page, RequestKind.ARTIFACT)
@@ -248,8 +248,8 @@ class Endpoint:
                     build_file_reply(script.encode(), ContentType.TEXT, UNCACHED) if script is not None else NOT_FOUND
                 )
                 return self._count_reply(answer.request_kind, reply)
-            if answer.guarded is not None:
-                return await self._serve_guarded(answer, answer.guarded, scope, at)
+            if answer.guarded_path is not None:
+                return await self._serve_guarded_path(answer, answer.guarded_path, scope, at)
             return self._build_reply(answer, scope["headers"])
         if path.startswith(_IMMUTABLE):
             return partial(self.serve_page, RequestKind.ARTIFACT)
@@ -260,9 +260,9 @@ class Endpoint:
         """Return the response to a webhook, an inventory or an installer's report, or None for a 404 response."""
         path, server = scope["path"], scope.get("server")
         read = partial(self._bodies.read, receive, self._find_client(scope))
-        if path == WEBHOOK_PATH and self._webhooks is not None and not self.operator_access.is_machines_only(server):
+        if path == WEBHOOK_PATH and self._webhooks is not None and not self.operator_access.is_machines_socket(server):
             return self._count_reply(RequestKind.PAGE, await self._webhooks.handle(scope, read))
-        if self.operator_access.is_operators_only(server):  # machines use another socket
+        if self.operator_access.is_operators_socket(server):  # machines use another socket
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
         # without a tree, gitboot does not have the list of expected reports, so installers have to try again
         if not self._tree.is_ready:
@@ -272,14 +272,18 @@ class Endpoint:
         if path == INVENTORY_PATH and INVENTORY in self._alias_responses.read_outputs():
             return self._count_reply(RequestKind.INVENTORY, await self._unknown.record_inventory(read, request))
         answer = await self._find_response(scope, request.at)
-        kind = find_non_script_kind(answer.guarded.path) if answer is not None and answer.guarded is not None else None
-        if answer is None or answer.guarded is None or kind not in REPORTS:
+        kind = (
+            find_non_script_kind(answer.guarded_path.path)
+            if answer is not None and answer.guarded_path is not None
+            else None
+        )
+        if answer is None or answer.guarded_path is None or kind not in REPORTS:
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
         tail: deque[int] = deque(maxlen=MAX_LOG_BYTES)
         if (refusal := await read(_MAX_REPORT_BYTES, tail.extend)) is not None:
             return self._count_reply(RequestKind.NOTHING, refusal)
         log_end = format_log_end(bytes(tail)) if kind is FAILED else None
-        if not await self._gate.record_fetch(answer.guarded, request, log_end):
+        if not await self._gate.record_fetch(answer.guarded_path, request, log_end):
             # the response makes the installer send the report again
             return self._count_reply(RequestKind.NOTHING, RETRY_LATER)
         return self._count_reply(answer.request_kind, answer.reply)
@@ -312,8 +316,8 @@ class Endpoint:
             select_range(answer.reply, range_header) if range_header and not has_other_version else answer.reply,
         )
 
-    async def _serve_guarded(
-        self, answer: BootResponse, guarded: GuardedPath, scope: Scope, at: datetime
+    async def _serve_guarded_path(
+        self, answer: BootResponse, guarded_path: GuardedPath, scope: Scope, at: datetime
     ) -> ASGIApp | None:
         """Return the boot if the gate allows it and the fetch is recorded, and otherwise a fallback.
 
@@ -323,31 +327,31 @@ class Endpoint:
             return None
         request = _parse_client_request(scope, self._find_client(scope), at)
         try:
-            reply = await self._decide_reply(answer, guarded, scope, request)
+            reply = await self._decide_reply(answer, guarded_path, scope, request)
         except Exception:
-            self._gate.conclude(request, Outcome.WITHHELD)
+            self._gate.store_outcome(request, Outcome.WITHHELD)
             raise
         if not request.intents:
             return reply
         if await _has_client_left(scope):
-            self._gate.conclude(request, Outcome.WITHHELD)
+            self._gate.store_outcome(request, Outcome.WITHHELD)
             return None
-        return partial(self._send_and_conclude, reply, request)
+        return partial(self._send_and_store_outcome, reply, request)
 
-    async def _send_and_conclude(
+    async def _send_and_store_outcome(
         self, reply: Reply, request: ClientRequest, scope: Scope, _receive: Receive, send: Send
     ) -> None:
         """Send a response. If the client has received the complete response, record that the boot was served."""
         await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
         await send({"type": "http.response.body", "body": reply.body, "more_body": True})
-        self._gate.conclude(request, Outcome.SERVED if await _has_client_received(scope) else None)
+        self._gate.store_outcome(request, Outcome.SERVED if await _has_client_received(scope) else None)
         await send({"type": "http.response.body"})
 
     async def _decide_reply(
-        self, answer: BootResponse, guarded: GuardedPath, scope: Scope, request: ClientRequest
+        self, answer: BootResponse, guarded_path: GuardedPath, scope: Scope, request: ClientRequest
     ) -> Reply:
-        if guarded.role is Role.SEALED:
-            found = await self._gate.decrypt_secret(guarded, request, bytes(answer.reply.body))
+        if guarded_path.role is Role.SEALED:
+            found = await self._gate.decrypt_secret(guarded_path, request, bytes(answer.reply.body))
             return self._count_reply(
                 answer.request_kind,
                 _build_withheld_reply(found)
@@ -355,15 +359,15 @@ class Endpoint:
                 else build_file_reply(found, answer.content_type, UNCACHED),
             )
         content: bytes | None = None
-        if (denial := await self._gate.check(guarded, request)) is None:
+        if (denial := await self._gate.find_denial(guarded_path, request)) is None:
             return self._count_reply(answer.request_kind, answer.reply)
-        if answer.hop is not None and is_redirected(denial, guarded, request):
+        if answer.hop is not None and is_redirected(denial, guarded_path, request):
             content = answer.hop
-        elif guarded.role in (Role.DATA, Role.REPORT):
+        elif guarded_path.role in (Role.DATA, Role.REPORT):
             return self._count_reply(answer.request_kind, _build_withheld_reply(denial))
-        elif (content := answer.fallback) is not None and guarded.role is Role.BOOT_SCRIPT:
+        elif (content := answer.fallback) is not None and guarded_path.role is Role.BOOT_SCRIPT:
             words = denial.words if self._is_operator(scope) else describe_denial(denial.reason)
-            content = add_explanation(content, GateDenial(denial.reason, words), guarded.server)
+            content = add_explanation(content, GateDenial(denial.reason, words), guarded_path.server)
         reply = build_file_reply(content, answer.content_type, UNCACHED) if content is not None else NOT_FOUND
         return self._count_reply(answer.request_kind, reply)
 
@@ -410,7 +414,7 @@ class Endpoint:
         ).render(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type, "cache-control": "no-store", "vary": "accept"})
 
-    async def _readyz(self, request: Request) -> Response:
+    async def _serve_readyz(self, request: Request) -> Response:
         """Return a response that states whether this endpoint is ready.
 
         For operators, the response also contains the reason and any order to stop boots.
@@ -483,7 +487,7 @@ class ServedFiles:
         return response
 
 
-def _find_missing(root: Path, assets: Path | None, needed_file: NeededFile) -> str | None:
+def _find_missing_file(root: Path, assets: Path | None, needed_file: NeededFile) -> str | None:
     """Return why a boot cannot use a file that the boot needs.
 
     Return None if the file is usable, or if the file is an asset and this endpoint does not serve assets.
@@ -524,7 +528,7 @@ def _build_withheld_reply(denial: GateDenial) -> Reply:
 _TEMPORARY_REASONS: Final = (DenialReason.NOT_RECORDED, DenialReason.ANOTHER_SPOOL, DenialReason.NO_KEY)
 
 
-async def _healthz(_: Request) -> Response:
+async def _serve_healthz(_: Request) -> Response:
     return _build_text_response(200, "ok\n")
 
 
@@ -538,7 +542,7 @@ _MAX_INVENTORIES: Final = 600  # the limit per minute for all addresses together
 _MINUTE: Final = timedelta(minutes=1)
 
 
-class UnknownMachineIntake:
+class UnknownMachineHandler:
     """Records the requests and inventories of unknown machines.
 
     gitboot ignores requests from people, from monitors, and from machines that have a document.
@@ -551,22 +555,22 @@ class UnknownMachineIntake:
 
     def record_request(self, path: str, request: ClientRequest) -> None:
         """Record a request to which the response was 404 or the boot script for unknown machines."""
-        if not request.is_head and request.client is not None and self._is_counted(request, Role.BOOT_SCRIPT):
+        if not request.is_head and request.client is not None and self._is_from_machine(request, Role.BOOT_SCRIPT):
             self._record(parse_unknown_machine(path, request.query, request.client, request.at))
 
-    async def record_inventory(self, read: ReadBody, request: ClientRequest) -> Reply:
+    async def record_inventory(self, read_body: ReadBody, request: ClientRequest) -> Reply:
         """Record an inventory and return the response.
 
         The response does not reveal whether the machine has a document.
         """
-        if request.client is None or not self._is_counted(request, Role.DATA):
+        if request.client is None or not self._is_from_machine(request, Role.DATA):
             return NOT_FOUND
         if not self.recorder.is_forwarded:
             return RETRY_LATER  # the machine sends the inventory again later
         minute = int(request.at.timestamp() // _MINUTE.total_seconds())
         if minute != self._minute:
             self._minute, self._sent_inventories = minute, Counter()
-        network = client_network(request.client)
+        network = get_client_network(request.client)
         is_allowed = (
             self._sent_inventories[network] < MAX_INVENTORIES_PER_ADDRESS
             and self._sent_inventories.total() < _MAX_INVENTORIES
@@ -575,7 +579,7 @@ class UnknownMachineIntake:
         if not is_allowed:
             return TOO_MANY_REQUESTS
         content = bytearray()
-        if (refusal := await read(MAX_INVENTORY_BYTES, content.extend)) is not None:
+        if (refusal := await read_body(MAX_INVENTORY_BYTES, content.extend)) is not None:
             return refusal
         path = INVENTORY_PATH.removeprefix("/")
         try:
@@ -584,7 +588,7 @@ class UnknownMachineIntake:
             return build_file_reply(f"{error}\n".encode(), ContentType.TEXT, UNCACHED, status=400)
         return NO_CONTENT
 
-    def _is_counted(self, request: ClientRequest, role: Role) -> bool:
+    def _is_from_machine(self, request: ClientRequest, role: Role) -> bool:
         return self._fetch_filter.find_reason_to_ignore(request.client, request.agent, request.query, role) is None
 
     def _record(self, machine: UnknownMachine | None) -> None:

@@ -31,11 +31,11 @@ from gitboot.fetchlog.log_entries import (
     Outcome,
     UntrustedProxy,
     has_identity,
-    is_check,
-    is_loader,
-    is_system,
-    is_tool,
-    may_be_system,
+    is_boot_loader_agent,
+    is_gitboot_check,
+    is_system_agent,
+    is_tool_agent,
+    may_be_system_agent,
     remove_report,
     write_report,
 )
@@ -58,24 +58,24 @@ class FetchFilter:
         self._tree, self._terms = tree, ServingTerms()
         self._is_monitor = self._is_boot_client = build_network_matcher(())
 
-    def is_own_system(self, client: str | None, agent: str, served_to: str | None) -> bool:
+    def is_from_own_system(self, client: str | None, agent: str, recipient: str | None) -> bool:
         """Return whether a fetch of user data by UUID comes from the machine's own system.
 
-        Any client could send such a request. ``served_to`` is the client to which gitboot served the boot, or None if
+        Any client could send such a request. ``recipient`` is the client to which gitboot served the boot, or None if
         gitboot did not serve the boot. `find_reason_to_ignore` checks addresses and monitoring requests. If the Fleet
         lists clients, each fetch by one of these clients counts as evidence.
         """
-        if self._tree.terms.clients or is_system(agent):
+        if self._tree.terms.clients or is_system_agent(agent):
             return True
-        is_same_client = client is not None and client == served_to and not _is_own_address(client)
-        return served_to is not None and (may_be_system(agent) or is_same_client)
+        is_same_client = client is not None and client == recipient and not _is_own_address(client)
+        return recipient is not None and (may_be_system_agent(agent) or is_same_client)
 
     def find_reason_to_ignore(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
         """Return why a fetch does not count as a fetch by a machine, or None if it does.
 
         If the Fleet lists clients, each fetch by one of these clients counts as evidence.
         """
-        if is_check(agent, query):
+        if is_gitboot_check(agent, query):
             return "the request is one of gitboot's own checks"
         if self._terms != (terms := self._tree.terms):
             self._terms, self._is_monitor, self._is_boot_client = (
@@ -87,9 +87,9 @@ class FetchFilter:
             return f"{client} is in provisioning.monitors"
         if self._terms.clients and not self._is_boot_client(client):
             return f"{client} is not in provisioning.clients"
-        if role is not Role.BOOT_SCRIPT or self._terms.clients or is_loader(agent):
+        if role is not Role.BOOT_SCRIPT or self._terms.clients or is_boot_loader_agent(agent):
             return None
-        if is_tool(agent):
+        if is_tool_agent(agent):
             return f"{agent.split()[0][:40]} is not a boot loader"
         if client is None or _is_own_address(client):
             return "the request comes from this host, not from a boot loader"
@@ -244,12 +244,12 @@ class ClientRequest(Struct, frozen=True, kw_only=True):
     intents: list[str] = field(default_factory=list)
 
     @property
-    def is_check(self) -> bool:
+    def is_gitboot_check(self) -> bool:
         """Whether gitboot itself sent the request to check the endpoint.
 
         Such a request does not consume a boot, and gitboot does not report its denials.
         """
-        return is_check(self.agent, self.query)
+        return is_gitboot_check(self.agent, self.query)
 
 
 class BootGate:
@@ -262,20 +262,20 @@ class BootGate:
         self,
         tree: PublishedTree,
         recorder: Recorder | None,
-        find_missing: Callable[[NeededFile], str | None],
+        find_missing_file: Callable[[NeededFile], str | None],
         denials: DenialLog,
         keys: AgeKeys | None = None,
     ) -> None:
-        self._tree, self._recorder, self._find_missing, self._denials, self._keys = (
+        self._tree, self._recorder, self._find_missing_file, self._denials, self._keys = (
             tree,
             recorder,
-            find_missing,
+            find_missing_file,
             denials,
             keys,
         )
         self._fetch_filter = FetchFilter(tree)
 
-    async def check(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
+    async def find_denial(self, guarded_path: GuardedPath, request: ClientRequest) -> GateDenial | None:
         """Return why the endpoint must not serve a path, or None if the endpoint may serve it.
 
         If the fetch must be recorded, record the fetch.
@@ -283,44 +283,51 @@ class BootGate:
         If a fetch could not be recorded, gitboot still serves a boot that does not write a disk. If an installer's
         report could not be recorded, gitboot rejects the report, so that the installer sends it again.
         """
-        if (disk_write := guarded.disk_write) is None:
-            if guarded.digest is None:
+        if (disk_write := guarded_path.disk_write) is None:
+            if guarded_path.digest is None:
                 return None
-            if guarded.role is not Role.DATA and (reason := self._find_reason_to_ignore(guarded, request)) is not None:
-                is_refused = guarded.role is Role.REPORT and not request.is_check
+            if (
+                guarded_path.role is not Role.DATA
+                and (reason := self._find_reason_to_ignore(guarded_path, request)) is not None
+            ):
+                is_refused = guarded_path.role is Role.REPORT and not request.is_gitboot_check
                 return GateDenial(DenialReason.NOT_COUNTED, reason) if is_refused else None
-            is_recorded = await self.record_fetch(guarded, request)
-            if not self._is_own_system(guarded, request, _UNKNOWN_CLIENT):
-                self.conclude(request, None)
-            is_lost = guarded.role is Role.REPORT and not is_recorded and not request.is_head
+            is_recorded = await self.record_fetch(guarded_path, request)
+            if not self._is_from_own_system(guarded_path, request, _UNKNOWN_CLIENT):
+                self.store_outcome(request, None)
+            is_lost = guarded_path.role is Role.REPORT and not is_recorded and not request.is_head
             return _NOT_RECORDED if is_lost else None
-        denial = self._check_conditions(guarded, request) or (
-            await self._check_one_time_boot(guarded, request, disk_write) if disk_write.once else None
+        denial = self._check_conditions(guarded_path, request) or (
+            await self._check_one_time_boot(guarded_path, request, disk_write) if disk_write.once else None
         )
         if denial is None and not disk_write.once:
-            await self.record_fetch(guarded, request)
-        if request.is_head or request.is_check or (denial is not None and is_redirected(denial, guarded, request)):
+            await self.record_fetch(guarded_path, request)
+        if (
+            request.is_head
+            or request.is_gitboot_check
+            or (denial is not None and is_redirected(denial, guarded_path, request))
+        ):
             return denial
-        self._log_decision(guarded, request, denial)
+        self._log_decision(guarded_path, request, denial)
         return denial
 
     async def decrypt_secret(
-        self, guarded: GuardedPath, request: ClientRequest, encrypted: bytes
+        self, guarded_path: GuardedPath, request: ClientRequest, encrypted: bytes
     ) -> bytes | GateDenial:
         """Return the decrypted content of a secret, or the reason why gitboot does not serve the secret.
 
         gitboot serves a secret only to machines, only if the fetch is recorded, and only until the installer has sent
         its report.
         """
-        found = self._check_conditions(guarded, request) or self._decrypt(guarded, encrypted)
-        if isinstance(found, bytes) and (denial := await self._check_secret_fetch(guarded, request)) is not None:
+        found = self._check_conditions(guarded_path, request) or self._decrypt(guarded_path, encrypted)
+        if isinstance(found, bytes) and (denial := await self._check_secret_fetch(guarded_path, request)) is not None:
             found = denial
-        if not request.is_head and not request.is_check:
-            self._log_decision(guarded, request, found if isinstance(found, GateDenial) else None)
+        if not request.is_head and not request.is_gitboot_check:
+            self._log_decision(guarded_path, request, found if isinstance(found, GateDenial) else None)
         return found
 
-    def _decrypt(self, guarded: GuardedPath, encrypted: bytes) -> bytes | GateDenial:
-        name = guarded.path.rpartition("/")[2]
+    def _decrypt(self, guarded_path: GuardedPath, encrypted: bytes) -> bytes | GateDenial:
+        name = guarded_path.path.rpartition("/")[2]
         if self._keys is None:
             why = f"the endpoint cannot decrypt the secret {name}, because it was started without --secret-keys"
             return GateDenial(DenialReason.NO_KEY, why)
@@ -329,12 +336,12 @@ class BootGate:
         except DecryptionError as error:
             return GateDenial(DenialReason.NO_KEY, f"the endpoint cannot decrypt the secret {name}: {error}")
 
-    async def _check_secret_fetch(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
-        recorder, token = self._recorder, guarded.digest
+    async def _check_secret_fetch(self, guarded_path: GuardedPath, request: ClientRequest) -> GateDenial | None:
+        recorder, token = self._recorder, guarded_path.digest
         if recorder is None or token is None:
             return _NO_SPOOL
         try:
-            is_done = await recorder.has_installer_reported(guarded.server, token)
+            is_done = await recorder.has_installer_reported(guarded_path.server, token)
         except FetchLogUnavailable:
             return _build_unrecorded_denial(recorder)
         if self._is_served_elsewhere(recorder):
@@ -343,16 +350,16 @@ class BootGate:
             return _OLDER_TREE
         if is_done:
             return GateDenial(DenialReason.SERVED_BEFORE, "the installer has already reported its result")
-        return None if request.is_head or await self.record_fetch(guarded, request) else _NOT_RECORDED
+        return None if request.is_head or await self.record_fetch(guarded_path, request) else _NOT_RECORDED
 
-    def _log_decision(self, guarded: GuardedPath, request: ClientRequest, denial: GateDenial | None) -> None:
+    def _log_decision(self, guarded_path: GuardedPath, request: ClientRequest, denial: GateDenial | None) -> None:
         if denial is None:
-            self._denials.clear(guarded.server)
+            self._denials.clear(guarded_path.server)
         else:
-            self._denials.add(guarded.server, denial, request.client or "unknown", request.at)
+            self._denials.add(guarded_path.server, denial, request.client or "unknown", request.at)
 
-    def _check_conditions(self, guarded: GuardedPath, request: ClientRequest) -> GateDenial | None:
-        if guarded.role is Role.DATA:
+    def _check_conditions(self, guarded_path: GuardedPath, request: ClientRequest) -> GateDenial | None:
+        if guarded_path.role is Role.DATA:
             return None
         if (stop_order := self._tree.stop_orders.current) is not None:
             return GateDenial(DenialReason.STOPPED, str(stop_order.stoppage))
@@ -360,41 +367,47 @@ class BootGate:
             return GateDenial(DenialReason.STOPPED, self._recorder.withheld_reason)
         if (clock_problem := self._tree.clock.problem) is not None:
             return GateDenial(DenialReason.CLOCK, clock_problem)
-        if guarded.role in (Role.BOOT_SCRIPT, Role.SEALED):
-            if (reason := self._find_reason_to_ignore(guarded, request)) is not None:
+        if guarded_path.role in (Role.BOOT_SCRIPT, Role.SEALED):
+            if (reason := self._find_reason_to_ignore(guarded_path, request)) is not None:
                 return GateDenial(DenialReason.NOT_COUNTED, reason)
-            if (mismatch := _find_identity_mismatch(guarded.identity_values, request.query)) is not None:
+            if (mismatch := _find_identity_mismatch(guarded_path.identity_values, request.query)) is not None:
                 return GateDenial(DenialReason.ANOTHER_MACHINE, mismatch)
-        needs = guarded.disk_write.needs if guarded.disk_write is not None else ()
-        missing = next(filter(None, map(self._find_missing, needs)), None)
+        needs = guarded_path.disk_write.needs if guarded_path.disk_write is not None else ()
+        missing = next(filter(None, map(self._find_missing_file, needs)), None)
         return GateDenial(DenialReason.MISSING, missing) if missing is not None else None
 
     async def _check_one_time_boot(
-        self, guarded: GuardedPath, request: ClientRequest, disk_write: DiskWrite
+        self, guarded_path: GuardedPath, request: ClientRequest, disk_write: DiskWrite
     ) -> GateDenial | None:
         recorder, offer = self._recorder, disk_write.offer
-        if recorder is None or guarded.digest is None or offer is None:
+        if recorder is None or guarded_path.digest is None or offer is None:
             return _NO_SPOOL
         try:
-            served = await recorder.find_served_boot(guarded.server, offer, disk_write.report)
+            served = await recorder.find_served_boot(guarded_path.server, offer, disk_write.report)
         except FetchLogUnavailable:
             return _build_unrecorded_denial(recorder)
         if self._is_served_elsewhere(recorder):
             return _OTHER_ENDPOINT
-        if guarded.role is Role.DATA:
-            served_to = None if served is None or served.first.is_from_system else served.first.client
-            is_own_system = self._is_own_system(guarded, request, served_to)
+        if guarded_path.role is Role.DATA:
+            recipient = None if served is None or served.first.is_from_system else served.first.client
+            is_from_own_system = self._is_from_own_system(guarded_path, request, recipient)
             # A boot that was served is consumed, regardless of the client that later requests its data.
-            may_be_evidence = is_own_system or served_to is None
-            is_recorded = request.is_head or await self.record_fetch(guarded, request, may_be_evidence=may_be_evidence)
-            if not is_own_system:
-                self.conclude(request, None)  # the outcome stays unknown, because the client may not be the machine
-            return None if is_recorded or self._find_reason_to_ignore(guarded, request) is not None else _NOT_RECORDED
+            may_be_evidence = is_from_own_system or recipient is None
+            is_recorded = request.is_head or await self.record_fetch(
+                guarded_path, request, may_be_evidence=may_be_evidence
+            )
+            if not is_from_own_system:
+                self.store_outcome(
+                    request, None
+                )  # the outcome stays unknown, because the client may not be the machine
+            return (
+                None if is_recorded or self._find_reason_to_ignore(guarded_path, request) is not None else _NOT_RECORDED
+            )
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
         if served is not None and not served.may_serve_again(request.at, self._tree.clock.up):
             return GateDenial(DenialReason.SERVED_BEFORE, str(served))
-        may_serve = guarded.role is Role.OFFER or request.is_head or await self.record_fetch(guarded, request)
+        may_serve = guarded_path.role is Role.OFFER or request.is_head or await self.record_fetch(guarded_path, request)
         return None if may_serve else _NOT_RECORDED
 
     def _is_served_elsewhere(self, recorder: Recorder) -> bool:
@@ -403,7 +416,7 @@ class BootGate:
         The result is based on the spool identity that the last check of this endpoint's spool found.
         """
         return (
-            self._tree.is_foreign
+            self._tree.belongs_to_other_instance
             or recorder.serving_identity is None
             or recorder.serving_identity != self._tree.terms.fetch_log_id
         )
@@ -416,23 +429,25 @@ class BootGate:
         return recorder.deletion_count > self._tree.terms.loss_count
 
     async def record_fetch(
-        self, guarded: GuardedPath, request: ClientRequest, log: str | None = None, *, may_be_evidence: bool = True
+        self, guarded_path: GuardedPath, request: ClientRequest, log: str | None = None, *, may_be_evidence: bool = True
     ) -> bool:
         """Record a fetch or an installer's report. Return whether the write succeeded.
 
         ``log`` is the end of the installer's log if the installer reports a failure.
         """
         recorder = self._recorder
-        if recorder is None or guarded.digest is None or self._tree.is_foreign or request.is_head:
+        if recorder is None or guarded_path.digest is None or self._tree.belongs_to_other_instance or request.is_head:
             return False
-        is_counted = guarded.role is not Role.DATA or self._find_reason_to_ignore(guarded, request) is None
+        is_counted = guarded_path.role is not Role.DATA or self._find_reason_to_ignore(guarded_path, request) is None
         is_evidence = is_counted and may_be_evidence
-        has_outcome = is_evidence and guarded.role is not Role.REPORT  # a report is evidence regardless of the response
-        offer = guarded.disk_write.offer if guarded.disk_write is not None else None
+        has_outcome = (
+            is_evidence and guarded_path.role is not Role.REPORT
+        )  # a report is evidence regardless of the response
+        offer = guarded_path.disk_write.offer if guarded_path.disk_write is not None else None
         observation = Observation(
-            server=guarded.server,
-            path=guarded.path,
-            digest=Digest(guarded.digest),
+            server=guarded_path.server,
+            path=guarded_path.path,
+            digest=Digest(guarded_path.digest),
             offer=Digest(offer) if offer is not None else None,
             client=request.client or "unknown",
             at=request.at,
@@ -445,32 +460,32 @@ class BootGate:
             request.intents.append(observation.intent)
         return await recorder.record(observation, self._tree.terms.fetch_log_id)
 
-    def conclude(self, request: ClientRequest, outcome: Outcome | None) -> None:
+    def store_outcome(self, request: ClientRequest, outcome: Outcome | None) -> None:
         """Record the outcome for the intents of a request. If ``outcome`` is None, the outcome stays unknown."""
         while request.intents and self._recorder is not None:
-            self._recorder.intents.conclude(request.intents.pop(), outcome)
+            self._recorder.intents.store_outcome(request.intents.pop(), outcome)
 
-    def _is_own_system(self, guarded: GuardedPath, request: ClientRequest, served_to: str | None) -> bool:
+    def _is_from_own_system(self, guarded_path: GuardedPath, request: ClientRequest, recipient: str | None) -> bool:
         """Return whether a request for user data comes from the machine's own system.
 
         A token in the path proves that it does.
         """
         return (
-            guarded.role is not Role.DATA
-            or find_token(guarded.path) is not None
-            or self._fetch_filter.is_own_system(request.client, request.agent, served_to)
+            guarded_path.role is not Role.DATA
+            or find_token(guarded_path.path) is not None
+            or self._fetch_filter.is_from_own_system(request.client, request.agent, recipient)
         )
 
-    def _find_reason_to_ignore(self, guarded: GuardedPath, request: ClientRequest) -> str | None:
-        return self._fetch_filter.find_reason_to_ignore(request.client, request.agent, request.query, guarded.role)
+    def _find_reason_to_ignore(self, guarded_path: GuardedPath, request: ClientRequest) -> str | None:
+        return self._fetch_filter.find_reason_to_ignore(request.client, request.agent, request.query, guarded_path.role)
 
 
-def is_redirected(denial: GateDenial, guarded: GuardedPath, request: ClientRequest) -> bool:
+def is_redirected(denial: GateDenial, guarded_path: GuardedPath, request: ClientRequest) -> bool:
     """Return whether gitboot redirects the client to another endpoint.
 
     gitboot does not redirect a request that another endpoint has already redirected.
     """
-    has_hop = guarded.disk_write is not None and guarded.disk_write.hop is not None
+    has_hop = guarded_path.disk_write is not None and guarded_path.disk_write.hop is not None
     may_be_served_there = denial.reason in (DenialReason.ANOTHER_SPOOL, DenialReason.NOT_RECORDED)
     return has_hop and may_be_served_there and HOP not in request.query
 
@@ -488,9 +503,9 @@ def add_explanation(content: bytes, denial: GateDenial, server: str) -> bytes:
     return first + newline + comment + rest if first.startswith(b"#!") else comment + content
 
 
-def escape_comment(words: str) -> str:
+def escape_comment(text: str) -> str:
     """Replace each character that must not be in a comment with a question mark."""
-    return "".join(each if each.isprintable() and each.isascii() else "?" for each in words)
+    return "".join(each if each.isprintable() and each.isascii() else "?" for each in text)
 
 
 def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapping[str, str]) -> str | None:

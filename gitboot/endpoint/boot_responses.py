@@ -24,7 +24,7 @@ from gitboot.endpoint.connections import (
     build_file_reply,
     build_not_modified_reply,
 )
-from gitboot.endpoint.served_files import LocatedServer, PublishedTree, ReadFile, Signature, read_signature
+from gitboot.endpoint.served_files import FileContent, LocatedServer, PublishedTree, Signature, read_signature
 from gitboot.fetchlog.log_entries import parse_query
 from gitboot.jsonio import compute_digest, encode_canonical
 from gitboot.render.emulated_apis import (
@@ -102,7 +102,9 @@ class BootResponse(Struct, frozen=True, kw_only=True):
     etag: bytes | None = None
     not_modified: Reply | None = None  # the response for a client that already has the content
     allows_ranges: bool = False  # whether a client may request a part of the file, because BMCs read a disc in parts
-    guarded: GuardedPath | None = None  # None: all clients may fetch the path, and the endpoint does not record fetches
+    guarded_path: GuardedPath | None = (
+        None  # None: all clients may fetch the path, and the endpoint does not record fetches
+    )
     fallback: bytes | None = None  # the response if gitboot withholds the boot; None: 404
     hop: bytes | None = None  # a script that sends the client to the endpoint that serves the boot
     content_type: str = ContentType.TEXT
@@ -140,7 +142,7 @@ class BootResponses:
         if (answer := self._cached.get(path)) is None:
             return None
         if not answer.is_valid(at) or (
-            answer.in_window and _find_time_after(answer.until, self._latest, clock.latest_time)
+            answer.in_window and _find_latest_time_after(answer.until, self._latest, clock.latest_time)
         ):
             del self._cached[path]
             return None
@@ -159,16 +161,16 @@ class BootResponses:
         at = self._tree.clock.choose_time(at)
         if path == "/httpboot":
             return self._build_for_address(client(), at)
-        answer = self._build(path.removeprefix("/"), at) if path.startswith("/") else None
+        answer = self._build_response(path.removeprefix("/"), at) if path.startswith("/") else None
         if answer is not None:
             self._cached[path] = answer
             if len(self._cached) > _MAX_CACHED:
                 self._cached.popitem(last=False)
         return answer
 
-    def _build(self, path: str, at: datetime) -> BootResponse | None:
+    def _build_response(self, path: str, at: datetime) -> BootResponse | None:
         if (BOOT + path).startswith(IMMUTABLE):
-            return self._build_immutable(BOOT + path)
+            return self._build_immutable_response(BOOT + path)
         path = path.removeprefix(QUERY_FOLDER)
         located: dict[str, LocatedServer | None] = {}
         for lookup in parse_request_path(path):
@@ -182,7 +184,7 @@ class BootResponses:
                 return self._build_for_replaced_plan(server, lookup)
             if lookup.path in server.state.paths:
                 return None
-        return self._build_shared(CHAIN if path == "ipxe/" else BOOT + path)
+        return self._build_shared_response(CHAIN if path == "ipxe/" else BOOT + path)
 
     # Paths of one server
 
@@ -191,9 +193,9 @@ class BootResponses:
         if version is None or version.content is None:
             return None
         content, writes = self._read_content(located, version.content), version.writes
-        guarded = None
+        guarded_path = None
         if writes is not None or (version.digest is not None and version.role is not Role.OFFER):
-            guarded = GuardedPath(
+            guarded_path = GuardedPath(
                 server=located.state.server,
                 path=lookup.path,
                 role=version.role,
@@ -202,7 +204,7 @@ class BootResponses:
                 disk_write=writes,
             )
         delivery = lookup.kind.delivery
-        etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded is None else None
+        etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded_path is None else None
         reply = build_file_reply(content, version.content_type, UNCACHED, etag)
         fallback = writes.fallback if writes is not None else None
         is_boot_script, local_disk = (
@@ -210,12 +212,12 @@ class BootResponses:
             located.state.plan["decision"].get("localDisk"),
         )
         return BootResponse(
-            request_kind=RequestKind.ENTRY if guarded is not None else RequestKind.FILE,
-            reply=NO_CONTENT if version.role is Role.REPORT else allow_ranges(reply) if delivery.in_parts else reply,
-            allows_ranges=delivery.in_parts,
+            request_kind=RequestKind.ENTRY if guarded_path is not None else RequestKind.FILE,
+            reply=NO_CONTENT if version.role is Role.REPORT else allow_ranges(reply) if delivery.has_ranges else reply,
+            allows_ranges=delivery.has_ranges,
             etag=etag,
             not_modified=build_not_modified_reply(etag, UNCACHED) if etag is not None else None,
-            guarded=guarded,
+            guarded_path=guarded_path,
             fallback=self._read_content(located, fallback) if fallback is not None else None,
             hop=self._read_content(located, writes.hop) if writes is not None and writes.hop is not None else None,
             content_type=version.content_type,
@@ -257,7 +259,7 @@ class BootResponses:
         does not open any window.
         """
         version, until = find_version(versions, at)
-        latest = _find_time_after(until, self._latest, self._tree.clock.latest_time)
+        latest = _find_latest_time_after(until, self._latest, self._tree.clock.latest_time)
         if version is None or not version.in_window or latest is None:
             return version, until
         if self._tree.clock.problem is None:
@@ -285,7 +287,7 @@ class BootResponses:
         if (located := self._tree.find_server(format_identity(IdentityKind.ADDRESS, client))) is not None:
             lookup = PathLookup(HTTP_BOOT, "", HTTP_BOOT.build_path(located.state.summary["uuid"]))
             answer = self._build_for_server(located, lookup, at) if lookup.path in located.state.paths else None
-        elif (unknown := self._build_shared(UNKNOWN_HTTP_BOOT)) is not None:
+        elif (unknown := self._build_shared_response(UNKNOWN_HTTP_BOOT)) is not None:
             answer = structs.replace(unknown, boot_script=BootScript(UNKNOWN_HTTP_BOOT, "unknown machine"))
         if answer is None:
             return None
@@ -303,17 +305,17 @@ class BootResponses:
 
     # All other paths
 
-    def _build_shared(self, path: str) -> BootResponse | None:
+    def _build_shared_response(self, path: str) -> BootResponse | None:
         """Return the response for a file that does not belong to a server.
 
         gitboot serves a new version of the file even before the manifest lists this version.
         """
         if path not in self._tree.read_shared_files() or (found := self._tree.read(path)) is None:
             return None
-        answer = self._build_file(found, find_content_type(path), find_delivery(path))
+        answer = self._build_file_response(found, find_content_type(path), find_delivery(path))
         return structs.replace(answer, boot_script=BootScript(path, "unknown machine")) if path in UNKNOWN else answer
 
-    def _build_immutable(self, path: str) -> BootResponse | None:
+    def _build_immutable_response(self, path: str) -> BootResponse | None:
         """Return the response for a file whose digest is in its path.
 
         Return None if the file does not exist or is too large for the cache.
@@ -331,7 +333,7 @@ class BootResponses:
             return BootResponse(
                 request_kind=RequestKind.NOTHING, reply=NOT_FOUND, file=found.file, signature=found.signature
             )
-        return self._build_file(found, find_content_type(path), find_delivery(path))
+        return self._build_file_response(found, find_content_type(path), find_delivery(path))
 
     def _matches_digest(self, folder: str, name: str, content: bytes) -> bool:
         """Return whether a folder's name is the digest of the file in the folder, or of the bundle with the file."""
@@ -343,13 +345,13 @@ class BootResponses:
                 bundle[other] = _sha256(found.content)
         return compute_digest(bundle) == folder
 
-    def _build_file(self, file: ReadFile, content_type: str, delivery: Delivery) -> BootResponse:
+    def _build_file_response(self, file: FileContent, content_type: str, delivery: Delivery) -> BootResponse:
         etag, cache_control = f'"{_sha256(file.content)}"'.encode(), delivery.cache_control.encode()
         reply = build_file_reply(file.content, content_type, cache_control, etag)
         return BootResponse(
             request_kind=RequestKind.FILE,
-            reply=allow_ranges(reply) if delivery.in_parts else reply,
-            allows_ranges=delivery.in_parts,
+            reply=allow_ranges(reply) if delivery.has_ranges else reply,
+            allows_ranges=delivery.has_ranges,
             etag=etag,
             not_modified=build_not_modified_reply(etag, cache_control),
             file=file.file,
@@ -364,7 +366,7 @@ def _build_unplanned_response(
     return BootResponse(
         request_kind=RequestKind.ENTRY,
         reply=reply,
-        guarded=GuardedPath(
+        guarded_path=GuardedPath(
             server=located.state.server,
             path=lookup.path,
             role=lookup.kind.role,
@@ -376,7 +378,7 @@ def _build_unplanned_response(
     )
 
 
-def _find_time_after(until: datetime | None, *times: datetime | None) -> datetime | None:
+def _find_latest_time_after(until: datetime | None, *times: datetime | None) -> datetime | None:
     """Return the latest of several times if it is at or after ``until``, and otherwise None."""
     latest = max(filter(None, times), default=None)
     return latest if until is not None and latest is not None and latest >= until else None
@@ -448,12 +450,12 @@ class AliasResponses:
         address = client()
         return self._tree.find_server(format_identity(IdentityKind.ADDRESS, address)) if address is not None else None
 
-    def _build_for_ec2(self, rest: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
+    def _build_for_ec2(self, ec2_path: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
         # The paths of EC2's metadata service, for facts about the machine and for its user data.
         if (located := self._locate_by_address(client)) is None:
             return None
-        if rest == "user-data":
-            path = NOCLOUD.build_path(located.state.summary["uuid"], name=rest).removeprefix(BOOT)
+        if ec2_path == "user-data":
+            path = NOCLOUD.build_path(located.state.summary["uuid"], name=ec2_path).removeprefix(BOOT)
             return self._responses.find(f"/{path}", client, at)
         values = {
             "hostname": located.state.server,
@@ -461,7 +463,9 @@ class AliasResponses:
             "local-hostname": located.state.server,
         }
         found = {"": "meta-data/\nuser-data", "meta-data": "\n".join(values), "meta-data/": "\n".join(values)}
-        text = found.get(rest, values.get(rest.removeprefix("meta-data/")) if rest.startswith("meta-data/") else None)
+        text = found.get(
+            ec2_path, values.get(ec2_path.removeprefix("meta-data/")) if ec2_path.startswith("meta-data/") else None
+        )
         return _build_text_response(located, text) if text is not None else None
 
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gitboot.endpoint.access_control import FORWARDED_HEADERS, OperatorAccess
-from gitboot.fetchlog.log_entries import client_network
+from gitboot.fetchlog.log_entries import get_client_network
 from gitboot.render import paths
 
 CLIENT_GONE: Final = (
@@ -35,7 +35,7 @@ HEAD_TIMEOUT_S: Final = 10  # in seconds: how long a client may take to send the
 MAX_UNANSWERED_BYTES: Final = 64 * 1024
 
 
-class Limits:
+class ConnectionLimits:
     """Limits on the connections to one endpoint.
 
     A connection from a trusted proxy counts as a connection from the client that the proxy names.
@@ -90,7 +90,7 @@ class ClientQuota(Generic[T]):
     def add(self, item: T, address: str | None) -> None:
         """Add a client's new item, and close an older item if the new item exceeds a limit."""
         self.remove(item)
-        self._networks[item] = network = client_network(address)
+        self._networks[item] = network = get_client_network(address)
         network_items = self._items_by_network.setdefault(network, {})
         network_items[item] = None
         if len(network_items) > self._limit_per_address and not self._is_exempt(address):
@@ -140,7 +140,7 @@ def get_max_connections() -> int:
     return soft_limit // 3 if soft_limit != resource.RLIM_INFINITY else 100_000
 
 
-_NO_LIMITS: Final = Limits()
+_NO_LIMITS: Final = ConnectionLimits()
 _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
 
 
@@ -221,11 +221,11 @@ class Connection(HttpToolsProtocol):
         self._has_cycle = False  # whether the application has received a request from this connection
         self._has_sent_quick_reply = False  # whether this class itself answered the current request
         operator_access: OperatorAccess | None = getattr(self.app, "operator_access", None)
-        if operator_access is not None and operator_access.is_operators_only(self.server):
+        if operator_access is not None and operator_access.is_operators_socket(self.server):
             self._find_cached_reply = None
         peer = transport.get_extra_info("peername")
         self._address: str | None = peer[0] if peer else None
-        self._limits: Limits = getattr(self.app, "limits", _NO_LIMITS)
+        self._limits: ConnectionLimits = getattr(self.app, "limits", _NO_LIMITS)
         self._is_from_proxy = self._limits.is_proxy(self._address)
         # the time since which the connection waits for the head of a request; None: it does not wait
         self._head_since: float | None = self._active_at
@@ -340,10 +340,10 @@ class Connection(HttpToolsProtocol):
         self._limits.idle.add(self, self._address)
         super().on_response_complete()
 
-    def abort_if_stuck(self, late_s: float) -> None:
+    def abort_if_stuck(self, lag_s: float) -> None:
         """Abort the connection if the client is too slow. The server must call this method every few seconds.
 
-        ``late_s`` is how late this call is. During this delay, the event loop may have left data unread that the client
+        ``lag_s`` is how late this call is. During this delay, the event loop may have left data unread that the client
         sent.
         """
         now, unsent_bytes = self.loop.time(), self._client.get_write_buffer_size()
@@ -353,7 +353,7 @@ class Connection(HttpToolsProtocol):
             self._active_at = now  # the client waits for the application, so the client is not too slow
         elif now - self._active_at > CLIENT_TIMEOUT_S:
             self._client.abort()
-        if self._head_since is not None and now - self._head_since > HEAD_TIMEOUT_S + late_s:
+        if self._head_since is not None and now - self._head_since > HEAD_TIMEOUT_S + lag_s:
             self._client.abort()
 
     def try_close(self, *, even_if_sending: bool) -> bool:
@@ -400,7 +400,7 @@ class RequestBodies:
 
     def __init__(self) -> None:
         self._reading: ClientQuota[asyncio.Timeout] = ClientQuota(
-            _expire, limit=lambda: MAX_BODIES, limit_per_address=MAX_BODIES_PER_ADDRESS
+            _expire_deadline, limit=lambda: MAX_BODIES, limit_per_address=MAX_BODIES_PER_ADDRESS
         )
 
     async def read(
@@ -424,7 +424,7 @@ class RequestBodies:
             self._reading.remove(deadline)
 
 
-def _expire(deadline: asyncio.Timeout) -> bool:
+def _expire_deadline(deadline: asyncio.Timeout) -> bool:
     """Make the deadline of a request body expire now. Return False if the deadline has already expired."""
     if deadline.expired():
         return False

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from gitboot import __version__
 from gitboot.endpoint.access_control import OperatorDenial
 from gitboot.endpoint.boot_responses import RequestKind
-from gitboot.endpoint.connections import Limits
+from gitboot.endpoint.connections import ConnectionLimits
 from gitboot.endpoint.recorder import Recorder
 from gitboot.endpoint.served_files import PublishedTree, read_unknown_machines
 from gitboot.endpoint.tls import Certificate, HandshakeFailure
@@ -246,7 +246,7 @@ class Exposition(Collector):
         recorder: Recorder | None,
         unready_reason: str | None,
         *,
-        limits: Limits,
+        limits: ConnectionLimits,
         certificate: Certificate | None,
         machines_certificate: Certificate | None = None,
         failed_handshakes: Mapping[HandshakeFailure, int] = MappingProxyType({}),

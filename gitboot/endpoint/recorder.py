@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.log_entries import Observation, Outcome, client_network
+from gitboot.fetchlog.log_entries import Observation, Outcome, get_client_network
 from gitboot.fetchlog.one_time_boots import (
     MAX_ADDRESSES,
     MAX_FETCHES,
@@ -31,17 +31,17 @@ from gitboot.fetchlog.one_time_boots import (
     ServedBoot,
     ServedBoots,
     find_secret,
-    is_lease,
+    is_lease_identity,
     merge_served_boots,
     read_claims,
 )
 from gitboot.fetchlog.spool import (
     Spool,
-    Writer,
+    SpoolWriter,
     check_writable,
     count_deletions,
-    endpoint_folder,
-    find_read_files,
+    find_finished_files,
+    get_endpoint_folder,
     list_files,
     read_batch,
     read_or_create_identity,
@@ -87,23 +87,23 @@ class SpoolRecorder:
         """
         if serving_identity is not None and self.serving_identity is None:  # gitboot has not checked the spool yet
             with suppress(TimeoutError, FetchLogUnavailable):
-                await self._call_in_time("", lambda: None)
+                await self._call_with_timeout("", lambda: None)
         if serving_identity not in (None, self.serving_identity):
             return False
         if (counted := self.repeated.count(observation, time.monotonic())) is None:
             return True
-        if not (is_recorded := await self._write_in_time(counted)):
-            self.repeated.put_back(counted)
+        if not (is_recorded := await self._write_with_timeout(counted)):
+            self.repeated.restore_count(counted)
         return is_recorded
 
-    async def _write_in_time(self, observation: Observation) -> bool:
+    async def _write_with_timeout(self, observation: Observation) -> bool:
         """Write an observation, and return whether the write succeeded in time.
 
         If a failed write may still take effect, record that gitboot withheld the boot.
         """
         written = self._spool.record(observation)
         pending = asyncio.wrap_future(written)
-        pending.add_done_callback(_consume_result)
+        pending.add_done_callback(_ignore_exception)
         done, _ = await asyncio.wait([pending], timeout=self._deadline_s)
         if not done:
             self._store_result(TimeoutError())
@@ -116,7 +116,7 @@ class SpoolRecorder:
                 self.intents.add(observation)
                 return True
             _logger.error("the spool could not record a fetch for %s: %s", observation.server, error)
-        self.intents.withhold(observation)
+        self.intents.record_withheld(observation)
         return False
 
     async def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
@@ -124,16 +124,16 @@ class SpoolRecorder:
 
         Raises `FetchLogUnavailable` if the spool cannot be read in time.
         """
-        return await self._call_in_time(server, partial(self._served_boots.find, server, offer, report))
+        return await self._call_with_timeout(server, partial(self._served_boots.find, server, offer, report))
 
     async def has_installer_reported(self, server: str, token: str) -> bool:
         """Return whether an installer has sent a report since its boot was served.
 
         Raises `FetchLogUnavailable` if the spool cannot be read in time.
         """
-        return await self._call_in_time(server, partial(self._served_boots.has_installer_reported, server, token))
+        return await self._call_with_timeout(server, partial(self._served_boots.has_installer_reported, server, token))
 
-    async def _call_in_time(self, server: str, function: Callable[[], _T]) -> _T:
+    async def _call_with_timeout(self, server: str, function: Callable[[], _T]) -> _T:
         def read_and_call() -> _T:
             self._read_spool_state()
             return function()
@@ -153,7 +153,7 @@ class SpoolRecorder:
         This method does not wait for the result of the check.
         """
         now_s = time.monotonic()
-        self._write_counted(self.repeated.take_due(now_s))
+        self._write_counted_fetches(self.repeated.take_due_observations(now_s))
         self.intents.retry_writes()
         if self._trial is None:
             if self.failure is not None or now_s - self._last_written_s >= _TRIAL_INTERVAL_S:
@@ -168,25 +168,25 @@ class SpoolRecorder:
 
     def flush(self) -> None:
         """Write the fetches that were only counted so far, and the remaining outcomes, to the spool."""
-        self._write_counted(self.repeated.take_due(math.inf))
+        self._write_counted_fetches(self.repeated.take_due_observations(math.inf))
         self.intents.retry_writes()
 
-    def _write_counted(self, observations: Iterable[Observation]) -> None:
+    def _write_counted_fetches(self, observations: Iterable[Observation]) -> None:
         for each in observations:
             # gitboot served these fetches, perhaps incompletely, without an intent. A report has no intent either.
             without_intent = replace(each, intent=None, is_evidence=each.is_evidence and each.intent is None)
-            self._spool.record(without_intent).add_done_callback(partial(self._put_back_failed, each))
+            self._spool.record(without_intent).add_done_callback(partial(self._restore_count_if_failed, each))
 
-    def _put_back_failed(self, observation: Observation, written: Future[None]) -> None:
+    def _restore_count_if_failed(self, observation: Observation, written: Future[None]) -> None:
         if written.exception() is not None:
-            self.repeated.put_back(observation)
+            self.repeated.restore_count(observation)
 
     async def wait_for_check(self) -> None:
         """Check whether gitboot can record fetches, and wait for the result until the deadline."""
         self.check()
         if self._trial is not None:
             pending = asyncio.wrap_future(self._trial[1])
-            pending.add_done_callback(_consume_result)
+            pending.add_done_callback(_ignore_exception)
             await asyncio.wait([pending], timeout=self._deadline_s)
             self.check()
 
@@ -208,10 +208,10 @@ class SpoolRecorder:
             self.failure = f"{self._spool.folder} cannot be written: {getattr(error, 'strerror', None) or error}"
 
 
-def _consume_result(written: asyncio.Future[None]) -> None:
+def _ignore_exception(future: asyncio.Future[None]) -> None:
     """Read the result of a future that completed too late, so that asyncio does not log an unretrieved exception."""
-    if not written.cancelled():
-        written.exception()
+    if not future.cancelled():
+        future.exception()
 
 
 class SharedRecorder:
@@ -249,7 +249,7 @@ class SharedRecorder:
         If ``serving_identity``, which the output tree names, is a spool, the result is False. The tree's instance then
         has no shared ledger, and would not read this fetch.
         """
-        if serving_identity is not None and not is_lease(serving_identity):
+        if serving_identity is not None and not is_lease_identity(serving_identity):
             return False
         kind = find_path_kind(observation.path)
         if observation.offer is None or (kind is not None and kind.role is Role.REPORT):
@@ -259,11 +259,11 @@ class SharedRecorder:
             return True
         abandoned = threading.Event()
         try:
-            await self._call_in_time(partial(self._fetch_log.record, counted, serving_identity, abandoned.is_set))
+            await self._call_with_timeout(partial(self._fetch_log.record, counted, serving_identity, abandoned.is_set))
         except FetchLogUnavailable:  # the thread continues, so the intent may be in the database now or later
             abandoned.set()
-            self.intents.withhold(counted)
-            repeated.put_back(counted)
+            self.intents.record_withheld(counted)
+            repeated.restore_count(counted)
             return False
         self.intents.add(counted)
         return True
@@ -273,11 +273,11 @@ class SharedRecorder:
 
         The search includes fetches that this host has not sent to the database yet.
         """
-        served = await self._call_in_time(partial(self._fetch_log.find_served_boot, server, offer, report))
+        served = await self._call_with_timeout(partial(self._fetch_log.find_served_boot, server, offer, report))
         return merge_served_boots(await self._spool_recorder.find_served_boot(server, offer, report), served)
 
     async def has_installer_reported(self, server: str, token: str) -> bool:
-        is_done = await self._call_in_time(partial(self._fetch_log.has_installer_reported, server, token))
+        is_done = await self._call_with_timeout(partial(self._fetch_log.has_installer_reported, server, token))
         return is_done or await self._spool_recorder.has_installer_reported(server, token)
 
     async def wait_for_check(self) -> None:
@@ -288,7 +288,7 @@ class SharedRecorder:
         """Check whether this host can record a fetch in its spool. `Forwarder` checks the database."""
         self._spool_recorder.check()
 
-    async def _call_in_time(self, function: Callable[[], _T]) -> _T:
+    async def _call_with_timeout(self, function: Callable[[], _T]) -> _T:
         try:
             return await asyncio.wait_for(asyncio.to_thread(function), self._deadline_s)
         except TimeoutError as error:
@@ -309,7 +309,7 @@ class _FetchCounter:
         self.waiting: Observation | None = None  # the last fetch that is not recorded in the spool yet
         self.waiting_times = 0
 
-    def take(self, now_s: float) -> Observation | None:
+    def take_observation(self, now_s: float) -> Observation | None:
         """Return the fetches that are not recorded yet as one observation, and reset the count."""
         waiting, times = self.waiting, self.waiting_times
         if waiting is None:
@@ -347,9 +347,9 @@ class RepeatedFetches:
             counter = self._find_counter(observation, secret)
             counter.waiting, counter.waiting_times = observation, counter.waiting_times + 1
             is_due = counter.recorded <= MAX_FETCHES or now_s - counter.recorded_s >= self._RECORD_INTERVAL_S
-            return counter.take(now_s) if is_due else None
+            return counter.take_observation(now_s) if is_due else None
 
-    def take_due(self, now_s: float) -> list[Observation]:
+    def take_due_observations(self, now_s: float) -> list[Observation]:
         """Return the counted fetches whose last record is at least a minute old, as observations to record now.
 
         If ``now_s`` is ``math.inf``, return all counted fetches.
@@ -357,14 +357,14 @@ class RepeatedFetches:
         with self._lock:
             evicted, self._evicted = self._evicted, []
             due = (
-                counter.take(now_s)
+                counter.take_observation(now_s)
                 for addresses in self._secrets.values()
                 for counter in addresses.values()
                 if counter.waiting is not None and now_s - counter.recorded_s >= self._RECORD_INTERVAL_S
             )
             return [*evicted, *(each for each in due if each is not None)]
 
-    def put_back(self, observation: Observation) -> None:
+    def restore_count(self, observation: Observation) -> None:
         """Count an observation again after an attempt to record the observation failed.
 
         gitboot then records the next fetch by the same client immediately.
@@ -383,8 +383,8 @@ class RepeatedFetches:
         self._secrets.move_to_end(key)
         if len(self._secrets) > self._MAX_SECRETS:
             _, oldest = self._secrets.popitem(last=False)
-            self._evicted += filter(None, (each.take(0.0) for each in oldest.values()))
-        address = client_network(observation.client)
+            self._evicted += filter(None, (each.take_observation(0.0) for each in oldest.values()))
+        address = get_client_network(observation.client)
         if address not in addresses and len(addresses) >= MAX_ADDRESSES:
             address = OTHERS
         return addresses.setdefault(address, _FetchCounter())
@@ -409,23 +409,23 @@ class OpenIntents:
         self._unwritten: deque[Observation] = deque(maxlen=_MAX_UNWRITTEN)
 
     def add(self, observation: Observation) -> None:
-        """Add a recorded observation if it is an intent. The caller must call `conclude` later."""
+        """Add a recorded observation if it is an intent. The caller must call `store_outcome` later."""
         if observation.intent is not None:
             self._open[observation.intent] = observation
 
-    def withhold(self, observation: Observation) -> None:
+    def record_withheld(self, observation: Observation) -> None:
         """Record that gitboot withheld the boot for an intent.
 
         This is necessary because the failed write may still have added the intent to the log, or may do so later.
 
-        If the endpoint serves the boot anyway, add the intent instead. The caller must then call `conclude` later.
+        If the endpoint serves the boot anyway, add the intent instead. The caller must then call `store_outcome` later.
         """
         if observation.may_serve_unrecorded:
             self.add(observation)
         elif observation.intent is not None:
             self._write(replace(observation, outcome=Outcome.WITHHELD))
 
-    def conclude(self, intent: str, outcome: Outcome | None) -> None:
+    def store_outcome(self, intent: str, outcome: Outcome | None) -> None:
         """Record the outcome of an added intent. If ``outcome`` is None, the outcome stays unknown.
 
         Unknown ids are ignored.
@@ -442,9 +442,9 @@ class OpenIntents:
                 self._write(self._unwritten.popleft())
 
     def _write(self, observation: Observation) -> None:
-        self._spool.record(observation).add_done_callback(partial(self._keep_if_failed, observation))
+        self._spool.record(observation).add_done_callback(partial(self._queue_retry_if_failed, observation))
 
-    def _keep_if_failed(self, observation: Observation, written: Future[None]) -> None:
+    def _queue_retry_if_failed(self, observation: Observation, written: Future[None]) -> None:
         if written.exception() is not None:
             self._unwritten.append(observation)
 
@@ -478,7 +478,9 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
         return f"{recorder.withheld_reason}; the endpoint withholds install boots"
     if recorder.failure is not None:
         return f"the endpoint withholds one-time boots, because it cannot record fetches: {recorder.failure}"
-    if terms.fetch_log_id is not None and (tree.is_foreign or recorder.serving_identity != terms.fetch_log_id):
+    if terms.fetch_log_id is not None and (
+        tree.belongs_to_other_instance or recorder.serving_identity != terms.fetch_log_id
+    ):
         return "the output tree does not belong to this endpoint's spool, so the endpoint withholds one-time boots"
     if recorder.deletion_count > terms.loss_count:
         return "the output tree is older than the last deletion in the spool, so the endpoint withholds one-time boots"
@@ -555,21 +557,21 @@ class Forwarder:
         spool, spool_files = read_or_create_identity(self._folder), list_files(self._folder)
         names = [path.stem for path in spool_files]
         for path in spool_files:
-            writer = Writer(spool, path.stem)
-            self._continue_at_end(path, writer)
+            writer = SpoolWriter(spool, path.stem)
+            self._reset_offset_if_truncated(path, writer)
             # gitboot queries the position of a new file from the database even if there is no line to send.
             while (
                 batch := read_batch(path, writer, self._sent_offsets[path.name])
             ).lines or path.name not in self._sent_offsets:
                 self._sent_offsets[path.name] = self._fetch_log.receive_batch(batch, names)
-                self._continue_at_end(path, writer)
-        for path in find_read_files(self._folder, self._sent_offsets):
+                self._reset_offset_if_truncated(path, writer)
+        for path in find_finished_files(self._folder, self._sent_offsets):
             path.unlink(missing_ok=True)
         self._sent_offsets = Counter(
             {path.name: self._sent_offsets[path.name] for path in spool_files if path.exists()}
         )
 
-    def _continue_at_end(self, path: Path, writer: Writer) -> None:
+    def _reset_offset_if_truncated(self, path: Path, writer: SpoolWriter) -> None:
         """Continue at the end of a file if the file is now shorter than the part that was already sent."""
         offset = self._sent_offsets[path.name]
         with suppress(FileNotFoundError):
@@ -584,8 +586,8 @@ class Forwarder:
 
 def _lock_spool(folder: Path) -> int | None:
     """Lock a spool for sending. Return the descriptor that holds the lock, or None if another process holds it."""
-    endpoint_folder(folder).mkdir(exist_ok=True)
-    fd = open_lock(endpoint_folder(folder) / "forwarding", mode=0o640)
+    get_endpoint_folder(folder).mkdir(exist_ok=True)
+    fd = open_lock(get_endpoint_folder(folder) / "forwarding", mode=0o640)
     if lock_file(fd):
         return fd
     os.close(fd)

@@ -41,7 +41,7 @@ _OPEN_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 Signature = tuple[int, int, int]  # inode, mtime in ns and size in bytes, which show whether a file has changed
 
 
-class ReadFile(NamedTuple):
+class FileContent(NamedTuple):
     """The content of a file, and the file's signature at the time when gitboot read the file."""
 
     file: str
@@ -112,9 +112,9 @@ class PublishedTree:
         return self.can_serve
 
     @property
-    def is_foreign(self) -> bool:
+    def belongs_to_other_instance(self) -> bool:
         """Return whether the output tree belongs to an instance other than the one that started this endpoint."""
-        return self._ledger is not None and self.head is not None and self.head.stamp.ledger != self._ledger
+        return self._ledger is not None and self.head is not None and self.head.origin.ledger != self._ledger
 
     def find_server(self, identity: str) -> LocatedServer | None:
         """Return the server with this identity, or None if there is no such server.
@@ -145,7 +145,7 @@ class PublishedTree:
 
     def read_shared_files(self) -> Mapping[str, ListedFile]:
         """Return the list of files that do not belong to a server."""
-        return self._parse_cached(f"{self.root}/{SHARED}", parse_listing) or {}
+        return self._parse_cached_file(f"{self.root}/{SHARED}", parse_listing) or {}
 
     @property
     def terms(self) -> ServingTerms:
@@ -154,12 +154,12 @@ class PublishedTree:
         If the file with these conditions is missing or damaged, endpoints do not serve one-time boots.
         """
         try:
-            found: ServingTerms | None = self._parse_cached(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
+            found: ServingTerms | None = self._parse_cached_file(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
         except (ValueError, OSError):
             return _NO_TERMS
         return found or _NO_TERMS
 
-    def read(self, path: str, max_bytes: int | None = None) -> ReadFile | None:
+    def read(self, path: str, max_bytes: int | None = None) -> FileContent | None:
         """Return a file of the output tree. Return None if the file does not exist or is larger than ``max_bytes``."""
         return _read_file(f"{self.root}/{path}", max_bytes)
 
@@ -168,7 +168,7 @@ class PublishedTree:
     def refresh(self) -> None:
         """Read the manifest and the status again. If the manifest is damaged, keep the previous manifest."""
         try:
-            self.head = self._parse_cached(f"{self.root}/{MANIFEST}", parse_head)
+            self.head = self._parse_cached_file(f"{self.root}/{MANIFEST}", parse_head)
         except UnknownFormat as error:
             self.head = None
             self._set_condition(False, "UnknownFormat", f"{self.root}/{MANIFEST}: {error}")
@@ -178,9 +178,9 @@ class PublishedTree:
             if self.head is None:
                 self._set_condition(False, "Absent", f"{self.root}: the instance has not published yet")
             else:
-                self._set_condition(True, "Read", f"{self.root}: published from commit {self.head.stamp.commit}")
+                self._set_condition(True, "Read", f"{self.root}: published from commit {self.head.origin.commit}")
         instance = self._read_instance_status()
-        self.clock.compare(instance.get("clock"))
+        self.clock.compare_with_instance(instance.get("clock"))
         is_other_ledger = any(
             (each["type"], each["status"], each["reason"]) == ("LedgerNamed", False, "AnotherLedger")
             for each in instance.get("conditions", ())
@@ -199,8 +199,8 @@ class PublishedTree:
         self.refresh()
         facts = self._read_instance_status()
         if not facts:
-            facts = Status(applied=self.head.stamp.commit if self.head is not None else None).facts()
-        facts = add_age(facts, self.clock.silent_s, self.clock.instance_time)
+            facts = Status(applied=self.head.origin.commit if self.head is not None else None).facts()
+        facts = add_age(facts, self.clock.instance_time_age_s, self.clock.instance_time)
         return {
             **facts,
             "conditions": [*add_stop_condition(facts["conditions"], self.stop_orders.current), self._condition],
@@ -210,7 +210,7 @@ class PublishedTree:
         found: list[dict[str, Any]] = []
         for file in self._statuses:
             with suppress(ValueError, OSError):
-                found.append(self._parse_cached(file, _parse_status) or {})
+                found.append(self._parse_cached_file(file, _parse_status) or {})
         return max(
             [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)],
             key=lambda each: str(each.get("clock", "")),
@@ -232,7 +232,7 @@ class PublishedTree:
             "remedy": None if status else find_remedy("OutputTreeReadable", reason),
         }
 
-    def _parse_cached(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:
+    def _parse_cached_file(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:
         known = self._parsed.get(file)
         if known is not None and known[0] == read_signature(file):
             return known[1]
@@ -243,7 +243,7 @@ class PublishedTree:
         return value
 
 
-def _read_file(file: str, max_bytes: int | None = None) -> ReadFile | None:
+def _read_file(file: str, max_bytes: int | None = None) -> FileContent | None:
     try:
         fd = os.open(file, _OPEN_FLAGS)
     except (OSError, ValueError) as error:  # a path with a NUL character raises ValueError
@@ -254,7 +254,7 @@ def _read_file(file: str, max_bytes: int | None = None) -> ReadFile | None:
         found = os.fstat(fd)
         if not S_ISREG(found.st_mode) or (max_bytes is not None and found.st_size > max_bytes):
             return None
-        return ReadFile(file, (found.st_ino, found.st_mtime_ns, found.st_size), stream.read())
+        return FileContent(file, (found.st_ino, found.st_mtime_ns, found.st_size), stream.read())
 
 
 def _parse_status(data: bytes) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class CheckedClock:
         self._newest_s = min(saved_uptime.seconds, self._began_s) if saved_uptime and is_same_boot else self._began_s
         # the difference between this clock and the instance's clock; None: the difference is within the limit
         self.offset: timedelta | None = None
-        self._check_behind()
+        self._check_saved_time()
 
     @property
     def up(self) -> Uptime:
@@ -351,7 +351,7 @@ class CheckedClock:
         return self._instance_time.astimezone(UTC) if self._instance_time is not None else None
 
     @property
-    def silent_s(self) -> float | None:
+    def instance_time_age_s(self) -> float | None:
         """The seconds since the instance last wrote a time, or None if this process has not read any such time yet."""
         return None if self._instance_time is None else self._age_s + self.up.seconds - self._seen_s
 
@@ -377,7 +377,7 @@ class CheckedClock:
             "instance is running"
         )
 
-    def compare(self, instance_time: object) -> None:
+    def compare_with_instance(self, instance_time: object) -> None:
         """Compare this clock with a time that the instance wrote. Ignore a malformed time."""
         with suppress(ValueError):
             written_time, up_s = datetime.fromisoformat(str(instance_time)), self.up.seconds
@@ -397,7 +397,7 @@ class CheckedClock:
                 return
             if not is_new and offset > _MAX_OFFSET and self.offset is not None and self.offset > timedelta():
                 return  # the clock is still ahead
-        self._check_behind()
+        self._check_saved_time()
 
     def save(self) -> None:
         """Save the time of this clock for the next process, at most once a minute and only while the clock is correct.
@@ -417,7 +417,7 @@ class CheckedClock:
             write_atomically(self._saved_file, f"{format_instant(now)} {up.seconds} {up.boot}\n".encode(), mode=0o640)
             self._newest, self._newest_s, self._saved = now, up.seconds, now
 
-    def _check_behind(self) -> None:
+    def _check_saved_time(self) -> None:
         behind = self._clock() - self._newest if self._newest is not None else timedelta()
         self._set_offset(behind if behind < -_MAX_OFFSET else None)
 

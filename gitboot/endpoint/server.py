@@ -120,12 +120,12 @@ class _Server(uvicorn.Server):
             with suppress(BlockingIOError):  # a full pipe also shows that the thread responds
                 os.write(self.heartbeat_pipe, b".")
             self.heartbeat_pipe = None
-        late_s = time.monotonic() - self._stuck_checked_s - _STUCK_CHECK_S
-        if late_s >= 0:
+        lag_s = time.monotonic() - self._stuck_checked_s - _STUCK_CHECK_S
+        if lag_s >= 0:
             self._stuck_checked_s = time.monotonic()
             for connection in tuple(self.server_state.connections):
                 if isinstance(connection, Connection):
-                    connection.abort_if_stuck(late_s)
+                    connection.abort_if_stuck(lag_s)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -228,7 +228,7 @@ class Workers:
         # worker.
         self._threads = [
             BackgroundThread(
-                partial(self._keep_running, number), name=f"endpoint {number}", on_death=lambda _: on_change()
+                partial(self._keep_worker_running, number), name=f"endpoint {number}", on_death=lambda _: on_change()
             )
             for number in range(count)
         ]
@@ -272,7 +272,7 @@ class Workers:
             )
             return Endpoints(expected=self._count, alive=sum(running) - hung, restarts=self._restarts, hung=hung)
 
-    def _keep_running(self, number: int) -> None:
+    def _keep_worker_running(self, number: int) -> None:
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             began_s = time.monotonic()

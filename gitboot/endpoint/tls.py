@@ -11,11 +11,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from gitboot.endpoint.connections import HEAD_TIMEOUT_S, Connection, Limits
+from gitboot.endpoint.connections import HEAD_TIMEOUT_S, Connection, ConnectionLimits
 from gitboot.endpoint.served_files import Signature, read_signature
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors
-from gitboot.model.scalars import has_rsa_key, read_certificate_ends, read_public_key
+from gitboot.model.scalars import has_rsa_key, read_certificate_expiries, read_public_key
 from gitboot.status.conditions import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's error reason if a key does not belong to a certificate
@@ -42,12 +42,16 @@ class Certificate:
     """
 
     def __init__(
-        self, file: Path, key: Path, suites: CipherSuites = CipherSuites.OPERATORS, other: Certificate | None = None
+        self,
+        file: Path,
+        key: Path,
+        suites: CipherSuites = CipherSuites.OPERATORS,
+        other_certificate: Certificate | None = None,
     ) -> None:
-        self._file, self._key, self._suites, self._other = file, key, suites, other
+        self._file, self._key, self._suites, self._other = file, key, suites, other_certificate
         self._public_key: bytes | None = None  # the public key of the certificate that is in use
-        if other is not None:
-            other._other = self
+        if other_certificate is not None:
+            other_certificate._other = self
         self._signatures: tuple[Signature | None, ...] = ()  # the signatures of the two files at the last load
         self._current: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the current files cannot be used
@@ -97,7 +101,7 @@ class Certificate:
         except OSError as error:  # another program removed the file meanwhile
             raise UsageError(f"{file} cannot be read: {error.strerror}") from None
         try:
-            context.load_cert_chain(file, key, password=_refuse_passphrase)
+            context.load_cert_chain(file, key, password=_reject_passphrase)
         except _EncryptedKey:
             raise UsageError(f"{key} has a passphrase; remove the passphrase with `openssl pkey`") from None
         except ssl.SSLError as error:
@@ -119,7 +123,7 @@ class Certificate:
         public_key = read_public_key(content)
         self._check_key(public_key)
         self._current, self._public_key = context, public_key
-        self.ends = min(read_certificate_ends(content), default=None)
+        self.ends = min(read_certificate_expiries(content), default=None)
 
     def _check_key(self, public_key: bytes | None) -> None:
         if public_key is None:
@@ -156,7 +160,7 @@ class _EncryptedKey(Exception):
     """The error for a private key that is encrypted with a passphrase."""
 
 
-def _refuse_passphrase() -> str:
+def _reject_passphrase() -> str:
     """Raise `_EncryptedKey`, so that OpenSSL does not prompt for the passphrase at the terminal."""
     raise _EncryptedKey
 
@@ -191,21 +195,21 @@ def classify_failure(error: OSError) -> HandshakeFailure:
 class TlsSocket:
     """Accepts TLS connections on a listening socket. Other processes may accept connections on the same socket.
 
-    gitboot calls ``on_refusal`` for each client that aborts the handshake, takes too long, or does not use TLS.
+    gitboot calls ``on_failure`` for each client that aborts the handshake, takes too long, or does not use TLS.
     """
 
     def __init__(
         self,
         listening_socket: socket.socket,
         context: ssl.SSLContext,
-        limits: Limits,
-        on_refusal: Callable[[OSError], None],
+        limits: ConnectionLimits,
+        on_failure: Callable[[OSError], None],
     ) -> None:
-        self._listening_socket, self._context, self._limits, self._on_refusal = (
+        self._listening_socket, self._context, self._limits, self._on_failure = (
             listening_socket,
             context,
             limits,
-            on_refusal,
+            on_failure,
         )
 
     async def accept_clients(self, make_connection: Callable[[], Connection], connections: MutableSet[Any]) -> None:
@@ -240,7 +244,7 @@ class TlsSocket:
                 ssl_shutdown_timeout=_SHUTDOWN_S,
             )
         except OSError as error:
-            self._on_refusal(error)
+            self._on_failure(error)
         finally:
             connections.discard(handshake)
             handshake.end()
@@ -249,7 +253,7 @@ class TlsSocket:
 class _Handshake(asyncio.Protocol):
     """A client in the TLS handshake. The client counts as an idle connection."""
 
-    def __init__(self, connection: Connection, limits: Limits, task: asyncio.Task[None] | None) -> None:
+    def __init__(self, connection: Connection, limits: ConnectionLimits, task: asyncio.Task[None] | None) -> None:
         self._connection, self._limits, self._task = connection, limits, task
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
@@ -276,7 +280,7 @@ _FIRMWARE_SUITES: Final = "AES128-GCM-SHA256:AES256-GCM-SHA384:AES128-SHA256:AES
 _MAX_FLIGHTS: Final = 10  # the maximum number of exchanges in a handshake between two TLS objects in memory
 
 
-def find_firmware_problem(
+def find_certificate_problem(
     certificate: Path, key: Path, suites: CipherSuites, *, host: str | None = None, authority: Path | None = None
 ) -> str | None:
     """Try a TLS handshake in memory.

@@ -84,7 +84,7 @@ def decode_servers(data: bytes) -> list[tuple[int, Server]] | None:
     return _decode_or_none(_servers_decoder, data) or None
 
 
-def is_result(kind: ResultKind, data: bytes) -> bool:
+def is_valid_result(kind: ResultKind, data: bytes) -> bool:
     """Return whether the bytes are a valid result of this kind. All parts of a row must belong to the same server."""
     if kind is ResultKind.PARSED:
         return decode_servers(data) is not None
@@ -160,7 +160,7 @@ class RemoteCache:
         found: dict[bytes, bytes] = {}
         remaining = iter(keys)
         while not self._is_lost and (batch := tuple(islice(remaining, protocol.MAX_KEYS))):
-            with self._exchange():
+            with self._detect_lost_connection():
                 write_frame(self._outgoing, CacheLookup(kind, batch))
                 if (frame := read_frame(self._incoming)) is None:
                     raise EOFError
@@ -171,11 +171,11 @@ class RemoteCache:
         for batch in _split_batches(rows):
             if self._is_lost:
                 return
-            with self._exchange():
+            with self._detect_lost_connection():
                 write_frame(self._outgoing, NewResults(kind, batch))
 
     @contextmanager
-    def _exchange(self) -> Iterator[None]:
+    def _detect_lost_connection(self) -> Iterator[None]:
         self._is_lost = True  # the connection counts as lost until the block ends without an error
         with suppress(OSError, EOFError):
             yield
@@ -207,12 +207,12 @@ def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
 
 
 def serve_cache(
-    cache: Cache, incoming: IO[bytes], outgoing: IO[bytes], is_result: Callable[[ResultKind, bytes], bool]
+    cache: Cache, incoming: IO[bytes], outgoing: IO[bytes], is_valid_result: Callable[[ResultKind, bytes], bool]
 ) -> None:
     """Serve lookups and insertions to a `RemoteCache` until the process that uses it ends or sends an invalid frame.
 
     A frame is invalid if it contains a message of any other kind, too many keys, a key that is too long, or a value
-    that ``is_result`` rejects. gitboot does not insert the results of an invalid frame.
+    that ``is_valid_result`` rejects. gitboot does not insert the results of an invalid frame.
     """
     with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
         while (frame := read_frame(incoming, MAX_MESSAGE_BYTES)) is not None:
@@ -223,7 +223,7 @@ def serve_cache(
             kind, values = message.kind, message.values
             if len(values) > protocol.MAX_KEYS or max(map(len, values), default=0) > MAX_KEY_BYTES:
                 return
-            if not all(is_result(kind, value) for value in values.values()):
+            if not all(is_valid_result(kind, value) for value in values.values()):
                 return
             cache.insert_many(kind, values)
 
@@ -241,7 +241,7 @@ class ResultsFile:
         self._is_full = False
         self._verified: set[bytes] = set()  # digests of verified pairs of decision and host
 
-    def verify(self, servers: Iterable[protocol.ServerPart]) -> None:
+    def mark_verified(self, servers: Iterable[protocol.ServerPart]) -> None:
         """Mark the decisions and hosts of these servers as verified.
 
         The instance must already have decoded and checked these decisions and hosts.
@@ -283,7 +283,7 @@ class ResultsFile:
     def _is_valid(self, kind: ResultKind, data: bytes) -> bool:
         row = decode_row(data) if kind is ResultKind.DECIDED else None
         is_verified = row is not None and _compute_digest(row.decision, row.host) in self._verified
-        return is_verified or is_result(kind, data)
+        return is_verified or is_valid_result(kind, data)
 
     def close(self) -> None:
         if self._file is not None:

@@ -76,9 +76,9 @@ class EvaluatorClient:
         the clone. After `NotEvaluated` or `SourceError`, the next call evaluates the commit again.
         """
         running = self._running
-        if running is None or (running.answer.done() and not running.is_for(revision, base)):
+        if running is None or (running.answer.done() and not running.matches(revision, base)):
             running = self._start_evaluation(revision, base)
-        if not (running.answer.done() or self._waits_for_answer) or not running.is_for(revision, base):
+        if not (running.answer.done() or self._waits_for_answer) or not running.matches(revision, base):
             return None
         try:
             return running.answer.result()
@@ -108,15 +108,15 @@ class EvaluatorClient:
         else:
             unstored.results.close()
 
-    def wait_until_stored(self) -> None:
+    def wait_until_results_stored(self) -> None:
         self._store_executor.submit(lambda: None).result()
 
-    def end_unless_accepted(self, accepted: Revision | None) -> None:
+    def end_process_unless_accepted(self, accepted_revision: Revision | None) -> None:
         """End the process unless the instance has accepted all commits that the process evaluated.
 
-        The commit ``accepted`` counts as accepted too.
+        The commit ``accepted_revision`` counts as accepted too.
         """
-        if self._evaluated - self._accepted - {accepted}:
+        if self._evaluated - self._accepted - {accepted_revision}:
             self._end_process()
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class _RunningEvaluation(Struct, frozen=True, kw_only=True):
     answer: Future[EvaluationResult]
     is_retry: bool  # whether the process of the first attempt was killed
 
-    def is_for(self, revision: Revision, base: Commit | None) -> bool:
+    def matches(self, revision: Revision, base: Commit | None) -> bool:
         return self.revision == revision and self.base is base
 
 
@@ -250,7 +250,7 @@ class _Conversation:
             return assemble_commit(base, Revision(self._question.revision), self._receive_answers())
         except (EOFError, OSError, ValueError, RecursionError, msgspec.MsgspecError):
             self._process.kill()
-            raise self._explain_end() from None
+            raise self._make_end_error() from None
         finally:
             self._report_progress(1, 1)
 
@@ -278,12 +278,12 @@ class _Conversation:
                         self._results.add(kind, values)
                 yield answer
                 if isinstance(answer, protocol.ServerParts) and self._cache is not None:
-                    self._results.verify(answer.servers)  # `assemble_commit` has checked these servers
+                    self._results.mark_verified(answer.servers)  # `assemble_commit` has checked these servers
         except TimeoutError:
             self._is_late = True
             self._process.kill()
 
-    def _explain_end(self) -> InvalidRepository | _EvaluatorKilled:
+    def _make_end_error(self) -> InvalidRepository | _EvaluatorKilled:
         status = self._process.wait()
         if self._is_late:
             return NotEvaluated([build_limit_problem(f"the evaluation took longer than {self._wall_s:.0f} s")])

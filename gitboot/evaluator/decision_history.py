@@ -22,13 +22,13 @@ from gitboot.jsonio import build_decoder
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.decision_changes import (
-    Change,
     EffectKind,
     ServerEffect,
+    ValueChange,
     find_field_changes,
     find_server_effects,
 )
-from gitboot.text import format_rest
+from gitboot.text import format_omitted
 
 _NO_TREE = ""  # stands for the tree before the first commit, or in a commit without the fleet's folder
 
@@ -55,7 +55,7 @@ class DocumentChange(Struct, frozen=True, kw_only=True):
     kind: EffectKind
     path: str  # the file with the document after the commit, or before the commit if it removed the document
     # the changed fields, such as spec.rollout.percent; empty if the commit added or removed the document
-    changes: tuple[Change, ...]
+    changes: tuple[ValueChange, ...]
 
 
 # A function that evaluates a commit and compares it with a base commit. Raises `InvalidRepository` if the commit is
@@ -99,18 +99,18 @@ class DecisionHistory:
             pending, older, newer = pending + older, [], step
 
     def _find_change(
-        self, old: HistoryStep | None, new: HistoryStep, server: str | SystemUuid
+        self, old_step: HistoryStep | None, new_step: HistoryStep, server: str | SystemUuid
     ) -> tuple[SystemUuid, ServerEffect] | None:
-        step = (_find_tree(old), _find_tree(new))
+        step = (_get_tree_id(old_step), _get_tree_id(new_step))
         if changed := self._look_up(ResultKind.HISTORY_CHANGED, step):
             if (uuid := _find_uuid(server, changed[0])) is None:
                 return None
             if effect := self._look_up(ResultKind.HISTORY_EFFECT, (*step, uuid)):
                 return uuid, effect[0]
-        if old is None or old.tree is None or new.tree is None:
-            found = find_server_effects(self._decide_all(old), self._decide_all(new))
+        if old_step is None or old_step.tree is None or new_step.tree is None:
+            found = find_server_effects(self._get_decisions(old_step), self._get_decisions(new_step))
         else:
-            pair = self._evaluate_with_base(old, new)
+            pair = self._evaluate_with_base(old_step, new_step)
             assert pair.base is not None  # noqa: S101 - the base is the newer commit
             found = find_server_effects(
                 _select_decisions(pair.head, pair.servers), _select_decisions(pair.base, pair.servers)
@@ -122,33 +122,35 @@ class DecisionHistory:
         uuid = _find_uuid(server, names)
         return (uuid, found[uuid]) if uuid is not None else None
 
-    def _find_problem(self, step: HistoryStep, newer: HistoryStep | None) -> str | None:
+    def _find_problem(self, step: HistoryStep, newer_step: HistoryStep | None) -> str | None:
         """Return the first problem in a commit, or None if the commit is valid.
 
-        ``newer`` is the next newer valid commit, or None if there is no such commit.
+        ``newer_step`` is the next newer valid commit, or None if there is no such commit.
         """
-        if known := self._look_up(ResultKind.HISTORY_PROBLEM, _find_tree(step)):
+        if known := self._look_up(ResultKind.HISTORY_PROBLEM, _get_tree_id(step)):
             problem: str | None = known[0]
             return problem
         problem = None
         try:
             if step.tree is not None:
-                self._evaluate_with_base(step, newer)
+                self._evaluate_with_base(step, newer_step)
         except InvalidRepository as error:
-            problem = " ".join(filter(None, (str(error.problems[0]), format_rest(len(error.problems) - 1, "problem"))))
-        self._store(ResultKind.HISTORY_PROBLEM, {_find_tree(step): problem})
+            problem = " ".join(
+                filter(None, (str(error.problems[0]), format_omitted(len(error.problems) - 1, "problem")))
+            )
+        self._store(ResultKind.HISTORY_PROBLEM, {_get_tree_id(step): problem})
         return problem
 
     def _look_up(self, kind: ResultKind, key: object) -> list[Any]:
         """Return a list with the cached result for a key, or an empty list if the cache has no result."""
         values = self._cache.get_many(kind, [encode(key)]).values() if self._cache is not None else ()
-        return [_DECODERS[kind](value) for value in values if is_history_result(kind, value)]
+        return [_DECODERS[kind](value) for value in values if is_valid_history_result(kind, value)]
 
     def _store(self, kind: ResultKind, results: Mapping[Any, object]) -> None:
         if self._cache is not None:
             self._cache.insert_many(kind, {encode(key): encode(each) for key, each in results.items()})
 
-    def _decide_all(self, step: HistoryStep | None) -> Mapping[str, Decision]:
+    def _get_decisions(self, step: HistoryStep | None) -> Mapping[str, Decision]:
         if step is None or step.tree is None:
             return {}
         known = (self._pair.head, self._pair.base) if self._pair is not None else ()
@@ -156,9 +158,9 @@ class DecisionHistory:
         found = next(matching, None) or self._evaluate_with_base(step, None).head
         return found.decided.decisions.servers
 
-    def _evaluate_with_base(self, step: HistoryStep, newer: HistoryStep | None) -> CommitPair:
+    def _evaluate_with_base(self, step: HistoryStep, newer_step: HistoryStep | None) -> CommitPair:
         """Evaluate a commit with the next newer valid commit as the base, to avoid repeating decisions."""
-        base = newer.commit.revision if newer is not None and newer.tree is not None else None
+        base = newer_step.commit.revision if newer_step is not None and newer_step.tree is not None else None
         pair = self._pair
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
             pair = self._pair = self._evaluate(step.commit.revision, base)
@@ -200,14 +202,18 @@ def list_document_changes(
 
 
 def _compare_documents(
-    commit: CommitSummary, old: _FoundDocument | None, new: _FoundDocument | None
+    commit: CommitSummary, old_document: _FoundDocument | None, new_document: _FoundDocument | None
 ) -> DocumentChange | None:
-    if old is None or new is None:
-        known = new or old
-        kind = EffectKind.ADDED if old is None else EffectKind.REMOVED
+    if old_document is None or new_document is None:
+        known = new_document or old_document
+        kind = EffectKind.ADDED if old_document is None else EffectKind.REMOVED
         return DocumentChange(commit=commit, kind=kind, path=known.path, changes=()) if known is not None else None
-    changes = tuple(find_field_changes("", old.value, new.value))
-    return DocumentChange(commit=commit, kind=EffectKind.CHANGED, path=new.path, changes=changes) if changes else None
+    changes = tuple(find_field_changes("", old_document.value, new_document.value))
+    return (
+        DocumentChange(commit=commit, kind=EffectKind.CHANGED, path=new_document.path, changes=changes)
+        if changes
+        else None
+    )
 
 
 class _DocumentReader:
@@ -263,7 +269,7 @@ _DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
 }
 
 
-def is_history_result(kind: ResultKind, value: bytes) -> bool:
+def is_valid_history_result(kind: ResultKind, value: bytes) -> bool:
     """Return whether a decision history stores results of this kind, and the bytes are a valid result."""
     try:
         _DECODERS[kind](value)
@@ -289,5 +295,5 @@ def _find_uuid(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> Sys
     return next((uuid for uuid, name in names.items() if name == server), None)
 
 
-def _find_tree(step: HistoryStep | None) -> str:
+def _get_tree_id(step: HistoryStep | None) -> str:
     return step.tree or _NO_TREE if step is not None else _NO_TREE

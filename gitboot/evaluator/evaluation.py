@@ -25,7 +25,7 @@ from gitboot.child_processes import (
     deduct_processor_time,
     divide_limits,
     encode,
-    end_with_parent,
+    exit_with_parent,
 )
 from gitboot.evaluator.cache import (
     Cache,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 # A function that returns the files in a commit. With an earlier snapshot, it reads only the files that differ.
-Snapshots = Callable[[Revision, Snapshot | None], Snapshot]
+OpenSnapshot = Callable[[Revision, Snapshot | None], Snapshot]
 
 
 Key = bytes
@@ -82,18 +82,20 @@ class Evaluation:
     def repository(self) -> FleetRepository:
         return self.loaded.repository
 
-    def results(self, kind: ResultKind, similar: Evaluation | None = None) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return the results of this commit for a cache, by key. Omit results that ``similar`` also contains."""
+    def results(
+        self, kind: ResultKind, similar_commit: Evaluation | None = None
+    ) -> Mapping[bytes, LoadedFile | DecidedRow]:
+        """Return the results of this commit for a cache, by key. Omit results that ``similar_commit`` also contains."""
         if kind is ResultKind.PARSED:
-            own, old = self.loaded.batches, similar.loaded.batches if similar is not None else ()
+            own, old = self.loaded.batches, similar_commit.loaded.batches if similar_commit is not None else ()
             known = {each.blob for batch in frozenset(old).difference(own) for each in batch.files}
             files = (each for batch in frozenset(own).difference(old) for each in batch.files)
             return {each.blob.encode(): each for each in files if each.has_only_servers and each.blob not in known}
-        keys = similar.keys if similar is not None else {}
+        keys = similar_commit.keys if similar_commit is not None else {}
         return {key: self.rows[name] for name, key in self.keys.items() if keys.get(name) != key}
 
-    def has_same_content(self, other: Evaluation) -> bool:
-        return self.keys is other.keys and self.repository.origins is other.repository.origins
+    def has_same_content(self, other_commit: Evaluation) -> bool:
+        return self.keys is other_commit.keys and self.repository.origins is other_commit.repository.origins
 
 
 class FleetSummary:
@@ -198,13 +200,13 @@ class Evaluator:
 
     def __init__(
         self,
-        snapshots: Snapshots,
+        open_snapshot: OpenSnapshot,
         *,
         on_begin: Callable[[int], None] = lambda _: None,
         results: Cache | None = None,
         workers: Workers | None = None,
     ) -> None:
-        self._snapshots = snapshots
+        self._open_snapshot = open_snapshot
         self.results = results  # the cache with results of earlier evaluations; None: there is no cache
         self.workers = workers or Workers()  # worker processes, for evaluations with many missing results
         # a function that is called with the number of files in a commit before gitboot reads the files
@@ -226,11 +228,11 @@ class Evaluator:
         self._recent = (head,) if base_evaluation is None else (base_evaluation, head)
         return CommitPair(base=base_evaluation, head=head, claims=self._claims)
 
-    def has_in_memory(self, revision: Revision) -> bool:
+    def is_in_memory(self, revision: Revision) -> bool:
         return any(each.revision == revision for each in self._recent)
 
-    def take_unstored_results(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
-        """Yield those results of the last two commits that are not in the cache yet, at most ``number`` at a time.
+    def take_unstored_results(self, batch_size: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
+        """Yield those results of the last two commits that are not in the cache yet, at most ``batch_size`` at a time.
 
         The method yields each result only once.
         """
@@ -242,18 +244,18 @@ class Evaluator:
             for each in commits:
                 results |= each.results(kind, self._complete)
             missing = iter(sorted(results.keys() - stored))
-            while batch := tuple(islice(missing, number)):
+            while batch := tuple(islice(missing, batch_size)):
                 yield kind, {key: encode_result(results[key]) for key in batch}
             stored.clear()  # the keys of `_complete` are in the cache, so the set need not contain them
         self._complete = commits[-1]
 
-    def _evaluate(self, revision: Revision, similar: Evaluation | None = None) -> Evaluation:
+    def _evaluate(self, revision: Revision, similar_commit: Evaluation | None = None) -> Evaluation:
         if (known := next((each for each in self._recent if each.revision == revision), None)) is not None:
             return known
-        similar = similar or next(iter(self._recent), None)
-        snapshot = self._snapshots(revision, similar.loaded.snapshot if similar is not None else None)
+        similar_commit = similar_commit or next(iter(self._recent), None)
+        snapshot = self._open_snapshot(revision, similar_commit.loaded.snapshot if similar_commit is not None else None)
         self._on_begin(len(snapshot.blobs))
-        return _CommitEvaluation(snapshot, similar, self._look_up, self.workers).run()
+        return _CommitEvaluator(snapshot, similar_commit, self._look_up, self.workers).evaluate()
 
     def _look_up(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         found = self.results.get_many(kind, keys) if keys and self.results is not None else {}
@@ -261,33 +263,33 @@ class Evaluator:
         return found
 
 
-class _CommitEvaluation:
-    """The evaluation of one commit. ``similar`` is a similar commit whose results are in memory."""
+class _CommitEvaluator:
+    """The evaluation of one commit. ``similar_commit`` is a similar commit whose results are in memory."""
 
     def __init__(
         self,
         snapshot: Snapshot,
-        similar: Evaluation | None,
+        similar_commit: Evaluation | None,
         look_up: Callable[[ResultKind, Collection[bytes]], Mapping[bytes, bytes]],
         workers: Workers,
     ) -> None:
-        self._snapshot, self._similar, self._look_up, self._workers = snapshot, similar, look_up, workers
+        self._snapshot, self._similar_commit, self._look_up, self._workers = snapshot, similar_commit, look_up, workers
         self._keys: Mapping[str, Key] = {}
         self._rows: Mapping[str, DecidedRow] = {}
 
-    def run(self) -> Evaluation:
-        similar = self._similar
-        before = similar.loaded if similar is not None else None
+    def evaluate(self) -> Evaluation:
+        similar_commit = self._similar_commit
+        before = similar_commit.loaded if similar_commit is not None else None
         listing = list_files(self._snapshot, before)
         loaded = load_revision(self._snapshot, self._parse_new_files(listing.documents), before, listing)
         if (
             isinstance(loaded, LoadedRevision)
-            and similar is not None
-            and loaded.repository.origins is similar.repository.origins
+            and similar_commit is not None
+            and loaded.repository.origins is similar_commit.repository.origins
         ):
-            decisions = structs.replace(similar.decided.decisions, revision=self._snapshot.revision)
-            decided = structs.replace(similar.decided, repository=loaded.repository, decisions=decisions)
-            return replace(similar, loaded=loaded, decided=decided)
+            decisions = structs.replace(similar_commit.decided.decisions, revision=self._snapshot.revision)
+            decided = structs.replace(similar_commit.decided, repository=loaded.repository, decisions=decisions)
+            return replace(similar_commit, loaded=loaded, decided=decided)
         decided = decide_revision(loaded, self._decide)
         assert isinstance(loaded, LoadedRevision)  # noqa: S101 - `decide_revision` raises for any other result
         summary = FleetSummary(loaded)
@@ -299,7 +301,7 @@ class _CommitEvaluation:
         A file is new if the commit in memory does not contain the file. `load_revision` parses the files that are
         missing from the result.
         """
-        known = self._similar.loaded.files if self._similar is not None else {}
+        known = self._similar_commit.loaded.files if self._similar_commit is not None else {}
         blobs = self._snapshot.blobs
         unknown = {blobs[path]: path for path in paths if path not in known or known[path].blob != blobs[path]}
         rows = self._look_up(ResultKind.PARSED, [blob.encode() for blob in unknown])
@@ -315,10 +317,12 @@ class _CommitEvaluation:
         }
 
     def _decide(self, repository: FleetRepository) -> FleetDecisions:
-        similar = self._similar
-        self._keys = _compute_keys(repository, similar)
+        similar_commit = self._similar_commit
+        self._keys = _compute_keys(repository, similar_commit)
         return decide_all(
-            repository, self._decide_servers, similar.decided.finding_places if similar is not None else {}
+            repository,
+            self._decide_servers,
+            similar_commit.decided.finding_places if similar_commit is not None else {},
         )
 
     def _decide_servers(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
@@ -326,8 +330,8 @@ class _CommitEvaluation:
 
         Compute only the decisions that are neither in memory nor in the cache.
         """
-        keys, similar = self._keys, self._similar
-        known = similar.keys if similar is not None else {}
+        keys, similar_commit = self._keys, self._similar_commit
+        known = similar_commit.keys if similar_commit is not None else {}
         unknown = [name for name in names if known.get(name) != keys[name]]
         stored = self._look_up(ResultKind.DECIDED, [keys[name] for name in unknown])
         found = {}
@@ -339,7 +343,7 @@ class _CommitEvaluation:
             row = decode_row(data)
             assert row is not None  # noqa: S101 - a worker or this process just encoded it
             found[name] = row
-        self._rows = rows = _merge_by_name(names, similar.rows if similar is not None else {}, found)
+        self._rows = rows = _merge_in_order(names, similar_commit.rows if similar_commit is not None else {}, found)
         return DecidedServers(
             decisions=DecodedRows(rows, lambda row: decode_decision(row.decision)),
             hosts=DecodedRows(rows, lambda row: decode_host(row.host)),
@@ -403,19 +407,21 @@ def _digest_input(value: object) -> bytes:
     return blake2b(_encode_input(value), digest_size=_SIZE).digest()
 
 
-def _compute_keys(repository: FleetRepository, similar: Evaluation | None) -> Mapping[str, Key]:
+def _compute_keys(repository: FleetRepository, similar_commit: Evaluation | None) -> Mapping[str, Key]:
     """Return the content key of each server.
 
     Unchanged servers keep their keys if only Server documents differ between the commits.
     """
-    if similar is None or _select_shared_documents(repository) != _select_shared_documents(similar.repository):
+    if similar_commit is None or _select_shared_documents(repository) != _select_shared_documents(
+        similar_commit.repository
+    ):
         return compute_decision_keys(repository, repository.servers)
-    servers, before, keys = repository.servers, similar.repository.servers, similar.keys
+    servers, before, keys = repository.servers, similar_commit.repository.servers, similar_commit.keys
     changed = [name for name, server in servers.items() if before.get(name) is not server]
-    return _merge_by_name(servers, keys, compute_decision_keys(repository, changed))
+    return _merge_in_order(servers, keys, compute_decision_keys(repository, changed))
 
 
-def _merge_by_name(names: Collection[str], before: Mapping[str, T], new: Mapping[str, T]) -> Mapping[str, T]:
+def _merge_in_order(names: Collection[str], before: Mapping[str, T], new: Mapping[str, T]) -> Mapping[str, T]:
     """Merge two mappings in the order of ``names``. Values in ``new`` take precedence over values in ``before``."""
     if before.keys() == set(names):
         return {**before, **new}
@@ -442,7 +448,7 @@ BATCH: Final = 64  # the number of files or servers in one message from a worker
 _READ_BYTES: Final = 2**20  # bytes
 
 
-def count_processors() -> int:
+def choose_worker_count() -> int:
     return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
 
 
@@ -473,31 +479,34 @@ class Workers(Struct, frozen=True, kw_only=True):
             found = read_blob(snapshot, *each)
             return encode(found.resources) if found.has_only_servers else None
 
-        found = self._run(files, parse_file, count)
+        found = self._compute_results(files, parse_file, count)
         return {blob: row for (blob, _), row in zip(files, found, strict=True) if row is not None}
 
     def decide(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
         """Decide the boot of each server, and return an encoded `DecidedRow` for each server."""
-        found = self._run(names, lambda name: encode_decided_server(decide(name)))
+        found = self._compute_results(names, lambda name: encode_decided_server(decide(name)))
         return [
             encode_decided_server(decide(name)) if row is None else row for name, row in zip(names, found, strict=True)
         ]
 
-    def _run(
-        self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
+    def _compute_results(
+        self,
+        items: Sequence[T],
+        compute_result: Callable[[T], bytes | None],
+        count_results: Callable[[int], None] = lambda _: None,
     ) -> list[bytes | None]:
-        """Return the result of ``work`` for each item, or None if this process must compute the results."""
+        """Return the result of ``compute_result`` for each item, or None if this process must compute the results."""
         if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
         found: list[bytes | None] = [None] * len(items)
-        work(items[0])  # this call fills the caches of this process, which each worker inherits
+        compute_result(items[0])  # this call fills the caches of this process, which each worker inherits
         limits = divide_limits(self.number)
-        workers = [_start_worker(limits, items[number :: self.number], work) for number in range(self.number)]
+        workers = [_start_worker(limits, items[number :: self.number], compute_result) for number in range(self.number)]
         try:
             for number, start, results in _read_results([worker.pipe for worker in workers]):
                 first = number + start * self.number
                 found[first : first + len(results) * self.number : self.number] = results
-                count(len(results))
+                count_results(len(results))
         finally:
             deduct_processor_time(sum(worker.end() for worker in workers))
         return found
@@ -514,7 +523,7 @@ class _Worker(Struct, frozen=True):
         return usage.ru_utime + usage.ru_stime
 
 
-def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
+def _start_worker(limits: ProcessLimits, items: Sequence[T], compute_result: Callable[[T], bytes | None]) -> _Worker:
     """Start a worker process. If the worker fails, this process must compute the missing results."""
     parent = os.getpid()
     reader, writer = os.pipe()
@@ -522,10 +531,10 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], work: Callable[[T],
         os.close(writer)
         return _Worker(process, reader)
     with suppress(BaseException):
-        end_with_parent(parent)
+        exit_with_parent(parent)
         limits.apply()
         for first in range(0, len(items), BATCH):
-            batch = [work(item) for item in items[first : first + BATCH]]
+            batch = [compute_result(item) for item in items[first : first + BATCH]]
             rest = memoryview(build_frame(encode((first, batch))))
             while rest:
                 rest = rest[os.write(writer, rest) :]

@@ -22,13 +22,13 @@ from gitboot.child_processes import (
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import RemoteCache
-from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluator, Workers, count_processors
+from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluator, Workers, choose_worker_count
 from gitboot.evaluator.protocol import Answer, Commit, CommitEnd, EvaluationLimits, ServerPart, ServerParts
 from gitboot.fleet.documents import Id
 from gitboot.fleet.identities import NO_MOVES, Moves, build_machine
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git.clone import CloneReader
-from gitboot.git.repository import lacks_memory
+from gitboot.git.repository import is_out_of_memory
 from gitboot.jsonio import encode_canonical
 from gitboot.model.fleet import FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
@@ -40,24 +40,26 @@ from gitboot.resolve.explanation import (
     ServerLocation,
     SourceTexts,
     find_moved_documents,
-    fleet_facts,
+    make_fleet_fields,
 )
 from gitboot.resolve.fleet_decisions import build_site_index
 from gitboot.resolve.policy_selection import find_minimum_versions
-from gitboot.text import did_you_mean
+from gitboot.text import format_suggestion
 
 
-def main(state: str, parent: str) -> None:
-    """Evaluate commits of the clone in the folder ``state`` for the process with the id ``parent``."""
-    questions, answers = become_child(parent)
-    reader = CloneReader(Path(state))
+def main(state_folder: str, parent_pid: str) -> None:
+    """Evaluate commits of the clone in the folder ``state_folder`` for the process with the id ``parent_pid``."""
+    questions, answers = become_child(parent_pid)
+    reader = CloneReader(Path(state_folder))
     answer_stream = _AnswerStream(answers)
 
     def read_snapshot(revision: Revision, previous: Snapshot | None) -> Snapshot:
         snapshot = reader.snapshot(revision, previous)
         return structs.replace(snapshot, read=answer_stream.count_reads(snapshot.read))
 
-    evaluator = Evaluator(read_snapshot, on_begin=answer_stream.report_begin, results=RemoteCache(questions, answers))
+    evaluator = Evaluator(
+        read_snapshot, on_begin=answer_stream.report_file_count, results=RemoteCache(questions, answers)
+    )
     while (frame := read_frame(questions)) is not None:
         gc.disable()  # nearly all new objects stay in memory for long
         question = protocol.decode_question(frame)
@@ -85,24 +87,24 @@ class _AnswerStream:
         self._limits.set_limits(self._spent, 0)
         self.send(protocol.EvaluationStart(None))
 
-    def report_begin(self, files: int) -> None:
-        self._limits.set_limits(self._spent, files)
-        self.send(protocol.EvaluationStart(files))
+    def report_file_count(self, file_count: int) -> None:
+        self._limits.set_limits(self._spent, file_count)
+        self.send(protocol.EvaluationStart(file_count))
 
-    def report_files_read(self, files: int) -> None:
+    def report_files_read(self, file_count: int) -> None:
         """Report progress each time the workers have read another 1,000 files."""
-        if files // _FILES > (files - BATCH) // _FILES:
-            self.send(protocol.FilesRead(files))
+        if file_count // _FILES > (file_count - BATCH) // _FILES:
+            self.send(protocol.FilesRead(file_count))
 
-    def count_reads(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
-        """Return a function that calls ``read`` and reports progress after every 1,000 files."""
+    def count_reads(self, read_blob: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
+        """Return a function that calls ``read_blob`` and reports progress after every 1,000 files."""
         numbers, own_pid = count(1), os.getpid()
 
         def read_and_count(blob: BlobId) -> bytes:
             # a forked worker must not write to this stream
             if (number := next(numbers)) % _FILES == 0 and os.getpid() == own_pid:
                 self.send(protocol.FilesRead(number))
-            return read(blob)
+            return read_blob(blob)
 
         return read_and_count
 
@@ -115,9 +117,9 @@ def _answer_question(evaluator: Evaluator, question: protocol.Question, answer_s
     base = Revision(question.base) if question.base is not None else None
     try:
         evaluator.workers = Workers(
-            number=question.limits.workers or count_processors(), on_read=answer_stream.report_files_read
+            number=question.limits.workers or choose_worker_count(), on_read=answer_stream.report_files_read
         )
-        if base is not None and not evaluator.has_in_memory(base):
+        if base is not None and not evaluator.is_in_memory(base):
             answer_stream.begin_evaluation(question.limits)  # the base has its own limits
             evaluator.evaluate(base, None)
         answer_stream.begin_evaluation(question.limits)
@@ -132,7 +134,7 @@ def _answer_question(evaluator: Evaluator, question: protocol.Question, answer_s
         fleet = error.fleet if isinstance(error.fleet, FleetSpec) else None
         answer_stream.send(protocol.RejectedCommit(error.problems, error.dated, fleet))
     except SourceError as error:
-        if lacks_memory(error):
+        if is_out_of_memory(error):
             os._exit(OUT_OF_MEMORY)
         answer_stream.send(protocol.UnreadableClone(str(error), isinstance(error, CorruptClone)))
     except (MemoryError, SystemError):  # some extension modules raise SystemError when out of memory
@@ -154,7 +156,7 @@ def build_report(pair: CommitPair, site: str | None = None) -> Iterator[Answer]:
     servers = _build_server_parts(pair, site)
     while batch := tuple(islice(servers, _BATCH)):
         yield ServerParts(batch)
-    yield _build_end(pair, site)
+    yield _build_commit_end(pair, site)
 
 
 def _select_servers(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
@@ -203,16 +205,16 @@ def _build_server_parts(pair: CommitPair, site: str | None) -> Iterator[ServerPa
 
 
 def _build_explanations(commit: Evaluation | None) -> Explanations | None:
-    if commit is None or not _has_page(commit):
+    if commit is None or not _publishes_pages(commit):
         return None
     return Explanations(commit.repository, commit.decided.decisions.servers)
 
 
-def _has_page(commit: Evaluation) -> bool:
+def _publishes_pages(commit: Evaluation) -> bool:
     return Output.PAGES in commit.decided.decisions.outputs
 
 
-def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
+def _build_commit_end(pair: CommitPair, site: str | None) -> CommitEnd:
     """Return the last frame of the report on a commit.
 
     The frame contains values that concern the whole fleet, and the removed servers and documents.
@@ -231,7 +233,7 @@ def _build_end(pair: CommitPair, site: str | None) -> CommitEnd:
     no_site = None
     fleet = head.repository.fleet
     if site is not None and site not in (known_sites := [each.name for each in fleet.spec.sites]):
-        hint = did_you_mean(site, known_sites, Code.NO_SUCH_SITE.hint)
+        hint = format_suggestion(site, known_sites, Code.NO_SUCH_SITE.hint)
         place = (Id("Fleet", fleet.metadata.name), "spec", "sites")
         no_site = head.repository.build_problem(
             Code.NO_SUCH_SITE, f"this instance is for site {site}, but the Fleet has no such site", *place, hint=hint
@@ -260,10 +262,10 @@ def _find_changed_locations(
     ``new_names`` are the names of the servers that are new at the site.
     """
     base, head = pair.base, pair.head
-    if not _has_page(head):
+    if not _publishes_pages(head):
         return {}, {}, ()
     repository, texts = head.repository, SourceTexts(head.repository)
-    if base is None or not _has_page(base):
+    if base is None or not _publishes_pages(base):
         documents = sorted(repository.origins)
     else:
         documents = find_moved_documents(base.repository, repository)
@@ -325,5 +327,7 @@ def _build_fleetwide_part(commit: Evaluation, revision: Revision, site: str | No
         opt_outs=commit.summary.opt_outs,
         minimum_versions=find_minimum_versions(repository),
         site=site,
-        shown=encode_canonical(fleet_facts(repository, commit.summary.opt_outs)) if _has_page(commit) else None,
+        shown=encode_canonical(make_fleet_fields(repository, commit.summary.opt_outs))
+        if _publishes_pages(commit)
+        else None,
     )

@@ -59,7 +59,7 @@ class Commit:
     # The names of the servers that differ from the base, including removed servers.
     touched: frozenset[str] = field(default=frozenset(), compare=False)
 
-    def is_for(self, ledger: str) -> bool:
+    def allows_ledger(self, ledger: str) -> bool:
         """Return whether the Fleet allows the instance with this ledger to serve boots and to change BMCs."""
         return self.ledger in (None, ledger)
 
@@ -117,7 +117,7 @@ class Commit:
     @property
     def orders(self) -> FleetOrders:
         """The orders in the Fleet document that an instance obeys even before it accepts the commit."""
-        return self.fleet.orders_for(self.site)
+        return self.fleet.find_orders(self.site)
 
 
 class EvaluationResult(Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ class EvaluationResult(Struct, frozen=True, kw_only=True):
     no_site: Problem | None = None  # set if the Fleet does not define this instance's site
 
     @property
-    def new_servers(self) -> Iterator[Decision]:
+    def new_decisions(self) -> Iterator[Decision]:
         """The decisions for the servers that are not in the base. Without a base, all servers are new."""
         return (self.commit.decisions.servers[name] for name in self.new_names)
 
@@ -170,21 +170,21 @@ class EvaluationLimits(Struct, frozen=True, kw_only=True):
     # the number of worker processes if many results are missing; None: one for each processor
     workers: int | None = None
 
-    def processor_s(self, files: int) -> float:
-        return self.seconds if self.seconds is not None else _SECONDS + _SECONDS_A_FILE * files
+    def processor_s(self, file_count: int) -> float:
+        return self.seconds if self.seconds is not None else _SECONDS + _SECONDS_A_FILE * file_count
 
-    def wall_s(self, files: int) -> float:
-        return _START_S + _WALL_FACTOR * self.processor_s(files)
+    def wall_s(self, file_count: int) -> float:
+        return _START_S + _WALL_FACTOR * self.processor_s(file_count)
 
-    def set_limits(self, spent: ProcessUsage, files: int) -> None:
+    def set_limits(self, usage_before: ProcessUsage, file_count: int) -> None:
         """Set this process's resource limits for a commit with this number of files.
 
-        The usage recorded in ``spent`` does not count towards the limits.
+        The usage recorded in ``usage_before`` does not count towards the limits.
         """
-        spent.limit(memory=self.memory_bytes(files), processor_s=self.processor_s(files))
+        usage_before.limit(memory=self.memory_bytes(file_count), processor_s=self.processor_s(file_count))
 
-    def memory_bytes(self, files: int) -> int:
-        mebibytes = self.mebibytes if self.mebibytes is not None else _MEBIBYTES + _MEBIBYTES_A_FILE * files
+    def memory_bytes(self, file_count: int) -> int:
+        mebibytes = self.mebibytes if self.mebibytes is not None else _MEBIBYTES + _MEBIBYTES_A_FILE * file_count
         return int(mebibytes * 2**20)
 
 

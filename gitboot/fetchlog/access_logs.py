@@ -22,10 +22,10 @@ from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import (
     Observation,
     has_identity,
-    is_check,
-    is_machine,
-    is_tool,
-    may_be_system,
+    is_from_machine,
+    is_gitboot_check,
+    is_tool_agent,
+    may_be_system_agent,
     parse_instant,
     parse_query,
 )
@@ -87,14 +87,14 @@ def parse_line(line: bytes) -> LineContent:
     if request.method != "GET":
         return IgnoreReason.METHOD
     query = parse_query(request.query)
-    if is_check(request.agent or "", query):
+    if is_gitboot_check(request.agent or "", query):
         return IgnoreReason.CHECK
     sender = _classify_sender(f"boot/{path[1]}", request.agent, query)
     if request.status == 404 and (sender is _Sender.MACHINE or request.agent is None):
         return _parse_unknown_machine(path[1], request, query) or IgnoreReason.STATUS
     if request.status != 200:
         return IgnoreReason.STATUS
-    if not request.is_whole:
+    if not request.is_complete:
         return IgnoreReason.PART
     token, modified = None, None
     if request.last_modified is None:
@@ -144,9 +144,9 @@ def _classify_sender(path: str, agent: str | None, query: Mapping[str, str]) -> 
     is_script = find_non_script_kind(path) is None
     if agent is None:
         return _Sender.MACHINE if is_script and has_identity(query) else _Sender.UNCLEAR
-    if is_machine(agent, query) if is_script else may_be_system(agent):
+    if is_from_machine(agent, query) if is_script else may_be_system_agent(agent):
         return _Sender.MACHINE
-    return _Sender.TOOL if is_tool(agent) else _Sender.UNCLEAR
+    return _Sender.TOOL if is_tool_agent(agent) else _Sender.UNCLEAR
 
 
 def _has_token(path: str) -> bool:
@@ -167,7 +167,7 @@ def _parse_request(line: bytes) -> LoggedRequest | None:
         document = json.loads(line)
     except (ValueError, RecursionError):
         text = line.decode(errors="replace").rstrip("\r\n")
-        return parse_s3(text) or parse_cloudfront(text)
+        return parse_s3_line(text) or parse_cloudfront_line(text)
     if isinstance(document, dict):
         return _parse_nginx(document) or _parse_caddy(document) or parse_cloudfront_json(document)
     return None
@@ -187,11 +187,11 @@ def _parse_nginx(document: Any) -> LoggedRequest | None:
             "complete": str(complete),
             **more,
         }:
-            is_whole = complete == "OK" and length == str(sent)
+            is_complete = complete == "OK" and length == str(sent)
             # log formats of earlier versions contain neither of these fields
             query, agent = more.get("query"), more.get("agent")
             query_text, agent_text = query if isinstance(query, str) else "", agent if isinstance(agent, str) else None
-            return LoggedRequest(at, client, method, path, status, modified, is_whole, query_text, agent_text)
+            return LoggedRequest(at, client, method, path, status, modified, is_complete, query_text, agent_text)
     return None
 
 
@@ -218,7 +218,7 @@ def _parse_caddy(document: Any) -> LoggedRequest | None:
                 path,
                 status,
                 last_modified=_read_single_header(headers, "Last-Modified"),
-                is_whole=_read_single_header(headers, "Content-Length") == str(sent),
+                is_complete=_read_single_header(headers, "Content-Length") == str(sent),
                 query=query,
                 agent=_read_single_header(request_headers, "User-Agent") if isinstance(request_headers, dict) else None,
             )
@@ -240,7 +240,7 @@ class LoggedRequest(NamedTuple):
     status: int
     # the Last-Modified header of the response, or ""; None: the log does not contain this header
     last_modified: str | None
-    is_whole: bool
+    is_complete: bool
     query: str = ""
     agent: str | None = None  # the User-Agent, or ""; None: the log does not contain this header
     is_signed: bool = False  # whether the client sent credentials, which machines do not have
@@ -256,7 +256,7 @@ _S3_AGENT: Final = re.compile(r'\S+ \S+ "(?:[^"\\]|\\.)*" "(?P<agent>(?:[^"\\]|\
 _CLOUDFRONT: Final = "Amazon CloudFront"  # the User-Agent with which CloudFront reads a bucket
 
 
-def parse_s3(line: str) -> LoggedRequest | None:
+def parse_s3_line(line: str) -> LoggedRequest | None:
     """Parse a line of an S3 log, in which the object key is URL-encoded twice."""
     found = _S3.fullmatch(line)
     if found is None or found["month"] not in _MONTHS:
@@ -272,7 +272,7 @@ def parse_s3(line: str) -> LoggedRequest | None:
         path=f"/{unquote(unquote(found['key']))}",
         status=int(found["status"]),
         last_modified=None,
-        is_whole=_parse_size(found["sent"]) == _parse_size(found["size"]),
+        is_complete=_parse_size(found["sent"]) == _parse_size(found["size"]),
         query=found["request"].partition("?")[2].partition(" ")[0],
         agent=agent,
         is_signed=found["requester"] != "-" and not (agent or "").startswith(_CLOUDFRONT),
@@ -301,7 +301,7 @@ _FIELDS: Final = (
 _COMPLETE_RESULTS: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShieldHit"})
 
 
-def parse_cloudfront(line: str) -> LoggedRequest | None:
+def parse_cloudfront_line(line: str) -> LoggedRequest | None:
     """Parse a line of a CloudFront log, which has 33 tab-separated fields."""
     values = line.split("\t")
     return parse_cloudfront_json(dict(zip(_FIELDS, values, strict=True))) if len(values) == len(_FIELDS) else None
@@ -326,7 +326,7 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
             # The number of sent bytes includes the headers, so a complete response has more bytes than its body.
             is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
-            is_whole = {result, detail} <= _COMPLETE_RESULTS and start == "-" and is_within
+            is_complete = {result, detail} <= _COMPLETE_RESULTS and start == "-" and is_within
             at = f"{date}T{time}+00:00"
             agent, query = (more.get(name) for name in ("cs(User-Agent)", "cs-uri-query"))
             return LoggedRequest(
@@ -336,7 +336,7 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
                 unquote(path),
                 int(status),
                 None,
-                is_whole,
+                is_complete,
                 query=query if isinstance(query, str) else "",
                 agent=_decode_field(agent) if isinstance(agent, str) else None,
             )

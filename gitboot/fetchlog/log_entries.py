@@ -22,7 +22,7 @@ from gitboot.jsonio import Digest, encode_canonical, format_instant, to_json_val
 from gitboot.model.scalars import Malformed, parse_uuid
 from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, find_non_script_kind
 from gitboot.system_clock import Uptime
-from gitboot.text import format_count, format_rest, printable
+from gitboot.text import format_count, format_omitted, printable
 
 REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
 MIN_UNCOUNTED: Final = 5  # if other clients sent fewer requests, an operator has probably read a boot script
@@ -81,7 +81,7 @@ def describe_denial(reason: DenialReason) -> str:
     return _REASON_TEXTS[reason]
 
 
-def select_reportable(denials: Iterable[Denial]) -> list[Denial]:
+def select_reportable_denials(denials: Iterable[Denial]) -> list[Denial]:
     """Return the denials that an operator should see.
 
     The result omits boots that were already served, boots that an operator stopped, and small numbers of requests from
@@ -98,13 +98,13 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
     Return None if there are no denials.
     """
     by_reason: dict[DenialReason, list[Denial]] = {}
-    for each in select_reportable(denials):
+    for each in select_reportable_denials(denials):
         by_reason.setdefault(each.reason, []).append(each)
     words = []
     for reason in (each for each in _REASON_TEXTS if each in by_reason):
         found = by_reason[reason]
         last = max(found, key=lambda each: each.at)
-        others = f" {format_rest(len({each.server for each in found}) - 1, 'server')}"
+        others = f" {format_omitted(len({each.server for each in found}) - 1, 'server')}"
         words.append(
             f"{_REASON_TEXTS[reason]}: gitboot withheld {last.server}'s boot ({last.words}; requested by "
             f"{last.client} at {format_instant(last.at)}, {format_count(last.times, 'time')}){others}".rstrip()
@@ -351,7 +351,7 @@ _TOOLS: Final = re.compile(
 )
 
 
-def is_check(agent: str, query: Mapping[str, str]) -> bool:
+def is_gitboot_check(agent: str, query: Mapping[str, str]) -> bool:
     """Return whether gitboot itself sent the request as a check.
 
     A check is marked in the User-Agent and in the query, because a cache may remove one of the marks.
@@ -359,11 +359,11 @@ def is_check(agent: str, query: Mapping[str, str]) -> bool:
     return CHECK in query or agent.startswith("gitboot")
 
 
-def is_loader(agent: str) -> bool:
+def is_boot_loader_agent(agent: str) -> bool:
     return _LOADERS.match(agent) is not None
 
 
-def is_system(agent: str) -> bool:
+def is_system_agent(agent: str) -> bool:
     """Return whether an installed system or an installer sent the request.
 
     People and monitors use other User-Agents.
@@ -371,17 +371,17 @@ def is_system(agent: str) -> bool:
     return _SYSTEMS.match(agent) is not None
 
 
-def is_tool(agent: str) -> bool:
+def is_tool_agent(agent: str) -> bool:
     return _TOOLS.match(agent) is not None
 
 
-def may_be_system(agent: str) -> bool:
+def may_be_system_agent(agent: str) -> bool:
     """Return whether a system may have sent the request.
 
     The result is True for the User-Agent of a known system, and for an unknown User-Agent that does not belong to a
     tool.
     """
-    return is_system(agent) or (agent != "" and not is_tool(agent))
+    return is_system_agent(agent) or (agent != "" and not is_tool_agent(agent))
 
 
 def has_identity(query: Mapping[str, str]) -> bool:
@@ -395,16 +395,16 @@ def has_identity(query: Mapping[str, str]) -> bool:
         return False
 
 
-def is_machine(agent: str, query: Mapping[str, str]) -> bool:
+def is_from_machine(agent: str, query: Mapping[str, str]) -> bool:
     """Return whether a machine sent a request for a boot script.
 
     A request without the identity of a machine may come from a monitor.
     """
-    return is_loader(agent) or (has_identity(query) and not is_tool(agent))
+    return is_boot_loader_agent(agent) or (has_identity(query) and not is_tool_agent(agent))
 
 
 @lru_cache(maxsize=4096)
-def client_network(client: str | None) -> str:
+def get_client_network(client: str | None) -> str:
     """Return the network that gitboot counts as one client: the IPv4 address or the IPv6 /64 network of the client.
 
     A host chooses the remaining bits of an IPv6 address itself (RFC 4291). If ``client`` is not an address, return

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field, structs
 
 from gitboot.fetchlog.log_entries import Observation, select_consuming_fetches
-from gitboot.fetchlog.spool import endpoint_folder, list_files, parse_file_name, parse_line, read_whole_lines
+from gitboot.fetchlog.spool import get_endpoint_folder, list_files, parse_file_name, parse_line, read_whole_lines
 from gitboot.jsonio import format_instant, to_json_value
 from gitboot.render.paths import FAILED, Role, find_non_script_kind, find_path_kind
 from gitboot.resolve.provisioning_record import FETCH_GRACE, SoleClaim
@@ -65,7 +65,7 @@ class AddressFetches(Struct, frozen=True):
 class SecretFetches(Struct, frozen=True, kw_only=True):
     """The fetches of one secret in one installation."""
 
-    # the fetches for each `client_network`; at most MAX_ADDRESSES entries
+    # the fetches for each `get_client_network`; at most MAX_ADDRESSES entries
     addresses: Mapping[str, AddressFetches] = field(default_factory=dict)
     others: AddressFetches | None = None  # the fetches by all other addresses
     confirmed: tuple[int, int] = (1, 0)  # the numbers of addresses and fetches that an operator confirmed
@@ -207,7 +207,7 @@ def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> S
     return ServedBoot(min(first.first, second.first, key=lambda each: each.at), first.is_over or second.is_over)
 
 
-def has_reported(observations: Collection[Observation], token: str) -> bool:
+def has_report_since_boot(observations: Collection[Observation], token: str) -> bool:
     """Return whether an installer has sent a report with ``token`` since its server's boot was last served."""
     observations = select_consuming_fetches(observations)
     reports = [each.at for each in observations if each.digest == token and _find_role(each) is Role.REPORT]
@@ -242,7 +242,7 @@ class ServedBoots:
         Raises OSError if the spool cannot be read.
         """
         self._refresh()
-        return has_reported([*self._list_observations(server)], token)
+        return has_report_since_boot([*self._list_observations(server)], token)
 
     def _list_observations(self, name: str) -> Iterator[Observation]:
         for file in self._files.values():
@@ -274,7 +274,7 @@ class BatchRejected(Exception):
     """The error for a batch of fetches that the instance rejects. The message states the reason."""
 
 
-def is_lease(serving_identity: str) -> bool:
+def is_lease_identity(serving_identity: str) -> bool:
     """Return whether ``serving_identity`` is the lease of a shared ledger rather than the identity of a spool."""
     return "/" in serving_identity
 
@@ -291,7 +291,7 @@ def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ..
     spool.
     """
     claim_files = [
-        (folder / _INSTANCE_FILE, *(endpoint_folder(folder) / name for name in _HOST_FILES)) for folder in folders
+        (folder / _INSTANCE_FILE, *(get_endpoint_folder(folder) / name for name in _HOST_FILES)) for folder in folders
     ]
     found = ((file, _read_claimed_sites(file)) for file in dict.fromkeys(chain.from_iterable(claim_files)))
     return tuple(SoleClaim(str(file), sites, str(fetch_log)) for file, sites in found if sites is not None)

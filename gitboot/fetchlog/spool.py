@@ -50,7 +50,7 @@ def read_or_create_identity(folder: Path) -> str:
     return path.read_text().strip()
 
 
-def endpoint_folder(folder: Path) -> Path:
+def get_endpoint_folder(folder: Path) -> Path:
     """Return the folder for files that only endpoints use. A write to this folder does not trigger the instance."""
     return folder / _ENDPOINT_FOLDER
 
@@ -60,8 +60,8 @@ def check_writable(folder: Path) -> None:
 
     Raises OSError if gitboot cannot record fetches in the spool.
     """
-    endpoint_folder(folder).mkdir(exist_ok=True)
-    path = endpoint_folder(folder) / f"{os.getpid()}-{token_hex(8)}"
+    get_endpoint_folder(folder).mkdir(exist_ok=True)
+    path = get_endpoint_folder(folder) / f"{os.getpid()}-{token_hex(8)}"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     try:
         if os.write(fd, _TEST_DATA) < len(_TEST_DATA):
@@ -187,18 +187,18 @@ class Spool:
 
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
-            waiting, is_closed = self._collect_waiting(first)
+            items, is_closed = self._take_queued_items(first)
             try:
-                self._write_waiting(waiting)
+                self._write_queued_items(items)
             finally:
-                for each in waiting:  # callers must not wait for a thread that has ended
+                for each in items:  # callers must not wait for a thread that has ended
                     if isinstance(each, _QueuedLine) and not each.written.done():
                         each.written.set_exception(OSError("the spool's writer thread ended with an error"))
             if is_closed:
                 return
 
-    def _write_waiting(self, waiting: list[_QueuedLine | Callable[[], None]]) -> None:
-        lines = (each for each in waiting if isinstance(each, _QueuedLine))
+    def _write_queued_items(self, items: list[_QueuedLine | Callable[[], None]]) -> None:
+        lines = (each for each in items if isinstance(each, _QueuedLine))
         entries = [each for each in lines if each.written.set_running_or_notify_cancel()]
         failure = None
         try:
@@ -211,20 +211,20 @@ class Spool:
                 entry.written.set_exception(failure)
             else:
                 entry.written.set_result(None)
-        for each in waiting:
+        for each in items:
             if not isinstance(each, _QueuedLine):
                 each()
 
-    def _collect_waiting(
-        self, first: _QueuedLine | Callable[[], None]
+    def _take_queued_items(
+        self, first_item: _QueuedLine | Callable[[], None]
     ) -> tuple[list[_QueuedLine | Callable[[], None]], bool]:
         """Return all queued items, and whether `close` was called."""
-        waiting = [first]
-        while len(waiting) < _MAX_BATCH_LINES and not self._queue.empty():
+        items = [first_item]
+        while len(items) < _MAX_BATCH_LINES and not self._queue.empty():
             if (each := self._queue.get()) is None:
-                return waiting, True
-            waiting.append(each)
-        return waiting, False
+                return items, True
+            items.append(each)
+        return items, False
 
 
 def encode_line(observation: Observation) -> bytes:
@@ -258,7 +258,7 @@ class ReadResult(NamedTuple):
     invalid_lines: int  # the number of lines that are not observations
 
 
-def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
+def read_new_lines(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
     """Read the complete lines of a spool after ``offsets``.
 
     The new offsets contain only the files that still exist. Raises OSError if gitboot cannot read the spool.
@@ -285,7 +285,7 @@ def read_new(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
     return ReadResult([each[3] for each in found], read, invalid_lines)
 
 
-def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
+def delete_finished_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
     """Delete the files that gitboot has completely read and that no longer have a writer.
 
     ``times`` is the number of this deletion. The published output tree must already reflect these files and contain
@@ -293,7 +293,7 @@ def delete_read_files(folder: Path, offsets: Mapping[str, int], times: int) -> N
     deletes files. Raises OSError if gitboot cannot store the number.
     """
     before = count_deletions(folder)
-    for path in find_read_files(folder, offsets) if before < times else ():
+    for path in find_finished_files(folder, offsets) if before < times else ():
         write_atomically(folder / _DELETIONS, f"{times}\n".encode(), mode=0o644)
         path.unlink(missing_ok=True)
 
@@ -308,10 +308,10 @@ def count_deletions(folder: Path) -> int:
 
 def count_deletions_after(folder: Path, offsets: Mapping[str, int]) -> int:
     """Return the number that the next deletion would have, or the current number if no file can be deleted."""
-    return count_deletions(folder) + any(True for _ in find_read_files(folder, offsets))
+    return count_deletions(folder) + any(True for _ in find_finished_files(folder, offsets))
 
 
-def find_read_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
+def find_finished_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
     """Yield the files that gitboot has completely read and that no longer have a writer.
 
     Each file stays locked until the caller requests the next file.
@@ -393,7 +393,7 @@ _FORWARDED_NAME: Final = re.compile(
 )
 
 
-class Writer(NamedTuple):
+class SpoolWriter(NamedTuple):
     """A writer of lines, identified by its spool and by its file name without the suffix."""
 
     spool: str  # the identity of the spool
@@ -403,7 +403,7 @@ class Writer(NamedTuple):
 class ForwardedBatch(NamedTuple):
     """Complete lines from one writer's file, and the offset of the first line."""
 
-    writer: Writer
+    writer: SpoolWriter
     begin: int
     lines: bytes
 
@@ -412,7 +412,7 @@ class ForwardedBatch(NamedTuple):
         return self.begin + len(self.lines)
 
 
-def read_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
+def read_batch(path: Path, writer: SpoolWriter, begin: int) -> ForwardedBatch:
     """Return the complete lines of a writer's file after ``begin``, up to the size of a batch.
 
     If there are no more lines, the batch is empty.

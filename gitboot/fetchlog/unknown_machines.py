@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, structs, to_builtins
 
 from gitboot.errors import UsageError
-from gitboot.fetchlog.log_entries import client_network, parse_instant
+from gitboot.fetchlog.log_entries import get_client_network, parse_instant
 from gitboot.files import convert_os_errors, hold_lock, write_atomically
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.scalars import (
@@ -106,7 +106,7 @@ def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at
 
     Raises ValueError if the inventory does not contain a network interface.
     """
-    inventory = parse_hardware(document)
+    inventory = parse_hardware_inventory(document)
     return UnknownMachine(
         macs=tuple(sorted(each.mac for each in inventory.interfaces)),
         uuid=_parse_uuid(document.get("uuid")),
@@ -121,7 +121,7 @@ def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at
 
 def _parse_inventory(document: object) -> HardwareInventory | None:
     with suppress(ValueError):
-        return parse_hardware(document) if isinstance(document, dict) else None
+        return parse_hardware_inventory(document) if isinstance(document, dict) else None
     return None
 
 
@@ -143,8 +143,8 @@ def _parse_serial(text: object) -> str | None:
 class UnknownMachines:
     """A table of unknown machines with a limited size. All requests of the same machine share one entry."""
 
-    def __init__(self, machines: Iterable[UnknownMachine] = (), unkept: int = 0) -> None:
-        self.unkept = unkept  # the number of requests by machines that did not fit into the table
+    def __init__(self, machines: Iterable[UnknownMachine] = (), dropped_count: int = 0) -> None:
+        self.dropped_count = dropped_count  # the number of requests by machines that did not fit into the table
         self._by_identity: dict[str, UnknownMachine] = {}
         self._machines: dict[int, UnknownMachine] = {}  # the machines by id(), in the order of their first requests
         self._counts_by_network: Counter[str] = Counter()
@@ -162,28 +162,28 @@ class UnknownMachines:
             id(each): each for name in _list_identities(machine) if (each := self._by_identity.get(name)) is not None
         }
         is_crowded = (
-            self._counts_by_network[client_network(machine.client)] >= MAX_PER_NETWORK
+            self._counts_by_network[get_client_network(machine.client)] >= MAX_PER_NETWORK
             or len(self._machines) >= MAX_MACHINES
         )
         if not known and is_crowded:
-            self.unkept += machine.times
+            self.dropped_count += machine.times
             return False
         for each in known.values():
-            self._drop(each)
-        merged = reduce(_merge, [*known.values(), machine])
+            self._drop_machine(each)
+        merged = reduce(_merge_machines, [*known.values(), machine])
         self._machines[id(merged)] = merged
-        self._counts_by_network[client_network(merged.client)] += 1
+        self._counts_by_network[get_client_network(merged.client)] += 1
         self._by_identity |= dict.fromkeys(_list_identities(merged), merged)
         return not known
 
     def expire(self, at: datetime) -> None:
         for each in self.machines:
             if each.last <= at - RETENTION:
-                self._drop(each)
+                self._drop_machine(each)
 
-    def _drop(self, machine: UnknownMachine) -> None:
+    def _drop_machine(self, machine: UnknownMachine) -> None:
         del self._machines[id(machine)]
-        self._counts_by_network[client_network(machine.client)] -= 1
+        self._counts_by_network[get_client_network(machine.client)] -= 1
         for name in _list_identities(machine):
             del self._by_identity[name]
 
@@ -194,7 +194,7 @@ def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
     return structs.replace(machine, uuid=canonical_uuid).identities
 
 
-def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
+def _merge_machines(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
     """Merge two descriptions of one machine. If identities differ, keep those in ``first``.
 
     Keep the data of the later request.
@@ -217,7 +217,9 @@ def _merge(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
 
 
 def render_unknown_machines(table: UnknownMachines) -> bytes:
-    return encode_canonical({"machines": [each.facts() for each in table.machines], "unkept": table.unkept}) + b"\n"
+    return (
+        encode_canonical({"machines": [each.facts() for each in table.machines], "unkept": table.dropped_count}) + b"\n"
+    )
 
 
 def parse_unknown_machines(data: bytes) -> UnknownMachines:
@@ -228,14 +230,14 @@ def parse_unknown_machines(data: bytes) -> UnknownMachines:
         found = None
     if not isinstance(found, dict):
         return UnknownMachines()
-    listed, unkept = found.get("machines"), found.get("unkept")
+    listed, dropped_count = found.get("machines"), found.get("unkept")
     machines = [_parse_machine(each) for each in listed] if isinstance(listed, list) else []
-    return UnknownMachines(filter(None, machines), unkept if isinstance(unkept, int) else 0)
+    return UnknownMachines(filter(None, machines), dropped_count if isinstance(dropped_count, int) else 0)
 
 
-def _parse_machine(facts: object) -> UnknownMachine | None:
+def _parse_machine(fields: object) -> UnknownMachine | None:
     with suppress(Malformed, ValueError, AttributeError):
-        match facts:
+        match fields:
             case {
                 "macs": list(macs),
                 "client": str(client),
@@ -304,11 +306,11 @@ class HardwareInventory(Struct, frozen=True, kw_only=True):
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = to_builtins(self)
         facts["memoryMiB"] = facts.pop("memory_mib")
-        return _drop_empty(
+        return _drop_empty_fields(
             {
                 **facts,
-                "interfaces": [_drop_empty(each) for each in facts["interfaces"]],
-                "disks": [_drop_empty(each) for each in facts["disks"]],
+                "interfaces": [_drop_empty_fields(each) for each in facts["interfaces"]],
+                "disks": [_drop_empty_fields(each) for each in facts["disks"]],
             }
         )
 
@@ -323,7 +325,7 @@ class HardwareInventory(Struct, frozen=True, kw_only=True):
         )
 
 
-def parse_hardware(document: Mapping[str, Any]) -> HardwareInventory:
+def parse_hardware_inventory(document: Mapping[str, Any]) -> HardwareInventory:
     """Parse an inventory, and ignore invalid parts.
 
     Raises ValueError if the inventory does not contain a MAC address.
@@ -403,8 +405,8 @@ def _parse_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_NUMBER else None
 
 
-def _drop_empty(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in facts.items() if value not in (None, [])}
+def _drop_empty_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
 SUFFIX: Final = ".unknown"
@@ -441,7 +443,7 @@ class UnknownMachineRecorder:
         If the disk is full, keep the table in memory.
         """
         with self._lock:
-            if self._folder is None or not (self._table.machines or self._table.unkept):
+            if self._folder is None or not (self._table.machines or self._table.dropped_count):
                 return
             path = self._folder / self._name
             with suppress(OSError):

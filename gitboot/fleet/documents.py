@@ -24,7 +24,7 @@ from gitboot.model.image_source import ImageSource
 from gitboot.model.scalars import Malformed, Path, parse_name, quote_value
 from gitboot.model.server import Server
 from gitboot.problems import Code, Problem, Severity
-from gitboot.text import did_you_mean, printable
+from gitboot.text import format_suggestion, printable
 
 Resource = Fleet | Server | BootImage | ImageStream | ImageSource | BootProfile | BootPolicy | Maintenance
 KINDS: Final[Mapping[str, type[Resource]]] = {
@@ -110,7 +110,7 @@ def read_resource(value: dict[str, Value]) -> Resource:
         if kind is None:
             code, message = Code.MISSING_FIELD, "the document has no kind"
         otherwise = f"use one of {', '.join(KINDS)}, or list the file in .gitbootignore"
-        find_hint = partial(did_you_mean, kind, KINDS, otherwise)
+        find_hint = partial(format_suggestion, kind, KINDS, otherwise)
         raise InvalidDocument([Fault((), InvalidField(code, message, at=("kind",), find_hint=find_hint))])
     if version != API_VERSION:
         code = Code.MISSING_FIELD if version is None else Code.API_VERSION
@@ -186,7 +186,7 @@ class UnreadDocuments:
         else:
             self._names |= {(document.kind, name) for name in document.names}
 
-    def may_hold(self, kind: str, name: str) -> bool:
+    def may_include(self, kind: str, name: str) -> bool:
         return any(each in self._any_name_kinds or (each, name) in self._names for each in (kind, None))
 
 
@@ -248,14 +248,14 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     )
 
 
-def _build_problems(data: bytes, path: str, index: int, faults: Iterable[Fault], at_most: int) -> list[Problem]:
-    if at_most <= 0:
+def _build_problems(data: bytes, path: str, index: int, faults: Iterable[Fault], max_count: int) -> list[Problem]:
+    if max_count <= 0:
         return []
     placed = [(locate(data, index, (*each.path, *each.error.at), key=each.is_key), each) for each in faults]
     placed.sort(key=itemgetter(0))
     return [
         build_problem(path, place, each.error.code, *each.error.describe(format_path(each.path)))
-        for place, each in placed[:at_most]
+        for place, each in placed[:max_count]
     ]
 
 

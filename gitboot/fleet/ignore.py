@@ -20,7 +20,7 @@ MAX_BYTES: Final = 64 * 1024
 
 
 @lru_cache(maxsize=2)  # the cache has one entry for the accepted commit and one for the next commit
-def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
+def parse_ignore_file(data: bytes) -> tuple[IgnorePatterns, tuple[IgnoreLine, ...]]:
     """Return the patterns and the invalid lines in a ``.gitbootignore`` file."""
     patterns, malformed = [], []
     for line in list_lines(data):
@@ -28,15 +28,15 @@ def read_ignore(data: bytes) -> tuple[Ignore, tuple[Line, ...]]:
             patterns.append(parse_pattern(line.text))
         except InvalidPattern:
             malformed.append(line)
-    return Ignore(patterns), tuple(malformed)
+    return IgnorePatterns(patterns), tuple(malformed)
 
 
-class Ignore:
+class IgnorePatterns:
     """The patterns of a .gitbootignore file, with cached results."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._automaton = _Automaton(patterns)
-        self._states_after = lru_cache(maxsize=_FOLDERS)(self._enter)
+        self._states_after = lru_cache(maxsize=_FOLDERS)(self._enter_folder)
         self.is_ignored: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._match_path)
 
     def _match_path(self, path: str) -> bool:
@@ -47,7 +47,7 @@ class Ignore:
             self._automaton.advance(states, name), is_folder=path.endswith("/")
         )
 
-    def _enter(self, folder: str) -> int | None:
+    def _enter_folder(self, folder: str) -> int | None:
         # None: the folder is ignored.
         states = self._automaton.start
         for name in folder.split("/"):
@@ -120,22 +120,22 @@ class _Automaton:
                     self._takes[byte] |= bits
         self._stars, self._crossing, self._entries = map(_to_bits, (states.stars, states.crossing, states.entries))
         self._ends, self._file_ends, self._negations = map(_to_bits, (states.ends, states.file_ends, states.negations))
-        self._at_name = self._add_skipped(_to_bits(states.at_name))
-        self.start = self._add_skipped(_to_bits(states.at_path)) | self._at_name
+        self._at_name = self._add_skipped_states(_to_bits(states.at_name))
+        self.start = self._add_skipped_states(_to_bits(states.at_path)) | self._at_name
 
     def advance(self, states: int, name: str) -> int:
         for byte in name.encode():
-            states = self._add_skipped((states & self._takes[byte]) << 1 | states & self._stars)
+            states = self._add_skipped_states((states & self._takes[byte]) << 1 | states & self._stars)
         return states
 
     def enter_folder(self, states: int) -> int:
-        return self._add_skipped((states & self._takes[SLASH]) << 1 | states & self._crossing) | self._at_name
+        return self._add_skipped_states((states & self._takes[SLASH]) << 1 | states & self._crossing) | self._at_name
 
     def is_ignored(self, states: int, *, is_folder: bool) -> bool:
         ended = states & (self._ends if is_folder else self._file_ends)
         return bool(ended) and not self._negations >> (ended.bit_length() - 1) & 1
 
-    def _add_skipped(self, states: int) -> int:
+    def _add_skipped_states(self, states: int) -> int:
         """Return these states and all states that the automaton can enter from them without reading a byte."""
         entries = states & self._entries
         states |= entries << 1 | entries << 3
@@ -163,14 +163,14 @@ class InvalidPattern(ValueError):
     """Raised if a line is not a valid pattern. Git ignores such a line."""
 
 
-class Line(NamedTuple):
+class IgnoreLine(NamedTuple):
     """A line that contains a pattern. Such a line is neither empty nor a comment."""
 
     number: int  # 1-based
     text: bytes
 
 
-def list_lines(data: bytes) -> Iterator[Line]:
+def list_lines(data: bytes) -> Iterator[IgnoreLine]:
     """Return the lines of a file as Git reads them: without a byte order mark, a CR before LF, or trailing spaces."""
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
         line = line.removesuffix(b"\r")
@@ -178,7 +178,7 @@ def list_lines(data: bytes) -> Iterator[Line]:
         if (len(text) - len(text.rstrip(b"\\"))) % 2:  # a trailing space after a backslash belongs to the line
             text = line[: len(text) + 1]
         if text and not text.startswith(b"#"):
-            yield Line(number, text)
+            yield IgnoreLine(number, text)
 
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -286,23 +286,23 @@ def _parse_members(parts: Iterable[bytes]) -> Bytes:
     return members
 
 
-def _to_set(members: Iterable[int]) -> Bytes:
+def _to_byte_set(members: Iterable[int]) -> Bytes:
     return sum(1 << each for each in set(members))
 
 
 _CLASSES: Final[Mapping[bytes, Bytes]] = {
-    b"alnum": _to_set(map(ord, ascii_letters + digits)),
-    b"alpha": _to_set(map(ord, ascii_letters)),
-    b"blank": _to_set(b" \t"),
-    b"cntrl": _to_set([*range(32), 127]),
-    b"digit": _to_set(map(ord, digits)),
-    b"graph": _to_set(range(33, 127)),
-    b"lower": _to_set(map(ord, ascii_lowercase)),
-    b"print": _to_set(range(32, 127)),
-    b"punct": _to_set(map(ord, punctuation)),
-    b"space": _to_set(b" \t\n\r"),
-    b"upper": _to_set(map(ord, ascii_uppercase)),
-    b"xdigit": _to_set(map(ord, hexdigits)),
+    b"alnum": _to_byte_set(map(ord, ascii_letters + digits)),
+    b"alpha": _to_byte_set(map(ord, ascii_letters)),
+    b"blank": _to_byte_set(b" \t"),
+    b"cntrl": _to_byte_set([*range(32), 127]),
+    b"digit": _to_byte_set(map(ord, digits)),
+    b"graph": _to_byte_set(range(33, 127)),
+    b"lower": _to_byte_set(map(ord, ascii_lowercase)),
+    b"print": _to_byte_set(range(32, 127)),
+    b"punct": _to_byte_set(map(ord, punctuation)),
+    b"space": _to_byte_set(b" \t\n\r"),
+    b"upper": _to_byte_set(map(ord, ascii_uppercase)),
+    b"xdigit": _to_byte_set(map(ord, hexdigits)),
 }
 
 
@@ -347,7 +347,7 @@ def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[P
         message = f"the file is {len(data):,} bytes long; the limit is {MAX_BYTES:,}"
         hint = "use folders and patterns instead of single files"
         return _ignore_nothing, [build_problem(IGNORE_FILE, FILE_START, Code.FILE_TOO_LARGE, message, hint)]
-    ignore, malformed = read_ignore(data)
+    ignore, malformed = parse_ignore_file(data)
     problems = []
     for line in malformed:
         message = f"the line is not a valid .gitignore pattern: {quote_value(line.text.decode('utf-8', 'replace'))}"

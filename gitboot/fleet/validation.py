@@ -154,7 +154,7 @@ def load_revision(
     repository: FleetRepository | InvalidRevision | None = None
     if not listing.problems:
         repository = _reuse_repository(snapshot, batches, before) or _build_valid_repository(snapshot, batches, before)
-    repository = repository or _examine(snapshot, listing, files)
+    repository = repository or _validate_files(snapshot, listing, files)
     if isinstance(repository, InvalidRevision):
         return repository
     return LoadedRevision(snapshot=snapshot, listing=listing, files=files, batches=batches, repository=repository)
@@ -245,7 +245,7 @@ def _build_valid_repository(
 ) -> FleetRepository | None:
     """Return the valid repository.
 
-    If a check across files fails, return None. The caller must then find the problems with `_examine`.
+    If a check across files fails, return None. The caller must then find the problems with `_validate_files`.
     """
     if any(each.has_problems for each in batches):
         return None
@@ -344,13 +344,13 @@ def _read_referenced_file(snapshot: Snapshot, path: str) -> bytes:
     return data
 
 
-def _examine(
+def _validate_files(
     snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFile]
 ) -> FleetRepository | InvalidRevision:
     draft = Draft(snapshot, listing.irregular)
     for path, each in files.items():
         draft.add(path, each.parsed)
-    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.list_known()):
+    if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.list_known_ids()):
         draft.problems.append(
             build_problem("fleet.yaml", FILE_START, Code.NO_FLEET, "the repository has no document of kind Fleet")
         )
@@ -366,8 +366,8 @@ def _examine(
     problems = select_first([*listing.problems, *draft.problems, *found], draft.more + more)
     if not problems:
         return draft.build_repository()
-    complete = draft.find_complete()
-    incomplete_kinds = {key.kind for key in draft.list_known() - complete} | draft.unread.kinds
+    complete = draft.find_complete_ids()
+    incomplete_kinds = {key.kind for key in draft.list_known_ids() - complete} | draft.unread.kinds
     if not draft.list_kind(Fleet):
         incomplete_kinds.add("Fleet")
     return InvalidRevision(
@@ -452,8 +452,8 @@ def _has_empty_reports(server: Server) -> bool:
 
 def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
     """Yield a remark for each reference to a missing resource or file. Add the existing files to the draft."""
-    known, blobs = draft.list_known(), draft.snapshot.blobs
-    names = _Names(known, blobs)
+    known, blobs = draft.list_known_ids(), draft.snapshot.blobs
+    names = _NameHints(known, blobs)
     for key, resource in sorted(draft.resources.items()):
         for kind, name, at in list_references(resource):
             spot = draft.spot(key, at)
@@ -471,7 +471,7 @@ def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
                         names.hint, kind, name, "add the file, or write its path relative to the fleet's root"
                     ),
                 )
-            elif kind != "file" and Id(kind, name) not in known and not draft.unread.may_hold(kind, name):
+            elif kind != "file" and Id(kind, name) not in known and not draft.unread.may_include(kind, name):
                 yield Remark(
                     spot=spot,
                     code=Code.UNKNOWN_REFERENCE,
@@ -480,7 +480,7 @@ def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
                 )
 
 
-class _Names:
+class _NameHints:
     def __init__(self, ids: Iterable[Id], files: Collection[str]) -> None:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
         for kind, each in groupby(sorted(ids), key=lambda key: key.kind):
@@ -489,12 +489,12 @@ class _Names:
         self._near: dict[tuple[str, str], str | None] = {}
         self._comparisons_left = _COMPARISONS
 
-    def hint(self, kind: str, name: str, otherwise: str) -> str:
+    def hint(self, kind: str, name: str, fallback: str) -> str:
         if (kind, name) not in self._near and self._comparisons_left > 0:
             self._comparisons_left -= len(self._names[kind])
             self._near[kind, name] = find_similar(name, self._names[kind])
         similar = self._near.get((kind, name))
-        return f"did you mean {similar}?" if similar else otherwise
+        return f"did you mean {similar}?" if similar else fallback
 
 
 # the maximum number of comparisons, each of which takes microseconds, to limit the time for many wrong names
@@ -546,7 +546,7 @@ class Draft:
         """Return the resources of a kind, sorted by name."""
         return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
 
-    def list_known(self) -> set[Id]:
+    def list_known_ids(self) -> set[Id]:
         """Return all resources, even malformed ones, because references to malformed resources are not problems."""
         return self._broken | self.resources.keys()
 
@@ -558,7 +558,7 @@ class Draft:
     def spot(self, resource: Id, at: Path) -> Spot:
         return self._origins[resource], at
 
-    def find_complete(self) -> frozenset[Id]:
+    def find_complete_ids(self) -> frozenset[Id]:
         """Return the resources that occur only once and whose direct and indirect references all exist."""
         complete = self.resources.keys() - self._twice
         while incomplete := {key for key in complete if not self._is_complete(key, complete)}:

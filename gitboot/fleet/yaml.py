@@ -164,7 +164,7 @@ def get_document_text(data: bytes, index: int) -> bytes:
     return data[span.start : span.end]
 
 
-def lines_above(data: bytes, index: int) -> int:
+def count_lines_above(data: bytes, index: int) -> int:
     """Return the number of lines that precede a document in its file."""
     return _list_spans(data)[index].lines_before
 
@@ -174,7 +174,7 @@ def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
 
     Raises `KeyError` if there is no scalar at the path.
     """
-    *_, (_, at) = _follow(_read_layout(data, index).root, path)
+    *_, (_, at) = _follow_path(_read_layout(data, index).root, path)
     if at.end is None:
         raise KeyError(path)
     start, end = at.start, at.end
@@ -187,7 +187,7 @@ def insert_field(data: bytes, index: int, after: Path, name: str, value: str | M
     The value of the new field is a plain scalar or a mapping of plain scalars. All other bytes stay the same. Raises
     KeyError if the path does not lead to a scalar in a mapping, or if the mapping has the field already.
     """
-    *_, (above_at, above), (key_at, at) = _follow(_read_layout(data, index).root, after)
+    *_, (above_at, above), (key_at, at) = _follow_path(_read_layout(data, index).root, after)
     if not isinstance(above.items, dict) or name in above.items or at.end is None:
         raise KeyError(name)
     end = at.end
@@ -213,7 +213,7 @@ def _measure_indent(text: str, offset: int) -> int:
     return offset - text.rfind("\n", 0, offset) - 1
 
 
-def _follow(root: Spot, path: Path) -> Iterator[tuple[int, Spot]]:
+def _follow_path(root: Spot, path: Path) -> Iterator[tuple[int, Spot]]:
     """Yield the positions of the key and of the value, for the root and for each step of a path.
 
     Raises KeyError if a step does not exist.
@@ -309,14 +309,14 @@ class _Reader:
         self._path, self._lines_before = path, span.lines_before
         self._next: Callable[[], Any] = CParser(self.source).get_event
         self._may_have_properties = b"&" in self.source or b"!" in self.source
-        self._root: Any = self._attempt(self._begin)  # the event with which the value of the document begins
+        self._root: Any = self._try_step(self._begin_document)  # the event with which the value of the document begins
 
     @property
     def is_empty(self) -> bool:
         return self._root is None and not self.problems
 
     def read(self, index: int) -> Document | None:
-        value = self._attempt(self._read_document) if self._root else None
+        value = self._try_step(self._read_document) if self._root else None
         return None if self.problems or not isinstance(value, dict) else Document(value=value, index=index)
 
     def layout(self) -> _Layout:
@@ -389,7 +389,7 @@ class _Reader:
                 message += f" ({context} that begins on line {self.place(context_start).line})"
         self.add_problem(self.place(mark), code, message, hint)
 
-    def _attempt(self, step: Callable[[], _T]) -> _T | None:
+    def _try_step(self, step: Callable[[], _T]) -> _T | None:
         """Return the result of ``step``.
 
         If gitboot cannot read the rest of the document, add a problem and return None.
@@ -406,7 +406,7 @@ class _Reader:
             pass
         return None
 
-    def _begin(self) -> Any:
+    def _begin_document(self) -> Any:
         source = self.source
         if len(source) > MAX_DOCUMENT_BYTES:
             self.add_problem(
@@ -425,9 +425,9 @@ class _Reader:
             )
             raise _UnreadableRest
         self._next()  # start of the stream
-        return self._next_root()
+        return self._find_next_root()
 
-    def _next_root(self) -> Any:
+    def _find_next_root(self) -> Any:
         """Return the event with which the next root value begins, or None if there is no further root value."""
         while type(self._next()) is DocumentStartEvent:
             root = self._next()
@@ -439,7 +439,7 @@ class _Reader:
     def _read_document(self) -> Value:
         value = self._read_value(self._root, 1)
         self._next()  # end of the document
-        if another := self._next_root():
+        if another := self._find_next_root():
             self.reject(
                 another,
                 Code.NOT_YAML,

@@ -15,7 +15,7 @@ from gitboot.child_processes import (
     write_frame,
 )
 from gitboot.git.fetch import ERRORS, FetchFailure, FetchOrder, InProcessFetcher, Report, parse_order
-from gitboot.git.repository import lacks_memory, report_steps_to, report_work
+from gitboot.git.repository import is_out_of_memory, report_steps_to, report_work
 
 
 def main(parent: str) -> None:
@@ -30,7 +30,7 @@ def main(parent: str) -> None:
             else:
                 lift_memory_limit()
             with report_steps_to(partial(write_frame, reports)):
-                answer = run_order(found)
+                answer = run_fetch_order(found)
             write_frame(reports, answer)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)  # the process must not continue, because the fetch may be incomplete
@@ -38,12 +38,12 @@ def main(parent: str) -> None:
             os._exit(0)  # the parent process has ended
 
 
-def run_order(order: FetchOrder) -> Report:
+def run_fetch_order(order: FetchOrder) -> Report:
     report_work()
     try:
         return InProcessFetcher().carry_out(order)
     except tuple(ERRORS.values()) as error:
-        if lacks_memory(error):
+        if is_out_of_memory(error):
             raise MemoryError from error
         return FetchFailure(type(error).__name__, str(error))
 

@@ -26,7 +26,7 @@ from gitboot.git.repository import (
     CommitReader,
     StoredRepository,
     convert_errors,
-    list_reachable,
+    list_reachable_objects,
     open_containing_repository,
     open_repository,
     peel_reference,
@@ -157,7 +157,7 @@ def check_branch(branch: str) -> None:
         raise UsageError(f"{branch!r} is not a valid branch name")
 
 
-def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
+def branch_contains_files(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
     """Return whether a branch contains these files of the fleet at ``path``, or None if the branch does not exist.
 
     Remote-tracking branches count too. Raises `UsageError` if ``path`` is not in a Git repository.
@@ -241,16 +241,16 @@ def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:
     ``git fetch FILE`` can read the bundle (gitformat-bundle(5)). Raises `UsageError` if the file cannot be written.
     """
     with convert_errors(path), open_containing_repository(resolve_fleet_root(path)) as repository:
-        assert repository is not None  # noqa: S101 - `propose` has checked this
+        assert repository is not None  # noqa: S101 - `propose_commit` has checked this
         commits = {name: peel_reference(repository, repository.references[f"refs/heads/{name}"]) for name in branches}
         parents = sorted({parent for commit in commits.values() for parent in commit.parents}, key=str)
         present = set(parents)
         for parent in parents:
             if (tree := CommitReader(repository).read(parent).tree) is not None:
-                present |= list_reachable(repository, tree, present)
+                present |= list_reachable_objects(repository, tree, present)
         builder = pygit2.PackBuilder(repository)
         for commit in commits.values():
-            for oid in sorted(list_reachable(repository, commit.id, present), key=str):
+            for oid in sorted(list_reachable_objects(repository, commit.id, present), key=str):
                 builder.add(oid)
         with TemporaryDirectory(prefix="gitboot-") as folder:
             builder.write(folder)
@@ -260,7 +260,7 @@ def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:
             write_output_file(file, ["\n".join((*lines, "", "")).encode(), pack.read_bytes()])
 
 
-def propose(
+def propose_commit(
     path: Path, base: Revision, branch: str, files: Mapping[str, bytes], message: str, at: datetime
 ) -> Revision:
     """Create a branch with one commit on top of ``base`` that changes or adds files of the fleet at ``path``.

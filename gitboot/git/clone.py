@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import pygit2
 from msgspec import structs
 
-from gitboot.errors import BranchNotNamed, CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
+from gitboot.errors import BranchNotNamed, CorruptClone, OperatorError, SourceRefused, TemporaryError, UsageError
 from gitboot.fleet.revision import BlobId, FileChanges, Revision, Snapshot
 from gitboot.git.fetch import (
     BROKEN,
@@ -239,7 +239,7 @@ class Source:
         try:
             branch, remote = self._resolve_remote()
             revision, head = self.fetcher.fetch(remote, self._state, into_new_clone=not is_there)
-        except (TryAgain, OperatorError):
+        except (TemporaryError, OperatorError):
             _remove_leftovers(self.clone.path, keep="accepted.lock")  # `keep` is a file that no fetch creates
             raise
         if not is_there:

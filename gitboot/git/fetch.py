@@ -44,7 +44,7 @@ from gitboot.git.repository import (
     copy_accepted_folder,
     copy_objects,
     get_common_directory,
-    lacks_memory,
+    is_out_of_memory,
     merge_packs,
     open_containing_repository,
     open_repository,
@@ -110,7 +110,7 @@ class Upstream:
                 tip = heads[name]
                 if tip not in ours.odb:
                     if theirs is not None:
-                        self._copy(theirs, ours, tip)
+                        self._copy_objects(theirs, ours, tip)
                     else:
                         self._fetch_refs(conversation, ours, base_references, f"+{name}:{_FETCHED}")
         with convert_errors(self._remote.url):  # an earlier fetch has checked the history of the base references
@@ -135,7 +135,7 @@ class Upstream:
         if commit in ours.odb:
             return
         if theirs is not None:
-            self._copy(theirs, ours, commit)
+            self._copy_objects(theirs, ours, commit)
             return
         for name in [name for name in ours.references if name.startswith(_ALL)]:
             # gitboot deletes old branches first, because a branch "a" would prevent a new branch "a/b"
@@ -165,7 +165,7 @@ class Upstream:
                 raise SourceError(f"{self._remote.url} has no commits yet")
             return head
 
-    def _copy(self, theirs: pygit2.Repository, ours: pygit2.Repository, tip: str) -> None:
+    def _copy_objects(self, theirs: pygit2.Repository, ours: pygit2.Repository, tip: str) -> None:
         with convert_errors(self._remote.url):
             copy_objects(theirs, ours, pygit2.Oid(hex=tip))
 
@@ -175,7 +175,7 @@ class Upstream:
         try:
             conversation.fetch(*refspecs)
         except SourceError as error:
-            if lacks_memory(error):
+            if is_out_of_memory(error):
                 raise
             if _PARSE_FAILURE.search(str(error)):
                 self._fetch_without_negotiation(ours, refspecs)
@@ -202,7 +202,7 @@ class Upstream:
                 for name in sorted(whole.references):
                     target = whole.references[name].resolve().target
                     assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference always names an object
-                    self._copy(whole, ours, str(target))
+                    self._copy_objects(whole, ours, str(target))
                     ours.references.create(name, target, force=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -440,7 +440,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         else:
             snapshot = load_commit(stored, Revision(str(new)), folder)
         if dots == "..." and not merge and accepted is None:
-            old = _require_merge_base(repository, old, new, path)
+            old = _resolve_merge_base(repository, old, new, path)
         first = _resolve_commit(repository, accepted, path) if accepted is not None else old
         commits = tuple(
             RangeCommit(merge=each, snapshot=partial(load_commit, stored, each.revision, folder))
@@ -478,7 +478,7 @@ def _resolve_commit(repository: pygit2.Repository, rev: str, path: Path) -> pygi
     return pygit2.Oid(hex=resolve_commit(repository, rev, str(path)))
 
 
-def _require_merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, path: Path) -> pygit2.Oid:
+def _resolve_merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, path: Path) -> pygit2.Oid:
     found = find_merge_base(repository, old, new)
     if found is None:
         hint = "fetch more of the history" if repository.is_shallow else "write BASE..HEAD"
@@ -494,7 +494,7 @@ _IRREGULAR: Final = {0o120000: Irregular.SYMLINK, 0o160000: Irregular.SUBMODULE}
 def _merge_in_memory(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path
 ) -> Snapshot:
-    base = _require_merge_base(repository, old, new, path)
+    base = _resolve_merge_base(repository, old, new, path)
     # libgit2 writes the merged files to a repository. gitboot uses a temporary repository that also reads the objects
     # of the original repository.
     with tempfile.TemporaryDirectory() as scratch:

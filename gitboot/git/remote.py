@@ -193,7 +193,7 @@ class RemoteConnection:
                     raise UsageError(f"{remote.ca_bundle} contains no certificates: {format_error(error)}") from error
             if isinstance(remote.credentials, SshKey):
                 _check_private_key(remote.credentials.private_key)
-                _expect_host_keys(remote, remote.credentials.known_hosts, home)
+                _register_host_keys(remote, remote.credentials.known_hosts, home)
             # gitboot uses an anonymous remote, which does not fetch tags, and does not store configuration and
             # credentials.
             self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
@@ -284,13 +284,13 @@ class _Callbacks(pygit2.RemoteCallbacks):
         if self.remaining_bytes is not None and stats.received_bytes > self.remaining_bytes:
             raise _build_too_large_error(self._remote)
         if stats.received_objects < stats.total_objects and self.transfer is not None:
-            self.transfer.count(stats.received_bytes)
+            self.transfer.report_size(stats.received_bytes)
         else:  # all data has arrived, and libgit2 unpacks the data
             report_work()
 
     def push_transfer_progress(self, _objects: int, _total: int, bytes_pushed: int) -> None:
         if self.transfer is not None:
-            self.transfer.count(bytes_pushed)
+            self.transfer.report_size(bytes_pushed)
 
     def push_negotiation(self, updates: list[pygit2.remotes.PushUpdate]) -> None:
         for each in updates:
@@ -355,7 +355,7 @@ def _check_private_key(file: Path) -> None:
         raise UsageError(f"{file} contains no private key in PEM or OpenSSH format; create a key with ssh-keygen")
 
 
-def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
+def _register_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
     parts = parse_git_url(remote.url)
     host, port = parts.hostname or "", parts.port or DEFAULT_PORT
     try:

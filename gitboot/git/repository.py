@@ -75,7 +75,7 @@ def format_error(error: BaseException) -> str:
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 
 
-def lacks_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether an error's message states that memory ran out. libgit2 has no error code for this case."""
     while error is not None:
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
@@ -534,7 +534,7 @@ class Transfer:
         self._step, self._counted = FetchStep(period_s, message), 0
         report(FetchStep(work_s + period_s, message))
 
-    def count(self, size_bytes: int) -> None:
+    def report_size(self, size_bytes: int) -> None:
         if size_bytes - self._counted >= self._size:
             self._counted = size_bytes
             self._report(self._step)
@@ -548,10 +548,10 @@ class StepReporter:
         # The time of the last report about work, or None if the last report was about another kind of step.
         self._work_reported_s: float | None = None
 
-    def begin_answer(self, within_s: float) -> None:
+    def begin_answer(self, timeout_s: float) -> None:
         self._work_reported_s = None
-        message = f"the response was not complete after {within_s:g} s (see git-timeout in the --config file)"
-        self._report(FetchStep(within_s, message))
+        message = f"the response was not complete after {timeout_s:g} s (see git-timeout in the --config file)"
+        self._report(FetchStep(timeout_s, message))
 
     def begin_download(self, period_s: float) -> Transfer:
         self._work_reported_s = None
@@ -617,7 +617,7 @@ def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2
         # intern, because pygit2 never frees the path
         combined.odb.add_disk_alternate(intern(str(get_objects_directory(theirs))))
         builder = _create_pack_builder(combined)
-        for oid in list_reachable(theirs, tip, present):
+        for oid in list_reachable_objects(theirs, tip, present):
             report_work()
             if oid in ours.odb:
                 continue
@@ -653,13 +653,13 @@ def _copy_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
 
 def check_objects(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
     """Read all objects that are reachable from ``tip``. Raises `pygit2.GitError` if an object is damaged or missing."""
-    for oid in list_reachable(repository, tip, ()):
+    for oid in list_reachable_objects(repository, tip, ()):
         report_work()
         if not is_oversized(_read_blob_size(repository, oid)):
             repository.odb.read(oid)
 
 
-def list_reachable(
+def list_reachable_objects(
     repository: pygit2.Repository,
     tip: pygit2.Oid,
     excluded: pygit2.Odb | Collection[pygit2.Oid],
@@ -701,7 +701,7 @@ def check_history(repository: pygit2.Repository, tip: pygit2.Oid, excluded: Coll
 
     This check is necessary because gitboot reads whole commits, and a few bytes in a pack can expand to gigabytes.
     """
-    list_reachable(repository, tip, excluded, with_files=False)
+    list_reachable_objects(repository, tip, excluded, with_files=False)
 
 
 def _read_blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:

@@ -33,7 +33,7 @@ from gitboot.git.repository import (
     convert_errors,
     format_error,
     get_git_directory,
-    lacks_memory,
+    is_out_of_memory,
     open_containing_repository,
     parse_tree,
     read_fleet_folder,
@@ -462,7 +462,7 @@ def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str
     try:
         return CommitReader(repository).peel(_resolve_object(repository, rev)).revision
     except (pygit2.GitError, KeyError, ValueError) as error:
-        if lacks_memory(error):
+        if is_out_of_memory(error):
             raise MemoryError from error
         subject = "this repository" if repository_name == "." else repository_name
         raise UsageError(_explain_missing_commit(repository, subject, rev, error)) from error

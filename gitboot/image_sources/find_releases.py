@@ -43,7 +43,7 @@ from gitboot.image_sources.index_formats import (
     Release,
     ReleaseFile,
     ReleaseFiles,
-    find_listed,
+    find_listed_digest,
     is_prerelease,
     match_version,
     parse_digest_list,
@@ -64,7 +64,7 @@ from gitboot.model.image_source import (
 )
 from gitboot.model.scalars import ArtifactUrl, Malformed, parse_artifact_url, version_key
 from gitboot.model.server import Architecture
-from gitboot.text import did_you_mean, format_names, printable
+from gitboot.text import format_names, format_suggestion, printable
 
 _LONGEST_READ_S: Final = 180.0  # the total time for one index or list, in addition to the timeouts of the HTTP client
 _LARGEST_SIGNATURE: Final = 1 << 20
@@ -137,7 +137,7 @@ class SourceReader:
         )
         return self._indexes[url], parse_index(index.format, self._indexes[url].content, query)
 
-    def is_of_channel(self, version: str, architecture: Architecture) -> bool:
+    def is_in_channel(self, version: str, architecture: Architecture) -> bool:
         """Return whether a version begins with the prefix that the source requires for this channel."""
         prefix = self._spec.releases.starts_with
         return prefix is None or version.startswith(fill_template(prefix, self._build_values(architecture)))
@@ -243,7 +243,7 @@ class SourceReader:
             found, digest_url = IndexedFile(url=self._fill_url(file.url or "", values)), None
         if (template := self._spec.checksums) is not None:
             list_url = self._fill_url(template.url, values)
-            if (listed := find_listed(self._read_list(template, list_url), found.url)) is not None:
+            if (listed := find_listed_digest(self._read_digest_list(template, list_url), found.url)) is not None:
                 found, digest_url = self._add_digests(found, listed, list_url), list_url
         is_member = file.member is not None
         member = f"#{fill_template(file.member, values)}" if file.member is not None else ""
@@ -261,11 +261,11 @@ class SourceReader:
             is_unsigned=not file.signed,
         )
 
-    def _find_signature(self, file: SourceFile, found: IndexedFile) -> Signature | None:
+    def _find_signature(self, file: SourceFile, indexed_file: IndexedFile) -> Signature | None:
         if file.signature is not None:
-            return self._fill_signature(file.signature, found.url)
-        if found.signature is not None and self._spec.keys:
-            return Signature(openpgp=self._check_url(found.signature))
+            return self._fill_signature(file.signature, indexed_file.url)
+        if indexed_file.signature is not None and self._spec.keys:
+            return Signature(openpgp=self._check_url(indexed_file.signature))
         return None
 
     # Lists of digests
@@ -306,7 +306,7 @@ class SourceReader:
             clear_signed=index.clear_signed,
         )
 
-    def _read_list(self, template: ChecksumsTemplate, url: str) -> Mapping[str, ListedDigest]:
+    def _read_digest_list(self, template: ChecksumsTemplate, url: str) -> Mapping[str, ListedDigest]:
         if url not in self._lists:
             content = self._read(url, MAX_LIST_BYTES)
             if template.clear_signed:
@@ -319,14 +319,14 @@ class SourceReader:
             self._lists[url] = parse_digest_list(content, url)
         return self._lists[url]
 
-    def _add_digests(self, file: IndexedFile, listed: ListedDigest, list_url: str) -> IndexedFile:
-        if None not in (file.sha256, listed.sha256) and file.sha256 != listed.sha256:
+    def _add_digests(self, file: IndexedFile, listed_digest: ListedDigest, list_url: str) -> IndexedFile:
+        if None not in (file.sha256, listed_digest.sha256) and file.sha256 != listed_digest.sha256:
             raise MalformedIndex(
                 list_url,
                 f"the list and the index have different digests for {printable(file.url)}",
                 "try again later; the vendor may be publishing a release now",
             )
-        return structs.replace(file, sha256=file.sha256 or listed.sha256, sha512=listed.sha512)
+        return structs.replace(file, sha256=file.sha256 or listed_digest.sha256, sha512=listed_digest.sha512)
 
     # Templates
 
@@ -383,7 +383,7 @@ def find_source(name: str, fleet_sources: Mapping[str, ImageSource]) -> ImageSou
     if name in BUILT_IN_SOURCES:
         return load_vendor_source(name)
     names = sorted({*fleet_sources, *BUILT_IN_SOURCES})
-    hint = did_you_mean(name, names, f"use one of {', '.join(names)}, or add an ImageSource document")
+    hint = format_suggestion(name, names, f"use one of {', '.join(names)}, or add an ImageSource document")
     raise UsageError(f"there is no image source {printable(name)!r}; {hint}")
 
 
@@ -398,7 +398,7 @@ def choose_channel(source: ImageSource, channel: str | None) -> str | None:
     if channel in channels:
         return channel
     known = f"use one of {', '.join(channels)}" if channels else "the source has no channels"
-    hint = did_you_mean(channel, channels, known)
+    hint = format_suggestion(channel, channels, known)
     raise UsageError(f"the image source {source.metadata.name} has no channel {printable(channel)!r}; {hint}")
 
 
@@ -433,7 +433,7 @@ def list_releases(
     else:
         index, entries = indexes.list_entries(first)
         url, signer, dates = index.url, index.signer, {entry.version: entry.published for entry in entries}
-    versions = [each for each in dates if not is_prerelease(each) and indexes.is_of_channel(each, first)]
+    versions = [each for each in dates if not is_prerelease(each) and indexes.is_in_channel(each, first)]
     if not versions:
         raise MalformedIndex(
             url,
@@ -623,7 +623,7 @@ def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: s
     files = []
     for architecture, role, url in urls:
         plain, _, member = url.partition("#")
-        at, listed = _find_list(plain, fetcher, lists)
+        at, listed = _find_digest_list(plain, fetcher, lists)
         files.append(
             ReleaseFile(
                 architecture=architecture,
@@ -639,7 +639,7 @@ def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: s
     return _describe_files(files, version, urls[0][2])
 
 
-def _find_list(
+def _find_digest_list(
     url: str, fetcher: Fetcher, lists: dict[str, Mapping[str, ListedDigest]]
 ) -> tuple[str | None, ListedDigest]:
     folder, _, name = url.rpartition("/")
@@ -652,7 +652,7 @@ def _find_list(
                 lists[at] = parse_digest_list(content, at, name if at.startswith(url) else "")
             except (ArtifactMissing, MalformedIndex):  # some servers return a web page instead of 404
                 lists[at] = {}
-        if (found := find_listed(lists[at], url)) is not None:
+        if (found := find_listed_digest(lists[at], url)) is not None:
             return at, found
     return None, ListedDigest()
 

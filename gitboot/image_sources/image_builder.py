@@ -150,7 +150,7 @@ def build_image(
             settings or release_files.settings,
             name or find_image_name(release.source, release.version),
             labels or {},
-            [(file, _measure(downloads, file)) for file in release_files.files],
+            [(file, _measure_file(downloads, file)) for file in release_files.files],
         )
         progress.begin("signatures", None)
         check = SignatureCheck(downloads, keys, "", only=release_files.keys or None)
@@ -170,7 +170,7 @@ def build_image(
 # Downloads
 
 
-class _FileFacts(Struct, frozen=True, kw_only=True):
+class _MeasuredFile(Struct, frozen=True, kw_only=True):
     sha256: Digest
     sha512: str
     size: int
@@ -184,7 +184,7 @@ class _Downloads:
 
     def __init__(self, fetcher: Fetcher, folder: Path, progress: DownloadProgress) -> None:
         self._fetcher, self._folder, self._progress = fetcher, folder, progress
-        self._known: dict[str, tuple[Path, ArtifactHead, _FileFacts]] = {}
+        self._known: dict[str, tuple[Path, ArtifactHead, _MeasuredFile]] = {}
 
     def head(self, url: str) -> ArtifactHead:
         return self._known[url][1] if url in self._known else self._fetcher.head(url)
@@ -200,7 +200,7 @@ class _Downloads:
             stored.seek(offset)
             yield Content(head, offset, iter(lambda: stored.read(CHUNK), b""))
 
-    def measure(self, url: str, most_bytes: int) -> _FileFacts:
+    def measure(self, url: str, max_bytes: int) -> _MeasuredFile:
         """Download and store a file, and return the digests and the size of the file."""
         if url not in self._known:
             path = self._folder / str(len(self._known))
@@ -210,13 +210,13 @@ class _Downloads:
                 self._progress.begin(url.rpartition("/")[2], content.head.size)
                 for chunk in content.chunks:
                     size += len(chunk)
-                    if size > most_bytes:
-                        raise IncompleteRelease(url, f"the file is larger than {most_bytes:,} bytes", _REPORT)
+                    if size > max_bytes:
+                        raise IncompleteRelease(url, f"the file is larger than {max_bytes:,} bytes", _REPORT)
                     for digest in digests:
                         digest.update(chunk)
                     stored.write(chunk)
                     self._progress.advance(len(chunk))
-            facts = _FileFacts(sha256=Digest(digests[0].hexdigest()), sha512=digests[1].hexdigest(), size=size)
+            facts = _MeasuredFile(sha256=Digest(digests[0].hexdigest()), sha512=digests[1].hexdigest(), size=size)
             self._known[url] = path, content.head, facts
         return self._known[url][2]
 
@@ -249,15 +249,15 @@ def _check_exists(fetcher: Fetcher, file: ReleaseFile) -> None:
         )
 
 
-def _measure(downloads: _Downloads, file: ReleaseFile) -> _FileFacts:
+def _measure_file(downloads: _Downloads, file: ReleaseFile) -> _MeasuredFile:
     if _is_local(file) and file.sha256 is not None and file.size is not None:
-        return _FileFacts(sha256=file.sha256, sha512=file.sha512 or "", size=file.size)
-    most_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
+        return _MeasuredFile(sha256=file.sha256, sha512=file.sha512 or "", size=file.size)
+    max_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
     with _convert_errors(file.url):
         if (member := split_member_url(file.url)) is not None:
             archive = downloads.measure(member[0], LARGEST_ARTIFACT)
             _check_digests(member[0], archive, file.archive_sha256, file.archive_sha512, file.digest_url)
-        facts = downloads.measure(file.url, most_bytes)
+        facts = downloads.measure(file.url, max_bytes)
     _check_digests(file.url, facts, file.sha256, file.sha512, file.digest_url)
     if file.size is not None and file.size != facts.size:
         raise IncompleteRelease(
@@ -266,7 +266,9 @@ def _measure(downloads: _Downloads, file: ReleaseFile) -> _FileFacts:
     return facts
 
 
-def _check_digests(url: str, facts: _FileFacts, sha256: str | None, sha512: str | None, digest_url: str | None) -> None:
+def _check_digests(
+    url: str, facts: _MeasuredFile, sha256: str | None, sha512: str | None, digest_url: str | None
+) -> None:
     for algorithm, expected, found in (("sha256", sha256, facts.sha256), ("sha512", sha512, facts.sha512)):
         if expected not in (None, found):
             raise UntrustedRelease(
@@ -358,7 +360,7 @@ class _Document:
         settings: ImageSettings,
         name: str,
         labels: Mapping[str, str],
-        measured: list[tuple[ReleaseFile, _FileFacts]],
+        measured: list[tuple[ReleaseFile, _MeasuredFile]],
     ) -> None:
         self._files, self._settings, self._name, self._labels = release_files, settings, name, labels
         self._measured = measured
@@ -369,7 +371,7 @@ class _Document:
         release = self._files.release
         return f"{release.source} {release.version}" if release.source else self._name
 
-    def list_files(self) -> Iterator[tuple[FieldPath, ReleaseFile, _FileFacts]]:
+    def list_files(self) -> Iterator[tuple[FieldPath, ReleaseFile, _MeasuredFile]]:
         """Yield each file with the path of its field in the document, and with its measured digests and size.
 
         The path is relative to spec.architectures.

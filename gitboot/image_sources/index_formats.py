@@ -130,7 +130,7 @@ def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) ->
     for entry in _PARSERS[index_format](content, query):
         found.setdefault(entry.version, entry)
         if len(found) > _MOST_ENTRIES:
-            raise _malformed_index(query.url, f"the index lists more than {_MOST_ENTRIES:,} releases")
+            raise _make_index_error(query.url, f"the index lists more than {_MOST_ENTRIES:,} releases")
     return tuple(sorted(found.values(), key=lambda entry: (version_key(entry.version), entry.version)))
 
 
@@ -186,21 +186,21 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
     `MalformedIndex` if the list contains no digests, or two different digests for the same name.
     """
     if content.count(b"\n") > _MOST_LINES:
-        raise _malformed_index(url, f"the list has more than {_MOST_LINES:,} lines")
+        raise _make_index_error(url, f"the list has more than {_MOST_LINES:,} lines")
     found: dict[str, dict[str, str]] = {}
     for each in read_checksum_list(content):
         name = (each.name.strip() or bare_name).removeprefix("./")
         if name and found.setdefault(name, {}).setdefault(each.algorithm, each.digest) != each.digest:
-            raise _malformed_index(url, f"the list has two different digests for {_quote(name)}")
+            raise _make_index_error(url, f"the list has two different digests for {_quote_text(name)}")
     if not found:
-        raise _malformed_index(url, "the file is not a list of SHA-256 or SHA-512 digests")
+        raise _make_index_error(url, "the file is not a list of SHA-256 or SHA-512 digests")
     return {
         name: ListedDigest(sha256=Digest(each["sha256"]) if "sha256" in each else None, sha512=each.get("sha512"))
         for name, each in found.items()
     }
 
 
-def find_listed(digests: Mapping[str, ListedDigest], file_url: str) -> ListedDigest | None:
+def find_listed_digest(digests: Mapping[str, ListedDigest], file_url: str) -> ListedDigest | None:
     """Return the digests that a digest list contains for the file at a URL, or None if the file is not listed.
 
     If several listed names match the end of the URL, use the longest name.
@@ -219,24 +219,24 @@ def _read_json(content: bytes, url: str) -> Any:
     try:
         return _decode_json(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise _malformed_index(url, f"the index is not JSON: {_quote(str(error))}") from None
+        raise _make_index_error(url, f"the index is not JSON: {_quote_text(str(error))}") from None
 
 
 T = TypeVar("T")
 
 
-def _get(value: Any, kind: type[T], *steps: str) -> T | None:
+def _get_value(value: Any, kind: type[T], *steps: str) -> T | None:
     """Return the value at a path in nested mappings, or None if there is no value of the type ``kind``."""
     for step in steps:
         value = value.get(step) if isinstance(value, dict) else None
     return value if isinstance(value, kind) and not (kind is int and isinstance(value, bool)) else None
 
 
-def _require(value: Any, kind: type[T], url: str, *steps: str) -> T:
-    found = _get(value, kind, *steps)
+def _require_value(value: Any, kind: type[T], url: str, *steps: str) -> T:
+    found = _get_value(value, kind, *steps)
     if found is None:
         place = ".".join(printable(step[:60]) for step in steps) or "the top level"
-        raise _malformed_index(url, f"the index has no {_TYPE_NAMES[kind]} at {place}")
+        raise _make_index_error(url, f"the index has no {_TYPE_NAMES[kind]} at {place}")
     return found
 
 
@@ -248,51 +248,53 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
 
     File names have the form PLATFORM/FORMAT/FILE.
     """
-    stream = _require(_read_json(content, query.url), dict, query.url)
-    platforms = _require(stream, dict, query.url, "architectures", query.architecture, "artifacts")
-    release = _require(platforms, str, query.url, "metal", "release")
+    stream = _require_value(_read_json(content, query.url), dict, query.url)
+    platforms = _require_value(stream, dict, query.url, "architectures", query.architecture, "artifacts")
+    release = _require_value(platforms, str, query.url, "metal", "release")
     if (version := match_version(release, query.match)) is None:
-        raise _malformed_index(query.url, f"{_quote(release)} is not a version")
+        raise _make_index_error(query.url, f"{_quote_text(release)} is not a version")
     files = {}
     for platform, artifact in platforms.items():
-        if _get(artifact, str, "release") != release:
+        if _get_value(artifact, str, "release") != release:
             continue  # the file belongs to a different build
-        for name, several in (_get(artifact, dict, "formats") or {}).items():
+        for name, several in (_get_value(artifact, dict, "formats") or {}).items():
             for file, described in several.items() if isinstance(several, dict) else ():
-                signature = _get(described, str, "signature")
+                signature = _get_value(described, str, "signature")
                 files[f"{platform}/{name}/{file}"] = IndexedFile(
-                    url=_read_url(_require(described, str, query.url, "location"), query.url),
-                    sha256=_read_sha256(_require(described, str, query.url, "sha256"), query.url),
+                    url=_read_url(_require_value(described, str, query.url, "location"), query.url),
+                    sha256=_read_sha256(_require_value(described, str, query.url, "sha256"), query.url),
                     signature=_read_url(signature, query.url) if signature is not None else None,
                 )
-    yield IndexEntry(version=version, published=parse_time(_get(stream, str, "metadata", "last-modified")), files=files)
+    yield IndexEntry(
+        version=version, published=parse_time(_get_value(stream, str, "metadata", "last-modified")), files=files
+    )
 
 
 def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
     """Parse releases-CHANNEL.json from www.flatcar.org. The keys of this mapping are versions, in any order."""
-    for name, described in _require(_read_json(content, query.url), dict, query.url).items():
-        version, architectures = match_version(name, query.match), _get(described, list, "architectures")
+    for name, described in _require_value(_read_json(content, query.url), dict, query.url).items():
+        version, architectures = match_version(name, query.match), _get_value(described, list, "architectures")
         is_other = query.architecture and architectures is not None and query.architecture not in architectures
-        if version is None or is_other or _get(described, str, "channel") not in (None, query.channel):
+        if version is None or is_other or _get_value(described, str, "channel") not in (None, query.channel):
             continue
-        yield IndexEntry(version=version, published=parse_time(_get(described, str, "release_date")))
+        yield IndexEntry(version=version, published=parse_time(_get_value(described, str, "release_date")))
 
 
 def _parse_github_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
     """Parse a page of GitHub's list of releases. Each file has the name of its release asset."""
-    for release in _require(_read_json(content, query.url), list, query.url):
-        version = match_version(_require(release, str, query.url, "tag_name"), query.match)
-        if version is None or _get(release, bool, "draft") or _get(release, bool, "prerelease"):
+    for release in _require_value(_read_json(content, query.url), list, query.url):
+        version = match_version(_require_value(release, str, query.url, "tag_name"), query.match)
+        if version is None or _get_value(release, bool, "draft") or _get_value(release, bool, "prerelease"):
             continue
         files = {}
-        for asset in _get(release, list, "assets") or ():
-            digest = (_get(asset, str, "digest") or "").removeprefix("sha256:")
-            files[_require(asset, str, query.url, "name")] = IndexedFile(
-                url=_read_url(_require(asset, str, query.url, "browser_download_url"), query.url),
+        for asset in _get_value(release, list, "assets") or ():
+            digest = (_get_value(asset, str, "digest") or "").removeprefix("sha256:")
+            files[_require_value(asset, str, query.url, "name")] = IndexedFile(
+                url=_read_url(_require_value(asset, str, query.url, "browser_download_url"), query.url),
                 sha256=_read_sha256(digest, query.url) if digest else None,
-                size=_read_size(_get(asset, int, "size")),
+                size=_read_size(_get_value(asset, int, "size")),
             )
-        yield IndexEntry(version=version, published=parse_time(_get(release, str, "published_at")), files=files)
+        yield IndexEntry(version=version, published=parse_time(_get_value(release, str, "published_at")), files=files)
 
 
 def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
@@ -300,22 +302,22 @@ def _parse_simplestreams(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
 
     Entry names have the form PRODUCT/VERSION. Each file has the name of its item in the index.
     """
-    index = _require(_read_json(content, query.url), dict, query.url)
-    if _get(index, str, "format") != "products:1.0":
-        raise _malformed_index(query.url, "the index is not in the simplestreams format products:1.0")
+    index = _require_value(_read_json(content, query.url), dict, query.url)
+    if _get_value(index, str, "format") != "products:1.0":
+        raise _make_index_error(query.url, "the index is not in the simplestreams format products:1.0")
     root = f"{query.url.partition('/streams/')[0]}/"
-    for product, described in _require(index, dict, query.url, "products").items():
-        for serial, release in (_get(described, dict, "versions") or {}).items():
+    for product, described in _require_value(index, dict, query.url, "products").items():
+        for serial, release in (_get_value(described, dict, "versions") or {}).items():
             if (version := match_version(f"{product}/{serial}", query.match)) is None:
                 continue
             files = {}
-            for name, item in _require(release, dict, query.url, "items").items():
-                path = _require(item, str, query.url, "path")
-                digest = _get(item, str, "sha256")
+            for name, item in _require_value(release, dict, query.url, "items").items():
+                path = _require_value(item, str, query.url, "path")
+                digest = _get_value(item, str, "sha256")
                 files[name] = IndexedFile(
-                    url=_read_url(_join(root, path.lstrip("/")), query.url),
+                    url=_read_url(_join_url(root, path.lstrip("/")), query.url),
                     sha256=_read_sha256(digest, query.url) if digest is not None else None,
-                    size=_read_size(_get(item, int, "size")),
+                    size=_read_size(_get_value(item, int, "size")),
                 )
             yield IndexEntry(version=version, files=files)
 
@@ -325,13 +327,13 @@ def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator
 
     Entry names have the form PRODUCT/VERSION.
     """
-    products = _require(_read_json(content, query.url), dict, query.url)
+    products = _require_value(_read_json(content, query.url), dict, query.url)
     return _match_names(
         (
-            f"{product}/{_get(release, str, 'version')}"
+            f"{product}/{_get_value(release, str, 'version')}"
             for product, releases in products.items()
             for release in (releases if isinstance(releases, list) else ())
-            if _get(release, str, "state") == "Stable"
+            if _get_value(release, str, "state") == "Stable"
         ),
         query,
     )
@@ -342,10 +344,10 @@ def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
 
     An example is https://factory.talos.dev/versions.
     """
-    for each in _require(_read_json(content, query.url), list, query.url):
-        name = each if isinstance(each, str) else _require(each, str, query.url, "version")
+    for each in _require_value(_read_json(content, query.url), list, query.url):
+        name = each if isinstance(each, str) else _require_value(each, str, query.url, "version")
         if (version := match_version(name, query.match)) is not None:
-            yield IndexEntry(version=version, published=parse_time(_get(each, str, "date")))
+            yield IndexEntry(version=version, published=parse_time(_get_value(each, str, "date")))
 
 
 # Other formats
@@ -358,7 +360,7 @@ def _parse_alpine_releases(content: bytes, query: IndexQuery) -> Iterator[IndexE
         if (version := match_version(name, query.match)) is None:
             continue
         file = IndexedFile(
-            url=_read_url(_join(query.url, name), query.url),
+            url=_read_url(_join_url(query.url, name), query.url),
             sha256=_read_sha256(sha256, query.url) if sha256 is not None else None,
             size=int(size) if (size := each.get("size", "")).isascii() and size.isdigit() and len(size) < 16 else None,
         )
@@ -377,7 +379,7 @@ def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
         for event in yaml.parse(content, Loader=yaml.CSafeLoader):
             if isinstance(event, yaml.CollectionStartEvent):
                 if (isinstance(event, yaml.SequenceStartEvent), depth) == (False, 0):
-                    raise _malformed_index(url, "expected a list, found a mapping")
+                    raise _make_index_error(url, "expected a list, found a mapping")
                 depth, key = depth + 1, None
             elif isinstance(event, yaml.CollectionEndEvent):
                 depth, key = depth - 1, None
@@ -392,7 +394,7 @@ def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
             elif isinstance(event, yaml.AliasEvent):
                 key = None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise _malformed_index(url, f"the index is not YAML: {_quote(' '.join(str(error).split()))}") from None
+        raise _make_index_error(url, f"the index is not YAML: {_quote_text(' '.join(str(error).split()))}") from None
 
 
 def _match_names(names: Iterable[str], query: IndexQuery) -> Iterator[IndexEntry]:
@@ -416,11 +418,11 @@ def _parse_directory_listing(content: bytes, query: IndexQuery) -> Iterator[Inde
     folder = query.url if query.url.endswith("/") else f"{query.url}/"
     links = _LINK.findall(content)
     if not 0 < len(links) <= _MOST_LINKS:
-        raise _malformed_index(
+        raise _make_index_error(
             query.url, f"the page has {len(links):,} links, but gitboot expects 1 to {_MOST_LINKS:,}"
         )
     for link in links:
-        target = _join(folder, html.unescape(link.decode(errors="replace")))
+        target = _join_url(folder, html.unescape(link.decode(errors="replace")))
         if target.startswith(folder):
             name = unquote(target.removeprefix(folder).partition("/")[0])
             if (version := match_version(name, query.match.removesuffix("/"))) is not None:
@@ -445,13 +447,13 @@ def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
             name, _, value = map(str.strip, line.partition("="))
             algorithm, _, digest = map(str.strip, value.partition(":"))
             if algorithm == "sha256":
-                files[name] = IndexedFile(url=_read_url(_join(url, name), url), sha256=_read_sha256(digest, url))
+                files[name] = IndexedFile(url=_read_url(_join_url(url, name), url), sha256=_read_sha256(digest, url))
     if not is_treeinfo:
-        raise _malformed_index(url, "the file is not a .treeinfo file, because it has no [checksums] section")
+        raise _make_index_error(url, "the file is not a .treeinfo file, because it has no [checksums] section")
     return files
 
 
-def _join(base: str, name: str) -> str:
+def _join_url(base: str, name: str) -> str:
     """Resolve a name relative to the URL of a document. The result may be an invalid URL."""
     try:
         return urljoin(base, name)
@@ -492,7 +494,7 @@ def parse_time(text: str | None) -> datetime | None:
 
 def _read_sha256(text: str, url: str) -> Digest:
     if not re.fullmatch("[0-9a-f]{64}", text):
-        raise _malformed_index(url, f"{_quote(text)} is not a SHA-256 digest")
+        raise _make_index_error(url, f"{_quote_text(text)} is not a SHA-256 digest")
     return Digest(text)
 
 
@@ -509,17 +511,19 @@ def _read_url(text: str, url: str) -> str:
     try:
         found = parse_artifact_url(text)
     except Malformed as error:
-        raise _malformed_index(url, f"the index contains a URL that gitboot does not accept: {error.message}") from None
+        raise _make_index_error(
+            url, f"the index contains a URL that gitboot does not accept: {error.message}"
+        ) from None
     if not found.startswith(("https://", "http://")) or "#" in found:
-        raise _malformed_index(url, f"the index contains a URL that gitboot does not accept: {_quote(found)}")
+        raise _make_index_error(url, f"the index contains a URL that gitboot does not accept: {_quote_text(found)}")
     if urlsplit(url).scheme == "https" and not found.startswith("https://"):
-        raise _malformed_index(url, f"the index URL uses https, but the file URL {_quote(found)} does not")
+        raise _make_index_error(url, f"the index URL uses https, but the file URL {_quote_text(found)} does not")
     return found
 
 
-def _quote(text: str) -> str:
+def _quote_text(text: str) -> str:
     return f'"{printable(text if len(text) <= 120 else f"{text[:120]}…")}"'
 
 
-def _malformed_index(url: str, cause: str) -> MalformedIndex:
+def _make_index_error(url: str, cause: str) -> MalformedIndex:
     return MalformedIndex(url, cause, "open the URL in a browser, and adapt the ImageSource if the format has changed")

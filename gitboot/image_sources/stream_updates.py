@@ -16,7 +16,7 @@ from gitboot.errors import GitbootError, MalformedIndex, StaleIndex, UntrustedRe
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Snapshot
 from gitboot.fleet.yaml import insert_field
-from gitboot.git.branch_writer import find_proposal, propose
+from gitboot.git.branch_writer import find_proposal, propose_commit
 from gitboot.git.snapshots import find_fleet_folder
 from gitboot.image_sources.find_releases import describe_settings
 from gitboot.image_sources.image_builder import (
@@ -36,9 +36,9 @@ from gitboot.model.image_source import ImageSource
 from gitboot.model.scalars import Name, version_key
 from gitboot.model.server import Architecture
 from gitboot.text import (
-    did_you_mean,
     format_age,
     format_names,
+    format_suggestion,
     one_line,
     parse_duration,
     printable,
@@ -132,7 +132,7 @@ def list_followed_streams(
     following = {name: each for name, each in repository.streams.items() if each.spec.follow is not None}
     for name in names:
         if name not in repository.streams:
-            hint = did_you_mean(name, repository.streams, "`gitboot images` lists the streams")
+            hint = format_suggestion(name, repository.streams, "`gitboot images` lists the streams")
             raise UsageError(f"there is no ImageStream {name!r}; {hint}")
         if name not in following:
             path = repository.origins[Id("ImageStream", name)].path
@@ -392,18 +392,18 @@ class StreamUpdater:
             channel=followed.channel,
         )
         try:
-            return self._update(followed, start), None
+            return self._update_stream(followed, start), None
         except GitbootError as error:
             return structs.replace(start, why=one_line(str(error))), error
 
-    def _update(self, followed: FollowedStream, start: StreamUpdate) -> StreamUpdate:
+    def _update_stream(self, followed: FollowedStream, start: StreamUpdate) -> StreamUpdate:
         choice = find_unfinished_rollout(followed)
         if choice is None:
             choice = choose_release(followed, self._sources.list_releases(followed.source, followed.channel), self._now)
         if (release := choice.release) is None:
             return structs.replace(start, outcome=choice.outcome, why=choice.why)
         image = find_image_name(release.source, release.version)
-        branch = self._name_branch(followed, release)
+        branch = self._build_branch_name(followed, release)
         is_in_fleet = image in self._fleet.repository.images
         start = structs.replace(start, version=release.version, image=image, branch=branch)
         found = find_proposal(self._fleet.path, branch, None if is_in_fleet else f"images/{image}.yaml")
@@ -413,7 +413,7 @@ class StreamUpdater:
             title, _, message = found.message.partition("\n")
             texts = {"title": printable(title), "message": printable_lines(message.strip("\n"))}
             update, committed = structs.replace(start, commit=found.commit, **texts), found.committed
-        older = (self._name_branch(followed, each) for each in choice.older)
+        older = (self._build_branch_name(followed, each) for each in choice.older)
         update = structs.replace(
             update, supersedes=tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
         )
@@ -431,7 +431,7 @@ class StreamUpdater:
             ready=not self._dry_run,
         )
 
-    def _name_branch(self, followed: FollowedStream, release: Release) -> str:
+    def _build_branch_name(self, followed: FollowedStream, release: Release) -> str:
         return f"{self._prefix}{followed.name}-{find_image_name(release.source, release.version)}"
 
     def _propose_release(
@@ -455,7 +455,7 @@ class StreamUpdater:
         commit = None
         if not self._dry_run:
             branch, text = str(start.branch), f"{title}\n\n{message}"
-            commit = propose(self._fleet.path, self._fleet.snapshot.revision, branch, files, text, self._now)
+            commit = propose_commit(self._fleet.path, self._fleet.snapshot.revision, branch, files, text, self._now)
         return structs.replace(
             start,
             commit=commit,

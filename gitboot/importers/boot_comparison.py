@@ -14,7 +14,7 @@ from urllib.parse import quote, urljoin, urlsplit
 from msgspec import Struct
 
 from gitboot.importers.inventory import as_text, get_nested, is_secret
-from gitboot.quoting import BOOT_NIC_BOOTIF, BOOT_NIC_MAC, names_boot_nic
+from gitboot.quoting import BOOT_NIC_BOOTIF, BOOT_NIC_MAC, has_boot_nic_placeholder
 from gitboot.resolve.server_decision import Boot, BootFile
 
 
@@ -57,24 +57,28 @@ def compare_boots(
     SHA-256 digests. ``macs`` are the MAC addresses of the boot interfaces, written with colons.
     """
 
-    def is_same(url: str | None, file: BootFile | None) -> bool:
+    def is_same_file(url: str | None, file: BootFile | None) -> bool:
         by_content = file is not None and url is not None and digests.get(url) == file.sha256
         return by_content or _normalize_path(url, old_url) == _normalize_path(file.url if file else None, base_url)
 
     differences = []
     (kernel_url, kernel), *initrds = _pair_files(old, new)
-    if not is_same(kernel_url, kernel):
-        differences.append(("kernel", _redact(kernel_url), _redact(kernel.url if kernel else None)))
-    if not all(is_same(*each) for each in initrds):
+    if not is_same_file(kernel_url, kernel):
+        differences.append(("kernel", _redact_secrets(kernel_url), _redact_secrets(kernel.url if kernel else None)))
+    if not all(is_same_file(*each) for each in initrds):
         differences.append(
-            ("initrd", _redact(*old.initrds), _redact(*(file.url if file else None for _, file in initrds)))
+            (
+                "initrd",
+                _redact_secrets(*old.initrds),
+                _redact_secrets(*(file.url if file else None for _, file in initrds)),
+            )
         )
     old_arguments, new_arguments = (
         _list_comparable_arguments(old.arguments),
         _list_comparable_arguments(new.kernel_arguments),
     )
     # The old system's arguments name the NIC that fetched the script, so values for different boot NICs are equivalent.
-    if any(map(names_boot_nic, new_arguments)):
+    if any(map(has_boot_nic_placeholder, new_arguments)):
         old_arguments, new_arguments = (
             [_generalize_macs(each, macs) for each in arguments] for arguments in (old_arguments, new_arguments)
         )
@@ -83,9 +87,9 @@ def compare_boots(
         Counter(new_arguments) - Counter(old_arguments),
     )
     if only_old or only_new:
-        differences.append(("arguments", _redact(*only_old.elements()), _redact(*only_new.elements())))
+        differences.append(("arguments", _redact_secrets(*only_old.elements()), _redact_secrets(*only_new.elements())))
     elif old_arguments != new_arguments:
-        differences.append(("order of arguments", _redact(*old_arguments), _redact(*new_arguments)))
+        differences.append(("order of arguments", _redact_secrets(*old_arguments), _redact_secrets(*new_arguments)))
     files = new.user_data.files if new.user_data is not None else {}
     new_data = files.get("user-data") or next(iter(files.values()), None)
     if not _is_same_text(old_data, new_data):
@@ -153,7 +157,7 @@ def _is_same_text(old: str | None, new: str | None) -> bool:
         return old.strip() == new.strip()
 
 
-def _redact(*values: str | None) -> str:
+def _redact_secrets(*values: str | None) -> str:
     return " ".join(f"{each.partition('=')[0][:20]}=…" if is_secret(each) else each for each in values if each) or "-"
 
 

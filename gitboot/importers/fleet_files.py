@@ -11,13 +11,13 @@ from msgspec import Struct, structs
 
 from gitboot.fleet.documents import render_document
 from gitboot.importers.inventory import (
+    ExtraData,
     ImportedBoot,
     ImportedInventory,
     ImportedMachine,
     ImportedNic,
     ImportRemark,
     RemarkKind,
-    Supplement,
     escape_template,
     is_secret,
     parse_address,
@@ -74,7 +74,7 @@ class ImportedFleet(Struct, frozen=True, kw_only=True):
     remarks: tuple[ImportRemark, ...]
 
 
-def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> ImportedFleet:
+def render_fleet(inventory: ImportedInventory, extra_data: ExtraData) -> ImportedFleet:
     """Convert an inventory to documents. The result does not depend on the order of the machines and boots.
 
     Each server is Parked and has no provision number, so gitboot does not install the server.
@@ -85,13 +85,13 @@ def render_fleet(inventory: ImportedInventory, supplement: Supplement) -> Import
         str, str
     ] = {}  # the policy for each boot whose documents are complete, by the name of the boot
     for name, boot in _assign_names((boot.name, boot) for boot in inventory.boots).items():
-        item, texts = _render_boot(name, boot, supplement)
+        item, texts = _render_boot(name, boot, extra_data)
         files |= texts
         items.append(item)
         if not item.pending:
             ready_policies[boot.name] = name
     named_machines = _assign_names((machine.name, machine) for machine in _complete_architectures(inventory))
-    for name, machine in _resolve_conflicts(named_machines, supplement).items():
+    for name, machine in _resolve_conflicts(named_machines, extra_data).items():
         item, texts = _render_server(name, machine, ready_policies)
         files |= texts
         items.append(item)
@@ -139,25 +139,25 @@ def _complete_architectures(inventory: ImportedInventory) -> Iterator[ImportedMa
             yield machine
 
 
-def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> dict[str, ImportedMachine]:
+def _resolve_conflicts(machines: Mapping[str, ImportedMachine], extra_data: ExtraData) -> dict[str, ImportedMachine]:
     owners: dict[str, str] = {}
     found = {}
     for name, machine in machines.items():
-        uuid = supplement.uuid(machine)
+        uuid = extra_data.uuid(machine)
         remarks = list(machine.remarks)
         if machine.uuid is None and uuid is not None:
             remarks.append(remark_guessed(f"the import took the UUID {uuid} from the --uuids file"))
         nics = []
         for nic in _merge_nics(machine.nics, remarks):
-            if _is_claimed(f"MAC address {nic.mac}", name, owners, remarks):
+            if _is_duplicate_identity(f"MAC address {nic.mac}", name, owners, remarks):
                 continue
             addresses = tuple(
                 each
                 for each in nic.addresses
-                if not _is_claimed(f"address {ip_interface(each).ip}", name, owners, remarks)
+                if not _is_duplicate_identity(f"address {ip_interface(each).ip}", name, owners, remarks)
             )
             nics.append(structs.replace(nic, addresses=addresses))
-        if uuid is not None and _is_claimed(f"UUID {uuid}", name, owners, remarks):
+        if uuid is not None and _is_duplicate_identity(f"UUID {uuid}", name, owners, remarks):
             uuid = None
         serial, bmc = machine.serial, machine.bmc
         if serial is not None and is_placeholder_serial(serial):
@@ -165,9 +165,9 @@ def _resolve_conflicts(machines: Mapping[str, ImportedMachine], supplement: Supp
                 remark_lost(f"the serial number {serial} was left out, because it does not identify a machine")
             )
             serial = None
-        elif serial is not None and _is_claimed(f"serial number {serial}", name, owners, remarks):
+        elif serial is not None and _is_duplicate_identity(f"serial number {serial}", name, owners, remarks):
             serial = None
-        if bmc is not None and _is_claimed(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
+        if bmc is not None and _is_duplicate_identity(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
             bmc = None
         if bmc is not None and bmc.credentials == f"{build_document_name(machine.name)}-bmc":
             # add the name of the machine, because two machines would otherwise share the credentials
@@ -204,7 +204,7 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
     return list(found.values())
 
 
-def _is_claimed(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
+def _is_duplicate_identity(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
     owner = owners.setdefault(identity, name)
     if owner != name:
         remarks.append(
@@ -315,8 +315,8 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
 # Boots
 
 
-def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple[ImportedDocument, dict[str, str]]:
-    artifacts, missing_parts = _render_artifacts(boot, supplement)
+def _render_boot(name: str, boot: ImportedBoot, extra_data: ExtraData) -> tuple[ImportedDocument, dict[str, str]]:
+    artifacts, missing_parts = _render_artifacts(boot, extra_data)
     missing_parts += _list_unsupported(boot.architecture)
     arguments, argument_remarks = _filter_arguments(boot.arguments)
     uki, pending = boot.kernel is None, bool(missing_parts)
@@ -371,7 +371,7 @@ def _render_boot(name: str, boot: ImportedBoot, supplement: Supplement) -> tuple
     return item, files
 
 
-def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[str, Any], list[ImportRemark]]:
+def _render_artifacts(boot: ImportedBoot, extra_data: ExtraData) -> tuple[dict[str, Any], list[ImportRemark]]:
     missing_parts: list[ImportRemark] = []
     if not boot.kernel and not boot.uki:
         missing_parts.append(remark_missing("the boot has no kernel that machines can fetch: add the kernel's URL"))
@@ -390,7 +390,7 @@ def _render_artifacts(boot: ImportedBoot, supplement: Supplement) -> tuple[dict[
             parse_artifact_url(url)
         except Malformed as error:
             missing_parts.append(remark_missing(f"gitboot does not accept the URL {url}: {error.message}"))
-        digest = supplement.digest(url)
+        digest = extra_data.digest(url)
         if digest is None:
             missing_parts.append(
                 remark_missing(
@@ -473,22 +473,22 @@ class NewServer(Struct, frozen=True, kw_only=True):
     bmc: Mapping[str, Any] | None = None  # the value of spec.bmc in a Server document
 
 
-def render_server(name: str, new: NewServer, example: Server | None, comment: str) -> str:
+def render_server(name: str, new_server: NewServer, example: Server | None, comment: str) -> str:
     """Return a document for a new server. The server is Parked, so gitboot does not boot the machine.
 
     The function copies the policy, loader, local disk, Secure Boot setting, kernel arguments, variables and labels from
     ``example``.
     """
     spec: dict[str, Any] = {
-        "uuid": new.uuid,
-        "serial": new.serial,
-        "architecture": str(new.architecture or (example.spec.architecture if example else Architecture.X86_64)),
-        "firmware": str(new.firmware or (example.spec.firmware if example else Firmware.UEFI)),
+        "uuid": new_server.uuid,
+        "serial": new_server.serial,
+        "architecture": str(new_server.architecture or (example.spec.architecture if example else Architecture.X86_64)),
+        "firmware": str(new_server.firmware or (example.spec.firmware if example else Firmware.UEFI)),
         "interfaces": [
             {**({"name": nic_name} if nic_name else {}), "mac": mac.replace("-", ":")}
-            for mac, nic_name in new.macs.items()
+            for mac, nic_name in new_server.macs.items()
         ],
-        "bmc": dict(new.bmc) if new.bmc is not None else None,
+        "bmc": dict(new_server.bmc) if new_server.bmc is not None else None,
         "lifecycle": "Parked",
     }
     if example is not None:  # copy the fields that similar machines share
@@ -506,7 +506,7 @@ def render_server(name: str, new: NewServer, example: Server | None, comment: st
         "The server is Parked until you decide what it is for. Then remove `lifecycle`. To allow its installation, set "
         "`provision: 1`.",
     ]
-    if new.uuid is None:
+    if new_server.uuid is None:
         head.append("The UUID is missing. Until you add it, gitboot does not install the server or contact its BMC.")
     return render_document(
         head, "Server", name, _drop_empty(spec), labels=example.metadata.labels if example is not None else {}

@@ -381,7 +381,7 @@ class ImportedNic(Struct, frozen=True, kw_only=True):
     boot: bool = True
 
 
-class NicReader:
+class NicCollector:
     """Collects the interfaces that a source lists for one machine, and remarks on invalid MAC addresses."""
 
     def __init__(self) -> None:
@@ -465,7 +465,7 @@ class ImportedInventory(Struct, frozen=True, kw_only=True):
     remarks: tuple[ImportRemark, ...] = ()  # remarks on the source as a whole
 
 
-class Supplement(Struct, frozen=True, kw_only=True):
+class ExtraData(Struct, frozen=True, kw_only=True):
     """Additional facts for an import: UUIDs by MAC address or machine name, and digests by file path."""
 
     uuids: Mapping[str, SystemUuid] = field(default_factory=dict)

@@ -224,7 +224,7 @@ def write_changed_facts(tx: Transaction, before: Facts, now: Facts) -> None:
     write_facts(tx, **{name: getattr(now, name) for name in changed})
 
 
-def mark_accepted_lapsed(tx: Transaction) -> None:
+def mark_accepted_commit_missing(tx: Transaction) -> None:
     """Record in a copy of a ledger that the clone may lack the accepted commit."""
     tx.execute("UPDATE facts SET name = 'lapsed' WHERE name = 'accepted'")
 
@@ -431,7 +431,7 @@ def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, di
 @contextmanager
 def _open_read_only(path: Path) -> Iterator[Database]:
     """Open a separate read-only connection, which does not block writers and is not blocked by them."""
-    with closing(open_database(path, reads_only=True)) as database, database.reading():
+    with closing(open_database(path, read_only=True)) as database, database.reading():
         yield database
 
 

@@ -35,7 +35,7 @@ def read_places(path: Path) -> tuple[Path | None, Path | None]:
 
     The function does not change or check the ledger. Raises `LedgerError` if the ledger cannot be read.
     """
-    with closing(open_database(path, reads_only=True)) as database, database.reading():
+    with closing(open_database(path, read_only=True)) as database, database.reading():
         found: dict[str, str] = dict(
             database.execute("SELECT name, value FROM facts WHERE name IN ('output', 'spool')")
         )
@@ -56,7 +56,7 @@ class LedgerSummary(NamedTuple):
 
 def summarize_ledger(path: Path) -> LedgerSummary:
     """Return the main facts about the ledger at ``path``. Raises `LedgerError` if the ledger cannot be read."""
-    with closing(open_database(path, reads_only=True, open_moved=True)) as database, database.reading():
+    with closing(open_database(path, read_only=True, open_moved=True)) as database, database.reading():
         notes = CopyNotes.read(database)
         lease = None if database.is_local or notes.moved_to is not None else _read_lease(database)
         return LedgerSummary(database.name, notes.identity, notes.changes, count_rows(database), notes.moved_to, lease)
@@ -66,7 +66,7 @@ def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str 
     """Return the host and state directory of another instance that is active with the shared ledger, or None."""
     if read_address(path) is None:
         return None
-    with closing(open_database(path, reads_only=True)) as database, database.reading():
+    with closing(open_database(path, read_only=True)) as database, database.reading():
         rows = database.execute(
             "SELECT place FROM lease WHERE until > clock_timestamp() AND holder <> ?", (holder().id,)
         )
@@ -80,7 +80,7 @@ def read_shared_token_keys(path: Path) -> tuple[str, ...]:
     """
     if read_address(path) is None:
         return ()
-    with closing(open_database(path, reads_only=True)) as database, database.reading():
+    with closing(open_database(path, read_only=True)) as database, database.reading():
         return tuple(line for (line,) in database.execute("SELECT line FROM token_keys ORDER BY number"))
 
 
@@ -91,7 +91,7 @@ def read_lease(path: Path) -> LeaseState | None:
     """
     if read_address(path) is None:
         return None
-    with closing(open_database(path, reads_only=True)) as database, database.reading():
+    with closing(open_database(path, read_only=True)) as database, database.reading():
         return _read_lease(database)
 
 
@@ -114,18 +114,18 @@ def check_tables(store: Store) -> None:
         server_tables.read_lost_identities,
         server_tables.read_records,
         server_tables.read_overrides,
-        server_tables.read_switches,
+        server_tables.read_power_records,
         server_tables.read_pins,
         server_tables.read_known_bmcs,
         instance_tables.read_requests,
         server_tables.read_secret_fetches,
-        server_tables.read_pending,
+        server_tables.read_pending_observations,
     ):
         read(store)
 
 
-def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
-    """Copy the ledger at ``path`` into the file ``to``, without changing any of the ledger's files.
+def copy_ledger(path: Path, target: Path, *, in_use: bool) -> None:
+    """Copy the ledger at ``path`` into the file ``target``, without changing any of the ledger's files.
 
     If the ledger is a file that is ``in_use``, SQLite makes the copy, because only SQLite can read a consistent state
     while another process writes to the file. If the file is not in use, gitboot copies it without SQLite, because
@@ -133,25 +133,25 @@ def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
     in PostgreSQL, gitboot reads all tables in one snapshot.
     """
     if in_use or read_address(path) is not None:
-        _copy_mark(path, to)  # gitboot copies the mark first, so that the copied ledger is not older than its mark
+        _copy_mark(path, target)  # gitboot copies the mark first, so that the copied ledger is not older than its mark
     if read_address(path) is not None:
-        with closing(open_database(path, reads_only=True)) as ours, closing(SqliteDatabase(to)) as new:
+        with closing(open_database(path, read_only=True)) as ours, closing(SqliteDatabase(target)) as new:
             copy_tables(ours, new)
     elif in_use:
-        back_up(path, to)
+        back_up(path, target)
     else:
         for suffix in ("", "-wal"):
             with suppress(FileNotFoundError):
-                shutil.copyfile(f"{path}{suffix}", f"{to}{suffix}")
-        _copy_mark(path, to)
+                shutil.copyfile(f"{path}{suffix}", f"{target}{suffix}")
+        _copy_mark(path, target)
 
 
-def _copy_mark(path: Path, to: Path) -> None:
+def _copy_mark(path: Path, target: Path) -> None:
     with suppress(FileNotFoundError):
-        shutil.copyfile(get_mark_path(path), get_mark_path(to))
+        shutil.copyfile(get_mark_path(path), get_mark_path(target))
 
 
-def set_aside(path: Path, label: str = "damaged") -> Path:
+def set_ledger_aside(path: Path, label: str = "damaged") -> Path:
     """Rename a ledger file and its companion files. Return the new path, which ends with the label and a number.
 
     gitboot does not rename the mark file, and uses it to detect if an operator puts an older ledger in the same place.

@@ -85,7 +85,7 @@ class PostgresDatabase(Database):
     snapshot: ClassVar = (
         "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
     )
-    after_copying: ClassVar = tuple(
+    after_copy_sql: ClassVar = tuple(
         f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), max(id)) FROM {table} HAVING max(id) IS NOT NULL"  # noqa: S608
         for table in NUMBERED
     )
@@ -93,9 +93,9 @@ class PostgresDatabase(Database):
     _commit_s = LOCK_S  # deadline for committing the current transaction
     _renewed_s = 0.0  # when the current transaction sent the renewal of the lease
 
-    def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
+    def __init__(self, address: PostgresAddress, *, synchronous: bool = True, read_only: bool = False) -> None:
         self.name, self.address = address.name, address
-        self._open = partial(_open_database, address, synchronous=synchronous, reads_only=reads_only)
+        self._open = partial(_open_database, address, synchronous=synchronous, read_only=read_only)
         self._column_names: dict[str, list[str]] = {}
         self._names: dict[str, str] = {}  # prepared statement names by SQL text
         self._prepared_on: LimitedConnection | None = None  # the connection on which these statements are prepared
@@ -165,7 +165,7 @@ class PostgresDatabase(Database):
             if self.lease is not None:
                 self._renewed_s = _renew(connection, self.lease)
             elif not self.open_moved:
-                self.require_current()
+                self.check_usable()
         if is_long:
             connection.limit_calls(LEISURE_S)
             connection.execute(
@@ -245,12 +245,12 @@ class PostgresDatabase(Database):
         return self._connection
 
 
-def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> LimitedConnection:
+def _open_database(address: PostgresAddress, *, synchronous: bool, read_only: bool) -> LimitedConnection:
     """Connect to a database, check the server and the schema, and migrate the tables to the current version.
 
     Raises `UsageError` if the schema is missing, because gitboot does not create schemas.
     """
-    connection, name = _connect(address, "any" if reads_only else "read-write"), address.name
+    connection, name = _connect(address, "any" if read_only else "read-write"), address.name
     try:
         if connection.info.server_version < _MIN_SERVER_VERSION:
             raise LedgerError(f"{name}: PostgreSQL 13 or newer is required")
@@ -269,7 +269,7 @@ def _open_database(address: PostgresAddress, *, synchronous: bool, reads_only: b
                 f"{name}: {user} is not allowed to use schema {wanted}; run: "
                 f'GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
             )
-        if not reads_only:
+        if not read_only:
             _migrate(connection, name)
     except BaseException:
         connection.close()
@@ -320,8 +320,8 @@ def open_connection(address: PostgresAddress) -> LimitedConnection:
     return connection
 
 
-def _connect(address: PostgresAddress, to: str) -> LimitedConnection:
-    parameters = {"target_session_attrs": to, **build_arguments(address)}
+def _connect(address: PostgresAddress, session_attrs: str) -> LimitedConnection:
+    parameters = {"target_session_attrs": session_attrs, **build_arguments(address)}
     return LimitedConnection.connect(**parameters, autocommit=True, cursor_factory=psycopg.ClientCursor)
 
 

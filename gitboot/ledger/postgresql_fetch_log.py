@@ -21,9 +21,17 @@ from gitboot.fetchlog.one_time_boots import (
     FetchLogUnavailable,
     ServedBoot,
     find_served_boot,
-    has_reported,
+    has_report_since_boot,
 )
-from gitboot.fetchlog.spool import SUFFIX, ForwardedBatch, ReadResult, Writer, encode_line, parse_file_name, parse_line
+from gitboot.fetchlog.spool import (
+    SUFFIX,
+    ForwardedBatch,
+    ReadResult,
+    SpoolWriter,
+    encode_line,
+    parse_file_name,
+    parse_line,
+)
 from gitboot.ledger.leader_lease import Lease, now_s
 from gitboot.ledger.schema import build_moved_error
 from gitboot.ledger.store import NO_HOLDER, PostgresAddress
@@ -56,7 +64,7 @@ class SharedFetchLog:
         return find_served_boot(self._read_fetches(server, offer), offer, report)
 
     def has_installer_reported(self, server: str, token: str) -> bool:
-        return has_reported(self._read_fetches(server, None), token)
+        return has_report_since_boot(self._read_fetches(server, None), token)
 
     def record(
         self, observation: Observation, serving_identity: str | None, is_given_up: Callable[[], bool] = bool
@@ -95,7 +103,7 @@ class SharedFetchLog:
             run("DELETE FROM writers WHERE spool = %s AND NOT file = ANY(%s)", (spool, [*spool_files, file]))
         return batch.end
 
-    def reset_place(self, writer: Writer, place: int) -> None:
+    def reset_place(self, writer: SpoolWriter, place: int) -> None:
         """Lower the offset at which a writer's next batch must begin to ``place``, if the offset is greater.
 
         Raises `BatchRejected` if this fails.
@@ -108,7 +116,7 @@ class SharedFetchLog:
     def _begin_batch(self) -> Iterator[_Run]:
         with self._transactions.begin(lambda error: BatchRejected(format_error(error))) as run:
             for place, holder in run(_LOCK_LEASE):
-                self._require_not_moved(place, holder)
+                self._check_not_moved(place, holder)
             yield run
 
     def _read_fetches(self, server: str, offer: str | None) -> list[Observation]:
@@ -123,12 +131,12 @@ class SharedFetchLog:
     def _read_lease(self, run: _Run, lock: str = "") -> str | None:
         rows = run(f"{_SELECT_LEASE} {lock}")
         for _, holder, _, place in rows:
-            self._require_not_moved(place, holder)
+            self._check_not_moved(place, holder)
         giver = str(Lease(rows[0][1], rows[0][0])) if rows else None
         self.serving_identity, self.deletion_count = giver, rows[0][2] if rows else 0
         return giver
 
-    def _require_not_moved(self, place: str, holder: str) -> None:
+    def _check_not_moved(self, place: str, holder: str) -> None:
         if holder == NO_HOLDER:
             raise build_moved_error(self.name, place)
 
@@ -136,11 +144,11 @@ class SharedFetchLog:
     def _begin_query(self) -> Iterator[_Run]:
         """Run queries in one transaction, and record in `failure` whether it succeeded."""
         self._queried_s = now_s()
-        with self._transactions.begin(self._fail) as run:
+        with self._transactions.begin(self._record_failure) as run:
             yield run
         self.failure = None
 
-    def _fail(self, error: Exception) -> FetchLogUnavailable:
+    def _record_failure(self, error: Exception) -> FetchLogUnavailable:
         self.failure = format_error(error)
         return FetchLogUnavailable()
 
@@ -188,14 +196,14 @@ class RecordedFetches:
             ((deletions, rows),) = run(query, (offsets.get(FETCHES, 0),))
         return int(deletions + (rows >= _MIN_DELETED_ROWS))
 
-    def delete_read(self, offsets: Mapping[str, int], times: int, lease: Lease) -> None:
-        """Delete the rows up to ``offsets`` as deletion number ``times``.
+    def delete_read_fetches(self, offsets: Mapping[str, int], deletion_number: int, lease: Lease) -> None:
+        """Delete the rows up to ``offsets`` as deletion number ``deletion_number``.
 
         If this number was used before, or if another instance holds the lease, the method deletes nothing.
         """
         query = "UPDATE lease SET forgotten = %s WHERE holder = %s AND epoch = %s AND forgotten < %s RETURNING 1"
         with self._transaction() as run:
-            if run(query, (times, *lease, times)):
+            if run(query, (deletion_number, *lease, deletion_number)):
                 run("DELETE FROM fetches WHERE id <= %s", (offsets.get(FETCHES, 0),))
 
     def _transaction(self) -> AbstractContextManager[_Run]:

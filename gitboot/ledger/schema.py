@@ -240,7 +240,7 @@ class Database(ABC):
     errors: ClassVar[tuple[type[Exception], ...]]  # the exceptions that the driver raises
 
     snapshot: ClassVar[str]  # statement that begins a transaction that reads one snapshot and does not block writers
-    after_copying: ClassVar[tuple[str, ...]] = ()  # Statements to run after rows with generated keys were copied.
+    after_copy_sql: ClassVar[tuple[str, ...]] = ()  # Statements to run after rows with generated keys were copied.
     # Whether the database is a file in the state directory, which is lost or restored together with that directory.
     is_local: ClassVar[bool]
 
@@ -320,7 +320,7 @@ class Database(ABC):
     def to_ledger_error(self, error: Exception) -> LedgerError:
         """Convert an error from reading or decoding rows to a ledger error."""
 
-    def require_current(self) -> None:
+    def check_usable(self) -> None:
         """Raise `LedgerLeft` if the ledger was moved, or `LedgerUnfinished` if the ledger is an incomplete copy."""
         rows = self.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
         for name, value in rows:

@@ -23,12 +23,12 @@ from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import (
     Record,
     Run,
-    attempt_facts,
+    make_attempt_fields,
+    make_run_fields,
     parse_attempt,
     parse_clearances,
     parse_run_evidence,
     parse_unknown_serves,
-    run_facts,
 )
 from gitboot.resolve.server_plan import Offer
 
@@ -105,7 +105,7 @@ def _record_to_row(record: Record) -> tuple[Any, ...]:
         *(record.provision, record.image, record.pool, record.decision, record.evidence),
         *map(_format_time_or_none, (record.provisioned_at, record.grace_until, record.consumed_at)),
         *(record.consumed_key, record.overwritten_by, record.offered, record.answered, record.taken_back),
-        to_json([attempt_facts(each) for each in record.attempts]),
+        to_json([make_attempt_fields(each) for each in record.attempts]),
         record.released,
         to_json(to_json_value(record.unknown_serves)),
         to_json(to_json_value(record.clearances)) if record.clearances else _NO_CLEARANCES,
@@ -217,7 +217,7 @@ def parse_observation(at: str, plan: str, text: str) -> tuple[Observation, Reset
     ) if marks is not None else None
 
 
-class Pending(NamedTuple):
+class PendingObservation(NamedTuple):
     """An observed fetch of a boot that still needs confirmation by the machine's BMC."""
 
     id: int
@@ -279,7 +279,7 @@ def write_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]],
 # Observations
 
 
-def read_pending(store: Store) -> list[Pending]:
+def read_pending_observations(store: Store) -> list[PendingObservation]:
     """Return the observations that do not have a verdict yet, oldest first.
 
     Observations without a stored offer are omitted.
@@ -292,7 +292,7 @@ def read_pending(store: Store) -> list[Pending]:
         ):
             observation, marks = parse_observation(at, plan, text)
             if offer is not None:
-                pending.append(Pending(number, observation, parse_offer(Digest(plan), offer), marks))
+                pending.append(PendingObservation(number, observation, parse_offer(Digest(plan), offer), marks))
         return pending
 
 
@@ -309,7 +309,7 @@ def has_observation(store: Store, observation: Observation, plan: Digest) -> boo
         return any(format_observation(each) == format_observation(observation) for each in stored)
 
 
-def write_pending(tx: Transaction, pending: Iterable[Pending]) -> None:
+def write_pending_observations(tx: Transaction, pending: Iterable[PendingObservation]) -> None:
     """Store observations without a verdict, each with the first marks that the BMC reported after it."""
     tx.executemany(
         "INSERT INTO observations (id, at, plan, facts) VALUES (?, ?, ?, ?)"
@@ -332,7 +332,7 @@ def write_verdicts(tx: Transaction, verdicts: Mapping[int, str]) -> None:
     )
 
 
-def prune(tx: Transaction, before: datetime) -> None:
+def delete_old_rows(tx: Transaction, before: datetime) -> None:
     """Delete offers, versions, and observations with a verdict if they are older than ``before``.
 
     The function keeps the newest version of each path, and the offers for all versions that it keeps.
@@ -486,7 +486,7 @@ def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Reco
         "runs",
         _RUNS,
         [
-            (uuid, name, run.run, format_instant(run.at), _format_time_or_none(run.end), to_json(run_facts(run)))
+            (uuid, name, run.run, format_instant(run.at), _format_time_or_none(run.end), to_json(make_run_fields(run)))
             for uuid, name, run in runs
         ],
     )
@@ -524,7 +524,7 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
     )
 
 
-def read_switches(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:
+def read_power_records(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:
     """Return the recorded power changes, by machine and reason."""
     found: dict[SystemUuid, dict[str, PowerRecord]] = {}
     with store.reading():
@@ -534,7 +534,7 @@ def read_switches(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:
     return found
 
 
-def write_switches(tx: Transaction, switches: Iterable[tuple[SystemUuid, PowerRecord]]) -> None:
-    if found := [(uuid, record.reason, to_json(record)) for uuid, record in switches]:
+def write_power_records(tx: Transaction, records: Iterable[tuple[SystemUuid, PowerRecord]]) -> None:
+    if found := [(uuid, record.reason, to_json(record)) for uuid, record in records]:
         tx.mark()
         tx.replace("switches", ("uuid", "reason"), found)

@@ -57,7 +57,7 @@ class SqliteDatabase(Database):
     def begin(self, *, is_long: bool = False) -> None:  # noqa: ARG002 - SQLite has no time limits
         self._connection.execute("BEGIN IMMEDIATE")
         if not self.open_moved:
-            self.require_current()
+            self.check_usable()
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")
@@ -85,7 +85,7 @@ class SqliteDatabase(Database):
         try:
             connection = self._open_to_write()
         except LedgerError as error:
-            if not _lacks_room(error.__cause__):
+            if not _is_disk_full(error.__cause__):
                 raise
             raise LedgerError(f"{self.name}: the ledger cannot be written (the disk is full)") from error
         self._connection.close()
@@ -108,13 +108,13 @@ class SqliteDatabase(Database):
             connection, self._is_read_only = self._open_to_write(), False
         except LedgerError as error:
             log = Path(f"{self.path}-wal")
-            if not _lacks_room(error.__cause__) or (log.exists() and log.stat().st_size > 0):
+            if not _is_disk_full(error.__cause__) or (log.exists() and log.stat().st_size > 0):
                 raise
             uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
             with self.reading(), ExitStack() as failing:
                 connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
                 failing.callback(connection.close)
-                _check(connection, self.name)
+                _check_integrity(connection, self.name)
                 (version,) = connection.execute("PRAGMA user_version").fetchone()
                 if version != VERSION:
                     raise error
@@ -128,7 +128,7 @@ class SqliteDatabase(Database):
             failing.callback(connection.close)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {'FULL' if self._synchronous else 'OFF'}")
-            _check(connection, self.name)
+            _check_integrity(connection, self.name)
             _migrate(connection, self.name)
             failing.pop_all()
         return connection
@@ -145,9 +145,9 @@ class ReadOnlySqlite(SqliteDatabase):
             return sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
 
 
-def back_up(path: Path, to: Path) -> None:
+def back_up(path: Path, target: Path) -> None:
     try:
-        with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
+        with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(target)) as new:
             ours.backup(new)
     except sqlite3.Error as error:
         raise build_read_error(str(path), error) from error
@@ -169,7 +169,7 @@ def build_damaged_error(name: str, cause: str) -> DamagedLedger:
 
 
 # The errors that SQLite raises if it cannot create files on a full disk: https://sqlite.org/rescode.html
-_NO_ROOM: Final = (
+_DISK_FULL_ERRORS: Final = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_IOERR_SHMOPEN,
@@ -178,11 +178,11 @@ _NO_ROOM: Final = (
 )
 
 
-def _lacks_room(error: BaseException | None) -> bool:
-    return getattr(error, "sqlite_errorcode", 0) in _NO_ROOM
+def _is_disk_full(error: BaseException | None) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) in _DISK_FULL_ERRORS
 
 
-def _check(connection: sqlite3.Connection, name: str) -> None:
+def _check_integrity(connection: sqlite3.Connection, name: str) -> None:
     (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise build_damaged_error(name, found)

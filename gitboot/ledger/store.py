@@ -301,7 +301,7 @@ class Store:
                     identity, before = _parse_progress(database.execute(_PROGRESS))
                     changes = identity, before + 1
                     database.replace("facts", ("name",), [("changes", str(before + 1))])
-                    _require_synced(database.name, self._synced_progress, (changes[0], changes[1] - 1))
+                    _check_synced(database.name, self._synced_progress, (changes[0], changes[1] - 1))
                 database.commit()
             except BaseException as error:
                 self.is_suspect |= database.may_have_lost(error)
@@ -328,7 +328,7 @@ class Store:
         """
         with self._lock:
             self.database.reopen()
-        _require_synced(self.database.name, self._synced_progress, self._read_progress())
+        _check_synced(self.database.name, self._synced_progress, self._read_progress())
         self.is_suspect = False
 
     def probe(self) -> None:
@@ -396,7 +396,7 @@ class Store:
 
 
 def open_database(
-    path: Path, *, synchronous: bool = True, reads_only: bool = False, open_moved: bool = False
+    path: Path, *, synchronous: bool = True, read_only: bool = False, open_moved: bool = False
 ) -> Database:
     """Open the database that stores the ledger at ``path``.
 
@@ -407,14 +407,14 @@ def open_database(
     if (address := read_address(path)) is not None:
         from gitboot.ledger.postgresql import PostgresDatabase  # imported only here, because psycopg is optional
 
-        database = PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
+        database = PostgresDatabase(address, synchronous=synchronous, read_only=read_only)
     else:
-        database = ReadOnlySqlite(path) if reads_only else SqliteDatabase(path, synchronous=synchronous)
+        database = ReadOnlySqlite(path) if read_only else SqliteDatabase(path, synchronous=synchronous)
     database.open_moved = open_moved
     try:
         if not open_moved:
             with database.reading():
-                database.require_current()
+                database.check_usable()
     except BaseException:
         database.close()
         raise
@@ -426,7 +426,7 @@ def _parse_progress(facts: Iterable[Row]) -> tuple[str, int]:
     return found["identity"], int(found.get("changes", 0))
 
 
-def _require_synced(name: str, synced: tuple[str, int] | None, found: tuple[str, int]) -> None:
+def _check_synced(name: str, synced: tuple[str, int] | None, found: tuple[str, int]) -> None:
     """Raise `LedgerError` if the ledger on the disk lacks a change that was already synced."""
     if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
         raise LedgerError(
@@ -493,7 +493,7 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
                     raise LedgerError(
                         f"{new.name}: the table {table} differs from the one in {ours.name}; nothing was copied"
                     )
-            for statement in new.after_copying:
+            for statement in new.after_copy_sql:
                 new.execute(statement)
             new.replace("facts", ("name",), notes.items())
             new.commit()

@@ -73,7 +73,7 @@ from gitboot.model.scalars import (
     text,
 )
 from gitboot.problems import Code
-from gitboot.text import did_you_mean, find_similar
+from gitboot.text import find_similar, format_suggestion
 
 # JSON Schema types. Editors use YAML 1.2 for plain scalars, so 3815.2 is a number for them. gitboot reads it as text.
 _ANY_SCALAR = {"type": ["string", "number", "boolean"]}
@@ -87,16 +87,16 @@ def _pattern_schema(pattern: re.Pattern[str], *types: str) -> dict[str, Any]:
 class Scalar:
     """The parser for a single value, and the JSON Schema of the values that it accepts.
 
-    Use a `Scalar` in `Annotated`. Set ``common`` if the same values occur in many documents. gitboot then parses each
+    Use a `Scalar` in `Annotated`. Set ``cached`` if the same values occur in many documents. gitboot then parses each
     distinct value only once.
     """
 
-    def __init__(self, parse: Reader, schema: Mapping[str, Any], *, common: bool = False) -> None:
+    def __init__(self, parse: Reader, schema: Mapping[str, Any], *, cached: bool = False) -> None:
         self.parse, self.schema = parse, schema
-        self.read = _cache_reads(parse) if common else parse
+        self.read = _cache_parser(parse) if cached else parse
 
 
-def _cache_reads(parse: Reader) -> Reader:
+def _cache_parser(parse: Reader) -> Reader:
     parse_once = lru_cache(maxsize=4096)(parse)
 
     def read_common(value: Any) -> Any:
@@ -107,15 +107,15 @@ def _cache_reads(parse: Reader) -> Reader:
 
 Reader = Callable[[Any], Any]
 _MAX_CACHED_LENGTH: Final = 64  # characters
-Text = Annotated[str, Scalar(parse_nonempty, _TEXT, common=True)]
+Text = Annotated[str, Scalar(parse_nonempty, _TEXT, cached=True)]
 NameField = Annotated[
-    Name, Scalar(parse_name, {**_pattern_schema(NAME, "string", "number"), "maxLength": 253}, common=True)
+    Name, Scalar(parse_name, {**_pattern_schema(NAME, "string", "number"), "maxLength": 253}, cached=True)
 ]
 Integer = Annotated[int, Scalar(parse_integer, {"type": "integer", "minimum": 0})]
 Positive = Annotated[int, Scalar(parse_positive, {"type": "integer", "minimum": 1})]
 SignedInteger = Annotated[int, Scalar(parse_signed, {"type": "integer"})]
 Percent = Annotated[int, Scalar(parse_percent, {"type": "integer", "minimum": 0, "maximum": 100})]
-Boolean = Annotated[bool, Scalar(parse_boolean, {"type": "boolean"}, common=True)]
+Boolean = Annotated[bool, Scalar(parse_boolean, {"type": "boolean"}, cached=True)]
 Mac = Annotated[
     MacAddress,
     Scalar(
@@ -154,17 +154,17 @@ CountOrPercent = Annotated[
     str, Scalar(parse_count_or_percent, {"type": ["string", "integer"], "pattern": "^[1-9][0-9]*%?$", "minimum": 1})
 ]
 FilePath = Annotated[
-    str, Scalar(parse_file_path, {"type": ["string", "number"], "pattern": r"^[^/\\][^\\]*$"}, common=True)
+    str, Scalar(parse_file_path, {"type": ["string", "number"], "pattern": r"^[^/\\][^\\]*$"}, cached=True)
 ]
 SecretPath = Annotated[str, Scalar(parse_secret_path, {"type": "string", "pattern": r"^[^/\\][^\\]*\.age$"})]
 LocalDisk = Annotated[str, Scalar(parse_local_disk, _pattern_schema(LOCAL_DISK, "string"))]
-KernelArgument = Annotated[str, Scalar(parse_kernel_argument, _TEXT, common=True)]
-VariableName = Annotated[str, Scalar(parse_variable_name, {"type": "string"}, common=True)]
+KernelArgument = Annotated[str, Scalar(parse_kernel_argument, _TEXT, cached=True)]
+VariableName = Annotated[str, Scalar(parse_variable_name, {"type": "string"}, cached=True)]
 Variable = Annotated[str | bool, Scalar(parse_variable, _ANY_SCALAR)]
-LabelKey = Annotated[str, Scalar(parse_label_key, {"type": "string"}, common=True)]
+LabelKey = Annotated[str, Scalar(parse_label_key, {"type": "string"}, cached=True)]
 LabelValue = Annotated[
     str,
-    Scalar(parse_label_value, _pattern_schema(LABEL_VALUE, "string", "number", "boolean"), common=True),
+    Scalar(parse_label_value, _pattern_schema(LABEL_VALUE, "string", "number", "boolean"), cached=True),
 ]
 AnyText = Annotated[str, Scalar(text, _ANY_SCALAR)]
 T = TypeVar("T")
@@ -235,7 +235,7 @@ def list_fields(kind: Any) -> tuple[DeclaredField, ...]:
     )
 
 
-def list_words(kind: Any) -> dict[str, Any]:
+def map_words(kind: Any) -> dict[str, Any]:
     """Return the allowed words of an enumeration or a Literal, each with its value."""
     return {each.value if isinstance(each, Enum) else each: each for each in get_args(kind) or kind}
 
@@ -314,7 +314,7 @@ def _build_reader(kind: Any) -> Reader:
 
 
 def _build_word_reader(kind: Any, fields: Iterable[str] = ()) -> Reader:
-    words = list_words(kind)
+    words = map_words(kind)
     mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
     expected = f"one of {', '.join(words)}{mapping}"
 
@@ -323,7 +323,7 @@ def _build_word_reader(kind: Any, fields: Iterable[str] = ()) -> Reader:
             raise InvalidField(
                 Code.CHOICE,
                 f"expected {expected}, found {quote_value(value)}",
-                find_hint=partial(did_you_mean, value, words, "use one of these values"),
+                find_hint=partial(format_suggestion, value, words, "use one of these values"),
             )
         return words[value]
 
@@ -439,7 +439,7 @@ def _make_unknown_field(name: str, fields: Iterable[str]) -> InvalidField:
         Code.UNKNOWN_FIELD,
         f"has no field {quote_value(name)}",
         at=(name,),
-        find_hint=partial(did_you_mean, name, fields, f"use one of {', '.join(sorted(fields))}"),
+        find_hint=partial(format_suggestion, name, fields, f"use one of {', '.join(sorted(fields))}"),
         follows_place=True,
     )
 
@@ -597,6 +597,6 @@ class Selector:
 Select = Literal["All", "None"] | Selector
 
 
-def selects(select: Literal["All", "None"] | Selector, name: Name, labels: Mapping[str, str]) -> bool:
+def selects_server(select: Literal["All", "None"] | Selector, name: Name, labels: Mapping[str, str]) -> bool:
     """Return whether ``select`` matches the server with this name and these labels."""
     return select == "All" if isinstance(select, str) else select.matches(name, labels)

@@ -298,7 +298,7 @@ class FleetSpec:
         ledgers = sorted({each.ledger for each in self.sites if each.ledger is not None})
         return " and ".join(ledgers) or self.provisioning.ledger
 
-    def orders_for(self, site: str | None) -> FleetOrders:
+    def find_orders(self, site: str | None) -> FleetOrders:
         """Return the orders that the instance for ``site`` obeys before it accepts the commit.
 
         If ``site`` is None, return the orders for the instance that serves all sites.

@@ -29,7 +29,7 @@ from gitboot.model.scalars import (
 )
 from gitboot.model.server import Architecture
 from gitboot.problems import Code
-from gitboot.text import did_you_mean
+from gitboot.text import format_suggestion
 
 # The sources that gitboot ships (gitboot/image_sources/vendors). A fleet may replace a built-in source with a source of
 # the same name.
@@ -72,7 +72,7 @@ def _check_placeholders(value: object, allowed: Collection[str]) -> str:
             raise Malformed(
                 Code.SOURCE_TEMPLATE,
                 f"the placeholder {quote_value(match[0])} is not allowed here",
-                did_you_mean(match[1], allowed, f"use {words}"),
+                format_suggestion(match[1], allowed, f"use {words}"),
             )
     return found
 

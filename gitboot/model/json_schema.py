@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
-from gitboot.model.fields import DeclaredField, list_fields, list_words
+from gitboot.model.fields import DeclaredField, list_fields, map_words
 from gitboot.model.fleet import Fleet
 from gitboot.model.image_source import ImageSource
 from gitboot.model.server import Server
@@ -96,12 +96,12 @@ def _build_value_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any
         names = {} if keys == {"type": "string"} else {"propertyNames": keys}
         return {"type": "object", "additionalProperties": items, **names}
     if origin is Literal:
-        words = list(list_words(kind))
+        words = list(map_words(kind))
         return {"type": "string", **({"const": words[0]} if len(words) == 1 else {"enum": words})}
     if kind.__name__ not in definitions:
         if issubclass(kind, Enum):
             documented = {"description": kind.__doc__} if kind.__doc__ else {}
-            definitions[kind.__name__] = {"type": "string", "enum": list(list_words(kind)), **documented}
+            definitions[kind.__name__] = {"type": "string", "enum": list(map_words(kind)), **documented}
         else:
             definitions[kind.__name__] = build_structure_schema(kind, definitions)
     return {"$ref": f"#/$defs/{kind.__name__}"}
@@ -162,5 +162,5 @@ def _describe_type(kind: Any) -> str:
     if hasattr(kind, "__dataclass_fields__"):
         return "mapping"
     if origin is not Annotated or "enum" in schema:
-        return " · ".join(f"`{word}`" for word in schema.get("enum") or list_words(kind))
+        return " · ".join(f"`{word}`" for word in schema.get("enum") or map_words(kind))
     return "text" if isinstance(schema["type"], list) or schema["type"] == "string" else str(schema["type"])

@@ -50,20 +50,20 @@ _INFINIBAND: Final = re.compile(
 _INFINIBAND_KINDS: Final = {"address": "address (20 bytes)", "gid": "GID (16 bytes)", "guid": "GUID (8 bytes)"}
 
 
-def _reject_infiniband(found: str) -> None:
+def _reject_infiniband(address: str) -> None:
     """Raise `Malformed` for an InfiniBand address. The message contains the MAC address that iPXE uses instead.
 
     iPXE omits the fourth and the fifth byte of the GUID (src/drivers/net/ipoib.c, ``ipoib_init_addr``). Ironic derives
     the MAC address in the same way.
     """
-    if not (match := _INFINIBAND.fullmatch(re.sub("^0x|[:.-]", "", found))):
+    if not (match := _INFINIBAND.fullmatch(re.sub("^0x|[:.-]", "", address))):
         return
     guid = bytes.fromhex((match["address"] or match["gid"] or match["guid"])[-16:])
     mac = guid[:3] + guid[5:]
     expected = f"expected a 6-byte MAC address, found an InfiniBand {_INFINIBAND_KINDS[str(match.lastgroup)]}"
     derived = f": {mac.hex(':')}" if any(mac) and not mac[0] & 1 else ""
     hint = f"write the MAC address that iPXE shows as ${{net0/mac}} for this interface{derived}"
-    raise Malformed(Code.MAC, f"{expected}, {quote_value(found)}", hint)
+    raise Malformed(Code.MAC, f"{expected}, {quote_value(address)}", hint)
 
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
@@ -602,17 +602,17 @@ def text(value: object) -> str:
     return str(value)
 
 
-def require_match(value: object, pattern: re.Pattern[str], code: Code, expected: str, hint: str) -> str:
+def require_match(value: object, pattern: re.Pattern[str], code: Code, expected_form: str, hint: str) -> str:
     """Return the source text of a scalar. Raises `Malformed` unless the pattern matches the complete text."""
     found = text(value)
-    return require(pattern.fullmatch(found), found, code, expected, hint)
+    return require(pattern.fullmatch(found), found, code, expected_form, hint)
 
 
-def require(condition: object, found: str, code: Code, expected: str, hint: str) -> str:
-    """Return ``found`` if the condition is true. Otherwise, raise `Malformed`."""
+def require(condition: object, value: str, code: Code, expected_form: str, hint: str) -> str:
+    """Return ``value`` if the condition is true. Otherwise, raise `Malformed`."""
     if not condition:
-        raise Malformed(code, f"expected {expected}, found {quote_value(found)}", hint)
-    return found
+        raise Malformed(code, f"expected {expected_form}, found {quote_value(value)}", hint)
+    return value
 
 
 def parse_nonempty(value: object) -> str:
@@ -744,7 +744,7 @@ _UTC_TIME: Final = 0x17
 _RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")  # the OBJECT IDENTIFIER
 
 
-def read_certificate_ends(pem: bytes) -> tuple[datetime, ...]:
+def read_certificate_expiries(pem: bytes) -> tuple[datetime, ...]:
     """Return the expiry times of the certificates in a PEM file, in order, or () if a certificate is malformed."""
     try:
         return tuple(_read_not_after(a2b_base64(found)) for found in _PEM.findall(pem))
@@ -757,41 +757,41 @@ def read_public_key(pem: bytes) -> bytes | None:
     found = _PEM.search(pem)
     try:
         der = a2b_base64(found[1]) if found is not None else b""
-        offset = _find_end(der, _find_end(der, _find_validity(der)))  # validity, subject
-        return der[offset : _find_end(der, offset)]
+        offset = _find_end_offset(der, _find_end_offset(der, _find_validity(der)))  # validity, subject
+        return der[offset : _find_end_offset(der, offset)]
     except (ValueError, IndexError):
         return None
 
 
 def has_rsa_key(public_key: bytes) -> bool:
     """Return whether a SubjectPublicKeyInfo (DER) is an RSA key with which TLS can exchange keys (RFC 4055, 1.2)."""
-    offset = _find_content(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
-    identifier = _find_content(public_key, offset)
-    return public_key[identifier : _find_end(public_key, identifier)] == _RSA_ENCRYPTION
+    offset = _find_content_offset(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
+    identifier = _find_content_offset(public_key, offset)
+    return public_key[identifier : _find_end_offset(public_key, identifier)] == _RSA_ENCRYPTION
 
 
 def _find_validity(der: bytes) -> int:
     """Return the offset of the Validity field in a DER certificate (RFC 5280, 4.1)."""
-    offset = _find_content(der, _find_content(der, 0))  # Certificate, TBSCertificate
+    offset = _find_content_offset(der, _find_content_offset(der, 0))  # Certificate, TBSCertificate
     if der[offset] == _VERSION:
-        offset = _find_end(der, offset)
+        offset = _find_end_offset(der, offset)
     for _ in ("serialNumber", "signature", "issuer"):
-        offset = _find_end(der, offset)
+        offset = _find_end_offset(der, offset)
     return offset
 
 
 def _read_not_after(der: bytes) -> datetime:
-    offset = _find_end(der, _find_content(der, _find_validity(der)))  # validity: notBefore, notAfter
-    text = der[_find_content(der, offset) : _find_end(der, offset)].decode("ascii")
+    offset = _find_end_offset(der, _find_content_offset(der, _find_validity(der)))  # validity: notBefore, notAfter
+    text = der[_find_content_offset(der, offset) : _find_end_offset(der, offset)].decode("ascii")
     if der[offset] == _UTC_TIME:
         text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
-def _find_content(der: bytes, offset: int) -> int:
+def _find_content_offset(der: bytes, offset: int) -> int:
     return offset + 2 + (der[offset + 1] & 0x7F if der[offset + 1] & 0x80 else 0)
 
 
-def _find_end(der: bytes, offset: int) -> int:
-    begin, length = _find_content(der, offset), der[offset + 1]
+def _find_end_offset(der: bytes, offset: int) -> int:
+    begin, length = _find_content_offset(der, offset), der[offset + 1]
     return begin + (int.from_bytes(der[offset + 2 : begin]) if length & 0x80 else length)

@@ -54,7 +54,7 @@ def open_descriptor(path: Path | str, flags: int, *, folder: int | None = None) 
         os.close(fd)
 
 
-def _raise_with_path(method: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
+def _convert_os_errors(method: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
     """Wrap a method so that each OSError is converted to a `PublishError` that contains the path."""
 
     @wraps(method)
@@ -113,7 +113,7 @@ class Disk:
         self._latest: _StagedFile | None = None
 
     @property
-    def is_in_place(self) -> bool:
+    def is_root_unchanged(self) -> bool:
         """Return whether the folder at ``root`` is still the one that was opened."""
         try:
             return os.path.samestat(os.stat(self.root), self._folder)
@@ -129,13 +129,13 @@ class Disk:
         """Close all open folders below the root, so that they can be unmounted or moved."""
         self.folders.release_folders()
 
-    @_raise_with_path
+    @_convert_os_errors
     def lock(self, path: str) -> str:
         """Lock the file at ``path`` until `close`, and return an empty string.
 
         If another process holds the lock, return a description of that process instead.
         """
-        folder, name = split(path)
+        folder, name = split_path(path)
         while True:
             # Any user who can open the lock file could lock it and block this instance.
             self._lock = open_lock(name, self.folders.make(folder))
@@ -149,10 +149,10 @@ class Disk:
             os.close(self._lock)  # the process that held the lock has just removed the file
             self._lock = None
 
-    @_raise_with_path
+    @_convert_os_errors
     def lstat(self, path: str) -> os.stat_result | None:
         """Return the status of the file or folder at ``path``, or None if it does not exist."""
-        folder, name = split(path)
+        folder, name = split_path(path)
         fd = self.folders.find(folder)
         if fd is None:
             return None
@@ -179,13 +179,13 @@ class Disk:
             return None
         return found.st_size if is_file(found) else None
 
-    @_raise_with_path
+    @_convert_os_errors
     def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
         """Return the content of the file at ``path``, or None if there is no file.
 
         If the file is larger than ``max_bytes``, return its first ``max_bytes + 1`` bytes.
         """
-        folder, name = split(path)
+        folder, name = split_path(path)
         if (parent := self.folders.find(folder)) is None:
             return None
         try:
@@ -201,7 +201,7 @@ class Disk:
         finally:
             os.close(fd)
 
-    @_raise_with_path
+    @_convert_os_errors
     def names(self, path: str) -> list[str]:
         """Return the sorted names of the entries in a folder, or an empty list if the folder does not exist."""
         fd = self.folders.find(path)
@@ -210,26 +210,28 @@ class Disk:
     def choose_mtime(self, path: str, at: datetime) -> int:
         """Return the modification time (seconds since 1970) that `stage` will set for the next version of ``path``."""
         mtime = int(at.timestamp())
-        folder, name = split(path)
+        folder, name = split_path(path)
         if (parent := self.folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
                 mtime = max(mtime, int(os.lstat(name, dir_fd=parent).st_mtime) + 1)
         return mtime
 
-    @_raise_with_path
-    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
+    @_convert_os_errors
+    def stage(
+        self, path: str, content: bytes, at: datetime, linked_path: str | None = None, *, exact: bool = False
+    ) -> None:
         """Write a temporary file beside ``path``. After a `sync`, `place` renames it to ``path``.
 
         The modification time is ``at``. If ``at`` is not later than the modification time of the current file, the new
         modification time is one second after the current one. With ``exact``, the modification time is always ``at``.
-        ``like`` is another path for which the same content has already been staged. If both files get the same
+        ``linked_path`` is another path for which the same content has already been staged. If both files get the same
         modification time and the file system supports hard links, the temporary file is a hard link to the temporary
-        file of ``like``.
+        file of ``linked_path``.
         """
-        folder, name = split(path)
+        folder, name = split_path(path)
         parent = self.folders.make(folder)
         mtime, temp_name = int(at.timestamp()) if exact else self.choose_mtime(path, at), staging_path(name)
-        staged_file = self._latest if self._latest is not None and self._latest[:2] == (like, mtime) else None
+        staged_file = self._latest if self._latest is not None and self._latest[:2] == (linked_path, mtime) else None
         if staged_file is None or not _try_link(self.folders.root, staged_file, temp_name, parent):
             try:
                 fd = os.open(temp_name, NEW_FILE, self.modes.file, dir_fd=parent)
@@ -239,29 +241,29 @@ class Disk:
             try:
                 self.modes.apply_to(fd, self.modes.file)
                 write_with_mtime(fd, content, mtime)
-                if like is None:
+                if linked_path is None:
                     self._latest = _StagedFile(path, mtime, os.fstat(fd))
             finally:
                 os.close(fd)
         self._unsynced.add(f"{folder}/{temp_name}" if folder else temp_name)
 
-    @_raise_with_path
+    @_convert_os_errors
     def place(self, path: str) -> None:
         """Rename the staged file to ``path``."""
-        folder, name = split(path)
+        folder, name = split_path(path)
         fd = self.folders.make(folder)
         os.rename(staging_path(name), name, src_dir_fd=fd, dst_dir_fd=fd)
         self._unsynced.add(folder)
 
-    @_raise_with_path
+    @_convert_os_errors
     def remove(self, path: str) -> None:
         """Remove a file if it exists, and then remove its parent folders that are empty."""
-        folder, name = split(path)
+        folder, name = split_path(path)
         if (fd := self.folders.find(folder)) is not None:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=fd)
                 self._unsynced.add(folder)
-        self.folders.prune()
+        self.folders.remove_empty_folders()
 
     def sync(self) -> None:
         """Flush all staged, placed and removed files to disk, so that they survive a power cut. Raises PublishError."""
@@ -278,9 +280,9 @@ class Disk:
                 self._sync_path(path)
         self._unsynced.clear()
 
-    @_raise_with_path
+    @_convert_os_errors
     def _sync_path(self, path: str) -> None:
-        folder, name = split(path)
+        folder, name = split_path(path)
         if (parent := self.folders.find(folder)) is not None:
             with (
                 suppress(FileNotFoundError),  # the folder became empty and was removed
@@ -321,9 +323,9 @@ def make_root(root: Path, modes: TreeModes) -> None:
             raise to_publish_error(root, error) from error
 
 
-def _apply_folder_modes(folder: Path, modes: TreeModes, *, only_ours: bool = False) -> None:
+def _apply_folder_modes(folder: Path, modes: TreeModes, *, skip_foreign: bool = False) -> None:
     with open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        if not only_ours or _is_ours(os.fstat(fd)):
+        if not skip_foreign or _may_chmod(os.fstat(fd)):
             modes.apply_to(fd, modes.folder)
 
 
@@ -336,7 +338,7 @@ def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content
     return is_file(file_stat) and file_stat.st_size == len(content) and disk.read(path) == content
 
 
-def split(path: str) -> tuple[str, str]:
+def split_path(path: str) -> tuple[str, str]:
     """Split a path into its folder and its file name."""
     folder, _, name = path.rpartition("/")
     return folder, name
@@ -348,7 +350,7 @@ def staging_path(path: str) -> str:
     gitboot later renames the temporary file to ``path``. The name of the temporary file has a fixed length, because the
     name of the file itself may already be as long as the file system allows.
     """
-    folder, name = split(path)
+    folder, name = split_path(path)
     temp_name = f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
     return f"{folder}/{temp_name}" if folder else temp_name
 
@@ -420,13 +422,13 @@ class OpenFolders:
         """Return the descriptor of a folder, creating the folder if needed. The next call may close the descriptor."""
         return self._open(path, make=True)
 
-    def prune(self) -> None:
+    def remove_empty_folders(self) -> None:
         """Remove the most recently used folder and its parents while they are empty. Top-level folders stay."""
         while len(self._open_folders) > 2:
             path = self._open_folders[-1].path
             self._leave()
             try:
-                os.rmdir(split(path)[1], dir_fd=self._open_folders[-1].fd)
+                os.rmdir(split_path(path)[1], dir_fd=self._open_folders[-1].fd)
             except OSError as error:
                 # the folder is busy if it is a mount point
                 if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
@@ -518,25 +520,25 @@ def apply_modes(root: Path, modes: TreeModes) -> None:
         if all(
             stat.S_IMODE(each.st_mode) & 0o777 == modes.folder and modes.group in (None, each.st_gid)
             for each in folder_stats
-            if _is_ours(each)
+            if _may_chmod(each)
         ):
             return
         for top in top_folders:
             for path, folders, files, fd in os.fwalk(top):
                 # operators put files into boot/assets, and set their permissions
                 folders[:] = [name for name in folders if Path(path, name) != root / "boot/assets"]
-                if Path(path) != top and _is_ours(os.fstat(fd)):
+                if Path(path) != top and _may_chmod(os.fstat(fd)):
                     modes.apply_to(fd, modes.folder)
                 for name in files:
                     found = os.lstat(name, dir_fd=fd)
-                    if is_file(found) and _is_ours(found) and found.st_mode & 0o077:
+                    if is_file(found) and _may_chmod(found) and found.st_mode & 0o077:
                         with open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder=fd) as file:
                             modes.apply_to(file, modes.file)
         for folder in (*top_folders, *([root] if has_own_folder else [])):
-            _apply_folder_modes(folder, modes, only_ours=True)
+            _apply_folder_modes(folder, modes, skip_foreign=True)
     except OSError as error:
         raise to_publish_error(root, error) from error
 
 
-def _is_ours(file_stat: os.stat_result) -> bool:
+def _may_chmod(file_stat: os.stat_result) -> bool:
     return os.geteuid() in (0, file_stat.st_uid)

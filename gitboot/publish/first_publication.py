@@ -25,11 +25,11 @@ from gitboot.publish.durable_files import (
     NO_LINK_ERRORS,
     Disk,
     open_descriptor,
-    split,
+    split_path,
     to_publish_error,
     write_with_mtime,
 )
-from gitboot.publish.manifest import MANIFEST, Head, Stamp
+from gitboot.publish.manifest import MANIFEST, Head, TreeOrigin
 from gitboot.publish.signed_list import Listings, find_listing
 from gitboot.publish.tree_changes import SHARED, Publication, amend_manifest
 from gitboot.publish.tree_reader import PRIVATE_FOLDER, Tree, check_path
@@ -42,7 +42,7 @@ _FRESH, _READY = "fresh", "ready"
 FRESH: Final = f"{PRIVATE_FOLDER}/{_FRESH}"
 READY: Final = f"{PRIVATE_FOLDER}/{_READY}"
 _BOOT, _IN_BOOT = "boot", "o"
-_LAST: Final = split(MANIFEST)[1]  # a publication is complete only after this file is in place
+_LAST: Final = split_path(MANIFEST)[1]  # a publication is complete only after this file is in place
 # the source and the destination are on different mounts
 _OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})
 _MIN_SAMPLE: Final = 64  # servers in the sample from which gitboot estimates the files of all servers
@@ -60,7 +60,7 @@ class FilledTree(NamedTuple):
 
 
 def fill_tree(
-    disk: Disk, tree: Tree, publication: Publication, stamp: Stamp, at: datetime, report_progress: ReportProgress
+    disk: Disk, tree: Tree, publication: Publication, origin: TreeOrigin, at: datetime, report_progress: ReportProgress
 ) -> FilledTree | None:
     """Write a first publication to an empty tree.
 
@@ -87,7 +87,7 @@ def fill_tree(
                 content[server] = tuple(filter(is_content, files))
                 listings[server] = find_listing(files, server)
         written += new_tree.add(publication.changed_shared_files)
-        head, manifest = amend_manifest(tree, stamp, digests, publication.merge_shared({}) or None)
+        head, manifest = amend_manifest(tree, origin, digests, publication.merge_shared({}) or None)
         new_tree.write({**render_shards(build_index(identities)), **manifest})
     return FilledTree(head, content, written, listings)
 
@@ -106,7 +106,7 @@ def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
     with _open_private_folder(disk) as private_folder:
         os.mkdir(_FRESH, disk.modes.folder, dir_fd=private_folder)
         try:
-            if not _can_be_moved(private_folder, disk.folders.root):
+            if not _can_move_folders(private_folder, disk.folders.root):
                 yield None
                 return
             with _open_folder(_FRESH, private_folder) as folder:
@@ -160,7 +160,7 @@ def _open_folder(name: str, folder: int) -> AbstractContextManager[int]:
     return open_descriptor(name, os.O_RDONLY | os.O_DIRECTORY, folder=folder)
 
 
-def _can_be_moved(private_folder: int, root: int) -> bool:
+def _can_move_folders(private_folder: int, root: int) -> bool:
     """Return whether folders can be renamed from gitboot's private folder into the tree.
 
     A mount below the tree may prevent this.
@@ -252,7 +252,7 @@ class NewTree:
                     raise to_publish_error(self._disk.root / path, error) from error
 
     def _write(self, path: str, content: bytes) -> None:
-        self._make_folder(split(path)[0])
+        self._make_folder(split_path(path)[0])
         fd = os.open(path, NEW_FILE, self._modes.file, dir_fd=self._folder)
         try:
             if self._is_masked is None:
@@ -267,7 +267,7 @@ class NewTree:
             os.close(fd)
 
     def _link(self, path: str, new_path: str, content: bytes) -> None:
-        self._make_folder(split(new_path)[0])
+        self._make_folder(split_path(new_path)[0])
         try:
             os.link(path, new_path, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
         except OSError as error:
@@ -277,7 +277,7 @@ class NewTree:
 
     def _make_folder(self, folder: str) -> None:
         if folder not in self._created_folders:
-            self._make_folder(split(folder)[0])
+            self._make_folder(split_path(folder)[0])
             os.mkdir(folder, self._modes.folder, dir_fd=self._folder)
             with _open_folder(folder, self._folder) as fd:
                 self._modes.apply_to(fd, self._modes.folder)
@@ -363,6 +363,6 @@ def _measure_distinct_files(files: Files) -> dict[str, int]:
     first_paths = {file.sha256: path for path, file in sorted(files.items(), reverse=True)}
     found = {path: len(files[path].content) for path in first_paths.values()}
     for path in files:
-        while path := split(path)[0]:
+        while path := split_path(path)[0]:
             found[path] = 0
     return found

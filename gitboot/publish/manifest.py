@@ -24,7 +24,7 @@ FORMAT: Final = 2
 Digests = Mapping[str, str]  # sha256 digests by name
 
 
-class Stamp(Struct, frozen=True, kw_only=True):
+class TreeOrigin(Struct, frozen=True, kw_only=True):
     """The commit, the gitboot version and the ledger that were used to publish a tree."""
 
     commit: str
@@ -35,7 +35,7 @@ class Stamp(Struct, frozen=True, kw_only=True):
 class Head(Struct, frozen=True, kw_only=True):
     """The content of ``manifest.json``."""
 
-    stamp: Stamp
+    origin: TreeOrigin
     nodes: Digests  # the digest of each node that has leaves
     shared: str | None  # the digest of the listing of shared files; None: there is no listing
 
@@ -43,7 +43,7 @@ class Head(Struct, frozen=True, kw_only=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """All files of a tree, with their digests and sizes."""
 
-    stamp: Stamp
+    origin: TreeOrigin
     files: Mapping[str, ListedFile]  # files by path, sorted; they include the states of servers
 
 
@@ -55,7 +55,7 @@ def is_manifest_part(path: str) -> bool:
     return path == MANIFEST or path.startswith(_NODES)
 
 
-def locate_server(server: str) -> tuple[str, str]:
+def find_leaf(server: str) -> tuple[str, str]:
     """Return the names of the node and the leaf that contain the digest of a server's state."""
     digest = sha256(server.encode()).digest()
     return f"{digest[0] >> 2:02x}", f"{digest[1] >> 2:02x}"
@@ -116,9 +116,9 @@ def parse_listing(data: bytes) -> dict[str, ListedFile]:
 
 def render_head(head: Head) -> bytes:
     facts = {
-        "commit": head.stamp.commit,
-        "gitboot": head.stamp.gitboot,
-        "ledger": head.stamp.ledger,
+        "commit": head.origin.commit,
+        "gitboot": head.origin.gitboot,
+        "ledger": head.origin.ledger,
         "nodes": dict(head.nodes),
         "shared": head.shared,
         "version": FORMAT,
@@ -142,7 +142,7 @@ def parse_head(data: bytes) -> Head:
             "shared": str() | None as shared,
             "version": 2,
         }:
-            return Head(stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger), nodes=nodes, shared=shared)
+            return Head(origin=TreeOrigin(commit=commit, gitboot=gitboot, ledger=ledger), nodes=nodes, shared=shared)
         case {"version": int(version)} if version != FORMAT:
             raise UnknownFormat(f"the manifest has format {version}, but this version of gitboot reads format {FORMAT}")
     raise ValueError(f"the file is not a manifest in format {FORMAT}")

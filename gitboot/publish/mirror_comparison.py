@@ -21,7 +21,7 @@ from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.mirror_program import artifact_digest, iterate_paths
+from gitboot.publish.mirror_program import find_artifact_digest, iterate_paths
 from gitboot.publish.signed_list_reader import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, FileVersion, SignedList
 from gitboot.publish.tree_reader import read_manifest
 from gitboot.render.paths import (
@@ -117,15 +117,15 @@ def open_thread_pool(number: int) -> Iterator[ThreadPoolExecutor]:
 def compare_files(
     mirror: FolderMirror | WebMirror,
     files: Mapping[str, MirrorFile],
-    look_again: Callable[[bool], Mapping[str, MirrorFile] | None],
+    reread: Callable[[bool], Mapping[str, MirrorFile] | None],
     pool: ThreadPoolExecutor,
     on_start: Callable[[int], None],
     on_progress: Callable[[int], None],
 ) -> MirrorReport:
     """Compare a mirror with these files. Files published during the comparison are compared again.
 
-    ``look_again`` returns the current files, or None if the files have not changed. gitboot calls ``look_again(True)``
-    if there are findings, and ``look_again(False)`` otherwise.
+    ``reread`` returns the current files, or None if the files have not changed. gitboot calls ``reread(True)``
+    if there are findings, and ``reread(False)`` otherwise.
     """
     files_to_read = {path: file for path, file in files.items() if not file.is_evidence or mirror.may_read(path)}
     on_start(len(files_to_read))
@@ -133,7 +133,7 @@ def compare_files(
     for file, checked in _check_files(mirror, files_to_read.values(), pool, on_progress):
         found += [checked.finding] if checked.finding is not None else []
         in_transition |= {file.path} if checked.is_in_transition else set()
-    if (current_files := look_again(bool(found))) is not None:
+    if (current_files := reread(bool(found))) is not None:
         changed = {each.path for each in found if current_files.get(each.path) != files.get(each.path)}
         found = [each for each in found if each.path not in changed]
         newer_files = [
@@ -207,7 +207,7 @@ class FolderMirror:
         """Return the sorted paths of all files, except those in the staging folder of the mirror program."""
         return sorted(iterate_paths(str(self._folder)))
 
-    def find_cached_list(self) -> Iterator[MirrorFinding]:
+    def check_list_caching(self) -> Iterator[MirrorFinding]:
         yield from ()
 
     def may_read(self, _: str) -> bool:
@@ -242,7 +242,7 @@ class FolderMirror:
             if not may_exist and not path.startswith(SIGNED):
                 message = "the mirror serves a file that is not published"
                 yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=message)
-            elif (expected_digest := artifact_digest(path)) is not None:
+            elif (expected_digest := find_artifact_digest(path)) is not None:
                 answer = self.read(path)
                 if answer.failure:
                     yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.failure)
@@ -295,7 +295,7 @@ class WebMirror:
     def names(self) -> None:
         """Return None, because a web server does not list its files."""
 
-    def find_cached_list(self) -> Iterator[MirrorFinding]:
+    def check_list_caching(self) -> Iterator[MirrorFinding]:
         """Find caches that may serve an outdated signed list.
 
         gitboot fetches the timestamp file twice: once bypassing all caches, and once through the caches. This file
@@ -354,10 +354,10 @@ class WebMirror:
         HEAD requests for them.
         """
         if is_fetched_by_machines_only(path):
-            return self._request("GET", path, most_bytes=max(sizes) + 1)
+            return self._request("GET", path, max_bytes=max(sizes) + 1)
         answer = self._request("HEAD", path)
         is_plain = answer.status == 200 and answer.redirect_url is None and answer.size in sizes
-        return self._request("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
+        return self._request("GET", path, max_bytes=max(sizes) + 1) if is_plain else answer
 
     def find_extra_files(self, files: Collection[str]) -> Iterator[MirrorFinding]:
         """Find unpublished files that the mirror serves at paths that gitboot can guess.
@@ -365,13 +365,13 @@ class WebMirror:
         If ``files`` is empty, the published files are unknown, and gitboot assumes that they contain GRUB scripts.
         Raises `HostUnreachable`.
         """
-        first = self._request("GET", UNKNOWN_MACHINE, most_bytes=2)  # one byte more than the expected body, "#"
+        first = self._request("GET", UNKNOWN_MACHINE, max_bytes=2)  # one byte more than the expected body, "#"
         if first.failure:
             raise HostUnreachable(first.failure)
         found = [check_unknown_machine(first)]
         if not files or _GRUB in files:  # shim starts GRUB, and iPXE and PXELINUX ignore the body
-            found.append(check_missing_body(first, has_shim=any(map(self._serves, _SHIMS))))
-        found += [check_absence(path, self._request("HEAD", path), why) for path, why in PRIVATE.items()]
+            found.append(check_missing_body(first, has_shim=any(map(self._has_file, _SHIMS))))
+        found += [check_absence(path, self._request("HEAD", path), reason) for path, reason in PRIVATE.items()]
         absent = find_leftover_paths(files)
         with ThreadPoolExecutor(self._parallel, thread_name_prefix="mirror") as pool:
             answers = pool.map(partial(self._request, "HEAD"), absent)
@@ -380,13 +380,13 @@ class WebMirror:
             ]
         yield from (finding for finding in found if finding is not None)
 
-    def _serves(self, path: str) -> bool:
+    def _has_file(self, path: str) -> bool:
         answer = self._request("HEAD", path)
         if answer.failure:
             raise HostUnreachable(answer.failure)
         return answer.is_found
 
-    def _request(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
+    def _request(self, method: str, path: str, *, max_bytes: int = 1) -> MirrorAnswer:
         url = f"{self._url}/{quote(path)}{_MARK if is_fetched_by_machines_only(path) else ''}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         try:
@@ -395,7 +395,7 @@ class WebMirror:
                 if method == "HEAD":
                     return found
                 digest, size = sha256(), 0
-                while size < most_bytes and (chunk := answer.read(min(_CHUNK, most_bytes - size))):
+                while size < max_bytes and (chunk := answer.read(min(_CHUNK, max_bytes - size))):
                     digest.update(chunk)
                     size += len(chunk)
                 return structs.replace(found, sha256=digest.hexdigest(), has_body=size > 0)
@@ -531,10 +531,10 @@ def check_answer(file: MirrorFile, answer: MirrorAnswer) -> CheckedFile:
     return CheckedFile(MirrorFinding(path=file.path, fault=fault, message=message))
 
 
-def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | None:
+def check_absence(path: str, answer: MirrorAnswer, reason: str) -> MirrorFinding | None:
     """Return the fault in a mirror's response to a request for an unpublished path, or None.
 
-    ``why`` is the reason why there must be no file at this path.
+    ``reason`` is the reason why there must be no file at this path.
     """
     if answer.failure:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.failure)
@@ -542,7 +542,7 @@ def check_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
         return MirrorFinding(
             path=path,
             fault=MirrorFault.EXTRA,
-            message=f"the mirror returned {answer.status} for a path that is not published: {why}",
+            message=f"the mirror returned {answer.status} for a path that is not published: {reason}",
         )
     if answer.status >= 500:
         return MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=f"the mirror returned {answer.status}")

@@ -36,7 +36,7 @@ from gitboot.publish.signed_list_reader import (
     check_path,
     find_versions_around,
     hash_path,
-    is_hashed,
+    is_path_digest,
     parse_instant,
     parse_keys,
     parse_listing,
@@ -59,13 +59,13 @@ _RSYNC_IDLE_S = 60
 _NO_LINK_ERRORS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def artifact_digest(path: str) -> Optional[str]:
+def find_artifact_digest(path: str) -> Optional[str]:
     """Return the sha256 in an artifact's path, or None for any other path below boot/."""
     found = _ARTIFACT.match(path)
     return found.group(1) if found is not None else None
 
 
-class Failure(Exception):
+class CopyError(Exception):
     """The tree cannot be copied or verified.
 
     The mirror continues to serve the last verified tree, and still ends maintenance windows.
@@ -264,19 +264,19 @@ class Mirror:
     # A new tree
 
     def copy(self, source: str) -> None:
-        """Copy the tree to the staging folder with rsync. Raises `Failure`.
+        """Copy the tree to the staging folder with rsync. Raises `CopyError`.
 
         The method continues to end maintenance windows during the copy.
         """
         os.makedirs(self.staging, mode=0o700, exist_ok=True)
-        self.fetch_again(SIGNED + TIMESTAMP)
+        self.discard_staged_file(SIGNED + TIMESTAMP)
         modes = f"--chmod=D{self._modes[0]:o},F{self._modes[1]:o}"
         options = ["--recursive", "--times", "--perms", modes, "--delete", f"--timeout={_RSYNC_IDLE_S}"]
         command = ["rsync", *options, f"--exclude=/{STAGING}/", source.rstrip("/") + "/", self.staging + "/"]
         try:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         except OSError as error:
-            raise Failure(f"cannot start rsync: {error.strerror}") from error
+            raise CopyError(f"cannot start rsync: {error.strerror}") from error
         try:
             while True:
                 try:
@@ -291,11 +291,11 @@ class Mirror:
         os.chmod(self.staging, 0o700)  # replace the permissions of the source, which rsync has copied
         if process.returncode != 0:
             lines = error_output.decode("utf-8", "replace").strip().splitlines()
-            raise Failure(
+            raise CopyError(
                 f"rsync failed with exit code {process.returncode}: {lines[0] if lines else 'no error message'}"
             )
 
-    def fetch_again(self, path: str) -> None:
+    def discard_staged_file(self, path: str) -> None:
         """Remove a staged file, so that the next copy fetches the file again.
 
         Otherwise, rsync would skip the file if its size and modification time are unchanged.
@@ -311,7 +311,7 @@ class Mirror:
         """
         try:
             self._update_state(self.read_tree(self._folder, keys))
-        except (Failure, ListProblem, OSError) as error:
+        except (CopyError, ListProblem, OSError) as error:
             warn(f"there is no saved state, and {self._folder} does not contain a usable list: {error}")
 
     def find_foreign_file(self) -> Optional[str]:
@@ -362,7 +362,7 @@ class Mirror:
     def replace(self, tree: "Tree") -> None:
         """Replace the served files with those of a verified tree, and remove all other files.
 
-        The order is: content, boot scripts, scripts for all machines, signed list. Raises `Failure` if a file differs
+        The order is: content, boot scripts, scripts for all machines, signed list. Raises `CopyError` if a file differs
         from the list.
         """
         now = self._state.now(self._clock())
@@ -463,7 +463,7 @@ class Tree:
     def files(self, digest: Callable[[str], Optional[str]], now: datetime) -> FrozenSet[str]:
         """Verify the files, and return the paths of the published files and of the list.
 
-        If a file differs from the list, remove the file, so that the next run copies it again, and raise `Failure`.
+        If a file differs from the list, remove the file, so that the next run copies it again, and raise `CopyError`.
         """
         present = list(iterate_paths(self._root))
         by_digest = {hash_path(path): path for path in present}
@@ -474,7 +474,7 @@ class Tree:
                 expected = {each.sha256 if each is not None else None for each in find_versions_around(versions, now)}
                 expected.add(versions[0].sha256 if versions and versions[0].since is None else None)
                 full_path = os.path.join(self._root, path)
-                actual = None if is_hashed(path) else digest(full_path)
+                actual = None if is_path_digest(path) else digest(full_path)
                 if actual not in expected:
                     wrong.append(path)
                     if os.path.lexists(full_path):
@@ -482,13 +482,13 @@ class Tree:
                 elif actual is not None:
                     found.append(path)
         for path in present:
-            expected_digest = artifact_digest(path)
+            expected_digest = find_artifact_digest(path)
             if expected_digest is not None and digest(os.path.join(self._root, path)) not in (expected_digest, None):
                 wrong.append(path)
                 os.unlink(os.path.join(self._root, path))
         if wrong:
             more = f" ({len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
-            raise Failure(f"{wrong[0]} does not match its digest in the list or in its path{more}")
+            raise CopyError(f"{wrong[0]} does not match its digest in the list or in its path{more}")
         return frozenset([*found, *filter(_LIST_FILE.match, present)])
 
     def sort_key(self, path: str) -> Tuple[int, str]:
@@ -501,15 +501,15 @@ class Tree:
 
 
 def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
-    """Copy, verify and serve the tree at ``source``. Raises `Failure`, `ListProblem` and OSError."""
+    """Copy, verify and serve the tree at ``source``. Raises `CopyError`, `ListProblem` and OSError."""
     for tries_left in reversed(range(_LIST_TRIES)):
         mirror.copy(source)
         try:
             mirror.replace(mirror.read_tree(mirror.staging, keys))
             return
-        except (Failure, ListProblem) as error:
+        except (CopyError, ListProblem) as error:
             if isinstance(error, ListProblem):
-                mirror.fetch_again(error.path)
+                mirror.discard_staged_file(error.path)
             if not tries_left or (isinstance(error, ListProblem) and error.fault in (UNSIGNED, OLDER)):
                 raise
 
@@ -553,7 +553,7 @@ def main(
                 _end_windows(mirror, state)
                 raise
             state.trust(keys)
-            return _run_once(mirror, state, options.source, keys)
+            return _run_update(mirror, state, options.source, keys)
     except BlockingIOError:
         warn(f"another process uses {options.state}")
     except (OSError, ValueError) as error:
@@ -580,7 +580,7 @@ def _end_windows(mirror: Mirror, state: State) -> None:
         state.save()
 
 
-def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) -> int:
+def _run_update(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) -> int:
     if state.made is None:
         mirror.load_served_list(keys)
         foreign = mirror.find_foreign_file()
@@ -590,7 +590,7 @@ def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) 
     _end_windows(mirror, state)
     try:
         run(mirror, source, keys)
-    except (Failure, ListProblem, OSError) as error:
+    except (CopyError, ListProblem, OSError) as error:
         _end_windows(mirror, state)
         warn(f"the tree was not copied: {error} (the mirror keeps its files, and still ends maintenance windows)")
         return 1

@@ -33,20 +33,20 @@ from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, Fil
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import (
     HEAD,
+    FileCallback,
     FileConflict,
     FileStore,
     FollowedTree,
-    Overtaken,
+    RaceError,
     StoredFile,
     StoreTarget,
-    TakeFile,
     TargetFile,
     find_outdated_servers,
 )
 from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.endpoint_files import ListedFile
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, find_path_kind, is_content, publication_stage
-from gitboot.text import did_you_mean, format_count
+from gitboot.text import format_count, format_suggestion
 
 ALL: Final = "all"
 _TRIES: Final = 10  # number of attempts, if another process writes at the same time
@@ -82,11 +82,11 @@ class MirrorStore:
     def names(self) -> Collection[str]:
         return [path.removeprefix(self._prefix) for path in self._store.names(self._prefix)]
 
-    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:  # noqa: ARG002 - for folders
-        """Read files, and call ``take`` with each path and file, possibly in several threads at a time."""
+    def read_each(self, paths: Collection[str], on_file: FileCallback, *, parallel: int) -> None:  # noqa: ARG002 - for folders
+        """Read files, and call ``on_file`` with each path and file, possibly in several threads at a time."""
         prefix = self._prefix
         self._store.get_each(
-            [prefix + path for path in paths], lambda path, found: take(path.removeprefix(prefix), found)
+            [prefix + path for path in paths], lambda path, found: on_file(path.removeprefix(prefix), found)
         )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
@@ -94,14 +94,14 @@ class MirrorStore:
 
         Each file comes with the version of the existing file to replace, or None if no file may exist at that path.
 
-        Raises `Overtaken` if another process changed a file.
+        Raises `RaceError` if another process changed a file.
         """
         expected = {self._prefix + path: file for path, (file, _) in files.items()}
         self._store.place(sorted(expected), expected.__getitem__, ())
-        if wrong := self._store.find_differing(
+        if wrong := self._store.find_differing_paths(
             {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in expected.items()}
         ):
-            raise Overtaken(f"{self.name}: the content of {wrong[0]} changed after gitboot wrote it")
+            raise RaceError(f"{self.name}: the content of {wrong[0]} changed after gitboot wrote it")
 
     def remove_each(self, paths: Collection[str]) -> None:
         self._store.remove(self._prefix + path for path in paths)
@@ -127,7 +127,7 @@ class FolderStore(MirrorStore):
     def names(self) -> Collection[str]:
         return FolderMirror(self._folder).names()
 
-    def read_each(self, paths: Collection[str], take: TakeFile, *, parallel: int) -> None:
+    def read_each(self, paths: Collection[str], on_file: FileCallback, *, parallel: int) -> None:
         """Read files. A symlink counts as absent, so that `replace_each` replaces it with a file."""
 
         def read(path: str) -> StoredFile | None:
@@ -140,7 +140,7 @@ class FolderStore(MirrorStore):
                 raise PublishError(f"{full_path} cannot be read: {error.strerror}") from error
 
         with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
-            list(pool.map(lambda path: take(path, read(path)), paths))
+            list(pool.map(lambda path: on_file(path, read(path)), paths))
 
 
 class BucketStore(MirrorStore):
@@ -154,7 +154,7 @@ class BucketStore(MirrorStore):
                 else:
                     self._store.replace(self._prefix + path, file.content, version)
             except FileConflict:
-                raise Overtaken(f"{self.name}: an instance replaced {path}") from None
+                raise RaceError(f"{self.name}: an instance replaced {path}") from None
 
 
 class RepairReport(Struct, frozen=True, kw_only=True):
@@ -189,16 +189,16 @@ def repair(
     repairs: dict[str, RepairAction] = {}
     for tries_left in reversed(range(_TRIES)):
         try:
-            return _Attempt(store, root, clock, parallel).repair(paths, repairs, on_start, on_progress)
-        except Overtaken as overtaken:
+            return _RepairAttempt(store, root, clock, parallel).repair(paths, repairs, on_start, on_progress)
+        except RaceError as error:
             if not tries_left:
                 so_far = f" (repaired so far: {format_count(len(repairs), 'file')})" if repairs else ""
-                raise PublishError(f"{overtaken}; run the command again{so_far}") from None
+                raise PublishError(f"{error}; run the command again{so_far}") from None
         time.sleep(retry_s)
     raise AssertionError("unreachable")
 
 
-class _Attempt:
+class _RepairAttempt:
     """One attempt at a repair. It fails if the tree or the mirror's records change."""
 
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
@@ -209,9 +209,9 @@ class _Attempt:
         if (head := _parse_tree_head(manifest)) is None:
             raise PublishError(f"{root}: another version of gitboot wrote {HEAD} (publish again with this version)")
         if self._published[PENDING] is not None:
-            raise Overtaken(f"{root}: a publication is in progress, or was interrupted ({_RETRY})")
+            raise RaceError(f"{root}: a publication is in progress, or was interrupted ({_RETRY})")
         records = store.records
-        self._records = MirrorRecords(store.name, records, head.stamp.ledger) if records is not None else None
+        self._records = MirrorRecords(store.name, records, head.origin.ledger) if records is not None else None
         is_target = self._records is not None and self._records.observe(FollowedTree(root))
         if not is_target:  # if the mirror has a newer list than the tree, the tree is an outdated copy
             found: list[StoredFile | None] = []
@@ -239,7 +239,7 @@ class _Attempt:
         names = frozenset(store.names())
         known, requested = files.keys() | names, frozenset(path.removeprefix("/") for path in paths)
         if ALL not in paths and (unknown := sorted(requested - known)):
-            hint = did_you_mean(unknown[0], known, f"use {ALL} for all paths")
+            hint = format_suggestion(unknown[0], known, f"use {ALL} for all paths")
             raise UsageError(f"--repair {unknown[0]}: no such path in the tree or on the mirror; {hint}")
         chosen = known if ALL in paths else requested
         compared_paths = sorted(files.keys() & chosen, key=lambda path: (_write_order(path), path))
@@ -292,13 +292,13 @@ class _Attempt:
         )
 
     def _check_unchanged(self) -> None:
-        """Raise `Overtaken` if the tree or the mirror's records have changed, or if a transition has passed."""
+        """Raise `RaceError` if the tree or the mirror's records have changed, or if a transition has passed."""
         if self._next_transition is not None and self._clock() >= self._next_transition:
-            raise Overtaken(f"{self._root}: a scheduled change became due at {format_instant(self._next_transition)}")
+            raise RaceError(f"{self._root}: a scheduled change became due at {format_instant(self._next_transition)}")
         if _read_tree_state(self._root) != self._published:
-            raise Overtaken(f"{self._root}: another process published in the meantime")
-        if self._records is not None and not self._records.is_as_observed():
-            raise Overtaken(f"{self._store.name}: an instance is writing to this mirror")
+            raise RaceError(f"{self._root}: another process published in the meantime")
+        if self._records is not None and not self._records.is_unchanged():
+            raise RaceError(f"{self._store.name}: an instance is writing to this mirror")
 
 
 def _write_order(path: str) -> tuple[int, int]:
@@ -331,7 +331,7 @@ def _read_tree_state(root: Path) -> dict[str, bytes | None]:
 def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
     """Return, by path below boot/, the files that a mirror of the tree must contain at ``now``.
 
-    ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list belongs to another manifest.
+    ``manifest`` is the digest of the tree's manifest. Raises `RaceError` if the list belongs to another manifest.
     """
     boot = FolderMirror(root / BOOT)
     if boot.get(f"{SIGNED}{TIMESTAMP}", 0) is None:
@@ -342,9 +342,9 @@ def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str
         signed = reader.read(found)
         files = dict(reader.read_files(signed, now, found)[0]) if signed is not None else {}
     if found:
-        raise Overtaken(f"{root / BOOT / found[0].path}: {found[0].message} ({_RETRY})")
+        raise RaceError(f"{root / BOOT / found[0].path}: {found[0].message} ({_RETRY})")
     if signed is not None and signed.manifest != manifest:
-        raise Overtaken(f"{root}: the signed list and the manifest belong to different publications ({_RETRY})")
+        raise RaceError(f"{root}: the signed list and the manifest belong to different publications ({_RETRY})")
     if signed is not None and signed.made > now + TOLERANCE:
         raise PublishError(
             f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, but this host's clock shows "
@@ -362,7 +362,7 @@ def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str
 def _read_current_file(root: Path, file: MirrorFile) -> TargetFile | None:
     """Return the current version of a file, or None if it must be absent.
 
-    Raises `Overtaken` if the tree does not contain that version.
+    Raises `RaceError` if the tree does not contain that version.
     """
     version, path = file.expected[0], root / BOOT / file.path
     if version is None or version.sha256 is None:
@@ -379,7 +379,7 @@ def _read_current_file(root: Path, file: MirrorFile) -> TargetFile | None:
         # A version that starts at a transition is dated at that time. Other versions have no defined time.
         since = int(version.since.timestamp()) if version.since is not None else 0
         return TargetFile(texts[version.sha256].encode(), since)
-    raise Overtaken(f"{path}: the tree does not contain the file's current version ({_RETRY})")
+    raise RaceError(f"{path}: the tree does not contain the file's current version ({_RETRY})")
 
 
 _HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this mirror"
@@ -396,34 +396,34 @@ class MirrorRecords:
     def observe(self, tree: FollowedTree) -> bool:
         """Return whether the mirror is a target of the tree's instance.
 
-        The method also stores the target's records, so that `is_as_observed` can compare them.
+        The method also stores the target's records, so that `is_unchanged` can compare them.
 
-        Raises `ForeignTree` if another ledger publishes to the mirror, and `Overtaken` if the target differs from the
+        Raises `ForeignTree` if another ledger publishes to the mirror, and `RaceError` if the target differs from the
         tree. Also raises `PublishError` and `HostUnreachable`.
         """
         found = self._store.get(HEAD)
         copied_head = _parse_tree_head(found.content) if found is not None else None
         self._copied = found.content if found is not None and copied_head is not None else None
         if copied_head is not None:
-            if copied_head.stamp.ledger != self._ledger:
+            if copied_head.origin.ledger != self._ledger:
                 raise ForeignTree(
-                    f"{self._name} belongs to the ledger {copied_head.stamp.ledger}, not to {self._ledger} ({_HINT})"
+                    f"{self._name} belongs to the ledger {copied_head.origin.ledger}, not to {self._ledger} ({_HINT})"
                 )
             return False
         if (content := self._target.observe(_HINT)) is None:
             return False
         summary = tree.read_summary()
         if summary is None or find_outdated_servers(summary, content):
-            raise Overtaken(
+            raise RaceError(
                 f"{self._name}: an instance is writing to this target, or the target and the tree contain different "
                 "publications (wait until the instance has updated the target, or set --tree to the instance's OUTPUT)"
             )
         return True
 
-    def is_as_observed(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether no process has started or finished a write since `observe`."""
         if self._copied is None:
-            return self._target.is_as_observed()
+            return self._target.is_unchanged()
         found = self._store.get(HEAD)
         return found is not None and found.content == self._copied
 

@@ -15,8 +15,8 @@ from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio import Digest, encode_canonical
 from gitboot.publish.durable_files import OPEN_MODES, Disk, TreeModes, apply_modes, has_content, make_root, staging_path
 from gitboot.publish.first_publication import check_free_space, fill_tree, finish_first_publication
-from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, compute_digest
-from gitboot.publish.signed_list import ListKeys, SignedList, TreeFacts, find_listing
+from gitboot.publish.manifest import MANIFEST, STATUS, TreeOrigin, compute_digest
+from gitboot.publish.signed_list import ListKeys, SignedList, TreeDetails, find_listing
 from gitboot.publish.tree_changes import (
     ContentReferences,
     EndedWindows,
@@ -138,12 +138,12 @@ class OutputDirectory:
         """
         with suppress(PublishError):
             is_same = self._last_manifest is None or self._disk.read(MANIFEST) == self._last_manifest
-            return is_same and not self._is_foreign and self._disk.is_in_place
+            return is_same and not self._is_foreign and self._disk.is_root_unchanged
         return False
 
     @property
-    def stamp(self) -> Stamp | None:
-        return self._tree.stamp
+    def origin(self) -> TreeOrigin | None:
+        return self._tree.origin
 
     def predict_mtime(self, path: str, file: File, at: datetime) -> int:
         """Return the modification time (seconds since 1970) of ``path`` if ``file`` is published there at ``at``."""
@@ -169,25 +169,25 @@ class OutputDirectory:
             has_page=PAGE_INDEX in self._tree.read_shared(),
         )
 
-    def resume(self, before: Inventory) -> frozenset[str] | None:
-        """Continue from the tree of an earlier process. Return the servers whose files have changed since ``before``.
+    def resume(self, previous: Inventory) -> frozenset[str] | None:
+        """Continue from the tree of an earlier process. Return the servers whose files have changed since ``previous``.
 
         The first publication must then include the current files of these servers, but does not have to be complete. In
         the result, `ALL` stands for the shared files. If the result is None, the first publication must be complete.
         """
         tree = self._tree
         if (
-            tree.stamp is None
-            or tree.stamp.ledger != self._ledger
-            or (changed_servers := find_changed_servers(tree, before)) is None
+            tree.origin is None
+            or tree.origin.ledger != self._ledger
+            or (changed_servers := find_changed_servers(tree, previous)) is None
         ):
             return None
         if (indexed := find_leftover_pairs(self._disk, tree)) is None:
             return None
-        for server, paths in {**before.content, **changed_servers}.items():
+        for server, paths in {**previous.content, **changed_servers}.items():
             self._references.update(server, paths)
         self._indexed = indexed
-        self._remember_manifest()
+        self._cache_manifest()
         return frozenset(changed_servers)
 
     def publish(
@@ -238,18 +238,18 @@ class OutputDirectory:
         self._is_foreign = True
         _reject_foreign_tree(self._disk, self._tree, self._ledger, self._heir_of)
         self._is_foreign = False
-        stamp = Stamp(commit=commit, gitboot=__version__, ledger=self._ledger)
+        origin = TreeOrigin(commit=commit, gitboot=__version__, ledger=self._ledger)
         before = self._disk.read(MANIFEST)
         try:
-            remove_staged(self._disk, self._tree.pending)
+            remove_staged_files(self._disk, self._tree.pending)
             is_empty = is_empty_tree(self._disk, self._tree)
             # None: the tree is not empty, or gitboot cannot rename files of a new tree to their final paths
             filled_tree = (
-                fill_tree(self._disk, self._tree, publication, stamp, at, self._report_progress) if is_empty else None
+                fill_tree(self._disk, self._tree, publication, origin, at, self._report_progress) if is_empty else None
             )
             if filled_tree is None:
                 publication = self._unfinished = structs.replace(publication, servers=dict(publication.servers.items()))
-                result, changed = self._publish_changes(publication, stamp, at)
+                result, changed = self._publish_changes(publication, origin, at)
                 listings = {server: find_listing(publication.servers.get(server), server) for server in changed}
             else:
                 self._tree.mark_complete(filled_tree.head)
@@ -262,11 +262,11 @@ class OutputDirectory:
             self._disk.release_folders()
             self._report_progress(1, 1)
         self._unfinished, self._indexed = None, frozenset()
-        self._remember_manifest()
+        self._cache_manifest()
         self._list.record_listings(listings, compute_digest(before) if before else None, self._last_manifest_digest)
         return result
 
-    def _remember_manifest(self) -> None:
+    def _cache_manifest(self) -> None:
         self._last_manifest = self._disk.read(MANIFEST)
         self._last_manifest_digest = compute_digest(self._last_manifest or b"")
 
@@ -276,7 +276,7 @@ class OutputDirectory:
         The next publication must include the servers whose files were replaced. If the method raises `PublishError`,
         the next call tries again.
         """
-        if not self._disk.is_in_place:
+        if not self._disk.is_root_unchanged:
             return EndedWindows((), None)
         try:
             return self._window_ends.end(self._disk, at, modified_at=at)
@@ -292,32 +292,32 @@ class OutputDirectory:
         """
         head = self._tree.head
         if self._unfinished is None and self._last_manifest and head is not None and self.is_unchanged:
-            tree_facts = TreeFacts(head.stamp, self._last_manifest_digest)
+            tree_details = TreeDetails(head.origin, self._last_manifest_digest)
             try:
-                self._list.update(self._disk, self._tree, tree_facts, keys, at)
+                self._list.update(self._disk, self._tree, tree_details, keys, at)
             finally:
                 self._disk.release_folders()
         return self._list.expires
 
     def _publish_changes(
-        self, publication: Publication, stamp: Stamp, at: datetime
+        self, publication: Publication, origin: TreeOrigin, at: datetime
     ) -> tuple[PublicationResult, Collection[str]]:
         """Write a publication to an existing tree. Return the result, and the servers whose listings changed."""
         tree = self._tree
         changes = decide_changes(self._disk, tree, self._references, publication, self._indexed, at)
-        self._indexed = changes.possibly_indexed
-        head, manifest = amend_manifest(tree, stamp, changes.digests, changes.shared)
+        self._indexed = changes.possible_pairs
+        head, manifest = amend_manifest(tree, origin, changes.digests, changes.shared)
         if not (head == tree.head and changes.is_empty and not tree.pending):
             written = set(changes.written)
             found = {path: files[path].content for files in publication for path in files.keys() & written}
-            content, same_content = (
+            content, hard_links = (
                 {path: found[path] for path in changes.written},
-                _group_same_content(changes, publication),
+                _group_hard_links(changes, publication),
             )
-            if tree.stamp is None:  # complete an interrupted first publication
-                others = {path for paths in same_content.values() for path in paths}
+            if tree.origin is None:  # complete an interrupted first publication
+                others = {path for paths in hard_links.values() for path in paths}
                 check_free_space(self._disk.root, ((path, len(content[path]), 1) for path in content.keys() - others))
-            write_changes(self._disk, tree, changes, content, same_content, manifest, self._report_progress)
+            write_changes(self._disk, tree, changes, content, hard_links, manifest, self._report_progress)
             tree.mark_complete(head)
             tree.retire(changes.retired, changes.at, changes.batches)
         self._references.update_all(changes.content, complete=publication.complete)
@@ -365,7 +365,7 @@ def _build_result(changes: TreeChanges) -> PublicationResult:
     )
 
 
-def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[str, tuple[str, ...]]:
+def _group_hard_links(changes: TreeChanges, publication: Publication) -> dict[str, tuple[str, ...]]:
     """Group the written paths of each server by identical content, keyed by the first path of each group.
 
     The paths of a group become hard links to one file. All links to a file belong to one server. Therefore, they are
@@ -383,9 +383,9 @@ def _group_same_content(changes: TreeChanges, publication: Publication) -> dict[
 
 
 def _reject_foreign_tree(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
-    if tree.stamp is not None and tree.stamp.ledger != ledger and tree.stamp.ledger != heir_of():
+    if tree.origin is not None and tree.origin.ledger != ledger and tree.origin.ledger != heir_of():
         raise ForeignTree(
-            f"{disk.root} belongs to the ledger {tree.stamp.ledger}, not to {ledger} "
+            f"{disk.root} belongs to the ledger {tree.origin.ledger}, not to {ledger} "
             "(choose another directory, or take over this directory with `gitboot records begin`)"
         )
 
@@ -395,13 +395,13 @@ def write_changes(
     tree: Tree,
     changes: TreeChanges,
     content: Mapping[str, bytes],
-    same_content: Mapping[str, tuple[str, ...]],
+    hard_links: Mapping[str, tuple[str, ...]],
     manifest: Parts,
     report_progress: ReportProgress,
 ) -> None:
     """Replace files in a safe order: content, boot scripts, the first scripts, and the manifest last.
 
-    ``content`` is the new content by path. ``same_content`` maps a path to the other paths that become hard links to
+    ``content`` is the new content by path. ``hard_links`` maps a path to the other paths that become hard links to
     its file. ``report_progress`` counts each file twice: when it is staged and when it is placed. After a PublishError,
     the tree may contain files of two versions, and ``tree.pending`` contains the affected paths.
     """
@@ -422,7 +422,7 @@ def write_changes(
             disk,
             {**content, **batch_files, **union_shards, **manifest},
             changes.at,
-            same_content,
+            hard_links,
             lambda done, total: report_progress(done, 2 * total),
         )
         disk.sync()
@@ -448,11 +448,11 @@ def write_changes(
         disk.remove(PENDING)
     except PublishError:
         with suppress(PublishError):
-            remove_staged(disk, {*tree.pending, PENDING})
+            remove_staged_files(disk, {*tree.pending, PENDING})
         raise
 
 
-def remove_staged(disk: Disk, paths: Collection[str]) -> None:
+def remove_staged_files(disk: Disk, paths: Collection[str]) -> None:
     """Remove the temporary files that were staged for these paths."""
     for path in sorted(paths):
         disk.remove(staging_path(path))
@@ -477,16 +477,16 @@ def _stage_files(
     disk: Disk,
     contents: Mapping[str, bytes | None],
     at: datetime,
-    same_content: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    hard_links: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     report_progress: ReportProgress = ignore_progress,
 ) -> None:
-    others = {path for paths in same_content.values() for path in paths}
+    others = {path for paths in hard_links.values() for path in paths}
     for path, content in iterate_with_progress(contents.items(), report_progress):
         if content is None or path in others:
             continue
         disk.stage(path, content, at)
-        for other in same_content.get(path, ()):
-            disk.stage(other, content, at, like=path)
+        for other in hard_links.get(path, ()):
+            disk.stage(other, content, at, linked_path=path)
 
 
 def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:

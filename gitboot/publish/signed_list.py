@@ -19,7 +19,7 @@ from gitboot.errors import PublishError, UsageError
 from gitboot.files import read_private
 from gitboot.jsonio import convert, encode_canonical, format_instant
 from gitboot.publish.durable_files import Disk, is_staging_name, staging_path
-from gitboot.publish.manifest import Stamp, compute_digest
+from gitboot.publish.manifest import TreeOrigin, compute_digest
 from gitboot.publish.tree_reader import Tree, build_damage_error
 from gitboot.render.endpoint_files import (
     SHARED_LISTING,
@@ -94,10 +94,10 @@ class _UnusableList(ValueError):
     """The list in the tree cannot be extended, so gitboot builds a new list."""
 
 
-class TreeFacts(NamedTuple):
+class TreeDetails(NamedTuple):
     """The facts about a tree that are recorded in its signed list."""
 
-    stamp: Stamp
+    origin: TreeOrigin
     manifest: str  # the digest of ops/manifest.json
 
 
@@ -139,23 +139,23 @@ def find_bin(target: str) -> str:
 
 
 def amend_list(
-    before: ListState | None,
+    old_list: ListState | None,
     changed_targets: Mapping[str, ListedFile | None],
-    tree_facts: TreeFacts,
+    tree_details: TreeDetails,
     keys: ListKeys | None,
     now: datetime,
     *,
-    least_version: int,
+    min_version: int,
     read_bin: Callable[[str, int], Targets],
 ) -> tuple[ListState, dict[str, bytes]]:
     """Return the changed list, and the files to write as a mapping by path, with the timestamp last.
 
-    ``changed_targets`` contains the targets that differ from ``before``, or all targets if ``before`` is None. The
-    value of a removed target is None. ``read_bin`` takes the name and the version of a bin in ``before``, and returns
+    ``changed_targets`` contains the targets that differ from ``old_list``, or all targets if ``old_list`` is None. The
+    value of a removed target is None. ``read_bin`` takes the name and the version of a bin in ``old_list``, and returns
     the targets in the bin.
     """
-    version = max(int(now.timestamp()), least_version)
-    bins = dict(before.bins) if before is not None else {}
+    version = max(int(now.timestamp()), min_version)
+    bins = dict(old_list.bins) if old_list is not None else {}
     rewritten: dict[str, dict[str, ListedFile | None]] = {name: {} for name in _BINS if name not in bins}
     for target, each in changed_targets.items():
         rewritten.setdefault(find_bin(target), {})[target] = each
@@ -171,7 +171,9 @@ def amend_list(
         signed = {**_build_common_fields("targets", version, _get_expiry(version)), "targets": listed}
         files[f"{SIGNED}{version}.{name}.json"] = _sign_metadata(signed, keys)
     targets_version = keys.targets_version if keys is not None else None
-    reference = before.snapshot if before is not None and not rewritten and before.targets == targets_version else None
+    reference = (
+        old_list.snapshot if old_list is not None and not rewritten and old_list.targets == targets_version else None
+    )
     if reference is None or _expires_soon(reference.version, now):
         versions = {"targets": targets_version, **bins}
         meta = {f"{name}.json": {"version": each} for name, each in versions.items() if each is not None}
@@ -184,10 +186,10 @@ def amend_list(
     timestamp = {
         **_build_common_fields("timestamp", version, expires),
         "gitboot": {
-            "commit": tree_facts.stamp.commit,
+            "commit": tree_details.origin.commit,
             "made": format_instant(now.replace(microsecond=0)),
-            "manifest": tree_facts.manifest,
-            "version": tree_facts.stamp.gitboot,
+            "manifest": tree_details.manifest,
+            "version": tree_details.origin.gitboot,
         },
         "meta": {
             "snapshot.json": {
@@ -202,7 +204,7 @@ def amend_list(
         version=version,
         snapshot=reference,
         expires=expires,
-        manifest=tree_facts.manifest,
+        manifest=tree_details.manifest,
         keyid=keys.keyid if keys is not None else None,
         targets=targets_version,
         bins=bins,
@@ -236,7 +238,7 @@ def _sign_metadata(metadata: Mapping[str, Any], keys: ListKeys | None) -> bytes:
     return encode_canonical({"signatures": signatures, "signed": metadata}) + b"\n"
 
 
-def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Meta]) -> _Meta:
+def _verify_metadata(data: bytes | None, keys: ListKeys | None, kind: type[_Meta]) -> _Meta:
     """Verify TUF metadata, and return its signed part.
 
     Raises `_UnusableList` if another key signed the metadata, or if the metadata is of another kind.
@@ -246,7 +248,7 @@ def _parse_verified(data: bytes | None, keys: ListKeys | None, kind: type[_Meta]
         signed, signatures = document["signed"], document["signatures"]
         if keys is not None:
             (signature,) = signatures
-            if signature["keyid"] != keys.keyid or not keys.has_signed(encode_canonical(signed), signature["sig"]):
+            if signature["keyid"] != keys.keyid or not keys.verify(encode_canonical(signed), signature["sig"]):
                 raise _UnusableList("another key")
         elif signatures:
             raise _UnusableList("the list is signed, but this instance does not have a signing key")
@@ -290,7 +292,7 @@ class SignedList:
         self._changed.update({target_name(listing_path(server)): listed for server, listed in listings.items()})
         self._digest_after, self._is_current = after, False
 
-    def update(self, disk: Disk, tree: Tree, tree_facts: TreeFacts, keys: ListKeys | None, now: datetime) -> None:
+    def update(self, disk: Disk, tree: Tree, tree_details: TreeDetails, keys: ListKeys | None, now: datetime) -> None:
         """Update the list to match the current tree, or renew the list when due.
 
         All files except listings and the timestamp have a version in their name. The timestamp is written last. Until
@@ -298,7 +300,7 @@ class SignedList:
         timestamp, because it may reject the key that signed the earlier timestamp. If the method raises PublishError,
         the earlier list remains in the tree.
         """
-        if self._is_current and self._is_up_to_date(tree_facts, keys, now):
+        if self._is_current and self._is_up_to_date(tree_details, keys, now):
             return
         self._is_current = False
         names = disk.names(SIGNED.rstrip("/"))
@@ -307,8 +309,8 @@ class SignedList:
         root_files = {SIGNED + name: data for name, data in root_metadata.items() if disk.read(SIGNED + name) != data}
         if self._state is None or not self._state.is_signed_by(keys):
             self._state = _read_state(disk, keys)
-        if self._digest_after != tree_facts.manifest:  # an earlier process published the tree
-            self._digest_before, self._digest_after, self._changed = tree_facts.manifest, tree_facts.manifest, {}
+        if self._digest_after != tree_details.manifest:  # an earlier process published the tree
+            self._digest_before, self._digest_after, self._changed = tree_details.manifest, tree_details.manifest, {}
         shared = render_listing(build_shared_listing(sorted(tree.read_shared().items())))
         listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
         shared_target = {target_name(SHARED_LISTING): ListedFile(compute_digest(shared), len(shared))}
@@ -321,12 +323,12 @@ class SignedList:
             # a process may have ended after it wrote the listing but before it wrote the list
             self._changed |= shared_target
         is_unchanged = not self._changed and not root_files and not listings
-        if before is not None and is_unchanged and self._is_up_to_date(tree_facts, keys, now):
+        if before is not None and is_unchanged and self._is_up_to_date(tree_details, keys, now):
             self._is_current = True
             return
         versions = [number for name, number in present_versions.items() if name not in root_metadata]
-        least_version = 1 + max([*versions, parse_list_version(disk.read(LIST_TIMESTAMP))])
-        amend = partial(amend_list, tree_facts=tree_facts, keys=keys, now=now, least_version=least_version)
+        min_version = 1 + max([*versions, parse_list_version(disk.read(LIST_TIMESTAMP))])
+        amend = partial(amend_list, tree_details=tree_details, keys=keys, now=now, min_version=min_version)
         found = None
         if before is not None:
             with suppress(_UnusableList):
@@ -343,22 +345,22 @@ class SignedList:
             if name.endswith(".root.json"):
                 disk.remove(SIGNED + name)
         _write(disk, {**root_files, LIST_TIMESTAMP: timestamp}, now)
-        self._state, self._digest_before, self._changed, self._is_current = state, tree_facts.manifest, {}, True
+        self._state, self._digest_before, self._changed, self._is_current = state, tree_details.manifest, {}, True
         for name in filter(is_staging_name, names):
             disk.remove(SIGNED + name)
-        self._remove_superseded(disk, present_versions.keys() - state.names - root_metadata.keys(), now)
+        self._remove_superseded_files(disk, present_versions.keys() - state.names - root_metadata.keys(), now)
 
-    def _is_up_to_date(self, tree_facts: TreeFacts, keys: ListKeys | None, now: datetime) -> bool:
+    def _is_up_to_date(self, tree_details: TreeDetails, keys: ListKeys | None, now: datetime) -> bool:
         """Return whether the list matches this manifest and these keys, and is not due for renewal."""
         state = self._state
         return (
             state is not None
-            and state.manifest == tree_facts.manifest
+            and state.manifest == tree_details.manifest
             and state.is_signed_by(keys)
             and not state.is_due(now)
         )
 
-    def _remove_superseded(self, disk: Disk, names: Iterable[str], now: datetime) -> None:
+    def _remove_superseded_files(self, disk: Disk, names: Iterable[str], now: datetime) -> None:
         self._superseded = {name: self._superseded.get(name, now) for name in sorted(names)}
         for name, since in self._superseded.items():
             if now - since >= _RETENTION:
@@ -394,12 +396,12 @@ def parse_list_version(timestamp: bytes | None) -> int:
 def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
     """Return the list in the tree, or None if these keys did not sign it."""
     try:
-        timestamp = _parse_verified(disk.read(LIST_TIMESTAMP), keys, _TimestampMeta)
+        timestamp = _verify_metadata(disk.read(LIST_TIMESTAMP), keys, _TimestampMeta)
         reference = timestamp.meta["snapshot.json"]
         data = disk.read(f"{SIGNED}{reference.version}.snapshot.json") or b""
         if compute_digest(data) != reference.hashes.sha256:
             return None
-        meta = _parse_verified(data, keys, _SnapshotMeta).meta
+        meta = _verify_metadata(data, keys, _SnapshotMeta).meta
     except (KeyError, _UnusableList):
         return None
     bins = {name.removesuffix(".json"): each.version for name, each in meta.items()}
@@ -416,7 +418,7 @@ def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
 
 def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Targets:
     """Return the targets in a bin. Raises `_UnusableList` if gitboot did not write the file."""
-    found = _parse_verified(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinMeta)
+    found = _verify_metadata(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinMeta)
     if found.version != version:
         raise _UnusableList("another version")
     return {target: ListedFile(each.hashes.sha256, each.length) for target, each in found.targets.items()}
@@ -470,7 +472,7 @@ class ListKeys(Struct, frozen=True, kw_only=True):
         """Return the Ed25519 signature of ``content``, in hexadecimal digits."""
         return self._key.sign(content).hex()
 
-    def has_signed(self, content: bytes, signature: str) -> bool:
+    def verify(self, content: bytes, signature: str) -> bool:
         """Return whether ``signature`` is a signature of ``content`` by the publication key."""
         from cryptography.exceptions import InvalidSignature
 

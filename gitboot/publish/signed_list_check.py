@@ -41,7 +41,7 @@ from gitboot.publish.signed_list_reader import (
     Target,
     find_versions_around,
     hash_path,
-    is_hashed,
+    is_path_digest,
     parse_listing,
     read_list,
 )
@@ -76,7 +76,7 @@ def compare_with_list(
     again if the entry of the file in the list has changed. Raises `HostUnreachable`.
     """
     with open_thread_pool(parallel) as pool:
-        findings = [*mirror.find_cached_list()]
+        findings = [*mirror.check_list_caching()]
         reader = ListReader(mirror, keys, pool)
         if (signed := reader.read(findings)) is None:
             if mirror.names() is None:
@@ -96,14 +96,14 @@ def compare_with_list(
         listing_findings: list[MirrorFinding] = []
         files, hidden = reader.read_files(signed, now, listing_findings)
 
-        def look_again(is_wrong: bool) -> dict[str, MirrorFile] | None:
-            newer = reader.read([]) if is_wrong or listing_findings else None
+        def reread(has_findings: bool) -> dict[str, MirrorFile] | None:
+            newer = reader.read([]) if has_findings or listing_findings else None
             if newer is None or newer.version == signed.version:
                 return None
             listing_findings.clear()
             return reader.read_files(newer, now, listing_findings)[0]
 
-        report = compare_files(mirror, files, look_again, pool, on_start, on_progress)
+        report = compare_files(mirror, files, reread, pool, on_start, on_progress)
     return structs.replace(
         report,
         findings=sort_findings([*findings, *listing_findings, *report.findings]),
@@ -156,7 +156,7 @@ class ListReader:
             if listing is None:
                 continue
             for path, versions in listing.files.items():
-                if is_hashed(path) and names is None:
+                if is_path_digest(path) and names is None:
                     hidden += 1
                 else:
                     real_path = by_digest.get(path, path)
@@ -177,14 +177,14 @@ class ListReader:
                 raise ListProblem(MISSING, name, "the list contains this listing, but its file does not exist")
             return parse_listing(name, data, target), None
         except ListProblem as problem:
-            listing = self._read_other_version(name) if problem.fault == DAMAGED else None
+            listing = self._read_unverified_listing(name) if problem.fault == DAMAGED else None
             if listing is None:
                 return None, _build_finding(problem)
             return listing, MirrorFinding(path=SIGNED + name, fault=MirrorFault.INCOMPLETE, message=_INCOMPLETE)
         except HostUnreachable as error:
             return None, MirrorFinding(path=SIGNED + name, fault=MirrorFault.UNKNOWN, message=str(error))
 
-    def _read_other_version(self, name: str) -> Listing | None:
+    def _read_unverified_listing(self, name: str) -> Listing | None:
         """Read a listing without checking its digest. Return None if the file is not the listing with this name.
 
         Both a publication and a copy write a listing before they write the list that names it.
@@ -223,7 +223,7 @@ def describe_signature(signed_list: SignedList) -> str:
     return "Unchecked" if signed_list.is_signed else "Unsigned"
 
 
-def build_list_facts(signed_list: SignedList, now: datetime) -> Mapping[str, object]:
+def build_list_details(signed_list: SignedList, now: datetime) -> Mapping[str, object]:
     """Return the facts about a list for the JSON output."""
     return {
         "signature": describe_signature(signed_list),

@@ -220,9 +220,9 @@ def _parse_hexadecimal(value: Any, size_bytes: int) -> bytes:
     return bytes.fromhex(value)
 
 
-def check_count(value: Any, least: int) -> int:
-    if type(value) is not int or value < least:
-        raise ValueError(f"expected a whole number of at least {least}")
+def check_count(value: Any, minimum: int) -> int:
+    if type(value) is not int or value < minimum:
+        raise ValueError(f"expected a whole number of at least {minimum}")
     return value
 
 
@@ -475,7 +475,7 @@ def find_versions_around(
 _HASHED = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
-def is_hashed(path: str) -> bool:
+def is_path_digest(path: str) -> bool:
     """Return whether a path in a listing is only the digest of a path."""
     return _HASHED.match(path) is not None
 
@@ -603,7 +603,7 @@ def _read_verified_list(
         signers = root.roles["timestamp"].keys.values() if root is not None else ()
         signer_keys = frozenset(key.hex() for key in signers)
         newest = AcceptedList(root.version if root is not None else 0, versions[0], versions[1], signer_keys)
-        _check_is_newer(newest, accepted)
+        _check_not_older(newest, accepted)
         snapshot = reader.get_metadata("snapshot.json", "snapshot", versions[1], MAX_SNAPSHOT_BYTES, meta)
         if root is not None:
             _check_signatures(snapshot, root.roles["snapshot"])
@@ -644,7 +644,7 @@ def _read_verified_list(
         raise _build_damage_problem(TIMESTAMP, error) from error
 
 
-def _check_is_newer(newest: AcceptedList, accepted: Optional[AcceptedList]) -> None:
+def _check_not_older(newest: AcceptedList, accepted: Optional[AcceptedList]) -> None:
     """Raise `ListProblem` if a list is older than the accepted list (TUF, 5.4.3 and 5.5.5).
 
     If other keys sign the timestamp, for example after a key was stolen, the version numbers may start again (TUF,

@@ -17,10 +17,10 @@ from gitboot.publish.durable_files import Disk, NotAFolder, TreeModes, has_conte
 from gitboot.publish.manifest import (
     MANIFEST,
     Head,
-    Stamp,
+    TreeOrigin,
     compute_digest,
+    find_leaf,
     leaf_path,
-    locate_server,
     node_path,
     parse_part_path,
     render_digests,
@@ -76,12 +76,12 @@ class Publication(Struct, frozen=True, kw_only=True):
         """Return the files that belong to no server and may have changed."""
         return {**(self.shared or {}), **self.parts.files}
 
-    def merge_shared(self, before: Mapping[str, ListedFile]) -> dict[str, ListedFile]:
+    def merge_shared(self, previous_files: Mapping[str, ListedFile]) -> dict[str, ListedFile]:
         """Return the listing of shared files after this publication, given the listing before it."""
         return {
             **{
                 path: each
-                for path, each in before.items()
+                for path, each in previous_files.items()
                 if (self.shared is None and not is_page_or_record_file(path))
                 or (not self.parts.is_whole and is_page_or_record_file(path) and path not in self.parts.removed)
             },
@@ -113,7 +113,7 @@ class TreeChanges(Struct, kw_only=True):
     shards_after_removing: Mapping[str, Shard] = field(
         default_factory=dict
     )  # index shards without the old pairs; empty: the shard is removed
-    possibly_indexed: frozenset[Pair] = frozenset()  # pairs that may be in the index during the publication
+    possible_pairs: frozenset[Pair] = frozenset()  # pairs that may be in the index during the publication
 
     @property
     def paths(self) -> set[str]:
@@ -156,7 +156,7 @@ class ContentReferences:
         for server, paths in content.items():
             self.update(server, paths)
 
-    def find_used_by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
+    def find_paths_used_by_others(self, servers: Collection[str], paths: Iterable[str]) -> set[str]:
         """Return the paths to which servers other than ``servers`` refer."""
         own_counts = Counter(path for server in servers for path in self.by_server.get(server, ()))
         return {path for path in paths if self._counts[path] > own_counts[path]}
@@ -170,7 +170,7 @@ def decide_changes(
     tree: Tree,
     references: ContentReferences,
     publication: Publication,
-    possibly_indexed: Collection[Pair],
+    possible_pairs: Collection[Pair],
     at: datetime,
 ) -> TreeChanges:
     """Return the changes that turn the tree on disk into the wanted publication.
@@ -178,16 +178,16 @@ def decide_changes(
     This includes repairs after a crash. The files of a changed server are compared by content, so that unchanged files
     are not rewritten. The files of an unchanged server are compared by existence and size. Files that an interrupted
     publication may have changed are always rewritten, because after a failed sync the kernel may return content that is
-    not on the disk. ``possibly_indexed`` contains (identity, server) pairs that may be in the index. The changes remove
+    not on the disk. ``possible_pairs`` contains (identity, server) pairs that may be in the index. The changes remove
     all pairs that the publication does not contain. Raises a PublishError if files that gitboot did not write exist at
     paths to publish. The error lists all of these files.
     """
     planner = _ChangePlanner(disk, tree, references, publication, at.astimezone(UTC).replace(microsecond=0))
-    planner.find_suspects()
-    planner.compare()
-    planner.withdraw()
-    planner.expire()
-    planner.index(possibly_indexed)
+    planner.find_possible_changes()
+    planner.compare_contents()
+    planner.withdraw_files()
+    planner.expire_content()
+    planner.plan_index_changes(possible_pairs)
     return planner.changes
 
 
@@ -206,7 +206,7 @@ class _ChangePlanner:
 
     # Find the files that may have changed
 
-    def find_suspects(self) -> None:
+    def find_possible_changes(self) -> None:
         publication = self._publication
         listed = dict(self._tree.iter_servers()) if publication.complete else {}
         servers: Iterable[str] = publication.servers
@@ -216,7 +216,7 @@ class _ChangePlanner:
         for server in servers:
             files = publication.servers.get(server)
             if files is not None:
-                self._check_server(
+                self._compare_server(
                     server, files, listed.get(server) if publication.complete else self._tree.find_digest(server)
                 )
                 continue
@@ -225,9 +225,9 @@ class _ChangePlanner:
                 self.changes.digests[server] = None
             self._collect_previous_files(server, digest)
         if publication.shared is not None or not publication.parts.is_empty:
-            self._check_shared(publication.changed_shared_files)
+            self._compare_shared_files(publication.changed_shared_files)
 
-    def _check_server(self, server: str, files: Files, digest: str | None) -> None:
+    def _compare_server(self, server: str, files: Files, digest: str | None) -> None:
         new_digest = files[state_path(server)].sha256
         self.changes.checked_files += len(files)
         self.changes.content[server] = tuple(filter(is_content, files))
@@ -265,7 +265,7 @@ class _ChangePlanner:
             return frozenset()
         return frozenset(each for each in before.identities if shard_path(each) not in self._tree.pending)
 
-    def _check_shared(self, files: Files) -> None:
+    def _compare_shared_files(self, files: Files) -> None:
         before = self._tree.read_shared()
         after = self._publication.merge_shared(before)
         if after != before:
@@ -289,7 +289,7 @@ class _ChangePlanner:
 
     # Compare them
 
-    def compare(self) -> None:
+    def compare_contents(self) -> None:
         own_files = (self._owned, self._tree.pending, self._tree.retired, self._references)  # files that gitboot wrote
         foreign_paths: set[str] = set()
         for path, file in sorted(self._suspects.items()):
@@ -311,8 +311,8 @@ class _ChangePlanner:
 
     # Remove files
 
-    def withdraw(self) -> None:
-        for path in sorted(self._find_unused({*self._owned, *self._tree.pending_files})):
+    def withdraw_files(self) -> None:
+        for path in sorted(self._find_unused_paths({*self._owned, *self._tree.pending_files})):
             if not self._disk.has_file(path):
                 continue
             if not is_content(path):
@@ -321,7 +321,7 @@ class _ChangePlanner:
                 self.changes.retired.append(path)
         self.changes.still_used = sorted(self._dropped_content.difference(self.changes.retired))
 
-    def _find_unused(self, paths: set[str]) -> set[str]:
+    def _find_unused_paths(self, paths: set[str]) -> set[str]:
         """Return the paths that are not published and to which no other server refers."""
         for files in self._publication:
             paths -= files.keys()
@@ -331,28 +331,28 @@ class _ChangePlanner:
         return (
             paths
             if self._publication.complete
-            else paths - self._references.find_used_by_others(self.changes.content, paths)
+            else paths - self._references.find_paths_used_by_others(self.changes.content, paths)
         )
 
-    def expire(self) -> None:
+    def expire_content(self) -> None:
         """Choose the retired content to remove: content that was not used during `GRACE`.
 
         Content that is used again stays, but the list that named it as retired is removed.
         """
         self.changes.batches = sorted(since for since in self._tree.batches if since + GRACE <= self.changes.at)
         expired_paths = {path for path, since in self._tree.retired.items() if since in self.changes.batches}
-        unused_paths = self._find_unused(expired_paths) - set(self.changes.retired)
+        unused_paths = self._find_unused_paths(expired_paths) - set(self.changes.retired)
         self.changes.expired = sorted(path for path in unused_paths if self._disk.has_file(path))
 
     # The index
 
-    def index(self, possibly_indexed: Collection[Pair]) -> None:
+    def plan_index_changes(self, possible_pairs: Collection[Pair]) -> None:
         """Decide the changes to the index, and the order in which states are written."""
-        changes, indexed = self.changes, self._removed_pairs.union(self._added_pairs, possibly_indexed)
+        changes, indexed = self.changes, self._removed_pairs.union(self._added_pairs, possible_pairs)
         removed_pairs = {
             (identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())
         }
-        changes.possibly_indexed = frozenset(indexed)
+        changes.possible_pairs = frozenset(indexed)
         if self._publication.complete:
             changes.shards_after_adding, changes.shards_after_removing = rebuild_index(
                 self._disk, self._identities, self._tree.pending
@@ -387,7 +387,7 @@ Shards = dict[str, Shard]  # by path
 
 
 def find_index_changes(
-    disk: Disk, removed: Collection[Pair], added: Collection[Pair], pending: Collection[str]
+    disk: Disk, removed_pairs: Collection[Pair], added_pairs: Collection[Pair], pending_paths: Collection[str]
 ) -> tuple[Shards, Shards]:
     """Return the changed and pending index shards in two versions.
 
@@ -396,8 +396,8 @@ def find_index_changes(
     """
     union_shards: Shards = {}
     final_shards: Shards = {}
-    removed_by_shard, added_by_shard = _group_by_shard(removed), _group_by_shard(added)
-    for path in sorted({*removed_by_shard, *added_by_shard, *filter(is_index_path, pending)}):
+    removed_by_shard, added_by_shard = _group_by_shard(removed_pairs), _group_by_shard(added_pairs)
+    for path in sorted({*removed_by_shard, *added_by_shard, *filter(is_index_path, pending_paths)}):
         data = disk.read(path)
         try:
             before = parse_shard(data) if data is not None else {}
@@ -405,7 +405,7 @@ def find_index_changes(
             raise build_damage_error(disk, path) from error
         union = update_shard(before, (), added_by_shard.get(path, ()))
         after = update_shard(union, removed_by_shard.get(path, ()), ())
-        if union != before or (union and path in pending):
+        if union != before or (union and path in pending_paths):
             union_shards[path] = union
         if after != union:
             final_shards[path] = after
@@ -413,7 +413,7 @@ def find_index_changes(
 
 
 def rebuild_index(
-    disk: Disk, identities: Mapping[str, tuple[str, ...]], pending: Collection[str]
+    disk: Disk, identities: Mapping[str, tuple[str, ...]], pending_paths: Collection[str]
 ) -> tuple[Shards, Shards]:
     """Return the shards to write for an index of exactly these identities.
 
@@ -431,7 +431,7 @@ def rebuild_index(
         union = update_shard(
             before or {}, (), ((identity, name) for identity, names in after.items() for name in names)
         )
-        if union != before or (union and path in pending):
+        if union != before or (union and path in pending_paths):
             union_shards[path] = union
         if after != union or not after:
             final_shards[path] = after
@@ -449,7 +449,7 @@ Parts = dict[str, bytes | None]  # by path, the head last; None: the part is emp
 
 
 def amend_manifest(
-    tree: Tree, stamp: Stamp, digests: Mapping[str, str | None], shared: Mapping[str, ListedFile] | None
+    tree: Tree, origin: TreeOrigin, digests: Mapping[str, str | None], shared: Mapping[str, ListedFile] | None
 ) -> tuple[Head, Parts]:
     """Return the manifest's head after these changes, and the files of the manifest to write.
 
@@ -457,7 +457,7 @@ def amend_manifest(
     """
     leaves: dict[tuple[str, str], dict[str, str | None]] = {}
     for server, digest in digests.items():
-        leaves.setdefault(locate_server(server), {})[server] = digest
+        leaves.setdefault(find_leaf(server), {})[server] = digest
     nodes: dict[str, dict[str, str | None]] = {}
     for node, leaf in map(parse_part_path, tree.pending):
         if node is not None:
@@ -479,19 +479,19 @@ def amend_manifest(
     if shared is not None:
         parts[MANIFEST_SHARED] = data = render_listing(shared) if shared else None
         listing = compute_digest(data) if data is not None else None
-    head = Head(stamp=stamp, nodes=_apply_changes(tree.head.nodes if tree.head else {}, node_changes), shared=listing)
+    head = Head(origin=origin, nodes=_apply_changes(tree.head.nodes if tree.head else {}, node_changes), shared=listing)
     return head, {**dict.fromkeys(tree.outdated), **parts, MANIFEST: render_head(head)}
 
 
-def _amend_part(parts: Parts, path: str, before: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
+def _amend_part(parts: Parts, path: str, digests: Mapping[str, str], changes: Mapping[str, str | None]) -> str | None:
     """Add a changed node or leaf to ``parts``. Return the digest of the part, or None if the part is now empty."""
-    after = _apply_changes(before, changes)
+    after = _apply_changes(digests, changes)
     parts[path] = data = render_digests(after) if after else None
     return compute_digest(data) if data is not None else None
 
 
-def _apply_changes(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: digest for name, digest in {**before, **changes}.items() if digest is not None}
+def _apply_changes(digests: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: digest for name, digest in {**digests, **changes}.items() if digest is not None}
 
 
 _SERVERS: Final = "ops/servers"
@@ -508,7 +508,7 @@ class EndedWindows(NamedTuple):
     next_end: datetime | None  # None: no known end
 
 
-class WindowsNotEnded(PublishError):
+class WindowEndError(PublishError):
     """The files of an ended window could not be replaced. Some files of ``servers`` may already have been replaced."""
 
     def __init__(self, message: str, servers: tuple[str, ...]) -> None:
@@ -545,7 +545,7 @@ class WindowEnds:
         at ``at``. If that content belongs to another window, the file gets the content outside of windows, because a
         newer commit may have cancelled that window. If the content boots an image that writes to a disk, the file gets
         its fallback. A file with unknown content stays. New files get the date ``modified_at``, or one second after the
-        date of the previous version if that is later. Raises `WindowsNotEnded` if a file cannot be replaced. The next
+        date of the previous version if that is later. Raises `WindowEndError` if a file cannot be replaced. The next
         call then tries again, and reads only the remaining states.
         """
         began_s, version, must_read_all = (
@@ -579,7 +579,7 @@ class WindowEnds:
             _replace_files(disk, contents, modified_at, self._replaced)
             next_checks |= later_checks
         except PublishError as error:
-            raise WindowsNotEnded(str(error), tuple(sorted(self._replaced))) from error
+            raise WindowEndError(str(error), tuple(sorted(self._replaced))) from error
         finally:
             times = {name: next_checks.get(name, min(self._ends.get(name, at), at)) for name in due}
             self._ends = ends | {name: time for name, time in times.items() if time is not None}
@@ -612,17 +612,17 @@ def _read_folder_version(root: Path) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
-def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
+def end_windows(root: Path, window_ends: WindowEnds, at: datetime) -> EndedWindows:
     """Replace the files of windows in the tree at ``root`` that have ended by ``at``.
 
     If another process is publishing there, do nothing.
 
-    ``ends`` must belong to this tree. Raises `PublishError`.
+    ``window_ends`` must belong to this tree. Raises `PublishError`.
     """
     if not (root / BOOT).is_dir():
         return EndedWindows((), None)
-    if not ends.is_due(root, at):
-        return EndedWindows((), ends.next_end)
+    if not window_ends.is_due(root, at):
+        return EndedWindows((), window_ends.next_end)
     try:
         modes = TreeModes.from_folder((root / BOOT).stat())
     except OSError as error:
@@ -633,7 +633,7 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
         # When the window ends, another host may publish a boot at the same path with a date in this second. gitboot
         # must not use the access log of this host as evidence of that boot. Therefore each file is dated one second
         # after the version that it replaces.
-        return ends.end(disk, at, datetime.fromtimestamp(0, UTC))
+        return window_ends.end(disk, at, datetime.fromtimestamp(0, UTC))
 
 
 def _find_ended_window_files(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:

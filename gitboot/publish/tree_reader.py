@@ -15,7 +15,7 @@ from gitboot.errors import PublishError, UsageError
 from gitboot.files import write_atomically
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
-from gitboot.publish.durable_files import Disk, split
+from gitboot.publish.durable_files import Disk, split_path
 from gitboot.publish.manifest import (
     HISTORY,
     MANIFEST,
@@ -25,11 +25,11 @@ from gitboot.publish.manifest import (
     Digests,
     Head,
     Manifest,
-    Stamp,
+    TreeOrigin,
     compute_digest,
+    find_leaf,
     is_manifest_part,
     leaf_path,
-    locate_server,
     node_path,
     parse_digests,
     parse_head,
@@ -71,7 +71,7 @@ class Tree:
         self._disk = disk
         older = read_older_tree(disk)
         self.head = _read(disk, MANIFEST, parse_head) if older is None else None
-        self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
+        self.origin = self.head.origin if self.head is not None else older.origin if older is not None else None
         # The digest and the content of the listing of shared files; None: not read yet.
         self._shared: tuple[str | None, dict[str, ListedFile]] | None = None
         self._digest_cache: dict[tuple[str, str], Digests] = {}  # nodes and leaves of the manifest, by path and digest
@@ -91,7 +91,7 @@ class Tree:
     @property
     def pending_files(self) -> set[str]:
         """Return the files that an interrupted publication may have changed."""
-        return {path for path in self.pending if not is_record(path)}
+        return {path for path in self.pending if not is_reserved_path(path)}
 
     def iter_servers(self) -> Iterator[tuple[str, str]]:
         """Yield each server in the manifest, with the digest of its state."""
@@ -108,7 +108,7 @@ class Tree:
 
     def find_digest(self, server: str) -> str | None:
         """Return the digest of a server's state in the manifest, or None if the server is not listed."""
-        node, leaf = locate_server(server)
+        node, leaf = find_leaf(server)
         return self.read_leaf(node, leaf, self.read_node(node).get(leaf)).get(server)
 
     def read_shared(self) -> dict[str, ListedFile]:
@@ -156,7 +156,7 @@ class Tree:
     def mark_complete(self, head: Head) -> None:
         """Record that the publication with this head is complete."""
         self.pending = self.outdated = frozenset()
-        self.head, self.stamp = head, head.stamp
+        self.head, self.origin = head, head.origin
 
     def retire(self, paths: Collection[str], since: datetime, expired_batches: Collection[datetime]) -> None:
         """Record content that is unused since ``since``, and discard expired lists of such content."""
@@ -170,9 +170,9 @@ class Tree:
 
 def is_empty_tree(disk: Disk, tree: Tree) -> bool:
     """Return whether gitboot has never published to the tree and the tree does not contain unknown files."""
-    if tree.stamp is not None or tree.pending or tree.batches:
+    if tree.origin is not None or tree.pending or tree.batches:
         return False
-    own_names = {split(path)[1] for path in (PRIVATE_FOLDER, STATUS)}
+    own_names = {split_path(path)[1] for path in (PRIVATE_FOLDER, STATUS)}
     # gitboot does not publish the files in boot/assets
     return {"assets"}.issuperset(disk.names("boot")) and own_names.issuperset(disk.names("ops"))
 
@@ -180,11 +180,11 @@ def is_empty_tree(disk: Disk, tree: Tree) -> bool:
 def check_path(path: str) -> None:
     """Raise ValueError if gitboot cannot publish a file at this path."""
     top, *names = path.split("/")
-    if top not in ("boot", "ops") or not names or not _NO_NAMES.isdisjoint(names) or is_record(path):
+    if top not in ("boot", "ops") or not names or not _NO_NAMES.isdisjoint(names) or is_reserved_path(path):
         raise ValueError(f"{path} is not a valid path in an output tree")
 
 
-def is_record(path: str) -> bool:
+def is_reserved_path(path: str) -> bool:
     """Return whether ``path`` is reserved for gitboot's own records about the tree."""
     if path.startswith(BOOT):
         return is_shared_list_file(path)
@@ -206,9 +206,9 @@ def read_manifest(root: Path) -> Manifest | None:
     if not root.is_dir():
         return None
     with closing(Disk(root)) as disk:
-        found = _read_whole(disk)
-        if found is not None and found.damaged and found.is_stable:
-            raise build_damage_error(disk, found.damaged[0])
+        found = _read_whole_tree(disk)
+        if found is not None and found.damaged_paths and found.is_stable:
+            raise build_damage_error(disk, found.damaged_paths[0])
     return found.manifest if found is not None else None
 
 
@@ -225,7 +225,7 @@ class _WholeTree:
 
     def __init__(self, disk: Disk, head: Head) -> None:
         self._disk = disk
-        self.damaged: list[str] = []  # the paths of wrong parts of the manifest, and of wrong states
+        self.damaged_paths: list[str] = []  # the paths of wrong parts of the manifest, and of wrong states
         files: dict[str, ListedFile] = {}
         for node, node_digest in head.nodes.items():
             for leaf, leaf_digest in (self._read_part(node_path(node), node_digest, parse_digests) or {}).items():
@@ -236,24 +236,24 @@ class _WholeTree:
                         files |= {**state.files, path: ListedFile(digest, disk.size(path) or 0)}
         if head.shared is not None:
             files |= self._read_part(SHARED, head.shared, parse_listing) or {}
-        self.manifest = Manifest(stamp=head.stamp, files=dict(sorted(files.items())))
+        self.manifest = Manifest(origin=head.origin, files=dict(sorted(files.items())))
         # no publication is in progress, and no publication was interrupted
         self.is_stable = disk.lstat(PENDING) is None
 
     def _read_part(self, path: str, expected: str, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = self._disk.read(path) if self._disk.has_file(path) else None
         if data is None or compute_digest(data) != expected:
-            self.damaged.append(path)
+            self.damaged_paths.append(path)
         with suppress(ValueError):
             return parse_part(data or b"")
         return None
 
 
-def _read_whole(disk: Disk) -> _WholeTree | None:
+def _read_whole_tree(disk: Disk) -> _WholeTree | None:
     while (data := disk.read(MANIFEST)) is not None:
         whole = _WholeTree(disk, _parse(disk, MANIFEST, data, parse_head))
         # A publication may have completed after the head was read.
-        if not (whole.damaged and whole.is_stable) or disk.read(MANIFEST) == data:
+        if not (whole.damaged_paths and whole.is_stable) or disk.read(MANIFEST) == data:
             return whole
     return None
 
@@ -288,7 +288,7 @@ def build_damage_error(disk: Disk, path: str) -> PublishError:
 class OlderTree(Struct, frozen=True, kw_only=True):
     """The content of a version 1 manifest, which gitboot 0.1.0 wrote."""
 
-    stamp: Stamp
+    origin: TreeOrigin
     files: frozenset[str]
     parts: frozenset[str]  # the files of the manifest itself
 
@@ -305,7 +305,7 @@ def read_older_tree(disk: Disk) -> OlderTree | None:
         }:
             parts = {node_path(name): _parse_older_manifest(disk.read(node_path(name))) for name in shards}
             return OlderTree(
-                stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger),
+                origin=TreeOrigin(commit=commit, gitboot=gitboot, ledger=ledger),
                 files=frozenset(
                     path for part in parts.values() for path, each in part.items() if isinstance(each, dict)
                 ),
@@ -371,11 +371,11 @@ class Inventory(Struct, frozen=True, kw_only=True):
     has_page: bool
 
 
-def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
-    """Return the servers whose files differ from ``before``, with the content that the files refer to.
+def find_changed_servers(tree: Tree, previous: Inventory) -> dict[str, tuple[str, ...]] | None:
+    """Return the servers whose files differ from ``previous``, with the content that the files refer to.
 
     The result includes servers that an interrupted publication affects. Return None if the process cannot continue from
-    this tree. This function reads only the records of the tree; `find_suspects` compares the records with the files.
+    this tree. This function reads only the records of the tree; `find_damage` compares the records with the files.
     """
     # `write_changes` adds PENDING to the pending paths. Then each pending file belongs to a server whose state is also
     # pending, or does not belong to a server.
@@ -385,12 +385,15 @@ def find_changed_servers(tree: Tree, before: Inventory) -> dict[str, tuple[str, 
     found: dict[str, tuple[str, ...]] = {}
     with suppress(PublishError):
         states, pending_servers = dict(tree.iter_servers()), _find_pending_servers(tree)
-        if tree.head.shared != before.shared or not tree.pending.isdisjoint((SHARED, *tree.read_shared())):
+        if tree.head.shared != previous.shared or not tree.pending.isdisjoint((SHARED, *tree.read_shared())):
             found[ALL] = tuple(filter(is_content, tree.read_shared()))
-        if any(map(is_page_or_record_file, tree.pending)) or (PAGE_INDEX in tree.read_shared()) is not before.has_page:
+        if (
+            any(map(is_page_or_record_file, tree.pending))
+            or (PAGE_INDEX in tree.read_shared()) is not previous.has_page
+        ):
             found[PARTS] = ()
-        for server in states.keys() | before.states.keys() | pending_servers:
-            if server not in pending_servers and states.get(server) == before.states.get(server):
+        for server in states.keys() | previous.states.keys() | pending_servers:
+            if server not in pending_servers and states.get(server) == previous.states.get(server):
                 continue
             state = tree.read_outline(server) if server in states or server in pending_servers else None
             if state is None and server in states and server not in pending_servers:
@@ -425,7 +428,7 @@ def _find_pending_servers(tree: Tree) -> frozenset[str]:
     return frozenset(filter(None, map(parse_state_path, tree.pending)))
 
 
-def find_suspects(root: Path) -> Iterator[str | None]:
+def find_damage(root: Path) -> Iterator[str | None]:
     """Check all files of a tree, and yield the servers with damaged files.
 
     `ALL` stands for shared files. For each server without damage, yield None to show progress. The function checks the
@@ -445,10 +448,10 @@ def find_suspects(root: Path) -> Iterator[str | None]:
             if state is None or any(disk.size(path) != each.size for path, each in state.files.items()):
                 yield server
             else:
-                yield _find_missing_index(disk, shards, state)
+                yield _find_unindexed_server(disk, shards, state)
 
 
-def _find_missing_index(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
+def _find_unindexed_server(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
     """Return the server's name if an identity of the server is missing from the index.
 
     Return `ALL` if a shard is not readable.

@@ -13,7 +13,7 @@ from gitboot.model.scalars import MacAddress
 from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, user_data_files, web_servers
 from gitboot.render.boot_script_parts import ScriptLoader, find_loader
 from gitboot.render.paths import File, Files, PathKind, Role
-from gitboot.resolve.plan_at_time import harmless_boot
+from gitboot.resolve.plan_at_time import find_harmless_boot
 from gitboot.resolve.provisioning_record import StopScope
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
@@ -48,7 +48,7 @@ def needs_endpoint_query(decision: Decision, plan: BootPlan, stop: StopScope) ->
     """
     if plan.maintenance is None or decision.endpoint is None or stop is StopScope.ALL:
         return False
-    return plan.boot is not None or harmless_boot(decision.policy) is not None
+    return plan.boot is not None or find_harmless_boot(decision.policy) is not None
 
 
 def render_query_scripts(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
@@ -238,7 +238,7 @@ def render_idle_files(
     }
 
 
-def lists_interfaces(outputs: Collection[Output]) -> bool:
+def has_dhcp_output(outputs: Collection[Output]) -> bool:
     """Return whether a fleet file, such as a DHCP configuration, lists the interfaces of each server."""
     return not {Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY}.isdisjoint(outputs)
 
@@ -260,6 +260,6 @@ def render_fleet_files(decisions: Decisions, monitors: Iterable[object] = ()) ->
             files |= dict(user_data_files.render_immutable(boot.user_data))
     base_urls = {decisions.base_url, *decisions.sites.values()}
     return {
-        **dict(web_servers.render_web_servers(decisions.outputs, files, base_urls, list(map(str, monitors)))),
+        **dict(web_servers.render_web_server_files(decisions.outputs, files, base_urls, list(map(str, monitors)))),
         **files,
     }

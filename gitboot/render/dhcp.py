@@ -24,10 +24,10 @@ Element = Mapping[str, Any]
 def render_kea(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """Yield ``ops/dhcp/kea-dhcp{4,6}-{classes,reservations}.json``."""
     for name, content in (
-        ("dhcp4-classes", _format_elements(_build_classes(decisions, _V4))),
-        ("dhcp4-reservations", _render_kea_reservations(decisions.hosts, _V4)),
-        ("dhcp6-classes", _format_elements(_build_classes(decisions, _V6))),
-        ("dhcp6-reservations", _render_kea_reservations(decisions.hosts, _V6)),
+        ("dhcp4-classes", _format_elements(_build_kea_classes(decisions, _KeaV4))),
+        ("dhcp4-reservations", _render_kea_reservations(decisions.hosts, _KeaV4)),
+        ("dhcp6-classes", _format_elements(_build_kea_classes(decisions, _KeaV6))),
+        ("dhcp6-reservations", _render_kea_reservations(decisions.hosts, _KeaV6)),
     ):
         yield f"ops/dhcp/kea-{name}.json", File(content, ContentType.TEXT)
 
@@ -39,7 +39,7 @@ def _format_elements(elements: Iterable[Element]) -> bytes:
 # Classes
 
 
-class _V4:
+class _KeaV4:
     """Expressions and options for kea-dhcp4."""
 
     # iPXE sends its user class without the length byte that RFC 3004 requires.
@@ -80,7 +80,7 @@ def _build_boot_file_options(url: str, *options: Element) -> Element:
     return {**field, "option-data": [{"name": "boot-file-name", "data": _escape_commas(url)}, *options]}
 
 
-class _V6:
+class _KeaV6:
     """Expressions and options for kea-dhcp6."""
 
     ipxe = "substring(option[15].hex, 2, 4) == 'iPXE'"  # RFC 8415, 21.15: the value begins with two length bytes
@@ -122,7 +122,7 @@ _VENDOR_CLASS6: Final[Element] = {
 }
 
 
-def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iterator[Element]:
+def _build_kea_classes(decisions: Decisions, version: type[_KeaV4] | type[_KeaV6]) -> Iterator[Element]:
     """Yield the Kea client classes.
 
     The test of a class may refer to other classes. These other classes come first. A machine matches at most one of the
@@ -170,7 +170,7 @@ def _build_classes(decisions: Decisions, version: type[_V4] | type[_V6]) -> Iter
 
 
 @lru_cache(maxsize=2)  # one entry each for DHCPv4 and DHCPv6; most commits do not change interfaces
-def _render_kea_reservations(hosts: tuple[Host, ...], version: type[_V4] | type[_V6]) -> bytes:
+def _render_kea_reservations(hosts: tuple[Host, ...], version: type[_KeaV4] | type[_KeaV6]) -> bytes:
     elements = []
     for each in list_reservations(hosts):
         classes = [f"gitboot_site_{each.site}"] if each.site is not None else []
@@ -238,7 +238,7 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
     for mirror, comment, site_tag in _list_site_tags(decisions):
         yield comment
         if ipxe:
-            script = _quote(mirror.url("boot.ipxe"))
+            script = _quote_url(mirror.url("boot.ipxe"))
             yield f"dhcp-boot={site_tag}tag:gitboot_ipxe,{script}"
             yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{script}"
         for loader, tag in _list_loader_tags(requested):
@@ -257,14 +257,14 @@ _VENDOR_CLASS: Final = "ed,HTTPClient"
 def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
     client, path = offer.client, offer.path
     if client.http:
-        yield f"dhcp-boot={tags},{_quote(mirror.loader_url(path))}"
+        yield f"dhcp-boot={tags},{_quote_url(mirror.loader_url(path))}"
     else:
         yield f"dhcp-boot={tags},{path}{f',,{mirror.ipv4}' if mirror.ipv4 else ''}"
     if client.ipv6:
         url = mirror.loader_url(path) if client.http else mirror.tftp_url(path)
-        yield f"dhcp-option={tags},option6:bootfile-url,{_quote(url)}"
+        yield f"dhcp-option={tags},option6:bootfile-url,{_quote_url(url)}"
     if offer.loader is Output.PXELINUX:
-        yield f"dhcp-option-force={tags},210,{_quote(mirror.url(''))}"
+        yield f"dhcp-option-force={tags},210,{_quote_url(mirror.url(''))}"
 
 
 @lru_cache(maxsize=1)  # cached, because most commits do not change interfaces
@@ -305,7 +305,7 @@ def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ..
     return found
 
 
-def _quote(url: str) -> str:
+def _quote_url(url: str) -> str:
     """Quote a URL so that a comma does not end the value. The URL must not contain quotes or backslashes."""
     return f'"{url}"'
 
@@ -387,13 +387,13 @@ def _render_proxy_script(tags: str, url: str, server: str) -> Iterator[str]:
     """
     yield _render_proxy_boot(tags, url, f",{server}" if server else "")
     if not server and len(url) <= LONGEST_PROXY_URL:
-        yield f"pxe-service={tags},0,gitboot,{_quote(url)}"
+        yield f"pxe-service={tags},0,gitboot,{_quote_url(url)}"
 
 
 def _render_proxy_boot(tags: str, url: str, server: str = "") -> str:
     if len(url) > LONGEST_PROXY_URL:
         return f"# Omitted, because a DHCP proxy can send at most {LONGEST_PROXY_URL} characters: {url}"
-    return f"dhcp-boot={tags},{_quote(url)}{server}"
+    return f"dhcp-boot={tags},{_quote_url(url)}{server}"
 
 
 @lru_cache(maxsize=1)  # most commits change no interface

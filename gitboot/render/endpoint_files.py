@@ -147,18 +147,18 @@ def render_state(state: PublishedServer) -> bytes:
 
 
 def _encode_version(version: PathVersion) -> dict[str, Any]:
-    facts: dict[str, Any] = {"content": version.content, "type": version.content_type, "role": version.role}
+    fields: dict[str, Any] = {"content": version.content, "type": version.content_type, "role": version.role}
     if version.since is not None:
-        facts["since"] = format_instant(version.since)
+        fields["since"] = format_instant(version.since)
     if version.digest is not None:
-        facts["digest"] = version.digest
+        fields["digest"] = version.digest
     if version.in_window:
-        facts["inWindow"] = True
+        fields["inWindow"] = True
     if version.writes is not None:
-        facts["writes"] = {**version.writes._asdict(), "needs": list(map(list, version.writes.needs))}
-        if facts["writes"].pop("in_copies"):
-            facts["writes"]["inCopies"] = True
-    return facts
+        fields["writes"] = {**version.writes._asdict(), "needs": list(map(list, version.writes.needs))}
+        if fields["writes"].pop("in_copies"):
+            fields["writes"]["inCopies"] = True
+    return fields
 
 
 class Outline(NamedTuple):
@@ -212,8 +212,8 @@ def parse_state(data: bytes) -> PublishedServer:
         raise ValueError(f"the file does not contain a server's state: {error!r}") from error
 
 
-def _parse_version(facts: Mapping[str, Any]) -> PathVersion:
-    writes, write = facts.get("writes"), None
+def _parse_version(fields: Mapping[str, Any]) -> PathVersion:
+    writes, write = fields.get("writes"), None
     if writes is not None:
         write = DiskWrite(
             once=writes["once"],
@@ -225,13 +225,13 @@ def _parse_version(facts: Mapping[str, Any]) -> PathVersion:
             in_copies=writes.get("inCopies", False),
         )
     return PathVersion(
-        since=datetime.fromisoformat(facts["since"]) if "since" in facts else None,
-        content=facts["content"],
-        content_type=facts["type"],
-        role=Role(facts["role"]),
-        digest=facts.get("digest"),
+        since=datetime.fromisoformat(fields["since"]) if "since" in fields else None,
+        content=fields["content"],
+        content_type=fields["type"],
+        role=Role(fields["role"]),
+        digest=fields.get("digest"),
         writes=write,
-        in_window=facts.get("inWindow", False),
+        in_window=fields.get("inWindow", False),
     )
 
 
@@ -484,11 +484,11 @@ def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, 
     }
 
 
-def update_shard(shard: Shard, removed: Iterable[Pair], added: Iterable[Pair]) -> Shard:
+def update_shard(shard: Shard, removed_pairs: Iterable[Pair], added_pairs: Iterable[Pair]) -> Shard:
     """Remove pairs from a shard and add other pairs. Remove identities that then have no server."""
     names = {identity: set(each) for identity, each in shard.items()}
-    for identity, server in removed:
+    for identity, server in removed_pairs:
         names.get(identity, set()).discard(server)
-    for identity, server in added:
+    for identity, server in added_pairs:
         names.setdefault(identity, set()).add(server)
     return {identity: tuple(sorted(each)) for identity, each in names.items() if each}

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.quoting import quote_grub_arguments, quote_grub_word, reads_boot_nic, sanitize_grub_text
+from gitboot.quoting import quote_grub_arguments, quote_grub_word, sanitize_grub_text, uses_boot_nic_variable
 from gitboot.render import boot_script_parts, paths
 from gitboot.render.boot_script_parts import IDLE_REASON, LOADER_ARCHITECTURES, TO_DISK, render_heading
 from gitboot.render.paths import ContentType, File
@@ -27,7 +27,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     a known machine never boots as an unknown machine.
     """
     shared = _render_file(decision, plan)
-    needs_boot_nic = reads_boot_nic(shared.content.decode())
+    needs_boot_nic = uses_boot_nic_variable(shared.content.decode())
     for mac in decision.macs:
         configuration = _render_file(decision, plan, mac) if needs_boot_nic else shared
         yield from ((kind.build_path(mac), configuration) for kind in (paths.GRUB_BY_MAC, paths.GRUB_LOOKUP))
@@ -61,7 +61,7 @@ def _render_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | No
     if plan.boot is None:
         text = f"{header}echo {sanitize_grub_text(f'gitboot: {plan.server} boots its local disk')}\n{disk_boot}"
     elif (template := plan.boot.entries.get("grub")) is not None:
-        boot_nic = _render_boot_nic(mac) if reads_boot_nic(template) else ""
+        boot_nic = _render_boot_nic(mac) if uses_boot_nic_variable(template) else ""
         text = header + boot_nic + template + ("" if template.endswith("\n") else "\n")
     else:
         announcement = sanitize_grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
@@ -79,7 +79,7 @@ def _render_attempts(boot: Boot, mac: MacAddress | None = None) -> str:
     steps = build_boot_steps(boot)
     if isinstance(steps, str):
         return "".join(f"echo {sanitize_grub_text(text)}\n" for text in (f"gitboot: {steps}", TO_DISK))
-    needs_boot_nic = any(map(reads_boot_nic, steps))
+    needs_boot_nic = any(map(uses_boot_nic_variable, steps))
     attempt_lines = _nest_steps(('[ -n "$gitboot_mac" ]', *steps) if needs_boot_nic else steps, "boot")
     if any("$efi" in step for step in steps):
         attempt_lines = ["for efi in '' efi; do", *_indent(attempt_lines), "done"]
@@ -132,7 +132,7 @@ def _format_device_path(file: BootFile) -> str:
 def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
     """Return the commands that load the kernel or the UKI. If GRUB cannot boot the image, return the reason instead."""
     try:
-        if boot.direct:
+        if boot.is_direct:
             if boot.direct_uki is None:
                 return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
             return (f"chainloader {_format_device_path(boot.direct_uki)}",)

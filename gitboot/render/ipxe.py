@@ -87,7 +87,7 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
 
     If iPXE cannot boot the image, return the reason instead.
     """
-    if boot.direct:
+    if boot.is_direct:
         if (uki := boot.direct_uki) is None:
             return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
         if uki.url not in boot.files.loader_signatures:

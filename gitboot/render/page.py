@@ -54,8 +54,8 @@ def render_data_script(name: str, content: bytes) -> bytes:
 def render_server_data(
     summary: Mapping[str, Any],
     document: Mapping[str, Any],
-    now: BootPlan | None,
-    later: Iterable[tuple[datetime, BootPlan | None]],
+    current_plan: BootPlan | None,
+    later_plans: Iterable[tuple[datetime, BootPlan | None]],
     machine: Machine | None,
     source: FieldSources | None,
 ) -> tuple[str, File]:
@@ -74,7 +74,7 @@ def render_server_data(
                 "by": (plan.maintenance or plan.policy) if plan else None,
                 "cause": plan.cause if plan else None,
             }
-            for since, plan in list_plan_changes(now, later)
+            for since, plan in list_plan_changes(current_plan, later_plans)
         ],
         "shard": page_shard(summary["server"]),
         "lines": source.lines if source is not None else None,
@@ -116,7 +116,7 @@ def render_history(changes: Iterable[FileChanges]) -> bytes:
 
 
 def list_plan_changes(
-    now: BootPlan | None, later: Iterable[tuple[datetime, BootPlan | None]]
+    current_plan: BootPlan | None, later_plans: Iterable[tuple[datetime, BootPlan | None]]
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
     """Yield the transitions that change what the server boots, its phase, or the maintenance that selects the boot.
 
@@ -124,8 +124,8 @@ def list_plan_changes(
     """
     from gitboot.resolve.server_plan import Cause  # imported here, because endpoints start without the model
 
-    before = _comparable_boot(now)
-    for since, plan in later:
+    before = _comparable_boot(current_plan)
+    for since, plan in later_plans:
         if _comparable_boot(plan) != before and (plan is None or plan.cause is not Cause.INSTANCE_SILENT):
             before = _comparable_boot(plan)
             yield since, plan
@@ -147,11 +147,11 @@ def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
 
 
 def update_members(
-    before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
+    members: Members, changed_uuids: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
 ) -> Members:
-    """Return the new members of each shard. ``changed`` contains the machines that gained or lost a record."""
-    after = dict(before)
-    for uuid in changed:
+    """Return the new members of each shard. ``changed_uuids`` contains the machines that gained or lost a record."""
+    after = dict(members)
+    for uuid in changed_uuids:
         shard = shard_name(uuid)
         others = after.pop(shard, frozenset()) - {uuid}
         if shard_members := others | {uuid} if has_record(uuid) else others:
@@ -160,13 +160,13 @@ def update_members(
 
 
 def render_record_files(
-    members: Members, find_record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
+    members: Members, find_record: Callable[[SystemUuid], Record | None], changed_uuids: Collection[SystemUuid] | None
 ) -> FileUpdates:
     """Return the files of all shards.
 
-    With ``changed``, return only the files that contain or contained one of these machines.
+    With ``changed_uuids``, return only the files that contain or contained one of these machines.
     """
-    shards = sorted(members if changed is None else {shard_name(uuid) for uuid in changed})
+    shards = sorted(members if changed_uuids is None else {shard_name(uuid) for uuid in changed_uuids})
     return FileUpdates(
         files={
             _build_record_path(shard): File(
@@ -177,7 +177,7 @@ def render_record_files(
             if shard in members
         },
         removed=frozenset(_build_record_path(each) for each in shards if each not in members),
-        is_whole=changed is None,
+        is_whole=changed_uuids is None,
     )
 
 
@@ -185,7 +185,7 @@ def _build_record_path(shard: str) -> str:
     return f"{RECORDS}{shard}.json"
 
 
-def build_document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
+def build_plan_document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
     """Return the decision, the plan and their digests as a JSON object."""
     return {
         "apiVersion": "gitboot.dev/v1alpha1",

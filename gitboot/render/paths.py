@@ -45,12 +45,12 @@ class Delivery(NamedTuple):
 
     cache_control: str
     has_etag: bool  # a client that already has this version gets a 304
-    in_parts: bool  # a client that sends a Range header gets a part of the file
+    has_ranges: bool  # a client that sends a Range header gets a part of the file
 
 
 # the complete file at each request, so that servers log each fetch
-_UNCACHED_DELIVERY: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)
-_MEDIUM_DELIVERY: Final = Delivery(UNCACHED, has_etag=True, in_parts=True)  # a BMC reads an ISO image in parts
+_UNCACHED_DELIVERY: Final = Delivery(UNCACHED, has_etag=False, has_ranges=False)
+_MEDIUM_DELIVERY: Final = Delivery(UNCACHED, has_etag=True, has_ranges=True)  # a BMC reads an ISO image in parts
 
 
 class Role(StrEnum):
@@ -84,15 +84,15 @@ def _parse_serial(text: str) -> str:
     return text
 
 
-class _Identity(NamedTuple):
+class _IdentityFormat(NamedTuple):
     canonical: str  # a regular expression for the output tree's spelling
     parse: Callable[[str], str]  # converts any spelling to the output tree's spelling; raises Malformed for other text
 
 
 _IDENTITIES: Final = {
-    IdentityKind.MAC: _Identity(r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}", parse_lookup_mac),
-    IdentityKind.UUID: _Identity(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", parse_lookup_uuid),
-    IdentityKind.SERIAL: _Identity(r"[A-Za-z0-9][A-Za-z0-9._-]*", _parse_serial),
+    IdentityKind.MAC: _IdentityFormat(r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}", parse_lookup_mac),
+    IdentityKind.UUID: _IdentityFormat(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", parse_lookup_uuid),
+    IdentityKind.SERIAL: _IdentityFormat(r"[A-Za-z0-9][A-Za-z0-9._-]*", _parse_serial),
 }
 _TOKEN_PATTERN: Final = "[0-9a-f]{64}"  # of an installation  # noqa: S105
 _NAME: Final = "[A-Za-z_][A-Za-z0-9_.-]*"
@@ -120,7 +120,7 @@ class PathKind(NamedTuple):
                 text = text.replace(mark, identity.replace("-", separator))
         return BOOT + text.replace("{token}", token).replace("{name}", name)
 
-    def spell(self, identity: str) -> str:
+    def convert_identity(self, identity: str) -> str:
         """Convert an identity from the output tree's spelling to the spelling in this kind of path."""
         return next(
             (identity.replace("-", separator) for mark, separator in _SEPARATORS.items() if mark in self.text), identity
@@ -138,10 +138,10 @@ class PathKind(NamedTuple):
     @property
     def expression(self) -> str:
         """A regular expression for paths of this kind below boot/, in the output tree's spelling."""
-        return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.spell('-')}"))
+        return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.convert_identity('-')}"))
 
     @property
-    def any_spelling(self) -> str:
+    def loose_expression(self) -> str:
         """A regular expression for paths of this kind below boot/, with one group for the identity in any spelling."""
         return self._expression("([^/]+)")
 
@@ -174,9 +174,9 @@ def find_artifact_type(name: str) -> str:
 
 REVALIDATED: Final = "no-cache"  # for files whose content changes, so that a cache revalidates them at each use
 FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
-_SHARED_DELIVERY: Final = Delivery(REVALIDATED, has_etag=True, in_parts=False)
+_SHARED_DELIVERY: Final = Delivery(REVALIDATED, has_etag=True, has_ranges=False)
 # clients can resume the download of a kernel
-_CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)
+_CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, has_ranges=True)
 IPXE_BY_MAC: Final = PathKind("v1/boot/{id}/boot.ipxe", "ipxe", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 IPXE_BY_UUID: Final = PathKind("ipxe/{id}", "ipxe", IdentityKind.UUID, Role.BOOT_SCRIPT, ContentType.TEXT)
 IPXE_BY_SERIAL: Final = PathKind("ipxe/serial/{id}", "serial", IdentityKind.SERIAL, Role.BOOT_SCRIPT, ContentType.TEXT)
@@ -384,7 +384,7 @@ def find_move_order(path: str) -> int:
 
 @cache
 def _compile_loose_expressions() -> tuple[tuple[PathKind, re.Pattern[str]], ...]:
-    return tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
+    return tuple((kind, re.compile(kind.loose_expression)) for kind in TABLE)
 
 
 def parse_request_path(path: str) -> Iterator[PathLookup]:
@@ -402,7 +402,9 @@ def parse_request_path(path: str) -> Iterator[PathLookup]:
             spellings = (value, swap_byte_order(SystemUuid(value))) if kind.kind is IdentityKind.UUID else (value,)
             for each in spellings:
                 yield PathLookup(
-                    kind, format_identity(kind.kind, value), f"{BOOT}{path[: found.start(1)]}{kind.spell(each)}{rest}"
+                    kind,
+                    format_identity(kind.kind, value),
+                    f"{BOOT}{path[: found.start(1)]}{kind.convert_identity(each)}{rest}",
                 )
 
 

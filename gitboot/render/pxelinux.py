@@ -15,7 +15,7 @@ from gitboot.quoting import (
     BOOT_NIC_BOOTIF,
     build_command_line,
     fill_boot_nic,
-    names_boot_nic,
+    has_boot_nic_placeholder,
     sanitize_ipxe_text,
 )
 from gitboot.render import boot_script_parts, paths
@@ -98,7 +98,7 @@ class _NotForPxelinux(Exception):
 
 def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
     """Yield the lines of a label. A shared file contains no MAC address, but PXELINUX can add it as ``BOOTIF``."""
-    if boot.direct:
+    if boot.is_direct:
         raise _NotForPxelinux(f"PXELINUX cannot boot {boot.image}. Firmware boots it directly.")
     yield f"linux {_check_url(boot.loaded_kernel)}"
     if initrds := [_check_url(initrd) for initrd in boot.files.initrds]:
@@ -109,7 +109,7 @@ def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
     if is_shared and _BOOTIF in arguments:
         arguments = tuple(each for each in arguments if each != _BOOTIF)
         yield "sysappend 2"
-    if is_shared and any(map(names_boot_nic, arguments)):
+    if is_shared and any(map(has_boot_nic_placeholder, arguments)):
         raise _NotForPxelinux("PXELINUX can pass an unknown machine's boot NIC only as BOOTIF")
     if arguments:
         yield f"append {build_command_line(arguments)}"

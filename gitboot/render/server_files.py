@@ -43,7 +43,7 @@ from gitboot.render.page import (
     PAGE_CONTENT_TYPES,
     SCRIPT,
     FileUpdates,
-    build_document,
+    build_plan_document,
     build_summary,
     list_plan_changes,
     page_shard,
@@ -80,7 +80,7 @@ from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.install_attempts import disk_boot_token, install_progress, install_step
 from gitboot.resolve.plan_at_time import drop_ended_windows, find_next_transition, make_fallback_plan, make_plan
-from gitboot.resolve.provisioning_record import Record, StopScope, find_drift, record_facts
+from gitboot.resolve.provisioning_record import Record, StopScope, find_drift, make_record_fields
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions, FieldSources
 from gitboot.resolve.server_plan import BootPlan, Cause, InstallProgress, Phase
 
@@ -230,7 +230,7 @@ def plan_server(
             break
         last, since = make_plan(remaining, next_transition, record, stop=stop, absent=absent), next_transition
         later.append((since, last))
-    later, refresh_at = _limit_open_end(remaining, now, later, at, stop, absent)
+    later, refresh_at = _limit_open_maintenance(remaining, now, later, at, stop, absent)
     if (progress := install_progress(record, at)) is not None and progress.until is not None:
         refresh_at = min(filter(None, (refresh_at, progress.until)))
     state = ServerState(
@@ -249,10 +249,10 @@ def plan_server(
     return structs.replace(state, refresh_at=min(filter(None, (refresh_at, key_change_at))))
 
 
-def _limit_open_end(
+def _limit_open_maintenance(
     decision: Decision,
-    now: BootPlan | None,
-    later: list[tuple[datetime, BootPlan | None]],
+    current_plan: BootPlan | None,
+    later_plans: list[tuple[datetime, BootPlan | None]],
     at: datetime,
     stop: StopScope,
     absent: frozenset[BootFile],
@@ -263,28 +263,28 @@ def _limit_open_end(
     server again before the hour ends. The hour begins at a multiple of 15 minutes, so that gitboot renders the same
     files if it renders the server twice.
     """
-    last_start, last = later[-1] if later else (None, now)
+    last_start, last = later_plans[-1] if later_plans else (None, current_plan)
     if last is None or last.maintenance is None or last.boot is None:
-        return later, None
+        return later_plans, None
     until = at - (at - datetime.fromtimestamp(0, UTC)) % _QUARTER + _HOUR
     if last_start is not None and last_start >= until:  # an instance that runs at that time begins the window
-        return later[:-1], last_start - _HOUR + _QUARTER
+        return later_plans[:-1], last_start - _HOUR + _QUARTER
     fallback = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
-    return [*later, (until, fallback)], until - _HOUR + _QUARTER
+    return [*later_plans, (until, fallback)], until - _HOUR + _QUARTER
 
 
 _HOUR: Final = timedelta(hours=1)
 _QUARTER: Final = timedelta(minutes=15)
 
 
-def halt_server(state: ServerState, keys: TokenKeys) -> ServerState:
+def plan_stopped_server(state: ServerState, keys: TokenKeys) -> ServerState:
     """Return the server's state while all network boots are stopped. In this state, the server boots from its disk."""
     return plan_server(
         *(state.decision, state.record, state.at, state.details, StopScope.ALL), keys=keys, absent=state.absent
     )
 
 
-def limit_server(
+def use_fallback_plans(
     state: ServerState, may_offer: Callable[[BootPlan], bool], tokens: Collection[Digest] = frozenset()
 ) -> ServerState:
     """Return the server's state. A fallback plan replaces each current or later plan that gitboot may not offer.
@@ -292,7 +292,7 @@ def limit_server(
     If ``tokens`` contains the token of a replaced plan's user data, a running system can still fetch that user data.
     """
 
-    def limit_plan(plan: BootPlan | None) -> BootPlan | None:
+    def choose_plan(plan: BootPlan | None) -> BootPlan | None:
         if plan is None or plan.boot is None or may_offer(plan):
             return plan
         fallback = make_fallback_plan(state.decision, plan, state.stop, state.absent)
@@ -300,7 +300,7 @@ def limit_server(
         return replace(fallback, data=plan.data, user_data=plan.user_data) if keeps_user_data else fallback
 
     return structs.replace(
-        state, plan=limit_plan(state.plan), later=tuple((since, limit_plan(plan)) for since, plan in state.later)
+        state, plan=choose_plan(state.plan), later=tuple((since, choose_plan(plan)) for since, plan in state.later)
     )
 
 
@@ -313,10 +313,10 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
     decision, record, details, now = state.decision, state.record, state.details, state.plan
     names = keys.build_names(state.tokens, state.at)
     renderings = [_render_plan(decisions, state, since, each, names) for since, each in ((None, now), *state.later)]
-    stored_files = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
+    stored_files = {path: file for each in renderings for path, file in each.files.items() if _is_separate_file(path)}
     idle_files = render_idle_files(decisions.outputs, decision, details.idle_macs)
     end = _find_window_end(decisions, state, renderings, names)
-    stored_files |= {path: file for path, file in end.after.items() if is_content(path)} if end is not None else {}
+    stored_files |= {path: file for path, file in end.new_files.items() if is_content(path)} if end is not None else {}
     files = {**stored_files, **renderings[0].tree_files, **idle_files}
     path_versions = _build_versions(renderings, idle_files)
     facts = {
@@ -325,17 +325,17 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
         "role": details.labels.get("role"),
         "labels": dict(details.labels),
         "step": install_step(decision, record),
-        "provisioned": record_facts(record) if record is not None else None,
+        "provisioned": make_record_fields(record) if record is not None else None,
         "drift": find_drift(decision, record),
     }
-    plan_document = build_document(decision, now)
+    plan_document = build_plan_document(decision, now)
     listed = build_file_versions([(each.since, each.tree_files) for each in renderings]) | build_file_versions(
         [(None, {**stored_files, **idle_files})]
     )
     listing = Listing(
         server=decision.server,
         files=dict(sorted(listed.items())),
-        end=build_window_end(end.since, renderings[0].tree_files, end.after) if end is not None else None,
+        end=build_window_end(end.since, renderings[0].tree_files, end.new_files) if end is not None else None,
     )
     files[listing_path(decision.server)] = File(render_listing(listing), ContentType.JSON)
     if Output.PAGES in decisions.outputs:
@@ -402,7 +402,7 @@ def _render_plan(
     # A DHCP server may fetch this path any number of times. Only a BMC, a boot script, or a system that fetches its
     # user data shows that the firmware has booted.
     boot = plan.boot if plan is not None and is_once and (machine is None or machine.bmc is None) else None
-    if boot is not None and boot.direct and not boot.fetches_by_uuid:
+    if boot is not None and boot.is_direct and not boot.fetches_by_uuid:
         files.pop(HTTP_BOOT.build_path(decision.uuid), None)
     tree_files = select_copy_files(decision, plan, stop, files, policy_files)
     return _Rendering(
@@ -443,7 +443,7 @@ def _render_named_files(
 
 class _WindowEnd(NamedTuple):
     since: datetime
-    after: Files  # the files of the server from this instant on
+    new_files: Files  # the files of the server from this instant on
 
 
 def _find_window_end(
@@ -521,14 +521,14 @@ def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest |
         return rendering.names.find_token(name)
     if plan is None or plan.boot is None:
         return rendering.disk_boot if kind.role is Role.BOOT_SCRIPT else None
-    if not plan.is_evidence:
+    if not plan.is_fetch_evidence:
         return None
     boot = plan.boot
     match kind.role:
         case Role.BOOT_SCRIPT if _is_withheld_script(kind, plan):
             return None
         case Role.BOOT_SCRIPT:
-            goes_to_disk = boot.direct and (
+            goes_to_disk = boot.is_direct and (
                 boot.direct_uki is None or (boot.fetches_by_uuid and kind is IPXE_BY_SERIAL)
             )
             return None if goes_to_disk else plan.digest
@@ -552,7 +552,7 @@ def _build_disk_write(
     if plan is None or plan.boot is None or not plan.writes_disk or (plan.key is not None and not digest):
         return None
     is_once, is_data = plan.key is not None, kind.role is Role.DATA
-    is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and plan.boot.direct
+    is_offer = kind is HTTP_BOOT and kind.role is Role.OFFER and plan.boot.is_direct
     is_script = kind.role is Role.BOOT_SCRIPT and not _is_withheld_script(kind, plan)
     if not (is_script or is_offer or (is_data and is_once and plan.boot.fetches_by_uuid)):
         return None
@@ -594,12 +594,12 @@ def _collect_contents(renderings: list[_Rendering], stored_files: Mapping[str, F
         for each in renderings
         for files in (each.files, each.fallback_files, each.query_scripts)
         for path, file in files.items()
-        if path.startswith(BOOT) and not _is_stored(path) and file.sha256 not in stored_digests
+        if path.startswith(BOOT) and not _is_separate_file(path) and file.sha256 not in stored_digests
     }
 
 
 @lru_cache(maxsize=1024)  # cached, because gitboot looks up each path of a server several times
-def _is_stored(path: str) -> bool:
+def _is_separate_file(path: str) -> bool:
     """Return whether the output tree stores the content of a path as a separate file, and not in the server's state."""
     return is_immutable(path) or find_non_script_kind(path) is MEDIUM
 

@@ -43,7 +43,7 @@ class TokenKeys:
         changes = (change for each in self.earlier for change in (each.since, each.until))
         return min((change for change in changes if change > at), default=None)
 
-    def has_named(self, token: Digest, name: str, at: datetime) -> bool:
+    def is_token_name(self, token: Digest, name: str, at: datetime) -> bool:
         earlier = (each.key for each in self.earlier if at < each.until)
         return any(_build_name(token, key) == name for key in (self.key, *earlier))
 

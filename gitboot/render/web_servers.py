@@ -30,7 +30,7 @@ from gitboot.render.paths import (
 )
 
 
-def render_web_servers(
+def render_web_server_files(
     outputs: Collection[str], shared_paths: Collection[str], base_urls: Collection[str], monitors: Collection[str]
 ) -> Iterator[tuple[str, File]]:
     """Yield the files in ``ops/serve/``: one configuration for each web server.
@@ -140,16 +140,16 @@ def _render_nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKi
     if type is not None:
         return _render_nginx_location(_join_expressions(kinds), delivery, type)
     bundle_location = _render_nginx_location(_BUNDLED_DATA, delivery, ContentType.CLOUD_CONFIG)
-    return bundle_location + _render_nginx_location(DATA.expression, delivery, ContentType.OCTETS, by_ending=True)
+    return bundle_location + _render_nginx_location(DATA.expression, delivery, ContentType.OCTETS, by_extension=True)
 
 
-def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
+def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by_extension: bool = False) -> str:
     """Return the nginx location for the files whose paths match ``expression``.
 
-    With ``by_ending``, ``type`` applies only to files with an unknown extension.
+    With ``by_extension``, ``type`` applies only to files with an unknown extension.
     """
-    types = "" if by_ending else "        types {}\n"
-    parts = "" if delivery.in_parts else "        max_ranges 0;\n"
+    types = "" if by_extension else "        types {}\n"
+    parts = "" if delivery.has_ranges else "        max_ranges 0;\n"
     etag = "" if delivery.has_etag else NGINX_WITHOUT_ETAG
     return f'    location ~ "^/(?:{expression})$" {{\n{types}        default_type "{type}";\n{parts}{etag}    }}\n\n'
 

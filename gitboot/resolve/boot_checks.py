@@ -25,7 +25,7 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
 )
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import Path, quote_value, read_certificate_ends, split_member_url, version_key
+from gitboot.model.scalars import Path, quote_value, read_certificate_expiries, split_member_url, version_key
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Loader, Server
 from gitboot.problems import Code, Problem, Severity
 from gitboot.quoting import QuotingError, quote_grub_arguments, quote_ipxe_arguments
@@ -43,7 +43,7 @@ from gitboot.resolve.decision_inputs import (
     list_templates,
 )
 from gitboot.resolve.kernel_arguments import ArgumentLists
-from gitboot.resolve.plan_at_time import harmless_boot
+from gitboot.resolve.plan_at_time import find_harmless_boot
 from gitboot.resolve.policy_selection import BootSource, Pool, Unbootable
 from gitboot.resolve.secret_scan import find_leaks, find_secrets_in_file
 from gitboot.resolve.server_decision import (
@@ -69,7 +69,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
     for path in list_templates(inputs.profile):
         for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
             known.add(secret.digest)
-            yield _leak_finding(
+            yield _make_leak_finding(
                 f"this looks like {secret.kind}, and gitboot would publish it",
                 (Id(FILE, path), (secret.line,)),
                 secret.severity,
@@ -80,7 +80,7 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
         server_values += (report_token(server.uuid, server.spec.provision, boot.image), server.boot_macs[0])
     for leak in find_leaks(boot, frozenset(known), server_values):
         field = "kernelArguments" if leak.is_argument else "userData"
-        yield _leak_finding(
+        yield _make_leak_finding(
             f"{leak.location} looks like {leak.kind}, and gitboot would publish it",
             (Id("BootProfile", inputs.profile.metadata.name), ("spec", field)),
             leak.severity,
@@ -90,9 +90,9 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 
 def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding]:
     """Yield a warning if no kernel argument makes Ignition run. Skip UKIs and ISOs, which have built-in arguments."""
-    if boot.user_data is None or boot.direct:
+    if boot.user_data is None or boot.is_direct:
         return
-    if user_data_formats.lacks_first_boot(boot.user_data.format, boot.kernel_arguments):
+    if user_data_formats.lacks_ignition_argument(boot.user_data.format, boot.kernel_arguments):
         yield DecisionFinding(
             Code.NO_FIRST_BOOT,
             f"BootImage/{boot.image} boots with Ignition user data, but no kernel argument makes Ignition run",
@@ -102,7 +102,7 @@ def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding
         )
 
 
-def _leak_finding(
+def _make_leak_finding(
     message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowance: str | None
 ) -> DecisionFinding:
     # `allowance` is the author's reason for the publication of this secret.
@@ -246,7 +246,7 @@ def check_loader_signatures(inputs: ServerInputs, decision: Decision) -> Iterato
     pairs += [(each.boot, boot_inputs.boot) for each, boot_inputs in maintenances]
     for boot, boot_inputs in pairs:
         if boot is not None and boot_inputs is not None:
-            loader, architecture = find_ignoring_loader(inputs, boot_inputs.profile), decision.architecture
+            loader, architecture = find_lax_loader(inputs, boot_inputs.profile), decision.architecture
             yield from check_loader_signature(boot, boot_inputs, loader, architecture, secure_boot=inputs.secure_boot)
 
 
@@ -264,7 +264,7 @@ def check_loader_signature(
     name, template = inputs.profile.metadata.name, boot.entries.get("ipxe")
     hint = "let iPXE boot the image (loader: iPXE), or remove loaderSignature from the image"
     place: Place
-    if boot.direct and boot.method is not Method.PXE:
+    if boot.is_direct and boot.method is not Method.PXE:
         kind = "uki" if boot.http_boot is HttpBoot.UKI else "iso"
         if kind == "uki" and secure_boot:
             return
@@ -281,7 +281,7 @@ def check_loader_signature(
     yield DecisionFinding(Code.LOADER_SIGNATURE, message, hint, place, Severity.WARNING)
 
 
-def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[str, Place] | None:
+def find_lax_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[str, Place] | None:
     """Return the loader that boots a server without verifying a `loaderSignature`, and the field that sets the loader.
 
     Return None if iPXE may boot the server. With `httpBoot: loader`, the firmware does not start the loader that DHCP
@@ -295,10 +295,10 @@ def find_ignoring_loader(inputs: ServerInputs, profile: BootProfile) -> tuple[st
             return "GRUB", (server_id, ("spec", "loader"))
         is_set_by_server = inputs.shared.loader is None and server.spec.secure_boot is not None
         return "GRUB", (server_id, ("spec", "secureBoot")) if is_set_by_server else hardware
-    return find_ignoring_output(fleet.name, fleet.outputs, server.spec.firmware)
+    return find_output_ignoring_signatures(fleet.name, fleet.outputs, server.spec.firmware)
 
 
-def find_ignoring_output(
+def find_output_ignoring_signatures(
     fleet: str, outputs: Iterable[Output], firmware: Firmware = Firmware.UEFI
 ) -> tuple[str, Place] | None:
     """Return the loader for a Fleet's boot scripts and the field ``outputs``, or None if a boot script is for iPXE."""
@@ -319,7 +319,7 @@ _OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, 
 
 @lru_cache(maxsize=1024)  # cached, because many servers share the same certificates
 def _find_authority_expiry(certificates: bytes) -> datetime | None:
-    return max(read_certificate_ends(certificates), default=None)
+    return max(read_certificate_expiries(certificates), default=None)
 
 
 def check_policy(
@@ -329,7 +329,7 @@ def check_policy(
     fleet, server, policy = inputs.shared.fleet, inputs.server, Id("BootPolicy", pool.name)
     yield from _check_boot(server, policy, boot_inputs, boot, override, pool.network_boot, pool.reinstall)
     counts_fetches = fleet.accepts_fetches and pool.network_boot in INSTALL_MODES
-    has_ipxe = not IPXE_OUTPUTS.isdisjoint(fleet.outputs) and find_ignoring_loader(inputs, boot_inputs.profile) is None
+    has_ipxe = not IPXE_OUTPUTS.isdisjoint(fleet.outputs) and find_lax_loader(inputs, boot_inputs.profile) is None
     verifies = has_ipxe and boot is not None and boot.signature_files
     if counts_fetches and boot is not None and verifies and not boot.proves_start:
         yield DecisionFinding(
@@ -413,7 +413,7 @@ def _check_boot(
     if boot is None:
         return
     # A direct boot does not run a boot script, which could end a Continuous override.
-    if boot.direct and override is OverrideMode.CONTINUOUS:
+    if boot.is_direct and override is OverrideMode.CONTINUOUS:
         yield DecisionFinding(
             Code.OVERRIDE_MODE,
             f"override is Continuous, but BootImage/{boot.image} boots directly, without a boot loader",
@@ -596,7 +596,7 @@ def check_config_delivery(boot: Boot, source: BootSource, own: ArgumentLists, us
                 source.profile_id,
                 *("spec", "userData", "format"),
             )
-    elif boot.direct:
+    elif boot.is_direct:
         _check_direct_boot(boot, source, own, user_data)
     elif user_data is not None and boot.config_from is ConfigFrom.NONE:
         raise Unbootable(
@@ -668,7 +668,7 @@ def _check_quoting(arguments: tuple[str, ...]) -> None:
 _MAX_NAMED: Final = 20  # a message contains the names of at most this many servers, and the number of the others
 
 
-def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
+def check_copy_support(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
     """Yield a warning for each of a server's boots that copies of the boot files cannot serve correctly."""
     endpoint, copies = decision.endpoint, decision.copies
     found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
@@ -685,7 +685,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
         )
     if fleet.serving.late_ends is not None:
         return
-    later_boot = harmless_boot(decision.policy)
+    later_boot = find_harmless_boot(decision.policy)
     for maintenance in decision.maintenances:
         boot = maintenance.boot
         if boot is None and later_boot is None:
@@ -693,7 +693,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
         is_once = boot is not None and boot.writes_disk and maintenance.network_boot in INSTALL_MODES
         if is_once and not copies.one_time_boots:
             continue  # copies do not contain this boot
-        clients = " and ".join(sorted(_find_unable_loaders(fleet, decision, boot, later_boot)))
+        clients = " and ".join(sorted(_find_loaders_without_end_query(fleet, decision, boot, later_boot)))
         if endpoint is None:
             why = "the Fleet does not set an endpoint, so copies of the boot files end the maintenance late"
         elif clients:
@@ -708,7 +708,7 @@ def check_copies(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionF
         yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, max_named=_MAX_NAMED)
 
 
-def _find_unable_loaders(
+def _find_loaders_without_end_query(
     fleet: FleetSettings, decision: Decision, boot: Boot | None, later_boot: Boot | None
 ) -> Iterator[str]:
     """Yield the names of boot loaders and methods that cannot query the endpoint for the end of a maintenance."""
@@ -720,7 +720,7 @@ def _find_unable_loaders(
         if not decision.copies.ipxe_https and outputs & IPXE_OUTPUTS:
             yield "iPXE"
         yield from (name for name, loader_outputs in OUTPUTS_WITHOUT_HTTPS if outputs & loader_outputs)
-    if any(each is not None and each.direct and each.http_boot is not None for each in (boot, later_boot)):
+    if any(each is not None and each.is_direct and each.http_boot is not None for each in (boot, later_boot)):
         yield "UEFI HTTP boot"
     if boot is not None and later_boot is not None and boot.fetches_by_uuid and later_boot.fetches_by_uuid:
         yield "a system that fetches its user data by UUID"

@@ -20,7 +20,7 @@ from gitboot.model.fields import to_yaml_value
 from gitboot.model.scalars import Malformed, is_reserved_argument
 from gitboot.model.server import Server
 from gitboot.problems import Code
-from gitboot.quoting import names_boot_nic, names_changed_boot_nic
+from gitboot.quoting import has_boot_nic_placeholder, has_miscased_placeholder
 from gitboot.resolve import templates, user_data_formats
 from gitboot.resolve.boot_checks import check_command_line, check_config_delivery, select_artifacts
 from gitboot.resolve.decision_inputs import FILE, list_templates
@@ -70,20 +70,20 @@ class Composer:
                 template = templates.decode_template(source.files[user_data_spec.template])
                 shows_arguments = "kernel_arguments" in templates.find_names(template)
             except TemplateFault as fault:
-                raise _to_unbootable(fault, user_data_spec.template) from None
+                raise _make_unbootable(fault, user_data_spec.template) from None
             shown_arguments = self._merge_arguments(lists, context) if shows_arguments else ()
             # User data cannot use values of the boot NIC, because it must be the same for every NIC.
             user_data_context = context.with_values(
-                kernel_arguments=[each for each in shown_arguments if not names_boot_nic(each)],
+                kernel_arguments=[each for each in shown_arguments if not has_boot_nic_placeholder(each)],
                 boot_nic=templates.BOOT_NIC_OF_USER_DATA,
             )
             user_data = self._render_user_data(user_data_spec, user_data_context, source)
         url_context = context.with_values(urls=context.make_urls(user_data))
         merged = self._merge_arguments(lists, url_context)
-        if user_data is not None and not boot.direct:
+        if user_data is not None and not boot.is_direct:
             merged = add_user_data_arguments(merged, user_data)
         check_config_delivery(boot, source, collect_own_arguments(source), user_data)
-        if not boot.direct:
+        if not boot.is_direct:
             check_command_line(merged, source, lambda: self._locate_arguments(lists, url_context))
         entry_context = url_context.with_values(kernel_arguments=list(merged))
         entries = {
@@ -165,7 +165,7 @@ class Composer:
                     resource,
                     *("spec", "kernelArguments", number),
                 )
-            if names_changed_boot_nic(text):
+            if has_miscased_placeholder(text):
                 raise Unbootable(
                     Code.TEMPLATE_FAILED,
                     "a filter in the template changed a `boot_nic` value",
@@ -226,11 +226,13 @@ class Composer:
                 *("spec", "userData", "format"),
             )
         secrets = read_secret_texts(source)
-        text = self._render_checked_file(spec.template, partial(user_data_formats.check, spec.format), context, source)
+        text = self._render_checked_file(
+            spec.template, partial(user_data_formats.check_user_data, spec.format), context, source
+        )
         extra_files = {}
         for name, (_, path) in spec.extra_templates.items():
-            check = partial(user_data_formats.check_extra_file, spec.format, name)
-            extra_files[name] = self._render_checked_file(path, check, context, source)
+            check_user_data = partial(user_data_formats.check_extra_file, spec.format, name)
+            extra_files[name] = self._render_checked_file(path, check_user_data, context, source)
         instance = {}
         if source.server is not None:
             instance = {"instance-id": source.server.uuid, "local-hostname": source.server.metadata.name}
@@ -254,7 +256,7 @@ class Composer:
 
     def _render_entry(self, loader: str, path: str, context: TemplateContext, source: BootSource) -> str:
         text = self._render_file(path, context, source)
-        if names_boot_nic(text):
+        if has_boot_nic_placeholder(text):
             lines = templates.decode_template(source.files[path]).splitlines()
             raise Unbootable(
                 Code.TEMPLATE_FAILED,
@@ -269,13 +271,13 @@ class Composer:
         try:
             return templates.render_template(templates.decode_template(source.files[path]), context.mapping)
         except TemplateFault as fault:
-            raise _to_unbootable(fault, path) from None
+            raise _make_unbootable(fault, path) from None
 
 
 _LOADER_NAMES: Final = ("boot_nic", "kernel_arguments")  # variables whose values the boot loaders fill in
 
 
-def _to_unbootable(fault: TemplateFault, path: str) -> Unbootable:
+def _make_unbootable(fault: TemplateFault, path: str) -> Unbootable:
     return Unbootable(fault.code, fault.message, fault.code.hint, Id(FILE, path), fault.line or 1)
 
 

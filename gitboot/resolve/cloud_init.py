@@ -27,7 +27,7 @@ class CloudConfigs(NamedTuple):
     is_complete: bool  # False: an include, a part handler or a template adds more configuration on the machine
 
 
-def read_user_data(text: str) -> CloudConfigs:
+def read_cloud_configs(text: str) -> CloudConfigs:
     """Return the cloud-config documents in user data.
 
     Raises `Malformed` if cloud-init would ignore a part of the user data.
@@ -252,17 +252,17 @@ _INDICATORS: Final = re.compile(r"^[ \-?:]*", re.MULTILINE)
 _MAX_DEPTH: Final = 100
 
 
-def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
+def parse_yaml(payload: str | bytes, document_name: str, first_line: int = 1) -> Any:
     """Parse a YAML document as cloud-init does.
 
-    Raises `Malformed` if cloud-init could not read the document. ``what`` is the name of the document in error
+    Raises `Malformed` if cloud-init could not read the document. ``document_name`` is the name of the document in error
     messages. ``first_line`` is the number of the line in the user data where the document starts, or 0 if the number is
     unknown.
     """
     try:
         text = payload if isinstance(payload, str) else payload.decode()
-        if exceeds_depth(text):
-            raise make_user_data_fault(f"{what} is nested too deeply", "reduce the nesting", first_line)
+        if exceeds_max_depth(text):
+            raise make_user_data_fault(f"{document_name} is nested too deeply", "reduce the nesting", first_line)
         has_question_mark = "?" in text and ("[" in text or "{" in text or "? " in text or "?\n" in text)
         loader: Any = (
             yaml.SafeLoader(text) if has_question_mark or _NEEDS_PYTHON_PARSER.search(text) else yaml.CSafeLoader(text)
@@ -275,7 +275,7 @@ def parse_yaml(payload: str | bytes, what: str, first_line: int = 1) -> Any:
         if isinstance(error, Malformed):
             raise
         message, line = describe_yaml_error(error)
-        where = f"line {first_line + line - 1} of {what}" if first_line and line else what
+        where = f"line {first_line + line - 1} of {document_name}" if first_line and line else document_name
         raise make_user_data_fault(
             f"{where} is not YAML that cloud-init can read: {message}",
             "correct the template, and check its indentation and brackets",
@@ -297,7 +297,7 @@ def describe_yaml_error(error: Exception) -> tuple[str, int]:
     return (error.problem or error.context or "").replace("\t", "\\t"), mark.line + 1 if mark is not None else 0
 
 
-def exceeds_depth(text: str) -> bool:
+def exceeds_max_depth(text: str) -> bool:
     """Return whether lists and mappings are nested so deeply that libyaml's recursion could overflow the stack."""
     indicators = max(len(each[0]) for each in _INDICATORS.finditer(text))  # the maximum for each line
     if text.count("[") + text.count("{") + 2 * indicators < _MAX_DEPTH:

@@ -224,7 +224,7 @@ def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision)
     assert policy is not None  # noqa: S101 - the caller checks it
     for name in ("override", "disk_boot", "power", "wait_for"):
         field, value = to_camel(name), getattr(policy, name)
-        if (owner := _find_owner(repository, pool, name)) is None:
+        if (owner := _find_setting_policy(repository, pool, name)) is None:
             why = f"the default for networkBoot: {policy.network_boot}" if name == "override" else _DEFAULT
             yield make_reason(field, value, "R3", why)
         else:
@@ -234,7 +234,7 @@ def _explain_policy(repository: FleetRepository, pool: Pool, decision: Decision)
     yield make_reason("attempts", policy.attempts, "R5", why, setter, "spec", "provisioning", "attempts")
 
 
-def _find_owner(repository: FleetRepository, pool: Pool, name: str) -> str | None:
+def _find_setting_policy(repository: FleetRepository, pool: Pool, name: str) -> str | None:
     """Return the policy that sets a field of a pool, or None if the field has its default value.
 
     The policy is the pool's policy or one of its ancestors.

@@ -13,11 +13,11 @@ from msgspec import Struct, field, structs
 
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import BlobId, find_differing_keys
-from gitboot.fleet.yaml import get_document_text, lines_above, list_value_lines, locate
+from gitboot.fleet.yaml import count_lines_above, get_document_text, list_value_lines, locate
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.boot_image import Artifacts, DigestOrigin, Provenance, RequiredProvenance
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method
-from gitboot.model.fields import selects
+from gitboot.model.fields import selects_server
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalars import Path
 from gitboot.model.server import Lifecycle
@@ -150,7 +150,7 @@ class _Explainer:
             assert chosen is not None  # noqa: S101 - without a maintenance, the plan is of the policy
             yield from self.explain_policy(chosen)
 
-    def timeless_reasons(self) -> Iterator[Reason]:
+    def list_timeless_reasons(self) -> Iterator[Reason]:
         """Yield the reasons for the policy's boot and for the boot of each maintenance.
 
         These reasons depend only on the commit.
@@ -250,7 +250,7 @@ class _Explainer:
         (name, labels), named = (self._server.metadata.name, self._server.metadata.labels), self._server.spec.policy
         policies = self._repository.policies
         chosen = choose_policy(
-            [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)],
+            [pool for pool in self._pools.values() if selects_server(policies[pool.name].spec.select, name, labels)],
             self._pools[named] if named is not None else None,
         )
         if not isinstance(chosen, Choice):
@@ -418,7 +418,7 @@ class ServerLocation(NamedTuple):
     """The source location of a Server document."""
 
     file: str
-    lines_above: int  # the number of lines before the document in the file
+    count_lines_above: int  # the number of lines before the document in the file
 
 
 class DocumentLocation(NamedTuple):
@@ -454,11 +454,11 @@ class SourceTexts:
     def find_line(self, resource: Id, path: Path) -> int:
         """Return the number of the line where a value starts. The first line of the document has the number 1."""
         data, index = self._read_file(resource)
-        return locate(data, index, path).line - lines_above(data, index)
+        return locate(data, index, path).line - count_lines_above(data, index)
 
     def locate_server(self, name: str) -> ServerLocation:
         resource = Id("Server", name)
-        return ServerLocation(self._repository.origins[resource].path, lines_above(*self._read_file(resource)))
+        return ServerLocation(self._repository.origins[resource].path, count_lines_above(*self._read_file(resource)))
 
     def locate_document(self, resource: Id) -> DocumentLocation:
         return DocumentLocation(
@@ -511,12 +511,14 @@ class Explanations:
             named = choose_image(server, profile, repository.streams).winner
             if named.path == ("spec", "current") and stream is not None:
                 rollout = repository.streams[stream].spec.rollout
-                if rollout is not None and selects(rollout.selector, server.metadata.name, server.metadata.labels):
+                if rollout is not None and selects_server(
+                    rollout.selector, server.metadata.name, server.metadata.labels
+                ):
                     joins = compute_rollout_percentage(stream, server.uuid)
             elif named.path[1] in ("pin", "holds"):
                 kept = ".".join((str(named.document), *map(str, named.path[:-1])))
         lines = []
-        for each in _Explainer(self._view, repository, decision).timeless_reasons():
+        for each in _Explainer(self._view, repository, decision).list_timeless_reasons():
             location: int | str | None = None
             if each.resource is not None:
                 location = (
@@ -601,7 +603,7 @@ def _find_changed_documents(old_repository: FleetRepository, new_repository: Fle
     }
 
 
-def fleet_facts(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
+def make_fleet_fields(repository: FleetRepository, opt_outs: Iterable[OptOut]) -> dict[str, Any]:
     """Return the streams, images, maintenances and opt-outs of a commit as JSON values with source locations."""
     return {
         "images": {name: image.spec.version for name, image in repository.images.items()},

@@ -23,7 +23,7 @@ from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, OneTimeBoots, Output, 
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.boot_checks import (
-    check_copies,
+    check_copy_support,
     check_first_boot,
     check_leaks,
     check_loader_signature,
@@ -33,8 +33,8 @@ from gitboot.resolve.boot_checks import (
     check_policy,
     check_policy_selection,
     check_server,
-    find_ignoring_loader,
-    find_ignoring_output,
+    find_lax_loader,
+    find_output_ignoring_signatures,
     find_placeholder_digests,
     find_rejected_labels,
     parse_declared_provision,
@@ -59,8 +59,8 @@ from gitboot.resolve.server_decision import (
     MaintenanceDecision,
     PolicyDecision,
     Preconditions,
-    check_acceptable,
     make_host,
+    require_no_errors,
 )
 from gitboot.resolve.server_plan import Phase
 
@@ -122,7 +122,7 @@ def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions
         decisions = decide_all(repository).decisions
     except InvalidRepository as error:
         raise error.at(now) from None
-    check_acceptable(decisions, repository.fleet.spec, now)
+    require_no_errors(decisions, repository.fleet.spec, now)
     return decisions
 
 
@@ -154,7 +154,7 @@ def decide_all(
         each for each in located_problems if each.since is not None or each.until is not None
     )
     documents = (
-        *find_unsupported_uses(repository),
+        *find_unsupported_settings(repository),
         *find_missing_ipv6_clients(repository),
         *find_rejected_labels(repository),
         *find_unmatched_selectors(repository),
@@ -224,7 +224,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     )
     findings += check_loader_signatures(inputs, decision)
     if fleet.is_written:
-        findings += check_copies(fleet, decision)
+        findings += check_copy_support(fleet, decision)
     return DecidedServer(
         decision, make_host(server, shared.site, inputs.loader, secure_boot=inputs.secure_boot), tuple(findings)
     )
@@ -301,7 +301,7 @@ def _find_preconditions(maintenance_inputs: MaintenanceInputs, boot: Boot | None
     digest = compute_digest(
         {
             "maintenance": maintenance_inputs.maintenance.metadata.name,
-            "spec": {each.name: to_yaml_value(value) for each, value in values if value != _find_default(each)},
+            "spec": {each.name: to_yaml_value(value) for each, value in values if value != _get_default_value(each)},
             "boot": to_json_value(boot) if boot is not None else None,
         }
     )
@@ -320,7 +320,7 @@ _FIELDS_WITHOUT_EFFECT: Final = frozenset(
 )  # fields that do not change what gitboot does to a server
 
 
-def _find_default(field: dataclasses.Field[Any]) -> object:
+def _get_default_value(field: dataclasses.Field[Any]) -> object:
     return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
 
 
@@ -329,7 +329,7 @@ def _choose_default_override(network_boot: NetworkBoot, boot: Boot | None) -> Ov
 
     Return Once in all other cases.
     """
-    if network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.direct:
+    if network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.is_direct:
         return OverrideMode.CONTINUOUS
     return OverrideMode.ONCE
 
@@ -351,7 +351,7 @@ def build_boot_source(
         mirrors=shared.fleet.mirrors,
         requires_signature=boot.requires_signature,
         has_ipxe_scripts=not IPXE_OUTPUTS.isdisjoint(shared.fleet.outputs),
-        boots_by_ipxe=find_ignoring_loader(inputs, boot.profile) is None,
+        boots_by_ipxe=find_lax_loader(inputs, boot.profile) is None,
         files={**boot.files, **inputs.files} if inputs.files else boot.files,
         server=server,
         pool=pool,
@@ -401,7 +401,7 @@ def decide_unknown_machines(
         return None, [("", DecisionFinding(code, message, code.hint, place, is_shared=False))]
     boots: dict[Architecture, Boot] = {}
     found: list[tuple[str, DecisionFinding]] = []
-    ignoring_loader = find_ignoring_output(fleet.metadata.name, fleet.spec.outputs)
+    ignoring_loader = find_output_ignoring_signatures(fleet.metadata.name, fleet.spec.outputs)
     for architecture in sorted(image.spec.architectures):
         source = BootSource(
             image=image,
@@ -425,7 +425,7 @@ def decide_unknown_machines(
     return boots, found
 
 
-def find_unsupported_uses(repository: FleetRepository) -> Iterator[Problem]:
+def find_unsupported_settings(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a problem for each of the fleet's settings that this version of gitboot does not support."""
     fleet = repository.fleet
     if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
@@ -488,7 +488,7 @@ def decide_revision(
         unreliable_codes |= {Code.SELECTS_NO_SERVER}
     other_problems = (
         *(each for each in problems if each.code not in unreliable_codes),
-        *find_unsupported_uses(loaded.well_formed),
+        *find_unsupported_settings(loaded.well_formed),
     )
     spec = loaded.well_formed.fleet.spec if any(key.kind == "Fleet" for key in loaded.well_formed.origins) else None
     raise InvalidRepository(dict.fromkeys((*loaded.problems, *other_problems)), fleet=spec, dated=dated)

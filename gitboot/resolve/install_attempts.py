@@ -64,7 +64,7 @@ def image_provision_key(provision: int, image: str, record: Record) -> str:
 _AFTER: Final = "/after/"
 
 
-def is_covered(recorded_key: str | None, required_key: str) -> bool:
+def satisfies_key(recorded_key: str | None, required_key: str) -> bool:
     """Return whether a recorded provision key satisfies the required key, so that no installation is necessary.
 
     A recorded number that is higher than the required number also satisfies the required key.
@@ -78,12 +78,12 @@ def is_covered(recorded_key: str | None, required_key: str) -> bool:
 _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
-def parse_attempt_and_boot(base: str, key: str) -> tuple[int, int]:
+def parse_attempt_and_boot(base_key: str, key: str) -> tuple[int, int]:
     """Parse a boot key, and return the number of the attempt and the number of the boot within the attempt.
 
-    Both numbers begin at 1. ``base`` is the provision key at the start of the boot key.
+    Both numbers begin at 1. ``base_key`` is the provision key at the start of the boot key.
     """
-    found = _BOOT.fullmatch(key.removeprefix(base))
+    found = _BOOT.fullmatch(key.removeprefix(base_key))
     return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
 
 
@@ -92,7 +92,7 @@ _BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
 
 def last_attempt(record: Record, key: str) -> InstallAttempt | None:
     """Return the last attempt whose provision key satisfies the required ``key``, or None."""
-    return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
+    return next((each for each in reversed(record.attempts) if satisfies_key(each.key, key)), None)
 
 
 def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
@@ -144,7 +144,7 @@ def next_boot_key(policy: PolicyDecision, record: Record) -> str:
     return boot_key(key, *(next_numbers or (1, 1)))
 
 
-def _newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
+def _find_newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
     """Return the last attempt with the policy's provision key.
 
     If the server is provisioned, return the last attempt with any key.
@@ -162,7 +162,7 @@ def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
     common_token, policy = decision.token, decision.policy
     if common_token is None or policy is None or policy.boot is None or record is None:
         return common_token
-    last = _newest_attempt(policy, record)
+    last = _find_newest_attempt(policy, record)
     next_numbers = next_attempt_and_boot(policy, record) if not is_provisioned(policy, record) else None
     key = last.key if last is not None else provision_key(policy, record)
     number = next_numbers[0] if next_numbers is not None else last.number if last is not None else 1
@@ -233,7 +233,7 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
     """
     if record is None or decision.policy is None or decision.installation is None:
         return None
-    last = _newest_attempt(decision.policy, record)
+    last = _find_newest_attempt(decision.policy, record)
     return (
         f"attempt {last.number}, boot {len(last.boots)}: {last.failed or last.last_seen}" if last is not None else None
     )
@@ -290,12 +290,12 @@ def make_adopted_record(decision: Decision, at: datetime | None = None) -> Recor
     )
 
 
-def record_run(record: Record, maintenance: str, run: Run, *, once: bool, overwrites: bool) -> Record:
+def add_consumed_run(record: Record, maintenance: str, run: Run, *, once: bool, overwrites_disk: bool) -> Record:
     """Return the record with a consumed run. After an install boot, gitboot does not know the content of the disks."""
     return replace(
         record,
         runs={**record.runs, maintenance: run} if once else record.runs,
-        overwritten_by=maintenance if overwrites else record.overwritten_by,
+        overwritten_by=maintenance if overwrites_disk else record.overwritten_by,
     )
 
 

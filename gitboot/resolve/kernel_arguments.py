@@ -95,7 +95,7 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
                 continue
             removed = argument[1:]
             before = len(dropped)
-            is_removed = removed.__eq__ if "=" in removed else _has_name(removed)
+            is_removed = removed.__eq__ if "=" in removed else _make_name_matcher(removed)
             result, current = drop(number, is_removed, result), drop(number, is_removed, current)
             if len(dropped) == before:
                 ineffective_items.append((number, argument))
@@ -103,7 +103,7 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
             name = argument_name(argument)
             if is_separator(argument) or name in _ORDERED_NAMES:
                 continue
-            result = drop(number, argument.__eq__ if name in _REPEATED_NAMES else _has_name(argument), result)
+            result = drop(number, argument.__eq__ if name in _REPEATED_NAMES else _make_name_matcher(argument), result)
         result += current
     return MergedArguments(tuple(text for text, _ in result), tuple(dropped), tuple(ineffective_items))
 
@@ -117,7 +117,7 @@ def is_separator(argument: str) -> bool:
     return argument.startswith("-") and not argument.strip("-")
 
 
-def _has_name(argument: str) -> Callable[[str], bool]:
+def _make_name_matcher(argument: str) -> Callable[[str], bool]:
     name = argument_name(argument)
     return lambda other: argument_name(other) == name and not is_separator(other)
 
@@ -127,7 +127,7 @@ ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]
 
 
 def collect_argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
-    if boot.direct:  # the kernel arguments of the image are part of its UKI or ISO
+    if boot.is_direct:  # the kernel arguments of the image are part of its UKI or ISO
         return collect_own_arguments(source)
     image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
     return (image, *collect_own_arguments(source))

@@ -13,13 +13,13 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.install_attempts import (
     attempt_token,
-    is_covered,
     is_overwritten,
     is_provisioned,
     last_attempt,
     next_attempt_and_boot,
     next_boot_key,
     provision_key,
+    satisfies_key,
     unfinished_later_attempt,
 )
 from gitboot.resolve.provisioning_record import (
@@ -139,7 +139,7 @@ def find_next_transition(
 
 
 def make_fallback_plan(
-    decision: Decision, withheld_plan: BootPlan, stop: StopScope, absent: Collection[BootFile] = ()
+    decision: Decision, withheld_plan: BootPlan, stop: StopScope, absent_files: Collection[BootFile] = ()
 ) -> BootPlan:
     """Return the plan that replaces a withheld plan.
 
@@ -147,7 +147,7 @@ def make_fallback_plan(
     all other cases, and while all network boots are stopped, the server boots from its local disk.
     """
     is_stopped = stop is StopScope.ALL
-    boot = harmless_boot(decision.policy, absent) if not is_stopped else None
+    boot = find_harmless_boot(decision.policy, absent_files) if not is_stopped else None
     return replace(
         withheld_plan,
         phase=Phase.DISK if boot is None else Phase.NETWORK,
@@ -161,11 +161,11 @@ def make_fallback_plan(
         override=None,
         medium=boot.medium if boot is not None else None,
         reads_medium=False,
-        is_withheld_from_ipxe=boot is not None and boot.lacks_for_ipxe(absent),
+        is_withheld_from_ipxe=boot is not None and boot.lacks_ipxe_files(absent_files),
     )
 
 
-def has_run(maintenance: MaintenanceDecision, record: Record) -> bool:
+def is_current_run_consumed(maintenance: MaintenanceDecision, record: Record) -> bool:
     """Return whether the current run of a maintenance is consumed. A later window offers the run again."""
     return is_run_consumed(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
 
@@ -187,7 +187,9 @@ def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) 
     return {
         each.name: record.runs[each.name]
         for each in decision.maintenances
-        if each.network_boot is NetworkBoot.ONCE and (each.end is None or at < each.end) and has_run(each, record)
+        if each.network_boot is NetworkBoot.ONCE
+        and (each.end is None or at < each.end)
+        and is_current_run_consumed(each, record)
     }
 
 
@@ -245,7 +247,7 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
 
 
 def _find_boot_state(
-    decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent: Collection[BootFile]
+    decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent_files: Collection[BootFile]
 ) -> _BootState | None:
     """Return a server's boot at the time ``at``, without final URLs, or None if the server has no plan."""
     policy, waiting_state = decision.policy, None
@@ -254,38 +256,40 @@ def _find_boot_state(
         return None
     if active:  # rule R2; maintenances of equal priority never overlap in an accepted commit
         highest = max(active, key=lambda maintenance: maintenance.priority)
-        state = _maintenance_state(decision.uuid, highest, at, record)
+        state = _find_maintenance_state(decision.uuid, highest, at, record)
         is_new = state.boot is not None or state.cause is Cause.MAINTENANCE_DISK
         missing = find_missing_precondition(highest, record) if is_new and not state.is_served_again else None
         if missing is not None:
-            waiting_state = replace(_substitute_state(policy, missing, absent), waiting_maintenance=highest.name)
+            waiting_state = replace(
+                _make_substitute_state(policy, missing, absent_files), waiting_maintenance=highest.name
+            )
     elif policy is not None:
-        state = _policy_state(policy, at, record)
+        state = _find_policy_state(policy, at, record)
     else:
         return None
     if (boot := state.boot) is None:
         if waiting_state is not None:
             is_stopped = stop is StopScope.ALL and waiting_state.boot is not None
-            return _disk_state(policy, Cause.ALL_STOPPED) if is_stopped else waiting_state
+            return _make_disk_state(policy, Cause.ALL_STOPPED) if is_stopped else waiting_state
         running_boot = _find_running_boot(decision, at, record, state)
         return replace(state, medium_boot=_select_medium_boot(running_boot)) if running_boot is not None else state
     if stop is StopScope.ALL:
-        return _disk_state(policy, Cause.ALL_STOPPED)
+        return _make_disk_state(policy, Cause.ALL_STOPPED)
     if (decision.stopped or stop is StopScope.WRITING) and boot.writes_disk:
-        return _substitute_state(policy, Cause.STOPPED, absent)
+        return _make_substitute_state(policy, Cause.STOPPED, absent_files)
     if boot.writes_disk and _is_withheld(decision, state, at, record):
-        substitute = _substitute_state(policy, Cause.WITHHELD, absent)
+        substitute = _make_substitute_state(policy, Cause.WITHHELD, absent_files)
         if state.is_served_again and substitute.boot is None:  # the booted system may still fetch its user data
             return replace(substitute, user_data=state.user_data, data=state.data)
         return substitute
-    if not state.is_served_again and boot.lacks(absent):
-        return _substitute_state(policy, Cause.FILE_MISSING, absent)
+    if not state.is_served_again and boot.lacks_files(absent_files):
+        return _make_substitute_state(policy, Cause.FILE_MISSING, absent_files)
     if waiting_state is not None:  # checked last: gitboot must not drain a server for a boot that it would not offer
         return waiting_state
     return replace(
         state,
         medium_boot=_select_medium_boot(boot),
-        is_withheld_from_ipxe=not state.is_served_again and boot.lacks_for_ipxe(absent),
+        is_withheld_from_ipxe=not state.is_served_again and boot.lacks_ipxe_files(absent_files),
     )
 
 
@@ -318,8 +322,8 @@ def _find_running_boot(decision: Decision, at: datetime, record: Record | None, 
         maintenance = next(each for each in decision.maintenances if each.name == state.maintenance)
         since = last_run.at if last_run is not None else None
         if state.cause is Cause.MAINTENANCE_OUTCOME:
-            since = _first_serve_time(record, run_key(maintenance, record))
-        return maintenance.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
+            since = _find_first_serve_time(record, run_key(maintenance, record))
+        return maintenance.boot if since is not None and _is_in_grace_period(since, at, DATA_GRACE) else None
     policy, since = decision.policy, None
     if policy is None:
         return None
@@ -329,35 +333,37 @@ def _find_running_boot(decision: Decision, at: datetime, record: Record | None, 
         case Cause.CONSUMED:
             since = record.consumed_at
         case Cause.OUTCOME:
-            since = _first_serve_time(record, next_boot_key(policy, record))
+            since = _find_first_serve_time(record, next_boot_key(policy, record))
         case Cause.ATTEMPTED | Cause.STARTED:
             last = last_attempt(record, provision_key(policy, record))
             since = last.boots[-1].at if last is not None else None
-    return policy.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
+    return policy.boot if since is not None and _is_in_grace_period(since, at, DATA_GRACE) else None
 
 
-def _substitute_state(policy: PolicyDecision | None, cause: Cause, absent: Collection[BootFile]) -> _BootState:
-    if policy is not None and (boot := harmless_boot(policy, absent)) is not None:
+def _make_substitute_state(
+    policy: PolicyDecision | None, cause: Cause, absent_files: Collection[BootFile]
+) -> _BootState:
+    if policy is not None and (boot := find_harmless_boot(policy, absent_files)) is not None:
         return replace(
-            _always_state(policy, boot),
+            _make_always_state(policy, boot),
             cause=cause,
             medium_boot=_select_medium_boot(boot),
-            is_withheld_from_ipxe=boot.lacks_for_ipxe(absent),
+            is_withheld_from_ipxe=boot.lacks_ipxe_files(absent_files),
         )
-    return _disk_state(policy, cause)
+    return _make_disk_state(policy, cause)
 
 
-def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = ()) -> Boot | None:
+def find_harmless_boot(policy: PolicyDecision | None, absent_files: Collection[BootFile] = ()) -> Boot | None:
     """Return the policy's Always boot, or None if there is no such boot.
 
     Also return None if the boot writes a disk, or if one of its files is absent.
     """
     if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
         return None
-    return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot
+    return None if policy.boot.writes_disk or policy.boot.lacks_files(absent_files) else policy.boot
 
 
-def _maintenance_state(
+def _find_maintenance_state(
     uuid: SystemUuid, maintenance: MaintenanceDecision, at: datetime, record: Record | None
 ) -> _BootState:
     boot, name = maintenance.boot, maintenance.name
@@ -368,9 +374,9 @@ def _maintenance_state(
         if record is None:
             return _BootState(Phase.DISK, Cause.UNKNOWN, name)
         data = offer_token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
-        is_served = has_run(maintenance, record)
+        is_served = is_current_run_consumed(maintenance, record)
         if is_served and not is_run_served_again(record.runs[name], at):
-            may_fetch_data = boot.user_data is not None and _is_within(record.runs[name].at, at, DATA_GRACE)
+            may_fetch_data = boot.user_data is not None and _is_in_grace_period(record.runs[name].at, at, DATA_GRACE)
             cause = Cause.MAINTENANCE_DONE
             if boot.proves_start and record.runs[name].given is not None:
                 cause = Cause.MAINTENANCE_SERVED if record.runs[name].started is None else Cause.MAINTENANCE_STARTED
@@ -383,10 +389,10 @@ def _maintenance_state(
         is_once
         and not is_served
         and record is not None
-        and (served_at := _first_serve_time(record, reason)) is not None
+        and (served_at := _find_first_serve_time(record, reason)) is not None
     ):
-        if not _is_within(served_at, at, FETCH_GRACE):
-            may_fetch_data = boot.user_data is not None and _is_within(served_at, at, DATA_GRACE)
+        if not _is_in_grace_period(served_at, at, FETCH_GRACE):
+            may_fetch_data = boot.user_data is not None and _is_in_grace_period(served_at, at, DATA_GRACE)
             user_data, data = (boot.user_data, data) if may_fetch_data else (None, None)
             return _BootState(Phase.DISK, Cause.MAINTENANCE_OUTCOME, name, user_data=user_data, data=data)
         is_served = True
@@ -405,7 +411,7 @@ def _maintenance_state(
     )
 
 
-def _first_serve_time(record: Record, key: str) -> datetime | None:
+def _find_first_serve_time(record: Record, key: str) -> datetime | None:
     """Return the time of the first intent to serve the boot with this key.
 
     Intents with a known outcome do not count. Return None if there is no such intent.
@@ -419,7 +425,7 @@ def is_run_served_again(last_run: Run, at: datetime) -> bool:
 
     gitboot serves the run again until `FETCH_GRACE` has passed or the system has fetched user data.
     """
-    return last_run.started is None and _is_within(last_run.at, at, FETCH_GRACE)
+    return last_run.started is None and _is_in_grace_period(last_run.at, at, FETCH_GRACE)
 
 
 def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
@@ -429,24 +435,29 @@ def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
     """
     reason = f"maintenance/{maintenance.name}/{maintenance.run}"
     last_run = record.runs.get(maintenance.name) if record is not None else None
-    if record is None or last_run is None or last_run.run < maintenance.run or has_run(maintenance, record):
+    if (
+        record is None
+        or last_run is None
+        or last_run.run < maintenance.run
+        or is_current_run_consumed(maintenance, record)
+    ):
         return reason
     assert last_run.end is not None  # noqa: S101 - a run without an end is consumed
     return f"{reason}/after/{format_instant(last_run.end)}"
 
 
-def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -> _BootState:
+def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -> _BootState:
     boot = policy.boot
     if boot is None:
-        return _disk_state(policy, Cause.DISK)
+        return _make_disk_state(policy, Cause.DISK)
     if policy.network_boot is NetworkBoot.NEVER:
-        return _disk_state(policy, Cause.NEVER)
+        return _make_disk_state(policy, Cause.NEVER)
     if policy.network_boot is NetworkBoot.ALWAYS:
-        return _always_state(policy, boot)
+        return _make_always_state(policy, boot)
     if record is None:
-        return _disk_state(policy, Cause.UNKNOWN)
+        return _make_disk_state(policy, Cause.UNKNOWN)
     if is_overwritten(record, policy.provision):
-        return _disk_state(policy, Cause.OVERWRITTEN)
+        return _make_disk_state(policy, Cause.OVERWRITTEN)
     key = next_boot_key(policy, record)
     served_state = _BootState(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key, is_served_again=True)
     if is_provisioned(policy, record):
@@ -455,11 +466,13 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
             if not record.attempts or unfinished_later_attempt(record) is not None:
                 return served_state
             return replace(served_state, key=record.attempts[-1].boot_key)  # the next key may belong to a later attempt
-        may_fetch_data = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _ADOPTED
+        may_fetch_data = (
+            since is not None and _is_in_grace_period(since, at, DATA_GRACE) and record.evidence != _ADOPTED
+        )
         data = boot.user_data if may_fetch_data else None
         if data is not None and record.evidence not in START_EVIDENCE:
             data = data.without_secrets()
-        return _disk_state(
+        return _make_disk_state(
             policy,
             Cause.PROVISIONED if unfinished_later_attempt(record) is None else Cause.LATER_INSTALL_UNFINISHED,
             data,
@@ -468,20 +481,20 @@ def _policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -
         if last.is_served_again(at):
             return replace(served_state, key=last.boot_key)
         if next_attempt_and_boot(policy, record) is None:
-            data = boot.user_data if _is_within(last.boots[-1].at, at, DATA_GRACE) else None
+            data = boot.user_data if _is_in_grace_period(last.boots[-1].at, at, DATA_GRACE) else None
             if data is not None and last.step is InstallStep.FAILED:
                 data = data.without_secrets()
-            return replace(_disk_state(policy, _CAUSE_BY_STEP[last.step], data), key=key)
-    if record.consumed_at is not None and is_covered(record.consumed_key, key):
-        is_late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
-        return replace(_disk_state(policy, Cause.CONSUMED), key=key) if is_late else served_state
-    if (served_at := _first_serve_time(record, key)) is not None:
-        if _is_within(served_at, at, FETCH_GRACE):
+            return replace(_make_disk_state(policy, _CAUSE_BY_STEP[last.step], data), key=key)
+    if record.consumed_at is not None and satisfies_key(record.consumed_key, key):
+        is_late = not _is_in_grace_period(record.consumed_at, at, CONSUMED_GRACE)
+        return replace(_make_disk_state(policy, Cause.CONSUMED), key=key) if is_late else served_state
+    if (served_at := _find_first_serve_time(record, key)) is not None:
+        if _is_in_grace_period(served_at, at, FETCH_GRACE):
             return served_state
-        may_fetch_data = _is_within(served_at, at, DATA_GRACE)
-        return replace(_disk_state(policy, Cause.OUTCOME, boot.user_data if may_fetch_data else None), key=key)
+        may_fetch_data = _is_in_grace_period(served_at, at, DATA_GRACE)
+        return replace(_make_disk_state(policy, Cause.OUTCOME, boot.user_data if may_fetch_data else None), key=key)
     if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != release_key(policy, record):
-        return _disk_state(policy, Cause.WAITING_FOR_POWER_OFF)
+        return _make_disk_state(policy, Cause.WAITING_FOR_POWER_OFF)
     override = _make_override(boot, policy.network_boot, policy.override, key)
     return _BootState(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, override, key)
 
@@ -499,7 +512,7 @@ _CAUSE_BY_STEP: Final = {
 }
 
 
-def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
+def _is_in_grace_period(since: datetime, at: datetime, grace: timedelta) -> bool:
     """Return whether ``at`` is within the grace period that begins at ``since``.
 
     If the clock was set back, ``since`` may be in the future.
@@ -507,12 +520,12 @@ def _is_within(since: datetime, at: datetime, grace: timedelta) -> bool:
     return since <= at < since + grace
 
 
-def _always_state(policy: PolicyDecision, boot: Boot) -> _BootState:
+def _make_always_state(policy: PolicyDecision, boot: Boot) -> _BootState:
     override = _make_override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
     return _BootState(Phase.NETWORK, Cause.ALWAYS, None, boot, boot.user_data, override)
 
 
-def _disk_state(policy: PolicyDecision | None, cause: Cause, user_data: UserDataFiles | None = None) -> _BootState:
+def _make_disk_state(policy: PolicyDecision | None, cause: Cause, user_data: UserDataFiles | None = None) -> _BootState:
     override = None
     if policy is not None and policy.disk_boot is DiskBoot.HDD:
         override = BootOverride(
@@ -541,7 +554,7 @@ def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, re
     )
 
 
-def extend_moved_runs(record: Record, decision: Decision) -> Record:
+def extend_consumed_runs(record: Record, decision: Decision) -> Record:
     """Return the record with the end of each consumed run extended to the new end of the maintenance's window.
 
     This prevents a second run if one commit extends a window and a later commit moves its start.
@@ -549,6 +562,6 @@ def extend_moved_runs(record: Record, decision: Decision) -> Record:
     runs = dict(record.runs)
     for each in decision.maintenances:
         run = runs.get(each.name)
-        if run is not None and run.end is not None and has_run(each, record):
+        if run is not None and run.end is not None and is_current_run_consumed(each, record):
             runs[each.name] = run._replace(end=max(run.end, each.end) if each.end is not None else None)
     return replace(record, runs=runs) if runs != record.runs else record

@@ -25,12 +25,12 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
     Taint,
 )
-from gitboot.model.fields import Operator, Select, Selector, selects
+from gitboot.model.fields import Operator, Select, Selector, selects_server
 from gitboot.model.scalars import Path, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.server_plan import Phase
-from gitboot.text import did_you_mean, find_similar
+from gitboot.text import find_similar, format_suggestion
 
 T = TypeVar("T")
 
@@ -91,25 +91,25 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
             continue
         chain.reverse()
         specs = [repository.policies[each].spec for each in chain]
-        missing = [field for field in ("profile", "network_boot") if _find_inherited(specs, field) is None]
+        missing = [field for field in ("profile", "network_boot") if _find_inherited_value(specs, field) is None]
         if not missing:
             found[name] = Pool(
                 name=name,
                 chain=tuple(chain),
-                priority=_find_inherited(specs, "priority") or 0,
-                profile=_find_inherited(specs, "profile"),
-                network_boot=_find_inherited(specs, "network_boot"),
-                reinstall=_find_inherited(specs, "reinstall") or ReinstallMode.NEVER,
-                override=_find_inherited(specs, "override"),
-                disk_boot=_find_inherited(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
-                power=_find_inherited(specs, "power") or PolicyPower.NONE,
-                wait_for=_find_inherited(specs, "wait_for") or PolicyWait.NONE,
+                priority=_find_inherited_value(specs, "priority") or 0,
+                profile=_find_inherited_value(specs, "profile"),
+                network_boot=_find_inherited_value(specs, "network_boot"),
+                reinstall=_find_inherited_value(specs, "reinstall") or ReinstallMode.NEVER,
+                override=_find_inherited_value(specs, "override"),
+                disk_boot=_find_inherited_value(specs, "disk_boot") or DiskBoot.FIRMWARE_ORDER,
+                power=_find_inherited_value(specs, "power") or PolicyPower.NONE,
+                wait_for=_find_inherited_value(specs, "wait_for") or PolicyWait.NONE,
                 kernel_arguments=tuple(spec.kernel_arguments for spec in specs),
                 node_labels={key: value for spec in specs for key, value in spec.node_labels.items()},
                 node_taints=tuple(taint for spec in specs for taint in spec.node_taints),
                 vars={key: value for spec in specs for key, value in spec.vars.items()},
             )
-        elif not any(_find_inherited(specs[:-1], field) is None for field in missing) or len(specs) == 1:
+        elif not any(_find_inherited_value(specs[:-1], field) is None for field in missing) or len(specs) == 1:
             what = " and ".join({"network_boot": "networkBoot"}.get(field, field) for field in missing)
             problems.append(
                 repository.build_problem(
@@ -123,7 +123,7 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
     return found, problems
 
 
-def _find_inherited(specs: Iterable[BootPolicySpec], field: str) -> Any:
+def _find_inherited_value(specs: Iterable[BootPolicySpec], field: str) -> Any:
     return next((value for spec in reversed(list(specs)) if (value := getattr(spec, field)) is not None), None)
 
 
@@ -194,13 +194,13 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
     if profile.spec.stream is not None:
         stream, key = streams[profile.spec.stream], Id("ImageStream", profile.spec.stream)
         for number, hold in enumerate(stream.spec.holds):
-            if selects(hold.select, name, server.metadata.labels):
+            if selects_server(hold.select, name, server.metadata.labels):
                 held = NamedImage(hold.image, key, ("spec", "holds", number, "image"))
                 candidates.append((held, "one of the stream's holds selects the server"))
         rollout = stream.spec.rollout
         if rollout is not None:
             rolled_out = NamedImage(rollout.image, key, ("spec", "rollout", "image"))
-            if not selects(rollout.selector, name, server.metadata.labels):
+            if not selects_server(rollout.selector, name, server.metadata.labels):
                 missed_images.append(
                     RejectedCandidate(
                         f"BootImage/{rollout.image}", "R4", "the rollout's selector does not match the server"
@@ -328,7 +328,7 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
         for key, value in server.metadata.labels.items():
             known_values[key].add(value)
     for each in unmatched:
-        message, hint, at = _explain_unmatched(each.select, known_values)
+        message, hint, at = _explain_unmatched_selector(each.select, known_values)
         yield repository.build_problem(
             Code.SELECTS_NO_SERVER,
             f"the selector matches no server: {message}",
@@ -340,7 +340,7 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
         )
 
 
-def _explain_unmatched(select: Selector, known_values: Mapping[str, Set[str]]) -> tuple[str, str, Path]:
+def _explain_unmatched_selector(select: Selector, known_values: Mapping[str, Set[str]]) -> tuple[str, str, Path]:
     """Return why a selector matches no server, a hint, and the path of the first condition that no server meets."""
     conditions: list[tuple[str, tuple[str, ...], Path]] = [
         *((key, (value,), ("matchLabels", key)) for key, value in select.match_labels.items()),
@@ -353,7 +353,7 @@ def _explain_unmatched(select: Selector, known_values: Mapping[str, Set[str]]) -
     default_hint = Code.SELECTS_NO_SERVER.hint
     for key, values, at in conditions:
         if key not in known_values:
-            return f"no server has the label {key}", did_you_mean(key, known_values, otherwise=default_hint), at
+            return f"no server has the label {key}", format_suggestion(key, known_values, fallback=default_hint), at
         if values and known_values[key].isdisjoint(values):
             found = " or ".join(f"{key}: {value}" for value in values)
             similar = (find_similar(value, known_values[key]) for value in values)
@@ -470,7 +470,7 @@ class SelectorIndex(Generic[T]):
         name, labels = server.metadata.name, server.metadata.labels
         label_values = tuple([labels.get(key) for key in self._keys])
         if (found := self._found.get(label_values)) is None:
-            numbers = [number for number, select in self._by_labels if selects(select, name, labels)]
+            numbers = [number for number, select in self._by_labels if selects_server(select, name, labels)]
             found = self._found[label_values] = numbers, self._select_items(numbers)
         if (named := self._by_name.get(name)) is not None:
             return self._select_items(sorted((*found[0], *named)))

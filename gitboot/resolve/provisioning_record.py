@@ -127,7 +127,7 @@ def shard_name(uuid: SystemUuid) -> str:
 
 def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
     """Encode records in the format of ``ops/records``, which ``gitboot records begin FILE`` reads."""
-    items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
+    items = [{"uuid": uuid, **make_record_fields(record)} for uuid, record in sorted(records.items())]
     return encode_canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 
 
@@ -142,15 +142,15 @@ def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
         ) from None
 
 
-def record_facts(record: Record) -> dict[str, Any]:
+def make_record_fields(record: Record) -> dict[str, Any]:
     """Convert a record to JSON values."""
     runs = {name: _drop_null_disk_boot(to_json_value(run)) for name, run in record.runs.items()}
-    attempts = [attempt_facts(each) for each in record.attempts]
+    attempts = [make_attempt_fields(each) for each in record.attempts]
     unknown_serves = {"unknownServes": to_json_value(record.unknown_serves)} if record.unknown_serves else {}
     return {**to_json_value(record), "runs": runs, "attempts": attempts, **unknown_serves}
 
 
-def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
+def make_attempt_fields(attempt: InstallAttempt) -> dict[str, Any]:
     """Convert an install attempt, including its fetches and its step, to JSON values."""
     return _drop_null_disk_boot({**to_json_value(attempt), "step": attempt.step})
 
@@ -160,12 +160,12 @@ def _drop_null_disk_boot(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if key != "diskBoot" or value is not None}
 
 
-def last_provisioning_facts(record: Record) -> list[Any]:
+def get_provisioning_fields(record: Record) -> list[Any]:
     """Return the last provisioning of a server as JSON values, which an operator sees before changing the record."""
     return [record.offered, record.provision, record.image, to_json_value(record.provisioned_at)]
 
 
-def run_facts(run: Run) -> dict[str, Any]:
+def make_run_fields(run: Run) -> dict[str, Any]:
     """Convert the evidence for a maintenance run to JSON values."""
     evidence = {
         "given": to_json_value(run.given),
@@ -263,7 +263,7 @@ def _parse_run(item: Mapping[str, Any]) -> Run:
 
 
 def parse_run_evidence(item: Mapping[str, Any]) -> dict[str, StepEvidence | None]:
-    """Parse the output of `run_facts`. Raises ValueError, TypeError or KeyError if the output is malformed."""
+    """Parse the output of `make_run_fields`. Raises ValueError, TypeError or KeyError if the output is malformed."""
     names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
     return {name: _parse_step_evidence(item[key]) if item.get(key) is not None else None for name, key in names.items()}
 
@@ -441,7 +441,7 @@ class Record:
     released: str | None = field(default=None, metadata=OMITTED)
     # The maintenance that overwrote the disks. Only a higher provision number reinstalls the server.
     overwritten_by: str | None = None
-    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # added by `record_facts`
+    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=OMITTED)  # added by `make_record_fields`
     # By maintenance. They are not exported, so an instance that imports the record requests the URLs again.
     clearances: Mapping[str, Clearance] = field(default_factory=dict, metadata=OMITTED)
     # The version that another tool installed, as an operator states it. `image` is then None.

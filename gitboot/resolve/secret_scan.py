@@ -575,7 +575,7 @@ def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
     for line in lines:
         for start, end, data in line.pieces:
             for rule, value in (
-                _find_piece_secrets(data) if len(data) <= _MAX_CACHED_LENGTH else _find_base64_secrets(data)
+                _find_short_base64_secrets(data) if len(data) <= _MAX_CACHED_LENGTH else _find_base64_secrets(data)
             ):
                 yield rule, SecretSpan(start + offset, start + offset, end + offset), value
         offset += line.length + 1
@@ -585,13 +585,13 @@ def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
 
 
 @lru_cache(maxsize=1024)  # servers share most pieces
-def _find_piece_secrets(data: str) -> tuple[tuple[LeakRule, str], ...]:
+def _find_short_base64_secrets(data: str) -> tuple[tuple[LeakRule, str], ...]:
     """Return the possible secrets in a short base64 string. The result is cached."""
     return tuple(_find_base64_secrets(data))
 
 
-def _find_base64_secrets(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
-    """Yield the possible secrets in data that was base64-encoded up to ``times`` times.
+def _find_base64_secrets(data: str, max_layers: int = 2) -> Iterator[tuple[LeakRule, str]]:
+    """Yield the possible secrets in data that was base64-encoded up to ``max_layers`` times.
 
     If the data contains a secret, callers must hide all of the data.
     """
@@ -602,9 +602,9 @@ def _find_base64_secrets(data: str, times: int = 2) -> Iterator[tuple[LeakRule, 
     lines = _scan_lines(decoded)
     for rule, _, value in _apply_rules(decoded, lines):
         yield rule, value
-    for line in lines if times > 1 else ():
+    for line in lines if max_layers > 1 else ():
         for _, _, piece in line.pieces:
-            yield from _find_base64_secrets(piece, times - 1)
+            yield from _find_base64_secrets(piece, max_layers - 1)
 
 
 def _find_base64_blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:

@@ -58,7 +58,7 @@ class Decisions(Struct, frozen=True, kw_only=True):
     warnings: tuple[Problem, ...]
     dated: tuple[DatedProblem, ...]  # the problems that depend on the time
 
-    def problems_at(self, now: datetime) -> tuple[Problem, ...]:
+    def find_problems(self, now: datetime) -> tuple[Problem, ...]:
         """Return the problems that exist at the time ``now``, sorted."""
         return tuple(sorted((*self.warnings, *find_problems_at(self.dated, now))))
 
@@ -67,13 +67,13 @@ class Decisions(Struct, frozen=True, kw_only=True):
         return tuple(self.networks.values())
 
 
-def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> None:
+def require_no_errors(decisions: Decisions, fleet: FleetSpec, now: datetime) -> None:
     """Raise `InvalidRepository` if an instance that has not accepted a commit yet cannot accept it at the time ``now``.
 
     The reason is an error with one of the `TOLERATED_CODES`, or an error that depends on the time. An instance that has
     already accepted the commit keeps the commit.
     """
-    problems = decisions.problems_at(now)
+    problems = decisions.find_problems(now)
     if any(problem.severity is Severity.ERROR for problem in problems):
         raise InvalidRepository(problems, fleet=fleet)
 
@@ -160,7 +160,7 @@ class UserDataFiles:
     def without_secrets(self) -> UserDataFiles:
         return replace(self, secrets={}) if self.secrets else self
 
-    def content_facts(self) -> dict[str, Any]:
+    def make_content_fields(self) -> dict[str, Any]:
         return {name: value for name, value in to_json_value(self).items() if name != "url"}
 
 
@@ -192,7 +192,7 @@ class Boot:
     ignores_signatures: bool = field(default=False, metadata=UNLESS_DEFAULT)
 
     @property
-    def direct(self) -> bool:
+    def is_direct(self) -> bool:
         """Return whether the machine boots a UKI or an ISO, to which gitboot cannot pass kernel arguments."""
         return self.files.kernel is None if self.method is Method.PXE else self.http_boot is not HttpBoot.LOADER
 
@@ -209,18 +209,18 @@ class Boot:
     @property
     def fetches_by_uuid(self) -> bool:
         """Return whether the system finds its user data only by its UUID."""
-        return self.direct and self.config_from is ConfigFrom.SYSTEM_UUID
+        return self.is_direct and self.config_from is ConfigFrom.SYSTEM_UUID
 
     @property
     def direct_uki(self) -> BootFile | None:
         """The UKI of a direct boot, which UEFI boot loaders can also start, or None if there is no UKI."""
         is_pxe = self.method is Method.PXE
-        return self.files.uki if self.direct and (is_pxe or self.http_boot is HttpBoot.UKI) else None
+        return self.files.uki if self.is_direct and (is_pxe or self.http_boot is HttpBoot.UKI) else None
 
     @property
     def proves_start(self) -> bool:
         """Return whether the booted system proves its start by fetching a URL that no other client knows."""
-        if self.user_data is None or self.direct:
+        if self.user_data is None or self.is_direct:
             return self.fetches_by_uuid
         folder = self.user_data.url.rpartition("/")[0]
         return all(folder in text for text in (*self.entries.values(), " ".join(self.kernel_arguments)))
@@ -268,14 +268,14 @@ class Boot:
     def verified_programs(self) -> tuple[BootFile, ...]:
         """The EFI programs that start only with a trusted signature if Secure Boot is on, except ISO files."""
         loader = self.files.loader if self.http_boot is HttpBoot.LOADER else None
-        programs = (self.direct_uki,) if self.direct else (loader, self.files.kernel)
+        programs = (self.direct_uki,) if self.is_direct else (loader, self.files.kernel)
         return tuple(each for each in programs if each is not None)
 
     @property
     def fetched_files(self) -> tuple[BootFile, ...]:
         """The files that a machine fetches, because its boot method needs them or because a text contains their URL."""
         files, started = self.files, set[BootFile | None]()
-        if self.direct:
+        if self.is_direct:
             started = {self.direct_uki or files.iso}
         else:
             started = {files.kernel, *files.initrds, files.loader if self.http_boot is HttpBoot.LOADER else None}
@@ -299,22 +299,22 @@ class Boot:
         if self.http_boot not in (None, HttpBoot.LOADER) or self.medium is not None:
             return ()
         text, signatures = self.entries.get("ipxe"), self.files.loader_signatures
-        started = (self.direct_uki,) if self.direct else (self.files.kernel, *self.files.initrds)
+        started = (self.direct_uki,) if self.is_direct else (self.files.kernel, *self.files.initrds)
         urls = [signatures[each.url] for each in started if each is not None and each.url in signatures]
         if text is not None:
             urls = [url for url in signatures.values() if url in text]
         return tuple(BootFile(url=url, sha256=None, size=None) for url in dict.fromkeys(urls))
 
-    def lacks(self, absent: Collection[BootFile]) -> bool:
+    def lacks_files(self, absent_files: Collection[BootFile]) -> bool:
         """Return whether one of the files that the server's boot loader needs is absent."""
-        return bool(absent) and any(each in absent for each in self.required_files)
+        return bool(absent_files) and any(each in absent_files for each in self.required_files)
 
-    def lacks_for_ipxe(self, absent: Collection[BootFile]) -> bool:
+    def lacks_ipxe_files(self, absent_files: Collection[BootFile]) -> bool:
         """Return whether a file is absent that only iPXE needs.
 
         Such a file is a signature that the server's loader ignores.
         """
-        return self.ignores_signatures and any(each in absent for each in self.signature_files)
+        return self.ignores_signatures and any(each in absent_files for each in self.signature_files)
 
 
 # Parts of the URLs at which systems find user data by UUID or by query. See `gitboot.render.emulated_apis`.
@@ -337,7 +337,7 @@ class PolicyDecision:
     wait_for: PolicyWait = field(default=PolicyWait.NONE, metadata=UNLESS_DEFAULT)
 
 
-def is_within(at: datetime, start: datetime | None, end: datetime | None) -> bool:
+def is_in_window(at: datetime, start: datetime | None, end: datetime | None) -> bool:
     """Return whether a time is in the window [start, end).
 
     If ``start`` or ``end`` is None, the window has no such bound.
@@ -406,7 +406,7 @@ class MaintenanceDecision:
         return f"{self.run}/{format_instant(self.start) if self.start is not None else '-'}/{url}"
 
     def is_active(self, at: datetime) -> bool:
-        return is_within(at, self.start, self.end)
+        return is_in_window(at, self.start, self.end)
 
     def find_overlap(self, other: MaintenanceDecision) -> tuple[datetime | None, datetime | None] | None:
         """Return the window [start, end) in which both maintenances are active, or None if there is no overlap."""
@@ -425,7 +425,7 @@ class WithheldBoot(NamedTuple):
     by: str  # the revision of the newer commit
 
     def is_active(self, at: datetime) -> bool:
-        return is_within(at, self.start, self.end)
+        return is_in_window(at, self.start, self.end)
 
 
 class CopySettings(NamedTuple):
@@ -447,7 +447,7 @@ class CopySettings(NamedTuple):
 DEFAULT_COPY_SETTINGS: Final = CopySettings()  # for a Fleet that sets none of them
 
 
-def maintenances_facts(maintenances: Iterable[MaintenanceDecision]) -> list[dict[str, Any]]:
+def list_maintenance_fields(maintenances: Iterable[MaintenanceDecision]) -> list[dict[str, Any]]:
     """Convert maintenances to JSON values, with start and end in an object `window`."""
     found = []
     for each in map(to_json_value, maintenances):
@@ -471,7 +471,7 @@ class Decision:
     provision: int  # the provision number in the Server document
     policy: PolicyDecision | None
     # Sorted by name.
-    maintenances: tuple[MaintenanceDecision, ...] = field(metadata=json_writer(maintenances_facts))
+    maintenances: tuple[MaintenanceDecision, ...] = field(metadata=json_writer(list_maintenance_fields))
     # The provision number that an annotation declares as installed, if the Fleet accepts such evidence.
     declared: int | None = field(default=None, metadata=UNLESS_DEFAULT)
     serial: str | None = field(default=None, metadata=UNLESS_DEFAULT)  # for lookups by boot loaders

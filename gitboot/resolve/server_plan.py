@@ -191,7 +191,7 @@ class BootPlan:
         return known
 
     @property
-    def is_evidence(self) -> bool:
+    def is_fetch_evidence(self) -> bool:
         """Return whether a fetch of the boot is evidence.
 
         This is true for one-time boots and for install boots of maintenances.

@@ -145,7 +145,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         except LookupError:
             pass
         if not isinstance(argument, str | int):
-            raise make_failure(f"{describe_kind(argument)} cannot be used as a key for {describe_kind(obj)}")
+            raise make_fault(f"{describe_kind(argument)} cannot be used as a key for {describe_kind(obj)}")
         name: Any = argument
         return self.undefined(obj=obj, name=name)
 
@@ -153,25 +153,25 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(function, Undefined):
             function._fail_with_undefined_error()
         if not isinstance(function, Macro | partial) and function not in FUNCTIONS.values():
-            raise make_failure(f"{describe_kind(function)} cannot be called")
+            raise make_fault(f"{describe_kind(function)} cannot be called")
         budget: Budget = context.budget
         budget.spend(CALL_COST)
         budget.calls -= 1
         if budget.calls < 0:
             raise make_limit_fault("the template's macros call each other too deeply")
         text_or_mapping = function.args if isinstance(function, partial) else ()
-        budget.weigh([*text_or_mapping, *args])
+        budget.spend_on_value([*text_or_mapping, *args])
         result = super().call(context, function, *args, **kwargs)
         budget.calls += 1
         return result
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         budget: Budget = context.budget
-        budget.weigh([left, right])
-        if operator == "+" and (_are_both(str, left, right) or _are_both(list, left, right)):
+        budget.spend_on_value([left, right])
+        if operator == "+" and (_both_have_type(str, left, right) or _both_have_type(list, left, right)):
             return left + right
-        if operator == "**" or not _are_both(int | float, left, right):
-            raise make_failure(f"{operator} does not accept {describe_kind(left)} and {describe_kind(right)}")
+        if operator == "**" or not _both_have_type(int | float, left, right):
+            raise make_fault(f"{operator} does not accept {describe_kind(left)} and {describe_kind(right)}")
         result = self.binop_table[operator](left, right)
         if abs(result) > MAX_INTEGER:
             raise make_limit_fault("a number is too large")
@@ -179,11 +179,11 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_filter(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name not in FILTERS:
-            raise make_failure(describe_unknown("filter", name, FILTERS))
+            raise make_fault(describe_unknown("filter", name, FILTERS))
         return super().call_filter(name, *args, **kwargs)
 
 
-def _are_both(kind: Any, left: object, right: object) -> bool:
+def _both_have_type(kind: Any, left: object, right: object) -> bool:
     """Return whether both values are of the type ``kind``. Booleans do not count as numbers."""
     return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
 
@@ -232,12 +232,12 @@ def _add_budget_check(node: nodes.Node) -> nodes.Node:
         case nodes.Const(value=int(value) | float(value)) if value > MAX_INTEGER:
             raise make_limit_fault("a number is too large", node.lineno)
         case nodes.Filter(name=name) if name not in FILTERS:
-            raise make_failure(describe_unknown("filter", name, FILTERS), node.lineno)
+            raise make_fault(describe_unknown("filter", name, FILTERS), node.lineno)
         case nodes.Test(name=name) if name not in TESTS:
-            raise make_failure(describe_unknown("test", name, TESTS), node.lineno)
+            raise make_fault(describe_unknown("test", name, TESTS), node.lineno)
         case nodes.Stmt() if not isinstance(node, _STATEMENTS):
             tag = _TAGS.get(type(node), type(node).__name__.lower())
-            raise make_failure(f"{tag} is not supported, because a template cannot use other templates", node.lineno)
+            raise make_fault(f"{tag} is not supported, because a template cannot use other templates", node.lineno)
     return node
 
 
@@ -290,7 +290,7 @@ def _spend_work(context: BudgetedContext, _: None, work: int) -> None:
 
 @pass_context
 def _weigh_value(context: BudgetedContext, value: object) -> object:
-    context.budget.weigh(value)
+    context.budget.spend_on_value(value)
     return value
 
 
@@ -326,29 +326,29 @@ class Budget:
             raise make_limit_fault(f"the template's loops take more than {MAX_STEPS:,} steps")
         self.spend(work)
 
-    def weigh(self, value: object, depth: int = 0) -> None:
+    def spend_on_value(self, value: object, depth: int = 0) -> None:
         """Charge the budget for a value with all its elements. An element counts each time that it occurs."""
         if isinstance(value, str):
             self.spend(1 + len(value) // 16)
         elif type(value) in _NUMBERS or value is None:
             pass
         elif isinstance(value, LoaderValue):
-            raise _make_loader_failure(value)
+            raise _make_loader_fault(value)
         elif isinstance(value, (list, tuple)):
             self.spend(1 + len(value))
             if depth == MAX_NESTING:
                 raise make_limit_fault("the template's lists are nested too deeply")
             for element in value:
-                self.weigh(element, depth + 1)
+                self.spend_on_value(element, depth + 1)
         elif isinstance(value, dict):
-            self.weigh(list(value), depth)
-            self.weigh(list(value.values()), depth)
+            self.spend_on_value(list(value), depth)
+            self.spend_on_value(list(value.values()), depth)
         elif isinstance(value, range):
             self.spend(1 + len(value))
         elif isinstance(value, Undefined):
             str(value)
         else:
-            raise make_failure(f"{describe_kind(value)} is not a value")
+            raise make_fault(f"{describe_kind(value)} is not a value")
 
 
 _NUMBERS: Final = frozenset({bool, int, float})
@@ -361,18 +361,18 @@ def as_text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, LoaderValue):
-        raise _make_loader_failure(value)
+        raise _make_loader_fault(value)
     if isinstance(value, int | float | Undefined):
         return str(value)
-    raise make_failure(f"{describe_kind(value)} cannot be part of text; use join, tojson or default")
+    raise make_fault(f"{describe_kind(value)} cannot be part of text; use join, tojson or default")
 
 
-def _make_loader_failure(value: LoaderValue) -> TemplateFault:
+def _make_loader_fault(value: LoaderValue) -> TemplateFault:
     if value.placeholder is None:
         reason = f"user data is the same for every NIC, so it cannot contain {value.name}"
     else:
         reason = f"the boot loader fills in {value.name}, so a template can output it, but cannot change or compare it"
-    return make_failure(f"{reason}; write {{{{ {value.name} }}}} in a kernel argument")
+    return make_fault(f"{reason}; write {{{{ {value.name} }}}} in a kernel argument")
 
 
 def _get_placeholder(value: object) -> object:
@@ -384,14 +384,14 @@ def get_elements(value: object) -> Sequence[object]:
     """Return the elements of a list, or the keys of a mapping. Raises `TemplateFault` for other values."""
     match value:
         case LoaderValue():
-            raise _make_loader_failure(value)
+            raise _make_loader_fault(value)
         case list() | tuple() | range():
             return value
         case dict():
             return list(value)
         case Undefined():
             str(value)
-    raise make_failure(f"{describe_kind(value)} has no elements")
+    raise make_fault(f"{describe_kind(value)} has no elements")
 
 
 def describe_kind(value: object) -> str:
@@ -417,7 +417,7 @@ _KINDS: Final[dict[type, str]] = {
 }
 
 
-def make_failure(message: str, line: int | None = None) -> TemplateFault:
+def make_fault(message: str, line: int | None = None) -> TemplateFault:
     return TemplateFault(Code.TEMPLATE_FAILED, message, line)
 
 
@@ -449,7 +449,7 @@ def _make_list_filter(name: str, *, environment: bool = False) -> Callable[..., 
     def apply_filter(context: BudgetedContext, value: object, *args: Any, **kwargs: Any) -> list[Any]:
         return list(function(context.environment if environment else context, get_elements(value), *args, **kwargs))
 
-    return with_cost_in_context(apply_filter)
+    return add_cost_with_context(apply_filter)
 
 
 def _default(value: object, default: object = "", boolean: bool = False) -> object:
@@ -477,7 +477,7 @@ def _integer(value: object) -> int:
         return int(value)
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
         return int(value)
-    raise make_failure(f"{value!r:.60} is not a whole number")
+    raise make_fault(f"{value!r:.60} is not a whole number")
 
 
 def _join(context: BudgetedContext, value: object, separator: str = "") -> str:
@@ -510,7 +510,7 @@ def _kubelet_taints(taints: Iterable[Mapping[str, str]]) -> str:
 
 def _make_quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequence[str]], str]) -> Callable[..., Any]:
     """Return a filter that quotes a single value as one word, or a list of kernel arguments as several words."""
-    quote = with_cost(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
+    quote = add_cost(lambda value: arguments(value) if isinstance(value, list | tuple) else word(as_text(value)))
 
     @pass_context
     def quote_value(context: BudgetedContext, value: object) -> str:
@@ -519,19 +519,19 @@ def _make_quoting_filter(word: Callable[[str], str], arguments: Callable[[Sequen
     return quote_value
 
 
-def with_cost(function: Any) -> Callable[..., Any]:
+def add_cost(function: Any) -> Callable[..., Any]:
     """Wrap a filter or a test so that it charges the budget for its arguments. ``function`` must run in linear time."""
-    return with_cost_in_context(lambda _, *args, **kwargs: function(*args, **kwargs))
+    return add_cost_with_context(lambda _, *args, **kwargs: function(*args, **kwargs))
 
 
-def with_cost_in_context(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter or a test as `with_cost` does. ``function`` takes the context as its first argument."""
+def add_cost_with_context(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a filter or a test as `add_cost` does. ``function`` takes the context as its first argument."""
 
     @pass_context
     def call_with_cost(context: BudgetedContext, *args: Any, **kwargs: Any) -> Any:
         context.budget.spend(CALL_COST)
         for value in (*args, *kwargs.values()):
-            context.budget.weigh(value)
+            context.budget.spend_on_value(value)
         return function(context, *args, **kwargs)
 
     return call_with_cost
@@ -559,39 +559,39 @@ class MissingName(StrictUndefined):
 
 
 FILTERS: Final[dict[str, Any]] = {
-    "b64encode": with_cost(_base64),
-    "count": with_cost(len),
+    "b64encode": add_cost(_base64),
+    "count": add_cost(len),
     "d": _default,
-    "data_url": with_cost(_data_url),
+    "data_url": add_cost(_data_url),
     "default": _default,
-    "dictsort": with_cost(JINJA_FILTERS["dictsort"]),
-    "first": with_cost(_first),
+    "dictsort": add_cost(JINJA_FILTERS["dictsort"]),
+    "first": add_cost(_first),
     "grub": _make_quoting_filter(quote_grub_word, quote_grub_arguments),
-    "indent": with_cost_in_context(_indent),
-    "int": with_cost(_integer),
+    "indent": add_cost_with_context(_indent),
+    "int": add_cost(_integer),
     "ipxe": _make_quoting_filter(quote_ipxe_word, quote_ipxe_arguments),
-    "items": with_cost(lambda mapping: list(mapping.items())),
-    "join": with_cost_in_context(_join),
+    "items": add_cost(lambda mapping: list(mapping.items())),
+    "join": add_cost_with_context(_join),
     "kernel": _make_quoting_filter(quote_kernel_argument, build_command_line),
-    "kubelet_labels": with_cost(_kubelet_labels),
-    "kubelet_taints": with_cost(_kubelet_taints),
-    "last": with_cost(_last),
-    "length": with_cost(len),
-    "list": with_cost(lambda value: list(get_elements(value))),
-    "lower": with_cost(lambda value: as_text(value).lower()),
+    "kubelet_labels": add_cost(_kubelet_labels),
+    "kubelet_taints": add_cost(_kubelet_taints),
+    "last": add_cost(_last),
+    "length": add_cost(len),
+    "list": add_cost(lambda value: list(get_elements(value))),
+    "lower": add_cost(lambda value: as_text(value).lower()),
     "map": _make_list_filter("map"),
     "reject": _make_list_filter("reject"),
     "rejectattr": _make_list_filter("rejectattr"),
-    "replace": with_cost_in_context(_replace),
+    "replace": add_cost_with_context(_replace),
     "select": _make_list_filter("select"),
     "selectattr": _make_list_filter("selectattr"),
     "sort": _make_list_filter("sort", environment=True),
-    "string": with_cost(lambda value: as_text(value)),
+    "string": add_cost(lambda value: as_text(value)),
     # Without the argument indent, which could be any number.
-    "tojson": with_cost(lambda value: json.dumps(value, sort_keys=True)),
-    "trim": with_cost(lambda value: as_text(value).strip()),
+    "tojson": add_cost(lambda value: json.dumps(value, sort_keys=True)),
+    "trim": add_cost(lambda value: as_text(value).strip()),
     "unique": _make_list_filter("unique", environment=True),
-    "upper": with_cost(lambda value: as_text(value).upper()),
+    "upper": add_cost(lambda value: as_text(value).upper()),
 }
 _TESTS_WITH_COST: Final = (
     "== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in "
@@ -599,7 +599,7 @@ _TESTS_WITH_COST: Final = (
 )
 TESTS: Final[dict[str, Any]] = {
     **{name: JINJA_TESTS[name] for name in ("defined", "undefined")},
-    **{name: with_cost(JINJA_TESTS[name]) for name in _TESTS_WITH_COST.split()},
+    **{name: add_cost(JINJA_TESTS[name]) for name in _TESTS_WITH_COST.split()},
 }
 MAX_TOKENS: Final = 10_000  # per template; the text between two expressions is one token
 MAX_BRACKETS: Final = 25  # nesting depth
@@ -676,7 +676,7 @@ def render_compiled(template: Template, context: Mapping[str, object]) -> str:
         if len(text.encode()) > MAX_BYTES:
             raise make_limit_fault(f"the rendered text is larger than {MAX_BYTES:,} bytes")
     except FAILURES as failure:
-        fault = to_fault(failure, names)
+        fault = convert_to_fault(failure, names)
         fault.line = fault.line or find_line(failure, template)
         raise fault from failure
     return text
@@ -743,19 +743,19 @@ FAILURES: Final = (
 )
 
 
-def to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
+def convert_to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
     match failure:
         case TemplateFault():
             return failure
         case NotDefined():
-            return make_failure(_describe_undefined(failure, names))
+            return make_fault(_describe_undefined(failure, names))
         case QuotingError():
             return TemplateFault(Code.UNQUOTABLE, failure.message)
         case UnicodeEncodeError():
-            return make_failure("the text contains half of a surrogate pair, which is not a character")
+            return make_fault("the text contains half of a surrogate pair, which is not a character")
         case _:
             too_large = isinstance(failure, RecursionError | MemoryError | OverflowError)
-            return make_limit_fault("a value is too large") if too_large else make_failure(str(failure))
+            return make_limit_fault("a value is too large") if too_large else make_fault(str(failure))
 
 
 def find_line(failure: BaseException, template: Template) -> int | None:

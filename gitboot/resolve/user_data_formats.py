@@ -19,7 +19,7 @@ from gitboot.resolve import cloud_init
 from gitboot.resolve.ignition import check_ignition
 from gitboot.resolve.kickstart import check_kickstart
 from gitboot.resolve.server_decision import UserDataFiles
-from gitboot.text import did_you_mean
+from gitboot.text import format_suggestion
 
 # The file name that systems expect, by format. For NoCloud formats, it is the main file in the folder.
 _FILE_NAME: Final = {
@@ -56,7 +56,7 @@ _ARGUMENTS: Final = {
 _FIRST_BOOT: Final = ("ignition.firstboot", "flatcar.first_boot", "coreos.first_boot")
 
 
-def lacks_first_boot(format: str, arguments: Sequence[str]) -> bool:
+def lacks_ignition_argument(format: str, arguments: Sequence[str]) -> bool:
     """Return whether no kernel argument makes Ignition run.
 
     Of several arguments with the same name, only the last counts.
@@ -129,7 +129,7 @@ def _parse_minor(format: str) -> int:
     return int(format.partition("/3.")[2] or 0)
 
 
-def check(format: str, text: str) -> None:
+def check_user_data(format: str, text: str) -> None:
     """Raise `Malformed` if rendered user data is invalid for its format.
 
     The error contains the line number if known.
@@ -158,7 +158,7 @@ def check_extra_file(format: str, name: str, text: str) -> None:
         if name == "network-config":
             _check_network_config(text)
         elif text.strip():
-            cloud_init.read_user_data(text)
+            cloud_init.read_cloud_configs(text)
     except Malformed as fault:
         raise Malformed(
             Code.BESIDE_USER_DATA,
@@ -210,7 +210,7 @@ _TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a string", dict:
 
 def _check_autoinstall(text: str) -> None:
     """Check the configuration of the Ubuntu installer, which is below the key `autoinstall` in a cloud-config."""
-    configs, is_complete = cloud_init.read_user_data(text)
+    configs, is_complete = cloud_init.read_cloud_configs(text)
     for config in configs:
         if (misplaced := sorted(_ONLY_AUTOINSTALL & {key for key in config if isinstance(key, str)})) != []:
             raise make_user_data_fault(
@@ -290,7 +290,7 @@ def _check_preseed(text: str) -> None:
         if words[2] not in _PRESEED_TYPES:
             raise make_user_data_fault(
                 f"debconf skips line {first_line} of the rendered preseed: there is no type {quote_value(words[2])}",
-                did_you_mean(words[2], _PRESEED_TYPES, f"use {', '.join(_PRESEED_TYPES)}"),
+                format_suggestion(words[2], _PRESEED_TYPES, f"use {', '.join(_PRESEED_TYPES)}"),
                 first_line,
             )
 
@@ -363,7 +363,7 @@ def _make_talos_fault(message: str, line: int) -> Malformed:
 
 
 def _parse_documents(text: str) -> list[yaml.Node]:
-    if cloud_init.exceeds_depth(text):
+    if cloud_init.exceeds_max_depth(text):
         raise RecursionError("the text is nested too deeply")
     found = yaml.compose_all(text, Loader=yaml.CSafeLoader)
     return [node for node in found if not (isinstance(node, yaml.ScalarNode) and not node.value)]
@@ -428,7 +428,7 @@ def _check_combustion(text: str) -> None:
 
 # The other formats: Ignition, whose check needs the version, and Generic, which accepts any text.
 _CHECKS: Final[Mapping[UserDataFormat, Callable[[str], object]]] = {
-    UserDataFormat.CLOUD_INIT: cloud_init.read_user_data,
+    UserDataFormat.CLOUD_INIT: cloud_init.read_cloud_configs,
     UserDataFormat.AUTOINSTALL: _check_autoinstall,
     UserDataFormat.KICKSTART: check_kickstart,
     UserDataFormat.PRESEED: _check_preseed,

@@ -202,7 +202,7 @@ _DIGEST_FIELDS: Final = frozenset({"files", "userData", "entries", "templates"})
 
 
 def _find_changed_fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]:
-    before, after = (_comparable_facts(each) for each in (old, new))
+    before, after = (_get_comparable_fields(each) for each in (old, new))
     if before is None or after is None:
         facts = after or before or {}
         yield FieldChange(("policy",), _summarize_policy(before), _summarize_policy(after))
@@ -223,27 +223,27 @@ def _collapse_field(field: FieldChange) -> FieldChange:
     return field
 
 
-def _summarize_maintenance(facts: Mapping[str, Any] | None) -> str | None:
-    if facts is None:
+def _summarize_maintenance(fields: Mapping[str, Any] | None) -> str | None:
+    if fields is None:
         return None
-    image = facts["boot"]["image"] if facts["boot"] else "local disk"
-    start, end = (facts["window"][key] or "-" for key in ("start", "end"))
-    return f"{image}, {facts['networkBoot']}, run {facts['run']}, [{start}, {end})"
+    image = fields["boot"]["image"] if fields["boot"] else "local disk"
+    start, end = (fields["window"][key] or "-" for key in ("start", "end"))
+    return f"{image}, {fields['networkBoot']}, run {fields['run']}, [{start}, {end})"
 
 
 def _mask_value(value: Any) -> str | None:
     return "(some)" if value is not None else None
 
 
-def _summarize_policy(facts: Mapping[str, Any] | None) -> str | None:
-    policy = facts["policy"] if facts else None
+def _summarize_policy(fields: Mapping[str, Any] | None) -> str | None:
+    policy = fields["policy"] if fields else None
     if not policy:
         return None
     image = policy["boot"]["image"] if policy["boot"] else "local disk"
     return f"{policy['policy']}, {policy['networkBoot']}, {image}"
 
 
-def _comparable_facts(decision: Decision | None) -> Mapping[str, Any] | None:
+def _get_comparable_fields(decision: Decision | None) -> Mapping[str, Any] | None:
     """Return a decision as JSON values that can be compared between servers.
 
     A placeholder such as MAC replaces each of the server's own values. The maintenances become a mapping by name.
@@ -309,7 +309,7 @@ class CauseFinder:
         """
         decisions = [each for each in (change.old, change.new) if each is not None]
         server_ids = set[Id]()
-        for key in self._filter_changed(*(Id("Server", each.server) for each in decisions)):
+        for key in self._filter_changed_ids(*(Id("Server", each.server) for each in decisions)):
             fields = self._documents[key].fields
             if not fields or any(not _FIELDS_WITHOUT_DECISION & set(field.path[:2]) for field in fields):
                 server_ids.add(Id("Server", change.name))
@@ -320,15 +320,15 @@ class CauseFinder:
         }
         found = server_ids | set(self._find_part_causes(change))
         if len(common_fields) > 1 or Risk.OUTPUTS in change.risks:
-            found |= self._list_documents("Fleet")
-        return tuple(sorted(found or self._list_documents("Fleet")))
+            found |= self._list_changed_ids("Fleet")
+        return tuple(sorted(found or self._list_changed_ids("Fleet")))
 
     def find_unknown_causes(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
         """Return the documents and files that cause a change for unknown machines, sorted.
 
         ``boots`` contains the boots of unknown machines in the old commit and in the new commit.
         """
-        found = {key for key in self._list_documents("Fleet") if self._has_field(key, "unknownServers", "baseURL")}
+        found = {key for key in self._list_changed_ids("Fleet") if self._has_field(key, "unknownServers", "baseURL")}
         for side, by_architecture in enumerate(boots):
             repository = (self._old, self._new)[side]
             images = {boot.image for each in boots for boot in (each or {}).values()}
@@ -341,18 +341,18 @@ class CauseFinder:
     def find_shared_causes(self, change: SharedChange) -> tuple[Id, ...]:
         """Return the documents that cause a change in the files that gitboot publishes for all machines."""
         fields = ("outputs", "provisioning", "baseURL", "sites")
-        fleet = (key for key in self._list_documents("Fleet") if self._has_field(key, *fields))
+        fleet = (key for key in self._list_changed_ids("Fleet") if self._has_field(key, *fields))
         hosts = change.new.get("hosts")
         named = (Id("Server", name) for name in hosts) if isinstance(hosts, Mapping) else ()
-        return (*fleet, *self._filter_changed(*named))
+        return (*fleet, *self._filter_changed_ids(*named))
 
     def _has_field(self, key: Id, *names: str) -> bool:
         return any(set(names) & set(field.path[1:2]) for field in self._documents[key].fields)
 
-    def _filter_changed(self, *keys: Id) -> Iterator[Id]:
+    def _filter_changed_ids(self, *keys: Id) -> Iterator[Id]:
         return (key for key in keys if key in self._documents)
 
-    def _list_documents(self, kind: str) -> set[Id]:
+    def _list_changed_ids(self, kind: str) -> set[Id]:
         return {key for key in self._documents if key.kind == kind}
 
     def _find_part_causes(self, change: ServerChange) -> Iterator[Id]:
@@ -393,14 +393,14 @@ class CauseFinder:
         elif part.key.kind == "Maintenance":
             before = repository.maintenances[part.key.name].spec.before
             if before is not None and before.approval is not None and before.approval.file is not None:
-                yield from self._filter_changed(Id("file", before.approval.file))
-        yield from self._filter_changed(*chain, Id("BootProfile", part.profile))
+                yield from self._filter_changed_ids(Id("file", before.approval.file))
+        yield from self._filter_changed_ids(*chain, Id("BootProfile", part.profile))
         stream = repository.profiles[part.profile].spec.stream
         if stream is not None and image_differs:
-            yield from self._filter_changed(Id("ImageStream", stream))
+            yield from self._filter_changed_ids(Id("ImageStream", stream))
         if part.boot is not None:
-            for key in self._filter_changed(Id("BootImage", part.boot.image)):
+            for key in self._filter_changed_ids(Id("BootImage", part.boot.image)):
                 # A new image alone does not change a boot. An edited provenance does not change a boot either.
                 if any("provenance" not in field.path for field in self._documents[key].fields):
                     yield key
-            yield from self._filter_changed(*(Id("file", path) for path in part.boot.templates))
+            yield from self._filter_changed_ids(*(Id("file", path) for path in part.boot.templates))

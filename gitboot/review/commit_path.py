@@ -98,7 +98,7 @@ def find_commit_path(
             *(structs.replace(commit, valid=False, messages=()) for commit in commits[:-1]),
             structs.replace(commits[-1], messages=tuple(message for commit in commits for message in commit.messages)),
         )
-    search = _Search(commits, judge_step, approvals, reinstalls_need, used_ack_ids, on_step)
+    search = _PathSearch(commits, judge_step, approvals, reinstalls_need, used_ack_ids, on_step)
     for new, commit in enumerate(commits, 1):
         if commit.valid and not search.waits:
             search.try_position(new)
@@ -127,7 +127,7 @@ class _PartialPath(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class _Search:
+class _PathSearch:
     """The state of a search for a commit path: the positions found so far that can be accepted."""
 
     commits: Sequence[PathCommit]
@@ -273,7 +273,7 @@ class ReviewedCommit(NamedTuple):
 
     revision: str
     messages: tuple[Message, ...]  # of the commit itself and of all commits that it merged
-    get_side: Callable[[], ReviewedRevision]
+    get_revision: Callable[[], ReviewedRevision]
 
 
 class HeldStep(Struct, frozen=True, kw_only=True):
@@ -298,20 +298,20 @@ def judge_by_steps(
     """
 
     @cache
-    def get_side(position: int) -> ReviewedRevision:
+    def get_revision(position: int) -> ReviewedRevision:
         if position == 0:
             return base
-        return head if position == len(commits) else commits[position - 1].get_side()
+        return head if position == len(commits) else commits[position - 1].get_revision()
 
     def judge_step(old: int, new: int) -> Verdict:
-        before, after = get_side(old), get_side(new)
+        before, after = get_revision(old), get_revision(new)
         assert after.decisions is not None  # noqa: S101 - the commit is valid
         assert after.repository is not None  # noqa: S101
         changes = compare_decisions(before.decisions, after.decisions, before.repository, after.repository)
         return judge(changes.extent, tighten_limits(limits, before, after))
 
     path_commits = [
-        PathCommit(revision=each.revision, valid=get_side(at).decisions is not None, messages=each.messages)
+        PathCommit(revision=each.revision, valid=get_revision(at).decisions is not None, messages=each.messages)
         for at, each in enumerate(commits, 1)
     ]
     found = find_commit_path(path_commits, judge_step, reinstalls_need=reinstalls_need, used_ack_ids=used_ack_ids)

@@ -28,8 +28,8 @@ from gitboot.review.document_changes import (
     DocumentChange,
     ImageChange,
     SharedChange,
-    changes_all_files,
-    changes_ledger,
+    affects_all_files,
+    affects_ledger,
     compare_access,
     compare_documents,
     compare_shared_files,
@@ -187,7 +187,7 @@ class Changes:
             mutated_images=sum(image.mutated for image in self.images),
             disk_claims=len(self.disk_claims),
             access=sum(each.widens for each in self.access),
-            takeover=self.shared is not None and changes_ledger(self.shared),
+            takeover=self.shared is not None and affects_ledger(self.shared),
             areas=self.areas,
             unknown_claims=self.unknown_claims,
             by_policy=tuple(
@@ -231,7 +231,7 @@ def compare_decisions(
     """
     shared = compare_shared_files(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = compare_documents(old_repository, new_repository, touched.documents if touched else None)
-    if touched is None or (shared is not None and changes_all_files(shared)):
+    if touched is None or (shared is not None and affects_all_files(shared)):
         servers_before = old_repository.servers if old_repository is not None else {}
         sizes = Counter(label for each in servers_before.values() for label in list_labels(each))
         server_names = frozenset(servers_before.keys() | new_repository.servers.keys())
@@ -332,7 +332,7 @@ def _compare_server(
 ) -> ServerChange | None:
     both = (old, new) if old is not None and new is not None else None
     is_same = both is not None and both[0].digest == both[1].digest
-    all_files = shared_change is not None and changes_all_files(shared_change)
+    all_files = shared_change is not None and affects_all_files(shared_change)
     if (
         is_same and not all_files and not identity_reinstalls
     ):  # only fields that are not part of the decision differ, such as addresses
@@ -399,7 +399,7 @@ def _count_areas(
     counts: dict[Label | None, Counter[str]] = {label: Counter(size=size) for label, size in sizes.items()}
     counts[None] = Counter(size=len(old.servers) if old is not None else 0)
 
-    def count(field_name: str, labels: Iterable[Label | None]) -> None:
+    def increment(field_name: str, labels: Iterable[Label | None]) -> None:
         for label in labels:
             counts.setdefault(label, Counter())[field_name] += 1
 
@@ -410,7 +410,7 @@ def _count_areas(
     for old_name, new_name in pairs:
         # count the server here too, so that a server that only moves does not lower the percentage
         if old_name is not None and new_name in changed:
-            count("size", labels(new, new_name) - labels(old, old_name))
+            increment("size", labels(new, new_name) - labels(old, old_name))
     for change in servers:
         before = change.old.server if change.old else None
         touched = {None, *labels(old, before), *labels(new, change.new.server if change.new else None)}
@@ -419,9 +419,9 @@ def _count_areas(
             what = "added"
         elif change.fate is ChangeKind.REMOVED or change.retired:
             what = "removed"
-        count(what, touched)
+        increment(what, touched)
         if change.reinstalls:
-            count("reinstalled", touched)
+            increment("reinstalled", touched)
     return build_areas(counts)
 
 
@@ -513,7 +513,7 @@ class EffectKind(StrEnum):
     REMOVED = "Removed"
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class ValueChange(Struct, frozen=True, kw_only=True):
     """A changed field of a decision.
 
     The field's name is its JSON path, such as policy.boot.image or maintenances.repair.window.end.
@@ -529,7 +529,7 @@ class ServerEffect(Struct, frozen=True, kw_only=True):
 
     server: str  # the new name, or the old name of a removed server
     kind: EffectKind
-    changes: tuple[Change, ...]
+    changes: tuple[ValueChange, ...]
 
 
 def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
@@ -553,21 +553,21 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
     return found
 
 
-def find_field_changes(path: str, old: Any, new: Any) -> Iterator[Change]:
+def find_field_changes(path: str, old: Any, new: Any) -> Iterator[ValueChange]:
     """Yield the fields that differ, sorted by name.
 
     If a value exists in only one of the two decisions, the function yields the whole value as one field.
     """
-    if _are_named(old) or _are_named(new):  # compare items by name, so that an added item does not shift the others
+    if _has_names(old) or _has_names(new):  # compare items by name, so that an added item does not shift the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             yield from find_field_changes(f"{path}.{key}" if path else key, old.get(key), new.get(key))
     elif old != new:
-        yield Change(field=path, old=old, new=new)
+        yield ValueChange(field=path, old=old, new=new)
 
 
-def _are_named(value: Any) -> bool:
+def _has_names(value: Any) -> bool:
     return isinstance(value, list) and value != [] and all(isinstance(each, dict) and "name" in each for each in value)
 
 

@@ -39,16 +39,16 @@ def compare_shared_files(
     ``touched`` limits the comparison to servers that can differ. None means all servers.
     """
     return _make_change(
-        _shared_facts(old, old_repository, new, touched), _shared_facts(new, new_repository, old, touched)
+        _get_shared_fields(old, old_repository, new, touched), _get_shared_fields(new, new_repository, old, touched)
     )
 
 
 def compare_unknown_boots(old: Decisions | None, new: Decisions) -> SharedChange | None:
     """Compare the boots of unknown machines. Return None if nothing changed."""
-    return _make_change(_unknown_facts(old), _unknown_facts(new))
+    return _make_change(_get_unknown_boot_fields(old), _get_unknown_boot_fields(new))
 
 
-def changes_all_files(change: SharedChange) -> bool:
+def affects_all_files(change: SharedChange) -> bool:
     """Return whether a change affects the boot files of every server.
 
     A changed base URL does not count here, because base URLs are part of the decisions.
@@ -60,7 +60,7 @@ def changes_all_files(change: SharedChange) -> bool:
 
 
 def _select_boot_outputs(outputs: object) -> set[object]:
-    assert isinstance(outputs, list)  # noqa: S101 - `_shared_facts` wrote it
+    assert isinstance(outputs, list)  # noqa: S101 - `_get_shared_fields` wrote it
     return {*outputs} - _WITHOUT_BOOT_FILES
 
 
@@ -71,7 +71,7 @@ _WITHOUT_BOOT_FILES: Final = frozenset(
 )
 
 
-def changes_ledger(change: SharedChange) -> bool:
+def affects_ledger(change: SharedChange) -> bool:
     """Return whether a ledger was removed or replaced in the Fleet or in a site."""
     if change.old is None:
         return False
@@ -80,10 +80,10 @@ def changes_ledger(change: SharedChange) -> bool:
     return is_replaced or any(new_ledgers.get(site) != ledger for site, ledger in old_ledgers.items())
 
 
-def _shared_facts(
+def _get_shared_fields(
     decisions: Decisions | None,
     repository: FleetRepository | None,
-    other: Decisions | None,
+    other_decisions: Decisions | None,
     touched: frozenset[str] | None,
 ) -> dict[str, object] | None:
     if decisions is None or repository is None:
@@ -100,8 +100,8 @@ def _shared_facts(
         "ledger": spec.provisioning.ledger,  # the ledger of the instance that serves one-time boots
         **({"ledgers": ledgers} if ledgers else {}),  # the ledgers of the instances of sites
         **(
-            _network_facts(decisions, other, touched)
-            if other is not None and decisions.outputs & other.outputs & _HOST_OUTPUTS
+            _get_network_fields(decisions, other_decisions, touched)
+            if other_decisions is not None and decisions.outputs & other_decisions.outputs & _HOST_OUTPUTS
             else {}
         ),
     }
@@ -111,26 +111,30 @@ def _shared_facts(
 _HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY, Output.PXELINUX})
 
 
-def _network_facts(decisions: Decisions, other: Decisions, touched: frozenset[str] | None) -> dict[str, object]:
+def _get_network_fields(
+    decisions: Decisions, other_decisions: Decisions, touched: frozenset[str] | None
+) -> dict[str, object]:
     """Return the input from which gitboot renders DHCP files.
 
     The input contains only servers that are in both commits and differ between them. Therefore a rebase does not change
     the digest.
     """
-    hosts, others = decisions.networks, other.networks
+    hosts, others = decisions.networks, other_decisions.networks
     names = sorted(name for name in (hosts if touched is None else touched) if name in hosts and name in others)
-    facts = {server: _interface_facts(hosts[server]) for server in names}
+    fields = {server: _get_interface_fields(hosts[server]) for server in names}
     return {
-        "hosts": {server: facts[server] for server in names if facts[server] != _interface_facts(others[server])},
+        "hosts": {
+            server: fields[server] for server in names if fields[server] != _get_interface_fields(others[server])
+        },
         "sites": dict(decisions.sites),
     }
 
 
-def _interface_facts(host: Host) -> dict[str, object]:
+def _get_interface_fields(host: Host) -> dict[str, object]:
     return {"site": host.site, "interfaces": [structs.asdict(nic) for nic in host.nics]}
 
 
-def _unknown_facts(decisions: Decisions | None) -> dict[str, object] | None:
+def _get_unknown_boot_fields(decisions: Decisions | None) -> dict[str, object] | None:
     if decisions is None:
         return None
     boots = decisions.unknown
@@ -170,7 +174,7 @@ def is_mutated(change: DocumentChange) -> bool:
 
 def find_image_changes(
     documents: Mapping[Id, DocumentChange],
-    old_and_new: tuple[Decisions | None, Decisions],
+    both_decisions: tuple[Decisions | None, Decisions],
     repositories: tuple[FleetRepository | None, FleetRepository],
     touched: frozenset[str],
 ) -> Iterator[ImageChange]:
@@ -179,7 +183,7 @@ def find_image_changes(
     if not changed:
         return
     uses: dict[str, set[str]] = {}
-    for decisions in filter(None, old_and_new):
+    for decisions in filter(None, both_decisions):
         for name in touched:
             for image in list_images(decisions.servers.get(name)):
                 uses.setdefault(image, set()).add(name)
@@ -321,10 +325,10 @@ def compare_access(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
         (
             "spec.provisioning.clients",
             *(clients, new_clients),
-            bool(clients) and (not new_clients or not _covers(clients, new_clients)),
+            bool(clients) and (not new_clients or not _contains_networks(clients, new_clients)),
         ),
         # if a network is removed from this list, its fetches can be evidence again
-        ("spec.provisioning.monitors", monitors, new_monitors, not _covers(new_monitors, monitors)),
+        ("spec.provisioning.monitors", monitors, new_monitors, not _contains_networks(new_monitors, monitors)),
         ("spec.serving.restrict", old.serving.restrict, new.serving.restrict, old.serving.restrict),
         # from a copy, any client can fetch an install boot several times
         (ONE_TIME_BOOTS, str(boots), str(new_boots), new_boots is OneTimeBoots.COPIES),
@@ -332,8 +336,8 @@ def compare_access(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
     return tuple(AccessChange(*each) for each in settings if each[1] != each[2])
 
 
-def _covers(networks: list[str], others: list[str]) -> bool:
-    return _collapse_networks([*networks, *others]) == _collapse_networks(networks)
+def _contains_networks(networks: list[str], other_networks: list[str]) -> bool:
+    return _collapse_networks([*networks, *other_networks]) == _collapse_networks(networks)
 
 
 def _collapse_networks(networks: list[str]) -> list[IPv4Network | IPv6Network]:

@@ -19,10 +19,10 @@ from gitboot.jsonio import Digest, compute_digest
 from gitboot.model.fleet import Guards
 from gitboot.model.server import Server
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.review.document_changes import changes_ledger, compare_shared_files, compare_unknown_boots
+from gitboot.review.document_changes import affects_ledger, compare_shared_files, compare_unknown_boots
 from gitboot.review.reinstalls import GainedIdentity, Inheritance
 from gitboot.review.risks import Risk, find_risks
-from gitboot.text import did_you_mean
+from gitboot.text import format_suggestion
 
 # number of servers; in smaller groups, the limit on changes is a number of servers and not a percentage
 MIN_SIZE_FOR_PERCENT: Final = 10
@@ -78,7 +78,7 @@ class Limits(Struct, frozen=True, kw_only=True):
         )
 
 
-class Trip(Struct, frozen=True, kw_only=True):
+class ExceededLimit(Struct, frozen=True, kw_only=True):
     """A limit that a commit exceeds."""
 
     guard: Guard
@@ -97,7 +97,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     digest: Digest
     limits: Limits
-    trips: tuple[Trip, ...]
+    trips: tuple[ExceededLimit, ...]
     areas: tuple[Area, ...] = ()  # areas of the fleet; the first area is the whole fleet
     inherited: tuple[Inheritance, ...] = ()  # identities that servers take over from machines that may be installed
     waits: bool = False  # whether the instance must first read all fetches
@@ -165,14 +165,14 @@ def judge(
         *(() if extent.first else _list_change_numbers(extent, limits)),
     )
     found = [
-        Trip(guard=guard, what=what, number=number, limit=limit)
+        ExceededLimit(guard=guard, what=what, number=number, limit=limit)
         for guard, what, number, limit in numbers
         if number > limit
     ]
     if extent.after == 0 and extent.before and not limits.allow_empty:
-        found.append(Trip(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1))
+        found.append(ExceededLimit(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1))
     if not extent.first:
-        found += (trip for area in extent.areas for trip in _find_area_trips(area, limits))
+        found += (trip for area in extent.areas for trip in _find_exceeded_area_limits(area, limits))
     order = list(Guard)
     trips = (
         structs.replace(
@@ -209,7 +209,7 @@ def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, s
     )
 
 
-def _find_area_trips(area: Area, limits: Limits) -> Iterator[Trip]:
+def _find_exceeded_area_limits(area: Area, limits: Limits) -> Iterator[ExceededLimit]:
     for guard, what, number, percent in (
         (Guard.MAX_DELETE_PERCENT, "servers removed", area.removed, limits.max_delete_percent),
         (Guard.MAX_UPDATE_PERCENT, "servers changed", area.changed, limits.max_update_percent),
@@ -217,7 +217,7 @@ def _find_area_trips(area: Area, limits: Limits) -> Iterator[Trip]:
         is_small = area.size < MIN_SIZE_FOR_PERCENT
         limit = limits.max_small_group if is_small else percent
         if number > limit if is_small else number * 100 > limit * area.size:
-            yield Trip(
+            yield ExceededLimit(
                 guard=Guard.MAX_SMALL_GROUP if is_small else guard,
                 what=what,
                 number=number,
@@ -337,7 +337,7 @@ def _find_line_fault(line: str) -> str | None:
     if not re.fullmatch("[0-9a-f]{64}", digest):
         return "the digest must have 64 lower-case hexadecimal digits: copy the whole line"
     if (unknown := next((each for each in guards.split() if each not in list(Guard)), None)) is not None:
-        return f"there is no guard {unknown}; {did_you_mean(unknown, Guard, 'copy the whole line')}"
+        return f"there is no guard {unknown}; {format_suggestion(unknown, Guard, 'copy the whole line')}"
     return None
 
 
@@ -440,7 +440,7 @@ def compute_first_extent(decisions: Decisions, repository: FleetRepository, serv
         mutated_images=0,
         disk_claims=0,
         access=0,
-        takeover=shared is not None and changes_ledger(shared),
+        takeover=shared is not None and affects_ledger(shared),
         areas=build_areas(counts),
     )
 

@@ -40,19 +40,19 @@ class UntilRun(Struct, frozen=True):
 BootCondition = EveryBoot | UntilProvisioned | UntilRun
 
 
-def covers(one: BootCondition, other: BootCondition) -> bool:
-    """Return whether the condition ``one`` permits a boot in all cases in which ``other`` permits it."""
-    match one, other:
+def covers_condition(condition: BootCondition, other: BootCondition) -> bool:
+    """Return whether the condition ``condition`` permits a boot in all cases in which ``other`` permits it."""
+    match condition, other:
         case (EveryBoot(), _):
             return True
         case (UntilProvisioned(), UntilProvisioned()):  # attempts are used for both conditions
-            is_within_limits = other.attempts <= one.attempts and other.boots <= one.boots
-            return is_within_limits and other.number <= one.number and other.image == one.image
-        case (UntilRun(), UntilRun()) if (one.maintenance, one.run) == (other.maintenance, other.run):
+            is_within_limits = other.attempts <= condition.attempts and other.boots <= condition.boots
+            return is_within_limits and other.number <= condition.number and other.image == condition.image
+        case (UntilRun(), UntilRun()) if (condition.maintenance, condition.run) == (other.maintenance, other.run):
             # A run that was consumed in one window is also consumed in the other window, even if the window was moved.
-            if other.start is None or one.end is None or other.start < one.end:
+            if other.start is None or condition.end is None or other.start < condition.end:
                 return True
-            return one.start is not None and other.start <= one.start
+            return condition.start is not None and other.start <= condition.start
     return False
 
 
@@ -103,17 +103,17 @@ class Demand(Struct, frozen=True, kw_only=True):
 NO_DEMAND: Final = Demand(boot=None)
 
 
-class Span(Struct, frozen=True, kw_only=True):
+class DemandSpan(Struct, frozen=True, kw_only=True):
     """The demands that apply to a server between two consecutive window boundaries."""
 
     demand: Demand
     lower_demands: tuple[Demand, ...]  # the demands of the policy and of maintenances with a lower priority
 
 
-def compute_spans(decision: Decision, times: tuple[datetime, ...]) -> Iterator[Span]:
+def compute_spans(decision: Decision, times: tuple[datetime, ...]) -> Iterator[DemandSpan]:
     """Yield the span that begins at each instant. The instants must include the start and the end of each window."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
-        yield from (Span(demand=NO_DEMAND, lower_demands=()) for _ in times)
+        yield from (DemandSpan(demand=NO_DEMAND, lower_demands=()) for _ in times)
         return
     policy = _build_policy_demand(decision.policy)
     always_boots = policy.boot is not None and not policy.writes_disk and isinstance(policy.condition, EveryBoot)
@@ -126,7 +126,7 @@ def compute_spans(decision: Decision, times: tuple[datetime, ...]) -> Iterator[S
         demands = [*(_build_maintenance_demand(each, policy.boot if always_boots else None) for each in active), policy]
         if decision.stopped:
             demands = [replacement if demand.writes_disk else demand for demand in demands]
-        yield Span(demand=demands[0], lower_demands=tuple(demands[1:]))
+        yield DemandSpan(demand=demands[0], lower_demands=tuple(demands[1:]))
 
 
 def find_window_edges(*decisions: Decision) -> tuple[datetime, ...]:
@@ -212,24 +212,24 @@ def is_harmless(old: Decision, new: Decision) -> bool:
         return False
     times = find_window_edges(old, new)
     before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
-    return all(_offers_no_more(span.demand, before[number:]) for number, span in enumerate(after))
+    return all(_is_demand_covered(span.demand, before[number:]) for number, span in enumerate(after))
 
 
-def _offers_no_more(demand: Demand, spans: list[Span]) -> bool:
+def _is_demand_covered(demand: Demand, spans: list[DemandSpan]) -> bool:
     """Return whether a demand offers only boots that the first span also offers.
 
     The other spans are the later spans, in order of time.
     """
     current, condition = spans[0], demand.condition
-    if _is_within(demand, current.demand):
+    if _is_narrower_demand(demand, current.demand):
         return True
     # For an install boot, the policy itself must demand this provision key in one of the spans.
     is_asked_later = isinstance(condition, UntilProvisioned) and any(
-        isinstance(span.demand.condition, UntilProvisioned) and covers(span.demand.condition, condition)
+        isinstance(span.demand.condition, UntilProvisioned) and covers_condition(span.demand.condition, condition)
         for span in spans
     )
     return (is_asked_later or not demand.writes_disk) and any(
-        _is_within(demand, each) for each in current.lower_demands
+        _is_narrower_demand(demand, each) for each in current.lower_demands
     )
 
 
@@ -238,7 +238,7 @@ _COMPARED: Final = frozenset({"lifecycle", "provision", "policy", "maintenances"
 _get_compared_fields: Final = attrgetter(*sorted({each.name for each in fields(Decision) if each.compare} - _COMPARED))
 
 
-def _is_within(demand: Demand, other: Demand) -> bool:
+def _is_narrower_demand(demand: Demand, other: Demand) -> bool:
     if demand.disk not in (other.disk, DiskBoot.FIRMWARE_ORDER) or demand.power not in (other.power, "None"):
         return False
     same_preconditions = demand.preconditions == other.preconditions
@@ -247,7 +247,7 @@ def _is_within(demand: Demand, other: Demand) -> bool:
         return False
     if demand.boot is None:  # a server that waits boots its policy's boot if this boot does not write disks
         return same_preconditions if other.boot is None else other.writes_disk and not other.preconditions.requirements
-    if demand.boot != other.boot or not covers(other.condition, demand.condition):
+    if demand.boot != other.boot or not covers_condition(other.condition, demand.condition):
         return False
     if demand.waits is not other.waits and not (demand.waits and demand.writes_disk):
         return False  # without the wait, the boot comes earlier; with the wait, the disk replaces a harmless boot
@@ -255,7 +255,7 @@ def _is_within(demand: Demand, other: Demand) -> bool:
         demand.preconditions.waits_as_long_as(other.preconditions) and demand.writes_disk
     ):
         return False
-    if not demand.writes_disk and not covers(demand.condition, other.condition):
+    if not demand.writes_disk and not covers_condition(demand.condition, other.condition):
         return False  # for some records, the disk would replace a boot that writes no disk
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)
 

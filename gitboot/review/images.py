@@ -18,7 +18,7 @@ from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest, build_json_decoder, format_instant
 from gitboot.model.boot_image import Artifact, BootImage, Follow, ImageStream, Provenance, RequiredProvenance, Rollout
-from gitboot.model.fields import selects, to_yaml_value
+from gitboot.model.fields import selects_server, to_yaml_value
 from gitboot.model.image_source import BUILT_IN_SOURCES
 from gitboot.model.scalars import ArtifactUrl, SystemUuid, version_key
 from gitboot.model.server import Server
@@ -195,7 +195,9 @@ def compare_provenance(
                 fields=tuple(
                     each._replace(old=_hide_secrets(each.old), new=_hide_secrets(each.new)) for each in change.fields
                 ),
-                place=None if change.fate is ChangeKind.REMOVED else _find_place(new, key, *_first_path(change)),
+                place=None
+                if change.fate is ChangeKind.REMOVED
+                else _find_place(new, key, *_get_first_changed_path(change)),
             )
             for key, change in changes.documents.items()
             if key.kind == "ImageSource"
@@ -232,7 +234,7 @@ def _hide_url_secrets(provenance: Provenance | None) -> Provenance | None:
     return dataclasses.replace(provenance, url=ArtifactUrl(hide_secret_lines(provenance.url)))
 
 
-def _first_path(change: DocumentChange) -> tuple[str | int, ...]:
+def _get_first_changed_path(change: DocumentChange) -> tuple[str | int, ...]:
     return change.fields[0].path if change.fields else ("metadata", "name")
 
 
@@ -369,7 +371,7 @@ class ImageUse(Struct, frozen=True, kw_only=True):
     files: Mapping[str, Provenance | None]
 
 
-class Joining(Struct, frozen=True, kw_only=True):
+class JoiningServers(Struct, frozen=True, kw_only=True):
     """The servers that join a rollout when it reaches a percentage."""
 
     percent: int
@@ -384,7 +386,7 @@ class StreamUse(Struct, frozen=True, kw_only=True):
     rollout: str | None
     percent: int | None
     images: Mapping[str, int]  # the number of servers by image
-    joining: tuple[Joining, ...]  # servers that the rollout has not reached, by percentage
+    joining: tuple[JoiningServers, ...]  # servers that the rollout has not reached, by percentage
     follow: Follow | None
     require_provenance: RequiredProvenance
 
@@ -516,7 +518,7 @@ def _summarize_stream(repository: FleetRepository, name: str, followers: list[St
     waiting: defaultdict[int, list[str]] = defaultdict(list)
     for each in stream_followers:
         metadata, is_current = each.server.metadata, each.image.path == ("spec", "current")
-        if rollout and is_current and selects(rollout.selector, metadata.name, metadata.labels):
+        if rollout and is_current and selects_server(rollout.selector, metadata.name, metadata.labels):
             waiting[compute_rollout_percentage(name, each.server.uuid)].append(metadata.name)
     return StreamUse(
         name=name,
@@ -524,7 +526,9 @@ def _summarize_stream(repository: FleetRepository, name: str, followers: list[St
         rollout=rollout.image if rollout else None,
         percent=rollout.percent if rollout else None,
         images=dict(sorted(Counter(each.image.image for each in stream_followers).items())),
-        joining=tuple(Joining(percent=percent, servers=tuple(servers)) for percent, servers in sorted(waiting.items())),
+        joining=tuple(
+            JoiningServers(percent=percent, servers=tuple(servers)) for percent, servers in sorted(waiting.items())
+        ),
         follow=spec.follow,
         require_provenance=spec.require_provenance,
     )

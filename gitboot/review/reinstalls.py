@@ -19,7 +19,7 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_mac, is_placeholder_serial, lookup_uuids
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.install_attempts import is_provisioned
-from gitboot.resolve.plan_at_time import has_run
+from gitboot.resolve.plan_at_time import is_current_run_consumed
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import (
     Boot,
@@ -32,12 +32,12 @@ from gitboot.review.document_changes import ChangeKind, DocumentChange
 from gitboot.review.harmless_changes import (
     BootCondition,
     Demand,
+    DemandSpan,
     EveryBoot,
-    Span,
     UntilProvisioned,
     UntilRun,
     compute_spans,
-    covers,
+    covers_condition,
     find_window_edges,
 )
 
@@ -101,24 +101,29 @@ def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _is_already_offered(demand: Demand, spans: list[Span]) -> bool:
+def _is_already_offered(demand: Demand, spans: list[DemandSpan]) -> bool:
     """Return whether the spans already include an install boot.
 
     This is true if the first span requires the same install boot, or if any span requires the boot's provision key.
     """
 
-    def offers_as_much(offered: Demand) -> bool:
+    def covers_demand(offered: Demand) -> bool:
         is_soon_enough = demand.waits or not offered.waits
         is_soon_enough &= demand.preconditions.requirements >= offered.preconditions.requirements
         sets_override = offered.override is not OverrideMode.NONE or demand.override is OverrideMode.NONE
-        return offered.writes_disk and is_soon_enough and covers(offered.condition, demand.condition) and sets_override
+        return (
+            offered.writes_disk
+            and is_soon_enough
+            and covers_condition(offered.condition, demand.condition)
+            and sets_override
+        )
 
     current = spans[0].demand
-    if offers_as_much(current) and current.image == demand.image:
+    if covers_demand(current) and current.image == demand.image:
         return True
     is_keyed = isinstance(demand.condition, UntilProvisioned)
     return is_keyed and any(
-        offers_as_much(each.demand) for each in spans if isinstance(each.demand.condition, UntilProvisioned)
+        covers_demand(each.demand) for each in spans if isinstance(each.demand.condition, UntilProvisioned)
     )
 
 
@@ -463,24 +468,25 @@ class DiskClaims:
         for maintenance, boot in _list_claimed_boots(new):
             if boot.image in self.images:
                 found.append(Reinstall(ReinstallReason.CLAIM, None, boot.image, maintenance))
-            elif old is not None and not self._is_known(old, new, boot):
+            elif old is not None and not self._is_known_claim(old, new, boot):
                 found.append(Reinstall(ReinstallReason.CLAIM_OF_BOOT, None, boot.image, maintenance))
         return tuple(found)
 
     def has_new_claim(self, new: Decision) -> bool:
         """Return whether a new server has a boot whose claim that it does not write disks is new in the fleet."""
         return self._offered is not None and any(
-            boot.image in self.images or not self._is_known(None, new, boot) for _, boot in _list_claimed_boots(new)
+            boot.image in self.images or not self._is_known_claim(None, new, boot)
+            for _, boot in _list_claimed_boots(new)
         )
 
-    def _is_known(self, old: Decision | None, new: Decision, boot: Boot) -> bool:
+    def _is_known_claim(self, old: Decision | None, new: Decision, boot: Boot) -> bool:
         if new.base_url not in self._hosts:
             return False
         if not boot.entries and boot.user_data is None:  # compare only the image, without console arguments
             image_arguments = self._new.images[boot.image].spec.kernel_arguments
             decisive = _filter_arguments(each for each in boot.kernel_arguments if each not in image_arguments)
             # a direct boot has no arguments
-            if boot.direct or (set(image_arguments) <= set(boot.kernel_arguments) and not decisive):
+            if boot.is_direct or (set(image_arguments) <= set(boot.kernel_arguments) and not decisive):
                 return True
         start_digest = _digest_start(new, boot)
         if old is not None and any(
@@ -530,7 +536,7 @@ def _digest_start(decision: Decision, boot: Boot) -> Digest:
             "image": boot.image,
             "method": [boot.method, boot.http_boot, boot.config_from],
             "files": [each.sha256 for each in boot.files.all()],
-            "arguments": [remove_urls(each) for each in _filter_arguments(boot.kernel_arguments) if not boot.direct],
+            "arguments": [remove_urls(each) for each in _filter_arguments(boot.kernel_arguments) if not boot.is_direct],
             "entries": {loader: remove_urls(text) for loader, text in boot.entries.items()},
         }
     )
@@ -549,7 +555,7 @@ def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     time.
     """
 
-    def was_allowed(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
+    def was_reset_allowed(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
         if was is None or was.power not in RESETS or was.run < now.run or not now.requirements >= was.requirements:
             return False
         return was.end is None or now.start is None or now.start < was.end
@@ -559,7 +565,9 @@ def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     old_maintenances = old.maintenances if old is not None and old.lifecycle is Lifecycle.ACTIVE else ()
     before = {each.name: each for each in old_maintenances}
     return tuple(
-        each.name for each in new.maintenances if each.power in RESETS and not was_allowed(before.get(each.name), each)
+        each.name
+        for each in new.maintenances
+        if each.power in RESETS and not was_reset_allowed(before.get(each.name), each)
     )
 
 
@@ -586,7 +594,8 @@ def find_returning_servers(
             if policy.network_boot is NetworkBoot.ALWAYS or (policy.network_boot in _KEYED_MODES and is_offered):
                 return True
         return any(
-            each.network_boot is NetworkBoot.ALWAYS or (record is not None and not has_run(each, record))
+            each.network_boot is NetworkBoot.ALWAYS
+            or (record is not None and not is_current_run_consumed(each, record))
             for each in decision.maintenances
             if each.boot is not None and each.boot.writes_disk
         )
@@ -619,7 +628,7 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
     found: list[WithheldBoot] = []
     for (start, end), demand, newer_demand in zip(windows, demands, newer_demands, strict=True):
         if not demand.writes_disk or (
-            newer_demand is not None and _install_facts(demand) == _install_facts(newer_demand)
+            newer_demand is not None and _get_install_fields(demand) == _get_install_fields(newer_demand)
         ):
             continue
         is_back = newer_demand is None or newer_demand.image != demand.image
@@ -631,16 +640,16 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
     return tuple(found)
 
 
-def _install_facts(demand: Demand) -> tuple[object, ...] | None:
+def _get_install_fields(demand: Demand) -> tuple[object, ...] | None:
     """Return the values by which install boots are compared, or None if the demand does not include a boot."""
     if (boot := demand.boot) is None:
         return None
     texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
     content = boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk, texts
-    return demand.maintenance, _condition_key(demand.condition), content, demand.waits, demand.preconditions
+    return demand.maintenance, _get_condition_key(demand.condition), content, demand.waits, demand.preconditions
 
 
-def _condition_key(condition: BootCondition) -> tuple[object, ...]:
+def _get_condition_key(condition: BootCondition) -> tuple[object, ...]:
     """Return the provision key or the maintenance run in a boot condition, without the number of attempts."""
     match condition:
         case UntilProvisioned():

@@ -23,7 +23,7 @@ from gitboot.resolve.secret_scan import find_leaks, find_secrets
 from gitboot.resolve.server_decision import Boot, Decision, Decisions, report_token
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.decision_changes import ServerChange
-from gitboot.text import format_count, format_rest
+from gitboot.text import format_count, format_omitted
 
 _CONTEXT_LINES: Final = 2  # number of unchanged lines around each difference
 # maximum number of lines in one diff; an additional line shows the number of omitted lines
@@ -120,7 +120,7 @@ def diff_unknown_boots(old: Decisions | None, new: Decisions) -> tuple[RenderedD
                 texts |= {f"{architecture} {name}": text for name, text in boot.user_data.files.items()}
         return texts
 
-    return _diff_common("unknown servers", texts, old, new)
+    return _diff_common_files("unknown servers", texts, old, new)
 
 
 def diff_shared_files(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
@@ -133,14 +133,14 @@ def diff_shared_files(old: Decisions | None, new: Decisions) -> tuple[RenderedDi
         del shared[SIGNED_GRUB]  # the file is the same for every fleet
         return {path.removeprefix("boot/"): file.content.decode() for path, file in shared.items()}
 
-    return _diff_common("all machines", texts, old, new)
+    return _diff_common_files("all machines", texts, old, new)
 
 
-def _diff_common(
-    boot: str, texts: Callable[[Decisions], Texts], old: Decisions | None, new: Decisions
+def _diff_common_files(
+    boot: str, render_texts: Callable[[Decisions], Texts], old: Decisions | None, new: Decisions
 ) -> tuple[RenderedDiff, ...]:
     shown, whole = (
-        [{boot: texts(_prepare_unknown(each, prepared))} if each else {} for each in (old, new)]
+        [{boot: render_texts(_prepare_unknown(each, prepared))} if each else {} for each in (old, new)]
         for prepared in (hide_secrets, lay_out_user_data)
     )
     return tuple(_diff_boots(*shown, *whole))
@@ -170,7 +170,7 @@ def _diff_texts(old: str | None, new: str | None, file: str, hidden_lines: int) 
     if hidden_lines and not lines:
         lines = [f"--- {before}", f"+++ {after}"]
     if len(lines) > _MAX_DIFF_LINES:
-        lines[_MAX_DIFF_LINES:] = [f"… {format_rest(len(lines) - _MAX_DIFF_LINES, 'line')}"]
+        lines[_MAX_DIFF_LINES:] = [f"… {format_omitted(len(lines) - _MAX_DIFF_LINES, 'line')}"]
     if hidden_lines and old is not None and new is not None:
         lines.append(f"… {format_count(hidden_lines, 'line')} HIDDEN: changed, and may contain a secret")
     return lines
@@ -280,12 +280,14 @@ def _mask_values(text: str, own: Mapping[str, str]) -> str:
     return "".join((*parts, text[end:]))
 
 
-def _extends_word(beside: str, name: str) -> bool:
+def _extends_word(neighbor: str, name: str) -> bool:
     """Return whether the character before or after a value shows that the value is only part of a longer word.
 
-    ``beside`` is this character, or "" at the start or end of the text.
+    ``neighbor`` is this character, or "" at the start or end of the text.
     """
-    return (beside.isascii() and beside.isalnum()) or (name == _NAME and (beside.isalnum() or beside in ("_", "-")))
+    return (neighbor.isascii() and neighbor.isalnum()) or (
+        name == _NAME and (neighbor.isalnum() or neighbor in ("_", "-"))
+    )
 
 
 def list_masked_names(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from gitboot.review.document_changes import (
     ChangeKind,
     DocumentChange,
     FieldChange,
-    changes_all_files,
+    affects_all_files,
     compare_fields,
 )
 from gitboot.review.formats import phrases
@@ -166,7 +166,7 @@ class Review(Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def documents_only(self) -> tuple[DocumentChange, ...]:
+    def document_only_changes(self) -> tuple[DocumentChange, ...]:
         """The changed documents that do not affect decisions. All other changed documents appear in groups."""
         if self.changes is None or self.changes.first:
             return ()
@@ -269,7 +269,7 @@ def review_commits(
     *,
     limits: Limits,
     messages: Iterable[Message],
-    line: Sequence[ReviewedCommit] = (),
+    commits: Sequence[ReviewedCommit] = (),
     command: str,
     reinstalls_need: ReinstallsNeed | None = None,
     used_ack_ids: Container[str] = frozenset(),
@@ -292,8 +292,8 @@ def review_commits(
     changes = known_changes or compare_decisions(base.decisions, head.decisions, base.repository, head.repository)
     acknowledgements, ignored = find_acknowledgements(messages, changes.digest, reinstalls_need, used_ack_ids)
     verdict, steps = judge(changes.extent, tighten_limits(limits, base, head), acknowledgements), tuple[HeldStep, ...]()
-    if len(line) > 1:
-        verdict, steps, ignored = judge_by_steps(verdict, base, head, line, limits, reinstalls_need, used_ack_ids)
+    if len(commits) > 1:
+        verdict, steps, ignored = judge_by_steps(verdict, base, head, commits, limits, reinstalls_need, used_ack_ids)
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
     causes = CauseFinder(changes, base.repository, head.repository)
@@ -308,7 +308,7 @@ def review_commits(
     if old is not None and changes.shared is not None:
         shared = CommonChange(
             title="the boot files of all machines"
-            if changes_all_files(changes.shared)
+            if affects_all_files(changes.shared)
             else "what gitboot publishes for all machines",
             causes=describe_causes(causes.find_shared_causes(changes.shared), changes, new[1]),
             fields=tuple(compare_fields(changes.shared.old or {}, changes.shared.new)),

@@ -46,10 +46,10 @@ DANGEROUS: Final = frozenset(list(Risk)[: list(Risk).index(Risk.KERNEL_ARGUMENTS
 GetFacts = Callable[[Any], object]
 
 
-def _list_file_facts(boot: Boot, fact: str) -> list[tuple[str, object]]:
-    """Return the value of the field ``fact`` ("url" or "sha256") for each file in a boot."""
+def _list_file_values(boot: Boot, field_name: str) -> list[tuple[str, object]]:
+    """Return the value of the field ``field_name`` ("url" or "sha256") for each file in a boot."""
     return [
-        (name, [each[fact] for each in found] if isinstance(found, list) else found[fact])
+        (name, [each[field_name] for each in found] if isinstance(found, list) else found[field_name])
         for name, found in to_json_value(boot.files).items()
         if name != "loaderSignatures"
     ]
@@ -91,9 +91,9 @@ _MAINTENANCE_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
     (Risk.OVERRIDE_ONLY, lambda item: item.override),
 )
 _BOOT_RISKS: Final[tuple[tuple[Risk, GetFacts], ...]] = (
-    (Risk.IMAGE, lambda item: (item.image, item.version, _list_file_facts(item, "sha256"))),
+    (Risk.IMAGE, lambda item: (item.image, item.version, _list_file_values(item, "sha256"))),
     (Risk.KERNEL_ARGUMENTS, list_own_arguments),
-    (Risk.USER_DATA, lambda item: (item.user_data.content_facts() if item.user_data else None, item.templates)),
+    (Risk.USER_DATA, lambda item: (item.user_data.make_content_fields() if item.user_data else None, item.templates)),
     (Risk.ACCESS, lambda item: dict(item.user_data.secrets) if item.user_data else {}),
     (Risk.POOL_MOVE, lambda item: (item.node_labels, item.node_taints)),
     (Risk.BOOT, lambda item: (item.profile, item.method, item.http_boot, item.writes_disk, item.config_from)),
@@ -154,7 +154,7 @@ def _find_boot_risks(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
 
 
 def _list_urls(boot: Boot) -> tuple[object, ...]:
-    return _list_file_facts(boot, "url"), dict(boot.files.loader_signatures)
+    return _list_file_values(boot, "url"), dict(boot.files.loader_signatures)
 
 
 class EffectTime(StrEnum):

@@ -112,16 +112,17 @@ class ConditionType(Struct, frozen=True):
     def find_remedy(self, reason: str) -> str | None:
         return self.remedies.get(reason, self.remedies.get(ANY))
 
-    def find_event_type(self, before: Condition | None, now: Condition) -> str | None:
+    def find_event_type(self, previous: Condition | None, current: Condition) -> str | None:
         """Return the type of the event that reports a false condition, or None if the change needs no event."""
-        is_same = before is not None and (
-            before.status == now.status
+        is_same = previous is not None and (
+            previous.status == current.status
             if self.announces_on is Announcement.STATUS
-            else (before.status, before.reason) == (now.status, now.reason)
+            else (previous.status, previous.reason) == (current.status, current.reason)
             if self.announces_on is Announcement.REASON
-            else (before.status, before.reason, before.message) == (now.status, now.reason, now.message)
+            else (previous.status, previous.reason, previous.message)
+            == (current.status, current.reason, current.message)
         )
-        return None if is_same else self.events.get(now.reason, self.event)
+        return None if is_same else self.events.get(current.reason, self.event)
 
 
 # A remedy is a command or a setting. Its comment states what to do first ("…, then run this"), or when the command is
@@ -737,14 +738,14 @@ def fill_placeholders(line: str, values: Mapping[str, str | Sequence[str]]) -> s
     strings of a TOML list.
     """
 
-    def value(word: re.Match[str]) -> str:
+    def quote_value(word: re.Match[str]) -> str:
         found = values.get(word[1])
         if found is None:
             return word[0]
         words = (found,) if isinstance(found, str) else found
         return ", ".join(map(json.dumps, words)) if word[0].startswith('"') else quote_words(*words)
 
-    return re.sub(r'"?\b([A-Z]{5,})\b"?', value, line)
+    return re.sub(r'"?\b([A-Z]{5,})\b"?', quote_value, line)
 
 
 def fill_state(line: str, state: str) -> str:

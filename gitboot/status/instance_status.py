@@ -72,7 +72,7 @@ class SignedListState(Struct, frozen=True, kw_only=True):
     key_folder: str | None = None  # the folder with the keys that sign the list; None: unsigned
 
 
-class Held(Struct, frozen=True, kw_only=True):
+class HeldCommit(Struct, frozen=True, kw_only=True):
     """A commit that a guard holds until a person acknowledges or approves it."""
 
     commit: str
@@ -128,7 +128,7 @@ class Status(Struct, frozen=True, kw_only=True):
     ledger: str | None = None  # the identity of the ledger; None: `gitboot serve` wrote the status
     attempted: str | None = None  # the newest commit that gitboot judged
     problems: tuple[Problem, ...] = ()  # the problems of the newest commit
-    held: Held | None = None  # the newest commit, if a guard holds it
+    held: HeldCommit | None = None  # the newest commit, if a guard holds it
     withheld: tuple[WithheldServer, ...] = ()  # servers that lost their install boot of now, by name
     # The commits between the accepted and the newest commit, oldest first.
     passed_commits: tuple[PassedCommit, ...] = ()

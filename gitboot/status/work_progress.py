@@ -183,11 +183,11 @@ class WorkListener:
         self,
         report: Callable[[WorkProgress | None], None] = lambda _: None,
         *,
-        progress: Callable[[], None] = lambda: None,  # the listener calls this function at each step of the work
+        on_progress: Callable[[], None] = lambda: None,  # the listener calls this function at each step of the work
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report, self._clock_s, self._lock = report, clock_s, threading.Lock()
-        self._progress = progress
+        self._progress = on_progress
         self._periods: dict[Work, _WorkPeriod] = {}
 
     def make_reporter(self, work: Work) -> ReportProgress:

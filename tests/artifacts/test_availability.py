@@ -117,7 +117,7 @@ class FakeWatch:
     wanted: Collection[BootFile] = ()
     late: Mapping[BootFile, Sighting] | None = None  # a fault that only its waiters see
 
-    def want(self, files: Collection[BootFile], bases: tuple[str, ...]) -> None:
+    def watch_files(self, files: Collection[BootFile], base_urls: tuple[str, ...]) -> None:
         self.wanted = files
 
     def get_sightings(self) -> Mapping[BootFile, Sighting]:
@@ -624,10 +624,10 @@ def make_watch(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., Threaded
 
 
 def observe_once(
-    lookout: ThreadedArtifactWatch, files: Collection[BootFile], bases: tuple[str, ...]
+    lookout: ThreadedArtifactWatch, files: Collection[BootFile], base_urls: tuple[str, ...]
 ) -> Mapping[BootFile, Sighting]:
     """Let a lookout look at each of these files once; return what it has seen."""
-    lookout.want(files, bases)
+    lookout.watch_files(files, base_urls)
     lookout.wait()
     return lookout.get_sightings()
 
@@ -710,7 +710,7 @@ def test_results_of_unneeded_artifacts_are_dropped(
     lookout, missing = make_watch(), web.file("/missing", KERNEL_BYTES)
     same = observe_once(lookout, {missing}, (web.url,))
     assert lookout.get_sightings() is same
-    lookout.want((), (web.url,))
+    lookout.watch_files((), (web.url,))
     assert lookout.get_sightings() == {}
 
 
@@ -741,10 +741,10 @@ def test_a_mirrored_artifact_is_checked_in_the_tree_and_at_sites(
 ) -> None:
     # A site has its own artifacts; if its server does not respond, the local results count for it.
     path = f"o/{compute_digest(KERNEL_BYTES)}/kernel"
-    bases = ("http://boot.invalid", web.url, f"http://127.0.0.1:{free_port()}")
-    own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in bases)
+    base_urls = ("http://boot.invalid", web.url, f"http://127.0.0.1:{free_port()}")
+    own, site, silent = (replace(web.file("/", KERNEL_BYTES), url=f"{base}/{path}", source="s") for base in base_urls)
     lookout = make_watch()
-    found = observe_once(lookout, {own, site, silent}, bases)
+    found = observe_once(lookout, {own, site, silent}, base_urls)
     assert [found[each].presence for each in (own, site, silent)] == [
         *(Presence.UNKNOWN, Presence.MISSING, Presence.MISSING),
     ]

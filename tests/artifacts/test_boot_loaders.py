@@ -21,7 +21,7 @@ from gitboot.artifacts.boot_loaders import (
     BuiltLoader,
     PackagedLoader,
     PlacedLoader,
-    Placement,
+    PlacementOutcome,
     is_signed,
     place_loaders,
     render_embedded_grub_configuration,
@@ -78,7 +78,7 @@ def test_loaders_of_packages_are_copied_to_the_web_root_and_the_tftp_root(tmp_pa
     told = collect_placed(out, system, tftp)
     for loader in LOADERS:
         if isinstance(loader, PackagedLoader):
-            assert told[loader.path].outcome is Placement.PLACED
+            assert told[loader.path].outcome is PlacementOutcome.PLACED
             expected = _make_content(loader).encode()
             found = (out / "assets" / loader.path).read_bytes(), (tftp / loader.path).read_bytes()
             assert found == (expected, expected)
@@ -136,7 +136,7 @@ def test_placing_twice_writes_nothing(tmp_path: Path, system: Path) -> None:
     before = read_files(tmp_path)
     told = collect_placed(tmp_path / "out", system, tmp_path / "tftp")
     assert read_files(tmp_path) == before
-    assert Placement.PLACED not in {each.outcome for each in told.values()}
+    assert PlacementOutcome.PLACED not in {each.outcome for each in told.values()}
 
 
 def test_placed_loaders_are_readable_for_servers_of_other_users(tmp_path: Path, system: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_manifest_lists_each_placed_loader_with_its_sha256_and_no_missing_on
     (system / "usr/lib/ipxe/undionly.kpxe").unlink()
     told = collect_placed(tmp_path / "out", system)
     assert told["loaders/undionly.kpxe"] == PlacedLoader(
-        path="loaders/undionly.kpxe", outcome=Placement.MISSING, message="install the package ipxe"
+        path="loaders/undionly.kpxe", outcome=PlacementOutcome.MISSING, message="install the package ipxe"
     )
     items = json.loads((tmp_path / "out/assets" / MANIFEST).read_text())["items"]
     assert {each["path"] for each in items} == {path for path, each in told.items() if each.sha256}
@@ -160,7 +160,9 @@ def test_a_newer_package_replaces_the_loader_of_the_old_one(tmp_path: Path, syst
     collect_placed(tmp_path / "out", system)
     (system / "usr/lib/ipxe/undionly.kpxe").write_text("newer")
     changed = {
-        path for path, each in collect_placed(tmp_path / "out", system).items() if each.outcome is Placement.PLACED
+        path
+        for path, each in collect_placed(tmp_path / "out", system).items()
+        if each.outcome is PlacementOutcome.PLACED
     }
     assert changed == {"loaders/undionly.kpxe"}
     assert (tmp_path / "out/assets/loaders/undionly.kpxe").read_text() == "newer"
@@ -204,12 +206,12 @@ def add_grub(folder: Path) -> Path:
 @needs_grub
 def test_grub_is_built_for_http_and_to_the_same_bytes_each_time(tmp_path: Path) -> None:
     system = add_grub(tmp_path / "system")
-    assert collect_placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.PLACED
+    assert collect_placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is PlacementOutcome.PLACED
     image = (tmp_path / "out/assets/loaders/grub-x86_64.efi").read_bytes()
     assert image.startswith(b"MZ")
     assert render_embedded_grub_configuration(BASE).encode() in image
     assert collect_placed(tmp_path / "other", system)["loaders/grub-x86_64.efi"].sha256 == sha256(image).hexdigest()
-    assert collect_placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is Placement.UNCHANGED
+    assert collect_placed(tmp_path / "out", system)["loaders/grub-x86_64.efi"].outcome is PlacementOutcome.UNCHANGED
 
 
 @needs_grub
@@ -221,7 +223,7 @@ def test_a_grub_for_another_base_url_is_another_image(tmp_path: Path) -> None:
         for each in place_loaders(tmp_path / "out", None, "http://[2001:db8::1]", lambda each: None, systems=[system])
         if each.path == "loaders/grub-x86_64.efi"
     ]
-    assert other.outcome is Placement.PLACED
+    assert other.outcome is PlacementOutcome.PLACED
     assert b"configfile '(http,[2001:db8::1])/grub.cfg'" in (tmp_path / "out/assets" / other.path).read_bytes()
 
 
@@ -305,7 +307,7 @@ def test_a_signed_grub_without_http_is_not_placed(tmp_path: Path, system: Path) 
     grub = older / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
     grub.write_text("the GRUB of Debian 12")
     told = collect_placed(tmp_path / "out", older, tmp_path / "tftp")["loaders/grubx64.efi"]
-    assert told.outcome is Placement.MISSING
+    assert told.outcome is PlacementOutcome.MISSING
     assert told.message == (
         f"{grub} cannot download over HTTP: unpack grub-efi-amd64-signed from Debian 13 or newer, and pass the folder "
         "with --system"
@@ -325,7 +327,7 @@ def test_an_invalid_base_url_is_rejected(tmp_path: Path) -> None:
 def test_below_https_only_grub_is_omitted_and_the_message_has_the_reason(tmp_path: Path) -> None:
     outcomes = place_loaders(tmp_path, None, "https://boot.test", lambda each: None, systems=[tmp_path])
     told = {each.path: each for each in outcomes}
-    assert told["loaders/grub-x86_64.efi"].outcome is Placement.MISSING
+    assert told["loaders/grub-x86_64.efi"].outcome is PlacementOutcome.MISSING
     assert told["loaders/grub-x86_64.efi"].message.startswith(
         "GRUB can download only over http, not from https://boot.test"
     )

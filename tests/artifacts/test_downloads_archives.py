@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.artifacts import downloads
-from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher, read_member
+from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher, read_archive_member
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from tests.helpers.artifact_servers import artifact_server
 
@@ -55,7 +55,7 @@ def make_zip(files: Mapping[str, bytes] = FILES, method: int = zipfile.ZIP_DEFLA
 
 def read(content: bytes, name: str, path: str, chunk: int = 10_000) -> bytes:
     chunks = (content[at : at + chunk] for at in range(0, len(content), chunk))
-    return b"".join(read_member(chunks, f"https://vendor.test/{name}", path))
+    return b"".join(read_archive_member(chunks, f"https://vendor.test/{name}", path))
 
 
 GOOD = {
@@ -155,7 +155,7 @@ def test_another_archive_is_refused(name: str) -> None:
 
 def test_an_archive_that_unpacks_to_far_more_is_refused() -> None:
     with pytest.raises(ArtifactMissing, match="more than 200 times its size"):
-        list(read_member(stream_zeros(1 << 30), "a.tar.gz", "amd64/linux"))
+        list(read_archive_member(stream_zeros(1 << 30), "a.tar.gz", "amd64/linux"))
 
 
 def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -> None:

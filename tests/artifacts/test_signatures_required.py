@@ -309,7 +309,7 @@ def test_a_watch_verifies_a_file_and_keeps_the_result_after_a_restart(
 
     with watch() as opened:
         lookout = require_value(opened)
-        lookout.want({signed_kernel, plain}, BASES)
+        lookout.watch_files({signed_kernel, plain}, BASES)
         lookout.wait()
         seen = lookout.get_sightings()
         assert (seen[signed_kernel].presence, seen[plain].presence) == (Presence.UNSIGNED, Presence.FOUND)
@@ -323,7 +323,7 @@ def test_a_watch_verifies_a_file_and_keeps_the_result_after_a_restart(
     web.asked.clear()
     with watch() as opened:
         lookout = require_value(opened)
-        lookout.want({signed_kernel}, BASES)
+        lookout.watch_files({signed_kernel}, BASES)
         lookout.wait()
         assert require_value(lookout.get_sightings()[signed_kernel].signer).name == "vendor <vendor@example.net>"
         assert web.asked["GET", "/kernel.sig"] == 0

@@ -290,7 +290,7 @@ def test_t2_the_access_file_states_which_bmcs_get_the_credentials(
     tmp_path: Path, case: str, text: str, access: BmcAccess, refused: str | None
 ) -> None:
     trust = make_trust(tmp_path, text)
-    assert trust.covers(access) is (refused is None), case
+    assert trust.allows_bmc(access) is (refused is None), case
     if refused is not None:
         with pytest.raises(BmcNotTrusted, match=refused):
             trust.build_address_filter(access, is_in_ledger=False)
@@ -334,10 +334,10 @@ def test_t2_with_an_authority_in_the_access_folder_only_bmcs_with_its_certificat
     (tmp_path / "other").mkdir()
     own, other = Authority(tmp_path / "own"), Authority(tmp_path / "other")
     trust = make_trust(tmp_path, "", authority=own.pem)
-    assert trust.covers(bmc())
-    assert not trust.covers(bmc("http://10.0.0.1"))
-    assert not trust.covers(bmc(verify=False))
-    assert not trust.covers(bmc(ca="PEM"))
+    assert trust.allows_bmc(bmc())
+    assert not trust.allows_bmc(bmc("http://10.0.0.1"))
+    assert not trust.allows_bmc(bmc(verify=False))
+    assert not trust.allows_bmc(bmc(ca="PEM"))
     # Addresses of this machine are allowed only if a network names them, in addition to the authority.
     store_credentials(tmp_path, password=PASSWORD, trust='networks = ["127.0.0.1"]')
     assert [gets_credentials(tmp_path, each, "DNS:localhost") for each in (own, other)] == [True, False]
@@ -392,7 +392,7 @@ def test_the_most_specific_place_selects_the_certificate_authority(
     trust = make_trust(tmp_path, SITES, authority="shared" if is_shared else None)
     found = authority if is_shared or authority != "shared" else None
     assert trust.find_authority(bmc(address)) == found
-    assert trust.covers(bmc(address)) is (found is not None)
+    assert trust.allows_bmc(bmc(address)) is (found is not None)
 
 
 def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> None:
@@ -462,8 +462,8 @@ def test_a_printed_access_file_can_be_read_back(tmp_path: Path) -> None:
     text = render_access_file(bmcs)
     assert 'networks = ["10.0.0.0/29", "2001:db8::1/128"]' in text
     trust = make_trust(tmp_path, text)
-    assert all(trust.covers(each) for each in bmcs)
-    assert not trust.covers(bmc("https://10.0.0.9"))
+    assert all(trust.allows_bmc(each) for each in bmcs)
+    assert not trust.allows_bmc(bmc("https://10.0.0.9"))
 
 
 def test_two_spellings_of_one_address_are_one_bmc() -> None:

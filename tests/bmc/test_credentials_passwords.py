@@ -271,13 +271,13 @@ def test_a_bmc_named_by_a_certificate_is_allowed_and_networks_still_apply(
     write_access_file(rack, format_fingerprint(issued), 'networks = ["10.0.0.0/8"]')
     assert "does not list this host" in run_task(rack).message
     trust = read_trust(rack.folder, "rack")
-    assert not trust.covers(rack.job().bmc)
+    assert not trust.allows_bmc(rack.job().bmc)
     bmc = structs.replace(rack.job().bmc, address="https://10.0.0.9")
     (rack.folder / "access.toml").write_text(f'[certificates]\n"10.0.0.9" = "{format_fingerprint(issued)}"\n')
     trust = read_trust(rack.folder, "rack")
-    assert trust.covers(bmc) and trust.covers(structs.replace(bmc, verify=False))
-    assert not trust.covers(structs.replace(bmc, address="http://10.0.0.9"))
-    assert not trust.covers(structs.replace(bmc, address="https://10.0.0.10"))
+    assert trust.allows_bmc(bmc) and trust.allows_bmc(structs.replace(bmc, verify=False))
+    assert not trust.allows_bmc(structs.replace(bmc, address="http://10.0.0.9"))
+    assert not trust.allows_bmc(structs.replace(bmc, address="https://10.0.0.10"))
 
 
 @pytest.mark.parametrize("verify", [True, False])

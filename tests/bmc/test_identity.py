@@ -20,11 +20,11 @@ from gitboot.bmc.identity import (
     SharedIdentityValues,
     UnprovenIdentity,
     accept_identity,
-    identify,
-    is_another_system,
+    are_different_systems,
+    compare_identity,
     list_document_values,
     list_pinned_values,
-    update_pin,
+    update_pinned_identity,
 )
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.revision import apply_changes
@@ -109,17 +109,17 @@ CASES: list[tuple[str, DocumentIdentity, ReportedIdentity, str]] = [
 def test_the_uuid_and_the_serial_number_decide_whether_it_is_the_described_machine(
     described: DocumentIdentity, shown: ReportedIdentity, whose: str
 ) -> None:
-    assert _name_result(identify(described, shown)) == whose
+    assert _name_result(compare_identity(described, shown)) == whose
 
 
 def test_both_identities_are_named_with_the_line_to_add() -> None:
-    another = identify(BY_BOTH, SHOWS_OTHER)
+    another = compare_identity(BY_BOTH, SHOWS_OTHER)
     assert another == AnotherMachine(
         message=f'the BMC reports UUID {OTHER}, serial "X6DCP93", but the Server document has UUID {OURS}, serial '
         f'"J4JMO72". If this BMC belongs to the server, you can add `reports: {{uuid: {OTHER}, serial: "X6DCP93"}}` '
         "to `bmc` in the Server document"
     )
-    cannot_tell = identify(BY_UUID, SHOWS_NOTHING)
+    cannot_tell = compare_identity(BY_UUID, SHOWS_NOTHING)
     assert cannot_tell == UnprovenIdentity(
         message='the BMC reports serial "To be filled by O.E.M.", SKU "Default string", so gitboot cannot check '
         f"whether the machine has UUID {OURS}"
@@ -232,8 +232,10 @@ def test_values_that_two_machines_report_identify_neither(
 
 
 def test_values_that_two_machines_report_prove_nothing() -> None:
-    assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared_values=frozenset({OTHER})), AnotherMachine)
-    assert isinstance(identify(BY_BOTH, SHOWS_OTHER, shared_values=frozenset({OTHER, "X6DCP93"})), UnprovenIdentity)
+    assert isinstance(compare_identity(BY_BOTH, SHOWS_OTHER, shared_values=frozenset({OTHER})), AnotherMachine)
+    assert isinstance(
+        compare_identity(BY_BOTH, SHOWS_OTHER, shared_values=frozenset({OTHER, "X6DCP93"})), UnprovenIdentity
+    )
 
 
 # Pins
@@ -267,11 +269,11 @@ def test_values_that_two_machines_report_prove_nothing() -> None:
 def test_a_changed_identity_holds_the_server(
     case: str, before: ReportedIdentity, now: ReportedIdentity, whose: str
 ) -> None:
-    assert _name_result(identify(BY_BOTH, now, pinned=_make_pin(before))) == whose, case
+    assert _name_result(compare_identity(BY_BOTH, now, pinned=_make_pin(before))) == whose, case
 
 
 def test_the_message_names_the_change_of_an_identity() -> None:
-    changed = identify(BY_UUID, SHOWS_OTHER, pinned=_make_pin(SHOWS_BOTH))
+    changed = compare_identity(BY_UUID, SHOWS_OTHER, pinned=_make_pin(SHOWS_BOTH))
     assert changed == IdentityChanged(
         message=f'the BMC reports a different identity than before: UUID {OTHER} instead of {OURS}, serial "X6DCP93" '
         f'instead of "J4JMO72". If this BMC belongs to the server, you can add `reports: {{uuid: {OTHER}, serial: '
@@ -281,37 +283,41 @@ def test_the_message_names_the_change_of_an_identity() -> None:
 
 def test_a_document_that_names_the_new_identity_accepts_it() -> None:
     named = structs.replace(BY_UUID, reports_uuid=OTHER, reports_serial="X6DCP93")
-    assert identify(named, SHOWS_OTHER, pinned=_make_pin(SHOWS_BOTH)) == SameMachine()
+    assert compare_identity(named, SHOWS_OTHER, pinned=_make_pin(SHOWS_BOTH)) == SameMachine()
 
 
 def test_an_operator_accepts_the_current_identity_and_no_later_one() -> None:
     first = _make_pin(SHOWS_BOTH)
-    held = identify(BY_UUID, SHOWS_OTHER, pinned=first)
-    kept = update_pin(SHOWS_OTHER, held, pinned=first, place=PLACE, at=NOW)
+    held = compare_identity(BY_UUID, SHOWS_OTHER, pinned=first)
+    kept = update_pinned_identity(SHOWS_OTHER, held, pinned=first, place=PLACE, at=NOW)
     assert (kept.uuid, kept.changed) == (OURS, SHOWS_OTHER)
     accepted = accept_identity(kept, at=NOW + timedelta(hours=1))
-    assert identify(BY_UUID, SHOWS_OTHER, pinned=accepted) == SameMachine(accepted=True)
-    assert isinstance(identify(BY_UUID, structs.replace(SHOWS_OTHER, serial="Z9"), pinned=accepted), IdentityChanged)
+    assert compare_identity(BY_UUID, SHOWS_OTHER, pinned=accepted) == SameMachine(accepted=True)
+    assert isinstance(
+        compare_identity(BY_UUID, structs.replace(SHOWS_OTHER, serial="Z9"), pinned=accepted), IdentityChanged
+    )
 
 
 def test_an_operator_accepts_a_machine_that_was_another_one_from_the_first_read() -> None:
-    another = identify(BY_UUID, SHOWS_OTHER)
-    kept = update_pin(SHOWS_OTHER, another, pinned=None, place=PLACE, at=NOW)
-    assert isinstance(identify(BY_UUID, SHOWS_OTHER, pinned=kept), AnotherMachine)
-    assert identify(BY_UUID, SHOWS_OTHER, pinned=accept_identity(kept, at=NOW)) == SameMachine(accepted=True)
+    another = compare_identity(BY_UUID, SHOWS_OTHER)
+    kept = update_pinned_identity(SHOWS_OTHER, another, pinned=None, place=PLACE, at=NOW)
+    assert isinstance(compare_identity(BY_UUID, SHOWS_OTHER, pinned=kept), AnotherMachine)
+    assert compare_identity(BY_UUID, SHOWS_OTHER, pinned=accept_identity(kept, at=NOW)) == SameMachine(accepted=True)
 
 
 def test_a_pin_changes_only_if_the_reading_has_something_new() -> None:
     later = NOW + timedelta(hours=1)
-    first = update_pin(ReportedIdentity(uuid=OURS), SameMachine(), pinned=None, place=PLACE, at=NOW)
+    first = update_pinned_identity(ReportedIdentity(uuid=OURS), SameMachine(), pinned=None, place=PLACE, at=NOW)
     assert first == PinnedIdentity(uuid=OURS, serial=None, at=NOW, place=PLACE)
-    assert update_pin(ReportedIdentity(), SameMachine(), pinned=first, place=PLACE, at=later) == first
-    assert update_pin(SHOWS_BOTH, SameMachine(), pinned=first, place=PLACE, at=later) == structs.replace(
+    assert update_pinned_identity(ReportedIdentity(), SameMachine(), pinned=first, place=PLACE, at=later) == first
+    assert update_pinned_identity(SHOWS_BOTH, SameMachine(), pinned=first, place=PLACE, at=later) == structs.replace(
         first, serial="J4JMO72"
     )
     held = structs.replace(first, changed=SHOWS_OTHER)
-    assert update_pin(ReportedIdentity(uuid=OURS), SameMachine(), pinned=held, place=PLACE, at=later) == first
-    moved = update_pin(SHOWS_OTHER, SameMachine(), pinned=first, place=ELSEWHERE, at=later)
+    assert (
+        update_pinned_identity(ReportedIdentity(uuid=OURS), SameMachine(), pinned=held, place=PLACE, at=later) == first
+    )
+    moved = update_pinned_identity(SHOWS_OTHER, SameMachine(), pinned=first, place=ELSEWHERE, at=later)
     assert moved == PinnedIdentity(uuid=OTHER, serial="X6DCP93", at=later, place=ELSEWHERE)
 
 
@@ -330,7 +336,7 @@ def test_a_pin_changes_only_if_the_reading_has_something_new() -> None:
 def test_two_readings_are_of_different_systems_only_if_no_value_matches(
     before: ReportedIdentity, now: ReportedIdentity, another: bool
 ) -> None:
-    assert is_another_system(before, now) is another
+    assert are_different_systems(before, now) is another
 
 
 UUIDS = tuple(SystemUuid(make_uuid(f"web{number}")) for number in range(6))

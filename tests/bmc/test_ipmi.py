@@ -34,7 +34,7 @@ from gitboot.bmc.override_state import (
     OverrideState,
     WantedOverride,
 )
-from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
+from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_override_shown
 from gitboot.bmc.power_steps import (
     PowerAction,
     PowerChangeRefusal,
@@ -43,7 +43,7 @@ from gitboot.bmc.power_steps import (
     PowerRecordState,
     ResetType,
     WantedPowerChange,
-    choose_reset_type,
+    choose_power_step,
 )
 from gitboot.bmc.redfish.transport import ConnectionPolicy
 from gitboot.cli.main import Exit
@@ -167,7 +167,7 @@ def cleared_observation(machine: IpmiMachine) -> BmcObservation:
 @needs_ipmitool
 def test_power_and_override_are_observed(machine: IpmiMachine, bmc: IpmiConnection) -> None:
     seen = bmc.observe()
-    assert is_shown(NO_OVERRIDE, seen)
+    assert is_override_shown(NO_OVERRIDE, seen)
     assert (seen.power, seen.in_post, seen.marks.settled, seen.quirks_name) == ("On", False, False, "IPMI")
     machine.power = "off"
     assert bmc.observe().power == "Off"
@@ -185,7 +185,7 @@ def test_power_commands_follow_the_standard(
 ) -> None:
     """IPMI 2.0, table 28-4."""
     seen = bmc.observe()
-    step = choose_reset_type(PowerAction(action), seen, SameMachine(), force=force)
+    step = choose_power_step(PowerAction(action), seen, SameMachine(), force=force)
     assert isinstance(step, ResetType)
     machine.controls.clear()
     bmc.reset(step, seen)
@@ -194,7 +194,7 @@ def test_power_commands_follow_the_standard(
 
 @needs_ipmitool
 def test_ipmi_never_requests_a_restart_from_the_operating_system(bmc: IpmiConnection) -> None:
-    step = choose_reset_type(PowerAction.RESET, bmc.observe(), SameMachine(), force=False)
+    step = choose_power_step(PowerAction.RESET, bmc.observe(), SameMachine(), force=False)
     assert isinstance(step, PowerChangeRefusal) and step.why.endswith("add --force to bypass the operating system")
 
 
@@ -239,7 +239,7 @@ def test_flags_that_are_already_right_are_not_written(
 ) -> None:
     bmc.set_override(INSTALL, cleared_observation)
     seen = bmc.observe()
-    assert is_shown(INSTALL, seen)
+    assert is_override_shown(INSTALL, seen)
     machine.requests.clear()
     bmc.set_override(INSTALL, seen)
     assert machine.requests == []
@@ -517,7 +517,7 @@ def _wait_for_simulator(port: int, process: subprocess.Popen[bytes]) -> None:
 @needs_ipmitool
 def test_the_simulator_of_openipmi_is_read_with_its_own_cipher_suite(simulator: int) -> None:
     seen = _connection(simulator).observe()
-    assert (seen.identity.uuid, seen.power, is_shown(NO_OVERRIDE, seen)) == (UUID_, "On", True)
+    assert (seen.identity.uuid, seen.power, is_override_shown(NO_OVERRIDE, seen)) == (UUID_, "On", True)
     with pytest.raises(BmcRejected, match="rejects the user name or password"):
         _connection(simulator, password="wrong").observe()
 

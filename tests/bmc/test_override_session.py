@@ -374,7 +374,7 @@ def test_a_task_that_has_not_started_is_replaced_by_the_newest_one(make_rack: Ma
         fleet.submit([rack.job(machine=web01), rack.job(machine=web02), rack.job(machine=web03)])
         assert gate.reached.wait(60)
         assert fleet.submit([rack.job(ALWAYS, machine=web02)]) == {web02.uuid}
-        fleet.drop_pending([SystemUuid(web03.uuid)])
+        fleet.drop_pending_tasks([SystemUuid(web03.uuid)])
         gate.opened.set()
         fleet.take_results(wait_all=True)
     assert [each["Boot"]["BootSourceOverrideEnabled"] for each in web02.writes] == ["Continuous"]

@@ -20,8 +20,8 @@ from gitboot.bmc.identity import (
     ReportedIdentity,
     SameMachine,
     UnprovenIdentity,
-    identify,
-    update_pin,
+    compare_identity,
+    update_pinned_identity,
 )
 from gitboot.bmc.override_state import (
     AskOperator,
@@ -40,7 +40,7 @@ from gitboot.bmc.override_state import (
 from gitboot.bmc.override_steps import (
     NO_OVERRIDE,
     adapt_override,
-    is_shown,
+    is_override_shown,
     needs_clock,
     next_step,
     update_refused_record,
@@ -661,8 +661,8 @@ def test_only_the_end_of_an_override_needs_no_ledger_and_only_after_the_time_in_
     state: OverrideState, minutes_left: int, needs_no_ledger: bool
 ) -> None:
     record = structs.replace(_record(state), clears_from=NOW + timedelta(minutes=minutes_left))
-    assert record.ends_unrecorded(NOW) is needs_no_ledger
-    assert not _record(state).ends_unrecorded(NOW), "an override that an earlier version has set needs the ledger"
+    assert record.may_be_written_later(NOW) is needs_no_ledger
+    assert not _record(state).may_be_written_later(NOW), "an override that an earlier version has set needs the ledger"
 
 
 def test_a_moving_mark_proves_nothing_about_a_mark_that_never_moves() -> None:
@@ -872,7 +872,7 @@ def test_an_override_is_adapted_to_its_bmc(wanted: Override, bmc: BmcObservation
     ],
 )
 def test_an_override_is_compared_with_the_reading(override: Override, seen: Override, standing: bool) -> None:
-    assert is_shown(override, _make_observation(seen)) is standing
+    assert is_override_shown(override, _make_observation(seen)) is standing
 
 
 def _observe(machine: Machine) -> BmcObservation:
@@ -918,9 +918,9 @@ class _Instance:
         for _ in range(10):
             observed = self.observe()
             records = tuple(self.ledger.values())
-            identified = identify(self.described, observed.identity, pinned=self.pinned)
+            identified = compare_identity(self.described, observed.identity, pinned=self.pinned)
             place = ("http://bmc", None)
-            self.pinned = update_pin(
+            self.pinned = update_pinned_identity(
                 observed.identity, identified, pinned=self.pinned, place=place, at=self.machine.now
             )
             step = _step(self.wanted, observed, records, at=self.machine.now, identified=identified)

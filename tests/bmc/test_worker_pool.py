@@ -30,7 +30,7 @@ class HeldTasks:
         self._gates: dict[str, threading.Event] = {}
         self._changed = threading.Condition()
         self.crew: TaskRunner[str, str] = TaskRunner(
-            self.max_tasks, self.max_site_tasks, on_ended=self._wake, later=self._later
+            self.max_tasks, self.max_site_tasks, on_results=self._wake, call_after=self._later
         )
 
     def _wake(self) -> None:
@@ -174,7 +174,7 @@ def test_one_task_runs_for_each_key_and_the_newest_waiting_one_replaces_the_othe
     assert held_tasks.add("b", site="x") == {"b"}
     assert held_tasks.add("b", site="y") == {"b"}
     held_tasks.add("c")
-    held_tasks.crew.drop_pending(["c"])
+    held_tasks.crew.drop_pending_tasks(["c"])
     held_tasks.end("a", "b")
     assert held_tasks.taken(2).keys() == {"a", "b"}
     assert held_tasks.begun == ["a", "b"]

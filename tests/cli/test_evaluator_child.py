@@ -26,7 +26,7 @@ from gitboot.controller.instance import state_directory
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.age_encryption import make_key
 from gitboot.evaluator.protocol import EvaluationStart, NewResults, ResultKind
-from gitboot.resolve.provisioning_record import Record, record_facts
+from gitboot.resolve.provisioning_record import Record, make_record_fields
 from tests.helpers.fleets import SEED, make_uuid, server
 from tests.helpers.git_repositories import WorkTree
 from tests.helpers.instance_with_bmcs import Rack, run_command
@@ -107,7 +107,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         assert made.once(records="adopt").code == 0
         make_key(made.folder / "A")
         (made.folder / "K").mkdir()
-        given = {"kind": "HandOver", "uuid": make_uuid("web01"), "record": record_facts(Record())}
+        given = {"kind": "HandOver", "uuid": make_uuid("web01"), "record": make_record_fields(Record())}
         (made.folder / "H").write_text(json.dumps(given | dict.fromkeys(("server", "commit", "ledger", "at"), "")))
         WorkTree(made.folder / "W").commit({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
         yield made

@@ -194,7 +194,7 @@ def test_a_message_is_wrapped_between_words_only_on_a_terminal(
     echo_wrapped(text, err=True)
     assert capsys.readouterr().err == f"{text}\n"
     with terminal() as sent:
-        echo_wrapped(text, err=True, hanging="    ")
+        echo_wrapped(text, err=True, hanging_indent="    ")
     first, second, third, *rest = sent[0].split("\n")
     assert (first, second, third) == (
         "  a long reason a long reason a long",

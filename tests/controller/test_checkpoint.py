@@ -23,7 +23,7 @@ from gitboot.controller.instance import assembly
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import LastFetch
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit, EvaluationResult
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import read_or_create_identity
@@ -34,11 +34,11 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, compute_digest
-from gitboot.publish.tree_reader import ALL, Inventory, Tree, find_changed_servers, find_suspects
+from gitboot.publish.tree_reader import ALL, Inventory, Tree, find_changed_servers, find_damage
 from gitboot.render.endpoint_files import shard_path
 from gitboot.render.paths import LIST_TIMESTAMP, IdentityKind, format_identity
 from gitboot.render.paths import ON_PAGE as ON_PAGE
-from gitboot.resolve.provisioning_record import Record, record_facts, shard_name
+from gitboot.resolve.provisioning_record import Record, make_record_fields, shard_name
 from tests.helpers.cases import count_examples
 from tests.helpers.fleets import at, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
 from tests.helpers.instance_in_process import InProcessEvaluator, Parts, record_fetch, run_in_process
@@ -96,7 +96,7 @@ def documents(draw: random.Random) -> str:
 def item_of(name: str, provision: int | None) -> dict[str, object]:
     """Return the operator request for a server."""
     record = Record(provision=provision, image="flatcar-1", pool="web", evidence="Operator")
-    return {"uuid": make_uuid(name), "server": name, **record_facts(record)}
+    return {"uuid": make_uuid(name), "server": name, **make_record_fields(record)}
 
 
 UNKNOWN = re.compile(rb'"answered":[0-9]+|"ops/pages/data/server/[^}]*\}')
@@ -245,7 +245,7 @@ class Twins:
     def compare(self) -> None:
         one, other = (each.tree() for each in self.both)
         assert one == other
-        assert {each for twin in self.both for each in find_suspects(twin.folder / "output")} <= {None}
+        assert {each for twin in self.both for each in find_damage(twin.folder / "output")} <= {None}
         assert self.one.ledger() == self.other.ledger()
         said = [each.status() for each in self.both]
         assert {**said[0], "plannedAt": ""} == {**said[1], "plannedAt": ""}  # when something was published last
@@ -522,7 +522,7 @@ def test_an_unusable_checkpoint_is_ignored(
     if harm == "of another ledger":
         (folder / "state" / "token-keys").unlink()
     if harm == "in doubt":
-        monkeypatch.setattr(Knowledge, "is_trusted", False)
+        monkeypatch.setattr(LedgerSnapshot, "is_trusted", False)
     with run_in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert "CacheUnusable" not in {event.type for event in parts.events}
@@ -679,8 +679,8 @@ def test_a_changed_or_missing_file_of_the_output_is_found_and_repaired(
         if harm is not None:
             (output / path).write_bytes(harm)
         is_unreadable = "/index/" in path and harm == b"no JSON"
-        assert {each for each in find_suspects(output) if each is not None} == {ALL if is_unreadable else found}
+        assert {each for each in find_damage(output) if each is not None} == {ALL if is_unreadable else found}
         with run_in_process(folder, repository.bare) as parts:
             reconcile(parts)
             assert (output / path).read_bytes() == content
-        assert {each for each in find_suspects(output) if each is not None} == set()
+        assert {each for each in find_damage(output) if each is not None} == set()

@@ -30,7 +30,7 @@ from gitboot.publish.tree_reader import read_records
 from gitboot.render.paths import parse_request_path
 from gitboot.resolve.provisioning_record import Record, encode_records
 from gitboot.review.guards import Limits
-from gitboot.status.instance_status import Held
+from gitboot.status.instance_status import HeldCommit
 from tests.controller.test_reconcile import fleet_files
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, decided, fleet, image, maintenance, make_uuid, policy, profile, server
@@ -79,7 +79,7 @@ def approve(parts: Parts, digest: str, guards: Iterable[str]) -> int:
     return instance_tables.add_request(parts.ledger, NOON, "op", "approve", facts)
 
 
-def get_held(parts: Parts) -> Held:
+def get_held(parts: Parts) -> HeldCommit:
     assert parts.reconciler.status.held is not None
     return parts.reconciler.status.held
 
@@ -134,7 +134,7 @@ def test_an_approval_that_does_not_match_the_held_commit_is_rejected(
     number = approve(parts, digest, ["maxDeletes"])
     reconcile_once(parts, 1)
     assert (instance_tables.read_outcome(parts.ledger, number) or "").startswith("refused: ")
-    assert parts.reconciler.state.knowledge.approvals == {}
+    assert parts.reconciler.state.snapshot.approvals == {}
 
 
 def test_an_approval_from_before_a_start_waits_until_the_held_commit_is_known(
@@ -703,7 +703,7 @@ _EARLIER = """
 from gitboot.controller import commit_judgement
 from gitboot.model.scalars import byte_orders
 from gitboot.render import emulated_apis, grub, ipxe, server_files, user_data_files
-commit_judgement.check_acceptable = lambda *_: None
+commit_judgement.require_no_errors = lambda *_: None
 for module in (emulated_apis, grub, ipxe, server_files, user_data_files):
     module.lookup_uuids = byte_orders
 """

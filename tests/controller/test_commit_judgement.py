@@ -12,9 +12,10 @@ from msgspec import structs
 
 from gitboot.cli.main import Exit
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, VerdictSender, list_verdicts
+from gitboot.jsonio import Digest
 from gitboot.problems import Code, Problem
 from gitboot.status.conditions import Condition
-from gitboot.status.instance_status import ForgeReport, Held, Status
+from gitboot.status.instance_status import ForgeReport, HeldCommit, Status
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at, write_configuration
 from tests.helpers.forges import TOKEN, ForgeHost, forge_host
@@ -47,7 +48,11 @@ def token(tmp_path: Path) -> Path:
         ("accepted", FINE, (Judgement.ACCEPTED, "accepted")),
         (
             "held",
-            structs.replace(FINE, accepted=A, held=Held(commit=B, digest="d", guards=("maxDeletes", "maxReinstalls"))),  # type: ignore[arg-type]
+            structs.replace(
+                FINE,
+                accepted=A,
+                held=HeldCommit(commit=B, digest=Digest("d"), guards=("maxDeletes", "maxReinstalls")),
+            ),
             (Judgement.HELD, "held by maxDeletes, maxReinstalls"),
         ),
         ("invalid", structs.replace(FINE, accepted=A, problems=(ERROR,)), (Judgement.INVALID, "invalid: 1 error")),
@@ -90,17 +95,17 @@ def test_a_failed_report_to_the_forge_is_retried_and_does_not_block_the_instance
     host.faults += [(503, {}), (500, {}), (401, {})] * 100  # until they are removed
     woken = threading.Event()
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), woken.set, first_retry_s=0.05)
-    verdicts.note([make_verdict(A)])
+    verdicts.submit_verdicts([make_verdict(A)])
     eventually(lambda: verdicts.forge_report.failure is not None and woken.is_set() and len(host.requests) > 3)
-    verdicts.note([make_verdict(A, Judgement.HELD)])  # meanwhile it has come to something else
-    verdicts.note([make_verdict(B)])
+    verdicts.submit_verdicts([make_verdict(A, Judgement.HELD)])  # meanwhile it has come to something else
+    verdicts.submit_verdicts([make_verdict(B)])
     host.faults.clear()
     eventually(lambda: len(host.statuses) == 2)
     assert list_statuses(host) == [("a", "held"), ("b", "accepted")]
     eventually(lambda: verdicts.forge_report.commit == B and verdicts.forge_report.failure is None)
-    verdicts.note([make_verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
+    verdicts.submit_verdicts([make_verdict(B, change=5)])  # the ledger goes on; what it makes of the commit is the same
     assert len(host.statuses) == 2
-    verdicts.close(patience_s=60)
+    verdicts.close(timeout_s=60)
     assert len(host.statuses) == 3  # the change number is reported at the end, at the latest
     assert "change 5" in host.statuses[-1]["description"]
 
@@ -108,7 +113,7 @@ def test_a_failed_report_to_the_forge_is_retried_and_does_not_block_the_instance
 def test_the_change_number_of_the_ledger_is_reported_when_it_stops_increasing(host: ForgeHost, token: Path) -> None:
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=0.1)
     for change in range(1, 20):
-        verdicts.note([make_verdict(A, change=change)])
+        verdicts.submit_verdicts([make_verdict(A, change=change)])
     eventually(lambda: host.statuses and "change 19" in host.statuses[-1]["description"])
     verdicts.close()
 
@@ -116,11 +121,11 @@ def test_the_change_number_of_the_ledger_is_reported_when_it_stops_increasing(ho
 @pytest.mark.parametrize("host", ["github", "gitlab", "gitea"], indirect=True)
 def test_a_forge_that_accepts_no_more_statuses_for_a_commit_causes_no_failure(host: ForgeHost, token: Path) -> None:
     verdicts = VerdictSender(Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, quiet_s=3600)
-    verdicts.note([make_verdict(A)])
+    verdicts.submit_verdicts([make_verdict(A)])
     eventually(lambda: verdicts.forge_report.commit == A)
     host.commits = set()
-    verdicts.note([make_verdict(A, change=2)])
-    verdicts.close(patience_s=60)
+    verdicts.submit_verdicts([make_verdict(A, change=2)])
+    verdicts.close(timeout_s=60)
     assert (verdicts.forge_report.failure, len(host.statuses)) == (None, 1)
     assert any(method == "POST" for method, _, _ in host.requests[-2:])
 
@@ -130,9 +135,9 @@ def test_nothing_is_reported_before_the_forge_was_read(host: ForgeHost, token: P
     forge.write(make_verdict(A, change=7).with_proof(KEY))
     forge.write(replace(make_verdict(A, change=70), ledger="another").with_proof(KEY))
     woken = threading.Event()
-    verdicts = VerdictSender(forge, woken.set, reads_first=True)
+    verdicts = VerdictSender(forge, woken.set, reads_changes_first=True)
     assert verdicts.forge_report == ForgeReport(has_asked=False)
-    verdicts.note([make_verdict(B, change=3)])
+    verdicts.submit_verdicts([make_verdict(B, change=3)])
     verdicts.read_known_changes((), "mine", KEY)  # nothing was fetched
     assert verdicts.forge_report == ForgeReport(has_asked=True)
     host.faults.append((503, {}))
@@ -155,7 +160,7 @@ def test_the_queue_of_reports_is_bounded(host: ForgeHost, token: Path) -> None:
         Forge(Project.parse(host.project), token, name="gitboot"), lambda: None, first_retry_s=0.05
     )
     for number in range(100):
-        verdicts.note([make_verdict(f"{number:040}")])
+        verdicts.submit_verdicts([make_verdict(f"{number:040}")])
     host.faults.clear()
     eventually(lambda: verdicts.forge_report.commit == f"{99:040}")
     verdicts.close()
@@ -167,9 +172,9 @@ def test_the_queue_of_reports_is_bounded(host: ForgeHost, token: Path) -> None:
 def test_the_end_does_not_wait_for_an_unreachable_forge(token: Path) -> None:
     dead = Forge(Project.parse("gitea=http://127.0.0.1:9/acme/fleet"), token, name="gitboot")
     verdicts = VerdictSender(dead, lambda: None, first_retry_s=60)
-    verdicts.note([make_verdict(A)])
+    verdicts.submit_verdicts([make_verdict(A)])
     eventually(lambda: verdicts.forge_report.failure is not None)
-    verdicts.close(patience_s=60)  # it has failed: the end does not wait for the next try
+    verdicts.close(timeout_s=60)  # it has failed: the end does not wait for the next try
     eventually(lambda: "forge" not in {each.name for each in threading.enumerate()})
 
 

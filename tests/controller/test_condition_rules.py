@@ -18,7 +18,7 @@ from gitboot.controller.commit_acceptance import Attempt, CommitAcceptor, Missin
 from gitboot.controller.condition_rules import build_condition_events, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState, LastFetch, TargetState
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import FleetOrders
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
@@ -75,7 +75,7 @@ def accepted(commit: Commit) -> Attempt:
 
 
 GOOD_STATE = InstanceState(
-    knowledge=Knowledge(facts=Facts(identity=LEDGER_ID, initialised="adopt"), recorded_commit=COMMIT.revision),
+    snapshot=LedgerSnapshot(facts=Facts(identity=LEDGER_ID, initialised="adopt"), recorded_commit=COMMIT.revision),
     attempt=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
     publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
@@ -86,9 +86,9 @@ KEYS = "/etc/gitboot/list-keys"
 LIST = SignedListState(
     signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61), key_folder=KEYS
 )
-STOPPED = Knowledge(
+STOPPED = LedgerSnapshot(
     facts=structs.replace(
-        GOOD_STATE.knowledge.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False)
+        GOOD_STATE.snapshot.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False)
     )
 )
 DOUBTED = Facts(identity=LEDGER_ID, initialised="adopt", doubt="RestoredLedger")
@@ -119,7 +119,7 @@ FAILING = Schedule(
 
 
 def change_knowledge(**changes: Any) -> Callable[[InstanceState], InstanceState]:
-    return lambda state: structs.replace(state, knowledge=structs.replace(state.knowledge, **changes))
+    return lambda state: structs.replace(state, snapshot=structs.replace(state.snapshot, **changes))
 
 
 def change_state(**changes: Any) -> Callable[[InstanceState], InstanceState]:
@@ -147,7 +147,7 @@ def hold_commit() -> Attempt:
     """The state of a commit that a guard holds."""
     commits = Commits()
     accepting = CommitAcceptor(cast(Source, commits), cast(EvaluatorClient, commits), limits=Limits(max_installs=0))
-    initial = Knowledge(facts=Facts(identity=LEDGER_ID, initialised="fresh"))
+    initial = LedgerSnapshot(facts=Facts(identity=LEDGER_ID, initialised="fresh"))
     commits.push(
         snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
     )
@@ -415,11 +415,11 @@ def keep_state(state: InstanceState) -> InstanceState:
         ),
         (
             "it names another, and this one never acted",
-            change_state(attempt=accepted(OTHER_COMMIT), knowledge=Knowledge(facts=Facts(identity=LEDGER_ID))),
+            change_state(attempt=accepted(OTHER_COMMIT), snapshot=LedgerSnapshot(facts=Facts(identity=LEDGER_ID))),
             "LedgerNamed",
             (False, "AnotherLedger"),
         ),
-        ("an operator has stopped boots", change_state(knowledge=STOPPED), "InstallsAllowed", (False, "Stopped")),
+        ("an operator has stopped boots", change_state(snapshot=STOPPED), "InstallsAllowed", (False, "Stopped")),
         (
             "a Fleet that is not accepted has",
             change_state(attempt=structs.replace(accepted(COMMIT), orders=FleetOrders("wrong image, INC-4711", None))),
@@ -428,7 +428,7 @@ def keep_state(state: InstanceState) -> InstanceState:
         ),
         (
             "another ledger acts",
-            change_state(attempt=accepted(OTHER_COMMIT), knowledge=Knowledge(facts=Facts(identity=LEDGER_ID))),
+            change_state(attempt=accepted(OTHER_COMMIT), snapshot=LedgerSnapshot(facts=Facts(identity=LEDGER_ID))),
             "Published",
             None,
         ),
@@ -498,7 +498,7 @@ def keep_state(state: InstanceState) -> InstanceState:
             "too many in a row do not",
             change_state(
                 schedule=Schedule(
-                    has_results=True, failures=3, most_failures=3, last_failure="web01: 10.0.0.7 does not respond"
+                    has_results=True, failures=3, max_failures=3, last_failure="web01: 10.0.0.7 does not respond"
                 )
             ),
             "BmcsReachable",

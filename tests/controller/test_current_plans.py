@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.controller.current_plans import Agenda, Plans, find_changed_servers, replan
+from gitboot.controller.current_plans import DueQueue, Plans, find_changed_servers, replan
 from gitboot.controller.operator_requests import BEGIN, find_released_servers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
 from gitboot.ledger.instance_tables import Facts, Heartbeat, Request
 from gitboot.render.server_files import render_server
@@ -68,10 +68,10 @@ def test_a_commit_names_the_servers_that_it_changes(case: str, then: list[str], 
     assert find_changed_servers(now, now) == set()
 
 
-def make_knowledge(commit: Commit) -> Knowledge:
-    empty, everyone = Knowledge(facts=Facts(identity="mine")), tuple(commit.decisions.servers)
+def make_knowledge(commit: Commit) -> LedgerSnapshot:
+    empty, everyone = LedgerSnapshot(facts=Facts(identity="mine")), tuple(commit.decisions.servers)
     said = Request(1, NOON, "ada", BEGIN, {"how": "adopt"})
-    return apply_batch(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).knowledge
+    return apply_batch(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).snapshot
 
 
 def test_an_unchanged_server_keeps_its_plan() -> None:
@@ -136,10 +136,10 @@ def test_a_new_base_url_also_changes_the_servers_of_a_site_that_had_it() -> None
 def test_the_plan_of_a_server_holds_none_of_its_files_in_memory() -> None:
     names = [f"web{number:02}" for number in range(50)]
     commit, _ = make_commits([fleet(), *(server(name, "role: web") for name in names), *documents()[-3:]], documents())
-    knowledge = make_knowledge(commit)
+    snapshot = make_knowledge(commit)
     tracemalloc.start()
     try:
-        plans, _ = replan(Plans(), commit, knowledge, (), NOON)
+        plans, _ = replan(Plans(), commit, snapshot, (), NOON)
         held = tracemalloc.get_traced_memory()[0] / len(names)
     finally:
         tracemalloc.stop()
@@ -203,24 +203,24 @@ def test_the_end_of_a_stop_releases_each_server_that_gitboot_then_boots_from_the
         documents(),
     )
     said = Request(1, NOON, "ada", BEGIN, {"how": "fresh"})
-    knowledge = apply_batch(
-        Knowledge(facts=Facts(identity="mine")), Batch(requests=(said,), commit=commit, changed=NAMES[:2]), NOON
-    ).knowledge
+    snapshot = apply_batch(
+        LedgerSnapshot(facts=Facts(identity="mine")), Batch(requests=(said,), commit=commit, changed=NAMES[:2]), NOON
+    ).snapshot
     if "missing" in case:
         (boot,) = commit.decisions.servers["web01"].boots
-        knowledge = structs.replace(knowledge, sightings=dict.fromkeys(boot.fetched_files, MISSING))
+        snapshot = structs.replace(snapshot, sightings=dict.fromkeys(boot.fetched_files, MISSING))
     if "set back" in case:
         beat = Heartbeat(at("20T14:00"))
-        knowledge = structs.replace(knowledge, facts=structs.replace(knowledge.facts, heartbeat=beat))
-    assert find_released_servers(commit, knowledge, NOON, StopScope.WRITING) == released
-    knowledge = structs.replace(knowledge, sightings=None)  # the file appears
-    plans = replan(Plans(), commit, knowledge, (), NOON)[0].servers
+        snapshot = structs.replace(snapshot, facts=structs.replace(snapshot.facts, heartbeat=beat))
+    assert find_released_servers(commit, snapshot, NOON, StopScope.WRITING) == released
+    snapshot = structs.replace(snapshot, sightings=None)  # the file appears
+    plans = replan(Plans(), commit, snapshot, (), NOON)[0].servers
     assert tuple(name for name in NAMES[:2] if (plan := plans[name].plan) is not None and plan.boot) == released
 
 
 def test_servers_without_a_verified_record_are_counted_until_they_have_one() -> None:
     commit, _ = make_commits(documents(web02="provision: 1"), documents())
-    doubtful = Knowledge(facts=Facts(identity="mine", initialised="adopt", doubt="RestoredLedger"))
+    doubtful = LedgerSnapshot(facts=Facts(identity="mine", initialised="adopt", doubt="RestoredLedger"))
     plans, _ = replan(Plans(), commit, doubtful, (), NOON)
     assert plans.unknown == set(NAMES)
     plans, _ = replan(plans, commit, make_knowledge(commit), ("web02",), NOON)
@@ -242,7 +242,7 @@ MOVES = st.lists(
 
 @given(MOVES, st.integers(-1, 9))
 def test_due_keys_are_found_after_any_number_of_moves(moves: list[dict[str, datetime | None]], second: int) -> None:
-    agenda: Agenda[str] = Agenda()
+    agenda: DueQueue[str] = DueQueue()
     plain: dict[str, datetime] = {}
     for each in moves:
         agenda = agenda.reschedule(each)
@@ -254,7 +254,7 @@ def test_due_keys_are_found_after_any_number_of_moves(moves: list[dict[str, date
 
 
 def test_moving_a_key_leaves_the_earlier_agenda_unchanged() -> None:
-    empty: Agenda[str] = Agenda()
+    empty: DueQueue[str] = DueQueue()
     before = empty.reschedule({"a": NOON})
     after = before.reschedule({"a": None, "b": NOON})
     assert before.find_due_keys(NOON) == {"a"}

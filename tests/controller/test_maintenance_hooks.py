@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gitboot.artifacts.availability import Sighting
 from gitboot.bmc.power_steps import PowerRecordState
-from gitboot.controller.bmcs.manual_tasks import list_subjects
+from gitboot.controller.bmcs.manual_tasks import list_manual_tasks
 from gitboot.controller.maintenance_hooks import HookClient, HookKind, Question, parse_hook_hosts
 from gitboot.errors import UsageError
 from gitboot.http_client import parse_origin
@@ -65,13 +65,13 @@ def question(url: str, kind: HookKind = HookKind.DRAIN, digest: str = DIGEST) ->
 def test_a_drain_is_requested_until_it_answers_200(system: HookSystem) -> None:
     with closing(make_client(system.origin)) as hooks:
         asked = question(f"{system.origin}/drain")
-        hooks.want([asked])
+        hooks.set_questions([asked])
         system.wait_for_calls(2)
         assert not hooks.get_answers()
         system.status = 200
         eventually(lambda: hooks.get_answers() == {asked})
         calls = len(system.calls)
-        hooks.want([asked])
+        hooks.set_questions([asked])
         hooks.wait()
     assert len(system.calls) == calls
     assert system.calls[0].body == {
@@ -89,7 +89,7 @@ def test_a_drain_is_requested_until_it_answers_200(system: HookSystem) -> None:
 def test_a_token_reaches_only_its_host(system: HookSystem, tmp_path: Path) -> None:
     token = write_private(tmp_path / "token", "very-secret\n")
     with hook_system() as other, closing(make_client(f"{system.origin}={token}", other.origin)) as hooks:
-        hooks.want([question(f"{system.origin}/drain"), question(f"{other.origin}/drain")])
+        hooks.set_questions([question(f"{system.origin}/drain"), question(f"{other.origin}/drain")])
         hooks.wait()
         assert {each.authorization for each in system.calls} == {"Bearer very-secret"}
         assert {each.authorization for each in other.calls} == {None}
@@ -99,7 +99,7 @@ def test_a_token_that_others_can_read_is_not_sent(system: HookSystem, tmp_path: 
     token = write_private(tmp_path / "token", "very-secret\n")
     token.chmod(0o644)
     with closing(make_client(f"{system.origin}={token}")) as hooks:
-        hooks.want([question(f"{system.origin}/drain")])
+        hooks.set_questions([question(f"{system.origin}/drain")])
         hooks.wait()
         assert "chmod 600" in hooks.get_failures()[0].message
     assert not system.calls
@@ -108,7 +108,7 @@ def test_a_token_that_others_can_read_is_not_sent(system: HookSystem, tmp_path: 
 def test_a_redirect_is_not_followed(system: HookSystem) -> None:
     with hook_system(status=200) as other, closing(make_client(system.origin, other.origin)) as hooks:
         system.status, system.location = 307, f"{other.origin}/drain"
-        hooks.want([question(f"{system.origin}/drain")])
+        hooks.set_questions([question(f"{system.origin}/drain")])
         system.wait_for_calls(2)
         assert not hooks.get_answers()
         assert "redirect (HTTP status 307)" in hooks.get_failures()[0].message
@@ -117,7 +117,7 @@ def test_a_redirect_is_not_followed(system: HookSystem) -> None:
 
 def test_a_host_that_is_not_listed_gets_no_request(system: HookSystem) -> None:
     with hook_system(status=200) as listed, closing(make_client(listed.origin)) as hooks:
-        hooks.want([question(f"{system.origin}/drain"), question(f"{listed.origin}/drain")])
+        hooks.set_questions([question(f"{system.origin}/drain"), question(f"{listed.origin}/drain")])
         eventually(hooks.get_answers)
         (failure,) = hooks.get_failures()
         assert failure.is_unlisted
@@ -143,15 +143,15 @@ def test_an_approval_names_the_maintenance_and_the_digest(
         hook_system(status=status, answers=lambda body: {**approve(body), **answer}) as system,
         closing(make_client(system.origin)) as hooks,
     ):
-        hooks.want([question(f"{system.origin}/approve", HookKind.APPROVAL)])
+        hooks.set_questions([question(f"{system.origin}/approve", HookKind.APPROVAL)])
         hooks.wait()
         assert bool(hooks.get_answers()) is is_approved, case
 
 
 def test_a_question_is_not_asked_after_its_window(system: HookSystem) -> None:
     with hook_system(status=200) as other, closing(make_client(system.origin, other.origin, now=END)) as hooks:
-        hooks.want([question(f"{system.origin}/drain")])
-        hooks.want([question(f"{system.origin}/drain"), replace_end(question(f"{other.origin}/drain"))])
+        hooks.set_questions([question(f"{system.origin}/drain")])
+        hooks.set_questions([question(f"{system.origin}/drain"), replace_end(question(f"{other.origin}/drain"))])
         eventually(hooks.get_answers)
     assert not system.calls
 
@@ -170,9 +170,9 @@ def test_a_host_that_hangs_does_not_delay_the_other_hosts(system: HookSystem) ->
         hosts = parse_hook_hosts([system.origin, other.origin])
         # No request ends by its deadline during this test.
         with closing(HookClient(hosts, lambda: NOON, lambda: None, request_s=3600)) as hooks:
-            hooks.want(many)
+            hooks.set_questions(many)
             assert all(held.acquire(timeout=60) for _ in range(3))
-            hooks.want([*many, quick := question(f"{other.origin}/drain")])
+            hooks.set_questions([*many, quick := question(f"{other.origin}/drain")])
             eventually(lambda: hooks.get_answers() == {quick})
             released.set()
 
@@ -188,11 +188,11 @@ def test_a_question_that_is_wanted_again_during_its_request_is_not_asked_twice(s
     system.answers, system.status = hang, 200
     with closing(make_client(system.origin)) as hooks:
         asked, later = question(f"{system.origin}/drain"), question(f"{system.origin}/later")
-        hooks.want([asked])
+        hooks.set_questions([asked])
         assert held.acquire(timeout=60)
-        hooks.want([])
-        hooks.want([asked])
-        hooks.want([asked, later])
+        hooks.set_questions([])
+        hooks.set_questions([asked])
+        hooks.set_questions([asked, later])
         assert held.acquire(timeout=60)
         released.set()
         eventually(lambda: hooks.get_answers() == {asked, later})
@@ -342,7 +342,7 @@ def test_a_drain_that_ends_after_the_window_changes_nothing(
     hall.wait(6 * 3600)
     assert hall.resets_after(3600, step=600) == [0, 0, 0]
     assert hall.causes() == [Cause.NEVER] * 3
-    record = hall.bench.knowledge.stored_record(SystemUuid(make_uuid("web01")))
+    record = hall.bench.snapshot.stored_record(SystemUuid(make_uuid("web01")))
     assert record is not None
     assert record.clearances["check"].drained_at is None
 
@@ -710,7 +710,7 @@ def test_bmc_get_waits_for_the_same_machines_as_the_instance(tmp_path: Path, sta
     hall.run(31)
     bench = hall.bench
     assert hall.cause("web01") is Cause.FILE_MISSING
-    subjects = list_subjects(bench.commit, bench.knowledge, NO_KEYS, bench.now)
+    subjects = list_manual_tasks(bench.commit, bench.snapshot, NO_KEYS, bench.now)
     assert {each.uuid: each.power for each in subjects} == bench.schedule.power
     assert SystemUuid(make_uuid("web01")) in bench.schedule.power
 

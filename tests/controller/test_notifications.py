@@ -59,7 +59,7 @@ class EventLedger:
             instance_tables.write_events(tx, noted)
 
     @contextmanager
-    def run_notices(self, *, patience_s: float = 60) -> Iterator[Notices]:
+    def run_notices(self, *, timeout_s: float = 60) -> Iterator[Notices]:
         settings = Settings(
             output=self.folder / "output",
             state=self.folder,
@@ -67,9 +67,7 @@ class EventLedger:
             notify=self.folder / "notify.toml",
         )
         identity = self.store.progress[0]
-        with send_notices(
-            settings, identity, lambda: datetime.now(UTC), lambda: None, patience_s=patience_s
-        ) as notices:
+        with send_notices(settings, identity, lambda: datetime.now(UTC), lambda: None, timeout_s=timeout_s) as notices:
             assert notices is not None
             yield notices
 
@@ -141,7 +139,7 @@ def test_an_undelivered_message_is_sent_again_after_a_restart(event_ledger: Even
     with hook() as taken:
         notify_file(event_ledger.folder, one=f'webhook = "{taken.url}"')
         taken.status = 500
-        with event_ledger.run_notices(patience_s=0.2) as notices:
+        with event_ledger.run_notices(timeout_s=0.2) as notices:
             event_ledger.record_event(event(message="lost at first"))
             notices.check_events()
             assert eventually(lambda: notices.failure) == (

@@ -10,7 +10,7 @@ from gitboot.bmc.override_state import OverrideState
 from gitboot.errors import LedgerError
 from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.provisioning_record import Record, last_provisioning_facts, record_facts
+from gitboot.resolve.provisioning_record import Record, get_provisioning_fields, make_record_fields
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, site, summarize_plan
 from tests.helpers.cases import for_each
@@ -24,14 +24,14 @@ WEB01 = SystemUuid(make_uuid("web01"))
 
 
 def records(site: Site, record: Record, *, server: str = "web01", **more: Any) -> int:
-    item = {"uuid": WEB01, "server": server, **record_facts(record)}
+    item = {"uuid": WEB01, "server": server, **make_record_fields(record)}
     return site.bench.request("records", items=[item], reason="INC-1", **more)
 
 
 def request_pending(site: Site, seen: Record | None = None) -> int:
     """Request pending for web01; ``seen`` is the record that the operator saw, by default the current one."""
-    known = last_provisioning_facts(seen or site.bench.knowledge.records.get(WEB01, Record()))
-    item = {"uuid": WEB01, "server": "web01", **record_facts(Record(provisioned_at=site.bench.now))}
+    known = get_provisioning_fields(seen or site.bench.snapshot.records.get(WEB01, Record()))
+    item = {"uuid": WEB01, "server": "web01", **make_record_fields(Record(provisioned_at=site.bench.now))}
     return site.bench.request("records", items=[{**item, "seen": known}], reason="INC-1")
 
 
@@ -154,8 +154,8 @@ def test_a_restart_executes_waiting_requests_and_none_twice(site: Site) -> None:
 
 def test_either_all_records_of_a_request_are_set_or_none(site: Site) -> None:
     site.decide(bmc=False)
-    good = {"uuid": WEB01, "server": "web01", **record_facts(Record(provision=1))}
-    bad = {"uuid": make_uuid("web02"), "server": "web02", **record_facts(Record(provision=1)), "provision": "1"}
+    good = {"uuid": WEB01, "server": "web01", **make_record_fields(Record(provision=1))}
+    bad = {"uuid": make_uuid("web02"), "server": "web02", **make_record_fields(Record(provision=1)), "provision": "1"}
     number = site.bench.request("records", items=[good, bad])
     assert summarize_plan(site.bench.reconcile()) == TO_INSTALL
     assert site.bench.outcome(number).startswith("refused: ")
@@ -287,11 +287,14 @@ def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
         ("records", {}),
         ("records", {"items": None}),
         ("records", {"items": ["web01"]}),
-        ("records", {"items": [{"uuid": "web01", "server": "web01", **record_facts(Record())}]}),
-        ("records", {"items": [{"uuid": 7, "server": "web01", **record_facts(Record())}]}),
-        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "runs": []}]}),
-        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "provision": 2**70}]}),
-        ("records", {"items": [{"uuid": WEB01, "server": "web01", **record_facts(Record()), "consumedKey": 7}]}),
+        ("records", {"items": [{"uuid": "web01", "server": "web01", **make_record_fields(Record())}]}),
+        ("records", {"items": [{"uuid": 7, "server": "web01", **make_record_fields(Record())}]}),
+        ("records", {"items": [{"uuid": WEB01, "server": "web01", **make_record_fields(Record()), "runs": []}]}),
+        (
+            "records",
+            {"items": [{"uuid": WEB01, "server": "web01", **make_record_fields(Record()), "provision": 2**70}]},
+        ),
+        ("records", {"items": [{"uuid": WEB01, "server": "web01", **make_record_fields(Record()), "consumedKey": 7}]}),
         ("resolve", {"uuid": WEB01}),
         ("resolve", {"uuid": None, "server": "web01", "consumed": True, "key": None, "bmc": None, "reason": ""}),
         ("retry", {"uuids": 7}),

@@ -35,7 +35,7 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.signed_list import VALID
-from gitboot.publish.tree_reader import find_suspects
+from gitboot.publish.tree_reader import find_damage
 from gitboot.status.conditions import Condition
 from gitboot.status.work_progress import ReportProgress, iterate_with_progress
 from tests.helpers.fleets import (
@@ -410,7 +410,7 @@ def test_the_first_publication_finds_the_tree_as_its_manifest_states(
                 parts.reconciler.reconcile(OVER, fetched=LastFetch(), wait=True)
     assert count_maintenance(left) == (len(NAMES) if more is UNTIL else 0)
     assert verify_tree(left / "output") == ()
-    assert set(find_suspects(left / "output")) == {None}
+    assert set(find_damage(left / "output")) == {None}
 
 
 def test_an_instance_that_resumes_a_checkpoint_publishes_servers_whose_windows_it_ended(
@@ -475,7 +475,7 @@ def test_a_window_that_ends_while_the_first_plans_are_made_is_ended_meanwhile(
         parts.reconciler.reconcile(OVER, fetched=LastFetch())
     assert count_maintenance(left) == after
     assert verify_tree(left / "output") == ()
-    assert set(find_suspects(left / "output")) == {None}
+    assert set(find_damage(left / "output")) == {None}
 
 
 def test_a_start_that_publishes_at_once_does_not_read_the_state_to_end_windows(

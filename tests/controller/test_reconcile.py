@@ -20,7 +20,7 @@ from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.publication import render_shared_files
 from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
+from gitboot.errors import LedgerError, OperatorError, PublishError, TemporaryError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import ServedBoots
 from gitboot.fetchlog.spool import count_deletions, read_or_create_identity
@@ -143,7 +143,7 @@ class Instance:
             fetched = LastFetch()
             try:
                 self.source.fetch()
-            except (TryAgain, OperatorError) as failure:
+            except (TemporaryError, OperatorError) as failure:
                 fetched = LastFetch(reason=type(failure).__name__, message=str(failure), failed=True)
         return self.reconciler.reconcile(now, fetched=fetched, wait=True)
 
@@ -211,7 +211,7 @@ def test_a_commit_becomes_an_index_an_output_tree_and_a_status_and_one_that_chan
     commit = repository.push({"note.txt": "nothing that boots"})
     instance.reconcile(BEFORE)
     assert instance.reconciler.status.applied == commit
-    assert instance.target.stamp is not None and instance.target.stamp.commit == commit
+    assert instance.target.origin is not None and instance.target.origin.commit == commit
 
 
 def test_a_reconcile_without_changes_does_nothing(instance: Instance) -> None:
@@ -626,7 +626,7 @@ def test_an_output_for_the_whole_fleet_is_rendered_again_only_if_its_input_chang
         Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE.replace(minute=7)),
     )
     assert is_made(8)  # the fetch log has deleted the fetches that were read
-    assert read_tree_records(instance.output) == instance.reconciler.state.knowledge.records
+    assert read_tree_records(instance.output) == instance.reconciler.state.snapshot.records
     assert is_made(9, {"07.yaml": ""})
     assert make_uuid("web02") not in read_tree_records(instance.output)
 

@@ -301,7 +301,7 @@ class Hall:
         return state.plan if state is not None else None
 
     def record(self, uuid: SystemUuid = OLD) -> Record | None:
-        return self.parts.reconciler.state.knowledge.record(uuid)
+        return self.parts.reconciler.state.snapshot.record(uuid)
 
     @property
     def override(self) -> str:

@@ -24,7 +24,7 @@ from gitboot.endpoint.boot_gate import _is_own_address
 from gitboot.endpoint.recorder import SpoolRecorder
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import Observation, Outcome, select_consuming_fetches
-from gitboot.fetchlog.spool import Spool, count_deletions_after, delete_read_files, read_new
+from gitboot.fetchlog.spool import Spool, count_deletions_after, delete_finished_files, read_new_lines
 from gitboot.files import write_atomically
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.scalars import SystemUuid, byte_orders
@@ -129,7 +129,7 @@ def test_a_clock_that_is_set_back_serves_no_boot_for_another_minute(here: Site, 
 def test_e31_a_restarted_endpoint_knows_served_boots_until_the_output_tree_has_them(here: Site) -> None:
     with here.serve() as url:
         assert NETWORK_BOOT in get(url + ENTRY).text
-    read_new(here.spool, {})  # the instance has read the fetch, but could not publish
+    read_new_lines(here.spool, {})  # the instance has read the fetch, but could not publish
     here.now += timedelta(minutes=2)
     with here.serve() as url:
         assert DISK in get(url + ENTRY).text
@@ -226,7 +226,7 @@ def test_e1_a_killed_endpoint_serves_no_boot_twice(tmp_path: Path) -> None:
                     assert get(url + DATA).status_code == 200
                 process.send_signal(signal.SIGKILL)
         recorded = select_consuming_fetches(
-            read_new(here.spool, {}).observations
+            read_new_lines(here.spool, {}).observations
         )  # an intent whose outcome was lost uses it up, too
         assert sorted(each.path for each in recorded) == [f"boot{ENTRY}", f"boot{DATA}"]
 
@@ -327,11 +327,11 @@ def test_e38_with_an_older_copy_of_the_tree_no_boot_is_served_after_the_fetch_lo
     shutil.copytree(here.root, tmp_path / "backup", symlinks=True)
     with here.serve() as url:
         assert NETWORK_BOOT in get(url + ENTRY).text
-    offsets = read_new(here.spool, {}).offsets
+    offsets = read_new_lines(here.spool, {}).offsets
     here.publish(
         plan_fleet(*ONCE, records={"web01": Record(provision=1, image="flatcar-1")}), commit="2", taken=offsets
     )
-    delete_read_files(here.spool, offsets, count_deletions_after(here.spool, offsets))
+    delete_finished_files(here.spool, offsets, count_deletions_after(here.spool, offsets))
     shutil.rmtree(here.root)
     shutil.move(tmp_path / "backup", here.root)
     with here.serve() as url:
@@ -567,7 +567,7 @@ def test_finding_c6_user_data_by_uuid_is_evidence_by_a_system_or_by_a_client_tha
         for _ in range(2):
             headers = {"user-agent": agent, "x-forwarded-for": client}
             assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
-    found = read_new(here.spool, {}).observations
+    found = read_new_lines(here.spool, {}).observations
     assert [each.path for each in found if each.outcome is None] == [f"boot/ignition/{UUID}"] * 2
     assert (Outcome.SERVED in {each.outcome for each in found}) is counts
     assert fleet is not DIRECT_FLEET or {each.is_evidence for each in found} == {counts}

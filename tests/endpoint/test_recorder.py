@@ -30,7 +30,14 @@ from gitboot.endpoint.recorder import Forwarder, SharedRecorder, SpoolRecorder
 from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.fetchlog.log_entries import Observation, Outcome
-from gitboot.fetchlog.spool import ForwardedBatch, Spool, encode_line, list_files, read_new, read_or_create_identity
+from gitboot.fetchlog.spool import (
+    ForwardedBatch,
+    Spool,
+    encode_line,
+    list_files,
+    read_new_lines,
+    read_or_create_identity,
+)
 from gitboot.fetchlog.unknown_machines import (
     MAX_INVENTORY_BYTES,
     UnknownMachine,
@@ -106,7 +113,7 @@ class Reader:
         self.bench.close()
 
     def read(self) -> None:
-        taken = read_new(self._spool, self._offsets)
+        taken = read_new_lines(self._spool, self._offsets)
         self._offsets = taken.offsets
         for each in taken.observations:
             self.bench.observe(replace(each, digest=self._digest, at=self.bench.now, up=None))
@@ -188,7 +195,7 @@ def test_an_intent_that_a_killed_endpoint_left_uses_the_boot_up_after_a_minute(h
     """The endpoint was killed before it recorded an outcome."""
     with here.serve() as url:
         assert SERVED in get(url + ENTRY).text
-        intent, outcome = eventually(lambda: len(found := read_new(here.spool, {}).observations) == 2 and found)
+        intent, outcome = eventually(lambda: len(found := read_new_lines(here.spool, {}).observations) == 2 and found)
     assert (intent.outcome, outcome.outcome, intent.intent) == (None, Outcome.SERVED, outcome.intent)
     (path,) = here.spool.glob("*.jsonl")
     path.write_bytes(encode_line(intent))
@@ -214,7 +221,7 @@ def test_a_request_that_is_rejected_without_the_log_writes_no_intent(here: Site,
                 get(url + ENTRY, headers={"user-agent": "curl/8.5.0"})
             case _:
                 assert DISK in get(url + ENTRY).text
-    assert read_new(here.spool, {}).observations == []
+    assert read_new_lines(here.spool, {}).observations == []
 
 
 def test_finding_c6_while_the_log_is_full_a_report_by_get_gets_a_503_and_user_data_is_recorded_later(
@@ -227,14 +234,14 @@ def test_finding_c6_while_the_log_is_full_a_report_by_get_gets_a_503_and_user_da
         made.publish(REPORTED)
 
         def outcomes(*, of_reports: bool) -> set[Outcome | None]:
-            found = read_new(made.spool, {}).observations
+            found = read_new_lines(made.spool, {}).observations
             return {each.outcome for each in found if each.is_report is of_reports}
 
         with served(made.root, "--spool", str(made.spool), "--accept-filesystem", "tmpfs") as (url, _):
             fill(disk / "all")
             assert get(url + REPORT).status_code == 503, "the installer repeats it"
             assert get(url + data).status_code == 200
-            assert read_new(made.spool, {}).observations == []
+            assert read_new_lines(made.spool, {}).observations == []
             (disk / "all").unlink()
             eventually(lambda: outcomes(of_reports=False) == {Outcome.SERVED})
             eventually(lambda: get(url + REPORT).status_code == 204)
@@ -249,8 +256,10 @@ def test_finding_c6_user_data_that_a_client_interrupts_is_no_evidence(here: Site
             client.sendall(f"GET {data} HTTP/1.1\r\nHost: endpoint\r\n\r\n".encode())
             assert client.recv(100).startswith(b"HTTP/1.1 200")
         assert len(get(url + data).content) > 400_000
-        eventually(lambda: [each for each in read_new(here.spool, {}).observations if each.outcome is Outcome.SERVED])
-    found = read_new(here.spool, {}).observations
+        eventually(
+            lambda: [each for each in read_new_lines(here.spool, {}).observations if each.outcome is Outcome.SERVED]
+        )
+    found = read_new_lines(here.spool, {}).observations
     assert sorted((each.outcome or "") for each in found) == ["", "", "served"]
     broken_off, whole = (each.intent for each in found if each.outcome is None)
     assert {each.intent for each in found if each.outcome is not None} == {whole} != {broken_off}

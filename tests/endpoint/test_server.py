@@ -302,7 +302,7 @@ class PausedApp:
     """An application that sends the first half of each response, and the second half when the test allows it."""
 
     def __init__(self) -> None:
-        self.limits, self.may_end = connection.Limits(), threading.Event()
+        self.limits, self.may_end = connection.ConnectionLimits(), threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})

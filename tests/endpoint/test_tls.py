@@ -18,7 +18,7 @@ import pytest
 
 from gitboot.endpoint import tls
 from gitboot.endpoint.app import ClientRules, Endpoint
-from gitboot.endpoint.connections import Limits
+from gitboot.endpoint.connections import ConnectionLimits
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, open_listening_socket
 from gitboot.endpoint.tls import Certificate, TlsSocket
@@ -357,14 +357,14 @@ def test_t12_failed_tls_handshakes_are_counted(made: Site, pair: Pair, authority
 @contextmanager
 def serve_crowded(
     made: Site, issued: IssuedCertificate, refused: list[int], most: int = 32
-) -> Iterator[tuple[str, str, Limits]]:
+) -> Iterator[tuple[str, str, ConnectionLimits]]:
     with ExitStack() as stack:
         machines, operators = (stack.enter_context(open_listening_socket("127.0.0.1:0")) for _ in range(2))
         tree = PublishedTree(made.root, lambda: BEFORE)
         endpoint = Endpoint(
             made.root, tree, lambda: BEFORE, clients=ClientRules(operators_socket=operators.getsockname())
         )
-        endpoint.limits = Limits(most)
+        endpoint.limits = ConnectionLimits(most)
         socket_of_operators = TlsSocket(operators, issued.context, endpoint.limits, lambda _: refused.append(1))
         stack.enter_context(EndpointServer(endpoint, machines, tls_sockets=[socket_of_operators]))
         ports = [each.getsockname()[1] for each in (machines, operators)]

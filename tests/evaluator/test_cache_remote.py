@@ -28,7 +28,7 @@ PARSED, DECIDED = ResultKind.PARSED, ResultKind.DECIDED
 RIGHT = NewResults(PARSED, {b"one": b"value"})
 
 
-def is_result(kind: ResultKind, value: bytes) -> bool:
+def is_valid_result(kind: ResultKind, value: bytes) -> bool:
     return kind is PARSED and not value.startswith(b"wrong")
 
 
@@ -38,7 +38,7 @@ def encode_frame(message: msgspec.Struct) -> bytes:
 
 def run_cache_server(sent: bytes) -> tuple[dict[bytes, bytes], list[Mapping[bytes, bytes]]]:
     cache, answers = StoredResults(), io.BytesIO()
-    serve_cache(cache, io.BytesIO(sent), answers, is_result)
+    serve_cache(cache, io.BytesIO(sent), answers, is_valid_result)
     answers.seek(0)
     frames: Iterator[bytes | None] = iter(lambda: read_frame(answers), None)
     return cache.rows[PARSED], [decode_hits(each).values for each in frames if each is not None]
@@ -80,7 +80,7 @@ def test_nothing_of_an_invalid_frame_is_stored_and_no_later_frame(wrong: str) ->
 def remote(cache: StoredResults) -> Iterator[RemoteCache]:
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.makefile("rb") as incoming, ours.makefile("wb") as outgoing:
-        serving = Thread(target=serve_cache, args=(cache, incoming, outgoing, is_result))
+        serving = Thread(target=serve_cache, args=(cache, incoming, outgoing, is_valid_result))
         serving.start()
         with theirs.makefile("rb") as answers, theirs.makefile("wb") as questions:
             yield RemoteCache(answers, questions)
@@ -126,7 +126,7 @@ def test_without_the_other_process_each_lookup_is_a_miss() -> None:
         with ours, ours.makefile("rb") as incoming, ours.makefile("wb") as outgoing:
             questions.write(encode_frame(CacheLookup(PARSED, (b"one",))))
             questions.flush()
-            serve_cache(Broken(), incoming, outgoing, is_result)
+            serve_cache(Broken(), incoming, outgoing, is_valid_result)
         for _ in range(2):
             there.insert_many(PARSED, {b"one": b"value"})
             assert there.get_many(PARSED, [b"one"]) == {}

@@ -290,9 +290,9 @@ def test_the_process_of_an_unaccepted_commit_ends_and_nothing_is_stored(
     revision = fetch_newest(source)
     evaluate(evaluation, revision)
     (process,) = list_evaluators(os.getpid())
-    evaluation.end_unless_accepted(revision)  # it is about to be accepted
+    evaluation.end_process_unless_accepted(revision)  # it is about to be accepted
     assert is_alive(process)
-    evaluation.end_unless_accepted(None)
+    evaluation.end_process_unless_accepted(None)
     eventually(lambda: not is_alive(process))
     evaluation.close()
     assert not cache.rows
@@ -305,7 +305,7 @@ def test_a_process_that_follows_a_rejected_commit_stays(
 
     def accept(base: Commit | None) -> Commit:
         commit = evaluate(evaluation, fetch_newest(source), base).commit
-        evaluation.end_unless_accepted(commit.revision)
+        evaluation.end_process_unless_accepted(commit.revision)
         evaluation.store_results(commit.revision)
         return commit
 
@@ -313,7 +313,7 @@ def test_a_process_that_follows_a_rejected_commit_stays(
     repository.push({"broken.yaml": "kind: Nothing\n"})
     with pytest.raises(InvalidRepository):
         evaluation.evaluate(fetch_newest(source), first)
-    evaluation.end_unless_accepted(first.revision)
+    evaluation.end_process_unless_accepted(first.revision)
     repository.push({"broken.yaml": ""})
     second = accept(first)
     process = list_evaluators(os.getpid())
@@ -328,7 +328,7 @@ def test_a_commit_that_is_approved_after_its_process_has_ended_is_stored(
 ) -> None:
     evaluation, cache = cached
     commit = evaluate(evaluation, fetch_newest(source)).commit
-    evaluation.end_unless_accepted(None)
+    evaluation.end_process_unless_accepted(None)
     store(evaluation, cache, commit)
 
 
@@ -344,10 +344,10 @@ def test_results_after_a_rejected_commit_are_not_stored(
     third = evaluate(evaluation, fetch_newest(source), first).commit
     before = len(cache.inserted)
     evaluation.store_results(third.revision)
-    evaluation.wait_until_stored()
+    evaluation.wait_until_results_stored()
     assert len(cache.inserted) == before
     (process,) = list_evaluators(os.getpid())
-    evaluation.end_unless_accepted(third.revision)
+    evaluation.end_process_unless_accepted(third.revision)
     eventually(lambda: not is_alive(process))
 
 

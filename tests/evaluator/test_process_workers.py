@@ -51,8 +51,8 @@ def evaluate_files(files: dict[str, bytes], number: int) -> dict[str, Any]:
     shared: list[bytes | None] = []
 
     class RecordingWorkers(Workers, frozen=True):
-        def _run(self, *how: Any) -> Any:
-            found = super()._run(*how)
+        def _compute_results(self, *how: Any) -> Any:
+            found = super()._compute_results(*how)
             shared.extend(found)
             return found
 

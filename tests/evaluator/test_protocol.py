@@ -18,7 +18,7 @@ from msgspec.structs import replace as with_fields
 
 from gitboot.child_processes import FrameBuffer, encode, read_frame, write_frame
 from gitboot.evaluator import protocol
-from gitboot.evaluator.cache import DecidedRow, is_result
+from gitboot.evaluator.cache import DecidedRow, is_valid_result
 from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.process import build_report
@@ -193,4 +193,4 @@ def test_a_row_for_the_cache_belongs_to_one_server(change: Callable[[ServerPart]
     assert isinstance(parts, ServerParts)
     (part,) = parts.servers
     assert part.decision is not None and part.network is not None
-    assert is_result(ResultKind.DECIDED, encode(DecidedRow(part.decision, part.network, ()))) is is_stored
+    assert is_valid_result(ResultKind.DECIDED, encode(DecidedRow(part.decision, part.network, ()))) is is_stored

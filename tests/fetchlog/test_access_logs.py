@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gitboot.fetchlog.access_logs import IgnoreReason, LineContent, parse_line
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import read_new
+from gitboot.fetchlog.spool import read_new_lines
 from gitboot.fetchlog.unknown_machines import UnknownMachine
 from gitboot.jsonio import Digest
 from tests.helpers import http_peers, mirrors
@@ -545,7 +545,7 @@ def read_log(mirror: Mirror, spool: Path) -> tuple[list[str], dict[str, int]]:
     http_peers.get(f"{mirror.url}/last")
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())
     summary = json.loads(run_forked("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
-    observations = read_new(spool, {}).observations
+    observations = read_new_lines(spool, {}).observations
     found = [each.path for each in observations if not each.is_open_intent]
     assert (summary["observed"], summary["unclear"]) == (len(found), len(observations) - len(found))
     assert summary["unknown"] == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.endpoint.recorder import RepeatedFetches
-from gitboot.fetchlog.log_entries import Observation, client_network
+from gitboot.fetchlog.log_entries import Observation, get_client_network
 from gitboot.fetchlog.one_time_boots import (
     MAX_ADDRESSES,
     MAX_FETCHES,
@@ -65,7 +65,7 @@ def test_the_path_of_user_data_or_of_a_secret_has_its_name(path: str, secret: st
     ],
 )
 def test_addresses_of_one_ipv6_network_count_as_one(client: str | None, address: str) -> None:
-    assert client_network(client) == address
+    assert get_client_network(client) == address
 
 
 # Repeats at an endpoint
@@ -77,15 +77,18 @@ def test_the_first_eleven_fetches_are_recorded_at_once_and_then_one_line_a_minut
     lines = [each for each in found if each is not None]
     assert found[: MAX_FETCHES + 1] == [fetch("10.0.0.66")] * (MAX_FETCHES + 1)
     assert len(lines) == MAX_FETCHES + 1 + 16  # 1,000 seconds
-    assert sum(each.times for each in (*lines, *repeated.take_due(inf))) == 10_000
+    assert sum(each.times for each in (*lines, *repeated.take_due_observations(inf))) == 10_000
 
 
 def test_counted_fetches_are_recorded_a_minute_later_even_without_another_fetch() -> None:
     repeated = RepeatedFetches()
     for _ in range(20):
         repeated.count(fetch("10.0.0.66"), 5.0)
-    assert (repeated.take_due(64.9), [each.times for each in repeated.take_due(65.0)]) == ([], [9])
-    assert repeated.take_due(1000.0) == []
+    assert (repeated.take_due_observations(64.9), [each.times for each in repeated.take_due_observations(65.0)]) == (
+        [],
+        [9],
+    )
+    assert repeated.take_due_observations(1000.0) == []
 
 
 def test_fetches_of_other_paths_are_not_counted_together() -> None:
@@ -109,15 +112,15 @@ def test_many_secrets_take_limited_memory_and_lose_no_fetch() -> None:
         for _ in range(13):
             lines += repeated.count(fetch("10.0.0.1", server=f"web{number}"), 0.0) is not None
     assert len(repeated._secrets) == RepeatedFetches._MAX_SECRETS
-    assert lines + sum(each.times for each in repeated.take_due(inf)) == 6000 * 13
+    assert lines + sum(each.times for each in repeated.take_due_observations(inf)) == 6000 * 13
 
 
 def test_a_count_that_could_not_be_recorded_comes_with_the_next_fetch() -> None:
     repeated = RepeatedFetches()
     for _ in range(20):
         repeated.count(fetch("10.0.0.1"), 0.0)
-    (waited,) = repeated.take_due(60.0)
-    repeated.put_back(waited)
+    (waited,) = repeated.take_due_observations(60.0)
+    repeated.restore_count(waited)
     again = repeated.count(fetch("10.0.0.1"), 61.0)
     assert again is not None and again.times == waited.times
 
@@ -147,7 +150,7 @@ def test_no_sequence_of_fetches_makes_a_row_longer_than_17_addresses_or_loses_a_
 ) -> None:
     found = SecretFetches()
     for client, times in fetches:
-        found = found.add_fetch(client_network(client), AT, times)
+        found = found.add_fetch(get_client_network(client), AT, times)
     assert len(found.addresses) <= MAX_ADDRESSES
     assert found.totals[1] == sum(times for _, times in fetches)
     whole = InstallationFetches(key="provision/1", attempt=1, number=3, secrets={"secrets/join": found})
@@ -168,7 +171,7 @@ def test_a_second_address_or_more_than_ten_fetches_is_unexpected(
 ) -> None:
     found = SecretFetches()
     for client, times in fetches:
-        found = found.add_fetch(client_network(client), AT, times)
+        found = found.add_fetch(get_client_network(client), AT, times)
     assert found.is_unexpected is unexpected
     confirmed = structs.replace(found, confirmed=found.totals)
     assert not confirmed.is_unexpected

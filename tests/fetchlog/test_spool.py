@@ -16,7 +16,7 @@ import pytest
 from gitboot.fetchlog import spool
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import ServedBoots
-from gitboot.fetchlog.spool import Spool, SpoolFile, count_deletions, count_deletions_after, encode_line, read_new
+from gitboot.fetchlog.spool import Spool, SpoolFile, count_deletions, count_deletions_after, encode_line, read_new_lines
 from gitboot.jsonio import Digest
 
 AT = datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC)
@@ -48,23 +48,23 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.jsonl"))
 
 
-def delete_read(folder: Path, offsets: Mapping[str, int]) -> None:
-    spool.delete_read_files(folder, offsets, count_deletions_after(folder, offsets))
+def delete_read_fetches(folder: Path, offsets: Mapping[str, int]) -> None:
+    spool.delete_finished_files(folder, offsets, count_deletions_after(folder, offsets))
 
 
 def test_written_observations_are_read_once(tmp_path: Path, spool_file: SpoolFile) -> None:
     write(spool_file, 0, 1, 2)
-    first = read_new(tmp_path, {})
+    first = read_new_lines(tmp_path, {})
     assert first.observations == [observation(number) for number in range(3)]
-    assert read_new(tmp_path, first.offsets).observations == []
+    assert read_new_lines(tmp_path, first.offsets).observations == []
     write(spool_file, 3)
-    assert read_new(tmp_path, first.offsets).observations == [observation(3)]
+    assert read_new_lines(tmp_path, first.offsets).observations == [observation(3)]
 
 
 def test_an_observation_by_a_mirror_has_a_date_instead_of_a_digest(tmp_path: Path, spool_file: SpoolFile) -> None:
     seen = replace(observation(), server="", digest=None, modified=1795212000)
     spool_file.append(encode_line(seen))
-    assert read_new(tmp_path, {}).observations == [seen]
+    assert read_new_lines(tmp_path, {}).observations == [seen]
 
 
 @pytest.mark.parametrize("version", [{}, {"digest": "a" * 64, "modified": 1795212000}])
@@ -75,19 +75,19 @@ def test_an_observation_has_exactly_one_version(version: dict[str, Any]) -> None
 
 def test_observations_that_were_read_but_not_stored_are_read_again(tmp_path: Path, spool_file: SpoolFile) -> None:
     write(spool_file, 1)
-    assert read_new(tmp_path, {}).observations == read_new(tmp_path, {}).observations == [observation(1)]
+    assert read_new_lines(tmp_path, {}).observations == read_new_lines(tmp_path, {}).observations == [observation(1)]
 
 
 def test_a_missing_folder_holds_nothing(tmp_path: Path) -> None:
-    assert read_new(tmp_path / "missing", {}) == ([], {}, 0)
-    delete_read(tmp_path / "missing", {})
+    assert read_new_lines(tmp_path / "missing", {}) == ([], {}, 0)
+    delete_read_fetches(tmp_path / "missing", {})
 
 
 def test_observations_of_several_writers_are_ordered_by_time(tmp_path: Path) -> None:
     files = [SpoolFile(tmp_path) for _ in range(3)]
     for number in (2, 1, 4, 0, 3, 5):
         write(files[number % 3], number)
-    assert read_new(tmp_path, {}).observations == [observation(number) for number in range(6)]
+    assert read_new_lines(tmp_path, {}).observations == [observation(number) for number in range(6)]
 
 
 # Forgetting
@@ -95,11 +95,11 @@ def test_observations_of_several_writers_are_ordered_by_time(tmp_path: Path) -> 
 
 def test_a_file_with_an_active_writer_is_not_deleted(tmp_path: Path, spool_file: SpoolFile) -> None:
     write(spool_file, 1)
-    taken = read_new(tmp_path, {})
-    delete_read(tmp_path, taken.offsets)
+    taken = read_new_lines(tmp_path, {})
+    delete_read_fetches(tmp_path, taken.offsets)
     assert len(names(tmp_path)) == 1
     write(spool_file, 2)
-    assert read_new(tmp_path, taken.offsets).observations == [observation(2)]
+    assert read_new_lines(tmp_path, taken.offsets).observations == [observation(2)]
 
 
 def test_a_file_that_was_read_completely_and_closed_by_its_writer_is_deleted(
@@ -107,36 +107,36 @@ def test_a_file_that_was_read_completely_and_closed_by_its_writer_is_deleted(
 ) -> None:
     write(spool_file, 1)
     spool_file.close()
-    taken = read_new(tmp_path, {})
-    delete_read(tmp_path, {})
+    taken = read_new_lines(tmp_path, {})
+    delete_read_fetches(tmp_path, {})
     assert len(names(tmp_path)) == 1, "nobody said that it was taken"
-    delete_read(tmp_path, taken.offsets)
-    assert (names(tmp_path), read_new(tmp_path, taken.offsets).offsets) == ([], {})
+    delete_read_fetches(tmp_path, taken.offsets)
+    assert (names(tmp_path), read_new_lines(tmp_path, taken.offsets).offsets) == ([], {})
 
 
 def test_deletions_are_counted_before_they_happen(tmp_path: Path) -> None:
     for times in (1, 2, 3):
         file = SpoolFile(tmp_path)
         write(file, times)
-        assert count_deletions_after(tmp_path, read_new(tmp_path, {}).offsets) == times - 1, "it is still written"
+        assert count_deletions_after(tmp_path, read_new_lines(tmp_path, {}).offsets) == times - 1, "it is still written"
         file.close()
-        taken = read_new(tmp_path, {})
-        spool.delete_read_files(tmp_path, taken.offsets, times - 1)
+        taken = read_new_lines(tmp_path, {})
+        spool.delete_finished_files(tmp_path, taken.offsets, times - 1)
         assert (len(names(tmp_path)), count_deletions(tmp_path)) == (1, times - 1), "no tree knows that it is forgotten"
         assert count_deletions_after(tmp_path, taken.offsets) == times
-        delete_read(tmp_path, taken.offsets)
+        delete_read_fetches(tmp_path, taken.offsets)
         assert (names(tmp_path), count_deletions(tmp_path)) == ([], times)
 
 
 def test_lines_that_were_added_after_the_read_are_not_deleted(tmp_path: Path, spool_file: SpoolFile) -> None:
     write(spool_file, 1)
-    taken = read_new(tmp_path, {})
+    taken = read_new_lines(tmp_path, {})
     write(spool_file, 2)
     spool_file.close()
-    delete_read(tmp_path, taken.offsets)
-    again = read_new(tmp_path, taken.offsets)
+    delete_read_fetches(tmp_path, taken.offsets)
+    again = read_new_lines(tmp_path, taken.offsets)
     assert again.observations == [observation(2)]
-    delete_read(tmp_path, again.offsets)
+    delete_read_fetches(tmp_path, again.offsets)
     assert names(tmp_path) == []
 
 
@@ -146,9 +146,9 @@ def test_an_incomplete_line_of_a_killed_writer_is_deleted(tmp_path: Path, spool_
     (path,) = tmp_path.glob("*.jsonl")
     with path.open("ab") as file:
         file.write(encode_line(observation(2))[:-9])
-    taken = read_new(tmp_path, {})
+    taken = read_new_lines(tmp_path, {})
     assert taken.observations == [observation(1)]
-    delete_read(tmp_path, taken.offsets)
+    delete_read_fetches(tmp_path, taken.offsets)
     assert names(tmp_path) == []
 
 
@@ -167,9 +167,9 @@ def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
     file = SpoolFile(tmp_path, max_bytes=500)
     write(file, *range(9))
     assert len(names(tmp_path)) > 2
-    taken = read_new(tmp_path, {})
+    taken = read_new_lines(tmp_path, {})
     assert taken.observations == [observation(number) for number in range(9)]
-    delete_read(tmp_path, taken.offsets)
+    delete_read_fetches(tmp_path, taken.offsets)
     assert len(names(tmp_path)) == 1, "the one that is written"
 
 
@@ -189,9 +189,9 @@ def test_processes_neither_lose_nor_repeat_an_observation(tmp_path: Path) -> Non
     offsets: dict[str, int] = {}
     while True:
         ended = not any(writer.is_alive() for writer in writers)
-        found = read_new(tmp_path, offsets)
+        found = read_new_lines(tmp_path, offsets)
         taken, offsets = taken + found.observations, found.offsets
-        delete_read(tmp_path, offsets)
+        delete_read_fetches(tmp_path, offsets)
         if ended:
             break
     servers = [each.server for each in taken]
@@ -220,7 +220,7 @@ def test_a_stray_line_does_not_affect_other_lines(tmp_path: Path, spool_file: Sp
     with path.open("ab") as file:
         file.write(stray + b"\n")
     write(spool_file, 2)
-    taken = read_new(tmp_path, {})
+    taken = read_new_lines(tmp_path, {})
     assert (taken.observations, taken.invalid_lines) == ([observation(1), observation(2)], 1)
 
 
@@ -231,7 +231,7 @@ def test_a_full_disk_costs_only_one_observation(tmp_path: Path) -> None:
     writer = multiprocessing.get_context("fork").Process(target=write_limited, args=(tmp_path,))
     writer.start()
     writer.join()
-    assert (writer.exitcode, read_new(tmp_path, {}).observations) == (0, [observation(1), observation(3)])
+    assert (writer.exitcode, read_new_lines(tmp_path, {}).observations) == (0, [observation(1), observation(3)])
 
 
 def write_limited(spool: Path) -> None:
@@ -259,21 +259,21 @@ def test_after_a_failed_sync_a_file_is_not_used_again(
         with pytest.raises(OSError, match="Input/output"):
             write(spool_file, 2)
     write(spool_file, 3)
-    assert (len(names(tmp_path)), read_new(tmp_path, {}).observations) == (2, [observation(1), observation(3)])
+    assert (len(names(tmp_path)), read_new_lines(tmp_path, {}).observations) == (2, [observation(1), observation(3)])
 
 
 @pytest.mark.parametrize("left", [0, 9, len(encode_line(observation(1)))], ids=["nothing", "half a line", "a line"])
 def test_a_file_that_somebody_truncated_gets_no_more_lines(tmp_path: Path, spool_file: SpoolFile, left: int) -> None:
     """Readers have come further than its end."""
     write(spool_file, 1, 2)
-    taken = read_new(tmp_path, {})
+    taken = read_new_lines(tmp_path, {})
     (path,) = tmp_path.glob("*.jsonl")
     os.truncate(path, left)
     write(spool_file, 3)
-    again = read_new(tmp_path, taken.offsets)
+    again = read_new_lines(tmp_path, taken.offsets)
     assert (again.observations, again.invalid_lines) == ([observation(3)], 0)
     assert (path.stat().st_size, len(names(tmp_path))) == (left, 2)
-    delete_read(tmp_path, again.offsets)
+    delete_read_fetches(tmp_path, again.offsets)
     assert len(names(tmp_path)) == 1 and not path.exists(), "the other is still written"
 
 
@@ -318,7 +318,7 @@ def test_waiting_observations_are_written_with_one_sync(tmp_path: Path, monkeypa
         future.result(timeout=60)
     spooled.close()
     assert syncs[0] <= 3
-    assert len(read_new(tmp_path, {}).observations) == 500
+    assert len(read_new_lines(tmp_path, {}).observations) == 500
 
 
 def test_a_cancelled_observation_is_not_written_unless_its_write_has_begun(
@@ -341,6 +341,6 @@ def test_a_cancelled_observation_is_not_written_unless_its_write_has_begun(
     gate.set()
     last.result(timeout=60)
     spooled.close()
-    assert read_new(tmp_path, {}).observations == [observation(1), observation(3)]
+    assert read_new_lines(tmp_path, {}).observations == [observation(1), observation(3)]
     (path,) = tmp_path.glob("*.jsonl")
     assert b"web0002" not in path.read_bytes()

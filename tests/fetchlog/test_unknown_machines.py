@@ -19,7 +19,7 @@ from gitboot.fetchlog.unknown_machines import (
     UnknownMachineRecorder,
     UnknownMachines,
     build_from_inventory,
-    parse_hardware,
+    parse_hardware_inventory,
     parse_inventory,
     parse_unknown_machine,
     parse_unknown_machines,
@@ -87,7 +87,7 @@ def test_a_flood_from_one_address_displaces_only_its_own_rows() -> None:
         table.add(machine(number, "10.0.0.1"))
     assert len(table.machines) == 1 + MAX_PER_NETWORK
     assert table.add(machine(5000, "10.9.9.8")), "another machine still finds room"
-    assert table.unkept == 2 * MAX_MACHINES - 2 - MAX_PER_NETWORK
+    assert table.dropped_count == 2 * MAX_MACHINES - 2 - MAX_PER_NETWORK
 
 
 def test_a_flood_from_many_addresses_displaces_no_earlier_row() -> None:
@@ -96,9 +96,9 @@ def test_a_flood_from_many_addresses_displaces_no_earlier_row() -> None:
         table.add(machine(number, f"10.{number // 250}.{number % 250}.1"))
     assert len(table.machines) == MAX_MACHINES
     assert machine(0).macs in {each.macs for each in table.machines}
-    before = table.unkept
+    before = table.dropped_count
     table.add(machine(0, "10.9.9.9"))
-    assert table.unkept == before, "who is kept goes on being counted"
+    assert table.dropped_count == before, "who is kept goes on being counted"
 
 
 def test_addresses_of_one_ipv6_network_count_as_one() -> None:
@@ -127,7 +127,7 @@ def test_a_table_is_read_back_as_it_was_written(asked: list[tuple[int, str, str]
     for number, client, uuid in asked:
         table.add(machine(number, client, uuid=uuid))
     again = parse_unknown_machines(render_unknown_machines(table))
-    assert (again.machines, again.unkept) == (table.machines, table.unkept)
+    assert (again.machines, again.dropped_count) == (table.machines, table.dropped_count)
     names = [name for each in table.machines for name in each.identities]
     assert len(names) == len(set(names)), "no two entries are of one machine"
     assert sum(each.times for each in table.machines) == len(asked)
@@ -194,12 +194,12 @@ SENT = {
 
 
 def make_findings(**more: object) -> HardwareInventory:
-    return parse_hardware({"interfaces": [{"mac": MAC}], **more})
+    return parse_hardware_inventory({"interfaces": [{"mac": MAC}], **more})
 
 
 def test_known_fields_are_kept_and_read_back() -> None:
-    found = parse_hardware(SENT)
-    assert parse_hardware(json.loads(json.dumps(found.facts()))) == found
+    found = parse_hardware_inventory(SENT)
+    assert parse_hardware_inventory(json.loads(json.dumps(found.facts()))) == found
     assert str(found) == (
         "Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs, 256 GiB, 2 interfaces, nvme0n1 480 GB, sda 7.68 TB"
     )
@@ -270,7 +270,7 @@ def test_a_later_inventory_of_a_machine_replaces_the_first() -> None:
     )
     table.add(UnknownMachine(macs=first.macs[:1], client="10.0.0.7", path="", first=NOW, last=at("21T00:00")))
     [one] = table.machines
-    assert one.times == 3 and one.inventory == parse_hardware({**SENT, "disks": []})
+    assert one.times == 3 and one.inventory == parse_hardware_inventory({**SENT, "disks": []})
 
 
 _ANY = st.recursive(

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from gitboot.fleet.ignore import Ignore, InvalidPattern, list_lines, parse_pattern, read_ignore
+from gitboot.fleet.ignore import IgnorePatterns, InvalidPattern, list_lines, parse_ignore_file, parse_pattern
 from tests.helpers.cases import MAX_GROWTH, count_examples, for_each, measure_growth
 
 
 def matches_ignore(patterns: str, path: str) -> bool:
-    ignore, malformed = read_ignore(patterns.encode())
+    ignore, malformed = parse_ignore_file(patterns.encode())
     assert not malformed
     return ignore.is_ignored(path)
 
@@ -88,7 +88,7 @@ def _ignored_by_git(work_tree: Path, data: bytes, paths: set[str]) -> set[str]:
 @example(["a\\/**\\/b"], {"a/b", "a/c/b"})
 def test_the_same_paths_are_ignored_as_by_git(work_tree: Path, patterns: list[str], paths: set[str]) -> None:
     data = "\n".join(patterns).encode()
-    ignore, malformed = read_ignore(data)
+    ignore, malformed = parse_ignore_file(data)
     assume(not malformed)
     assert {path for path in paths if ignore.is_ignored(path)} == _ignored_by_git(work_tree, data, paths)
 
@@ -113,7 +113,7 @@ def _make_deep_path(size: int) -> str:
 def test_the_time_for_a_path_grows_linearly_with_its_length(
     case: str, patterns: str, path: Callable[[int], str]
 ) -> None:
-    ignore = Ignore(parse_pattern(line.text) for line in list_lines(patterns.encode()))
+    ignore = IgnorePatterns(parse_pattern(line.text) for line in list_lines(patterns.encode()))
     calls = count()  # cached results
 
     def ask(size: int) -> None:
@@ -124,7 +124,7 @@ def test_the_time_for_a_path_grows_linearly_with_its_length(
 
 def test_the_time_for_a_file_of_patterns_grows_linearly_with_its_size() -> None:
     def read(size: int) -> None:
-        Ignore(parse_pattern(line.text) for line in list_lines(b"[[:alpha:]]**[!a]?a/**/*\n" * size))
+        IgnorePatterns(parse_pattern(line.text) for line in list_lines(b"[[:alpha:]]**[!a]?a/**/*\n" * size))
 
     assert measure_growth(read, 100) < MAX_GROWTH
 

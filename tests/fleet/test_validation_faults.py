@@ -103,7 +103,7 @@ def find_problems(snapshot: Snapshot) -> list[ProblemPlace]:
 
 def _list_problems(snapshot: Snapshot) -> tuple[Problem, ...]:
     try:
-        return decide_revision(load_revision(snapshot, _parsed)).decisions.problems_at(START)
+        return decide_revision(load_revision(snapshot, _parsed)).decisions.find_problems(START)
     except InvalidRepository as error:
         return error.at(START).problems
 

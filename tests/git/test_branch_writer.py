@@ -10,7 +10,7 @@ import pytest
 
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import Revision
-from gitboot.git.branch_writer import find_proposal, propose, write_bundle
+from gitboot.git.branch_writer import find_proposal, propose_commit, write_bundle
 from tests.helpers.git_repositories import ENVIRONMENT
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
@@ -42,7 +42,7 @@ def head(work: Path) -> Revision:
 
 
 def test_a_commit_adds_a_file_and_a_second_one_at_the_same_time_is_the_same(work: Path) -> None:
-    made = propose(work / "fleet", head(work), BRANCH, FILES, "Add os-2", AT)
+    made = propose_commit(work / "fleet", head(work), BRANCH, FILES, "Add os-2", AT)
     assert git(work, "diff", "--name-status", f"main..{BRANCH}").split() == [
         *("A", "fleet/images/os-2.yaml"),
         *("M", "fleet/streams.yaml"),
@@ -50,8 +50,8 @@ def test_a_commit_adds_a_file_and_a_second_one_at_the_same_time_is_the_same(work
     assert git(work, "show", f"{BRANCH}:fleet/images/os-2.yaml") == "two"
     assert git(work, "ls-tree", BRANCH, "fleet/images/os-2.yaml").split()[0] == "100644"
     assert (git(work, "status", "--porcelain"), git(work, "branch", "--show-current")) == ("", "main")
-    assert propose(work / "fleet", head(work), "other", FILES, "Add os-2", AT) == made
-    assert propose(work / "fleet", head(work), "later", FILES, "Add os-2", AT + timedelta(seconds=1)) != made
+    assert propose_commit(work / "fleet", head(work), "other", FILES, "Add os-2", AT) == made
+    assert propose_commit(work / "fleet", head(work), "later", FILES, "Add os-2", AT + timedelta(seconds=1)) != made
 
 
 @pytest.mark.parametrize("file", ["streams.yaml/os-2.yaml", "linked/os-2.yaml"])
@@ -60,14 +60,14 @@ def test_a_file_is_not_added_below_a_file_or_a_symlink(work: Path, file: str) ->
     git(work, "add", ".")
     git(work, "commit", "--quiet", "--message=Link")
     with pytest.raises(UsageError, match=f"{Path(file).parent} is not a folder"):
-        propose(work / "fleet", head(work), BRANCH, {file: b"two\n"}, "Add", AT)
+        propose_commit(work / "fleet", head(work), BRANCH, {file: b"two\n"}, "Add", AT)
     assert git(work, "branch", "--list", "gitboot/*") == ""
 
 
 def test_a_proposal_is_found_on_a_local_branch_and_on_that_of_a_remote(work: Path, tmp_path: Path) -> None:
     assert find_proposal(work / "fleet", BRANCH, "images/os-2.yaml") is None
     base = head(work)
-    made = propose(work / "fleet", base, BRANCH, FILES, "Add os-2\n\nfrom somewhere\n", AT)
+    made = propose_commit(work / "fleet", base, BRANCH, FILES, "Add os-2\n\nfrom somewhere\n", AT)
     found = find_proposal(work / "fleet", BRANCH, "images/os-2.yaml")
     assert found is not None
     assert (found.commit, found.parent, found.committed) == (made, base, AT)
@@ -92,7 +92,7 @@ def test_git_fetches_a_bundle_into_a_clone_that_has_the_parent(work: Path, tmp_p
     git(tmp_path, "clone", "--quiet", "--depth=1", work.as_uri(), "shallow")
     names = [BRANCH, "gitboot/update-edge-7"]
     for name in names:
-        propose(work / "fleet", head(work), name, {**FILES, f"images/{name[-1]}.yaml": b"it\n"}, "Add", AT)
+        propose_commit(work / "fleet", head(work), name, {**FILES, f"images/{name[-1]}.yaml": b"it\n"}, "Add", AT)
     bundle = tmp_path / "updates.bundle"
     write_bundle(work / "fleet", bundle, names)
     again = tmp_path / "again.bundle"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from gitboot.child_processes import Child, encode
 from gitboot.cli.main import Exit
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
-from gitboot.git.__main__ import run_order
+from gitboot.git.__main__ import run_fetch_order
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchOrder, FetchProcess, InProcessFetcher, parse_order
@@ -352,7 +352,7 @@ def test_an_error_is_raised_again_with_its_type(
         raise kind("what is wrong")
 
     monkeypatch.setattr(InProcessFetcher, "carry_out", fail)
-    report = run_order(FetchOrder(work="head", remote=Remote(url="/fleet"), folder=state))
+    report = run_fetch_order(FetchOrder(work="head", remote=Remote(url="/fleet"), folder=state))
     monkeypatch.setattr(Child, "read_answers", lambda *_: [encode(report)])
     with pytest.raises(kind, match=r"^what is wrong$") as caught:
         fetcher.read_head(Remote(url="/fleet"), state)
@@ -473,7 +473,7 @@ def test_data_extends_the_time_by_each_period_of_the_slowest_rate() -> None:
     transfer = Transfer(reported.append, 2, "sent")
     assert [each.timeout_s for each in reported] == [2]
     for received, reports in ((0, 1), (1, 1), (2047, 1), (2048, 2), (2049, 2), (4095, 2), (10_000, 3), (10_001, 3)):
-        transfer.count(received)
+        transfer.report_size(received)
         assert len(reported) == reports, received
     assert {(each.timeout_s, each.timeout_message) for each in reported} == {
         (2, "the remote sent less than 2048 bytes in 2 s (see git-timeout in the --config file)")
@@ -494,7 +494,7 @@ def test_progress_is_reported_once_a_second_and_at_once_after_a_new_step() -> No
 
 def test_before_a_push_there_is_time_to_build_the_pack() -> None:
     reported = list[FetchStep]()
-    StepReporter(reported.append).begin_upload(3).count(4096)
+    StepReporter(reported.append).begin_upload(3).report_size(4096)
     assert [each.timeout_s for each in reported] == [123, 3]
 
 

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 from gitboot.cli.terminal import print_event
-from gitboot.standard_streams import guard_stream
+from gitboot.standard_streams import build_escaping_stream
 from gitboot.status.conditions import Event
 
 # A real disk that fails: ext4 on a loop device, whose blocks are in a small tmpfs that can be filled.
@@ -107,7 +107,7 @@ def terminal() -> Iterator[list[str]]:
     tty.setraw(written)
     fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     sent: list[str] = []
-    with open(written, "w") as stderr, redirect_stderr(guard_stream(stderr)):
+    with open(written, "w") as stderr, redirect_stderr(build_escaping_stream(stderr)):
         yield sent
     sent.append(read_to_end(screen).decode())
 

@@ -29,7 +29,13 @@ from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.endpoint.tls import Certificate, CipherSuites, TlsSocket
 from gitboot.fetchlog.log_entries import Observation, drop_concluded_intents, select_consuming_fetches
-from gitboot.fetchlog.spool import Spool, count_deletions_after, endpoint_folder, read_new, read_or_create_identity
+from gitboot.fetchlog.spool import (
+    Spool,
+    count_deletions_after,
+    get_endpoint_folder,
+    read_new_lines,
+    read_or_create_identity,
+)
 from gitboot.model.fleet import Provisioning
 from gitboot.problems import Code, Problem, Severity
 from gitboot.publish.manifest import STATUS
@@ -197,7 +203,7 @@ class Site:
         found: list[Observation] = []
 
         def has_outcomes() -> bool:
-            taken = read_new(self.spool, self._offsets)
+            taken = read_new_lines(self.spool, self._offsets)
             self._offsets = taken.offsets
             found[:] = drop_concluded_intents([*found, *taken.observations], lambda each: each)
             return not any(each.is_open_intent for each in found)
@@ -238,7 +244,7 @@ class Site:
             checked_clock = CheckedClock(
                 lambda: self.now,
                 clock_state=lambda: clock_state,
-                folder=endpoint_folder(self.spool) if keeps else None,
+                folder=get_endpoint_folder(self.spool) if keeps else None,
                 uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
             )
             tree = PublishedTree(self.root, lambda: self.now, status=status, checked_clock=checked_clock)

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 
-from gitboot.cli.commands.init import CI, PACKAGES, place_ci_file
+from gitboot.cli.commands.init import CI, PACKAGES, build_ci_file_path
 from gitboot.cli.main import cli
 from tests.helpers.git_repositories import ENVIRONMENT, WorkTree
 from tests.helpers.http_peers import WebRequest, WebResponse, web_server
@@ -293,7 +293,7 @@ def run_on_github(
     signatures: str = "",
 ) -> PipelineResult:
     """The workflow's steps on a pull request whose newest commit is ``head``, or the branch's."""
-    workflow = yaml.safe_load((fleet.work.path / place_ci_file(CI[0], fleet.subpath)).read_text())
+    workflow = yaml.safe_load((fleet.work.path / build_ci_file_path(CI[0], fleet.subpath)).read_text())
     host.head = head or fleet.work.head
     fleet.begin_job()
     artifacts = recreate_folder(fleet.job.parent / "kept")
@@ -382,9 +382,9 @@ def run_on_gitlab(
     **more: str,
 ) -> PipelineResult:
     """The jobs on a merge request whose newest commit is ``head``, or the branch's."""
-    jobs = yaml.safe_load((fleet.work.path / place_ci_file(CI[1], fleet.subpath)).read_text())
+    jobs = yaml.safe_load((fleet.work.path / build_ci_file_path(CI[1], fleet.subpath)).read_text())
     job = (
-        place_ci_file(CI[1], fleet.subpath).removeprefix(".gitlab/").removesuffix(".yml")
+        build_ci_file_path(CI[1], fleet.subpath).removeprefix(".gitlab/").removesuffix(".yml")
         if fleet.subpath
         else "gitboot"
     )

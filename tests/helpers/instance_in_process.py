@@ -34,7 +34,7 @@ from gitboot.controller.maintenance_hooks import HookClient
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.publication import ListedTarget
 from gitboot.controller.reconcile import Reconciler
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotEvaluated, PublishError
 from gitboot.evaluator import protocol
@@ -63,7 +63,7 @@ from gitboot.render.paths import File, Files
 from gitboot.render.server_files import RenderedState, ServerState
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.provisioning_record import Record, record_facts
+from gitboot.resolve.provisioning_record import Record, make_record_fields
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.guards import Limits
@@ -173,7 +173,7 @@ class Commits:
     def store_results(self, revision: Revision) -> None:
         """There is no cache."""
 
-    def end_unless_accepted(self, accepted: Revision | None) -> None:
+    def end_process_unless_accepted(self, accepted_revision: Revision | None) -> None:
         """There is no process."""
 
 
@@ -231,8 +231,8 @@ class BmcSwitch:
     def submit(self, jobs: tuple[BmcTask, ...]) -> frozenset[SystemUuid]:
         return self.bmcs.submit(jobs) if self.takes else frozenset()
 
-    def drop_pending(self, uuids: frozenset[SystemUuid]) -> None:
-        self.bmcs.drop_pending(uuids)
+    def drop_pending_tasks(self, uuids: frozenset[SystemUuid]) -> None:
+        self.bmcs.drop_pending_tasks(uuids)
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
         return self.bmcs.fingerprint(bmc)
@@ -413,7 +413,10 @@ def build_begin_request(initial: InitialRecords) -> dict[str, Any]:
     """Return the request of `gitboot records begin`: a word, or the records of a file."""
     if isinstance(initial, str):
         return {"how": initial}
-    return {"how": "records", "items": [{"uuid": uuid, **record_facts(record)} for uuid, record in initial.items()]}
+    return {
+        "how": "records",
+        "items": [{"uuid": uuid, **make_record_fields(record)} for uuid, record in initial.items()],
+    }
 
 
 class Bench:
@@ -558,8 +561,8 @@ class Bench:
         return self.commit.decisions
 
     @property
-    def knowledge(self) -> Knowledge:
-        return self.instance.reconciler.state.knowledge
+    def snapshot(self) -> LedgerSnapshot:
+        return self.instance.reconciler.state.snapshot
 
     @property
     def schedule(self) -> Schedule:
@@ -578,7 +581,7 @@ class Bench:
 
     @property
     def record(self) -> Record | None:
-        return self.knowledge.record(self.decisions.servers["web01"].uuid)
+        return self.snapshot.record(self.decisions.servers["web01"].uuid)
 
     def told(self, *types: str) -> list[str]:
         """The types of the events that happened, of those named, or of all but those that each commit brings."""

@@ -99,12 +99,12 @@ class Mirror(NamedTuple):
         """Return a function that waits for a number of new lines in the log, and returns the new lines."""
         begins = self.log.stat().st_size if self.log.exists() else 0
 
-        def read_new() -> list[bytes]:
+        def read_new_lines() -> list[bytes]:
             return self.log.read_bytes()[begins:].splitlines() if self.log.exists() else []
 
         def wait_for_lines(count: int) -> list[LineContent]:
-            assert eventually(lambda: len(read_new()) >= count), read_new()
-            return [parse_line(line) for line in read_new()]
+            assert eventually(lambda: len(read_new_lines()) >= count), read_new_lines()
+            return [parse_line(line) for line in read_new_lines()]
 
         return wait_for_lines
 

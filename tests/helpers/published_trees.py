@@ -20,7 +20,7 @@ from gitboot.publish.manifest import MANIFEST, compute_digest
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.targets.follower import TargetStore
 from gitboot.publish.targets.sync_steps import FileStore, FollowedTree, StoreTarget, apply_step, plan_next_step
-from gitboot.publish.tree_reader import _read_whole
+from gitboot.publish.tree_reader import _read_whole_tree
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import (
     ListedFile,
@@ -75,7 +75,7 @@ def verify_tree(root: Path) -> tuple[str, ...]:
     During a publication or after a crash, these include the files that the publication has changed so far.
     """
     with closing(Disk(root)) as disk:
-        found = _read_whole(disk)
+        found = _read_whole_tree(disk)
         if found is None:
             raise PublishError(f"{root}: expected an output tree, found no {MANIFEST}")
         content = {path: disk.read(path) if disk.has_file(path) else None for path in found.manifest.files}
@@ -89,7 +89,7 @@ def verify_tree(root: Path) -> tuple[str, ...]:
             expected[path] = compute_digest(render_shard(shard))
             content[path] = disk.read(path) if disk.has_file(path) else None
     differing = {path for path, data in content.items() if data is None or compute_digest(data) != expected[path]}
-    return tuple(sorted({*found.damaged, *differing}))
+    return tuple(sorted({*found.damaged_paths, *differing}))
 
 
 def complete_tree(files: Files) -> dict[str, File]:

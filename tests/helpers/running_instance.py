@@ -23,7 +23,7 @@ from gitboot.controller.instance.state_directory import LEDGER, has_ledger
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger.store import PostgresAddress, Store, write_address
 from gitboot.publish.tree_reader import read_records
-from gitboot.resolve.provisioning_record import record_facts
+from gitboot.resolve.provisioning_record import make_record_fields
 from tests.helpers.endpoints import LOADER
 from tests.helpers.forked_commands import Command
 
@@ -149,7 +149,7 @@ def begin_records(state: Path, records: str | Path) -> None:
     eventually(lambda: has_ledger(state))
     facts: dict[str, Any] = {"how": str(records)}
     if records not in ("fresh", "adopt", "as-recorded"):
-        items = [{"uuid": uuid, **record_facts(record)} for uuid, record in read_records(Path(records)).items()]
+        items = [{"uuid": uuid, **make_record_fields(record)} for uuid, record in read_records(Path(records)).items()]
         facts = {"how": "records", "items": items}
     outcome = request_change(state, BEGIN, facts)
 

@@ -23,7 +23,7 @@ from gitboot.image_sources.find_releases import describe_release, list_releases,
 from gitboot.image_sources.index_formats import (
     IndexQuery,
     Release,
-    find_listed,
+    find_listed_digest,
     is_prerelease,
     match_version,
     parse_digest_list,
@@ -123,7 +123,7 @@ def test_a_list_of_digests_is_read_by_name() -> None:
 )
 def test_a_file_is_listed_by_the_end_of_its_path(url: str, sha256: str | None) -> None:
     digests = parse_digest_list(f"{A}  netboot/amd64/linux\n{B}  amd64/linux\n".encode(), URL)
-    found = find_listed(digests, url)
+    found = find_listed_digest(digests, url)
     assert (found.sha256 if found else None) == sha256
 
 

@@ -17,7 +17,7 @@ from gitboot.cli.commands.old_system import SYSTEMS
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.importers.fleet_files import render_fleet
-from gitboot.importers.inventory import Supplement, translate_ipxe_argument
+from gitboot.importers.inventory import ExtraData, translate_ipxe_argument
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import make_first_records
 from gitboot.resolve.plan_at_time import make_plan
@@ -919,7 +919,7 @@ def test_any_content_of_a_source_is_read_without_an_error(system: str) -> None:
             continue
         for document in yaml.load_all(text, yaml.BaseLoader):
             for odd in sample_cases([*_vary_one_value(document)], one_in=3):
-                render_fleet(read_inventory({**files, name: _json(odd)}), Supplement())
+                render_fleet(read_inventory({**files, name: _json(odd)}), ExtraData())
 
 
 A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"

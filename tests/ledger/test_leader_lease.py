@@ -30,11 +30,11 @@ from gitboot.bmc.override_state import Override, OverrideRecord, OverrideState, 
 from gitboot.cli.main import cli
 from gitboot.controller.reconcile_inputs import Inbox, UnrecordedClearings
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
-from gitboot.controller.records.ledger_snapshot import Knowledge, write_updates
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, write_updates
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import BatchRejected, FetchLogUnavailable
-from gitboot.fetchlog.spool import ForwardedBatch, Writer, encode_line
+from gitboot.fetchlog.spool import ForwardedBatch, SpoolWriter, encode_line
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger import leader_lease as lease_module
@@ -59,7 +59,7 @@ OFFER, KEY = Digest("ab" * 32), Digest("cd" * 32)
 GIVEN = Observation(
     server="web01", path="boot/v1/boot/m/boot.ipxe", client="10.0.0.7", at=NOON, digest=KEY, offer=OFFER
 )
-SPOOL = Writer("0" * 32, "7-0123456789abcdef")
+SPOOL = SpoolWriter("0" * 32, "7-0123456789abcdef")
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_the_same_instance_gets_its_own_lease_at_once_and_a_clean_end_releases_i
 def test_artifact_checks_of_one_host_do_not_count_on_another(path: Path) -> None:
     seen = {BootFile(url="http://a/kernel", sha256=OFFER, size=7): Sighting(presence=Presence.MISSING, message="404")}
     with hold_lease(path, ONE) as (one, _):
-        learnt = apply_batch(Knowledge(facts=instance_tables.read_facts(one)), Batch(sightings=seen), NOON)
+        learnt = apply_batch(LedgerSnapshot(facts=instance_tables.read_facts(one)), Batch(sightings=seen), NOON)
         write_updates(one, [learnt.update])
         assert instance_tables.read_sightings(one, ONE.place) == seen
         assert instance_tables.read_sightings(one, TWO.place) == {}
@@ -444,7 +444,7 @@ def test_a_batch_is_stored_once_and_without_withdrawn_lines(path: Path, recorded
         assert [each.client for each in found.observations] == ["10.0.0.0", "10.0.0.2"]
         assert recorded_fetches.read(found.offsets).observations == []
         assert recorded_fetches.read(found.offsets).offsets == found.offsets
-        fetches.receive_batch(ForwardedBatch(Writer(SPOOL.spool, "8-0123456789abcdef"), 0, lines[0]), [])
+        fetches.receive_batch(ForwardedBatch(SpoolWriter(SPOOL.spool, "8-0123456789abcdef"), 0, lines[0]), [])
         assert fetches.receive_batch(batch, []) == batch.end, (
             "of a file that is gone nothing is kept: it is another one by now"
         )
@@ -456,7 +456,7 @@ def test_a_writer_may_go_back_but_not_forward(path: Path) -> None:
         assert fetches.receive_batch(batch, [SPOOL.file]) == batch.end
         for place in (batch.end + 1, 7, 8):
             fetches.reset_place(SPOOL, place)
-        other = Writer(SPOOL.spool, "8-0123456789abcdef")
+        other = SpoolWriter(SPOOL.spool, "8-0123456789abcdef")
         assert fetches.receive_batch(batch, [SPOOL.file, other.file]) == 7
         assert fetches.receive_batch(batch._replace(writer=other), [SPOOL.file, other.file]) == batch.end
 
@@ -490,14 +490,14 @@ def test_stored_fetches_are_deleted_in_batches_of_a_thousand_by_the_holder_of_th
         taken = recorded_fetches.read({}).offsets
         assert recorded_fetches.count_deletions_after({FETCHES: taken[FETCHES] - 1}) == 0
         assert recorded_fetches.count_deletions_after(taken) == 1
-        recorded_fetches.delete_read(taken, 1, Lease("two", 1))
+        recorded_fetches.delete_read_fetches(taken, 1, Lease("two", 1))
         assert recorded_fetches.count_deletions_after(taken) == 1, "another's lease"
-        recorded_fetches.delete_read(taken, 1, lease.lease)
+        recorded_fetches.delete_read_fetches(taken, 1, lease.lease)
         assert len(recorded_fetches.read({}).observations) == 0
         fetches.find_served_boot("web01", OFFER, None)
         assert fetches.deletion_count == 1
         fetches.receive_batch(ForwardedBatch(SPOOL, len(lines), encode_line(GIVEN)), [SPOOL.file])
-        recorded_fetches.delete_read(recorded_fetches.read({}).offsets, 1, lease.lease)
+        recorded_fetches.delete_read_fetches(recorded_fetches.read({}).offsets, 1, lease.lease)
         assert len(recorded_fetches.read({}).observations) == 1, "no new number"
 
 
@@ -563,7 +563,7 @@ def test_the_page_about_standbys_creates_a_ledger_and_gives_an_endpoint_minimal_
                 batch = ForwardedBatch(SPOOL, 0, encode_line(GIVEN) + b'{"not":0}\n')
                 assert fetches.receive_batch(batch, []) == batch.end
             with (
-                closing(PostgresDatabase(its, reads_only=True)) as database,
+                closing(PostgresDatabase(its, read_only=True)) as database,
                 pytest.raises(LedgerError, match="permission denied"),
                 database.reading(),
             ):

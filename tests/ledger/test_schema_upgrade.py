@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.credentials import credential_use
+from gitboot.bmc.credentials import get_credential_use
 from gitboot.bmc.override_state import OverrideState
 from gitboot.fleet.identities import LostIdentity
 from gitboot.ledger import instance_tables, server_tables, sqlite
@@ -82,7 +82,9 @@ def test_an_upgraded_ledger_has_all_rows(ledger: Path) -> None:
         )
         assert server_tables.read_machines(opened)[UUIDS["web01"]].bmc is not None
         bmcs = {
-            credential_use(each.bmc) for each in server_tables.read_machines(opened).values() if each.bmc is not None
+            get_credential_use(each.bmc)
+            for each in server_tables.read_machines(opened).values()
+            if each.bmc is not None
         }
         assert server_tables.read_known_bmcs(opened) == bmcs != frozenset(), (
             "who was asked before is asked after the upgrade"
@@ -95,7 +97,7 @@ def test_an_upgraded_ledger_has_all_rows(ledger: Path) -> None:
             "old01": {"provision/1": OverrideState.CLEARED},
             "web01": {"maintenance/repair/3": OverrideState.CONSUMED, "provision/1": OverrideState.CONSUMED},
         }
-        (pending,) = server_tables.read_pending(opened)
+        (pending,) = server_tables.read_pending_observations(opened)
         assert (pending.offer.server, pending.offer.maintenance, pending.offer.run) == ("db01", "repair", 3)
         assert (server_tables.read_last_observation_number(opened), server_tables.read_spool_positions(opened)) == (
             2,
@@ -118,7 +120,7 @@ def test_an_instance_continues_with_an_upgraded_ledger(ledger: Path) -> None:
         assert bench.plan() is None
         assert (bench.condition("AcceptingCommits") or (None,))[:2] == (False, "Suspended")
         assert bench.outcome(waiting.id).startswith("doubt01: recorded the override as not set")
-        assert bench.knowledge.overrides[UUIDS["doubt01"]]["provision/1"].state is OverrideState.CLEARED
+        assert bench.snapshot.overrides[UUIDS["doubt01"]]["provision/1"].state is OverrideState.CLEARED
         bench.request("resume")
         bench.plan()
         plans = {name: state.plan for name, state in bench.servers.items()}
@@ -144,7 +146,7 @@ def test_a_ledger_of_every_version_in_between_is_upgraded(tmp_path: Path, versio
         assert (
             instance_tables.read_facts(opened).identity,
             server_tables.read_records(opened),
-            server_tables.read_switches(opened),
+            server_tables.read_power_records(opened),
         ) == (
             "ours",
             {},

@@ -31,9 +31,9 @@ from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Approval, Heartbeat, Suspension, WithheldBoots
-from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_ledger_aside
 from gitboot.ledger.schema import VERSION
-from gitboot.ledger.server_tables import Pending
+from gitboot.ledger.server_tables import PendingObservation
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import (
@@ -111,7 +111,7 @@ def written(path: Path) -> None:
             server_tables.write_machines(tx, [MACHINE])
             server_tables.write_offers(tx, [OFFER], NOON)
             server_tables.write_versions(tx, [(ENTRY, 1, PLAN)], 1)
-            server_tables.write_pending(tx, [Pending(1, OBSERVATION, OFFER)])
+            server_tables.write_pending_observations(tx, [PendingObservation(1, OBSERVATION, OFFER)])
             server_tables.write_spool_positions(tx, {"a.jsonl": 7})
         instance_tables.add_request(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
 
@@ -269,7 +269,7 @@ def test_a_ledger_of_the_first_version_is_upgraded_without_loss(path: Path) -> N
             }
             assert server_tables.read_current_machines(ledger) == {WEB01}
             assert (
-                server_tables.read_pending(ledger),
+                server_tables.read_pending_observations(ledger),
                 instance_tables.read_requests(ledger),
                 server_tables.find_offer(ledger, PLAN),
             ) == ([], (), None)
@@ -519,7 +519,7 @@ UUIDS = st.sampled_from([WEB01, WEB02])
 TABLES: dict[str, tuple[st.SearchStrategy[Any], Callable[..., None], Callable[[Store], Any]]] = {
     "records": (RECORDS, server_tables.write_records, server_tables.read_records),
     "overrides": (OVERRIDES, server_tables.write_overrides, server_tables.read_overrides),
-    "switches": (SWITCHES, server_tables.write_switches, server_tables.read_switches),
+    "switches": (SWITCHES, server_tables.write_power_records, server_tables.read_power_records),
     "pins": (PINNED, server_tables.write_pins, server_tables.read_pins),
 }
 
@@ -659,24 +659,27 @@ def test_each_version_of_a_boot_script_identifies_its_plan(path: Path) -> None:
 
 @BOTH
 def test_an_observation_is_pending_until_it_is_judged(path: Path) -> None:
-    pending = Pending(1, OBSERVATION, OFFER)
-    other = Pending(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
+    pending = PendingObservation(1, OBSERVATION, OFFER)
+    other = PendingObservation(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
     with open_ledger(path) as ledger:
         assert server_tables.read_last_observation_number(ledger) == 0
         write_rows(ledger, server_tables.write_offers, [OFFER], NOON)
-        write_rows(ledger, server_tables.write_pending, [pending])
+        write_rows(ledger, server_tables.write_pending_observations, [pending])
         assert server_tables.has_observation(ledger, OBSERVATION, PLAN)
         assert not server_tables.has_observation(ledger, other.observation, PLAN)
         marked = pending._replace(marks=ResetMarks(last_reset_time="then"))
-        write_rows(ledger, server_tables.write_pending, [marked, other])
+        write_rows(ledger, server_tables.write_pending_observations, [marked, other])
         assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # with or without BMC marks
     with open_ledger(path) as ledger:
-        assert (server_tables.read_pending(ledger), server_tables.read_last_observation_number(ledger)) == (
+        assert (
+            server_tables.read_pending_observations(ledger),
+            server_tables.read_last_observation_number(ledger),
+        ) == (
             [marked, other],
             2,
         )
         write_rows(ledger, server_tables.write_verdicts, {1: "Provisioned"})
-        assert server_tables.read_pending(ledger) == [other]
+        assert server_tables.read_pending_observations(ledger) == [other]
         assert server_tables.has_observation(ledger, OBSERVATION, PLAN)  # a fetch log may be read twice
 
 
@@ -686,8 +689,8 @@ def test_current_rows_are_never_pruned(path: Path) -> None:
     old, now = int(long_ago.timestamp()), int(NOON.timestamp())
     plans = [Digest(letter * 64) for letter in "abc"]
     offers = [server_tables.parse_offer(plan, server_tables.format_offer(OFFER)) for plan in plans]
-    judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
-    waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
+    judged = PendingObservation(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
+    waiting = PendingObservation(2, replace(judged.observation, client="10.0.0.8"), offers[1])
     with open_ledger(path) as ledger:
         write_rows(ledger, server_tables.write_offers, offers, long_ago)
         write_rows(
@@ -696,15 +699,15 @@ def test_current_rows_are_never_pruned(path: Path) -> None:
             [(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])],
             1,
         )
-        write_rows(ledger, server_tables.write_pending, [judged, waiting])
+        write_rows(ledger, server_tables.write_pending_observations, [judged, waiting])
         write_rows(ledger, server_tables.write_verdicts, {1: "Provisioned"})
-        write_rows(ledger, server_tables.prune, before)
+        write_rows(ledger, server_tables.delete_old_rows, before)
         assert [server_tables.find_version(ledger, ENTRY, old), server_tables.find_version(ledger, ENTRY, old + 1)] == [
             None,
             (plans[1], 1),
         ]
         assert [server_tables.find_offer(ledger, plan) is not None for plan in plans] == [False, True, True]
-        assert server_tables.read_pending(ledger) == [waiting]
+        assert server_tables.read_pending_observations(ledger) == [waiting]
         assert not server_tables.has_observation(ledger, judged.observation, plans[1])  # forgotten
 
 
@@ -893,7 +896,7 @@ def test_a_crash_after_a_damaged_ledger_was_set_aside_leaves_the_new_one_unverif
     path.write_bytes(b"garbage" * 99)
     with pytest.raises(DamagedLedger):
         open_ledger(path)
-    set_aside(path)
+    set_ledger_aside(path)
     with open_store(path) as ledger:
         assert instance_tables.read_facts(ledger).doubt is not None
 

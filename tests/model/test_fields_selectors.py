@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gitboot.model.fields import Select, read, selects
+from gitboot.model.fields import Select, read, selects_server
 from gitboot.model.scalars import Name
 from tests.helpers.cases import for_each
 
@@ -13,7 +13,7 @@ LABELS = {"role": "web", "site": "fra1", "gpu": ""}
 
 
 def is_selected(select: Any) -> bool:
-    return selects(read(_SELECT, select), Name("web01"), LABELS)
+    return selects_server(read(_SELECT, select), Name("web01"), LABELS)
 
 
 @for_each(

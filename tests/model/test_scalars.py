@@ -44,7 +44,7 @@ from gitboot.model.scalars import (
     parse_variable,
     parse_variable_name,
     quote_value,
-    read_certificate_ends,
+    read_certificate_expiries,
     read_public_key,
     swap_byte_order,
     text,
@@ -431,7 +431,7 @@ def read_expiry_with_openssl(certificate: Path) -> datetime:
 @pytest.mark.parametrize("days", [1, 30, 365 * 60])
 def test_the_end_of_a_certificate_is_the_one_that_openssl_prints(authority: Authority, days: int) -> None:
     issued = authority.issue(days=days)
-    (end,) = read_certificate_ends(issued.certificate.read_bytes())
+    (end,) = read_certificate_expiries(issued.certificate.read_bytes())
     assert end == read_expiry_with_openssl(issued.certificate)
     assert (end >= datetime(2050, 1, 1, tzinfo=UTC)) is (days > 365)
 
@@ -439,17 +439,17 @@ def test_the_end_of_a_certificate_is_the_one_that_openssl_prints(authority: Auth
 def test_each_certificate_of_a_chain_has_its_end(authority: Authority) -> None:
     short, long = (authority.issue(days=days).certificate for days in (5, 20))
     one, other = short.read_bytes(), long.read_bytes()
-    assert read_certificate_ends(b"bag attributes\n" + one + other) == (
+    assert read_certificate_expiries(b"bag attributes\n" + one + other) == (
         read_expiry_with_openssl(short),
         read_expiry_with_openssl(long),
     )
-    assert read_certificate_ends(other + one) == (read_expiry_with_openssl(long), read_expiry_with_openssl(short))
+    assert read_certificate_expiries(other + one) == (read_expiry_with_openssl(long), read_expiry_with_openssl(short))
     assert read_expiry_with_openssl(long) - read_expiry_with_openssl(short) >= timedelta(days=14)
 
 
 @pytest.mark.parametrize("content", [b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nMAAB\n-----END"])
 def test_content_that_is_not_a_certificate_has_no_end_and_no_key(content: bytes) -> None:
-    assert read_certificate_ends(content) == ()
+    assert read_certificate_expiries(content) == ()
     assert read_public_key(content) is None
 
 
@@ -469,7 +469,7 @@ def test_a_truncated_certificate_has_its_end_or_none(authority: Authority) -> No
     certificate = authority.issue().certificate
     whole, end = certificate.read_bytes(), read_expiry_with_openssl(certificate)
     cut = (whole[:length] + b"\n-----END CERTIFICATE-----\n" for length in range(len(whole) - 26))
-    assert {read_certificate_ends(each) for each in cut} == {(), (end,)}
+    assert {read_certificate_expiries(each) for each in cut} == {(), (end,)}
 
 
 @pytest.mark.parametrize("argument", ["initrd=main", "initrd=", "BOOT_IMAGE=/vmlinuz"])

@@ -141,7 +141,7 @@ def spooled(data: bytes) -> None:
             (Path(folder) / name).write_bytes(data)
         good = Observation(server="web01", path="boot/x", client="::1", at=BEFORE, modified=1)
         (Path(folder) / "2-b.jsonl").write_bytes(spool.encode_line(good))
-        taken = spool.read_new(Path(folder), {})
+        taken = spool.read_new_lines(Path(folder), {})
         assert good in taken.observations
         for each in taken.observations:
             assert each.at.tzinfo is not None
@@ -150,7 +150,9 @@ def spooled(data: bytes) -> None:
             found.may_serve_again(BEFORE, Uptime("this", 1))
         ServedBoots(Path(folder)).has_installer_reported("web01", "a" * 64)
         summarise_denials(read_reports(Path(folder), BEFORE).refused)
-        spool.delete_read_files(Path(folder), taken.offsets, spool.count_deletions_after(Path(folder), taken.offsets))
+        spool.delete_finished_files(
+            Path(folder), taken.offsets, spool.count_deletions_after(Path(folder), taken.offsets)
+        )
 
 
 def published(data: bytes) -> None:

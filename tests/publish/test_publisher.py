@@ -24,7 +24,7 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish import durable_files
 from gitboot.publish.durable_files import Disk, staging_path
-from gitboot.publish.manifest import Stamp, leaf_path, locate_server, node_path, render_listing
+from gitboot.publish.manifest import TreeOrigin, find_leaf, leaf_path, node_path, render_listing
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview, PublicationResult
 from gitboot.publish.tree_changes import GRACE
 from gitboot.publish.tree_reader import LOCK, read_manifest
@@ -130,7 +130,7 @@ def test_the_manifest_is_json_and_digests_in_its_head_lead_to_every_file(root: P
         leaves = read_digests(root / node_path(node), node_digest)
         for leaf, leaf_digest in leaves.items():
             found = read_digests(root / leaf_path(node, leaf), leaf_digest)
-            assert {locate_server(name) for name in found} == {(node, leaf)}
+            assert {find_leaf(name) for name in found} == {(node, leaf)}
             listed |= found
     assert listed == {name: files[state_path(name)].sha256 for name, files in servers.items()}
     data = (root / "ops/manifest/shared.json").read_bytes()
@@ -201,7 +201,7 @@ def test_publishing_the_same_files_twice_writes_nothing(root: Path, restarted: b
     assert read_stats(root).items() >= before.items()
 
 
-NODE, LEAF = locate_server(OWNER)
+NODE, LEAF = find_leaf(OWNER)
 
 
 @pytest.mark.parametrize(
@@ -549,8 +549,8 @@ def test_a_tree_of_another_ledger_is_not_changed(root: Path) -> None:
 def test_a_tree_can_be_adopted(root: Path) -> None:
     publish(root, make_tree(1, servers=5), ledger="theirs")
     with OutputDirectory.open(root, ledger="ours", heir_of=lambda: "theirs") as directory:
-        assert directory.stamp is not None
-        assert directory.stamp.ledger == "theirs"
+        assert directory.origin is not None
+        assert directory.origin.ledger == "theirs"
         publish_files(directory, make_tree(2), commit="ours now", at=AT)
     assert {path for path in read_published(root) if not path.startswith("boot/o/")} == {
         path for path in make_tree(2) if not path.startswith("boot/o/")
@@ -569,12 +569,12 @@ def test_one_process_publishes_at_a_time_and_another_gets_an_error_with_its_name
 
 def test_the_stamp_belongs_to_the_last_completed_reconcile(root: Path) -> None:
     with OutputDirectory.open(root, ledger="ours") as directory:
-        assert directory.stamp is None
+        assert directory.origin is None
         publish_files(directory, make_tree(), commit="one", at=AT)
-        assert directory.stamp == Stamp(commit="one", gitboot=__version__, ledger="ours")
+        assert directory.origin == TreeOrigin(commit="one", gitboot=__version__, ledger="ours")
     with OutputDirectory.open(root, ledger="ours") as directory:
-        assert directory.stamp is not None
-        assert directory.stamp.commit == "one"
+        assert directory.origin is not None
+        assert directory.origin.commit == "one"
 
 
 # Damage
@@ -708,7 +708,7 @@ def test_a_tree_of_0_1_0_is_adopted_with_all_its_files(root: Path, stage: str, m
             with pytest.raises(PublishError, match="cut"):
                 publish(root, make_tree(2))
     with OutputDirectory.open(root, ledger="ours") as directory:
-        assert directory.stamp == Stamp(commit="one", gitboot="0.1.0", ledger="ours")
+        assert directory.origin == TreeOrigin(commit="one", gitboot="0.1.0", ledger="ours")
     publish(root, make_tree(2))
     retired = {path: file for path, file in old.items() if path.startswith("boot/o/")}
     assert read_published(root) == {**contents(retired), **contents(make_tree(2)), "boot/mine": b"mine"}

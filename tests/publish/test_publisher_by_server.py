@@ -17,10 +17,10 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import (
     MANIFEST,
     Head,
-    Stamp,
+    TreeOrigin,
     compute_digest,
+    find_leaf,
     leaf_path,
-    locate_server,
     node_path,
     render_digests,
     render_head,
@@ -173,23 +173,23 @@ def test_the_lock_file_can_be_removed_on_close(tmp_path: Path) -> None:
     target.close(remove_lock=True)
     assert not (tmp_path / "ops/.gitboot").exists()
     with OutputDirectory.open(tmp_path, ledger="ours") as again:
-        assert again.stamp is not None
+        assert again.origin is not None
 
 
 def test_a_change_of_one_server_rewrites_at_most_16_kib_of_the_manifest_of_100_000(tmp_path: Path) -> None:
     name, digest = "s050-000042", "0" * 64
-    node, leaf = locate_server(name)
+    node, leaf = find_leaf(name)
     servers = (f"s{number // 2000:03}-{number:06}" for number in range(100_000))
-    beside = render_digests({each: digest for each in (*servers, name) if locate_server(each) == (node, leaf)})
+    beside = render_digests({each: digest for each in (*servers, name) if find_leaf(each) == (node, leaf)})
     every = {f"{number:02x}": digest for number in range(64)}
     leaves = render_digests(every | {leaf: compute_digest(beside)})
-    stamp = Stamp(commit="a" * 40, gitboot="0.2.0", ledger="b" * 32)
-    head = render_head(Head(stamp=stamp, nodes=every | {node: compute_digest(leaves)}, shared=digest))
+    origin = TreeOrigin(commit="a" * 40, gitboot="0.2.0", ledger="b" * 32)
+    head = render_head(Head(origin=origin, nodes=every | {node: compute_digest(leaves)}, shared=digest))
     for path, data in ((leaf_path(node, leaf), beside), (node_path(node), leaves), (MANIFEST, head)):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
     with closing(Disk(tmp_path)) as disk:
-        _, parts = amend_manifest(Tree(disk), stamp, {name: "1" * 64}, None)
+        _, parts = amend_manifest(Tree(disk), origin, {name: "1" * 64}, None)
     assert parts.keys() == {leaf_path(node, leaf), node_path(node), MANIFEST}
     assert beside.count(b":") > 10
     assert sum(len(data or b"") for data in parts.values()) <= 16 * 1024

@@ -128,7 +128,7 @@ def assert_complete(root: Path, version: int, servers: int = 1) -> None:
     assert verify_tree(root) == ()
     manifest = read_manifest(root)
     assert manifest is not None
-    assert manifest.stamp.commit == str(version)
+    assert manifest.origin.commit == str(version)
     assert set(manifest.files) == set(complete_tree(make_tree(version, servers)))
     assert_indexed(root)
     others = read_tree(root).keys() - manifest.files.keys()
@@ -240,7 +240,7 @@ def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_b
 ) -> None:
     files = fleet_of(b"#!ipxe\n", range(2))
     if stands == "a mount point":
-        monkeypatch.setattr(first_publication, "_can_be_moved", lambda *_: False)
+        monkeypatch.setattr(first_publication, "_can_move_folders", lambda *_: False)
     for at in count(1, get_interval(1)):
         shutil.rmtree(root, ignore_errors=True)
         (root / stands).mkdir(parents=True)
@@ -399,8 +399,10 @@ class Recorder(Disk):
         self.cuts: list[tuple[dict[str, bytes], list[tuple[str, str]]]] = []
         recorders[:] = [self]
 
-    def stage(self, path: str, content: bytes, at: datetime, like: str | None = None, *, exact: bool = False) -> None:
-        super().stage(path, content, at, like, exact=exact)
+    def stage(
+        self, path: str, content: bytes, at: datetime, linked_path: str | None = None, *, exact: bool = False
+    ) -> None:
+        super().stage(path, content, at, linked_path, exact=exact)
         self.unsynced.append(("stage", path))
 
     def place(self, path: str) -> None:
@@ -751,7 +753,7 @@ def test_killed_at_every_change_a_new_tree_appears_complete_or_not_at_all(
         ready += (was_ready := (root / READY).exists())
         moving += was_ready and (root / "boot").exists()
         with OutputDirectory.open(root, ledger="ours") as directory:
-            assert (directory.stamp is not None) == (was_ready or (root / MANIFEST).exists())
+            assert (directory.origin is not None) == (was_ready or (root / MANIFEST).exists())
             publish(directory, 1 + at % 2)  # sometimes it never becomes what was under way
         assert_complete(root, 1 + at % 2)
     assert at > 30
@@ -794,7 +796,7 @@ def test_after_a_power_cut_a_new_tree_appears_complete_or_not_at_all(root: Path)
     assert verify_tree(placed) == ()
     for number, (stands, is_placed) in enumerate([(written, False), (named, True), (last, True), (placed, True)]):
         with hook_calls(do_nothing), OutputDirectory.open(stands, ledger="ours") as directory:
-            assert (directory.stamp is not None) == is_placed
+            assert (directory.origin is not None) == is_placed
             assert not (stands / FRESH).exists()
             publish(directory, 1 + number % 2)
         assert_complete(stands, 1 + number % 2)
@@ -861,7 +863,7 @@ def test_files_that_appear_meanwhile_are_kept(root: Path) -> None:
         publish(directory, 1)
     place_kernel(root / "boot" / "v1" / "mine")
     with OutputDirectory.open(root, ledger="ours") as directory:
-        assert directory.stamp is not None
+        assert directory.origin is not None
         assert verify_tree(root) == ()
         publish(directory, 2)
     assert verify_tree(root) == ()

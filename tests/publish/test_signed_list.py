@@ -25,7 +25,7 @@ from gitboot.jsonio import encode_canonical
 from gitboot.publish import signed_list
 from gitboot.publish.durable_files import staging_path
 from gitboot.publish.list_root import replace_list_keys
-from gitboot.publish.manifest import Stamp
+from gitboot.publish.manifest import TreeOrigin
 from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import (
@@ -33,7 +33,7 @@ from gitboot.publish.signed_list import (
     KeyNotInRoot,
     KeyUnreadable,
     ListKeys,
-    TreeFacts,
+    TreeDetails,
     amend_list,
     find_bin,
     read_list_keys,
@@ -134,9 +134,9 @@ def test_a_change_of_one_server_rewrites_its_bin_the_snapshot_and_the_timestamp(
 
 def test_a_change_of_one_server_of_10_000_rewrites_at_most_200_kb_of_the_list(keys: Path, signing: ListKeys) -> None:
     """A listing has at most 8 names with 3 versions each, and the texts that end a window."""
-    tree_facts = TreeFacts(Stamp(commit="c" * 40, gitboot="0.2.0", ledger="ours"), "m" * 64)
+    tree_details = TreeDetails(TreeOrigin(commit="c" * 40, gitboot="0.2.0", ledger="ours"), "m" * 64)
     listed = {f"servers/lon1-r{number:06}.json": ListedFile("0" * 64, 2500) for number in range(10_000)}
-    amended = partial(amend_list, tree_facts=tree_facts, keys=signing, now=NOW, least_version=1)
+    amended = partial(amend_list, tree_details=tree_details, keys=signing, now=NOW, min_version=1)
     state, whole = amended(None, listed, read_bin=lambda *_: {})
     (changed, *_) = listed
     of_its_bin = {name: each for name, each in listed.items() if find_bin(name) == find_bin(changed)}

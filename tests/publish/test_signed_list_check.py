@@ -417,4 +417,4 @@ def test_a_publication_between_two_requests_is_not_a_cache(publisher: SignedSite
             return content
 
         opened.get = get_and_publish  # type: ignore[method-assign]
-        assert [*opened.find_cached_list()] == []
+        assert [*opened.check_list_caching()] == []

@@ -14,7 +14,7 @@ import pytest
 from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import OutputDirectory
-from gitboot.publish.tree_changes import WindowEnds, WindowsNotEnded, end_windows
+from gitboot.publish.tree_changes import WindowEndError, WindowEnds, end_windows
 from gitboot.render.endpoint_files import parse_state_path
 from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, plan_fleet
 from tests.helpers.fleets import at, image, maintenance, make_mac, server
@@ -247,7 +247,7 @@ def test_a_failure_halfway_forgets_no_server_and_reads_no_other_state_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(Disk, "place", full)
-        with pytest.raises(WindowsNotEnded) as caught:
+        with pytest.raises(WindowEndError) as caught:
             end_windows(here.root, ends, OVER)
     touched = caught.value.servers
     assert touched == (("web01", "web02", "web03") if is_third_server else ("web01",))

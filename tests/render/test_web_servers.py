@@ -19,7 +19,7 @@ import pytest
 
 from gitboot.fetchlog.access_logs import IgnoreReason, LineContent, parse_line
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import read_new
+from gitboot.fetchlog.spool import read_new_lines
 from gitboot.fetchlog.unknown_machines import UnknownMachine
 from gitboot.render.paths import TABLE, File, Role, find_path_kind
 from tests.helpers import http_peers, mirrors
@@ -527,7 +527,7 @@ def test_read_access_logs_stores_the_fetches_of_a_mirror_once(
     assert eventually(lambda: b"/nothing" in mirror.log.read_bytes())
     spool = tmp_path / "spool"
     first = json.loads(run_forked("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
-    taken = read_new(spool, {}).observations
+    taken = read_new_lines(spool, {}).observations
     assert first["observed"] + first["unclear"] == len(taken)
     assert first["read"] == len(mirror.log.read_bytes().splitlines())
     assert first["ignored"]["of another path"] >= 1
@@ -543,7 +543,7 @@ def test_read_access_logs_follows_until_it_is_terminated(mirror: Mirror, client:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
 
         def written() -> int:
-            return sum(not each.is_open_intent for each in read_new(spool, {}).observations)
+            return sum(not each.is_open_intent for each in read_new_lines(spool, {}).observations)
 
         assert eventually(lambda: written() > 0)
         before = written()

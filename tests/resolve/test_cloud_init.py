@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.model.scalars import Malformed
-from gitboot.resolve.cloud_init import read_user_data
+from gitboot.resolve.cloud_init import read_cloud_configs
 from tests.helpers.cases import for_each
 from tests.helpers.debian_packages import unpack
 
@@ -127,7 +127,7 @@ REJECTED = {
 
 def is_accepted(text: str) -> bool:
     try:
-        read_user_data(text)
+        read_cloud_configs(text)
     except Malformed:
         return False
     return True
@@ -154,7 +154,7 @@ def test_finding_p10_cloud_init_agrees(tmp_path: Path) -> None:
 
 def test_finding_p10_an_empty_cloud_config_loses_nothing() -> None:
     """cloud-init reports one, but there is nothing in it that it could ignore."""
-    assert read_user_data("#cloud-config\n").configs == ()
+    assert read_cloud_configs("#cloud-config\n").configs == ()
 
 
 @for_each(
@@ -169,14 +169,14 @@ def test_finding_p10_an_empty_cloud_config_loses_nothing() -> None:
 )
 def test_finding_p10_a_fault_has_its_line(text: str, line: int, message: str) -> None:
     with pytest.raises(Malformed, match=message) as error:
-        read_user_data(text)
+        read_cloud_configs(text)
     assert error.value.at == (line,)
 
 
 def test_finding_p10_what_a_machine_adds_is_not_known() -> None:
     for text in (ACCEPTED["an include"], HANDLER, ACCEPTED["a template"], PATCH):
-        assert not read_user_data(text).is_complete
-    assert read_user_data(CONFIG) == (({"hostname": "a"},), True)
+        assert not read_cloud_configs(text).is_complete
+    assert read_cloud_configs(CONFIG) == (({"hostname": "a"},), True)
 
 
 @for_each(

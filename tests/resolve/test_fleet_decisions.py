@@ -911,8 +911,8 @@ def test_finding_r15_an_expired_certificate_authority_for_bmcs_is_a_warning(
     if since is None:
         assert found.dated == (), case
         return
-    assert found.problems_at(at(since) - timedelta(seconds=1)) == ()
-    (problem,) = found.problems_at(at(since))
+    assert found.find_problems(at(since) - timedelta(seconds=1)) == ()
+    (problem,) = found.find_problems(at(since))
     assert (problem.code, problem.path, problem.line) == ("GB2027", "ca.pem", 1)
     assert problem.message == (
         f"the CA certificate for BMCs expired at {at(since):%Y-%m-%dT%H:%M:%SZ}, so gitboot rejects "
@@ -927,6 +927,6 @@ def test_finding_r15_a_new_certificate_in_the_same_file_ends_the_warning() -> No
     ]
     evaluator = Evaluator(lambda revision, previous: next(each for each in trees if each.revision == revision))
     old, new = (evaluator.evaluate(trees[i].revision, trees[0].revision if i else None).head for i in range(2))
-    assert len(old.decided.decisions.problems_at(at("21T00:00"))) == 1
-    assert new.decided.decisions.problems_at(at("21T00:00")) == ()
+    assert len(old.decided.decisions.find_problems(at("21T00:00"))) == 1
+    assert new.decided.decisions.find_problems(at("21T00:00")) == ()
     assert new.decided.decisions.dated == decide_all(load(trees[1])).decisions.dated

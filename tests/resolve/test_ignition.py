@@ -10,7 +10,7 @@ import pytest
 
 from gitboot.model.scalars import Malformed
 from gitboot.resolve.ignition import check_ignition
-from gitboot.resolve.user_data_formats import lacks_first_boot
+from gitboot.resolve.user_data_formats import lacks_ignition_argument
 from tests.helpers.cases import for_each
 from tests.helpers.debian_packages import unpack
 
@@ -139,8 +139,8 @@ def test_finding_p10_ignition_validate_agrees() -> None:
     ],
 )
 def test_finding_p10_ignition_runs_by_an_argument(arguments: tuple[str, ...], lacking: bool) -> None:
-    assert lacks_first_boot("Ignition/3.4", arguments) == lacking
-    assert not lacks_first_boot("CloudInit", arguments)
+    assert lacks_ignition_argument("Ignition/3.4", arguments) == lacking
+    assert not lacks_ignition_argument("CloudInit", arguments)
 
 
 def test_finding_p10_json_has_its_line() -> None:

@@ -19,12 +19,12 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.fleet_decisions import decide_revision
 from gitboot.resolve.install_attempts import (
     UnrecordedState,
+    add_consumed_run,
     classify_unrecorded_server,
     make_adopted_record,
     make_first_records,
-    record_run,
 )
-from gitboot.resolve.plan_at_time import extend_moved_runs, make_plan, run_key
+from gitboot.resolve.plan_at_time import extend_consumed_runs, make_plan, run_key
 from gitboot.resolve.provisioning_record import (
     Failure,
     InstallAttempt,
@@ -168,7 +168,7 @@ def test_e12_a_machine_that_is_not_new_is_unverified(seen: set[SystemUuid], carr
 def record_maintenance_run(record: Record, maintenance: MaintenanceDecision, made_at: datetime) -> Record:
     run = Run(maintenance.run, made_at, maintenance.end)
     writes_disk = maintenance.boot is not None and maintenance.boot.writes_disk
-    return record_run(record, maintenance.name, run, once=True, overwrites=writes_disk)
+    return add_consumed_run(record, maintenance.name, run, once=True, overwrites_disk=writes_disk)
 
 
 WIPE = maintenance("wipe", "20T22:00 21T04:00", "networkBoot: Once", boots="bios")
@@ -244,9 +244,9 @@ def test_e17_the_run_of_a_later_window_has_its_own_reason() -> None:
 
 def test_e17_a_run_lasts_as_long_as_its_window() -> None:
     longer = web01("provision: 1", maintenance("wipe", "20T22:00 21T08:00", "networkBoot: Once", boots="bios"))
-    record = extend_moved_runs(MADE, longer)
+    record = extend_consumed_runs(MADE, longer)
     assert record.runs["wipe"].end == at("21T08:00")
-    assert extend_moved_runs(record, web01("provision: 1", WIPE)) is record
+    assert extend_consumed_runs(record, web01("provision: 1", WIPE)) is record
     shifted = web01("provision: 1", maintenance("wipe", "21T05:00 21T08:00", "networkBoot: Once", boots="bios"))
     assert (planned := make_plan(shifted, at("21T06:00"), record)) is not None
     assert planned.cause is Cause.MAINTENANCE_DONE
@@ -450,7 +450,7 @@ def test_a_stop_in_an_invalid_commit_is_still_reported(
     with pytest.raises(InvalidRepository) as caught:
         decide_revision(load_revision(snapshot(*documents)))
     said = caught.value.fleet
-    assert (said.orders_for(None) if said is not None else None) == orders
+    assert (said.find_orders(None) if said is not None else None) == orders
 
 
 WEB01, WEB02 = SystemUuid(make_uuid("web01")), SystemUuid(make_uuid("web02"))

@@ -13,7 +13,7 @@ import pytest
 from gitboot.cli.evaluated_fleet import describe_servers
 from gitboot.evaluator.protocol import build_commit
 from gitboot.fleet.documents import KINDS
-from gitboot.model.fields import Select, Selector, read, selects
+from gitboot.model.fields import Select, Selector, read, selects_server
 from gitboot.model.fleet import Site
 from gitboot.problems import Code, Severity
 from gitboot.resolve import fleet_decisions
@@ -43,7 +43,9 @@ def test_the_policy_of_a_server_does_not_depend_on_servers_decided_before() -> N
         draw.shuffle(servers)
         for each in servers:
             name, labels = each.metadata.name, each.metadata.labels
-            assert selection.find(each) == tuple(what for what, select in selecting if selects(select, name, labels))
+            assert selection.find(each) == tuple(
+                what for what, select in selecting if selects_server(select, name, labels)
+            )
 
 
 def test_the_sites_of_all_servers_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gitboot.errors import InvalidRepository
 from gitboot.model.scalars import Malformed
-from gitboot.resolve.user_data_formats import check, check_extra_file
+from gitboot.resolve.user_data_formats import check_extra_file, check_user_data
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 
@@ -21,7 +21,7 @@ HOSTNAME = "apiVersion: v1alpha1\nkind: HostnameConfig\nhostname: a\n"
 
 def fault(format: str, text: str) -> str | None:
     try:
-        check(format, text)
+        check_user_data(format, text)
     except Malformed as error:
         return str(error)
     return None

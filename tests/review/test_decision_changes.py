@@ -22,11 +22,11 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions, list_idle_macs
 from gitboot.review.change_groups import CauseFinder, build_groups
 from gitboot.review.decision_changes import (
-    Change,
     Changes,
     EffectKind,
     ServerChange,
     ServerEffect,
+    ValueChange,
     compare_decisions,
     find_server_effects,
 )
@@ -101,7 +101,7 @@ def test_a_renamed_server_is_changed_and_not_a_new_one() -> None:
     renamed = server("web09", "role: web").replace(make_uuid("web09"), make_uuid("web01"))
     found = find_effects(SEED, (SEED[0], renamed, *SEED[2:]))
     assert [(name, effect.kind) for name, effect in found.items()] == [("web09", EffectKind.CHANGED)]
-    assert Change(field="server", old="web01", new="web09") in found["web09"].changes
+    assert ValueChange(field="server", old="web01", new="web09") in found["web09"].changes
 
 
 def test_a_server_is_added_and_removed() -> None:

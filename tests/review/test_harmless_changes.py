@@ -26,7 +26,7 @@ from gitboot.model.boot_policy import (
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.plan_at_time import extend_moved_runs, has_run, make_plan, release_key
+from gitboot.resolve.plan_at_time import extend_consumed_runs, is_current_run_consumed, make_plan, release_key
 from gitboot.resolve.provisioning_record import (
     FETCH_GRACE,
     Clearance,
@@ -259,7 +259,7 @@ def records(draw: st.DrawFn, old: Decision) -> Record | None:
         drained_at=st.none() | HOURS,
     )
     clearances = draw(st.dictionaries(st.sampled_from("mn"), cleared))
-    return extend_moved_runs(replace(record, runs=runs, released=released, clearances=clearances), old)
+    return extend_consumed_runs(replace(record, runs=runs, released=released, clearances=clearances), old)
 
 
 def adds_approval(old: Decision, new: Decision) -> bool:
@@ -402,9 +402,15 @@ def test_a_window_that_is_shortened_after_a_run_requests_no_second_run(
     for each in new.maintenances:
         was = before.get(each.name)
         writes = each.boot is not None and each.boot.writes_disk
-        if writes and was is not None and was.run == each.run and has_run(was, record) and not new.stopped:
+        if (
+            writes
+            and was is not None
+            and was.run == each.run
+            and is_current_run_consumed(was, record)
+            and not new.stopped
+        ):
             hidden = any(other.priority > each.priority for other in new.maintenances)
-            assert has_run(each, record) or hidden or each.network_boot is NetworkBoot.ALWAYS
+            assert is_current_run_consumed(each, record) or hidden or each.network_boot is NetworkBoot.ALWAYS
 
 
 # Rows of the edges, as commits

@@ -243,7 +243,7 @@ def test_a_stream_that_newly_requires_signed_images_is_shown_and_is_no_risk() ->
     assert review.outcome is ReviewOutcome.FINE
     assert list(review.find_dangers()) == []
     assert "spec.requireProvenance: any → signed" in as_markdown(review)
-    assert review.documents_only == ()
+    assert review.document_only_changes == ()
 
 
 def test_a_followed_source_changes_no_boot_and_is_shown() -> None:

@@ -116,7 +116,7 @@ class ScriptedBmcs:
         self.asked |= {job.uuid: job for job in jobs}
         return frozenset(job.uuid for job in jobs)
 
-    def drop_pending(self, uuids: frozenset[SystemUuid]) -> None:
+    def drop_pending_tasks(self, uuids: frozenset[SystemUuid]) -> None:
         for uuid in uuids:
             self.asked.pop(uuid, None)
 
@@ -197,7 +197,7 @@ def measure_fetches(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
         for name in alone[:3]:  # the first make what the others find made
             bench.fetch(bench.servers[name].plan)
             yield f"a fetch of {name}", count_lines(lambda: bench.instance.reconciler.reconcile(bench.now))
-            record = bench.knowledge.record(SystemUuid(make_uuid(name)))
+            record = bench.snapshot.record(SystemUuid(make_uuid(name)))
             assert record is not None and record.provision == 1
 
 

@@ -23,7 +23,7 @@ from gitboot.publish.manifest import STATUS
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event
-from gitboot.status.instance_status import Held
+from gitboot.status.instance_status import HeldCommit
 from tests.helpers.fleets import SEED, at, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
 from tests.helpers.instance_in_process import Bench, Parts, record_fetch, run_in_process, summarize_plan
 from tests.helpers.running_instance import Repository
@@ -261,7 +261,7 @@ class World:
         return self.parts.reconciler.status.applied
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldCommit | None:
         return self.parts.reconciler.status.held
 
     def condition(self, type: str) -> tuple[bool, str] | None:
@@ -436,7 +436,7 @@ def test_e20_after_a_crash_new_servers_of_the_accepted_commit_do_not_count_as_ol
 
     world.parts.source.accept = fail  # type: ignore[method-assign]
     commit = world.push(servers(), servers("new"), ONCE)
-    assert str(make_uuid("new")) in world.parts.reconciler.state.knowledge.machines
+    assert str(make_uuid("new")) in world.parts.reconciler.state.snapshot.machines
     with world.run_copy(tmp_path) as again:
         again.advance()
         assert (again.applied, again.held) == (commit, None)
@@ -513,7 +513,7 @@ def test_e15_a_typo_in_the_name_of_the_ledger_is_held_and_stops_the_instance_unt
 
 
 def test_e15_another_instance_takes_over_after_an_acknowledgement(tmp_path: Path, pending_world: World) -> None:
-    ours = pending_world.parts.reconciler.state.knowledge.facts.identity
+    ours = pending_world.parts.reconciler.state.snapshot.facts.identity
     pending_world.repository.push(make_files(f", provisioning: {{ledger: {ours}}}"))
     pending_world.advance()
     assert pending_world.held is None
@@ -521,7 +521,7 @@ def test_e15_another_instance_takes_over_after_an_acknowledgement(tmp_path: Path
         other = World(parts, pending_world.repository, pending_world.now)
         other.advance()
         assert other.condition("LedgerNamed") == (False, "AnotherLedger")
-        theirs = parts.reconciler.state.knowledge.facts.identity
+        theirs = parts.reconciler.state.snapshot.facts.identity
         pending_world.repository.push(make_files(f", provisioning: {{ledger: {theirs}}}"))
         for each in (pending_world, other):
             each.advance()
@@ -639,11 +639,11 @@ def test_fetches_that_are_copied_into_the_fetch_log_twice_change_no_record(pendi
     fetches = b"".join(file.read_bytes() for file in sorted(pending_world.parts.spool.glob("*.jsonl")))
     assert fetches.count(b"\n") == 3
     pending_world.advance(minutes=2)
-    before, events = pending_world.parts.reconciler.state.knowledge.records, len(pending_world.parts.events)
+    before, events = pending_world.parts.reconciler.state.snapshot.records, len(pending_world.parts.events)
     assert all(before[parse_uuid(make_uuid(name))].provision == 1 for name in NAMES[:3])
     (pending_world.parts.spool / "1-0123456789abcdef.jsonl").write_bytes(fetches)
     pending_world.advance(minutes=5)
-    assert pending_world.parts.reconciler.state.knowledge.records == before
+    assert pending_world.parts.reconciler.state.snapshot.records == before
     assert {event.type for event in pending_world.parts.events[events:]} <= {"Published"}
 
 

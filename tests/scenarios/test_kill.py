@@ -217,7 +217,7 @@ def move(tmp_path: Path) -> Move:
     with ExitStack() as stack:
         for site in SITES:
             parts = stack.enter_context(run_in_process(tmp_path / site, repository.bare, initial="fresh", site=site))
-            ledgers[site] = parts.reconciler.state.knowledge.facts.identity
+            ledgers[site] = parts.reconciler.state.snapshot.facts.identity
     return Move(tmp_path, repository, ledgers)
 
 

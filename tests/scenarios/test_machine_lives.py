@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.provisioning_record import Record, record_facts
+from gitboot.resolve.provisioning_record import Record, make_record_fields
 from tests.helpers.bmcs import RESCUE, WatchedMachine
 from tests.helpers.cases import USUAL_LIVES
 from tests.helpers.fleets import store_credentials
@@ -260,12 +260,14 @@ class Lives(RuleBasedStateMachine):
         life = self.life
         if life.instance is None or not life.commit.here:
             return
-        before = life.instance.reconciler.state.knowledge.stored_record(SystemUuid(life.commit.uuid))
+        before = life.instance.reconciler.state.snapshot.stored_record(SystemUuid(life.commit.uuid))
         image = f"flatcar-{life.commit.image}"
         said = Record(provision=life.commit.provision, image=image, evidence="Operator") if provisioned else Record()
-        facts = record_facts(said) | {"provisionedAt": record_facts(Record(provisioned_at=life.now))["provisionedAt"]}
+        facts = make_record_fields(said) | {
+            "provisionedAt": make_record_fields(Record(provisioned_at=life.now))["provisionedAt"]
+        }
         if before is not None:
-            facts["runs"] = record_facts(before)["runs"]
+            facts["runs"] = make_record_fields(before)["runs"]
         life.request("records", items=[{"uuid": life.commit.uuid, "server": life.commit.name, **facts}])
 
     @rule()

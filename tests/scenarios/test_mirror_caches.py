@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gitboot.fetchlog.spool import read_new
+from gitboot.fetchlog.spool import read_new_lines
 from gitboot.render.paths import File, find_content_type, find_delivery
 from tests.helpers import http_peers, mirrors
 from tests.helpers.endpoints import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, plan_fleet, site
@@ -289,4 +289,4 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(tmp_path:
 def read_evidence(log: list[str], spool: Path) -> list[str]:
     done = run_forked("read-access-logs", "-", "--spool", spool, given="".join(log))
     assert done.returncode == 0, done.stderr
-    return [each.path for each in read_new(spool, {}).observations]
+    return [each.path for each in read_new_lines(spool, {}).observations]

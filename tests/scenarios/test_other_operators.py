@@ -37,7 +37,7 @@ from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.commit_judgement import CommitJudgement
 from gitboot.controller.records.install_boots import build_offer
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
-from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge
+from gitboot.controller.records.ledger_snapshot import Fetch, LedgerSnapshot
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.evaluator.protocol import Commit, build_commit
 from gitboot.fetchlog.log_entries import Observation
@@ -319,7 +319,7 @@ class Lifetime:
         self.in_maintenance: list[str] = []
         self.states: list[str] = ["Reserved"]
         self.methods: dict[str, str] = {}  # by state, the last
-        self.knowledge = Knowledge(facts=Facts(identity="vectors", initialised="fresh"))
+        self.snapshot = LedgerSnapshot(facts=Facts(identity="vectors", initialised="fresh"))
 
     def decision(self) -> Decision:
         commit = self.commit()
@@ -337,11 +337,11 @@ class Lifetime:
         return build_commit(fleet, decide(fleet))
 
     def learn(self, batch: Batch) -> None:
-        self.knowledge = apply_batch(self.knowledge, batch, self.now).knowledge
+        self.snapshot = apply_batch(self.snapshot, batch, self.now).snapshot
 
     @property
     def record(self) -> Record | None:
-        return self.knowledge.record(SystemUuid(make_uuid("web01")))
+        return self.snapshot.record(SystemUuid(make_uuid("web01")))
 
     def look(self) -> BootPlan:
         found = self.decision()
@@ -386,7 +386,7 @@ def _do_nothing(lifetime: Lifetime) -> None:
 
 def _move_ledger(lifetime: Lifetime) -> None:
     """Records leave one ledger and enter another as they were."""
-    known = lifetime.knowledge.records
+    known = lifetime.snapshot.records
     assert parse_exported_records(encode_records(known), "records.json") == known
 
 

@@ -35,7 +35,7 @@ from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.problems import Severity
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.resolve.provisioning_record import record_facts
+from gitboot.resolve.provisioning_record import make_record_fields
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.evaluator.test_evaluation_properties import (
     EDITS,
@@ -107,7 +107,7 @@ class TwoSites:
     @property
     def ledgers(self) -> dict[str, str]:
         instances = self.instances.items()
-        return {site: each.parts.reconciler.state.knowledge.facts.identity for site, each in instances}
+        return {site: each.parts.reconciler.state.snapshot.facts.identity for site, each in instances}
 
     def planned(self, site: str) -> dict[str, tuple[Phase, Cause]]:
         servers = self.instances[site].parts.reconciler.state.plans.servers
@@ -386,7 +386,7 @@ def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
         file.write_text(run_records("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
         with open_offline(tmp_path / new / "state", at("20T12:00")) as look:
             record = build_taken_record(read_hand_over(file), look)
-        item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(record)}
+        item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(record)}
         given = {"items": [item], "reason": "moved", "commit": look.commit.revision, "unknown": True}
         world = two_sites.instances[new]
         instance_tables.add_request(
@@ -615,7 +615,7 @@ def test_sites_together_equal_the_fleet_in_any_order_of_commits(
             assert list_page_values(now.commit) == list_page_values(alone.commit)
             if before is not None:
                 elsewhere = before.machines.keys() - known[site].machines.keys()
-                assert not {each.uuid for each in now.new_servers} & elsewhere, "what was at another site is not new"
+                assert not {each.uuid for each in now.new_decisions} & elsewhere, "what was at another site is not new"
                 anywhere = {each.uuid for each in found.head.decided.repository.servers.values()}
                 assert {*now.moves.arrived} == elsewhere & now.commit.machines.keys()
                 if site is not None:
@@ -691,7 +691,7 @@ def test_a_site_sets_only_its_own_bmcs_and_clears_overrides_at_a_windows_end_wit
                 site="ams2",
             )
         )
-        ledger = parts.reconciler.state.knowledge.facts.identity
+        ledger = parts.reconciler.state.snapshot.facts.identity
         described = (
             server(
                 name,
@@ -752,7 +752,7 @@ def test_overrides_of_the_instance_of_a_removed_site_are_cleared_before_the_firs
                 site="ams2",
             )
         )
-        ledgers = {"ams2": parts.reconciler.state.knowledge.facts.identity, "fra1": make_uuid("fra1")}
+        ledgers = {"ams2": parts.reconciler.state.snapshot.facts.identity, "fra1": make_uuid("fra1")}
         access = f"bmc: {{address: '{bmc.url}', system: {machine.path}, credentials: rack}}"
 
         def advance(documents: tuple[str, ...], message: str = "Change") -> None:

@@ -533,7 +533,7 @@ class Maintained:
 
     @property
     def state(self) -> OverrideState | None:
-        kept = self.bench.knowledge.list_overrides(WEB01)
+        kept = self.bench.snapshot.list_overrides(WEB01)
         return next((each.state for each in kept if each.reason == "maintenance/repair/1"), None)
 
     @property
@@ -560,7 +560,7 @@ def test_without_the_ledger_an_override_is_cleared_at_the_end_of_its_window(main
 def test_a_clearing_is_recorded_while_a_reconcile_writes_to_the_ledger(maintained: Maintained) -> None:
     """A reconcile holds what jobs write down until its own write has ended, which may take all of a lease."""
     maintained.wait(hours=1)
-    inbox, (record,) = maintained.bench.instance.inbox, maintained.bench.knowledge.list_overrides(WEB01)
+    inbox, (record,) = maintained.bench.instance.inbox, maintained.bench.snapshot.list_overrides(WEB01)
     with inbox.hold():
         job = Thread(
             target=inbox.record, args=(WEB01, structs.replace(record, state=OverrideState.CLEARING)), daemon=True
@@ -612,7 +612,7 @@ def test_an_override_that_is_gone_without_a_note_is_not_known_and_never_set_agai
 
 
 def test_a_medium_that_is_ejected_after_its_override_was_cleared_is_recorded(maintained: Maintained) -> None:
-    (set_,) = maintained.bench.knowledge.list_overrides(WEB01)
+    (set_,) = maintained.bench.snapshot.list_overrides(WEB01)
     medium = Medium(url="http://b/1.iso", state=MediumState.EJECTING, at=set_.at)
     withdrawn = structs.replace(set_, state=OverrideState.CLEARED, medium=medium)
     ejected = withdrawn.with_medium(structs.replace(medium, state=MediumState.EJECTED))
@@ -646,7 +646,7 @@ def test_an_extended_window_moves_the_time_from_which_its_override_may_be_cleare
 ) -> None:
     maintained.decide("20T11:00 20T16:00")
     maintained.bench.reconcile()
-    (record,) = maintained.bench.knowledge.list_overrides(WEB01)
+    (record,) = maintained.bench.snapshot.list_overrides(WEB01)
     assert record.clears_from is not None and record.clears_from.hour == 16
     maintained.wait(hours=2)
     maintained.machine.run_through()

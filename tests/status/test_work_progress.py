@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.child_processes import Child, FrameBuffer, encode
-from gitboot.cli.commands.instance import command, read_newest_status
+from gitboot.cli.commands.instance import command, merge_published_status
 from gitboot.cli.main import Exit
 from gitboot.controller.instance.state_directory import StatusFile, lock, read_status
 from gitboot.errors import InvalidRepository
@@ -137,9 +137,9 @@ def test_the_status_in_the_output_tree_is_shown_if_the_state_directory_is_full(t
         ({"clock": "2026-11-20T12:01:00Z", "ledger": "theirs"}, False),
     ):
         (tmp_path / "ops" / "status.json").write_text(json.dumps({**left, "plannedAt": "now", **more}))
-        assert read_newest_status(left, tmp_path)["plannedAt"] == ("now" if is_shown else "then")
+        assert merge_published_status(left, tmp_path)["plannedAt"] == ("now" if is_shown else "then")
     (tmp_path / "ops" / "status.json").write_text("{")
-    assert read_newest_status(left, tmp_path) == left
+    assert merge_published_status(left, tmp_path) == left
 
 
 def test_a_first_start_has_a_status_before_the_first_publication(tmp_path: Path) -> None:

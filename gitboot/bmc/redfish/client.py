@@ -28,7 +28,7 @@ from gitboot.bmc.override_state import (
     Override,
     build_insert_request,
 )
-from gitboot.bmc.override_steps import has_changed
+from gitboot.bmc.override_steps import has_observation_changed
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.quirks import STANDARD, TARGET, TEMPORARY_REFUSALS, build_boot_patch, get_quirks
 from gitboot.bmc.redfish.resources import (
@@ -50,7 +50,7 @@ from gitboot.bmc.redfish.transport import (
     parse_origin,
     read_etags,
 )
-from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, OperatorError, TemporaryError
 from gitboot.http_client import tls_context
 
 _ROOT = "/redfish/v1/"
@@ -193,7 +193,7 @@ class BmcConnection:
 
         def is_changed() -> bool:
             current = self.observe()
-            return current.etags != observed.etags or has_changed(observed, current)
+            return current.etags != observed.etags or has_observation_changed(observed, current)
 
         self.patch(observed.settings_path, {"Boot": boot}, observed.etags, is_changed)
 
@@ -233,7 +233,7 @@ class BmcConnection:
             self.login.request(own_path, lambda: self._connector.post(own_path, data=body))
 
     def patch(
-        self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
+        self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_resource_changed: Callable[[], bool]
     ) -> None:
         """Send a PATCH request with each form of the ETag in turn, until the BMC accepts one of the requests.
 
@@ -246,7 +246,7 @@ class BmcConnection:
         answer = ""
         with self._translate_errors("PATCH", path) as own_path:
             for if_match in list_if_match_values(etags):
-                if (len(refused_forms) == 1 or if_match in (ANY_ETAG, None)) and has_changed():
+                if (len(refused_forms) == 1 or if_match in (ANY_ETAG, None)) and has_resource_changed():
                     raise self._build_changed_error(
                         own_path, answer, "the BMC's state has changed since gitboot read it", refused_forms
                     )
@@ -307,7 +307,7 @@ class BmcConnection:
             return None
         return target._replace(scheme="", netloc="").geturl() if is_own and target.path else None
 
-    def _translate_http_error(self, error: exceptions.HTTPError, request: str) -> TryAgain | OperatorError:
+    def _translate_http_error(self, error: exceptions.HTTPError, request: str) -> TemporaryError | OperatorError:
         status = error.status_code
         if status == HTTPStatus.UNAUTHORIZED:
             name = f' "{self._credentials}"' if self._credentials else ""
@@ -324,7 +324,7 @@ class BmcConnection:
         return BmcRejected(message) if status in {501, 505} else ERROR_TYPES[type(error)](message)
 
 
-def _translate_error(error: exceptions.SushyError, request: str) -> TryAgain | OperatorError:
+def _translate_error(error: exceptions.SushyError, request: str) -> TemporaryError | OperatorError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
@@ -427,11 +427,11 @@ class RedfishFirmware:
             return False
         body = (_APPLY_AT_RESET if bios.can_apply_at_reset else {}) | {"Attributes": attributes}
 
-        def has_changed() -> bool:
+        def has_resource_changed() -> bool:
             current = self._bmc.read(path)
             return (current.etags, current.attributes) != (pending.etags, pending.attributes)
 
-        self._bmc.patch(path, body, pending.etags, has_changed)
+        self._bmc.patch(path, body, pending.etags, has_resource_changed)
         return True
 
 
@@ -480,7 +480,7 @@ class RedfishMedia:
 
     def _read_slot(self, path: str) -> MediaSlot:
         slot = structs.replace(parse_slot(self._bmc.read(path), self._quirks), shares=self._shares)
-        urls = (share.find_url(slot.image) for share in self._shares if slot.image is not None)
+        urls = (share.find_original_url(slot.image) for share in self._shares if slot.image is not None)
         return structs.replace(slot, image=next((url for url in urls if url is not None), slot.image))
 
     def _send_change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:

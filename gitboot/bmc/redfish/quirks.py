@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from gitboot.bmc.override_state import BmcObservation, Override
-from gitboot.bmc.override_steps import allows_enabled
+from gitboot.bmc.override_steps import supports_enabled_value
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
 ENABLED = "BootSourceOverrideEnabled"
@@ -65,11 +65,11 @@ class Quirks(Struct, frozen=True, kw_only=True):
     manufacturers: tuple[str, ...] = ()  # prefixes of ComputerSystem.Manufacturer, in lower case
     systems: tuple[str, ...] = ()  # alternatively, paths of the ComputerSystem
     mode: ModePolicy = ModePolicy.DIFFERENT
-    always: frozenset[str] = frozenset()  # properties to send with every change, even if they are unchanged
-    off_target: OverrideTarget | None = None  # the target to send with Disabled; None: send no target
+    resent_properties: frozenset[str] = frozenset()  # properties to send with every change, even if they are unchanged
+    disabled_target: OverrideTarget | None = None  # the target to send with Disabled; None: send no target
     takes_http_boot_uri: bool = True  # whether the BMC accepts HttpBootUri if it shows this property
     continuous_http: bool = True
-    boots_cd_as: OverrideTarget = OverrideTarget.CD
+    cd_target: OverrideTarget = OverrideTarget.CD
     firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots from this URI instead of using DHCP
     reset_time: tuple[str, ...] = (
         "LastResetTime",
@@ -88,11 +88,11 @@ class Quirks(Struct, frozen=True, kw_only=True):
         """Phrases for the documentation, one for each field that differs from `STANDARD`."""
         phrases = {
             "mode": self.mode.value,
-            "always": f"gitboot sends {' and '.join(sorted(self.always))} with every change",
-            "off_target": f"to disable an override, gitboot also sends the target {self.off_target}",
+            "resent_properties": f"gitboot sends {' and '.join(sorted(self.resent_properties))} with every change",
+            "disabled_target": f"to disable an override, gitboot also sends the target {self.disabled_target}",
             "takes_http_boot_uri": "the BMC shows HttpBootUri but rejects it, so DHCP must name the boot loader",
             "continuous_http": "Continuous UefiHttp changes the boot order permanently, so gitboot uses Continuous Pxe",
-            "boots_cd_as": f"gitboot boots virtual media with the target {self.boots_cd_as}, if the BMC lists it",
+            "cd_target": f"gitboot boots virtual media with the target {self.cd_target}, if the BMC lists it",
             "firmware_uri": f"UefiHttp boots from the URI in the BIOS attribute {self.firmware_uri.attribute}"
             if self.firmware_uri
             else "",
@@ -140,7 +140,7 @@ QUIRKS = (
         manufacturers=("hpe", "hewlett packard enterprise"),
         mode=ModePolicy.NEVER,
         firmware_uri=FirmwareUri(attribute="UrlBootFile", related_attributes={"PreBootNetwork": "Auto"}),
-        off_target=OverrideTarget.PXE,  # the BMC rejects None
+        disabled_target=OverrideTarget.PXE,  # the BMC rejects None
         takes_http_boot_uri=False,  # iLO 6 shows HttpBootUri, but responds with PropertyNotWritableOrUnknown
         reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
     ),
@@ -151,8 +151,8 @@ QUIRKS = (
         " ansible-collections/community.general issue 6969 and pull request 12537",
         manufacturers=("supermicro", "super micro"),
         mode=ModePolicy.ALWAYS,
-        always=frozenset({ENABLED}),
-        boots_cd_as=OverrideTarget.USB_CD,  # X11 and later also list Cd, which does not boot
+        resent_properties=frozenset({ENABLED}),
+        cd_target=OverrideTarget.USB_CD,  # X11 and later also list Cd, which does not boot
         shows_ejected_media=True,  # X12 and H13 keep the image after an eject
     ),
     Quirks(
@@ -163,8 +163,8 @@ QUIRKS = (
         manufacturers=("ami", "asrock", "giga"),
         systems=("/redfish/v1/Systems/Self", "/redfish/v1/Systems/DGX"),
         mode=ModePolicy.ALWAYS,
-        always=frozenset({ENABLED, TARGET}),
-        off_target=OverrideTarget.NONE,
+        resent_properties=frozenset({ENABLED, TARGET}),
+        disabled_target=OverrideTarget.NONE,
     ),
     Quirks(
         name="Lenovo XCC",
@@ -233,19 +233,19 @@ def build_boot_patch(override: Override, observed: BmcObservation) -> dict[str, 
             del complete[HTTP_BOOT_URI]
     elif observed.override.enabled is OverrideEnabled.DISABLED:
         return {}
-    elif not allows_enabled(OverrideEnabled.DISABLED, observed):
+    elif not supports_enabled_value(OverrideEnabled.DISABLED, observed):
         complete = {TARGET: OverrideTarget.NONE}
     else:
         complete = {ENABLED: OverrideEnabled.DISABLED}
-        if quirks.off_target is not None:
-            complete[TARGET] = quirks.off_target
+        if quirks.disabled_target is not None:
+            complete[TARGET] = quirks.disabled_target
         if quirks.mode is ModePolicy.ALWAYS and observed.override.mode is not None:
             complete[MODE] = observed.override.mode
     shown = _build_properties(observed.override)
     different = {name for name, value in complete.items() if value != shown[name]}
     if not different:
         return {}
-    always_sent = quirks.always | ({MODE} if quirks.mode is ModePolicy.ALWAYS else frozenset())
+    always_sent = quirks.resent_properties | ({MODE} if quirks.mode is ModePolicy.ALWAYS else frozenset())
     return {name: value for name, value in complete.items() if name in different | always_sent}
 
 

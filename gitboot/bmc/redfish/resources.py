@@ -107,7 +107,7 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
         supports_http_boot_uri=quirks.takes_http_boot_uri and HTTP_BOOT_URI in boot,
         mode_is_fixed=quirks.mode is ModePolicy.NEVER,
         continuous_http=quirks.continuous_http,
-        cd_target=quirks.boots_cd_as if quirks.boots_cd_as in targets else OverrideTarget.CD,
+        cd_target=quirks.cd_target if quirks.cd_target in targets else OverrideTarget.CD,
         settings_path=override_resource.path,
         etags=override_resource.etags,
         quirks_name=quirks.name,

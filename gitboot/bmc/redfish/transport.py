@@ -75,9 +75,9 @@ class ConnectionPolicy(Struct):
     deadline_s: float | None = None  # the time on the monotonic clock at which this limit ends
     is_ending: bool = False  # whether the current requests only end an override
 
-    def check_fence(self, *, changes_nothing: bool = False) -> None:
+    def check_fence(self, *, is_read_only: bool = False) -> None:
         """Raise `LedgerError` if this instance may no longer change the BMC, because another instance may do so."""
-        ending_fence = self.ending_fence if self.is_ending or changes_nothing else None
+        ending_fence = self.ending_fence if self.is_ending or is_read_only else None
         (ending_fence or self.fence)()
 
     @contextmanager
@@ -89,7 +89,7 @@ class ConnectionPolicy(Struct):
         finally:
             self.is_ending = False
 
-    def resolve_allowed(self, host: str, port: int, limits: RequestLimits) -> list[str]:
+    def resolve_allowed_addresses(self, host: str, port: int, limits: RequestLimits) -> list[str]:
         """Resolve a host name, and return the addresses that are allowed.
 
         Raises `RequestAborted` if no address is allowed, and OSError if the host cannot be resolved.
@@ -218,7 +218,7 @@ class BmcAdapter(HTTPAdapter):
 
     def _send_once(self, request: PreparedRequest, limits: RequestLimits, *args: Any, **kwargs: Any) -> Response:
         if request.method not in _READ_METHODS:
-            self._policy.check_fence(changes_nothing=SESSIONS_PATH in (request.url or ""))
+            self._policy.check_fence(is_read_only=SESSIONS_PATH in (request.url or ""))
         with apply_limits(limits):
             limits.begin_answer()
             try:
@@ -227,7 +227,7 @@ class BmcAdapter(HTTPAdapter):
                 self._policy.remaining_s()  # raise a clearer error if the task's time limit has caused the timeout
                 raise
             try:
-                _refuse_redirect(request, response)
+                _check_redirect(request, response)
                 limits.begin_body(MAX_ANSWER_BYTES)
                 body = bytearray()
                 for chunk in response.iter_content(_CHUNK_BYTES):
@@ -252,7 +252,7 @@ class BmcAdapter(HTTPAdapter):
         return RequestLimits(deadline_s=min(connect_s + answer_s, self._policy.remaining_s()), connect_s=connect_s)
 
 
-def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
+def _check_redirect(request: PreparedRequest, response: Response) -> None:
     """Raise `RequestAborted` for a redirect to another origin, or for a redirect that would turn a write into a GET."""
     if not response.is_redirect:
         return
@@ -308,7 +308,7 @@ class _Connection(LimitedConnection):
         super().__init__(*args, **kwargs)
 
     def addresses(self, host: str) -> list[str]:
-        return self._policy.resolve_allowed(host, self.port, current_limits())
+        return self._policy.resolve_allowed_addresses(host, self.port, current_limits())
 
     def getresponse(self) -> Urllib3Response:  # type: ignore[override]  # as urllib3 does
         began_s = time.monotonic()
@@ -410,7 +410,7 @@ class Login:
         self._session: _Session | None = None
         self._is_authenticated = False  # whether a response proved that the BMC accepted the last login
         # the 401 response to the last request with basic authentication
-        self._refusal: exceptions.AccessError | None = None
+        self._access_error: exceptions.AccessError | None = None
         self._has_tried_session = False  # whether gitboot failed to open a session after that response
         # why gitboot could not open a session after a 401 response; None: the reason is that of the response
         self.session_failure: str | None = None
@@ -432,8 +432,8 @@ class Login:
             and time.monotonic() >= self._not_before_s
         ):
             self._open_session()
-        elif self._session is None and self._refusal is not None and not self._has_tried_session:
-            self._replace_password_by_session(self._refusal)
+        elif self._session is None and self._access_error is not None and not self._has_tried_session:
+            self._replace_password_by_session(self._access_error)
         while True:
             try:
                 response = send()
@@ -447,10 +447,10 @@ class Login:
             if self._session is not None:
                 self._session.was_used = True
             else:
-                self._refusal = None
+                self._access_error = None
         return response
 
-    def _switch_login(self, refusal: exceptions.AccessError) -> bool:
+    def _switch_login(self, access_error: exceptions.AccessError) -> bool:
         """Choose another login method after a 401 response. Return whether there is another method.
 
         If the BMC ended a session, the next request sends the password. If basic authentication may be off, gitboot
@@ -461,7 +461,7 @@ class Login:
         if self._session is not None:
             was_used = self._session.was_used
             self._use_password()
-            if self._refusal is not None:
+            if self._access_error is not None:
                 if was_used:
                     return self._open_required_session()
                 self._has_tried_session = True
@@ -470,7 +470,7 @@ class Login:
             if not was_used:
                 self._delay_next_session()
             return True
-        self._refusal, self._is_authenticated = refusal, False
+        self._access_error, self._is_authenticated = access_error, False
         return not self._has_tried_session and "basic" not in self.challenge.lower() and self._open_required_session()
 
     def _open_required_session(self) -> bool:
@@ -485,18 +485,18 @@ class Login:
         self.session_failure = None if failure is None or _is_unauthorized(failure) else str(failure)
         return failure is None
 
-    def _replace_password_by_session(self, refusal: exceptions.AccessError) -> None:
+    def _replace_password_by_session(self, access_error: exceptions.AccessError) -> None:
         """Open a session after the BMC rejected the password in a request.
 
-        Raise ``refusal`` if the BMC does not open a session.
+        Raise ``access_error`` if the BMC does not open a session.
 
         Some BMCs name basic authentication in their challenge even if it is off. gitboot does not repeat the request
         with the password, so that the BMC counts a wrong password only once.
         """
-        self._refusal = None  # if gitboot cannot open a session now, the next request sends the password again
+        self._access_error = None  # if gitboot cannot open a session now, the next request sends the password again
         if not self._open_required_session():
-            raise refusal
-        self._refusal = refusal
+            raise access_error
+        self._access_error = access_error
 
     def log_out(self) -> None:
         """End the session on the BMC. If the request fails, the session ends after its timeout."""

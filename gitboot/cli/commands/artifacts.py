@@ -28,7 +28,7 @@ from gitboot.artifacts.availability import (
 from gitboot.artifacts.downloads import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.artifacts.signatures import FileCheck, SignatureCheck, VendorKeys
-from gitboot.cli.commands.validate import FORMATS, count_problems
+from gitboot.cli.commands.validate import FORMATS, format_problem_counts
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
 from gitboot.cli.main import Exit, Group
@@ -56,7 +56,7 @@ from gitboot.resolve.decision_inputs import find_signed_images
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.server_decision import BootFile, Decisions
 from gitboot.standard_streams import style
-from gitboot.text import did_you_mean, format_count, printable
+from gitboot.text import format_count, format_suggestion, printable
 
 if TYPE_CHECKING:
     from gitboot.artifacts.downloads import MirroredArtifact
@@ -144,7 +144,7 @@ def download(
             "add `mirror` to `outputs`"
         )
     files = {get_mirror_path(each.file): each.file for each in found if each.file.source is not None}
-    fetchers = build_fetchers(
+    fetchers = build_fetcher(
         decisions.base_url,
         None,
         open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
@@ -218,13 +218,13 @@ def load_artifacts(path: Path, rev: str | None, sites: tuple[str, ...]) -> tuple
     for site in sites:
         if site not in decisions.sites:
             raise UsageError(
-                f"there is no site {site!r}; {did_you_mean(site, decisions.sites, 'check the sites in the Fleet')}"
+                f"there is no site {site!r}; {format_suggestion(site, decisions.sites, 'check the sites in the Fleet')}"
             )
     artifacts = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
     return decisions, tuple(each for each in artifacts if not sites or not set(sites).isdisjoint(each.sites))
 
 
-def build_fetchers(base_url: str, assets: Path | None, registries: Registries) -> PrefixFetcher:
+def build_fetcher(base_url: str, assets: Path | None, registries: Registries) -> PrefixFetcher:
     """Return a fetcher for web servers, for registries, and for the directory ``assets`` below the base URL.
 
     The fetcher uses the proxy settings in the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), as Git does.
@@ -303,7 +303,7 @@ def signatures(
         if before.get(name) != image or name in signed - signed_before
     ]
     base_url = fleet.fleet.spec.base_url
-    fetchers = build_fetchers(
+    fetchers = build_fetcher(
         base_url,
         assets,
         open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
@@ -322,10 +322,10 @@ def signatures(
     problems.sort()
     writers = {name: partial(write, problems, format_path_prefix(path)) for name, write in FORMATS.items()}
     writers["text"] = partial(_format_checked_files, files, writers["text"])
-    writers["json"] = partial(_add_checked_files, files, writers["json"])
+    writers["json"] = partial(_format_checked_files_json, files, writers["json"])
     write_outputs(outputs, **writers)
     if any(output.format == "text" for output in outputs):
-        click.echo(f"{path}: {format_count(len(images), 'image')}, {count_problems(problems)}", err=True)
+        click.echo(f"{path}: {format_count(len(images), 'image')}, {format_problem_counts(problems)}", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):
         sys.exit(Exit.INVALID)
 
@@ -368,7 +368,7 @@ def _format_checked_files(files: Collection[CheckedFile], format_problems: Calla
     return "\n\n".join(parts)
 
 
-def _add_checked_files(files: Collection[CheckedFile], format_problems: Callable[[], str]) -> str:
+def _format_checked_files_json(files: Collection[CheckedFile], format_problems: Callable[[], str]) -> str:
     """Return the problems as JSON, with a list of the checked files."""
     checked = [
         {
@@ -438,7 +438,7 @@ def loaders(
     with grub.cfg at the base URL. If a loader is missing, gitboot prints the package that contains it. A second run
     does not write files.
     """
-    from gitboot.artifacts.boot_loaders import PlacedLoader, Placement, place_loaders
+    from gitboot.artifacts.boot_loaders import PlacedLoader, PlacementOutcome, place_loaders
 
     try:
         url = parse_base_url(base_url) if base_url is not None else load_fleet(path, rev).fleet.spec.base_url
@@ -446,12 +446,12 @@ def loaders(
         raise UsageError(f"--base-url {base_url}: {error.message}; {error.hint}") from None
 
     def print_loader(placed: PlacedLoader) -> None:
-        colour = {Placement.PLACED: "green", Placement.MISSING: "yellow"}.get(placed.outcome)
+        colour = {PlacementOutcome.PLACED: "green", PlacementOutcome.MISSING: "yellow"}.get(placed.outcome)
         outcome = style(f"{placed.outcome:<9}", fg=colour)
         click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
 
     placed = place_loaders(out, tftp, url, print_loader, systems=systems)
-    if all(each.outcome is Placement.MISSING for each in placed):
+    if all(each.outcome is PlacementOutcome.MISSING for each in placed):
         context.exit(Exit.PARTIAL)
 
 
@@ -572,19 +572,19 @@ def verify(
     decisions, found = load_artifacts(path, rev, sites)
     found = group_by_source(found) if sources else found
     client = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
-    fetchers, results = build_fetchers(decisions.base_url, assets, client), ReadResults(get_results_cache())
+    fetchers, results = build_fetcher(decisions.base_url, assets, client), ReadResults(get_results_cache())
     sightings = check_needed_artifacts(fetchers, found, results, read=not head, parallel=parallel)
     items = [
         {
             **{name: value for name, value in to_json_value(each).items() if name != "file"},
             **to_json_value(each.file),
             **to_json_value(sightings[each.file]),
-            "unbootable": _explain_unbootable(each, sightings[each.file]),
+            "unbootable": _find_boot_fault(each, sightings[each.file]),
         }
         for each in found
     ]
     write_outputs(outputs, json=partial(format_document, items=items), text=partial(_format_text, found, sightings))
-    if any(_explain_unbootable(each, sightings[each.file]) is not None for each in found):
+    if any(_find_boot_fault(each, sightings[each.file]) is not None for each in found):
         context.exit(Exit.PARTIAL)
     context.exit(Exit.FINE if all(each.is_there for each in sightings.values()) else Exit.SOURCE)
 
@@ -614,18 +614,18 @@ def check_needed_artifacts(
     return sightings
 
 
-def _explain_unbootable(each: NeededArtifact, sighting: Sighting) -> str | None:
+def _find_boot_fault(artifact: NeededArtifact, sighting: Sighting) -> str | None:
     """Return the reason why machines cannot boot the artifact, or None if gitboot found no reason."""
     if sighting.is_absent:
         return sighting.message
-    return find_firmware_obstacle(sighting.head) if each.by_firmware and sighting.is_there else None
+    return find_firmware_obstacle(sighting.head) if artifact.by_firmware and sighting.is_there else None
 
 
 def _format_text(artifacts: Collection[NeededArtifact], sightings: Mapping[BootFile, Sighting]) -> str:
     rows, lines = [], []
     for each in artifacts:
         sighting = sightings[each.file]
-        unbootable = _explain_unbootable(each, sighting)
+        unbootable = _find_boot_fault(each, sighting)
         if unbootable is not None or not sighting.is_there:
             word = style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
             rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from gitboot.bmc.credentials import FILE, credential_use, read_trust, render_access_file
+from gitboot.bmc.credentials import FILE, get_credential_use, read_trust, render_access_file
 from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_limits
@@ -44,11 +44,11 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import echo_wrapped, format_table, show_progress, wrap_text
 from gitboot.controller.bmcs.manual_tasks import (
     Inspection,
+    ManualTask,
     PowerResult,
-    Subject,
     format_override,
     inspect_bmcs,
-    list_subjects,
+    list_manual_tasks,
     switch_power,
 )
 from gitboot.controller.instance.assembly import OfflineInstance
@@ -62,7 +62,7 @@ from gitboot.controller.operator_requests import (
     REPLACE,
     RESOLVE,
     RETRY,
-    decide_halt,
+    find_stop_scope,
 )
 from gitboot.controller.records.install_boots import remove_withheld_boots
 from gitboot.errors import UsageError
@@ -119,7 +119,7 @@ def get(
     at the BMC, the newest record, the evidence and the next step. Servers that need an operator are listed first. If
     you name SERVERS, gitboot also shows the boot order and Secure Boot. gitboot does not change the BMCs.
     """
-    found = _inspect(servers, selector, state, credentials)
+    found = _inspect_bmcs(servers, selector, state, credentials)
     write_outputs(
         outputs,
         text=partial(_format_text, found, state, is_detailed=bool(servers)),
@@ -171,7 +171,9 @@ def diff(
     which signatures the firmware trusts, and does not read ISO files.
     """
     found = [
-        each for each in _inspect(servers, selector, state, credentials, assets) if not each.is_settled or each.warnings
+        each
+        for each in _inspect_bmcs(servers, selector, state, credentials, assets)
+        if not each.is_settled or each.warnings
     ]
     write_outputs(outputs, text=partial(_format_diff, found, state), json=partial(_format_json, found))
     if any(each.observed is None for each in found):
@@ -207,7 +209,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
         )
     with open_offline(state, current_time()) as instance:
         with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
-        all_uuids = with_bmc | instance.knowledge.overrides.keys()
+        all_uuids = with_bmc | instance.snapshot.overrides.keys()
         names = sorted(select_servers(instance, servers, selector)) if selector is not None else servers
         uuids = [uuid for name in names for uuid in find_machines(instance, name)] or sorted(all_uuids)
         is_ledger_named = instance.commit.ledger is not None
@@ -236,13 +238,13 @@ def access_files(state: Path, credentials: Path | None) -> None:
     """
     with open_offline(state, current_time()) as instance:
         machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
-        known = instance.knowledge.known_pairs
+        known = instance.snapshot.known_pairs
     machines_by_name: dict[str, list[Machine]] = {}
     for machine in machines:
         if machine.bmc is not None:
             machines_by_name.setdefault(machine.bmc.credentials, []).append(machine)
     for name, group in sorted(machines_by_name.items()):
-        new = [each.name for each in group if each.bmc is not None and credential_use(each.bmc) not in known]
+        new = [each.name for each in group if each.bmc is not None and get_credential_use(each.bmc) not in known]
         click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(group), 'BMC')}")
         if new:
             click.echo(f"# First check the addresses of these new BMCs: {format_names(new)}")
@@ -321,12 +323,10 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
     requests: list[tuple[str, dict[str, object]]] = []
     with open_offline(state, at) as instance:
         if fingerprint is not None:
-            pinned = [uuid for uuid in find_machines(instance, server) if uuid in instance.knowledge.pins]
+            pinned = [uuid for uuid in find_machines(instance, server) if uuid in instance.snapshot.pins]
             requests = [(CERTIFICATE, {"uuid": uuid, "certificate": fingerprint}) for uuid in pinned]
         elif word is not None:
-            resolutions = (
-                _build_resolution(instance, uuid, server, word, at) for uuid in find_machines(instance, server)
-            )
+            resolutions = (_build_request(instance, uuid, server, word, at) for uuid in find_machines(instance, server))
             requests = [each for each in resolutions if each is not None]
         is_ledger_named = instance.commit.ledger is not None
     if not requests:
@@ -346,21 +346,21 @@ def _warn_without_ledger(is_ledger_named: bool) -> None:
         )
 
 
-def _build_resolution(
-    instance: OfflineInstance, uuid: SystemUuid, server: str, word: str, at: datetime
+def _build_request(
+    instance: OfflineInstance, uuid: SystemUuid, server: str, resolution: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """Return the type and content of a request for a machine, or None if gitboot has not read its BMC yet."""
-    knowledge, plan = instance.knowledge, None
-    commit = remove_withheld_boots(instance.commit, knowledge.facts.withheld)
-    machine, pinned = commit.machines.get(uuid), knowledge.pins.get(uuid)
-    if machine is not None:  # the plan of the instance, as `list_subjects` makes it
+    snapshot, plan = instance.snapshot, None
+    commit = remove_withheld_boots(instance.commit, snapshot.facts.withheld)
+    machine, pinned = commit.machines.get(uuid), snapshot.pins.get(uuid)
+    if machine is not None:  # the plan of the instance, as `list_manual_tasks` makes it
         decision = commit.decisions.servers[server]
-        stop, absent = decide_halt(knowledge, commit, knowledge.facts.orders), knowledge.find_missing_files(decision)
-        decision = drop_ended_windows(decision, knowledge.find_later_clock(at))
-        plan = make_plan(decision, at, knowledge.record(uuid), stop=stop, absent=absent)
+        stop, absent = find_stop_scope(snapshot, commit, snapshot.facts.orders), snapshot.find_missing_files(decision)
+        decision = drop_ended_windows(decision, snapshot.find_later_clock(at))
+        plan = make_plan(decision, at, snapshot.record(uuid), stop=stop, absent=absent)
     override = plan.override if plan is not None else None
     key = override.reason if override is not None else plan.key if plan is not None else None
-    match word:
+    match resolution:
         case "same":
             if pinned is None:
                 return None
@@ -370,10 +370,10 @@ def _build_resolution(
         case "replace":
             return REPLACE, {"uuid": uuid, "key": key}
     address = list(machine.bmc.normalized_address) if machine is not None and machine.bmc is not None else None
-    return RESOLVE, {"uuid": uuid, "consumed": word == "consumed", "key": key, "bmc": address}
+    return RESOLVE, {"uuid": uuid, "consumed": resolution == "consumed", "key": key, "bmc": address}
 
 
-def _inspect(
+def _inspect_bmcs(
     servers: tuple[str, ...],
     selector: str | None,
     state: Path,
@@ -400,9 +400,9 @@ def _inspect(
     at = current_time()
     with open_offline(state, at) as instance, open_connections(credentials) as connections:
         names = select_names(servers, instance, selector)
-        found = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
-        selected = [subject for subject in found if names is None or subject.server in names]
-        if without_bmc := sorted(frozenset(servers) - {subject.server for subject in selected}):
+        found = list_manual_tasks(instance.commit, instance.snapshot, instance.keys, at)
+        selected = [task for task in found if names is None or task.server in names]
+        if without_bmc := sorted(frozenset(servers) - {task.server for task in selected}):
             raise UsageError(
                 f"no BMC is configured for {format_names(without_bmc)}; add `spec.bmc` to the Server document"
             )
@@ -418,24 +418,24 @@ def _format_text(inspections: list[Inspection], state: Path, *, is_detailed: boo
     rows = []
     counts: Counter[str] = Counter()
     for inspection in inspections:
-        subject = inspection.subject
+        task = inspection.task
         colour = "red" if inspection.needs_operator else None if inspection.is_settled else "yellow"
         person, unread, pending, fine, unplanned = _STATE_ORDER
-        settled = fine if subject.plan is not None else unplanned
+        settled = fine if task.plan is not None else unplanned
         state_name = unread if inspection.observed is None else settled if inspection.is_settled else pending
         counts[person if inspection.needs_operator else state_name] += 1
         # The override that may still be set at the BMC. If there is none, the latest override.
-        last = max(subject.records, key=lambda each: (each.state.is_open, each.at), default=None)
+        last = max(task.records, key=lambda each: (each.state.is_open, each.at), default=None)
         rows.append(
             (
-                subject.server,
-                str(subject.plan.phase) if subject.plan else "no plan",
-                format_override(subject.wanted.override if subject.wanted else None),
+                task.server,
+                str(task.plan.phase) if task.plan else "no plan",
+                format_override(task.wanted.override if task.wanted else None),
                 format_override(inspection.observed.override)
                 if inspection.observed
                 else style(inspection.next_action, fg="red"),
                 f"{last.state} {last.reason.partition('/after/')[0]}" if last is not None else "-",
-                _EVIDENCE_TEXTS.get(subject.evidence, subject.evidence),
+                _EVIDENCE_TEXTS.get(task.evidence, task.evidence),
                 style(
                     "see below"
                     if inspection.needs_operator
@@ -452,7 +452,7 @@ def _format_text(inspections: list[Inspection], state: Path, *, is_detailed: boo
         if inspection.observed is not None:
             secure = {None: "not shown", True: "on", False: "off"}[inspection.observed.secure_boot]
             order = ", ".join(inspection.observed.boot_order) or "not shown"
-            lines.append(wrap_text(f"{inspection.subject.server}: Secure Boot: {secure}; boot order: {order}"))
+            lines.append(wrap_text(f"{inspection.task.server}: Secure Boot: {secure}; boot order: {order}"))
     summary = ", ".join(
         f"{number} {what if number == 1 else _PLURALS.get(what, what)}"
         for what in _STATE_ORDER
@@ -465,7 +465,7 @@ def _explain_inspections(inspections: list[Inspection], state: Path) -> Iterator
     names_by_reason: dict[tuple[str, str | None], list[str]] = {}
     for inspection in inspections:
         if inspection.needs_operator or not inspection.is_settled:
-            names_by_reason.setdefault((inspection.why, inspection.hint), []).append(inspection.subject.server)
+            names_by_reason.setdefault((inspection.why, inspection.hint), []).append(inspection.task.server)
     if names_by_reason:
         yield ""
     for (why, hint), names in names_by_reason.items():
@@ -478,17 +478,17 @@ def _format_diff(inspections: list[Inspection], state: Path) -> str:
     # Show inspections together if they have the same text and no request.
     groups: dict[object, list[Inspection]] = {}
     for number, inspection in enumerate(inspections):
-        is_alone = inspection.request or inspection.warnings or inspection.subject.server in (inspection.hint or "")
+        is_alone = inspection.request or inspection.warnings or inspection.task.server in (inspection.hint or "")
         groups.setdefault(number if is_alone else (inspection.next_action, inspection.why, inspection.hint), []).append(
             inspection
         )
     lines: list[str] = []
     for group in groups.values():
         inspection = group[0]
-        who = format_names([each.subject.server for each in group], 3)
+        who = format_names([each.task.server for each in group], 3)
         lines.append(f"{style(who, bold=True)}: {inspection.next_action}: {printable(inspection.why)}")
         if inspection.request:
-            address, method = inspection.subject.bmc.address, " ".join(inspection.request[:-1])
+            address, method = inspection.task.bmc.address, " ".join(inspection.request[:-1])
             lines.append(
                 f"  {method} {address}{inspection.request[-1]}" if method else f"  {address}: {inspection.request[-1]}"
             )
@@ -546,14 +546,14 @@ def power_get(
     gitboot reads the BMCs of SERVERS, or of all servers.
     """
     at = current_time()
-    subjects = _select_subjects(servers, selector, state)
-    with open_connections(credentials) as connections, show_progress("BMCs", len(subjects)) as read:
-        found = sorted(inspect_bmcs(subjects, connections, at, on_read=read), key=lambda each: each.subject.server)
+    tasks = _select_manual_tasks(servers, selector, state)
+    with open_connections(credentials) as connections, show_progress("BMCs", len(tasks)) as read:
+        found = sorted(inspect_bmcs(tasks, connections, at, on_read=read), key=lambda each: each.task.server)
     items = [
         {
-            "server": each.subject.server,
-            "uuid": each.subject.uuid,
-            "bmc": each.subject.bmc.address,
+            "server": each.task.server,
+            "uuid": each.task.uuid,
+            "bmc": each.task.bmc.address,
             "responded": each.observed is not None,
             "power": each.observed.power if each.observed is not None else None,
             "inPost": each.observed.in_post if each.observed is not None else None,
@@ -563,7 +563,7 @@ def power_get(
         }
         for each in found
     ]
-    write_outputs(outputs, text=partial(_format_power, found), json=partial(format_document, items=items))
+    write_outputs(outputs, text=partial(_format_power_states, found), json=partial(format_document, items=items))
     if any(each.observed is None for each in found):
         sys.exit(Exit.PARTIAL)
 
@@ -652,7 +652,7 @@ def power_reset(servers: tuple[str, ...], **options: Any) -> None:
 
 
 def _change_power(
-    what: str,
+    action_name: str,
     servers: tuple[str, ...],
     *,
     selector: str | None,
@@ -667,40 +667,42 @@ def _change_power(
     """Read the BMCs, ask for confirmation, and record the request. Then read each BMC again and change the power."""
     if not servers and selector is None:
         raise UsageError("pass server names, or select servers by label: -l role=web")
-    action = PowerAction(what)
-    subjects = _select_subjects(servers, selector, state)
+    action = PowerAction(action_name)
+    tasks = _select_manual_tasks(servers, selector, state)
     with open_connections(credentials) as bmc_connections:
         switch = partial(switch_power, action=action, connections=bmc_connections, force=force)
-        with show_progress("BMCs", len(subjects)) as read:
-            results = switch(subjects, send=False, on_done=read)
-        targets = [result.subject for result in results if result.would_send]
+        with show_progress("BMCs", len(tasks)) as read:
+            results = switch(tasks, send=False, on_done=read)
+        targets = [result.task for result in results if result.would_send]
         if targets and not dry_run:
-            if len(subjects) > 1 or selector is not None:
-                click.echo(_format_results(results), err=True)
+            if len(tasks) > 1 or selector is not None:
+                click.echo(_format_power_results(results), err=True)
                 installs = sum(each.plan is not None and each.plan.writes_disk for each in targets)
-                installing = f" ({installs} of them would run an install boot)" if installs and what != "off" else ""
-                click.echo(f"{what} for {format_count(len(targets), 'server')}{installing}: {reason}", err=True)
+                installing = (
+                    f" ({installs} of them would run an install boot)" if installs and action_name != "off" else ""
+                )
+                click.echo(f"{action_name} for {format_count(len(targets), 'server')}{installing}: {reason}", err=True)
                 confirm_or_abort(yes=yes)
             request_change(
-                state, POWER, {"action": what, "servers": [each.server for each in targets], "reason": reason}
+                state, POWER, {"action": action_name, "servers": [each.server for each in targets], "reason": reason}
             )
             with show_progress("BMCs", len(targets)) as read:
-                sent = {result.subject.uuid: result for result in switch(targets, send=True, on_done=read)}
+                sent = {result.task.uuid: result for result in switch(targets, send=True, on_done=read)}
             recorded = ("server", "resetType", "sent", "why")
             items = [{name: result.facts()[name] for name in recorded} for result in sent.values()]
-            request_change(state, POWERED, {"action": what, "items": items, "reason": reason})
-            results = [sent.get(result.subject.uuid, result) for result in results]
+            request_change(state, POWERED, {"action": action_name, "items": items, "reason": reason})
+            results = [sent.get(result.task.uuid, result) for result in results]
     as_json = partial(format_document, items=[result.facts() for result in results])
-    write_outputs(outputs, text=partial(_format_results, results), json=as_json)
+    write_outputs(outputs, text=partial(_format_power_results, results), json=as_json)
     if any(result.is_failed for result in results):
         sys.exit(Exit.PARTIAL)
 
 
-def _select_subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
+def _select_manual_tasks(servers: tuple[str, ...], selector: str | None, state: Path) -> list[ManualTask]:
     at = current_time()
     with open_offline(state, at) as instance:
-        all_subjects = list_subjects(instance.commit, instance.knowledge, instance.keys, at)
-        described = (each for each in all_subjects if each.decision is not None)
+        all_tasks = list_manual_tasks(instance.commit, instance.snapshot, instance.keys, at)
+        described = (each for each in all_tasks if each.decision is not None)
         if not servers and selector is None:
             return list(described)
         selected = select_servers(instance, servers, selector)
@@ -710,30 +712,30 @@ def _select_subjects(servers: tuple[str, ...], selector: str | None, state: Path
     return found
 
 
-def _format_power(results: list[Inspection]) -> str:
+def _format_power_states(results: list[Inspection]) -> str:
     rows = []
     counts: Counter[str] = Counter()
     for inspection in results:
         observed = inspection.observed
         if observed is None:
-            rows.append((inspection.subject.server, style(inspection.next_action, fg="red"), inspection.why))
+            rows.append((inspection.task.server, style(inspection.next_action, fg="red"), inspection.why))
         else:
             state = "in POST" if observed.in_post else "the operating system is running" if observed.runs_os else "-"
-            rows.append((inspection.subject.server, observed.power or "not shown", state))
+            rows.append((inspection.task.server, observed.power or "not shown", state))
         counts[observed.power or "not shown" if observed is not None else "not read"] += 1
     numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
     table = format_table(("SERVER", "POWER", "STATE"), rows, shrinkable=(2,))
     return f"{table}\n\n{format_count(len(results), 'BMC')}: {numbers}"
 
 
-def _format_results(results: list[PowerResult]) -> str:
+def _format_power_results(results: list[PowerResult]) -> str:
     rows = []
     for result in results:
-        plan, observed = result.subject.plan, result.observed
+        plan, observed = result.task.plan, result.observed
         boots = "no plan" if plan is None else f"{plan.phase}, writes disks" if plan.writes_disk else str(plan.phase)
         rows.append(
             (
-                result.subject.server,
+                result.task.server,
                 observed.power or "not shown" if observed is not None else "not read",
                 boots,
                 f"{'sent ' if result.sent else ''}{result.text}",

@@ -15,25 +15,25 @@ from msgspec import Struct, structs
 from gitboot.bmc.credentials import (
     CredentialDirectory,
     Credentials,
-    Enrolment,
+    EnrolledBmc,
     Trust,
     extend_access_file,
     get_certificate_key,
 )
 from gitboot.bmc.scan import (
-    Comparison,
     Discrepancy,
     DiscrepancyKind,
     FirstContact,
     FoundNic,
     FoundServer,
-    Probe,
+    ProbeResult,
+    ScanComparison,
     choose_name,
     compare_servers,
-    connect_pinned,
     list_addresses,
+    open_pinned_connection,
     read_certificates,
-    read_ipmi,
+    read_ipmi_server,
     render_document,
     scan,
 )
@@ -54,10 +54,10 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
-from gitboot.controller.instance.state_directory import LEDGER, check_active, has_ledger, lock, make_private
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_private, require_active
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.controller.records.ledger_trust import Beginning
-from gitboot.errors import OperatorError, TryAgain, UsageError
+from gitboot.controller.records.ledger_trust import InitMode
+from gitboot.errors import OperatorError, TemporaryError, UsageError
 from gitboot.files import create_output_file, read_text, write_output_file
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import BmcAccess, Machine, list_machines
@@ -66,7 +66,7 @@ from gitboot.jsonio import format_document, to_json_value
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.scalars import MacAddress, Malformed, SystemUuid, parse_fingerprint, parse_mac, parse_name
-from gitboot.text import did_you_mean, format_count, printable, quote_words
+from gitboot.text import format_count, format_suggestion, printable, quote_words
 
 # Options of the commands that connect to BMCs at addresses from the command line.
 places_options = combine_options(
@@ -158,7 +158,7 @@ def scan_network(
         from gitboot.cli.evaluated_fleet import load_fleet
 
         machines = list(list_machines(load_fleet(path, rev)).values())
-    addresses = list_addresses([" ".join(words) for _, words in read_places(places)], ports)
+    addresses = list_addresses([" ".join(words) for _, words in read_place_lines(places)], ports)
     probes = scan_places(addresses, credentials, name, verify=not no_verify, parallel=parallel)
     found = [each for probe in probes for each in probe.servers]
     failed = [each for each in probes if each.error is not None]
@@ -183,7 +183,7 @@ def scan_network(
         sys.exit(Exit.CHANGES)
 
 
-def read_places(places: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def read_place_lines(places: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the source and the words of each place on the command line.
 
     If a place is a file, yield the source and the words of each line in this file, without comments.
@@ -205,7 +205,7 @@ def require_credentials(directory: Path | None) -> Path:
 
 def scan_places(
     places: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int
-) -> list[Probe]:
+) -> list[ProbeResult]:
     """Return the responses of the Redfish services at ``places``, in the same order."""
     from gitboot.bmc.redfish.client import BmcConnection
 
@@ -228,7 +228,7 @@ def scan_places(
 
 
 def _format_scan(
-    probes: Sequence[Probe], comparison: Comparison, written: Mapping[FoundServer, str], place_count: int
+    probes: Sequence[ProbeResult], comparison: ScanComparison, written: Mapping[FoundServer, str], place_count: int
 ) -> str:
     found = [each for probe in probes for each in probe.servers]
     rows = [
@@ -264,7 +264,7 @@ def _format_scan(
 _SCHEMES: Final = ("https", "http", "ipmi")
 
 
-class _Line(Struct, frozen=True, kw_only=True):
+class _BmcLine(Struct, frozen=True, kw_only=True):
     """One BMC, network or host to enrol, and what the operator states about it."""
 
     place: str
@@ -354,28 +354,28 @@ def enroll(
     """
     from gitboot.cli.evaluated_fleet import load_fleet
 
-    report, fleet = _Report(outputs), load_fleet(path, None)
+    report, fleet = _EnrollOutput(outputs), load_fleet(path, None)
     credentials = require_credentials(credentials)
     trusted = CredentialDirectory(credentials).read(name)
     if not (path / _find_fleet_file(fleet)).is_file():
         raise UsageError(f"gitboot cannot write documents to {path}: pass a directory or a Git work tree")
     if policy is not None and policy not in fleet.policies:
-        hint = did_you_mean(policy, fleet.policies, f"the fleet's policies are in {path / 'policies'}")
+        hint = format_suggestion(policy, fleet.policies, f"the fleet's policies are in {path / 'policies'}")
         raise UsageError(f"there is no BootPolicy {policy!r}; {hint}")
     machines = list(list_machines(fleet).values())
-    lines = _expand_lines(_read_lines(places), ports)
+    lines = _map_addresses_to_lines(_read_lines(places), ports)
     for scheme, is_allowed, option in (("http", allow_http, "--allow-http"), ("ipmi", allow_ipmi, "--allow-ipmi")):
         if not is_allowed and (first := next((each for each in lines if each.startswith(f"{scheme}:")), None)):
             raise UsageError(f"{first}: {_WEAKNESSES[scheme]}. Use https://, or add {option}")
     contacts = read_certificates(list(lines), parallel=parallel)
     expected = _read_fingerprints(fingerprints) if fingerprints is not None else None
-    refused = dict(filter(None, (_find_refusal(each, trusted.trust, name, expected) for each in contacts)))
+    refused = dict(filter(None, (_find_certificate_fault(each, trusted.trust, name, expected) for each in contacts)))
     usable = [each for each in contacts if each.error is None and each.address not in refused]
     report.facts["contacts"] = [
         {
             "address": each.address,
             "certificate": each.certificate,
-            "isKnown": _is_known(each, trusted.trust, name),
+            "isKnown": _has_known_certificate(each, trusted.trust, name),
             "refused": refused.get(each.address),
             "error": each.error,
         }
@@ -384,9 +384,9 @@ def enroll(
     report.print_text(_format_contacts(contacts, trusted.trust, name, refused))
     if not usable:
         report.print_text("there are no BMCs to enrol, so gitboot did not send credentials")
-        report.end(Exit.PARTIAL)
+        report.write_and_exit(Exit.PARTIAL)
     if dry_run:
-        report.end(Exit.PARTIAL if refused else Exit.FINE)
+        report.write_and_exit(Exit.PARTIAL if refused else Exit.FINE)
     if expected is None or any(each.certificate is None for each in usable):
         report.confirm(
             f"gitboot has not sent credentials yet. Send the user name and password in {name} to these BMCs?",
@@ -394,28 +394,28 @@ def enroll(
         )
 
     with show_progress("BMCs", len(usable)) as advance:
-        probes = _read_bmcs(usable, trusted.credentials, parallel, lambda: advance(1))
+        probes = _probe_bmcs(usable, trusted.credentials, parallel, lambda: advance(1))
     found = [_add_macs(each, lines[each.address]) for probe in probes for each in probe.servers]
     comparison = compare_servers(found, machines, list(lines), [each.address for each in probes if each.error])
     render = partial(render_document, credentials=name, policy=policy)
     documents = _build_documents(found, comparison, lines, {each.name for each in machines}, render)
     good = {each.address for each in found if each in comparison.servers or each in documents}
     enrolled = [
-        Enrolment(bmc=_build_access(each.address, name), ip=each.ip, certificate=each.certificate)
+        EnrolledBmc(bmc=_build_access(each.address, name), ip=each.ip, certificate=each.certificate)
         for each in usable
         if each.address in good and each.ip is not None
     ]
     own = [each.bmc for each in machines if each.bmc is not None and each.bmc.credentials == name]
     access, text = extend_access_file(credentials, name, enrolled, own)
     report.facts |= {
-        "items": [_build_item(each, comparison, documents.get(each), path) for each in found],
+        "items": [_build_server_item(each, comparison, documents.get(each), path) for each in found],
         "unread": [{"address": each.address, "why": each.error or _SILENT} for each in probes if not _is_read(each)],
         "differences": _list_differences(comparison),
     }
-    report.print_text(_format_found(found, comparison, documents, probes))
+    report.print_text(_format_found_servers(found, comparison, documents, probes))
     steps = [(path / file, "a new document") for file, _ in documents.values()]
     steps += [(access, f"lets in {format_count(len(enrolled), 'BMC')}")] if text is not None else []
-    ledger = _plan_ledger(state, path, fleet) if state is not None and good else None
+    ledger = _plan_ledger_changes(state, path, fleet) if state is not None and good else None
     steps += ledger.steps if ledger is not None else ()
     is_complete = (
         not refused
@@ -425,7 +425,7 @@ def enroll(
     )
     if not steps:
         report.print_text("there is nothing to add, so gitboot did not write any files")
-        report.end(Exit.FINE if is_complete else Exit.PARTIAL)
+        report.write_and_exit(Exit.FINE if is_complete else Exit.PARTIAL)
     report.print_text("\n".join(["gitboot would write:", *(f"    {file}: {change}" for file, change in steps)]))
     report.confirm("Write this?", yes=yes)
     with _remove_on_error() as created:
@@ -443,7 +443,7 @@ def enroll(
     report.print_text(
         _NEXT.format(path=quote_words(path), state=quote_words(state or "STATE"), credentials=quote_words(credentials))
     )
-    report.end(Exit.FINE if is_complete else Exit.PARTIAL)
+    report.write_and_exit(Exit.FINE if is_complete else Exit.PARTIAL)
 
 
 _NEXT: Final = """\
@@ -482,7 +482,7 @@ def _restore_on_error(file: Path) -> Iterator[None]:
         raise
 
 
-class _Report:
+class _EnrollOutput:
     """The output of a run: text, which is printed immediately, and a JSON document, which is printed at the end."""
 
     def __init__(self, outputs: Sequence[OutputOption]) -> None:
@@ -499,7 +499,7 @@ class _Report:
         self.print_text(question)
         confirm_or_abort(yes=yes, err=self._is_text_on_stderr)
 
-    def end(self, exit_code: Exit) -> NoReturn:
+    def write_and_exit(self, exit_code: Exit) -> NoReturn:
         for each in self._outputs:
             if each.format == "json":
                 each.write(format_document(**self.facts))
@@ -508,13 +508,13 @@ class _Report:
         sys.exit(exit_code)
 
 
-def _read_lines(places: Sequence[str]) -> list[_Line]:
+def _read_lines(places: Sequence[str]) -> list[_BmcLine]:
     found = []
-    for source, words in read_places(places):
+    for source, words in read_place_lines(places):
         try:
             has_name = len(words) > 1 and not _is_mac(words[1])
             macs = tuple(parse_mac(each) for each in words[1 + has_name :])
-            found.append(_Line(place=words[0], name=parse_name(words[1]) if has_name else None, macs=macs))
+            found.append(_BmcLine(place=words[0], name=parse_name(words[1]) if has_name else None, macs=macs))
         except Malformed as error:
             raise UsageError(f"{source}: {error.message}; {error.hint}") from None
     return found
@@ -527,9 +527,9 @@ def _is_mac(text: str) -> bool:
         return False
 
 
-def _expand_lines(lines: Sequence[_Line], ports: Sequence[int]) -> dict[str, _Line]:
+def _map_addresses_to_lines(lines: Sequence[_BmcLine], ports: Sequence[int]) -> dict[str, _BmcLine]:
     """Return the line for each BMC, by the address of the BMC."""
-    found: dict[str, _Line] = {}
+    found: dict[str, _BmcLine] = {}
     for line in lines:
         addresses = list_addresses([line.place], ports, schemes=_SCHEMES)
         if len(addresses) > 1 and (line.name is not None or line.macs):
@@ -568,14 +568,14 @@ def _build_access(address: str, credentials: str) -> BmcAccess:
     return BmcAccess(address=address, system=None, credentials=credentials, verify=True, ca=None)
 
 
-def _find_refusal(
-    contact: FirstContact, trust: Trust, name: str, expected: Mapping[str, str] | None
+def _find_certificate_fault(
+    contact: FirstContact, trust: Trust, name: str, expected_certificates: Mapping[str, str] | None
 ) -> tuple[str, str] | None:
     """Return the address of a BMC and the reason if gitboot must not send credentials to the BMC, otherwise None."""
     if contact.certificate is None:
         return None
-    if expected is not None:
-        wanted = expected.get(get_certificate_key(contact.address))
+    if expected_certificates is not None:
+        wanted = expected_certificates.get(get_certificate_key(contact.address))
         if wanted == contact.certificate:
             return None
         if wanted is None:
@@ -591,7 +591,7 @@ def _find_refusal(
     )
 
 
-def _is_known(contact: FirstContact, trust: Trust, name: str) -> bool:
+def _has_known_certificate(contact: FirstContact, trust: Trust, name: str) -> bool:
     """Return whether an access file already contains the certificate of a BMC."""
     certificate = contact.certificate
     return certificate is not None and trust.find_certificate(_build_access(contact.address, name)) == certificate
@@ -604,7 +604,8 @@ def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, 
         if each.address in refused:
             lines.append(f"# {each.address} {each.certificate} refused: {printable(refused[each.address])}")
         elif each.certificate is not None:
-            lines.append(f"{each.address} {each.certificate}{'' if _is_known(each, trust, name) else '  # new'}")
+            new = "" if _has_known_certificate(each, trust, name) else "  # new"
+            lines.append(f"{each.address} {each.certificate}{new}")
         elif each.error is None:
             lines.append(f"# {each.address}: {_WEAKNESSES[each.address.partition(':')[0]]}")
     unreachable = [each for each in contacts if each.error is not None]
@@ -618,9 +619,9 @@ def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, 
 _MAX_UNREACHABLE: Final = 10
 
 
-def _read_bmcs(
+def _probe_bmcs(
     contacts: Sequence[FirstContact], credentials: Credentials, parallel: int, on_result: Callable[[], None]
-) -> list[Probe]:
+) -> list[ProbeResult]:
     """Read the machines, in the order of the contacts.
 
     This is the first time that gitboot sends credentials to the BMCs.
@@ -629,7 +630,7 @@ def _read_bmcs(
     found = list(
         scan(
             [each.address for each in contacts if not each.address.startswith("ipmi:")],
-            lambda address: connect_pinned(by_address[address], credentials),
+            lambda address: open_pinned_connection(by_address[address], credentials),
             parallel=parallel,
             on_result=on_result,
         )
@@ -637,56 +638,56 @@ def _read_bmcs(
     for each in contacts:
         if each.address.startswith("ipmi:"):
             try:
-                found.append(Probe(address=each.address, servers=(read_ipmi(each, credentials),)))
-            except (OperatorError, TryAgain) as error:
-                found.append(Probe(address=each.address, error=str(error)))
+                found.append(ProbeResult(address=each.address, servers=(read_ipmi_server(each, credentials),)))
+            except (OperatorError, TemporaryError) as error:
+                found.append(ProbeResult(address=each.address, error=str(error)))
             on_result()
     order = {address: number for number, address in enumerate(by_address)}
     return sorted(found, key=lambda each: order[each.address])
 
 
-def _is_read(probe: Probe) -> bool:
+def _is_read(probe: ProbeResult) -> bool:
     return probe.error is None and bool(probe.servers)
 
 
 _SILENT: Final = "no Redfish service responded"
 
 
-def _list_differences(comparison: Comparison) -> tuple[Discrepancy, ...]:
+def _list_differences(comparison: ScanComparison) -> tuple[Discrepancy, ...]:
     kinds = (DiscrepancyKind.UNKNOWN, DiscrepancyKind.MISSING)
     return tuple(each for each in comparison.differences if each.kind not in kinds)
 
 
-def _build_item(
-    found: FoundServer, comparison: Comparison, document: tuple[str, str] | None, path: Path
+def _build_server_item(
+    found_server: FoundServer, comparison: ScanComparison, document: tuple[str, str] | None, path: Path
 ) -> dict[str, object]:
     """Return a machine as in `gitboot bmc scan -o json`. For a new server, include the name that the server gets."""
-    server = PurePath(document[0]).stem if document is not None else comparison.servers.get(found)
+    server = PurePath(document[0]).stem if document is not None else comparison.servers.get(found_server)
     return {
-        **to_json_value(found),
+        **to_json_value(found_server),
         "server": server,
         "document": str(path / document[0]) if document is not None else None,
     }
 
 
-def _add_macs(found: FoundServer, line: _Line) -> FoundServer:
+def _add_macs(found_server: FoundServer, line: _BmcLine) -> FoundServer:
     """Add the MAC addresses that the operator specified, if the BMC does not report MAC addresses."""
-    if found.nics or not found.is_only_system:
-        return found
-    return structs.replace(found, nics=tuple(FoundNic(name="", mac=mac) for mac in line.macs))
+    if found_server.nics or not found_server.is_only_system:
+        return found_server
+    return structs.replace(found_server, nics=tuple(FoundNic(name="", mac=mac) for mac in line.macs))
 
 
 def _build_documents(
-    found: Sequence[FoundServer],
-    comparison: Comparison,
-    lines: Mapping[str, _Line],
+    found_servers: Sequence[FoundServer],
+    comparison: ScanComparison,
+    lines: Mapping[str, _BmcLine],
     used_names: Collection[str],
     render: Callable[[FoundServer, str], str],
 ) -> dict[FoundServer, tuple[str, str]]:
     """Return the path and text of the document for each new machine. ``lines`` may contain names for these machines."""
     documents: dict[FoundServer, tuple[str, str]] = {}
     names = {*used_names, *(line.name for line in lines.values() if line.name is not None)}
-    for each in found:
+    for each in found_servers:
         if each in comparison.servers or each.missing_identity is not None:
             continue
         chosen = lines[each.address].name if each.address in lines and each.is_only_system else None
@@ -698,11 +699,11 @@ def _build_documents(
     return documents
 
 
-def _format_found(
-    found: Sequence[FoundServer],
-    comparison: Comparison,
+def _format_found_servers(
+    found_servers: Sequence[FoundServer],
+    comparison: ScanComparison,
     documents: Mapping[FoundServer, tuple[str, str]],
-    probes: Sequence[Probe],
+    probes: Sequence[ProbeResult],
 ) -> str:
     rows = [
         (
@@ -711,12 +712,12 @@ def _format_found(
             f"{each.maker} {each.model}".strip() or "-",
             each.identity.uuid or "-",
         )
-        for each in found
+        for each in found_servers
     ]
     lines = [format_table(("ADDRESS", "SERVER", "MODEL", "UUID"), rows, shrinkable=(2,))] if rows else []
     lines += [
         wrap_text(f"{each.address}: {each.missing_identity}. {_HINT}")
-        for each in found
+        for each in found_servers
         if each not in comparison.servers and each.missing_identity is not None
     ]
     lines += [wrap_text(f"{each.address}: {each.error or _SILENT}") for each in probes if not _is_read(each)]
@@ -740,13 +741,13 @@ class _LedgerPlan(Struct, frozen=True, kw_only=True):
     steps: tuple[tuple[Path, str], ...]  # what gitboot will write, and how it describes the change
 
 
-def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan | None:
+def _plan_ledger_changes(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan | None:
     """Return the changes that are needed for the Fleet document to name a ledger, or None if it already names one."""
     spec = fleet.fleet.spec
     named = spec.provisioning.ledger or next((each.ledger for each in spec.sites if each.ledger is not None), None)
     identity = None
     if has_ledger(state):
-        check_active(state)
+        require_active(state)
         with open_ledger(state / LEDGER) as store:
             identity = store.progress[0]
     if named is not None:
@@ -756,7 +757,7 @@ def _plan_ledger(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan
             )
         return None
     file = path / _find_fleet_file(fleet)
-    _name_ledger(file, fleet, identity or _EXAMPLE_IDENTITY)  # raises if gitboot cannot edit the file
+    _add_ledger_field(file, fleet, identity or _EXAMPLE_IDENTITY)  # raises if gitboot cannot edit the file
     new = (state, "a new ledger, and a request to run `gitboot records begin adopt` with the first accepted commit")
     steps = (*((new,) if identity is None else ()), (file, "the line provisioning.ledger"))
     return _LedgerPlan(identity=identity, steps=steps)
@@ -769,7 +770,7 @@ def _find_fleet_file(fleet: FleetRepository) -> str:
     return fleet.origins[Id("Fleet", fleet.fleet.metadata.name)].path
 
 
-def _name_ledger(file: Path, fleet: FleetRepository, identity: str) -> bytes:
+def _add_ledger_field(file: Path, fleet: FleetRepository, identity: str) -> bytes:
     """Return the Fleet file with provisioning.ledger added. Raises `UsageError` if gitboot cannot edit the file."""
     index, data = fleet.origins[Id("Fleet", fleet.fleet.metadata.name)].document, file.read_bytes()
     for name in ("evidence", "attempts"):
@@ -792,9 +793,7 @@ def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _Ledger
                 raise UsageError(f"an instance started using {state} in the meantime; repeat the command")
             with open_ledger(state / LEDGER) as store:
                 # An instance carries out this request with the first commit that it accepts.
-                instance_tables.add_request(
-                    store, current_time(), read_operator_name(), BEGIN, {"how": Beginning.ADOPT}
-                )
+                instance_tables.add_request(store, current_time(), read_operator_name(), BEGIN, {"how": InitMode.ADOPT})
                 identity = store.progress[0]
     file = path / _find_fleet_file(fleet)
-    write_output_file(file, [_name_ledger(file, fleet, identity)])
+    write_output_file(file, [_add_ledger_field(file, fleet, identity)])

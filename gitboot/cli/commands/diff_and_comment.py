@@ -50,7 +50,7 @@ from gitboot.review.images import SignatureResults, parse_signature_results
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome, review_commits
 from gitboot.standard_streams import style
-from gitboot.text import format_count, format_names, format_rest, printable, quote_words
+from gitboot.text import format_count, format_names, format_omitted, printable, quote_words
 
 if TYPE_CHECKING:
     from gitboot.http_client import HttpClient, WebAnswer
@@ -147,7 +147,7 @@ def command(
         found.head,
         limits=build_limits(limits),
         messages=found.messages,
-        line=found.commits if each_merge or accepted is not None else (),
+        commits=found.commits if each_merge or accepted is not None else (),
         command=quote_words(
             "gitboot", "diff", *([range] if range or path_arguments else []), *path_arguments, *options
         ),
@@ -455,7 +455,7 @@ def format_review_text(review: Review, prefix: str) -> str:
         _format_next_steps(review) if review.approval is not None else (),
         _format_provenance(review),
         _format_groups(review),
-        _format_times(review),
+        _format_effect_times(review),
         _format_documents(review),
         _format_problems(review, prefix),
         _format_next_steps(review) if review.approval is None else (),
@@ -500,12 +500,12 @@ def _format_guards(review: Review) -> Iterator[str]:
     yield _format_heading("Guards")
     for trip in review.verdict.trips[:_MAX_LIMITS]:
         state, colour = ("acknowledged", None) if trip.acknowledged else ("held", "red")
-        yield _wrap_lines(f"{state}: {trip.guard}: {phrases.format_trip(trip)}").replace(
+        yield _wrap_lines(f"{state}: {trip.guard}: {phrases.format_excess(trip)}").replace(
             state, style(state, fg=colour), 1
         )
         if trip.by:
             yield _wrap_lines(f"by {trip.by}", "    ")
-    if left := format_rest(len(review.verdict.trips) - _MAX_LIMITS, "limit"):
+    if left := format_omitted(len(review.verdict.trips) - _MAX_LIMITS, "limit"):
         yield f"  {left}"
     if (note := review.note_on_records) is not None:
         yield _wrap_lines(note)
@@ -521,7 +521,7 @@ def _format_dangers(review: Review) -> Iterator[str]:
             yield _format_heading("Look at this first")
         yield _wrap_lines(f"{danger.risk}: {danger.number}{format_names(danger.names)}")
         yield from (_wrap_lines(reason, "    ") for reason in danger.reasons[:5])
-        if left := format_rest(len(danger.reasons) - 5, "reason"):
+        if left := format_omitted(len(danger.reasons) - 5, "reason"):
             yield f"    {left}"
 
 
@@ -532,7 +532,7 @@ def _format_provenance(review: Review) -> Iterator[str]:
     for image in found.images[:_MAX_IMAGES]:
         yield _wrap_lines(f"BootImage/{image.image} {image.fate} at {':'.join(map(str, image.place))}")
         yield from (_wrap_lines(f"{files}: {text}", "    ") for files, text in phrases.list_image_claims(image))
-    if left := format_rest(len(found.images) - _MAX_IMAGES, "image"):
+    if left := format_omitted(len(found.images) - _MAX_IMAGES, "image"):
         yield f"  {left}: use -o json to see all"
     for document, place, text in phrases.list_provenance_changes(found):
         at = f" at {':'.join(map(str, place))}" if place is not None else ""
@@ -555,7 +555,7 @@ def _format_groups(review: Review) -> Iterator[str]:
         yield _format_heading("Cause and effect")
     for block in blocks[:_MAX_GROUPS]:
         yield from block
-    if left := format_rest(len(blocks) - _MAX_GROUPS, "group"):
+    if left := format_omitted(len(blocks) - _MAX_GROUPS, "group"):
         yield f"{left}: use -o json to see all"
 
 
@@ -592,23 +592,23 @@ def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
         lines = each.lines[2:]  # compare the lines without the file names
         for line in lines[:_MAX_DIFF_LINES]:
             yield style(f"    {printable(line.expandtabs(4))}", fg=_SIGN_COLOURS.get(line[:1]))
-        if left := format_rest(len(lines) - _MAX_DIFF_LINES, "line"):
+        if left := format_omitted(len(lines) - _MAX_DIFF_LINES, "line"):
             yield f"    {left}: use -o json to see all"
 
 
-def _format_times(review: Review) -> Iterator[str]:
+def _format_effect_times(review: Review) -> Iterator[str]:
     if found := phrases.count_effects(review.groups):
         yield _format_heading("When")
         yield from (_wrap_lines(f"{when}: {format_count(number, 'server')}") for when, number in found)
 
 
 def _format_documents(review: Review) -> Iterator[str]:
-    if found := review.documents_only:
+    if found := review.document_only_changes:
         yield _format_heading(f"Presentation only: {format_count(len(found), 'document')}, no decision changes")
         for each in found[:20]:
             fields = format_names([field.dotted_path for field in each.fields], 3)
             yield _wrap_lines(f"{each.id} {each.fate}{f': {fields}' if fields else ''}")
-        if left := format_rest(len(found) - 20, "document"):
+        if left := format_omitted(len(found) - 20, "document"):
             yield f"  {left}"
     if review.changes is not None and not review.changes.first:
         if bmcs := review.changes.moved_bmcs:
@@ -616,7 +616,7 @@ def _format_documents(review: Review) -> Iterator[str]:
         if moved := phrases.list_credentials(review.changes.bmcs):
             yield "Credentials go to new destinations. An instance sends them only to BMCs that its operator allows:"
             yield from (_wrap_lines(line) for line in moved[:_MAX_LIMITS])
-            if left := format_rest(len(moved) - _MAX_LIMITS, "BMC"):
+            if left := format_omitted(len(moved) - _MAX_LIMITS, "BMC"):
                 yield f"  {left}"
 
 

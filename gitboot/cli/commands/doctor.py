@@ -15,9 +15,9 @@ from urllib.parse import urljoin, urlsplit
 import click
 from msgspec import Struct, structs
 
-from gitboot.artifacts.boot_loaders import HEAD, SIGNED_GRUBS, find_program_fault, has_http
+from gitboot.artifacts.boot_loaders import HEAD, SIGNED_GRUBS, find_program_fault, supports_http
 from gitboot.artifacts.downloads import WebFetcher
-from gitboot.bmc.credentials import CredentialDirectory, credential_use
+from gitboot.bmc.credentials import CredentialDirectory, get_credential_use
 from gitboot.cli.commands.serve import machines_tls_option
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit
@@ -117,7 +117,7 @@ def command(
     reject_old_variables()
     checked = _run_checks(state, output, credentials, MachineTls(machines_tls, firmware_ciphers, machines_ca))
     found = tuple(dict.fromkeys(checked))  # check each mirror once, because several sites may use the same mirror
-    text = partial("\n".join, [_format_text(each) for each in found])
+    text = partial("\n".join, [_format_result(each) for each in found])
     write_outputs(outputs, json=partial(format_document, items=found), text=text)
     if any(each.health == "failed" for each in found):
         sys.exit(Exit.PARTIAL)
@@ -135,7 +135,7 @@ def _run_checks(
     state: Path | None, output: Path | None, credentials: Path | None, tls: MachineTls
 ) -> Iterator[CheckResult]:
     from gitboot.cli.instance_client import open_offline
-    from gitboot.controller.instance.state_directory import check_active, has_ledger, read_own_lease
+    from gitboot.controller.instance.state_directory import has_ledger, read_own_lease, require_active
     from gitboot.git.repository import LIBGIT2_VERSION, list_features
     from gitboot.status.conditions import fill_placeholders
     from gitboot.system_clock import read_clock_state
@@ -148,18 +148,18 @@ def _run_checks(
         yield from check_certificate(tls)
         return
     try:
-        check_active(state)
+        require_active(state)
     except HeldByAnother as error:
-        yield success("ledger", str(error))  # an instance on another host uses the ledger
+        yield make_success("ledger", str(error))  # an instance on another host uses the ledger
         return
     if (lease := read_own_lease(state)) is not None:
-        yield success(
+        yield make_success(
             "lease",
             f"the instance on this host is active and is renewing lease {lease.number} (valid until {lease.until})",
         )
     with open_offline(state, current_time()) as instance:
         places = {"STATE": str(state)}
-        if (tree := output or instance.knowledge.facts.output) is not None:
+        if (tree := output or instance.snapshot.facts.output) is not None:
             places["OUTPUT"] = str(tree)
         for each in _check_instance(instance, state, output, credentials, tls):
             yield structs.replace(each, hint=each.hint and fill_placeholders(each.hint, places))
@@ -181,13 +181,13 @@ def _check_instance(
     yield from check_proxy_urls(instance.commit.decisions)
 
 
-def _format_text(results: CheckResult) -> str:
+def _format_result(result: CheckResult) -> str:
     from gitboot.cli.terminal import wrap_text
 
-    indent = " " * len(f"{results.health:<8} {results.subject:<12} ")
-    message = wrap_text(results.message, indent, continuation="    ").removeprefix(indent)
-    health = style(f"{results.health:<8}", fg=_COLOURS[results.health])
-    return f"{health} {results.subject:<12} {message}" + (f"\n    {results.hint}" if results.hint else "")
+    indent = " " * len(f"{result.health:<8} {result.subject:<12} ")
+    message = wrap_text(result.message, indent, continuation="    ").removeprefix(indent)
+    health = style(f"{result.health:<8}", fg=_COLOURS[result.health])
+    return f"{health} {result.subject:<12} {message}" + (f"\n    {result.hint}" if result.hint else "")
 
 
 _ACCEPTED_FLEET: Final = "STATE/repository.git --rev refs/gitboot/accepted"  # the fleet that the instance has accepted
@@ -237,13 +237,13 @@ def check_git(features: Mapping[str, bool], version: str) -> CheckResults:
     """Check whether the Git library has the required features."""
     missing = sorted(name for name, has in features.items() if not has)
     if missing:
-        yield _failure(
+        yield _make_failure(
             "git",
             f"libgit2 {version} was built without {', '.join(missing)}",
             "install gitboot from its wheel or package, which contains a libgit2 with these features",
         )
     else:
-        yield success("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
+        yield make_success("git", f"libgit2 {version}, with {', '.join(sorted(features))}")
 
 
 def check_clock(clock_state: ClockState) -> CheckResults:
@@ -255,7 +255,7 @@ def check_clock(clock_state: ClockState) -> CheckResults:
 def check_state(state: Path) -> CheckResults:
     """Check whether the state directory is suitable for a ledger."""
     if not state.is_dir():
-        yield _failure(
+        yield _make_failure(
             "state",
             f"the directory {state} does not exist",
             f"install -d -m 0700 {quote_words(state)}  # for gitboot's user",
@@ -267,31 +267,31 @@ def check_state(state: Path) -> CheckResults:
     yield from _check_free_space(state, files=0)
 
 
-def check_ledger(instance: OfflineInstance, process: int | None) -> CheckResults:
+def check_ledger(instance: OfflineInstance, process_id: int | None) -> CheckResults:
     """Check whether the ledger is verified."""
-    facts = instance.knowledge.facts
-    user = f"process {process}" if process is not None else "no gitboot process"
+    facts = instance.snapshot.facts
+    user = f"process {process_id}" if process_id is not None else "no gitboot process"
     if facts.doubt is not None:
         hint = "gitboot status --state STATE  # see the remedy for the condition RecordsVerified"
-        yield _failure("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
+        yield _make_failure("ledger", f"the ledger {facts.identity} is unverified: {facts.doubt}", hint)
     else:
-        machines = format_count(len(instance.knowledge.machines), "machine")
-        yield success("ledger", f"the ledger {facts.identity} has {machines}; {user} is using the ledger")
+        machines = format_count(len(instance.snapshot.machines), "machine")
+        yield make_success("ledger", f"the ledger {facts.identity} has {machines}; {user} is using the ledger")
 
 
 def check_named_ledger(instance: OfflineInstance) -> CheckResults:
     """Check whether the Fleet allows this instance to publish and to change BMCs."""
-    commit, identity = instance.commit, instance.knowledge.facts.identity
+    commit, identity = instance.commit, instance.snapshot.facts.identity
     bmcs = sum(each.bmc is not None for each in commit.machines.values())
-    if not commit.is_for(identity):
+    if not commit.allows_ledger(identity):
         hint = (
             "gitboot status --state STATE  # only if this instance must become active: see the remedy for the "
             "condition LedgerNamed"
         )
         message = f"the Fleet names a ledger other than {identity}, so this instance is a standby"
-        yield _failure("ledger", message, hint)
+        yield _make_failure("ledger", message, hint)
     elif commit.ledger is None and bmcs:
-        yield _failure(
+        yield _make_failure(
             "ledger",
             "the Fleet does not name a ledger, so gitboot does not set boot overrides for "
             f"{format_count(bmcs, 'server')}",
@@ -302,7 +302,7 @@ def check_named_ledger(instance: OfflineInstance) -> CheckResults:
 def check_output(output: Path, state: Path, *, servers: int) -> CheckResults:
     """Check the output directory: its file system, the published tree, and free space for the fleet."""
     if not output.is_dir():
-        yield _warning(
+        yield _make_warning(
             "output",
             f"the directory {output} does not exist; the first reconcile creates it",
             f"install -d {quote_words(output)}",
@@ -310,21 +310,21 @@ def check_output(output: Path, state: Path, *, servers: int) -> CheckResults:
         return
     yield from _run_check("output", None, lambda warn: check_output_directory(output, (), warn, state=state))
     try:
-        stamp = parse_head((output / MANIFEST).read_bytes()).stamp
-        yield success(
+        origin = parse_head((output / MANIFEST).read_bytes()).origin
+        yield make_success(
             "output",
-            f"{output} contains the boot files for commit {stamp.commit[:12]}, published with ledger {stamp.ledger}",
+            f"{output} contains the boot files for commit {origin.commit[:12]}, published with ledger {origin.ledger}",
         )
     except FileNotFoundError:
-        yield _warning(
+        yield _make_warning(
             "output", f"{output} contains no published files yet", f"gitboot run … --out {quote_words(output)}"
         )
     except (OSError, ValueError) as error:
-        yield _failure(
+        yield _make_failure(
             "output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {quote_words(output / MANIFEST)}"
         )
     if is_readable_by_others(output):
-        yield _warning(
+        yield _make_warning(
             "output",
             f"every user on this host can read {output}, including the installation tokens in it",
             find_remedy("OutputPrivate", "ReadableByAll"),
@@ -336,7 +336,7 @@ def check_credentials(credentials: Path | None, instance: OfflineInstance) -> Ch
     """Check that the credentials for each BMC exist, and that gitboot may send these credentials to the BMC."""
     bmcs = {each.name: each.bmc for each in instance.commit.machines.values() if each.bmc is not None}
     if not bmcs:
-        yield success("credentials", "no server has a BMC")
+        yield make_success("credentials", "no server has a BMC")
         return
     found = CredentialDirectory(credentials)
     for name in sorted({bmc.credentials for bmc in bmcs.values()}):
@@ -344,7 +344,7 @@ def check_credentials(credentials: Path | None, instance: OfflineInstance) -> Ch
         try:
             trusted = found.read(name)
         except UsageError as error:
-            yield _failure(
+            yield _make_failure(
                 "credentials",
                 f"{error}: {_format_servers(servers)}",
                 f"create {credentials or 'DIR'}/{name}/username and …/password with mode 0600",
@@ -352,62 +352,66 @@ def check_credentials(credentials: Path | None, instance: OfflineInstance) -> Ch
             continue
         refused = []
         for server in servers:
-            is_known = credential_use(bmcs[server]) in instance.knowledge.known_pairs
+            is_known = get_credential_use(bmcs[server]) in instance.snapshot.known_pairs
             try:
                 trusted.trust.build_address_filter(bmcs[server], is_in_ledger=is_known)
             except BmcNotTrusted:
                 refused.append(server)
         if refused:
-            yield _failure(
+            yield _make_failure(
                 "networks",
                 f"access.toml does not allow gitboot to send the credentials {name} to the BMCs of "
                 f"{_format_servers(refused)}",
                 "gitboot bmc access-files --state STATE  # prints a suitable access.toml",
             )
         else:
-            yield success("credentials", f"{name}, for {format_count(len(servers), 'BMC')}")
+            yield make_success("credentials", f"{name}, for {format_count(len(servers), 'BMC')}")
 
 
 def check_certificate(tls: MachineTls, decisions: Decisions | None = None) -> CheckResults:
     """Check whether firmware accepts the machines' TLS certificate for the https URLs of the fleet."""
     if tls.address is None:
         return
-    from gitboot.endpoint.tls import CipherSuites, find_firmware_problem
+    from gitboot.endpoint.tls import CipherSuites, find_certificate_problem
 
     _, certificate, key = tls.address
     suites = CipherSuites.FIRMWARE if tls.firmware_ciphers else CipherSuites.MACHINES
-    check = partial(find_firmware_problem, certificate, key, suites, authority=tls.authority)
+    check = partial(find_certificate_problem, certificate, key, suites, authority=tls.authority)
     try:
         problem = check()
         if problem is not None:
-            yield _failure("certificate", f"machines reject {certificate}: {problem}", _CERTIFICATE_HINTS.get(problem))
+            yield _make_failure(
+                "certificate", f"machines reject {certificate}: {problem}", _CERTIFICATE_HINTS.get(problem)
+            )
             return
         if decisions is None:
-            yield success("certificate", f"machines can use {certificate} if it is valid for the host in the base URL")
+            yield make_success(
+                "certificate", f"machines can use {certificate} if it is valid for the host in the base URL"
+            )
             return
         hosts = sorted({host for url in _list_https_urls(decisions) if (host := urlsplit(url).hostname) is not None})
         problems = {host: check(host=host) for host in hosts}
     except UsageError as error:
-        yield _failure("certificate", str(error), None)
+        yield _make_failure("certificate", str(error), None)
         return
     usable = [host for host, problem in problems.items() if problem is None]
     if usable:
-        yield success("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
+        yield make_success("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
     elif hosts:  # only a warning, because other web servers may serve some of the hosts
         kind = "IP" if _is_address(hosts[0]) else "DNS"
-        yield _failure(
+        yield _make_failure(
             "certificate",
             f"{certificate} is not valid for {format_names(hosts, 3)}, which the base URL uses",
             f"get a certificate with `subjectAltName={kind}:{hosts[0]}`",
         )
     else:
-        yield _warning(
+        yield _make_warning(
             "certificate",
             f"no base URL in the fleet begins with https, so machines do not use {certificate}",
             "baseURL: https://HOST:PORT  # in the Fleet",
         )
     if usable and tls.authority is None:
-        yield _warning(
+        yield _make_warning(
             "certificate",
             "gitboot did not check the certificate chain against the authority that machines trust",
             "gitboot doctor … --machines-ca CA.pem",
@@ -446,7 +450,7 @@ def check_cipher_suites(url: str) -> CheckResults:
     except OSError:
         return  # the check of the first script has already reported the error
     if not found:
-        yield _warning(
+        yield _make_warning(
             "certificate",
             f"{url} offers no cipher suite that common UEFI firmware supports, so HTTPS boot fails on many machines",
             "enable AES128-GCM-SHA256 for TLS 1.2, with an RSA certificate; see docs/how-to/https-for-machines.md",
@@ -478,11 +482,11 @@ def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
         try:
             fetcher.head(url)
         except GitbootError as error:
-            yield _failure(
+            yield _make_failure(
                 "DHCP", f"machines get the URL {mirror.base_url} from DHCP, but {error}", f"curl -I {quote_words(url)}"
             )
             continue
-        yield success("DHCP", f"{url} can be fetched")
+        yield make_success("DHCP", f"{url} can be fetched")
         is_needed = loads_by_http or any(each.startswith(f"{mirror.base_url}/") for each in firmware_urls)
         if is_needed and url.startswith("https:") and tls.firmware_ciphers:
             yield from check_cipher_suites(mirror.base_url)
@@ -493,16 +497,18 @@ def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
             except ArtifactMissing:
                 missing.append(path)
             except GitbootError as error:
-                yield _failure("loaders", f"{url} cannot be read: {error}", f"curl -I {quote_words(url)}")
+                yield _make_failure("loaders", f"{url} cannot be read: {error}", f"curl -I {quote_words(url)}")
                 faults += 1
         if missing:
-            yield _failure(
+            yield _make_failure(
                 "loaders",
                 f"boot loaders that DHCP offers are missing from {mirror.base_url}/assets/: {format_names(missing, 3)}",
                 _LOADERS,
             )
         elif not faults:
-            yield success("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
+            yield make_success(
+                "loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/"
+            )
 
 
 _DHCP_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY})
@@ -532,9 +538,9 @@ def check_secure_boot(decisions: Decisions, authority: Path | None = None) -> Ch
     for url, servers in sorted(servers_by_url.items()):
         servers_text = _format_servers(servers)
         try:
-            fault = _find_fault(fetcher, url)
+            fault = _find_secure_boot_fault(fetcher, url)
         except GitbootError as error:
-            yield _warning(
+            yield _make_warning(
                 "Secure Boot",
                 f"{url} cannot be read: {error}; Secure Boot on {servers_text} requires this file",
                 f"curl -I {quote_words(url)}",
@@ -545,17 +551,17 @@ def check_secure_boot(decisions: Decisions, authority: Path | None = None) -> Ch
         faults += fault is not None
         if fault == _NO_HTTP:
             hint = f"{_LOADERS} --system DIR --system /  # DIR: the unpacked grub-efi-amd64-signed of Debian 13"
-            yield _warning(
+            yield _make_warning(
                 "Secure Boot", f"the GRUB at {url} has no HTTP module, so it cannot boot {servers_text}", hint
             )
         elif fault is not None:
-            yield _warning(
+            yield _make_warning(
                 "Secure Boot",
                 f"{url} {fault}, so the firmware on {servers_text} rejects it",
                 f"{fetch}{quote_words(url)} && sbverify --list program.efi",
             )
     if signed and not faults:
-        yield success(
+        yield make_success(
             "Secure Boot", f"signatures found in {format_count(signed, 'program')} for servers with Secure Boot"
         )
     for base_url, servers in sorted(base_urls.items()):
@@ -581,7 +587,7 @@ def _check_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[s
             yield CheckResult(subject="Secure Boot", health=Health.FINE, message=message, hint=hint)
             return
         message = f"{url} cannot be read: {error}; GRUB needs this file if {found} {loads} shim over HTTP"
-        yield _warning("Secure Boot", message, f"curl -I {quote_words(url)}")
+        yield _make_warning("Secure Boot", message, f"curl -I {quote_words(url)}")
 
 
 def _format_servers(names: Collection[str]) -> str:
@@ -601,7 +607,7 @@ def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
                 yield offer.path.replace("shim", "grub")
 
 
-def _find_fault(fetcher: WebFetcher, url: str) -> str | None:
+def _find_secure_boot_fault(fetcher: WebFetcher, url: str) -> str | None:
     """Return the reason why the program at a URL cannot boot under Secure Boot, or None."""
     is_grub = url.endswith(tuple(f"/assets/{path}" for path in SIGNED_GRUBS))
     with fetcher.read(url) as content:
@@ -611,7 +617,7 @@ def _find_fault(fetcher: WebFetcher, url: str) -> str | None:
             if len(program) >= (_MAX_GRUB_BYTES if is_grub else HEAD):
                 break
     fault = find_program_fault(program[:HEAD])
-    return _NO_HTTP if fault is None and is_grub and not has_http(program) else fault
+    return _NO_HTTP if fault is None and is_grub and not supports_http(program) else fault
 
 
 _MAX_GRUB_BYTES: Final = 16 * 2**20  # bytes
@@ -623,9 +629,9 @@ def check_proxy_urls(decisions: Decisions) -> CheckResults:
         return
     omitted = list_omitted_proxy_urls(decisions)
     if not omitted:
-        yield success("DHCP", "the URLs are short enough for a proxyDHCP server")
+        yield make_success("DHCP", "the URLs are short enough for a proxyDHCP server")
     for url in omitted:
-        yield _failure(
+        yield _make_failure(
             "DHCP",
             f"a proxyDHCP server can send only URLs of up to {LONGEST_PROXY_URL} characters, so its configuration does "
             f"not contain {url}",
@@ -633,52 +639,56 @@ def check_proxy_urls(decisions: Decisions) -> CheckResults:
         )
 
 
-def _check_free_space(place: Path, *, files: int) -> CheckResults:
+def _check_free_space(folder: Path, *, files: int) -> CheckResults:
     """Check whether a file system has enough free space, and enough inodes for ``files`` new files."""
-    found = os.statvfs(place)
+    found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if found.f_files and files > found.f_favail:
-        yield _failure(
+        yield _make_failure(
             "disk",
-            f"{place} has only {found.f_favail:,} free inodes, but the fleet's output tree needs about {files:,}",
+            f"{folder} has only {found.f_favail:,} free inodes, but the fleet's output tree needs about {files:,}",
             "use a file system with more inodes, for example one created with mkfs.ext4 -N",
         )
     elif found.f_bavail < found.f_blocks * _MIN_FREE_SHARE:
-        yield _warning(
-            "disk", f"{place} has {free / 2**30:,.1f} GiB free, which is less than 10 %", f"df -h {quote_words(place)}"
+        yield _make_warning(
+            "disk",
+            f"{folder} has {free / 2**30:,.1f} GiB free, which is less than 10 %",
+            f"df -h {quote_words(folder)}",
         )
     elif found.f_files and found.f_favail < found.f_files * _MIN_FREE_SHARE:
-        yield _warning(
+        yield _make_warning(
             "disk",
-            f"{place} has {found.f_favail:,} inodes free, which is less than 10 %",
-            f"df -i {quote_words(place)}",
+            f"{folder} has {found.f_favail:,} inodes free, which is less than 10 %",
+            f"df -i {quote_words(folder)}",
         )
     else:
-        yield success("disk", f"{place} has {free / 2**30:,.1f} GiB free")
+        yield make_success("disk", f"{folder} has {free / 2**30:,.1f} GiB free")
 
 
-def _run_check(subject: str, message: str | None, check: Callable[[Callable[[str], None]], None]) -> CheckResults:
-    """Run a check. Yield its error or its warnings, or ``message`` if the check finds no fault."""
+def _run_check(
+    subject: str, success_message: str | None, check: Callable[[Callable[[str], None]], None]
+) -> CheckResults:
+    """Run a check. Yield its error or its warnings, or ``success_message`` if the check finds no fault."""
     warnings: list[str] = []
     try:
         check(warnings.append)
     except UsageError as error:
-        yield _failure(subject, str(error), None)
+        yield _make_failure(subject, str(error), None)
         return
     if warnings:
-        yield from (_warning(subject, each, None) for each in warnings)
-    elif message is not None:
-        yield success(subject, message)
+        yield from (_make_warning(subject, each, None) for each in warnings)
+    elif success_message is not None:
+        yield make_success(subject, success_message)
 
 
-def success(subject: str, message: str) -> CheckResult:
+def make_success(subject: str, message: str) -> CheckResult:
     """Build the result of a check that found no problem."""
     return CheckResult(subject=subject, health=Health.FINE, message=message)
 
 
-def _warning(subject: str, message: str, hint: str | None) -> CheckResult:
+def _make_warning(subject: str, message: str, hint: str | None) -> CheckResult:
     return CheckResult(subject=subject, health=Health.WARNING, message=message, hint=hint)
 
 
-def _failure(subject: str, message: str, hint: str | None) -> CheckResult:
+def _make_failure(subject: str, message: str, hint: str | None) -> CheckResult:
     return CheckResult(subject=subject, health=Health.FAILED, message=message, hint=hint)

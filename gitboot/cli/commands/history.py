@@ -26,7 +26,7 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import wrap_text
-from gitboot.controller.instance.state_directory import LEDGER, has_ledger, no_instance_error
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger, make_no_instance_error
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluator.decision_history import (
     ChangingCommit,
@@ -46,9 +46,9 @@ from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.server_tables import parse_time, read_records
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import read_records as read_exported_records
-from gitboot.review.decision_changes import Change, EffectKind, ServerEffect
+from gitboot.review.decision_changes import EffectKind, ServerEffect, ValueChange
 from gitboot.standard_streams import style
-from gitboot.text import did_you_mean
+from gitboot.text import format_suggestion
 
 _DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image; only the JSON output shows them
 
@@ -133,17 +133,17 @@ def _parse_document(subject: str) -> Id:
 
 
 def _show_document(
-    document: Id, history: History, rev: str | None, number: int | None, outputs: tuple[OutputOption, ...]
+    document: Id, history: History, rev: str | None, max_commits: int | None, outputs: tuple[OutputOption, ...]
 ) -> None:
     entries: list[DocumentChange | InvalidCommit] = []
     with limit_evaluation():
         for entry in list_document_changes(history.steps, history.snapshot, document):
             entries.append(entry)
-            if sum(isinstance(each, DocumentChange) for each in entries) == number:
+            if sum(isinstance(each, DocumentChange) for each in entries) == max_commits:
                 break
     if not any(isinstance(each, DocumentChange) for each in entries):
-        names = [str(each) for each in _list_documents(history) if each.kind == document.kind]
-        hint = did_you_mean(document, names, "check the kind and the name")
+        names = [str(each) for each in _list_document_ids(history) if each.kind == document.kind]
+        hint = format_suggestion(document, names, "check the kind and the name")
         raise UsageError(f"no commit in the history of {_describe_revision(rev)} contains {document}; {hint}")
     as_json = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
     write_outputs(outputs, json=as_json, text=partial(_format_text, entries, is_document=True))
@@ -161,7 +161,7 @@ def _build_document_item(entry: DocumentChange | InvalidCommit) -> dict[str, Any
     }
 
 
-def _list_documents(history: History) -> Iterator[Id]:
+def _list_document_ids(history: History) -> Iterator[Id]:
     """Yield the documents of the newest commit, if the commit is valid."""
     with suppress(InvalidRepository), limit_evaluation() as set_limits:
         snapshot = history.snapshot(history.steps[0].commit.revision, None)
@@ -177,7 +177,7 @@ def _show_server(
     server: str,
     history: History,
     rev: str | None,
-    number: int | None,
+    max_commits: int | None,
     records: Path | None,
     state: Path | None,
     outputs: tuple[OutputOption, ...],
@@ -190,11 +190,11 @@ def _show_server(
             history.steps, get_results_cache(), HistoryEvaluator(history, set_limits)
         ).list_changes(server):
             entries.append(entry)
-            if sum(isinstance(each, ChangingCommit) for each in entries) == number:
+            if sum(isinstance(each, ChangingCommit) for each in entries) == max_commits:
                 break
     if not entries:
-        servers = [each.name for each in _list_documents(history) if each.kind == "Server"]
-        hint = did_you_mean(server, servers, "`gitboot plan` lists the servers")
+        servers = [each.name for each in _list_document_ids(history) if each.kind == "Server"]
+        hint = format_suggestion(server, servers, "`gitboot plan` lists the servers")
         raise UsageError(f"no commit in the history of {_describe_revision(rev)} contains a server {server!r}; {hint}")
     effects = [each for each in entries if isinstance(each, ChangingCommit)]
     installations = None
@@ -202,7 +202,7 @@ def _show_server(
         names = {server, *(each.effect.server for each in effects)}
         installations = _list_installations(names, next((each.uuid for each in effects), None), records, state)
     as_json = partial(
-        format_document, server=server, items=list(map(_build_item, entries)), installations=installations
+        format_document, server=server, items=list(map(_build_server_item, entries)), installations=installations
     )
     write_outputs(outputs, json=as_json, text=partial(_format_server, entries, installations))
 
@@ -229,7 +229,7 @@ def _list_installations(
     record = None
     if state is not None:
         if not has_ledger(state):
-            raise no_instance_error(state)
+            raise make_no_instance_error(state)
         with open_ledger(state / LEDGER) as ledger:
             found = [each for _, each in read_numbered_events(ledger) if each["type"] in _INSTALLED]
             known = read_records(ledger)
@@ -283,7 +283,7 @@ def _format_server(
     return "\n\n".join((_format_text(entries), table if rows else "The records contain no installations."))
 
 
-def _build_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
+def _build_server_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
     commit = to_json_value(entry.commit)
     if isinstance(entry, ChangingCommit):
         return {"commit": commit, **to_json_value(entry.effect), "problem": None}
@@ -299,19 +299,23 @@ def _format_text(
     for _, group in groupby(entries, key=lambda each: isinstance(each, InvalidCommit)):
         members = list(group)
         if skipped := [each for each in members if isinstance(each, InvalidCommit)]:
-            lines.append(_format_skipped(skipped, is_document=is_document))
+            lines.append(_format_invalid_commits(skipped, is_document=is_document))
         for entry in members:
             if not isinstance(entry, InvalidCommit):
                 commit = entry.commit
                 author, revision = commit.author.partition(" <")[0], commit.revision[:9]
                 line = wrap_text(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
                 lines.append(line.replace(revision, style(revision, fg="yellow"), 1))
-                rows = _format_document_rows(entry) if isinstance(entry, DocumentChange) else _format_rows(entry.effect)
+                rows = (
+                    _format_document_rows(entry)
+                    if isinstance(entry, DocumentChange)
+                    else _format_effect_rows(entry.effect)
+                )
                 lines.append(format_table(("", "", ""), rows, indent=4))
     return "\n".join(lines)
 
 
-def _format_skipped(entries: Sequence[InvalidCommit], *, is_document: bool) -> str:
+def _format_invalid_commits(entries: Sequence[InvalidCommit], *, is_document: bool) -> str:
     newest = entries[0]
     commits = f"{newest.commit.revision[:9]} is"
     if len(entries) > 1:
@@ -323,7 +327,7 @@ def _format_skipped(entries: Sequence[InvalidCommit], *, is_document: bool) -> s
     return style(text, fg="bright_black")
 
 
-def _format_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
+def _format_effect_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
     if effect.kind is not EffectKind.CHANGED:
         yield effect.kind.lower(), "", effect.server
     images = {change.field.removesuffix("image") for change in effect.changes if change.field.endswith(".boot.image")}
@@ -333,17 +337,17 @@ def _format_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
             continue
         if any(change.field.startswith(f"{boot}{name}") for boot in images for name in _DERIVED_FIELDS):
             continue
-        yield change.field, *_format_sides(change)
+        yield change.field, *_format_old_and_new(change)
 
 
 def _format_document_rows(change: DocumentChange) -> Iterator[tuple[str, str, str]]:
     if change.kind is not EffectKind.CHANGED:
         yield change.kind.lower(), "", change.path
     for each in change.changes:
-        yield each.field, *_format_sides(each)
+        yield each.field, *_format_old_and_new(each)
 
 
-def _format_sides(change: Change) -> tuple[str, str]:
+def _format_old_and_new(change: ValueChange) -> tuple[str, str]:
     old, new = change.old, change.new
     if isinstance(old, list) and isinstance(new, list):
         removed = " ".join(f"-{_shorten_item(each)}" for each in old if each not in new)

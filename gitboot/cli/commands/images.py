@@ -14,17 +14,17 @@ import click
 from msgspec import Struct, structs
 
 from gitboot.child_processes import lift_processor_limit
-from gitboot.cli.commands.artifacts import build_fetchers
+from gitboot.cli.commands.artifacts import build_fetcher
 from gitboot.cli.commands.new import image_keys_option, open_image_keys
 from gitboot.cli.completion import complete_streams
 from gitboot.cli.evaluated_fleet import (
     FleetEvaluator,
     plan_fleet,
-    print_unknown_instance,
+    print_missing_instance,
     records_option,
 )
 from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
-from gitboot.cli.instance_client import InstanceReader, StateReader, open_instance, read_proof
+from gitboot.cli.instance_client import InstanceReader, StateReader, open_instance, read_rollout_evidence
 from gitboot.cli.main import Command, Exit, Group, find_exit_code
 from gitboot.cli.options import (
     VARIABLES,
@@ -47,7 +47,7 @@ from gitboot.files import write_output_file
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.yaml import replace_scalar
-from gitboot.git.branch_writer import check_branch, is_proposed, propose, write_bundle
+from gitboot.git.branch_writer import branch_contains_files, check_branch, propose_commit, write_bundle
 from gitboot.git.snapshots import WORKTREE, find_fleet_folder, open_snapshot
 from gitboot.image_sources.find_releases import find_source
 from gitboot.image_sources.image_builder import ReleaseFinder, format_origin
@@ -61,7 +61,7 @@ from gitboot.review.formats.markdown import format_code_block
 from gitboot.review.images import (
     AppliedRollout,
     ImageReport,
-    Joining,
+    JoiningServers,
     RolloutProgress,
     StepOutcome,
     StreamUse,
@@ -70,7 +70,7 @@ from gitboot.review.images import (
     report_images,
 )
 from gitboot.standard_streams import style
-from gitboot.text import did_you_mean, format_count, format_names
+from gitboot.text import format_count, format_names, format_suggestion
 
 _MAX_STEPS: Final = 8  # rows for the percentages at which servers join, as in page.js
 _MAX_NAMES: Final = 3  # maximum number of servers in a cell
@@ -112,14 +112,14 @@ def command(
     the stream requires signed images.
     """
     fleet = plan_fleet(path, rev, at or current_second(), records, state)
-    known_records = fleet.records if fleet.knows_records else None
+    known_records = fleet.records if fleet.has_all_records else None
     report = report_images(fleet.repository, fleet.drop_ended_windows(), known_records, fleet.at)
     write_outputs(
         outputs,
         json=partial(format_document, **to_json_value(report), revision=fleet.decisions.revision),
         text=partial("\n\n".join, list(_format_tables(report))),
     )
-    print_unknown_instance(records, state)
+    print_missing_instance(records, state)
 
 
 def _format_tables(report: ImageReport) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _format_tables(report: ImageReport) -> Iterator[str]:
             ("VERSION FROM ANOTHER TOOL", "INSTALLED"), [(each, str(n)) for each, n in report.foreign.items()]
         )
     if any(provenance is not None for each in report.items for provenance in each.files.values()):
-        rows = [(each.name, _count_origins(each.files.values()), ", ".join(each.hosts)) for each in report.items]
+        rows = [(each.name, _format_origins(each.files.values()), ", ".join(each.hosts)) for each in report.items]
         yield format_table(("IMAGE", "CLAIMED PROVENANCE", "FILES FROM"), rows)
     if report.streams:
         yield format_table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_format_stream, report.streams))
@@ -178,7 +178,7 @@ def _format_tables(report: ImageReport) -> Iterator[str]:
         yield format_table(("SERVER", "IMAGE", "VERSION", "MINIMUM VERSION", "STREAM"), rows)
 
 
-def _count_origins(files: Iterable[Provenance | None]) -> str:
+def _format_origins(files: Iterable[Provenance | None]) -> str:
     """Return where the digests of an image's files come from.
 
     If the origins differ, add the number of files for each origin. The weakest origin comes first.
@@ -205,7 +205,7 @@ def _format_stream(stream: StreamUse) -> tuple[str, ...]:
     return stream.name, str(sum(stream.images.values())), current, rollout
 
 
-def _format_next_servers(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
+def _format_next_servers(joining: Sequence[JoiningServers]) -> Iterator[tuple[str, str, str]]:
     rows = [(f"{each.percent} %", each.servers) for each in joining[:_MAX_STEPS]]
     if later := joining[_MAX_STEPS:]:
         last = f"–{later[-1].percent}" if len(later) > 1 else ""
@@ -229,10 +229,10 @@ class CommittedFleet:
             self.repository = self._evaluate(self.snapshot, set_limits)
         lift_processor_limit()  # lift the limit on processor time, which downloads need too
 
-    def validate(self, changed: Snapshot) -> FleetRepository:
+    def validate(self, snapshot: Snapshot) -> FleetRepository:
         """Return a changed fleet. Raises `InvalidRepository` if the changed fleet has errors."""
         with limit_evaluation() as set_limits:
-            found = self._evaluate(changed, set_limits)
+            found = self._evaluate(snapshot, set_limits)
         lift_processor_limit()
         return found
 
@@ -306,7 +306,7 @@ def update_images_command(
     fleet = CommittedFleet(path, base, FleetEvaluator(now))
     sources = fleet.repository.image_sources
     followed = list_followed_streams(fleet.repository, stream, lambda name: find_source(name, sources))
-    fetcher = build_fetchers(fleet.repository.fleet.spec.base_url, None, registry)
+    fetcher = build_fetcher(fleet.repository.fleet.spec.base_url, None, registry)
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
         reader = ReleaseFinder(fetcher, keys, registry)
         updater = StreamUpdater(fleet, reader, progress, branch_prefix=branch_prefix, now=now, dry_run=dry_run)
@@ -356,7 +356,7 @@ def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
 _PERCENT_FIELD: Final = ("spec", "rollout", "percent")
 
 
-class StepsType(click.ParamType[tuple[int, ...]]):
+class PercentListType(click.ParamType[tuple[int, ...]]):
     """A list of percentages in increasing order."""
 
     name = "steps"
@@ -371,7 +371,7 @@ class StepsType(click.ParamType[tuple[int, ...]]):
         return steps
 
 
-class ShareType(click.ParamType[int]):
+class PercentType(click.ParamType[int]):
     """A percentage, with or without a percent sign."""
 
     name = "share"
@@ -408,14 +408,14 @@ def rollout_command() -> None:
 @path_option
 @click.option(
     "--steps",
-    type=StepsType(),
+    type=PercentListType(),
     required=True,
     metavar="PERCENT,…",
     help="The percentages of the steps, for example 1,10,50,100.",
 )
 @click.option(
     "--after",
-    type=ShareType(),
+    type=PercentType(),
     default="100%",
     show_default=True,
     metavar="PERCENT",
@@ -515,7 +515,7 @@ def advance_stream(
         if rollout is None:
             found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
         else:
-            proof = read_proof(instance, find_applied_commit)
+            proof = read_rollout_evidence(instance, find_applied_commit)
             found = decide_next_step(
                 stream, rollout, *proof, steps=steps, after=after, at=current_time(), accept_fetched=accept_fetched
             )
@@ -524,7 +524,7 @@ def advance_stream(
             decide(changed)  # this raises `InvalidRepository` if the changed fleet is invalid
             suffix = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(found.next))))
             name = None if no_commit else branch or f"gitboot/rollout-{suffix}"
-            proposal = _Proposal(made="Nothing", file=file, message=_format_message(found), branch=name)
+            proposal = _Proposal(made="Nothing", file=file, message=_format_commit_message(found), branch=name)
     if proposal is not None:
         proposal = _commit_change(path, snapshot.revision, proposal, content, dry_run=dry_run)
     as_json = partial(format_document, **to_json_value(found), proposal=to_json_value(proposal))
@@ -546,7 +546,7 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
     Raises `UsageError` if the Fleet's evidence is Fetched and ``accept_fetched`` is not set.
     """
     if stream not in repository.streams:
-        hint = did_you_mean(stream, repository.streams, "`gitboot images` lists the streams")
+        hint = format_suggestion(stream, repository.streams, "`gitboot images` lists the streams")
         raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
     found, fleet = repository.streams[stream].spec.rollout, repository.fleet
     if found is not None and fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:
@@ -568,7 +568,7 @@ def _build_change(
     return origin.path, content, snapshot.replace_files({origin.path: content}, f"step {step.next} of {step.stream}")
 
 
-def _format_message(step: RolloutProgress) -> str:
+def _format_commit_message(step: RolloutProgress) -> str:
     begun = ""
     if step.begun:
         servers = format_count(len(step.begun), "server")
@@ -582,7 +582,7 @@ def _format_message(step: RolloutProgress) -> str:
 
 def _commit_change(path: Path, base: Revision, message: _Proposal, content: bytes, *, dry_run: bool) -> _Proposal:
     branch, files = message.branch, {message.file: content}
-    if branch is not None and (is_there := is_proposed(path, branch, files)) is not None:
+    if branch is not None and (is_there := branch_contains_files(path, branch, files)) is not None:
         if not is_there:
             raise UsageError(
                 f"the branch {branch} already exists and contains a different {message.file}, perhaps from an earlier "
@@ -595,7 +595,7 @@ def _commit_change(path: Path, base: Revision, message: _Proposal, content: byte
         write_output_file(path / message.file, [content])
         return structs.replace(message, made="Written")
     return structs.replace(
-        message, made="Written", commit=propose(path, base, branch, files, message.message, current_time())
+        message, made="Written", commit=propose_commit(path, base, branch, files, message.message, current_time())
     )
 
 

@@ -103,17 +103,17 @@ def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
         if path.is_file() and path.suffix != ".pyc":
             name = path.relative_to(SEED).as_posix()
             yield (
-                place_ci_file(name, subpath) if name in CI else f"{prefix}{name}",
+                build_ci_file_path(name, subpath) if name in CI else f"{prefix}{name}",
                 build_seed_file(name, gitboot, subpath),
             )
     for name, text in build_schemas().items():
         yield f"{prefix}{SCHEMAS}/{name}", text
     yield f"{prefix}{PACKAGES}", build_requirements_file(gitboot, subpath)
     if subpath:
-        yield _GITLAB, f"include: [{{local: {place_ci_file(_GITLAB, subpath)}}}]\n"
+        yield _GITLAB, f"include: [{{local: {build_ci_file_path(_GITLAB, subpath)}}}]\n"
 
 
-def place_ci_file(name: str, subpath: str) -> str:
+def build_ci_file_path(name: str, subpath: str) -> str:
     """Return the path of a CI file. With a subpath, the file name is unique in the repository."""
     slug = _build_placeholders(subpath)["slug"]
     if name == _GITLAB and subpath:
@@ -214,10 +214,10 @@ def find_installed_requirement() -> str | None:
     return find_requirement(found)
 
 
-def find_requirement(found: Distribution) -> str | None:
-    text = found.read_text("direct_url.json")
+def find_requirement(package: Distribution) -> str | None:
+    text = package.read_text("direct_url.json")
     if text is None:
-        return f"gitboot=={__version__}" if (found.read_text("INSTALLER") or "").strip() in _FROM_INDEX else None
+        return f"gitboot=={__version__}" if (package.read_text("INSTALLER") or "").strip() in _FROM_INDEX else None
     direct_url: dict[str, Any] = json.loads(text)
     url = direct_url["url"]
     if "vcs_info" in direct_url:

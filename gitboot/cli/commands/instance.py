@@ -35,12 +35,12 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import echo_wrapped, format_table, wrap_on_terminal, wrap_text
 from gitboot.controller.instance.state_directory import (
     LEDGER,
-    check_active,
     find_running_process,
     has_ledger,
-    no_instance_error,
+    make_no_instance_error,
     read_own_lease,
     read_status,
+    require_active,
 )
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
@@ -49,7 +49,7 @@ from gitboot.ledger.open_ledger import open_ledger
 from gitboot.standard_streams import style
 from gitboot.status.conditions import FIRST_REVIEW, OR_WRITE, REASON_SEPARATOR, THEN_APPROVE, fill_state
 from gitboot.status.instance_status import add_age, parse_written_at
-from gitboot.text import did_you_mean, format_age, format_count, format_names, format_rest, one_line, printable
+from gitboot.text import format_age, format_count, format_names, format_omitted, format_suggestion, one_line, printable
 
 # The functions below import the other modules that they need, because `gitboot events --follow` needs none of them.
 if TYPE_CHECKING:
@@ -87,13 +87,13 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     The exit code is 0 only if all conditions are true. If several other codes apply, gitboot returns the first of 7, 4,
     3 and 8.
     """
-    from gitboot.cli.instance_client import find_output, list_endpoint_folders
+    from gitboot.cli.instance_client import find_output_tree, list_endpoint_folders
     from gitboot.publish.tree_reader import StopReader, add_stop_condition
 
     status = read_status(state)
     process = find_running_process(state)
-    if process and (published := find_output(state)) is not None:
-        status = read_newest_status(status, published)
+    if process and (published := find_output_tree(state)) is not None:
+        status = merge_published_status(status, published)
     status["process"] = process
     status["lease"] = None
     with suppress(LedgerError):  # without the database, it is unknown which instance has the lease
@@ -105,10 +105,10 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     status["conditions"] = add_stop_condition(status["conditions"], StopReader(*list_endpoint_folders(state)).current)
     as_json = partial(json.dumps, status, indent=2, sort_keys=True)
     write_outputs(outputs, text=partial(_format_text, status, state), json=as_json)
-    sys.exit(find_status_code(status))
+    sys.exit(find_status_exit_code(status))
 
 
-def find_status_code(status: Mapping[str, Any]) -> Exit:
+def find_status_exit_code(status: Mapping[str, Any]) -> Exit:
     """Return the exit code for a status. The code is `Exit.FINE` only if all conditions are true.
 
     The condition Active may be false for a waiting standby, because waiting is not a fault.
@@ -123,7 +123,7 @@ def find_status_code(status: Mapping[str, Any]) -> Exit:
     return Exit.PARTIAL if false_reasons else Exit.FINE
 
 
-def read_newest_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
+def merge_published_status(status: dict[str, Any], output: Path) -> dict[str, Any]:
     """Return ``status``, updated with newer values from the output tree, if there are any.
 
     The status in STATE may be outdated, for example if the disk is full.
@@ -184,7 +184,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     installations = status.get("installations", [])
     shown = installations[:_MAX_INSTALLATIONS]
     lines += [wrap_text(f"{each['server']}: {each['message']}", "    ", continuation="      ") for each in shown]
-    if left := format_rest(sum(status.get("installing", {}).values()) - min(len(installations), _MAX_INSTALLATIONS)):
+    if left := format_omitted(sum(status.get("installing", {}).values()) - min(len(installations), _MAX_INSTALLATIONS)):
         lines.append(f"    {left}; `gitboot records` shows all records")
     if held := status["attempted"].get("held"):
         lines.append(_format_fact("held by", ", ".join(held["guards"])))
@@ -199,7 +199,7 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     lines += [
         f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MAX_PROBLEMS]
     ]
-    if left := format_rest(len(problems) - _MAX_PROBLEMS):
+    if left := format_omitted(len(problems) - _MAX_PROBLEMS):
         lines.append(f"    {left}; `gitboot validate` shows them all")
     return "\n".join([*lines, "", *_format_conditions(status["conditions"], state, held), "", wrap_text(_TERMS)])
 
@@ -238,7 +238,7 @@ def _format_fact(label: str, text: str) -> str:
 
 
 def _limit_lines(lines: list[str]) -> list[str]:
-    left = format_rest(len(lines) - _MAX_SERVERS, "server")
+    left = format_omitted(len(lines) - _MAX_SERVERS, "server")
     return [*lines[:_MAX_SERVERS], *([f"    {left}; `gitboot status -o json` lists them all"] if left else [])]
 
 
@@ -261,14 +261,14 @@ def _format_conditions(
         sentences = [] if each["status"] else [wrap_text(each["message"], "    ")]
         remedy = fill_state(each["remedy"], str(state)) if sentences and each.get("remedy") else None
         if remedy is not None and each["reason"] == "GuardTripped" and held is not None:
-            sentences = [*_format_held(each["message"], held), *_format_approval(remedy, held)]
+            sentences = [*_format_held_commit(each["message"], held), *_format_approval(remedy, held)]
         elif remedy is not None:
             sentences.append(f"    {remedy}")
         below.append("\n".join(sentences))
     yield format_table(("CONDITION", "STATUS", "REASON", "SINCE (UTC)", "MESSAGE"), rows, below=below)
 
 
-def _format_held(message: str, held: Mapping[str, Any]) -> Iterator[str]:
+def _format_held_commit(message: str, held: Mapping[str, Any]) -> Iterator[str]:
     """Yield the message about a held commit, with one line for each limit that the commit exceeds."""
     reasons = held.get("reasons", ())
     joined = REASON_SEPARATOR.join(reasons)
@@ -330,19 +330,21 @@ def events_command(
     oldest event is first.
     """
     if not has_ledger(state):
-        raise no_instance_error(state)
+        raise make_no_instance_error(state)
     if follow and (len(outputs) > 1 or outputs[0].file is not None):
         raise UsageError("--follow prints events to standard output: use only one -o, without a file")
     with open_ledger(state / LEDGER) as ledger:
         events = [
-            (at, each) for at, each in instance_tables.read_numbered_events(ledger) if _is_chosen(each, server, None)
+            (at, each)
+            for at, each in instance_tables.read_numbered_events(ledger)
+            if _matches_filters(each, server, None)
         ]
         names = {machine.name for machine in server_tables.read_machines(ledger).values()} if server is not None else ()
         if server is not None and server not in names and not events:
-            hint = did_you_mean(server, names, "`gitboot records show` lists the servers")
+            hint = format_suggestion(server, names, "`gitboot records show` lists the servers")
             raise UsageError(f"the ledger has no events for server {server!r}; {hint}")
         last = max((at for at, _ in events), default=0)
-        chosen = [each for _, each in events if _is_chosen(each, server, since)]
+        chosen = [each for _, each in events if _matches_filters(each, server, since)]
         if tail is not None:
             chosen = chosen[max(len(chosen) - tail, 0) :]
         for output in outputs:
@@ -351,11 +353,11 @@ def events_command(
             time.sleep(_POLL_S)
             for at, event in instance_tables.read_numbered_events(ledger, last):
                 last = at
-                if _is_chosen(event, server, since):
+                if _matches_filters(event, server, since):
                     outputs[0].write_lines([_format_event(event, outputs[0].format)])
 
 
-def _is_chosen(event: Mapping[str, Any], server: str | None, since: datetime | None) -> bool:
+def _matches_filters(event: Mapping[str, Any], server: str | None, since: datetime | None) -> bool:
     if server is not None and event.get("server") != server and server not in event.get("servers", ()):
         return False
     return since is None or datetime.fromisoformat(event["at"]) >= since
@@ -366,7 +368,7 @@ def _format_event(event: Mapping[str, Any], format: str) -> str:
         return json.dumps(event, sort_keys=True)
     at = format_instant(datetime.fromisoformat(event["at"]).replace(microsecond=0))
     text = printable(f"{at} {event['type']:<18} {one_line(str(event['message']))}")
-    return wrap_on_terminal(text, sys.stdout, hanging="    ")
+    return wrap_on_terminal(text, sys.stdout, hanging_indent="    ")
 
 
 @click.command(
@@ -396,7 +398,7 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     from gitboot.fetchlog.unknown_machines import delete_unknown_machines, load_unknown_machines
 
     if not has_ledger(state):
-        raise no_instance_error(state)
+        raise make_no_instance_error(state)
     if forget:
         delete_unknown_machines(state)
     found = load_unknown_machines(state)
@@ -405,7 +407,7 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
 
 
 def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
-    if not unknown_machines.machines and not unknown_machines.unkept:
+    if not unknown_machines.machines and not unknown_machines.dropped_count:
         return "every machine that requested a boot has a document"
     header = ["MAC", "UUID", "SERIAL", "FROM", "LAST (UTC)", "TIMES", "SERVER"]
     rows: list[list[str]] = []
@@ -423,8 +425,8 @@ def _format_unknown_machines(unknown_machines: UnknownMachines) -> str:
     text = format_table(header, rows, shrinkable=(2,), below=inventories) if rows else ""
     if rows:
         text += "\n\nWrite a document for a machine:\n    gitboot new server NAME --seen MAC --state STATE"
-    if unknown_machines.unkept:
-        requests = format_count(unknown_machines.unkept, "request")
+    if unknown_machines.dropped_count:
+        requests = format_count(unknown_machines.dropped_count, "request")
         text += "\n" + wrap_text(
             f"The list was full, so {requests} could not be added. To clear the list, run "
             "`gitboot unknown-machines --forget`."
@@ -476,7 +478,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     if process is None:
         raise UsageError(f"no instance is running with the state directory {state}: start `gitboot run` first")
     with suppress(LedgerError):  # continue, because an unavailable database must not block commits
-        check_active(state)
+        require_active(state)
     triggered, until = current_time(), time.monotonic() + timeout_s
     try:
         os.kill(process, signal.SIGHUP)
@@ -488,7 +490,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     found: Mapping[str, Any] = {}
     while time.monotonic() < until:
         found = _read_newest_status(state)
-        if (outcome := find_outcome(found, triggered)) is not None:
+        if (outcome := find_reconcile_outcome(found, triggered)) is not None:
             code, message = outcome
             click.echo(message, err=True)
             sys.exit(code)
@@ -505,7 +507,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     )
 
 
-def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exit, str] | None:
+def find_reconcile_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exit, str] | None:
     """Return the outcome of the first fetch after ``triggered_at`` and of the reconcile that follows the fetch.
 
     Return None until both the fetch and the reconcile have ended.
@@ -537,11 +539,11 @@ def find_outcome(status: Mapping[str, Any], triggered_at: datetime) -> tuple[Exi
 
 
 def _read_newest_status(state: Path) -> Mapping[str, Any]:
-    from gitboot.cli.instance_client import find_output
+    from gitboot.cli.instance_client import find_output_tree
 
     with suppress(UsageError):
         status = read_status(state)
-        return read_newest_status(status, output) if (output := find_output(state)) is not None else status
+        return merge_published_status(status, output) if (output := find_output_tree(state)) is not None else status
     return {}
 
 
@@ -603,13 +605,13 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     digits of the digest. The line may contain several guards.
     """
     from gitboot.cli.instance_client import read_held_change, request_change
-    from gitboot.controller.operator_requests import APPROVE, check_approval, find_held_change
+    from gitboot.controller.operator_requests import APPROVE, check_approval, find_held_commit
 
     if bool(guards) is all_guards:
         raise UsageError("specify either --all-guards or at least one --guard GUARD")
     read_status(state)  # this raises an error if no instance has ever run here
-    check_active(state)
-    held = find_held_change(read_held_change(state), digest)
+    require_active(state)
+    held = find_held_commit(read_held_change(state), digest)
     named = sorted(held.guards if all_guards else set(guards))
     check_approval(held, held.digest, named)
     echo_wrapped(request_change(state, APPROVE, {"digest": held.digest, "guards": named, "reason": reason}))
@@ -638,7 +640,7 @@ def allow_installs_command(state: Path) -> None:
         request_change,
         resolve_active_state,
     )
-    from gitboot.controller.operator_requests import START, decide_halt, find_released_servers
+    from gitboot.controller.operator_requests import START, find_released_servers, find_stop_scope
     from gitboot.controller.records.install_boots import remove_withheld_boots
     from gitboot.publish.tree_reader import remove_stop_file
 
@@ -646,11 +648,11 @@ def allow_installs_command(state: Path) -> None:
     try:
         at = current_time()
         with open_offline(state, at) as instance:
-            knowledge = instance.knowledge
-            commit = remove_withheld_boots(instance.commit, knowledge.facts.withheld)
-            without_stop = structs.replace(knowledge, facts=structs.replace(knowledge.facts, stoppage=None))
-            before, after = (decide_halt(each, commit, knowledge.facts.orders) for each in (knowledge, without_stop))
-            names = find_released_servers(commit, knowledge, at, before, after)
+            snapshot = instance.snapshot
+            commit = remove_withheld_boots(instance.commit, snapshot.facts.withheld)
+            without_stop = structs.replace(snapshot, facts=structs.replace(snapshot.facts, stoppage=None))
+            before, after = (find_stop_scope(each, commit, snapshot.facts.orders) for each in (snapshot, without_stop))
+            names = find_released_servers(commit, snapshot, at, before, after)
     except (HeldByAnother, LedgerLeft) as error:  # this removes the stop of the endpoints on this host
         unchanged = f"the endpoints on this host serve boots again, but the ledger still records the stop: {error}"
         for each in (*apply_to_folders(found, remove_stop_file), unchanged):

@@ -13,11 +13,11 @@ import click
 
 from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import VARIABLES, state_option
-from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_private, no_instance_error
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_no_instance_error, make_private
 from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.open_ledger import set_aside, summarize_ledger
+from gitboot.ledger.open_ledger import set_ledger_aside, summarize_ledger
 from gitboot.ledger.postgresql_fetch_log import FETCHES
 from gitboot.ledger.schema import LEFT, UNFINISHED, Database, build_moved_error
 from gitboot.ledger.sqlite import SqliteDatabase
@@ -60,7 +60,7 @@ def command() -> None:
 def show(state: Path) -> None:
     """Show the location, identity and size of the ledger."""
     if not has_ledger(state):
-        raise no_instance_error(state)
+        raise make_no_instance_error(state)
     found = summarize_ledger(state / LEDGER)
     rows = [format_count(number, "row") + f" in {table}" for table, number in found.rows.items() if number]
     click.echo(f"place     {found.name}")
@@ -111,7 +111,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         raise UsageError("--ledger-password is only for a PostgreSQL database: remove it, or name a database with --to")
     address = None if to == "file" else PostgresAddress.parse(to, password)
     if not has_ledger(state):
-        raise no_instance_error(state)
+        raise make_no_instance_error(state)
     with ExitStack() as stack:
         stack.enter_context(make_private(state))
         stack.enter_context(lock(state))
@@ -214,18 +214,18 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
         if notes.moved_to is not None:
             if address is None and not path.exists():
                 raise build_moved_error(old.name, notes.moved_to)
-            new = stack.enter_context(closing(open_place(path, address)))
+            new = stack.enter_context(closing(open_location(path, address)))
             if (target := CopyNotes.read(new)).copy != notes.copy or target.moved_to is not None:
                 raise build_moved_error(old.name, notes.moved_to)
             rows = count_rows(new)
         else:
-            old.require_current()
+            old.check_usable()
             old.take_lease(holder := Holder.load(path.parent))
-            _require_fetches_read(old)
+            _require_no_unread_fetches(old)
             if address is None:
                 stack.enter_context(_guard_new_file(path, notes))
-            new = stack.enter_context(closing(open_place(path, address)))
-            _require_unused(new, notes)
+            new = stack.enter_context(closing(open_location(path, address)))
+            _require_unused_location(new, notes)
             free_lease(new)
             new.take_lease(holder)
             rows = _copy_ledger(old, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
@@ -233,35 +233,35 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
     return MoveResult(old.name, new.name, rows, _switch_address(path, address), notes.moved_to is not None)
 
 
-def _copy_ledger(old: Database, new: Database, place: str) -> dict[str, int]:
+def _copy_ledger(old_ledger: Database, new_ledger: Database, place: str) -> dict[str, int]:
     """Copy the ledger, and in the same transaction mark the old ledger as moved.
 
     The copy stays marked as unfinished until `_finish` removes the mark.
     """
     copy = str(uuid4())
     try:
-        old.begin(is_long=True)
-        _require_fetches_read(old)
-        found = copy_in_transaction(old, new, {COPY: copy, UNFINISHED: old.name})
-        end_lease(old, place)
-        _require_fetches_read(old)  # after this, endpoints cannot record fetches in the old ledger
-        record_move(old, place, copy)
-        old.commit()
-        checkpoint_log(old)
+        old_ledger.begin(is_long=True)
+        _require_no_unread_fetches(old_ledger)
+        found = copy_in_transaction(old_ledger, new_ledger, {COPY: copy, UNFINISHED: old_ledger.name})
+        end_lease(old_ledger, place)
+        _require_no_unread_fetches(old_ledger)  # after this, endpoints cannot record fetches in the old ledger
+        record_move(old_ledger, place, copy)
+        old_ledger.commit()
+        checkpoint_log(old_ledger)
     except BaseException as error:
-        with suppress(*old.errors):
-            old.rollback()
-        if isinstance(error, old.errors):
-            raise old.to_ledger_error(error) from error
+        with suppress(*old_ledger.errors):
+            old_ledger.rollback()
+        if isinstance(error, old_ledger.errors):
+            raise old_ledger.to_ledger_error(error) from error
         raise
     return found
 
 
-def _finish(new: Database) -> None:
-    with new.reading():
-        new.begin()
-        new.execute("DELETE FROM facts WHERE name = ?", (UNFINISHED,))
-        new.commit()
+def _finish(new_ledger: Database) -> None:
+    with new_ledger.reading():
+        new_ledger.begin()
+        new_ledger.execute("DELETE FROM facts WHERE name = ?", (UNFINISHED,))
+        new_ledger.commit()
 
 
 def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
@@ -272,23 +272,24 @@ def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
     write_address(path, address)
     if not path.exists():
         return None
-    if not (old_file := set_aside(path, "copied")).exists():
+    if not (old_file := set_ledger_aside(path, "copied")).exists():
         raise LedgerError(f"{path} is missing")
     return old_file
 
 
-def _require_fetches_read(old: Database) -> None:
+def _require_no_unread_fetches(old_ledger: Database) -> None:
     """Raise `UsageError` if the old ledger contains unread fetches.
 
     Without these fetches, gitboot could serve the same one-time boots a second time.
     """
-    if not old.is_local:
-        ((unread,),) = old.execute(
+    if not old_ledger.is_local:
+        ((unread,),) = old_ledger.execute(
             "SELECT count(*) FROM fetches WHERE id > coalesce((SELECT taken FROM spool WHERE file = ?), 0)", (FETCHES,)
         )
         if unread:
             raise UsageError(
-                f"no instance has processed {unread} of the requests in {old.name} yet; run `gitboot run --once` first"
+                f"no instance has processed {unread} of the requests in {old_ledger.name} yet; first run "
+                "`gitboot run --once`"
             )
 
 
@@ -300,7 +301,7 @@ def _guard_new_file(path: Path, notes: CopyNotes) -> Iterator[None]:
     """
     if path.exists():
         with closing(SqliteDatabase(path)) as found:
-            if not _is_unfinished(CopyNotes.read(found), notes):
+            if not _is_unfinished_copy(CopyNotes.read(found), notes):
                 raise UsageError(f"{path} already exists; move or rename the file")
     try:
         yield
@@ -312,7 +313,7 @@ def _guard_new_file(path: Path, notes: CopyNotes) -> Iterator[None]:
         raise
 
 
-def open_place(path: Path, address: PostgresAddress | None) -> Database:
+def open_location(path: Path, address: PostgresAddress | None) -> Database:
     """Open the database at an address, or the file if ``address`` is None.
 
     This works even if the database is marked as moved or contains an unfinished copy.
@@ -328,10 +329,10 @@ def open_place(path: Path, address: PostgresAddress | None) -> Database:
     return database
 
 
-def _require_unused(new: Database, notes: CopyNotes) -> None:
+def _require_unused_location(new: Database, notes: CopyNotes) -> None:
     """Raise `UsageError` if the new location contains data other than an unfinished copy of this ledger."""
     found = CopyNotes.read(new)
-    if _is_unfinished(found, notes):
+    if _is_unfinished_copy(found, notes):
         return
     if any(number for table, number in count_rows(new).items() if table != "facts"):
         kind = "a moved ledger" if found.moved_to is not None else "a ledger"
@@ -345,7 +346,7 @@ def _require_unused(new: Database, notes: CopyNotes) -> None:
         )
 
 
-def _is_unfinished(copy_notes: CopyNotes, notes: CopyNotes) -> bool:
+def _is_unfinished_copy(copy_notes: CopyNotes, notes: CopyNotes) -> bool:
     return (
         copy_notes.copied_from is not None
         and copy_notes.identity == notes.identity
@@ -362,33 +363,33 @@ class ReclaimPlan(NamedTuple):
     changes: int
 
 
-def plan_reclaim(path: Path, place: PostgresAddress | Path) -> ReclaimPlan:
-    """Check whether the old ledger that a move left at ``place`` can become the ledger of ``path`` again.
+def plan_reclaim(path: Path, location: PostgresAddress | Path) -> ReclaimPlan:
+    """Check whether the old ledger that a move left at ``location`` can become the ledger of ``path`` again.
 
     Return facts about the old ledger. Raises `UsageError` if the ledger was not moved, if ``path`` contains another
     ledger, or if the ledger is still usable at its new location. In the last case, the operator must copy the ledger
     back instead.
     """
-    if isinstance(place, Path) and not place.is_file():
-        raise UsageError(f"{place} is not a file")
-    with closing(_open_old_ledger(place)) as database:
+    if isinstance(location, Path) and not location.is_file():
+        raise UsageError(f"{location} is not a file")
+    with closing(_open_old_ledger(location)) as database:
         notes, name = CopyNotes.read(database), database.name
     mark = read_mark(get_mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
         raise UsageError(f"the ledger {name} was not moved, so it cannot be reclaimed")
     _require_no_live_ledger(path, notes)
-    if place != path and path.exists():
+    if location != path and path.exists():
         raise UsageError(f"{path} already exists; move or rename the file")
     return ReclaimPlan(name, notes.moved_to, notes.changes)
 
 
-def reclaim(path: Path, place: PostgresAddress | Path) -> None:
-    """Make the old ledger that a move left at ``place`` the ledger of ``path`` again.
+def reclaim(path: Path, location: PostgresAddress | Path) -> None:
+    """Make the old ledger that a move left at ``location`` the ledger of ``path`` again.
 
     The caller must hold the lock on the state directory. The function marks the ledger as unverified before the ledger
     can be used. After a crash, the caller can call the function again.
     """
-    with closing(_open_old_ledger(place)) as database:
+    with closing(_open_old_ledger(location)) as database:
         if CopyNotes.read(database).moved_to is not None:
             instance_tables.mark_unverified(Store(database, path), _UNVERIFIED_REASON)
             with database.reading():
@@ -397,11 +398,11 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
                 free_lease(database)
                 database.commit()
             checkpoint_log(database)
-    if isinstance(place, PostgresAddress):
-        write_address(path, place)
+    if isinstance(location, PostgresAddress):
+        write_address(path, location)
         return
-    if place != path:
-        place.rename(path)
+    if location != path:
+        location.rename(path)
     get_address_file(path).unlink(missing_ok=True)
 
 
@@ -416,7 +417,7 @@ def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
     else:
         return
     try:
-        database = open_database(found, reads_only=True)
+        database = open_database(found, read_only=True)
     except (LedgerError, UsageError):  # the new location is not usable, for example because the schema was removed
         return
     with closing(database):
@@ -427,5 +428,5 @@ def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
             )
 
 
-def _open_old_ledger(place: PostgresAddress | Path) -> Database:
-    return open_place(place, None) if isinstance(place, Path) else open_place(Path(), place)
+def _open_old_ledger(location: PostgresAddress | Path) -> Database:
+    return open_location(location, None) if isinstance(location, Path) else open_location(Path(), location)

@@ -150,7 +150,7 @@ def command(
         read_expected_files,
     )
     from gitboot.publish.mirror_repair import render_mirror_files
-    from gitboot.publish.signed_list_check import build_list_facts, compare_with_list
+    from gitboot.publish.signed_list_check import build_list_details, compare_with_list
     from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
     from gitboot.render.paths import BOOT
 
@@ -173,7 +173,7 @@ def command(
     if tree is None and as_target:
         raise UsageError("--target is only for a comparison with a tree: add --tree, or remove --target")
     if repaired:
-        _repair(context, mirror, tree, repaired, parallel, outputs)
+        _repair_mirror(context, mirror, tree, repaired, parallel, outputs)
         return
     public_keys = [key for each in keys for key in _parse_public_keys(each)]
     reader: FolderMirror | WebMirror
@@ -196,10 +196,10 @@ def command(
             comparison = compare_mirror(read_files, reader, parallel=parallel, on_start=set_total, on_progress=advance)
             found, files, unread = comparison.findings, comparison.files, comparison.unread
             if (tree / BOOT / SIGNED / TIMESTAMP).exists():
-                found = (*reader.find_cached_list(), *found)
+                found = (*reader.check_list_caching(), *found)
     json_facts = {}
     if report is not None:
-        list_details = build_list_facts(report.signed_list, now) if report.signed_list is not None else None
+        list_details = build_list_details(report.signed_list, now) if report.signed_list is not None else None
         json_facts = {"list": list_details, "hidden": report.hidden_files, "turning": list(report.in_transition)}
     write_outputs(
         outputs,
@@ -210,7 +210,7 @@ def command(
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
 
 
-def _repair(
+def _repair_mirror(
     context: click.Context,
     mirror: str,
     tree: Path | None,
@@ -297,10 +297,14 @@ def _parse_public_keys(text: str) -> list[bytes]:
 
 
 def _format_text(
-    comparison: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
+    findings: Sequence[MirrorFinding],
+    file_count: int,
+    unread: Sequence[str],
+    report: MirrorReport | None,
+    now: datetime,
 ) -> str:
-    rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in comparison]
-    counts = Counter(str(each.fault).lower() for each in comparison)
+    rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in findings]
+    counts = Counter(str(each.fault).lower() for each in findings)
     summary = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
     table_lines = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
     skipped = (
@@ -308,7 +312,12 @@ def _format_text(
     )
     omitted = [skipped] if unread else []
     return "\n".join(
-        (*table_lines, *_format_signature_details(report, now), *omitted, f"{format_count(files, 'file')}: {summary}")
+        (
+            *table_lines,
+            *_format_signature_details(report, now),
+            *omitted,
+            f"{format_count(file_count, 'file')}: {summary}",
+        )
     )
 
 

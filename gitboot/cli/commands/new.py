@@ -56,7 +56,7 @@ from gitboot.model.scalars import (
     parse_name,
 )
 from gitboot.model.server import Architecture, Firmware
-from gitboot.text import did_you_mean, format_names, quote_words
+from gitboot.text import format_names, format_suggestion, quote_words
 
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot new server web02 --mac 52:54:00:12:34:56")
@@ -250,7 +250,7 @@ def open_image_keys(directory: Path | None) -> Iterator[VendorKeys]:
 _ROLES: Final = {".iso": FileRole.ISO, ".efi": FileRole.UKI}  # the role of a single file, by the end of its name
 
 
-def _file_options(command: Any) -> Any:
+def _add_file_options(command: Any) -> Any:
     texts = {
         FileRole.KERNEL: "A Linux kernel",
         FileRole.INITRD: "An initial ramdisk. Repeat the option for several ramdisks, in order",
@@ -295,7 +295,7 @@ def _file_options(command: Any) -> Any:
     "source, or x86_64 for single files.",
 )
 @click.option("--name", metavar="NAME", help="The name of the document. Default: SOURCE-VERSION.")
-@_file_options
+@_add_file_options
 @click.option(
     "--assets",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -336,19 +336,19 @@ def image(
     the first part of the name. An https:// URL of an ISO image or of a UKI can be SOURCE too. gitboot looks for
     checksum files beside each URL.
     """
-    from gitboot.cli.commands.artifacts import build_fetchers
+    from gitboot.cli.commands.artifacts import build_fetcher
     from gitboot.cli.evaluated_fleet import load_fleet
 
     fleet = load_fleet(path, None)
     lift_processor_limit()  # downloads need processor time too
     if source is None:
         sources = {each.metadata.name: each for each in list_vendor_sources()} | dict(fleet.image_sources)
-        _list_sources(dict(sorted(sources.items())), outputs)
+        _print_sources(dict(sorted(sources.items())), outputs)
         return
     registry = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
-    fetcher = build_fetchers(fleet.fleet.spec.base_url, assets, registry)
+    fetcher = build_fetcher(fleet.fleet.spec.base_url, assets, registry)
     wanted = tuple(Architecture(each) for each in dict.fromkeys(architectures))
-    files = [(role, each) for role in FileRole for each in _list_values(roles[role])]
+    files = [(role, each) for role in FileRole for each in _convert_to_tuple(roles[role])]
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
         reader = ReleaseFinder(fetcher, keys, registry)
         for url in (each for each in (source, *(value for _, value in files)) if each.startswith(_WEB)):
@@ -365,19 +365,19 @@ def image(
             if version is None:
                 raise UsageError("gitboot cannot determine the version of individual files: specify VERSION")
             default = source if version in source else f"{source}-{version}"
-            chosen = _check_name(fleet, path, name or build_document_name(default))
+            chosen = _check_image_name(fleet, path, name or build_document_name(default))
             release_files = _describe_files(files, wanted, version, assets, reader)
         elif is_image:
             reference = OciReference.parse(source)
             if version is not None:
                 raise UsageError("gitboot takes the version from the image's tag: omit VERSION")
             default = f"{reference.repository.rpartition('/')[2]}-{reference.tag or reference.version[7:19]}"
-            chosen = _check_name(fleet, path, name or build_document_name(default))
+            chosen = _check_image_name(fleet, path, name or build_document_name(default))
             release_files = describe_oci_image(reference, registry, wanted[0] if len(wanted) == 1 else None)
         else:
             found = find_source(source, fleet.image_sources)
             release = _find_release(reader, found, channel, version)
-            chosen = _check_name(fleet, path, name or find_image_name(release.source, release.version))
+            chosen = _check_image_name(fleet, path, name or find_image_name(release.source, release.version))
             release_files = reader.describe_release(found, release, wanted)
         built = build_image(release_files, fetcher, keys, progress, name=chosen)
     file = path / "images" / f"{chosen}.yaml"
@@ -394,7 +394,7 @@ def image(
     write_outputs(outputs, json=partial(format_document, **facts), text=text)
 
 
-def _list_values(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def _convert_to_tuple(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return value if isinstance(value, tuple) else (value,) if value is not None else ()
 
 
@@ -408,7 +408,7 @@ def _guess_role(url: str) -> FileRole:
     return _ROLES[suffix]
 
 
-def _check_name(fleet: FleetRepository, path: Path, name: str) -> str:
+def _check_image_name(fleet: FleetRepository, path: Path, name: str) -> str:
     """Return the name of a new image.
 
     Raises `UsageError` if the name is not usable, before gitboot downloads the files.
@@ -433,7 +433,7 @@ def _find_release(reader: ReleaseFinder, source: ImageSource, channel: str | Non
     name, known = source.metadata.name, [each.version for each in reversed(releases)]
     if version is None:
         raise UsageError(f"{name} has no releases in this channel: choose another channel with --channel")
-    hint = did_you_mean(version, known, f"the newest releases are {format_names(known)}")
+    hint = format_suggestion(version, known, f"the newest releases are {format_names(known)}")
     raise UsageError(f"{name} has no release {version!r}; {hint}")
 
 
@@ -463,7 +463,7 @@ def _describe_files(
     return describe_local_files(local, version)
 
 
-def _list_sources(sources: Mapping[str, ImageSource], outputs: Sequence[OutputOption]) -> None:
+def _print_sources(sources: Mapping[str, ImageSource], outputs: Sequence[OutputOption]) -> None:
     items = [
         {
             "name": name,
@@ -482,9 +482,9 @@ def _list_sources(sources: Mapping[str, ImageSource], outputs: Sequence[OutputOp
     write_outputs(outputs, json=partial(format_document, items=items), text=text)
 
 
-def _format_text(built: BuiltImage, file: Path, path: Path) -> str:
+def _format_text(built_image: BuiltImage, file: Path, path: Path) -> str:
     lines = [
         wrap_text(f"{'.'.join(map(str, each.at))}: {format_origin(each)}", "", continuation="    ")
-        for each in built.files
+        for each in built_image.files
     ]
     return "\n".join((*lines, f"wrote {file}; next step: gitboot validate {quote_words(path)}"))

@@ -40,7 +40,7 @@ from gitboot.importers.boot_comparison import (
     parse_boot_script,
     parse_http_boot,
 )
-from gitboot.importers.inventory import ImportedInventory, Supplement, Texts, parse_digest_list, parse_uuid_list
+from gitboot.importers.inventory import ExtraData, ImportedInventory, Texts, parse_digest_list, parse_uuid_list
 from gitboot.importers.sources import (
     asset_databases,
     boot_servers,
@@ -154,7 +154,9 @@ def command(
     for name in names:
         fleet.find_decision(name)
     decisions = [
-        each for name, each in _evaluate_as_active(fleet.repository, now).servers.items() if not names or name in names
+        each
+        for name, each in _evaluate_parked_as_active(fleet.repository, now).servers.items()
+        if not names or name in names
     ]
 
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
@@ -186,7 +188,7 @@ def command(
         sys.exit(Exit.SOURCE)
 
 
-def _evaluate_as_active(repository: FleetRepository, now: datetime) -> Decisions:
+def _evaluate_parked_as_active(repository: FleetRepository, now: datetime) -> Decisions:
     """Evaluate the fleet as if Parked servers were Active, because the old system still manages them."""
     from gitboot.resolve.fleet_decisions import decide
 
@@ -206,7 +208,7 @@ def _evaluate_as_active(repository: FleetRepository, now: datetime) -> Decisions
 
 def _compare_server(
     client: HttpClient,
-    old: str,
+    old_url: str,
     shape: str,
     timeout_s: float,
     decision: Decision,
@@ -226,7 +228,7 @@ def _compare_server(
     build_result = partial(BootComparison, server=machine.name)
     try:
         is_uki = boot is not None and boot.direct_uki is not None
-        answer = _fetch_old_boot(client, old, shape, machine, timeout_s, is_uki=is_uki)
+        answer = _fetch_old_boot(client, old_url, shape, machine, timeout_s, is_uki=is_uki)
         if answer is None:
             return build_result(verdict=Verdict.MISSING, message="the old system returned 404 for this server")
         if boot is None and answer.kernel is None:
@@ -239,30 +241,30 @@ def _compare_server(
             message = "both systems boot the server from its disk, because it is installed"
             return build_result(verdict=Verdict.EQUAL, message=message)
         data, url = None, answer.user_data_url
-        if url is not None and _is_same_host(url, old):
+        if url is not None and _is_same_host(url, old_url):
             data = _fetch_text(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
         digests = {
             url: _hash_url(client, url, timeout_s)
-            for url in (list_moved_files(answer, boot, old_url=old, base_url=decision.base_url) if contents else ())
-            if _is_same_host(url, old)
+            for url in (list_moved_files(answer, boot, old_url=old_url, base_url=decision.base_url) if contents else ())
+            if _is_same_host(url, old_url)
         }
     except HostUnreachable as error:
         return build_result(verdict=Verdict.UNKNOWN, message=str(error))
     return compare_boots(
-        machine.name, answer, data, boot, digests, old_url=old, base_url=decision.base_url, macs=machine.macs
+        machine.name, answer, data, boot, digests, old_url=old_url, base_url=decision.base_url, macs=machine.macs
     )
 
 
 def _fetch_old_boot(
-    client: HttpClient, old: str, shape: str, machine: ComparedMachine, timeout_s: float, *, is_uki: bool
+    client: HttpClient, old_url: str, shape: str, machine: ComparedMachine, timeout_s: float, *, is_uki: bool
 ) -> OldBoot | None:
     """Return what a machine boots in the old system.
 
     If the old system supports UEFI HTTP boot, first request the kind of boot that the fleet uses.
     """
-    ways = [partial(_fetch_old_script, client, old, shape, machine, timeout_s)]
+    ways = [partial(_fetch_old_script, client, old_url, shape, machine, timeout_s)]
     if shape in HTTP_BOOT_PATHS:
-        ways.insert(0 if is_uki else 1, partial(_fetch_http_boot, client, old, shape, machine, timeout_s))
+        ways.insert(0 if is_uki else 1, partial(_fetch_http_boot, client, old_url, shape, machine, timeout_s))
     failures = []
     for way in ways:
         try:
@@ -276,12 +278,12 @@ def _fetch_old_boot(
 
 
 def _fetch_old_script(
-    client: HttpClient, old: str, shape: str, machine: ComparedMachine, timeout_s: float
+    client: HttpClient, old_url: str, shape: str, machine: ComparedMachine, timeout_s: float
 ) -> OldBoot | None:
     urls = [
         each
         for paths in (SCRIPT_PATHS, OTHER_SCRIPT_PATHS)
-        for each in enumerate(machine.list_script_urls(old, shape, paths))
+        for each in enumerate(machine.list_script_urls(old_url, shape, paths))
     ]
     for number, script_url in urls:
         mac = machine.macs[min(number, len(machine.macs) - 1)] if machine.macs else ""
@@ -293,16 +295,16 @@ def _fetch_old_script(
             boot = parse_boot_script(script, url, variables)
             if boot.fails:
                 break
-            if boot.chain is None or not _is_same_host(boot.chain, old) or "${" in boot.chain:
+            if boot.chain is None or not _is_same_host(boot.chain, old_url) or "${" in boot.chain:
                 return boot
             url = boot.chain
     return None
 
 
 def _fetch_http_boot(
-    client: HttpClient, old: str, shape: str, machine: ComparedMachine, timeout_s: float
+    client: HttpClient, old_url: str, shape: str, machine: ComparedMachine, timeout_s: float
 ) -> OldBoot | None:
-    root = old.rstrip("/")
+    root = old_url.rstrip("/")
     headers = {"X-Forwarded-For": ", ".join((*machine.addresses, *machine.macs))}
     answer = _fetch_text(client, f"{root}/{HTTP_BOOT_PATHS[shape]}", timeout_s, headers)
     return parse_http_boot(answer, machine.uuid, f"{root}/ignition/{machine.uuid}") if answer else None
@@ -322,8 +324,8 @@ def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
     return found.hexdigest()
 
 
-def _is_same_host(url: str, old: str) -> bool:
-    old_parts, url_parts = urlsplit(old), urlsplit(url)
+def _is_same_host(url: str, old_url: str) -> bool:
+    old_parts, url_parts = urlsplit(old_url), urlsplit(url)
     return (old_parts.scheme, old_parts.netloc) == (url_parts.scheme, url_parts.netloc)
 
 
@@ -470,11 +472,11 @@ def import_command(system: str, source: Path, out: Path, uuids: Path | None, sum
     except Malformed as error:
         raise UsageError(f"--base-url: {error.message}; {error.hint}") from None
     inventory = SYSTEMS[system].read_inventory(dict(_read_texts(source)))
-    supplement = Supplement(
+    extra_data = ExtraData(
         uuids=parse_uuid_list(_read_text(uuids), str(uuids)) if uuids else {},
         sums=parse_digest_list(_read_text(sums), str(sums)) if sums else {},
     )
-    fleet = render_fleet(inventory, supplement)
+    fleet = render_fleet(inventory, extra_data)
     if not fleet.items:
         reasons = "".join(f"\n- {each.text}" for each in fleet.remarks[:_MAX_REASONS])
         raise UsageError(
@@ -482,12 +484,12 @@ def import_command(system: str, source: Path, out: Path, uuids: Path | None, sum
         )
     with convert_os_errors(out):
         target = _ImportTarget(out)
-        target.begin(
+        target.write_missing(
             {"fleet.yaml": fleet_yaml, ".gitbootignore": IGNORE, **{name: build_seed_file(name) for name in CI}}
         )
         target.write(fleet.files)
         below = {f"{SCHEMAS}/{name}": text for name, text in build_schemas().items()}
-        target.end({**below, REPORT: render_report(system, fleet, target.skipped)})
+        target.finish({**below, REPORT: render_report(system, fleet, target.skipped)})
     skipped = f"; gitboot kept {format_count(len(target.skipped), 'file')} that you changed" if target.skipped else ""
     click.echo(f"{out}: {summarize_import(fleet)}{skipped}; see {out / REPORT}", err=True)
 
@@ -526,7 +528,7 @@ class _ImportTarget:
         elif out.exists() and any(path.name != ".git" for path in out.iterdir()):
             raise UsageError(f"{out} is not empty, and gitboot import did not create it: choose an empty directory")
 
-    def begin(self, files: Mapping[str, str]) -> None:
+    def write_missing(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
             if not (self._out / name).exists():
                 self._write_file(name, text)
@@ -545,7 +547,7 @@ class _ImportTarget:
             else:
                 remove_output_file(self._out / name)
 
-    def end(self, files: Mapping[str, str]) -> None:
+    def finish(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
             self._write_file(name, text)
         self._write_file(_DIGESTS_FILE, json.dumps(self._new_digests, indent=2, sort_keys=True) + "\n")

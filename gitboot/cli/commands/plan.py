@@ -20,7 +20,7 @@ from gitboot.cli.evaluated_fleet import (
     parse_selector,
     plan_fleet,
     print_finished_maintenances,
-    print_unknown_instance,
+    print_missing_instance,
     print_unknown_servers,
     records_option,
 )
@@ -60,7 +60,7 @@ from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precon
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import Cause
 from gitboot.standard_streams import style
-from gitboot.text import did_you_mean, format_count, format_names, printable_lines, quote_words
+from gitboot.text import format_count, format_names, format_suggestion, printable_lines, quote_words
 
 
 @click.command(
@@ -132,7 +132,7 @@ def command(
         _write_plans(fleet, names, selector, outputs, state)
     else:
         _write_timeline(fleet, timeline, until or fleet.at + timedelta(days=365), outputs)
-    print_unknown_instance(records, state)
+    print_missing_instance(records, state)
 
 
 def _write_plans(
@@ -308,20 +308,22 @@ def boot_script_command(
     with curl, and read the comment in its second line.
     """
     if tree is None:
-        from gitboot.cli.instance_client import find_output
+        from gitboot.cli.instance_client import find_output_tree
 
         if state is None:
             raise UsageError(
                 "specify the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE"
             )
-        if (tree := find_output(state)) is None:
+        if (tree := find_output_tree(state)) is None:
             raise UsageError(f"the ledger in {state} does not record an output tree; pass the tree with --tree")
     found_server = read_state(tree, name)
     if found_server is None and not (tree / MANIFEST).is_file():
         raise UsageError(f"{tree} is not an output tree; pass the --out directory of `gitboot run` or `gitboot render`")
     if found_server is None:
         servers = tree / "ops" / "servers"
-        hint = did_you_mean(name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} lists the servers")
+        hint = format_suggestion(
+            name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} lists the servers"
+        )
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     found = _list_boot_scripts(found_server, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
@@ -519,7 +521,7 @@ def explain_command(
         found = _filter_field(found, field)
     blame = open_blame(*fleet.place)
     write_outputs(outputs, json=partial(_format_json, found, blame), text=partial(_format_text, found, blame))
-    print_unknown_instance(records, state)
+    print_missing_instance(records, state)
 
 
 def _format_json(explanation: Explanation, blame: Blame | None) -> str:
@@ -583,7 +585,7 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
         if each.field == field or each.field.startswith((f"{field}[", f"{field}.", f"{field}{{"))
     )
     if not reasons:
-        known = ", ".join(_list_names(explained))
+        known = ", ".join(_list_field_names(explained))
         hint = f"to set the fleet's path, use --path {field}" if Path(field).is_dir() else f"its fields are {known}"
         raise UsageError(f"{explanation.server} currently has no field {field!r}; {hint}")
     rules = {each.rule for each in reasons}
@@ -594,7 +596,7 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
     )
 
 
-def _list_names(reasons: Iterable[Reason]) -> list[str]:
+def _list_field_names(reasons: Iterable[Reason]) -> list[str]:
     """Return the names of the top-level fields, without keys and indexes."""
     return list(dict.fromkeys(re.split(r"[.\[]", each.field, maxsplit=1)[0] for each in reasons))
 
@@ -617,6 +619,8 @@ def _format_text(explanation: Explanation, blame: Blame | None) -> str:
     rules = {each.rule for each in explanation.reasons}
     if lost := [(each.candidate, each.rule, each.why) for each in explanation.lost if each.rule in rules]:
         text = f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'REASON'), lost)}"
-    if names := [each for each in _list_names(explanation.others) if each not in _list_names(explanation.reasons)]:
+    if names := [
+        each for each in _list_field_names(explanation.others) if each not in _list_field_names(explanation.reasons)
+    ]:
         text = f"{text}\n\n" + wrap_text(f"Other fields: {', '.join(names)}")
     return text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.child_processes import build_python_command, encode, end_with_parent
+from gitboot.child_processes import build_python_command, encode, exit_with_parent
 from gitboot.cli.main import find_exit_code
 from gitboot.cli.options import allowance_options, current_time
 from gitboot.cli.terminal import log_to_events, print_event
@@ -45,7 +45,7 @@ def prepare_subcommand(
     commit_workers: int | None,
 ) -> None:
     """Prepare OUTPUT for the time when this standby becomes active. Standbys start this command."""
-    end_with_parent(parent)
+    exit_with_parent(parent)
     # Ignore SIGINT, which a terminal sends to all of its processes, because the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)

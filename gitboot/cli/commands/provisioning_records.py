@@ -37,12 +37,12 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import echo_wrapped
-from gitboot.controller.instance.assembly import OfflineInstance, simulate_begin
+from gitboot.controller.instance.assembly import OfflineInstance, simulate_initialisation
 from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
-from gitboot.controller.records.ledger_trust import Beginning, describe_unverified_ledger
+from gitboot.controller.records.ledger_trust import InitMode, describe_unverified_ledger
 from gitboot.controller.records.provisioning import list_servers_to_install
 from gitboot.errors import UsageError
-from gitboot.fetchlog.spool import read_new
+from gitboot.fetchlog.spool import read_new_lines
 from gitboot.jsonio import format_document, format_instant
 from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 from gitboot.publish.tree_reader import read_records
@@ -52,11 +52,11 @@ from gitboot.resolve.provisioning_record import (
     InstallStep,
     Record,
     find_drift,
-    last_provisioning_facts,
+    get_provisioning_fields,
+    make_record_fields,
     parse_record,
-    record_facts,
 )
-from gitboot.text import did_you_mean, format_count, format_rest, quote_words
+from gitboot.text import format_count, format_omitted, format_suggestion, quote_words
 
 _STATE_ORDER: Final = (
     *("unknown", "consumed", "failed", "served", "started", "pending"),
@@ -97,8 +97,8 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
     """
     with open_offline(state, current_time()) as instance:
         names = select_names(servers, instance, selector)
-        items = [item for item in _build_items(instance) if names is None or item["server"] in names]
-        trust_problem = describe_unverified_ledger(instance.knowledge.facts, instance.commit.decisions)
+        items = [item for item in _build_record_items(instance) if names is None or item["server"] in names]
+        trust_problem = describe_unverified_ledger(instance.snapshot.facts, instance.commit.decisions)
         site = instance.commit.site
     write_outputs(
         outputs,
@@ -139,8 +139,8 @@ def begin(what: str, state: Path, yes: bool) -> None:
     Servers that are not in FILE stay unknown. gitboot rejects a FILE that is older than the output tree.
     """
     with open_offline(state, current_time()) as instance:
-        identity = instance.knowledge.facts.identity
-        if not instance.commit.is_for(identity):  # an instance that is not active must not record installations
+        identity = instance.snapshot.facts.identity
+        if not instance.commit.allows_ledger(identity):  # an instance that is not active must not record installations
             named = (
                 f"names the ledger {instance.commit.ledger}"
                 if instance.commit.ledger is not None
@@ -151,11 +151,11 @@ def begin(what: str, state: Path, yes: bool) -> None:
                 "Set this instance's ledger in the Fleet (`gitboot status` prints the line), then repeat this command"
             )
         facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
-        if what not in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
+        if what not in (InitMode.FRESH, InitMode.ADOPT, InitMode.AS_RECORDED):
             hint = "; pass fresh, adopt, as-recorded, or a file with exported records"
-            facts["how"] = Beginning.RECORDS
+            facts["how"] = InitMode.RECORDS
             facts["items"] = [
-                {"uuid": uuid, **record_facts(record)}
+                {"uuid": uuid, **make_record_fields(record)}
                 for uuid, record in _read_exported_records(Path(what), hint).items()
             ]
         _confirm_records(instance, facts, yes=yes)
@@ -163,16 +163,16 @@ def begin(what: str, state: Path, yes: bool) -> None:
 
 
 def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: bool) -> None:
-    if instance.knowledge.is_trusted:
+    if instance.snapshot.is_trusted:
         return
-    decisions, after = instance.commit.decisions, simulate_begin(instance, facts, current_time())
+    decisions, after = instance.commit.decisions, simulate_initialisation(instance, facts, current_time())
     records = {each.server: after.stored_record(each.uuid) for each in decisions.servers.values()}
     unknown = sum(record is None for record in records.values())
     # These servers are unknown, and gitboot never installs a server without a record.
     installed = tuple(name for name in list_servers_to_install(after, decisions) if records[name] is not None)
     described = {each.uuid for each in decisions.servers.values()}
     others = {str(each["uuid"]): parse_record(each) for each in facts.get("items", ()) if each["uuid"] not in described}
-    click.echo(_format_beginning(records, installed, others))
+    click.echo(_format_first_records(records, installed, others))
     names = f": {', '.join(installed)}" if installed else ""
     click.echo(f"{format_count(len(installed), 'server')} would be installed{names}")
     if unknown:
@@ -192,27 +192,27 @@ def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: b
 _MAX_ROWS: Final = 200  # maximum number of rows for servers with the same result
 
 
-def _format_beginning(
-    records: Mapping[str, Record | None], installed: Collection[str], others: Mapping[str, Record]
+def _format_first_records(
+    records: Mapping[str, Record | None], servers_to_install: Collection[str], other_records: Mapping[str, Record]
 ) -> str:
     """Format a table of servers that shows the new record of each server and what happens to the server.
 
-    ``others`` contains the records of machines without a Server document, by UUID.
+    ``other_records`` contains the records of machines without a Server document, by UUID.
     """
     from gitboot.cli.terminal import format_table
 
     unknown = [(name, "-", "stays unknown and is not installed") for name, record in records.items() if record is None]
     known = [(name, record) for name, record in records.items() if record is not None]
     groups = [
-        [(name, _format_record(record), "will be installed") for name, record in known if name in installed],
+        [(name, _format_record(record), "will be installed") for name, record in known if name in servers_to_install],
         unknown,
-        [(uuid, _format_record(record), "no Server document yet") for uuid, record in others.items()],
-        [(name, _format_record(record), "does not change") for name, record in known if name not in installed],
+        [(uuid, _format_record(record), "no Server document yet") for uuid, record in other_records.items()],
+        [(name, _format_record(record), "does not change") for name, record in known if name not in servers_to_install],
     ]
     rows: list[tuple[str, str, str]] = []
     for group in groups:
         rows += sorted(group)[:_MAX_ROWS]
-        if left := format_rest(len(group) - _MAX_ROWS):
+        if left := format_omitted(len(group) - _MAX_ROWS):
             rows.append((left, "", group[0][2]))
     return format_table(("SERVER", "RECORD", "WHAT HAPPENS"), rows)
 
@@ -301,13 +301,13 @@ def set_record(
         raise UsageError(f"--version must be one line of text with at most {_MAX_VERSION} characters")
     with open_offline(state, at) as instance:
         selected = select_servers(instance, servers, selector)
-        shown = [item for item in _build_items(instance) if item["server"] in selected]
+        shown = [item for item in _build_record_items(instance) if item["server"] in selected]
         if image is not None and image not in (images := instance.repository.images):
-            hint = did_you_mean(image, images, "use --version to state the version instead")
+            hint = format_suggestion(image, images, "use --version to state the version instead")
             raise UsageError(f"the accepted commit has no BootImage {image!r}; {hint}")
     items, installed = [], []
     for name, decision in selected.items():
-        before = instance.knowledge.stored_record(decision.uuid) or Record()
+        before = instance.snapshot.stored_record(decision.uuid) or Record()
         record = replace(
             make_adopted_record(decision) if what == "provisioned" else Record(),
             # This time must not decrease. A lower value would look like an older backup.
@@ -320,7 +320,12 @@ def set_record(
             record = replace(record, image=image, version=version, decision=record.decision if is_planned else None)
             if decision.installation is not None and decision.policy and not is_provisioned(decision.policy, record):
                 installed.append(name)
-        item = {"uuid": decision.uuid, "server": name, "seen": last_provisioning_facts(before), **record_facts(record)}
+        item = {
+            "uuid": decision.uuid,
+            "server": name,
+            "seen": get_provisioning_fields(before),
+            **make_record_fields(record),
+        }
         items.append({**item, "isForeign": True} if foreign else item)
     if len(items) > 1 or not servers or installed:
         click.echo(_format_text(shown, None))
@@ -360,7 +365,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     known = [(uuid, record) for uuid, record in records.items() if uuid in names]
     if not known:
         raise UsageError(f"{file} does not contain any servers from the accepted commit")
-    items = [{"uuid": uuid, "server": names[uuid], **record_facts(record)} for uuid, record in known]
+    items = [{"uuid": uuid, "server": names[uuid], **make_record_fields(record)} for uuid, record in known]
     if strays := len(records) - len(known):
         click.echo(
             f"ignored {strays} of {len(records)} records: the accepted commit does not contain their servers", err=True
@@ -418,7 +423,7 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     exported = read_hand_over(file)
     with open_offline(state, current_time()) as instance:
         record, server = build_taken_record(exported, instance), _find_current_name(exported, instance)
-    item = {"uuid": exported["uuid"], "server": server, **record_facts(record)}
+    item = {"uuid": exported["uuid"], "server": server, **make_record_fields(record)}
     facts = {"items": [item], "reason": reason, "commit": exported["commit"], "unknown": True}
     echo_wrapped(request_change(state, RECORDS, facts))
 
@@ -430,10 +435,10 @@ def _read_exported_records(file: Path, hint: str = "") -> dict[SystemUuid, Recor
         raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
 
 
-def _build_items(instance: OfflineInstance) -> list[dict[str, Any]]:
+def _build_record_items(instance: OfflineInstance) -> list[dict[str, Any]]:
     items = []
     for name, decision in instance.commit.decisions.servers.items():
-        record = instance.knowledge.stored_record(decision.uuid)
+        record = instance.snapshot.stored_record(decision.uuid)
         policy = decision.policy
         items.append(
             {
@@ -446,7 +451,7 @@ def _build_items(instance: OfflineInstance) -> list[dict[str, Any]]:
                     "pool": policy.policy if policy else None,
                 },
                 "step": install_step(decision, record),
-                "record": record_facts(record) if record is not None else None,
+                "record": make_record_fields(record) if record is not None else None,
                 "drift": find_drift(decision, record),
             }
         )
@@ -522,7 +527,7 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
 
     Raises `UsageError` if the instance has not released the server yet.
     """
-    facts = instance.knowledge.facts
+    facts = instance.snapshot.facts
     server, uuid = _find_machine(server, instance)
     if uuid in instance.commit.machines:
         is_named = facts.orders is None or facts.orders.ledger in (None, facts.identity)
@@ -530,7 +535,7 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
         raise UsageError(
             f"{server} still belongs to this instance in the accepted commit {instance.commit.revision[:12]}: {hint}"
         )
-    leftover = [each for each in instance.knowledge.list_overrides(uuid) if each.may_be_left_on_bmc]
+    leftover = [each for each in instance.snapshot.list_overrides(uuid) if each.may_be_left_on_bmc]
     if leftover:
         raise UsageError(
             f"gitboot has not yet cleared the override for {leftover[0].reason} on {server}'s BMC: try again later"
@@ -539,10 +544,10 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
     if facts.output is not None and not is_reassigned and (Path(facts.output) / state_path(server)).exists():
         raise UsageError(f"{facts.output} still contains boot files for {server}: wait for the next reconcile")
     has_spool = facts.spool is not None and Path(facts.spool).is_dir()
-    new = read_new(Path(facts.spool or ""), instance.knowledge.spool_offsets).observations if has_spool else []
-    if instance.knowledge.pending.get(uuid) or any(each.server == server for each in new):
+    new = read_new_lines(Path(facts.spool or ""), instance.snapshot.spool_offsets).observations if has_spool else []
+    if instance.snapshot.pending.get(uuid) or any(each.server == server for each in new):
         raise UsageError(f"the instance has not processed {server}'s latest requests yet: wait for the next reconcile")
-    if (record := instance.knowledge.stored_record(uuid)) is None:
+    if (record := instance.snapshot.stored_record(uuid)) is None:
         raise UsageError(
             f"the ledger has no record of {server}; run `gitboot records set` at the server's new site to record what "
             "is installed"
@@ -563,13 +568,13 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
         "site": facts.site or None,
         "at": format_instant(at),
         # Mark the boot as consumed, because the new site must not serve a boot again that was served here.
-        "record": record_facts(replace(record, grace_until=None)),
+        "record": make_record_fields(replace(record, grace_until=None)),
     }
 
 
 def _find_machine(server: str, instance: OfflineInstance) -> tuple[str, SystemUuid]:
     """Return the machine with this name or UUID. Machines in the accepted commit take precedence."""
-    machines = instance.knowledge.machines
+    machines = instance.snapshot.machines
     if (decision := instance.commit.decisions.servers.get(server)) is not None:
         return server, decision.uuid
     with suppress(Malformed):
@@ -616,27 +621,27 @@ def _find_current_name(hand_over: dict[str, Any], instance: OfflineInstance) -> 
     return str(hand_over["server"]) if machine is None else machine.name
 
 
-def build_taken_record(hand_over: dict[str, Any], look: OfflineInstance) -> Record:
+def build_taken_record(hand_over: dict[str, Any], instance: OfflineInstance) -> Record:
     """Return the record for a server that another site handed over.
 
     Raises `UsageError` if the server may have booted since then.
     """
-    server = _find_current_name(hand_over, look)
-    if hand_over["ledger"] == look.knowledge.facts.identity:
+    server = _find_current_name(hand_over, instance)
+    if hand_over["ledger"] == instance.snapshot.facts.identity:
         raise UsageError(f"{server} was handed over by this instance: run this command at the server's new site")
-    decision = find_decision(look, server)
+    decision = find_decision(instance, server)
     if decision.uuid != hand_over["uuid"]:
         raise UsageError(
             f"{server} has the UUID {decision.uuid} in this instance's accepted commit, but the file is for "
             f"the UUID {hand_over['uuid']}"
         )
-    if hand_over["commit"] != look.commit.revision:
+    if hand_over["commit"] != instance.commit.revision:
         raise UsageError(
             f"{server} was handed over at commit {hand_over['commit'][:12]}, but this instance has accepted commit "
-            f"{look.commit.revision[:12]}. Another site may have installed the server in between. Hand the server "
+            f"{instance.commit.revision[:12]}. Another site may have installed the server in between. Hand the server "
             "over again when both instances have accepted the same commit"
         )
-    has_override = any(each.may_be_left_on_bmc for each in look.knowledge.list_overrides(decision.uuid))
-    if has_override or look.knowledge.stored_record(decision.uuid) is not None:
+    has_override = any(each.may_be_left_on_bmc for each in instance.snapshot.list_overrides(decision.uuid))
+    if has_override or instance.snapshot.stored_record(decision.uuid) is not None:
         raise UsageError(f"this instance already has a record of {server}: check it with `gitboot records show`")
     return parse_record(hand_over["record"])

@@ -539,7 +539,7 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
             except LedgerError as error:
                 if standby.address is None:
                     raise
-                standby.fail(error)
+                standby.report_failure(error)
         else:
             print_new_event("Stopped", "the standby stopped before it became active")
     return Exit.FINE
@@ -551,7 +551,7 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
         from gitboot.controller.loop import WakeSignal, watch_folders
 
     wake_signal = WakeSignal()
-    with _open_loop(settings, wake_signal, patience_s=_FINAL_NOTIFY_S) as (instance, loop):
+    with _open_loop(settings, wake_signal, timeout_s=_FINAL_NOTIFY_S) as (instance, loop):
         reap_orphans(loop.wait)
         call_on_signal(loop.stop, timeout_s=_MAX_SHUTDOWN_S)
         signal.signal(signal.SIGHUP, lambda *_: loop.fetch_now())
@@ -580,20 +580,20 @@ def _reconcile_once(settings: Settings) -> Exit:
     """Reconcile once, and wait for the BMC tasks to finish."""
     from gitboot.controller.loop import WakeSignal
 
-    with _open_loop(settings, WakeSignal(), patience_s=_MAX_NOTIFY_S, wait=True) as (instance, loop):
+    with _open_loop(settings, WakeSignal(), timeout_s=_MAX_NOTIFY_S, wait=True) as (instance, loop):
         loop.run_once()
-        return _find_reconcile_code(instance.reconciler.status)
+        return _find_reconcile_exit_code(instance.reconciler.status)
 
 
 @contextmanager
 def _open_loop(
-    settings: Settings, wake_signal: WakeSignal, *, patience_s: float, wait: bool = False
+    settings: Settings, wake_signal: WakeSignal, *, timeout_s: float, wait: bool = False
 ) -> Iterator[tuple[Instance, Loop]]:
     """Yield an instance and the loop that runs it.
 
     The loop sends reports to the forge and notifications to their receivers.
 
-    When the block ends, the loop has up to ``patience_s`` seconds to send the remaining reports. With ``wait``, the
+    When the block ends, the loop has up to ``timeout_s`` seconds to send the remaining reports. With ``wait``, the
     loop waits for evaluations.
     """
     with pause_garbage_collection():  # the objects of imported modules stay in memory
@@ -602,11 +602,11 @@ def _open_loop(
         from gitboot.controller.loop import Loop
         from gitboot.controller.notifications import send_notices
 
-    with send_verdicts(settings, wake_signal.wake, patience_s=patience_s) as verdicts, ExitStack() as stack:
+    with send_verdicts(settings, wake_signal.wake, timeout_s=timeout_s) as verdicts, ExitStack() as stack:
 
         def report_verdicts(status: Status, change: int) -> None:
             if verdicts is not None:
-                verdicts.note(list_verdicts(status, change))
+                verdicts.submit_verdicts(list_verdicts(status, change))
 
         with pause_garbage_collection():  # values read from the ledger stay in memory
             instance_context = run_instance(
@@ -632,7 +632,7 @@ def _open_loop(
                 forge=build_forge_reader(verdicts, source, instance.store) if verdicts is not None else None,
                 notices=stack.enter_context(
                     send_notices(
-                        settings, instance.store.progress[0], current_time, wake_signal.wake, patience_s=patience_s
+                        settings, instance.store.progress[0], current_time, wake_signal.wake, timeout_s=timeout_s
                     )
                 ),
             ),
@@ -665,10 +665,10 @@ def _dry_run_once(settings: Settings) -> Exit:
                 click.echo(f"would {what} {settings.output / path}")
         for each in instance.reconciler.state.schedule.bmcs.values():
             click.echo(f"{each.name}: {each.message}")
-        return _find_reconcile_code(instance.reconciler.status)
+        return _find_reconcile_exit_code(instance.reconciler.status)
 
 
-def _find_reconcile_code(status: Status) -> Exit:
+def _find_reconcile_exit_code(status: Status) -> Exit:
     """Return the exit code for the most severe condition after one reconcile."""
     if not status.condition("SourceReady"):
         return Exit.SOURCE

@@ -236,7 +236,7 @@ def fetches(
     with open_offline(state, current_time()) as instance:
         names = select_names(servers, instance, selector)
         known = {
-            machine.name: instance.knowledge.secret_fetches.get(uuid)
+            machine.name: instance.snapshot.secret_fetches.get(uuid)
             for uuid, machine in instance.commit.machines.items()
         }
     items = [
@@ -265,7 +265,7 @@ def fetches(
 def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
     with open_offline(state, current_time()) as instance:
         known = {
-            name: (decision.uuid, instance.knowledge.secret_fetches.get(decision.uuid))
+            name: (decision.uuid, instance.snapshot.secret_fetches.get(decision.uuid))
             for name, decision in select_servers(instance, servers, selector).items()
         }
     if missing := [name for name, (_, each) in known.items() if each is None and name in servers]:

@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from gitboot.child_processes import (
     build_python_command,
-    end_with_parent,
+    exit_with_parent,
     pause_garbage_collection,
     raise_limits,
     reap_orphans,
@@ -170,7 +170,7 @@ def check_access_settings(access: AccessSettings) -> None:
             certificate.load()
 
 
-def build_clients(
+def build_client_rules(
     access: AccessSettings, operators: socket.socket | None, machines_tls: socket.socket | None
 ) -> ClientRules:
     """Convert the access settings to the form that an endpoint uses.
@@ -322,17 +322,17 @@ def parse_shared_ledger(ledger: str | None, password: Path | None, spool: Path |
     return PostgresAddress.parse(ledger, password)
 
 
-def format_ledger_arguments(shared: PostgresAddress | None) -> list[str]:
+def format_ledger_arguments(shared_ledger: PostgresAddress | None) -> list[str]:
     """Return the address of the shared database as command line arguments for a worker process."""
-    if shared is None:
+    if shared_ledger is None:
         return []
-    password = ["--ledger-password", str(shared.password)] if shared.password is not None else []
-    return ["--ledger", shared.url, *password]
+    password = ["--ledger-password", str(shared_ledger.password)] if shared_ledger.password is not None else []
+    return ["--ledger", shared_ledger.url, *password]
 
 
 @contextmanager
 def open_recorder(
-    spool: Path | None, shared: PostgresAddress | None
+    spool: Path | None, shared_ledger: PostgresAddress | None
 ) -> Iterator[SpoolRecorder | SharedRecorder | None]:
     """Open a recorder for fetches for the duration of the block. Yield None if there is no spool."""
     from gitboot.endpoint.app import DEADLINE_S
@@ -345,7 +345,7 @@ def open_recorder(
     spool_writer = Spool(spool)
     recorder = SpoolRecorder(spool_writer, DEADLINE_S)
     try:
-        with forward_spool(spool, shared) as fetches:
+        with forward_spool(spool, shared_ledger) as fetches:
             yield SharedRecorder(recorder, fetches, DEADLINE_S) if fetches is not None else recorder
     finally:
         recorder.flush()
@@ -353,30 +353,30 @@ def open_recorder(
 
 
 @contextmanager
-def forward_spool(spool: Path | None, shared: PostgresAddress | None) -> Iterator[SharedFetchLog | None]:
+def forward_spool(spool: Path | None, shared_ledger: PostgresAddress | None) -> Iterator[SharedFetchLog | None]:
     """Send the fetches in the spool to the shared ledger for the duration of the block.
 
     Yield None if there is no shared ledger.
     """
-    if spool is None or shared is None:
+    if spool is None or shared_ledger is None:
         yield None
         return
     from gitboot.endpoint.recorder import Forwarder
     from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
 
-    with closing(SharedFetchLog(shared)) as fetches, Forwarder(spool, fetches):
+    with closing(SharedFetchLog(shared_ledger)) as fetches, Forwarder(spool, fetches):
         yield fetches
 
 
-def check_shared_ledger(shared: PostgresAddress | None) -> tuple[str, str] | None:
+def check_shared_ledger(shared_ledger: PostgresAddress | None) -> tuple[str, str] | None:
     """Return an event type and a message if the shared ledger cannot accept records of fetches now, otherwise None."""
-    if shared is None:
+    if shared_ledger is None:
         return None
     from gitboot.ledger.leader_lease import Holder
     from gitboot.ledger.postgresql import LeaseConnection
 
     try:
-        with closing(LeaseConnection(shared)) as connection:
+        with closing(LeaseConnection(shared_ledger)) as connection:
             connection.find_other_holder(Holder("an endpoint", ""))
     except LedgerError as error:
         return "LedgerLeft" if isinstance(error, LedgerLeft) else "LedgerFailed", str(error)
@@ -489,7 +489,7 @@ def command(
     log_to_events()
     reject_old_variables()
     if parent is not None:
-        end_with_parent(parent)
+        exit_with_parent(parent)
         # A terminal sends SIGINT to all of its processes, but the parent decides when to end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not output.is_dir():
@@ -510,7 +510,7 @@ def command(
         operators, machines_tls = (
             socket.socket(fileno=each) if each is not None else None for each in (operators_fd, machines_tls_fd)
         )
-        clients = build_clients(access, operators, machines_tls)
+        clients = build_client_rules(access, operators, machines_tls)
         if push_secret is not None and parent is not None:
             from gitboot.endpoint.api import PushSecret, Webhooks
 
@@ -547,7 +547,7 @@ def command(
         print_new_event(failure[0], f"{failure[1]}, so the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
-        clients = build_clients(access, operators, machines_tls)
+        clients = build_client_rules(access, operators, machines_tls)
         _serve_until_stopped(
             *(output, (listener, operators, machines_tls), clients, spool, assets, stop),
             keys=keys,
@@ -664,7 +664,7 @@ def _serve_until_stopped(
     from gitboot.endpoint.server import EndpointServer
     from gitboot.endpoint.tls import TlsSocket, classify_failure
     from gitboot.fetchlog.log_entries import build_untrusted_proxy_message
-    from gitboot.fetchlog.spool import endpoint_folder
+    from gitboot.fetchlog.spool import get_endpoint_folder
     from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
     from gitboot.publish.tree_reader import StopReader, list_stop_folders
 
@@ -674,7 +674,7 @@ def _serve_until_stopped(
     with ExitStack() as stack:
         recorder = stack.enter_context(open_recorder(spool, shared_ledger))
         checked_clock = CheckedClock(
-            current_time, clock_state=read_clock_state, folder=endpoint_folder(spool) if spool is not None else None
+            current_time, clock_state=read_clock_state, folder=get_endpoint_folder(spool) if spool is not None else None
         )
         stop_orders = StopReader(*list_stop_folders(output, spool))
         tree = PublishedTree(

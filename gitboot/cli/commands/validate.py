@@ -156,7 +156,7 @@ def format_github(problems: Sequence[Problem]) -> str:
     left_out: list[str] = []
     for severity, level in _LEVELS.items():
         found = [problem for problem in ordered if problem.severity is severity]
-        lines += (_format_command(level, problem) for problem in found[:MAX_ANNOTATIONS])
+        lines += (_format_github_command(level, problem) for problem in found[:MAX_ANNOTATIONS])
         if len(found) > MAX_ANNOTATIONS:
             left_out.append(format_count(len(found) - MAX_ANNOTATIONS, f"more {level}"))
     if left_out:
@@ -164,7 +164,7 @@ def format_github(problems: Sequence[Problem]) -> str:
     return "\n".join(lines)
 
 
-def _format_command(level: str, problem: Problem) -> str:
+def _format_github_command(level: str, problem: Problem) -> str:
     properties = {
         "file": printable(problem.path),
         "line": str(problem.line),
@@ -179,7 +179,7 @@ _TEXT_ESCAPES: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 _PROPERTY_ESCAPES: Final = _TEXT_ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 
 
-def count_problems(problems: Sequence[Problem]) -> str:
+def format_problem_counts(problems: Sequence[Problem]) -> str:
     """Format the numbers of errors and warnings."""
     errors = sum(problem.severity is Severity.ERROR for problem in problems)
     warnings = len(problems) - errors
@@ -194,7 +194,9 @@ def format_problems(problems: Sequence[Problem], prefix: str) -> str:
         error = problem.severity is Severity.ERROR
         place, code = f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", f"{problem.code}:"
         text = wrap_on_terminal(
-            f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}", sys.stdout, hanging="    "
+            f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}",
+            sys.stdout,
+            hanging_indent="    ",
         ).replace(place, style(place, bold=True), 1)
         lines.append(text.replace(code, style(code, fg="red" if error else "yellow"), 1))
         if problem.hint:
@@ -269,7 +271,7 @@ def command(
     try:
         decided = evaluate_fleet(path, rev, now).decided
         repository = decided.repository
-        problems = tuple(sorted((*decided.decisions.problems_at(now), *find_overdue_opt_outs(repository, now))))
+        problems = tuple(sorted((*decided.decisions.find_problems(now), *find_overdue_opt_outs(repository, now))))
         servers, images = len(repository.servers), len(repository.images)
         summary = f"{format_count(servers, 'server')}, {format_count(images, 'image')}, "
     except InvalidRepository as error:
@@ -289,7 +291,9 @@ def command(
     if any(output.format == "text" for output in outputs):
         files = len({problem.path for problem in problems})
         where = f" in {format_count(files, 'file')}" if files else ""
-        click.echo(f"{'' if path == Path() else f'{path}: '}{summary}{count_problems(problems)}{where}", err=True)
+        click.echo(
+            f"{'' if path == Path() else f'{path}: '}{summary}{format_problem_counts(problems)}{where}", err=True
+        )
         if code := next((problem.code for problem in problems if problem.severity is Severity.ERROR), None):
             click.echo(f"`gitboot explain {code}` explains the first error", err=True)
     if any(problem.severity is Severity.ERROR for problem in problems):

@@ -12,8 +12,8 @@ from gitboot.bmc.override_session import BmcTask
 from gitboot.bmc.override_state import Override, WantedOverride
 from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordState, WantedPowerChange
 from gitboot.controller.records.evidence import awaits_progress
-from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
-from gitboot.controller.records.ledger_trust import Beginning
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
+from gitboot.controller.records.ledger_trust import InitMode
 from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import HttpBoot, MaintenancePower, OverrideMode, PolicyPower, PolicyWait
@@ -42,31 +42,31 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
     run_at: datetime | None = None  # when gitboot observed the boot of the maintenance run
     begun_plans: tuple[PowerPlan, ...] = ()  # the resets of other runs and maintenances for which gitboot still waits
 
-    def find_power_change(self, switches: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
+    def find_power_change(self, power_records: Iterable[PowerRecord], *, now: bool) -> WantedPowerChange | None:
         """Return the power change to include in a BMC task, or None.
 
         If ``now`` is true, the machine is in the power wave.
         """
-        current = self.find_current(switches)
+        current = self.find_current_plan(power_records)
         return structs.replace(current.power_change, may_start_now=now) if current is not None else None
 
-    def find_current(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
+    def find_current_plan(self, power_records: Iterable[PowerRecord]) -> PowerPlan | None:
         """Return the plan whose reset is due or has begun, or None: this plan, or one of ``begun_plans``."""
-        return self if self.is_due or self._is_open(switches) else next(iter(self.begun_plans), None)
+        return self if self.is_due or self._has_open_record(power_records) else next(iter(self.begun_plans), None)
 
-    def is_new(self, switches: Iterable[PowerRecord]) -> bool:
+    def is_new(self, power_records: Iterable[PowerRecord]) -> bool:
         """Return whether the power change is due and the ledger does not show that gitboot has requested it."""
-        record = next((each for each in switches if each.reason == self.power_change.reason), None)
+        record = next((each for each in power_records if each.reason == self.power_change.reason), None)
         return self.is_due and (record is None or record.state is PowerRecordState.REFUSED)
 
-    def as_wait_only(self, switches: Iterable[PowerRecord]) -> PowerPlan | None:
+    def as_wait_only(self, power_records: Iterable[PowerRecord]) -> PowerPlan | None:
         """Return a plan that only waits until the machine is back, or None if gitboot has not begun a reset."""
-        if not self._is_open(switches):
+        if not self._has_open_record(power_records):
             return structs.replace(self.begun_plans[0], begun_plans=self.begun_plans[1:]) if self.begun_plans else None
         return structs.replace(self, is_due=False, power_change=structs.replace(self.power_change, may_reset=False))
 
-    def _is_open(self, switches: Iterable[PowerRecord]) -> bool:
-        return any(each.reason == self.power_change.reason and each.state.is_open for each in switches)
+    def _has_open_record(self, power_records: Iterable[PowerRecord]) -> bool:
+        return any(each.reason == self.power_change.reason and each.state.is_open for each in power_records)
 
     @property
     def wave_text(self) -> str:
@@ -76,10 +76,10 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
         return f"in its power wave ({scope}: at most {self.limit} of the servers may be down)"
 
 
-def find_power_plan(state: ServerState, switches: Mapping[str, PowerRecord]) -> PowerPlan | None:
+def find_power_plan(state: ServerState, power_records: Mapping[str, PowerRecord]) -> PowerPlan | None:
     """Return the power plan of a server, or None if gitboot will neither reset the machine nor wait for it."""
-    power = _plan_power(state.decision, state.plan, state.record, switches, stop=state.stop, details=state.details)
-    begun_plans = tuple(_list_begun_power(state, switches))
+    power = _plan_power(state.decision, state.plan, state.record, power_records, stop=state.stop, details=state.details)
+    begun_plans = tuple(_list_begun_plans(state, power_records))
     if power is None:
         return structs.replace(begun_plans[0], begun_plans=begun_plans[1:]) if begun_plans else None
     return structs.replace(
@@ -91,7 +91,7 @@ def _plan_power(
     decision: Decision,
     plan: BootPlan | None,
     record: Record | None,
-    switches: Mapping[str, PowerRecord],
+    power_records: Mapping[str, PowerRecord],
     *,
     stop: StopScope,
     details: ServerDetails,
@@ -127,7 +127,7 @@ def _plan_power(
         return None
     # A maintenance without an image boots from the local disk, for which no override is needed.
     is_due = plan.cause is Cause.MAINTENANCE_DISK if maintenance.boot is None else plan.phase is Phase.MAINTENANCE
-    power = _build_maintenance_power(maintenance, record, switches, details)
+    power = _build_maintenance_power(maintenance, record, power_records, details)
     ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
     return structs.replace(
         power,
@@ -137,25 +137,25 @@ def _plan_power(
 
 
 def _build_maintenance_power(
-    maintenance: MaintenanceDecision, record: Record, switches: Mapping[str, PowerRecord], details: ServerDetails
+    maintenance: MaintenanceDecision, record: Record, power_records: Mapping[str, PowerRecord], details: ServerDetails
 ) -> PowerPlan:
     last_run = record.runs.get(maintenance.name)
     return PowerPlan(
         power_change=WantedPowerChange(
-            reason=_find_switch_reason(maintenance, switches),
+            reason=_find_power_reason(maintenance, power_records),
             operation=PowerOperation(maintenance.power.value),
             valid_until=maintenance.end,
             window_end=maintenance.end,
         ),
         is_due=False,
         maintenance=maintenance.name,
-        group=find_group(maintenance, details),
+        group=find_limit_group(maintenance, details),
         limit=maintenance.max_unavailable,
         run_at=last_run.at if last_run is not None and last_run.run >= maintenance.run else None,
     )
 
 
-def _list_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -> Iterator[PowerPlan]:
+def _list_begun_plans(state: ServerState, power_records: Mapping[str, PowerRecord]) -> Iterator[PowerPlan]:
     """Yield a power plan for each maintenance that has already begun to reset the machine.
 
     With these power plans, gitboot only waits until the machine is back. gitboot needs them if the server's plan no
@@ -163,12 +163,12 @@ def _list_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -
     """
     if state.record is None or state.decision.stopped or state.stop is not StopScope.NONE:
         return
-    for each in state.decision.maintenances if switches else ():
+    for each in state.decision.maintenances if power_records else ():
         if each.power is MaintenancePower.NONE or not each.is_active(state.at):
             continue
-        begun = [record for record in switches.values() if is_switch_of(record, each) and record.state.is_open]
+        begun = [record for record in power_records.values() if is_run_record(record, each) and record.state.is_open]
         if begun:  # perhaps for an earlier run, or in an earlier window
-            power = _build_maintenance_power(each, state.record, switches, state.details)
+            power = _build_maintenance_power(each, state.record, power_records, state.details)
             reason = max(begun, key=lambda record: record.since).reason
             yield structs.replace(
                 power,
@@ -177,7 +177,7 @@ def _list_begun_power(state: ServerState, switches: Mapping[str, PowerRecord]) -
             )
 
 
-def find_group(maintenance: MaintenanceDecision, details: ServerDetails) -> str | None:
+def find_limit_group(maintenance: MaintenanceDecision, details: ServerDetails) -> str | None:
     """Return the group of servers that share the limit of a maintenance, or None if all servers share the limit.
 
     The result is also None if the server does not have the label that defines the groups.
@@ -186,10 +186,10 @@ def find_group(maintenance: MaintenanceDecision, details: ServerDetails) -> str 
     return details.site if label == SITE else details.labels.get(label) if label is not None else None
 
 
-def _find_switch_reason(maintenance: MaintenanceDecision, switches: Mapping[str, PowerRecord]) -> str:
+def _find_power_reason(maintenance: MaintenanceDecision, power_records: Mapping[str, PowerRecord]) -> str:
     """Return the reason that identifies the power change for a maintenance run in the current window."""
     first = reason = f"{_build_reason_prefix(maintenance)}{maintenance.run}"
-    while (before := switches.get(reason)) is not None and before.end is not None:
+    while (before := power_records.get(reason)) is not None and before.end is not None:
         later = f"{first}/after/{format_instant(before.end)}"
         if maintenance.start is None or maintenance.start < before.end or later == reason:
             break
@@ -201,31 +201,31 @@ def _build_reason_prefix(maintenance: MaintenanceDecision) -> str:
     return f"power/{maintenance.name}/"
 
 
-def is_switch_of(record: PowerRecord, maintenance: MaintenanceDecision) -> bool:
+def is_run_record(record: PowerRecord, maintenance: MaintenanceDecision) -> bool:
     """Return whether this record is about a power change for a run of this maintenance."""
     return record.reason.startswith(_build_reason_prefix(maintenance))
 
 
-def extend_switches(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
+def extend_power_records(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:
     """Extend the power records of servers after a commit moved the end of a maintenance window to a later time."""
     for name in sorted(changed):
         if (decision := commit.decisions.servers.get(name)) is None:
             continue
-        switches = {each.reason: each for each in update.switches.list_records(decision.uuid)}
-        for each in decision.maintenances if switches else ():
-            record = switches.get(_find_switch_reason(each, switches))
+        power_records = {each.reason: each for each in update.power_records.list_records(decision.uuid)}
+        for each in decision.maintenances if power_records else ():
+            record = power_records.get(_find_power_reason(each, power_records))
             if record is not None and record.end is not None and (each.end is None or each.end > record.end):
-                update.switches.set_record(decision.uuid, structs.replace(record, end=each.end))
+                update.power_records.set_record(decision.uuid, structs.replace(record, end=each.end))
 
 
-def resolve_switches(
-    update: KnowledgeUpdate, uuid: SystemUuid, state: PowerRecordState, is_selected: Callable[[PowerRecord], bool]
+def set_power_states(
+    update: LedgerUpdate, uuid: SystemUuid, state: PowerRecordState, is_selected: Callable[[PowerRecord], bool]
 ) -> int:
     """Set the selected power records to the state that an operator stated. Return the number of changed records."""
-    selected = [each for each in update.switches.list_records(uuid) if each.state is not state and is_selected(each)]
-    for each in selected:
-        update.switches.set_record(uuid, structs.replace(each, state=state))
-    return len(selected)
+    chosen = [each for each in update.power_records.list_records(uuid) if each.state is not state and is_selected(each)]
+    for each in chosen:
+        update.power_records.set_record(uuid, structs.replace(each, state=state))
+    return len(chosen)
 
 
 def build_media_urls(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None, str | None]:
@@ -276,7 +276,7 @@ def find_desired_state(
     uuid: SystemUuid,
     commit: Commit,
     servers: Mapping[str, ServerState],
-    knowledge: Knowledge,
+    snapshot: LedgerSnapshot,
     keys: TokenKeys,
     *,
     may_set: bool,
@@ -288,22 +288,22 @@ def find_desired_state(
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return DesiredState()
-    wanted, records, switches = (
+    wanted, records, power_records = (
         build_wanted_override(state.plan, keys),
-        knowledge.list_overrides(uuid),
-        knowledge.list_switches(uuid),
+        snapshot.list_overrides(uuid),
+        snapshot.list_power_records(uuid),
     )
-    power = find_power_plan(state, knowledge.switches.get(uuid, {}))
-    is_new = power is not None and power.is_new(switches)
+    power = find_power_plan(state, snapshot.power_records.get(uuid, {}))
+    is_new = power is not None and power.is_new(power_records)
     if wanted is not None:
         record = next((each for each in records if each.reason == wanted.reason), None)
         is_new = is_new or wanted.should_set(record)
-        wanted = structs.replace(add_server_state(wanted, state, knowledge), may_set=may_set)
+        wanted = structs.replace(add_server_state(wanted, state, snapshot), may_set=may_set)
         if not may_set and (record is None or record.state.is_unused):
             wanted = None
     if not may_set and power is not None:
-        power = power.as_wait_only(switches)
-    needs_progress = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
+        power = power.as_wait_only(power_records)
+    needs_progress = awaits_progress(snapshot, state, commit.fleet.provisioning.evidence)
     awaits_power_off = (
         state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF
     )  # the plan waits until the machine is off
@@ -324,22 +324,22 @@ def find_desired_state(
             serial=machine.serial,
             with_clock=needs_progress,
             keep_media=tuple(filter(None, build_media_urls(state.plan, keys))),
-            power_records=switches,
+            power_records=power_records,
         ),
         power,
         is_new,
     )
 
 
-def add_server_state(wanted: WantedOverride, state: ServerState, knowledge: Knowledge) -> WantedOverride:
+def add_server_state(wanted: WantedOverride, state: ServerState, snapshot: LedgerSnapshot) -> WantedOverride:
     """Return the wanted override with its planned end and with the conditions under which gitboot may set it."""
     # The ledger was initialized with `fresh`, and contains no evidence about this server.
     has_no_evidence = state.record is not None and state.record == Record(offered=state.record.offered)
     return structs.replace(
         wanted,
         planned_end=_find_override_end(wanted, state),
-        is_first_install=has_no_evidence and knowledge.facts.initialised == Beginning.FRESH,
-        only_while_off=_waits_for_off(state),
+        is_first_install=has_no_evidence and snapshot.facts.initialised == InitMode.FRESH,
+        only_while_off=_waits_for_power_off(state),
     )
 
 
@@ -354,7 +354,7 @@ def _find_override_end(wanted: WantedOverride, state: ServerState) -> datetime |
     return None
 
 
-def _waits_for_off(state: ServerState) -> bool:
+def _waits_for_power_off(state: ServerState) -> bool:
     """Return whether gitboot may set the override only while the machine is off.
 
     A policy can require this for the first attempt of an installation.
@@ -365,13 +365,13 @@ def _waits_for_off(state: ServerState) -> bool:
     return plan.phase is Phase.NETWORK and last_attempt(record, provision_key(policy, record)) is None
 
 
-def build_leftover_task(uuid: SystemUuid, commit: Commit, knowledge: Knowledge) -> BmcTask | None:
+def build_leftover_task(uuid: SystemUuid, commit: Commit, snapshot: LedgerSnapshot) -> BmcTask | None:
     """Return the task that clears a leftover override at a machine's former BMC, or None if no task is needed."""
-    records = knowledge.list_overrides(uuid)
+    records = snapshot.list_overrides(uuid)
     leftover_records = [each for each in records if each.may_be_left_on_bmc]
     if not leftover_records:
         return None
-    machine, last = commit.machines.get(uuid), knowledge.machines.get(uuid)
+    machine, last = commit.machines.get(uuid), snapshot.machines.get(uuid)
     bmcs = (*(each.bmc for each in leftover_records), last.bmc if last is not None else None)
     bmc = next((each for each in bmcs if each is not None), None)
     if bmc is None or (

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.credentials import NO_SAMPLE, ResponseSample, credential_use
-from gitboot.bmc.identity import SharedIdentityValues, find_pin_at
+from gitboot.bmc.credentials import NO_SAMPLE, ResponseSample, get_credential_use
+from gitboot.bmc.identity import SharedIdentityValues, find_pinned_identity
 from gitboot.bmc.override_session import BmcTask, describe_request, observe_bmc
 from gitboot.bmc.override_state import (
     STEP_NAMES,
@@ -37,7 +37,7 @@ from gitboot.bmc.power_steps import (
     PowerStep,
     RequestReset,
     ResetType,
-    choose_reset_type,
+    choose_power_step,
     find_changing_marks,
     next_power_step,
 )
@@ -49,10 +49,10 @@ from gitboot.controller.bmcs.desired_state import (
     build_wanted_override,
     find_power_plan,
 )
-from gitboot.controller.current_plans import describe_server
-from gitboot.controller.operator_requests import decide_halt
+from gitboot.controller.current_plans import build_server_details
+from gitboot.controller.operator_requests import find_stop_scope
 from gitboot.controller.records.install_boots import remove_withheld_boots
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.controller.records.ledger_trust import find_unverified_reason
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.protocol import Commit
@@ -92,7 +92,7 @@ _UNVERIFIED_CONDITIONS: Final = {
 }
 
 
-class Subject(BmcTask, frozen=True, kw_only=True):
+class ManualTask(BmcTask, frozen=True, kw_only=True):
     """A machine with a BMC, or a removed machine whose BMC may still have an override that gitboot set."""
 
     decision: Decision | None  # None: the machine no longer has a document
@@ -108,7 +108,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
         record = self.record
         if record is None or self.decision is None:
             return "unseen" if self.is_unobservable else "unknown"
-        if self.is_lost:
+        if self.is_override_lost:
             return "lost"
         if self.plan is not None and self.plan.cause in UNKNOWN_OUTCOMES:
             return "outcome unknown"
@@ -118,7 +118,7 @@ class Subject(BmcTask, frozen=True, kw_only=True):
         return (record.evidence or "-") if step is InstallStep.PROVISIONED else step.lower()
 
     @property
-    def is_lost(self) -> bool:
+    def is_override_lost(self) -> bool:
         """Return whether the override for the pending boot disappeared and there is no evidence of a boot."""
         plan = self.plan
         return (
@@ -135,20 +135,20 @@ class Subject(BmcTask, frozen=True, kw_only=True):
             return None
         if self.unverified_reason is not None:
             return "RecordsVerified", self.unverified_reason
-        return _UNVERIFIED_CONDITIONS.get(Cause.CONSUMED if self.is_lost else self.plan.cause)
+        return _UNVERIFIED_CONDITIONS.get(Cause.CONSUMED if self.is_override_lost else self.plan.cause)
 
 
 class Inspection(Struct, frozen=True, kw_only=True):
     """The state of one BMC, and the next step for that BMC."""
 
-    subject: Subject
+    task: ManualTask
     observed: BmcObservation | None = None  # None: the BMC could not be read
     step: Step | None = None
     failure: Failure | None = None
     # The URL of each program that firmware with Secure Boot would reject, with the reason.
     rejected_programs: tuple[str, ...] = ()
     # The next step of the power change, assuming that the machine is in the power wave; None: no step is due.
-    switch: PowerChangeStep | None = None
+    power_step: PowerChangeStep | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -163,8 +163,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
     def needs_operator(self) -> bool:
         return (
             isinstance(self.step, AskOperator)
-            or isinstance(self.switch, AskOperator)
-            or self.subject.unverified_condition is not None
+            or isinstance(self.power_step, AskOperator)
+            or self.task.unverified_condition is not None
         )
 
     @property
@@ -174,11 +174,11 @@ class Inspection(Struct, frozen=True, kw_only=True):
     @property
     def pending_reset(self) -> str | None:
         """A description of the next reset or of what prevents it, or None if no reset is planned."""
-        subject = self.subject
-        power = subject.power.find_current(subject.power_records) if subject.power is not None else None
-        match self.switch:
+        task = self.task
+        power = task.power.find_current_plan(task.power_records) if task.power is not None else None
+        match self.power_step:
             case RequestReset(record=record) if power is not None:
-                uri = choose_firmware_uri(self.subject.wanted, self.observed) if self.observed is not None else None
+                uri = choose_firmware_uri(self.task.wanted, self.observed) if self.observed is not None else None
                 before = f"; before that, gitboot sets the firmware's HTTP boot URI to {uri}" if uri is not None else ""
                 return f"{record.type} for {record.reason}, {power.wave_text}{before}"
             case Wait(why=why) if power is not None:
@@ -193,19 +193,17 @@ class Inspection(Struct, frozen=True, kw_only=True):
         return describe_request(self.step, self.observed) if self.observed is not None else ()
 
     def facts(self) -> dict[str, Any]:
-        subject, record = self.subject, self.subject.record
+        task, record = self.task, self.task.record
         return {
-            "server": subject.server,
-            "uuid": subject.uuid,
-            "bmc": subject.bmc.address,
-            "credentials": subject.bmc.credentials,
+            "server": task.server,
+            "uuid": task.uuid,
+            "bmc": task.bmc.address,
+            "credentials": task.bmc.credentials,
             "responded": self.observed is not None,
-            "phase": subject.plan.phase if subject.plan else None,
-            "cause": subject.plan.cause if subject.plan else None,
-            "wanted": _build_override_facts(subject.wanted.override, reason=subject.wanted.reason)
-            if subject.wanted
-            else None,
-            "seen": _build_override_facts(
+            "phase": task.plan.phase if task.plan else None,
+            "cause": task.plan.cause if task.plan else None,
+            "wanted": _encode_override(task.wanted.override, reason=task.wanted.reason) if task.wanted else None,
+            "seen": _encode_override(
                 self.observed.override,
                 power=self.observed.power,
                 inPost=self.observed.in_post,
@@ -216,8 +214,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
             if self.observed
             else None,
             "recorded": [
-                _build_override_facts(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
-                for each in subject.records
+                _encode_override(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
+                for each in task.records
             ],
             "evidence": record.evidence if record else None,
             "provisionedAt": format_instant(record.provisioned_at) if record and record.provisioned_at else None,
@@ -233,7 +231,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     @property
     def why(self) -> str:
         if self.failure is not None:
-            why, name = str(self.failure), self.subject.bmc.credentials
+            why, name = str(self.failure), self.task.bmc.credentials
             return why if re.search(rf"\b{re.escape(name)}\b", why) else f"{why} (credentials {name})"
         match self.step:
             case Wait(why=why):
@@ -251,36 +249,36 @@ class Inspection(Struct, frozen=True, kw_only=True):
                     return f"another instance set the override for {record.reason}, so this instance does not set it"
                 return f"the override for {record.reason} is {record.state.lower()}"
             case SetOverride(record=record):
-                wanted, seen, dhcp_reason = self.subject.wanted, self.observed, None
+                wanted, seen, dhcp_reason = self.task.wanted, self.observed, None
                 if wanted is not None and seen is not None:
                     dhcp_reason = explain_dhcp_loader(wanted.override, seen)
                 suffix = f"; {dhcp_reason}, so the DHCP server must name the boot loader" if dhcp_reason else ""
                 return f"required for {record.reason}{suffix}"
             case NoChange() if self.pending_reset is not None:
                 return self.pending_reset
-        return str(self.subject.plan.cause) if self.subject.plan else "no plan"
+        return str(self.task.plan.cause) if self.task.plan else "no plan"
 
     @property
     def hint(self) -> str | None:
         """The command that an operator can run to resolve a problem, or None. STATE in the command is a placeholder."""
-        name, unverified = self.subject.server, self.subject.unverified_condition
+        name, unverified = self.task.server, self.task.unverified_condition
         match self.failure:
             case BmcUnreachable() | BmcBusy():
                 # The service root needs no password: DSP0266, "Authentication requirements".
-                return f"curl -ksS {quote_words(self.subject.bmc.address.rstrip('/') + '/redfish/v1/')}"
+                return f"curl -ksS {quote_words(self.task.bmc.address.rstrip('/') + '/redfish/v1/')}"
             case BmcRejected():
                 return find_remedy(f"Bmc/{name}", "Stalled")
             case BmcNotTrusted():
                 return "gitboot bmc access-files --state STATE"
             case UsageError():
                 return None
-        for step in (self.step, self.switch):
+        for step in (self.step, self.power_step):
             if isinstance(step, AskOperator):
                 return find_remedy(f"Bmc/{name}", step.condition)
         if unverified is not None:
             return find_remedy(*unverified, {"SERVERS": name})
-        if Wait(why=_NO_LEDGER_NAMED) in (self.step, self.switch):
-            return find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": self.subject.unnamed_ledger or ""})
+        if Wait(why=_NO_LEDGER_NAMED) in (self.step, self.power_step):
+            return find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": self.task.unnamed_ledger or ""})
         return None
 
     @property
@@ -292,48 +290,48 @@ class Inspection(Struct, frozen=True, kw_only=True):
         return STEP_NAMES[type(self.step)]
 
 
-def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
+def list_manual_tasks(commit: Commit, snapshot: LedgerSnapshot, keys: TokenKeys, at: datetime) -> Iterator[ManualTask]:
     """Yield the machines with a BMC, sorted by name, then removed machines whose BMC may still have an override."""
-    commit = remove_withheld_boots(commit, knowledge.facts.withheld)
-    shared = SharedIdentityValues().update(knowledge.pins, knowledge.machines).values
-    stop = decide_halt(knowledge, commit, knowledge.facts.orders)
-    unverified_reason = find_unverified_reason(knowledge.facts, commit.decisions)
+    commit = remove_withheld_boots(commit, snapshot.facts.withheld)
+    shared = SharedIdentityValues().update(snapshot.pins, snapshot.machines).values
+    stop = find_stop_scope(snapshot, commit, snapshot.facts.orders)
+    unverified_reason = find_unverified_reason(snapshot.facts, commit.decisions)
     for decision in commit.decisions.servers.values():
-        machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
+        machine, record = commit.machines[decision.uuid], snapshot.record(decision.uuid)
         if machine.bmc is None:
             continue
-        details, absent = describe_server(commit, decision.server), knowledge.find_missing_files(decision)
-        server_state = plan_server(decision, record, at, details, stop, knowledge.find_later_clock(at), keys, absent)
+        details, absent = build_server_details(commit, decision.server), snapshot.find_missing_files(decision)
+        server_state = plan_server(decision, record, at, details, stop, snapshot.find_later_clock(at), keys, absent)
         plan = server_state.plan
         wanted = build_wanted_override(plan, keys)
-        yield Subject(
+        yield ManualTask(
             server=decision.server,
             uuid=decision.uuid,
             bmc=machine.bmc,
             decision=decision,
             plan=plan,
             record=record,
-            wanted=add_server_state(wanted, server_state, knowledge) if wanted is not None else None,
+            wanted=add_server_state(wanted, server_state, snapshot) if wanted is not None else None,
             keep_media=tuple(filter(None, build_media_urls(plan, keys))),
-            records=knowledge.list_overrides(decision.uuid),
+            records=snapshot.list_overrides(decision.uuid),
             site=commit.sites.get(decision.server),
             serial=machine.serial,
-            pinned=knowledge.pins.get(decision.uuid),
+            pinned=snapshot.pins.get(decision.uuid),
             shared_values=shared,
-            bmc_is_in_ledger=credential_use(machine.bmc) in knowledge.known_pairs,
-            is_unobservable=record is None and knowledge.stored_record(decision.uuid) is not None,
-            power=find_power_plan(server_state, knowledge.switches.get(decision.uuid, {})),
-            power_records=knowledge.list_switches(decision.uuid),
+            bmc_is_in_ledger=get_credential_use(machine.bmc) in snapshot.known_pairs,
+            is_unobservable=record is None and snapshot.stored_record(decision.uuid) is not None,
+            power=find_power_plan(server_state, snapshot.power_records.get(decision.uuid, {})),
+            power_records=snapshot.list_power_records(decision.uuid),
             unverified_reason=unverified_reason,
-            unnamed_ledger=knowledge.facts.identity if commit.ledger is None else None,
+            unnamed_ledger=snapshot.facts.identity if commit.ledger is None else None,
         )
-    for uuid in sorted(knowledge.overrides):
-        overrides, current_machine = knowledge.list_overrides(uuid), commit.machines.get(uuid)
+    for uuid in sorted(snapshot.overrides):
+        overrides, current_machine = snapshot.list_overrides(uuid), commit.machines.get(uuid)
         bmc = next((each.bmc for each in overrides if each.may_be_left_on_bmc and each.bmc is not None), None)
         if bmc is None or (current_machine is not None and current_machine.bmc is not None):
             continue
-        yield Subject(
-            server=knowledge.machines[uuid].name if uuid in knowledge.machines else str(uuid),
+        yield ManualTask(
+            server=snapshot.machines[uuid].name if uuid in snapshot.machines else str(uuid),
             uuid=uuid,
             bmc=bmc,
             decision=None,
@@ -341,13 +339,13 @@ def list_subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: dat
             record=None,
             wanted=None,
             records=overrides,
-            pinned=knowledge.pins.get(uuid),
-            bmc_is_in_ledger=credential_use(bmc) in knowledge.known_pairs,
+            pinned=snapshot.pins.get(uuid),
+            bmc_is_in_ledger=get_credential_use(bmc) in snapshot.known_pairs,
         )
 
 
 def inspect_bmcs(
-    subjects: Iterable[Subject],
+    tasks: Iterable[ManualTask],
     connections: ConnectionCache,
     at: datetime,
     *,
@@ -361,65 +359,65 @@ def inspect_bmcs(
     called with the URL of a boot program and with the server's base URL.
     """
 
-    def build_failed_inspection(subject: Subject, error: Failure) -> Inspection:
-        return Inspection(subject=subject, failure=error)
+    def build_failed_inspection(task: ManualTask, error: Failure) -> Inspection:
+        return Inspection(task=task, failure=error)
 
     return sorted(
-        _run_at_each_bmc(
-            subjects,
+        _run_manual_tasks(
+            tasks,
             connections,
             partial(_inspect_bmc, at=at, find_fault=find_fault),
             build_failed_inspection,
             on_read,
         ),
-        key=lambda each: (not each.needs_operator, each.observed is not None, each.is_settled, each.subject.server),
+        key=lambda each: (not each.needs_operator, each.observed is not None, each.is_settled, each.task.server),
     )
 
 
-def _run_at_each_bmc(
-    subjects: Iterable[Subject],
+def _run_manual_tasks(
+    tasks: Iterable[ManualTask],
     connections: ConnectionCache,
-    work: Callable[[Subject, Driver], Value],
-    build_failure: Callable[[Subject, Failure], Value],
+    work: Callable[[ManualTask, Driver], Value],
+    failed_result: Callable[[ManualTask, Failure], Value],
     on_done: Callable[[int], None],
 ) -> list[Value]:
     """Call ``work`` for each BMC, with many calls in parallel.
 
-    ``on_done`` is called with the number of BMCs that were processed since the previous call. ``build_failure`` returns
+    ``on_done`` is called with the number of BMCs that were processed since the previous call. ``failed_result`` returns
     the result for a BMC that failed.
     """
 
-    def process_subject(subject: Subject) -> tuple[Value, ResponseSample]:
+    def run_task(task: ManualTask) -> tuple[Value, ResponseSample]:
         try:
             bmc = connections.connect(
-                subject.uuid, subject.server, subject.bmc, is_in_ledger=subject.bmc_is_in_ledger, pinned=subject.pinned
+                task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
             )
         except UsageError as error:
-            return build_failure(subject, error), NO_SAMPLE
+            return failed_result(task, error), NO_SAMPLE
         with bmc.policy.measure_requests() as take_sample:
             try:
-                value = work(subject, bmc)
+                value = work(task, bmc)
             except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
-                value = build_failure(subject, error)
+                value = failed_result(task, error)
             return value, take_sample()
 
     found: list[Value] = []
     with closing(TaskRunner[SystemUuid, Value]()) as runner:
-        runner.add(Task(each.uuid, each.site, partial(process_subject, each)) for each in subjects)
+        runner.add(Task(each.uuid, each.site, partial(run_task, each)) for each in tasks)
         while results := runner.wait_for_results():
             found += results.values()
             on_done(len(results))
     return found
 
 
-def _find_rejected_programs(subject: Subject, find_fault: FindFault) -> Iterator[str]:
+def _find_rejected_programs(task: ManualTask, find_fault: FindFault) -> Iterator[str]:
     """Yield the URL of each boot program in the plan that the firmware would reject, followed by the reason.
 
     The firmware starts these programs directly or through a boot loader.
 
     Programs inside an ISO image are not checked.
     """
-    boot, decision = subject.plan.boot if subject.plan is not None else None, subject.decision
+    boot, decision = task.plan.boot if task.plan is not None else None, task.decision
     if boot is None or decision is None:
         return
     for file in boot.verified_programs:
@@ -427,47 +425,47 @@ def _find_rejected_programs(subject: Subject, find_fault: FindFault) -> Iterator
             yield f"{file.url} {fault}"
 
 
-def _inspect_bmc(subject: Subject, bmc: Driver, *, at: datetime, find_fault: FindFault) -> Inspection:
+def _inspect_bmc(task: ManualTask, bmc: Driver, *, at: datetime, find_fault: FindFault) -> Inspection:
     """Read a BMC, and determine the next step for the boot override and the next step for the power.
 
     The machine is assumed to be in the power wave.
     """
-    observed = observe_bmc(bmc, subject.wanted, subject.records, lambda: at)
+    observed = observe_bmc(bmc, task.wanted, task.records, lambda: at)
     if bmc.firmware is not None:
         observed = bmc.firmware.with_secure_boot(observed)
-    identified = subject.identify(observed, find_pin_at(subject.pinned, subject.bmc.normalized_address))
+    identified = task.compare_identity(observed, find_pinned_identity(task.pinned, task.bmc.normalized_address))
     step = next_step(
-        wanted=subject.wanted,
+        wanted=task.wanted,
         observed=observed,
-        records=subject.records,
+        records=task.records,
         now=at,
         identity_result=identified,
-        keep_media=subject.keep_media,
+        keep_media=task.keep_media,
     )
     is_new = isinstance(step, SetOverride | InsertMedium)
     is_new = is_new or (isinstance(step, ConfirmRecord) and step.record.state is OverrideState.SET_BY_ANOTHER)
-    if subject.unnamed_ledger is not None and is_new:
+    if task.unnamed_ledger is not None and is_new:
         step = Wait(why=_NO_LEDGER_NAMED)
-    wanted = subject.power.find_power_change(subject.power_records, now=True) if subject.power is not None else None
-    switch: PowerChangeStep | None = None
+    wanted = task.power.find_power_change(task.power_records, now=True) if task.power is not None else None
+    power_step: PowerChangeStep | None = None
     if wanted is not None:
-        switch = next_power_step(
+        power_step = next_power_step(
             wanted=wanted,
-            record=next((each for each in subject.power_records if each.reason == wanted.reason), None),
+            record=next((each for each in task.power_records if each.reason == wanted.reason), None),
             observed=bmc.with_reset_types(observed),
-            overrides=subject.records,
+            overrides=task.records,
             now=at,
             identity_result=identified,
-            changing_marks=find_changing_marks(observed, subject.records, subject.power_records),
+            changing_marks=find_changing_marks(observed, task.records, task.power_records),
         )
-        if isinstance(switch, RequestReset) and subject.unnamed_ledger is not None:
-            switch = Wait(why=_NO_LEDGER_NAMED)
+        if isinstance(power_step, RequestReset) and task.unnamed_ledger is not None:
+            power_step = Wait(why=_NO_LEDGER_NAMED)
     return Inspection(
-        subject=subject,
+        task=task,
         observed=observed,
         step=step,
-        switch=switch,
-        rejected_programs=tuple(_find_rejected_programs(subject, find_fault)),
+        power_step=power_step,
+        rejected_programs=tuple(_find_rejected_programs(task, find_fault)),
     )
 
 
@@ -482,7 +480,7 @@ def format_override(override: Override | None) -> str:
     )
 
 
-def _build_override_facts(override: Override, **more: Any) -> dict[str, Any]:
+def _encode_override(override: Override, **more: Any) -> dict[str, Any]:
     return {
         "enabled": override.enabled,
         "target": override.target,
@@ -497,7 +495,7 @@ def _build_override_facts(override: Override, **more: Any) -> dict[str, Any]:
 class PowerResult(Struct, frozen=True, kw_only=True):
     """The result of a power action on one machine: the selected reset or an error, and whether the reset was sent."""
 
-    subject: Subject
+    task: ManualTask
     observed: BmcObservation | None  # what the BMC reported before the reset; None: the BMC could not be read
     step: PowerStep
     sent: bool | None = False  # None: the response was lost, so the BMC may have reset the machine
@@ -515,11 +513,11 @@ class PowerResult(Struct, frozen=True, kw_only=True):
         return str(self.step) if isinstance(self.step, ResetType) else self.step.why
 
     def facts(self) -> dict[str, Any]:
-        plan = self.subject.plan
+        plan = self.task.plan
         return {
-            "server": self.subject.server,
-            "uuid": self.subject.uuid,
-            "bmc": self.subject.bmc.address,
+            "server": self.task.server,
+            "uuid": self.task.uuid,
+            "bmc": self.task.bmc.address,
             "power": self.observed.power if self.observed is not None else None,
             "phase": plan.phase if plan is not None else None,
             "writesDisk": plan.writes_disk if plan is not None else None,
@@ -530,7 +528,7 @@ class PowerResult(Struct, frozen=True, kw_only=True):
 
 
 def switch_power(
-    subjects: Iterable[Subject],
+    tasks: Iterable[ManualTask],
     action: PowerAction,
     connections: ConnectionCache,
     *,
@@ -544,17 +542,17 @@ def switch_power(
     previous call.
     """
 
-    def work(subject: Subject, bmc: Driver) -> PowerResult:
+    def work(task: ManualTask, bmc: Driver) -> PowerResult:
         if bmc.login is not None:
             bmc.login.keeps_session = False  # at most two requests do not justify a session
         seen = bmc.with_reset_types(bmc.observe())
-        step = choose_reset_type(
+        step = choose_power_step(
             action,
             seen,
-            subject.identify(seen, find_pin_at(subject.pinned, subject.bmc.normalized_address)),
+            task.compare_identity(seen, find_pinned_identity(task.pinned, task.bmc.normalized_address)),
             force=force,
         )
-        result = PowerResult(subject=subject, observed=seen, step=step)
+        result = PowerResult(task=task, observed=seen, step=step)
         if not send or not isinstance(step, ResetType):
             return result
         try:
@@ -566,10 +564,10 @@ def switch_power(
             return structs.replace(result, step=PowerChangeRefusal(why=why), sent=None)
         return structs.replace(result, sent=True)
 
-    def build_failed_result(subject: Subject, error: Failure) -> PowerResult:
-        return PowerResult(subject=subject, observed=None, step=PowerChangeRefusal(why=str(error)))
+    def build_failed_result(task: ManualTask, error: Failure) -> PowerResult:
+        return PowerResult(task=task, observed=None, step=PowerChangeRefusal(why=str(error)))
 
     return sorted(
-        _run_at_each_bmc(subjects, connections, work, build_failed_result, on_done),
-        key=lambda each: each.subject.server,
+        _run_manual_tasks(tasks, connections, work, build_failed_result, on_done),
+        key=lambda each: each.task.server,
     )

@@ -11,20 +11,20 @@ from msgspec import Struct, field, structs
 from gitboot.bmc.override_session import BmcTask, TaskOutcome
 from gitboot.bmc.override_state import OverrideState
 from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordState
-from gitboot.controller.bmcs.desired_state import PowerPlan, find_group, is_switch_of
+from gitboot.controller.bmcs.desired_state import PowerPlan, find_limit_group, is_run_record
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.current_plans import Plans
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import MaintenanceDecision
 from gitboot.resolve.server_plan import Cause
 
 
-def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
+def update_power_waves(schedule: Schedule, snapshot: LedgerSnapshot, at: datetime, timeout: timedelta) -> Schedule:
     """Return the schedule with an updated set of machines that gitboot may reset now.
 
-    A maintenance stops if a machine does not come back within ``patience`` after gitboot has reset it.
+    A maintenance stops if a machine does not come back within ``timeout`` after gitboot has reset it.
     """
     if not schedule.power:
         return (
@@ -32,20 +32,20 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
             if schedule.in_wave or schedule.stopped_maintenances
             else schedule
         )
-    in_wave, members, uuids = set[SystemUuid](), list[Member](), {}
+    in_wave, members, uuids = set[SystemUuid](), list[WaveMember](), {}
     for uuid, power in sorted(schedule.power.items()):
-        task, seen = schedule.tasks[uuid], schedule.bmcs.get(uuid)
-        switches = knowledge.switches.get(uuid, {})
-        if power.maintenance is None and _is_ready(task, power, seen, switches.get(power.power_change.reason), at):
+        task, bmc = schedule.tasks[uuid], schedule.bmcs.get(uuid)
+        power_records = snapshot.power_records.get(uuid, {})
+        if power.maintenance is None and _may_reset(task, power, bmc, power_records.get(power.power_change.reason), at):
             in_wave.add(uuid)
         uuids[task.server] = uuid
         plans = {each.maintenance: each for each in (*power.begun_plans, power)}  # one for each maintenance
         members += [
-            _build_member(name, each, task, seen, switches.get(each.power_change.reason), at, patience)
+            _build_wave_member(name, each, task, bmc, power_records.get(each.power_change.reason), at, timeout)
             for name, each in plans.items()
             if name is not None
         ]
-    found = choose_wave(members, at, patience)
+    found = choose_wave(members, at, timeout)
     return structs.replace(
         schedule,
         in_wave=frozenset(in_wave | {uuids[name] for name in found.servers}),
@@ -53,46 +53,46 @@ def update_power_waves(schedule: Schedule, knowledge: Knowledge, at: datetime, p
     )
 
 
-def _build_member(
+def _build_wave_member(
     maintenance: str,
     power: PowerPlan,
     task: BmcTask,
     bmc_state: BmcState | None,
     record: PowerRecord | None,
     at: datetime,
-    patience: timedelta,
-) -> Member:
+    timeout: timedelta,
+) -> WaveMember:
     since = [
         each.since
         for each in task.power_records
-        if each is not record and _may_still_be_down(each, bmc_state, at, patience)
+        if each is not record and _may_still_be_down(each, bmc_state, at, timeout)
     ]
     if (
         record is not None
         and record.state.is_open
-        and not _is_back(power.run_at, bmc_state, record)
+        and not _is_machine_back(power.run_at, bmc_state, record)
         # Without the planned boot, gitboot may never observe the fetch that proves that the machine is back.
-        and (power.is_boot_planned or _may_still_be_down(record, bmc_state, at, patience))
+        and (power.is_boot_planned or _may_still_be_down(record, bmc_state, at, timeout))
     ):
         since.append(record.since)
-    is_unknown = bmc_state is None or bmc_state.outcome is None or bmc_state.may_be_switching
+    is_unknown = bmc_state is None or bmc_state.outcome is None or bmc_state.may_be_resetting
     is_down = (
         bmc_state is not None
         and (bmc_state.power == "Off" or bmc_state.in_post)
         and power.power_change.operation is not PowerOperation.ON
     )
-    return Member(
+    return WaveMember(
         name=task.server,
         maintenance=maintenance,
         group=power.group,
         limit=power.limit,
-        ready=_is_ready(task, power, bmc_state, record, at),
+        ready=_may_reset(task, power, bmc_state, record, at),
         away_since=min(since, default=None),
         down=is_unknown or is_down,
     )
 
 
-def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: datetime) -> frozenset[SystemUuid]:
+def choose_drains(schedule: Schedule, plans: Plans, snapshot: LedgerSnapshot, at: datetime) -> frozenset[SystemUuid]:
     """Return the machines that gitboot drains next, so that at most `maxUnavailable` are out of service.
 
     A server is out of service from the start of its drain until its machine is back, and while its machine is off. Such
@@ -103,9 +103,9 @@ def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: da
     for uuid, power in schedule.power.items():
         if power.maintenance is not None and power.maintenance not in schedule.stopped_maintenances:
             groups[power.maintenance, power.group].append(uuid)
-    if not groups or not schedule.may_set or schedule.failures >= schedule.most_failures:
+    if not groups or not schedule.may_set or schedule.failures >= schedule.max_failures:
         return frozenset()
-    drained_machines = _find_drained_machines(schedule, plans, knowledge, at)
+    drained_machines = _find_drained_machines(schedule, plans, snapshot, at)
     found = set[SystemUuid]()
     for group, uuids in groups.items():
         members, ready = {*uuids, *drained_machines[group]}, []
@@ -133,23 +133,23 @@ def choose_drains(schedule: Schedule, plans: Plans, knowledge: Knowledge, at: da
 
 
 def _find_drained_machines(
-    schedule: Schedule, plans: Plans, knowledge: Knowledge, at: datetime
+    schedule: Schedule, plans: Plans, snapshot: LedgerSnapshot, at: datetime
 ) -> Mapping[tuple[str, str | None], set[SystemUuid]]:
     found: defaultdict[tuple[str, str | None], set[SystemUuid]] = defaultdict(set)
     for name in plans.drained:
         state = plans.servers[name]
         uuid = state.decision.uuid
-        record, switches, seen = knowledge.stored_record(uuid), knowledge.list_switches(uuid), schedule.bmcs.get(uuid)
+        record, records, seen = snapshot.stored_record(uuid), snapshot.list_power_records(uuid), schedule.bmcs.get(uuid)
         for each in state.decision.maintenances:
-            if record is not None and _is_drained(each, record, switches, seen, at):
-                found[each.name, find_group(each, state.details)].add(uuid)
+            if record is not None and _is_drained(each, record, records, seen, at):
+                found[each.name, find_limit_group(each, state.details)].add(uuid)
     return found
 
 
 def _is_drained(
     maintenance: MaintenanceDecision,
     record: Record,
-    switches: Iterable[PowerRecord],
+    power_records: Iterable[PowerRecord],
     bmc_state: BmcState | None,
     at: datetime,
 ) -> bool:
@@ -169,13 +169,13 @@ def _is_drained(
         return True
     run_at = run.at if run is not None else None
     return not any(
-        each.state is PowerRecordState.BACK or _is_back(run_at, bmc_state, each)
-        for each in switches
-        if is_switch_of(each, maintenance) and each.since >= drained_at
+        each.state is PowerRecordState.BACK or _is_machine_back(run_at, bmc_state, each)
+        for each in power_records
+        if is_run_record(each, maintenance) and each.since >= drained_at
     )
 
 
-def _is_ready(
+def _may_reset(
     task: BmcTask, power: PowerPlan, bmc_state: BmcState | None, record: PowerRecord | None, at: datetime
 ) -> bool:
     """Return whether the result of the last BMC task allows gitboot to reset a machine.
@@ -187,12 +187,12 @@ def _is_ready(
         bmc_state is None
         or not power.is_due
         or bmc_state.outcome not in (TaskOutcome.UNCHANGED, TaskOutcome.APPLIED)
-        or bmc_state.may_be_switching
+        or bmc_state.may_be_resetting
     ):
         return False
     if record is not None and record.state is not PowerRecordState.REFUSED:
         return False
-    if (bmc_state.was_not_switched and at < bmc_state.due) or bmc_state.in_post:
+    if (bmc_state.was_not_reset and at < bmc_state.due) or bmc_state.in_post:
         return False
     if bmc_state.power != ("Off" if power.power_change.operation is PowerOperation.ON else "On"):
         return False
@@ -202,20 +202,20 @@ def _is_ready(
     )
 
 
-def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: datetime, patience: timedelta) -> bool:
+def _may_still_be_down(record: PowerRecord, bmc_state: BmcState | None, at: datetime, timeout: timedelta) -> bool:
     """Return whether a machine may still be down because of a power change whose boot is no longer planned.
 
     For example, the power change may belong to an earlier maintenance run.
 
     If the BMC does not report the boot progress, gitboot cannot detect that the machine is back, and only waits for
-    ``patience``.
+    ``timeout``.
     """
     return record.state.is_open and (
-        bmc_state is None or bmc_state.outcome is None or bmc_state.shows_progress or at - record.since < patience
+        bmc_state is None or bmc_state.outcome is None or bmc_state.shows_progress or at - record.since < timeout
     )
 
 
-def _is_back(run_at: datetime | None, bmc_state: BmcState | None, record: PowerRecord) -> bool:
+def _is_machine_back(run_at: datetime | None, bmc_state: BmcState | None, record: PowerRecord) -> bool:
     """Return whether a fetch proves that a machine is back. ``run_at`` is when the maintenance run's boot was fetched.
 
     This check is only needed if the BMC does not report the boot progress.
@@ -230,7 +230,7 @@ def _is_back(run_at: datetime | None, bmc_state: BmcState | None, record: PowerR
     )
 
 
-class Member(Struct, frozen=True, kw_only=True):
+class WaveMember(Struct, frozen=True, kw_only=True):
     """A server in a maintenance that changes the power of its servers."""
 
     name: str
@@ -252,17 +252,17 @@ class PowerWave(Struct, frozen=True, kw_only=True):
     )  # servers that did not come back, by maintenance
 
 
-def choose_wave(members: Iterable[Member], at: datetime, patience: timedelta) -> PowerWave:
+def choose_wave(members: Iterable[WaveMember], at: datetime, timeout: timedelta) -> PowerWave:
     """Choose the servers that gitboot may reset now: the first ready servers by name, up to the limit of each group.
 
-    If a server does not come back within ``patience`` after its reset, the whole maintenance stops until the server is
+    If a server does not come back within ``timeout`` after its reset, the whole maintenance stops until the server is
     back.
     """
-    groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str | None], list[WaveMember]] = defaultdict(list)
     stopped: defaultdict[str, list[str]] = defaultdict(list)
     for each in members:
         groups[each.maintenance, each.group].append(each)
-        if each.away_since is not None and at - each.away_since >= patience:
+        if each.away_since is not None and at - each.away_since >= timeout:
             stopped[each.maintenance].append(each.name)
     chosen: set[str] = set()
     for (maintenance, _), group in groups.items():

@@ -10,15 +10,15 @@ from zlib import crc32
 
 from msgspec import Struct, field, structs
 
-from gitboot.bmc.credentials import credential_use
+from gitboot.bmc.credentials import get_credential_use
 from gitboot.bmc.identity import SharedIdentityValues, UnprovenIdentity
 from gitboot.bmc.override_session import BmcTask, TaskOutcome, TaskResult
 from gitboot.bmc.override_state import OperatorCondition, Override, OverrideState, WantedOverride
 from gitboot.bmc.override_steps import explain_dhcp_loader
 from gitboot.bmc.power_steps import PowerRecordState
 from gitboot.controller.bmcs.desired_state import PowerPlan, build_leftover_task, find_desired_state
-from gitboot.controller.current_plans import Agenda
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.current_plans import DueQueue
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -54,8 +54,8 @@ class BmcState(Struct, frozen=True, kw_only=True):
     in_post: bool = False
     shows_progress: bool = False  # whether the BMC reports the boot progress
     dhcp_reason: str | None = None  # why DHCP must name the boot loader although the plan has a URI: see `left_to_dhcp`
-    may_be_switching: bool = False  # whether a task that may reset the machine is running
-    was_not_switched: bool = False  # whether the last task that was allowed to reset the machine did not do so
+    may_be_resetting: bool = False  # whether a task that may reset the machine is running
+    was_not_reset: bool = False  # whether the last task that was allowed to reset the machine did not do so
     pending_ids: frozenset[int] = frozenset()  # ids of the fetches that were pending when the last task began
     open_intents: frozenset[str] = frozenset()  # intents that had no outcome when the last task began
 
@@ -73,7 +73,7 @@ class BmcState(Struct, frozen=True, kw_only=True):
 class Schedule(Struct, frozen=True, kw_only=True):
     """The tasks for all BMCs, with their due times and the results of the last tasks."""
 
-    most_failures: int = 20  # consecutive failures after which gitboot limits tasks for a while
+    max_failures: int = 20  # consecutive failures after which gitboot limits tasks for a while
     jitter: float = 0.2  # fraction by which the wait before a retry may be shortened, to spread out retries
     may_set: bool | None = None  # whether tasks could set overrides when they were planned; None: no tasks yet
     is_ledger_named: bool | None = None  # whether the Fleet named a ledger when the tasks were planned
@@ -89,7 +89,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     )  # servers that did not come back, by maintenance
     blocked: frozenset[SystemUuid] = frozenset()  # machines at whose BMC another override must be cleared first
     bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
-    agenda: Agenda[SystemUuid] = field(default_factory=Agenda)
+    agenda: DueQueue[SystemUuid] = field(default_factory=DueQueue)
     still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits until the last task ends
     failing: frozenset[SystemUuid] = frozenset()
     uri_rejected: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejected the URI in the plan
@@ -106,7 +106,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
         """The time when the next task is due, unless an event makes a task due earlier."""
         return self.agenda.next_due
 
-    def with_bmcs(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
+    def with_bmc_states(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
         """Return the schedule with the states of these BMCs replaced. A state of None removes the BMC."""
         if not changed:
             return self
@@ -138,7 +138,7 @@ def plan_tasks(
     schedule: Schedule,
     commit: Commit,
     servers: Mapping[str, ServerState],
-    knowledge: Knowledge,
+    snapshot: LedgerSnapshot,
     changed: Collection[SystemUuid],
     *,
     may_set: bool,
@@ -157,15 +157,13 @@ def plan_tasks(
     """
     uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
     if (may_set, is_named) != (schedule.may_set, schedule.is_ledger_named):
-        uuids = {*schedule.tasks, *commit.machines, *knowledge.overrides}
+        uuids = {*schedule.tasks, *commit.machines, *snapshot.overrides}
     if not uuids:
         return schedule, frozenset()
     tasks = {**schedule.tasks}
     for uuid in uuids:
         tasks.pop(uuid, None)
-    leftover_tasks = {
-        uuid: task for uuid in uuids if (task := build_leftover_task(uuid, commit, knowledge)) is not None
-    }
+    leftover_tasks = {uuid: task for uuid in uuids if (task := build_leftover_task(uuid, commit, snapshot)) is not None}
     tasks |= leftover_tasks
     leftovers = (schedule.leftovers - uuids) | leftover_tasks.keys()
     old_addresses = {tasks[uuid].bmc.normalized_address for uuid in leftovers}
@@ -182,7 +180,7 @@ def plan_tasks(
         machine = commit.machines.get(uuid)
         state = servers.get(machine.name) if machine is not None else None
         waits = (state.decision.base_url if state is not None else None) in outdated_base_urls
-        desired = find_desired_state(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits and is_named)
+        desired = find_desired_state(uuid, commit, servers, snapshot, keys, may_set=may_set and not waits and is_named)
         if desired.is_new and not is_named:
             without_ledger.add(uuid)
         if waits or (desired.task is not None and desired.task.bmc.normalized_address in old_addresses):
@@ -201,17 +199,17 @@ def plan_tasks(
         blocked=frozenset(blocked),
         power=power,
     )
-    return schedule.with_bmcs({uuid: None for uuid in uuids if uuid not in tasks}), frozenset(uuids)
+    return schedule.with_bmc_states({uuid: None for uuid in uuids if uuid not in tasks}), frozenset(uuids)
 
 
 # Due tasks
 
 
 def select_due_tasks(
-    schedule: Schedule, knowledge: Knowledge, changed: Collection[SystemUuid], at: datetime
+    schedule: Schedule, snapshot: LedgerSnapshot, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
     """Return the due tasks and the updated schedule. An event or a changed plan can make a task due early."""
-    shared_identities = schedule.shared_identities.update(knowledge.pins, knowledge.machines)
+    shared_identities = schedule.shared_identities.update(snapshot.pins, snapshot.machines)
     if shared_identities is not schedule.shared_identities:
         is_same, schedule = (
             shared_identities.values == schedule.shared_identities.values,
@@ -227,25 +225,25 @@ def select_due_tasks(
             before is None
             or at >= before.due
             or (before.wanted, before.bmc) != (task.wanted, task.bmc)
-            or _is_triggered(uuid, schedule, knowledge, before)
+            or _is_task_due_now(uuid, schedule, snapshot, before)
         ):
             due.append(task)
     due.sort(key=lambda task: (task.uuid not in schedule.leftovers, task.server, task.uuid))
-    schedule = schedule.with_bmcs(
+    schedule = schedule.with_bmc_states(
         {task.uuid: BmcState(name=task.server, due=at) for task in due if task.uuid not in schedule.bmcs}
     )
     tasks = []
     for task in due:
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
-        has_new_intent = not _find_open_intents(uuid, knowledge) <= before.open_intents
+        has_new_intent = not _find_open_intents(uuid, snapshot) <= before.open_intents
         # Whether there are fetches that this task will confirm or rule out.
-        has_pending = any(each.marks is None for each in knowledge.pending.get(uuid, ()))
+        has_pending = any(each.marks is None for each in snapshot.pending.get(uuid, ()))
         tasks.append(
             structs.replace(
                 task,
                 read_only=has_pending or has_new_intent,
-                pinned=knowledge.pins.get(uuid),
-                bmc_is_in_ledger=credential_use(task.bmc) in knowledge.known_pairs,
+                pinned=snapshot.pins.get(uuid),
+                bmc_is_in_ledger=get_credential_use(task.bmc) in snapshot.known_pairs,
                 shared_values=schedule.shared_identities.values,
                 wanted_power=power.find_power_change(task.power_records, now=uuid in schedule.in_wave)
                 if power is not None
@@ -255,11 +253,11 @@ def select_due_tasks(
     return _limit_tasks(structs.replace(schedule, still_running=frozenset()), tasks, at)
 
 
-def _is_triggered(uuid: SystemUuid, schedule: Schedule, knowledge: Knowledge, before: BmcState) -> bool:
+def _is_task_due_now(uuid: SystemUuid, schedule: Schedule, snapshot: LedgerSnapshot, before: BmcState) -> bool:
     """Return whether a new fetch, a new intent or the power wave makes a BMC task due."""
-    is_fetched = any(each.id not in before.pending_ids for each in knowledge.pending.get(uuid, ()))
-    is_in_wave = uuid in schedule.in_wave and not before.may_be_switching
-    return is_fetched or is_in_wave or not _find_open_intents(uuid, knowledge) <= before.open_intents
+    is_fetched = any(each.id not in before.pending_ids for each in snapshot.pending.get(uuid, ()))
+    is_in_wave = uuid in schedule.in_wave and not before.may_be_resetting
+    return is_fetched or is_in_wave or not _find_open_intents(uuid, snapshot) <= before.open_intents
 
 
 def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tuple[tuple[BmcTask, ...], Schedule]:
@@ -269,7 +267,7 @@ def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tupl
     still have an override that gitboot set, and at most one other task as a probe. The returned tasks then must not
     reset machines.
     """
-    if schedule.failures < schedule.most_failures:
+    if schedule.failures < schedule.max_failures:
         return tuple(tasks), schedule
     until = schedule.paused_until
     may_probe = until is None or at >= until
@@ -288,17 +286,17 @@ def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tupl
         else:
             before = schedule.bmcs[task.uuid]
             postponed[task.uuid] = structs.replace(before, due=max(before.due, until or at))
-    return tuple(admitted), structs.replace(schedule.with_bmcs(postponed), paused_until=until)
+    return tuple(admitted), structs.replace(schedule.with_bmc_states(postponed), paused_until=until)
 
 
 def record_submission(
-    schedule: Schedule, tasks: Iterable[BmcTask], accepted: Collection[SystemUuid], knowledge: Knowledge, at: datetime
+    schedule: Schedule, tasks: Iterable[BmcTask], queued: Collection[SystemUuid], snapshot: LedgerSnapshot, at: datetime
 ) -> Schedule:
-    """Return the schedule after tasks were submitted. ``accepted`` are the machines whose tasks the pool accepted."""
+    """Return the schedule after tasks were submitted. ``queued`` are the machines whose tasks the pool accepted."""
     changed, refused = {}, set()
     for task in tasks:
         uuid, before = task.uuid, schedule.bmcs[task.uuid]
-        if uuid not in accepted:
+        if uuid not in queued:
             refused.add(uuid)
             # When the running task ends, it wakes the loop before this time.
             changed[uuid] = structs.replace(before, due=at + FIRST_RETRY)
@@ -310,21 +308,21 @@ def record_submission(
             wanted=task.wanted,
             bmc=task.bmc,
             due=at + (ONCE_READ_EVERY if _is_urgent(task, schedule.power.get(task.uuid)) else READ_EVERY),
-            may_be_switching=task.wanted_power is not None and task.wanted_power.may_start_now,
-            pending_ids=frozenset(each.id for each in knowledge.pending.get(task.uuid, ())),
-            open_intents=_find_open_intents(task.uuid, knowledge),
+            may_be_resetting=task.wanted_power is not None and task.wanted_power.may_start_now,
+            pending_ids=frozenset(each.id for each in snapshot.pending.get(task.uuid, ())),
+            open_intents=_find_open_intents(task.uuid, snapshot),
         )
-    return structs.replace(schedule.with_bmcs(changed), still_running=schedule.still_running | refused)
+    return structs.replace(schedule.with_bmc_states(changed), still_running=schedule.still_running | refused)
 
 
-def _find_open_intents(uuid: SystemUuid, knowledge: Knowledge) -> frozenset[str]:
+def _find_open_intents(uuid: SystemUuid, snapshot: LedgerSnapshot) -> frozenset[str]:
     """Return a machine's intents without an outcome. A new intent causes a BMC task."""
-    record = knowledge.stored_record(uuid)
+    record = snapshot.stored_record(uuid)
     serves = record.unknown_serves if record is not None else ()
     return frozenset(each.intent for each in serves if not each.is_withheld)
 
 
-def find_machines_without_task(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
+def find_machines_without_task(schedule: Schedule, snapshot: LedgerSnapshot) -> frozenset[SystemUuid]:
     """Return the machines that have a pending fetch but no BMC task.
 
     The result is empty before the first `plan_tasks`.
@@ -332,7 +330,7 @@ def find_machines_without_task(schedule: Schedule, knowledge: Knowledge) -> froz
     if schedule.may_set is None:
         return frozenset()
     return frozenset(
-        uuid for uuid in knowledge.pending if uuid not in schedule.tasks
+        uuid for uuid in snapshot.pending if uuid not in schedule.tasks
     )  # a set difference would iterate over all tasks
 
 
@@ -341,7 +339,7 @@ def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: dateti
     if not uuids:
         return schedule
     return structs.replace(
-        schedule.with_bmcs(
+        schedule.with_bmc_states(
             {uuid: structs.replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
         ),
         paused_until=None,
@@ -354,22 +352,22 @@ def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: dateti
 def record_results(
     schedule: Schedule,
     results: Iterable[TaskResult],
-    judged: Collection[SystemUuid],
-    knowledge: Knowledge,
+    judged_uuids: Collection[SystemUuid],
+    snapshot: LedgerSnapshot,
     at: datetime,
 ) -> Schedule:
     """Return the schedule with the results of finished tasks.
 
-    ``judged`` are the machines whose task confirmed or ruled out a fetch.
+    ``judged_uuids`` are the machines whose task confirmed or ruled out a fetch.
     """
     changed: dict[SystemUuid, BmcState | None] = {}
     for result in results:
         schedule = _count_failures(schedule, result, at)
         if (before := schedule.bmcs.get(result.uuid)) is None:
             continue
-        new_state = _reschedule(before, result, knowledge, at, schedule.jitter)
-        changed[result.uuid] = structs.replace(new_state, due=at) if result.uuid in judged else new_state
-    if schedule.failures < schedule.most_failures and schedule.paused_until is not None:
+        new_state = _add_result(before, result, snapshot, at, schedule.jitter)
+        changed[result.uuid] = structs.replace(new_state, due=at) if result.uuid in judged_uuids else new_state
+    if schedule.failures < schedule.max_failures and schedule.paused_until is not None:
         # A BMC responded, so the tasks that were postponed are due now.
         resumed = {
             uuid: structs.replace(each, due=at)
@@ -378,7 +376,7 @@ def record_results(
         }
         changed = {**resumed, **changed}
         schedule = structs.replace(schedule, paused_until=None)
-    return schedule.with_bmcs(changed)
+    return schedule.with_bmc_states(changed)
 
 
 def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Schedule:
@@ -395,23 +393,23 @@ def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Sch
         schedule,
         failures=failures,
         last_failure=f"{result.server}: {result.message}",
-        paused_until=schedule.paused_until or (at + _PAUSE if failures >= schedule.most_failures else None),
+        paused_until=schedule.paused_until or (at + _PAUSE if failures >= schedule.max_failures else None),
         has_results=True,
     )
 
 
-def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: datetime, jitter: float) -> BmcState:
+def _add_result(state: BmcState, result: TaskResult, snapshot: LedgerSnapshot, at: datetime, jitter: float) -> BmcState:
     new_state = structs.replace(
-        before,
+        state,
         outcome=result.outcome,
         message=result.message,
         operator_condition=result.condition,
         answered=result.is_reachable,
         credentials=result.credentials_fingerprint,
-        may_be_switching=before.may_be_switching and not result.was_power_allowed,
-        was_not_switched=result.was_power_allowed and not result.power_records,
+        may_be_resetting=state.may_be_resetting and not result.was_power_allowed,
+        was_not_reset=result.was_power_allowed and not result.power_records,
     )
-    wanted = before.wanted
+    wanted = state.wanted
     if (seen := result.observed) is not None:
         new_state = structs.replace(
             new_state,
@@ -422,18 +420,18 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
         )
     if new_state.is_fine:
         return structs.replace(new_state, failures=0, late_since=None)
-    new_state = structs.replace(new_state, late_since=before.late_since or at)
+    new_state = structs.replace(new_state, late_since=state.late_since or at)
     if result.outcome is TaskOutcome.STALLED:  # retry late: after many rejected logins, a BMC locks the account
         new_state = structs.replace(new_state, due=at + LONGEST_RETRY)
     elif result.is_reachable and any(
         each.state.is_open and (wanted is None or each.reason != wanted.reason)
-        for each in knowledge.list_overrides(result.uuid)
+        for each in snapshot.list_overrides(result.uuid)
     ):
         new_state = structs.replace(new_state, due=at + CLEAR_EVERY)
     else:
         spread = crc32(f"{result.uuid} {at}".encode()) / 2**32
-        wait = min(FIRST_RETRY * 2**before.failures, LONGEST_RETRY) * (1 - jitter * spread)
-        new_state = structs.replace(new_state, due=at + wait, failures=min(before.failures + 1, 10))
+        wait = min(FIRST_RETRY * 2**state.failures, LONGEST_RETRY) * (1 - jitter * spread)
+        new_state = structs.replace(new_state, due=at + wait, failures=min(state.failures + 1, 10))
     if result.retry_after_s is not None:
         new_state = structs.replace(
             new_state, due=max(new_state.due, at + min(timedelta(seconds=result.retry_after_s), LONGEST_RETRY))
@@ -441,12 +439,12 @@ def _reschedule(before: BmcState, result: TaskResult, knowledge: Knowledge, at: 
     return new_state
 
 
-def build_override_events(result: TaskResult, commit: str, at: datetime, *, first: bool) -> Iterator[Event]:
+def build_override_events(result: TaskResult, commit: str, at: datetime, *, is_first: bool) -> Iterator[Event]:
     """Yield an event about the last state of each override record of a BMC task.
 
-    With ``first``, also yield an event if the BMC did not prove its identity.
+    With ``is_first``, also yield an event if the BMC did not prove its identity.
     """
-    if first and isinstance(result.identity_result, UnprovenIdentity):
+    if is_first and isinstance(result.identity_result, UnprovenIdentity):
         yield Event(
             at=at,
             type="MachineUnverified",
@@ -499,7 +497,7 @@ def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterato
         yield Event(
             at=at,
             type=f"Power{record.state}",
-            message=f"{result.server}: {_SWITCH_STATE_TEXTS[record.state].replace('RESET', reset)}",
+            message=f"{result.server}: {_POWER_STATE_TEXTS[record.state].replace('RESET', reset)}",
             facts={
                 "server": result.server,
                 "reason": record.reason,
@@ -518,7 +516,7 @@ def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterato
 
 
 # RESET is the type of the reset with the reason for it.
-_SWITCH_STATE_TEXTS: Final = {
+_POWER_STATE_TEXTS: Final = {
     PowerRecordState.RECORDED: "RESET is about to be requested, or was just requested",
     PowerRecordState.REQUESTED: "RESET was requested",
     PowerRecordState.DONE: "RESET is done",

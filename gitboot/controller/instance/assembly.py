@@ -21,23 +21,23 @@ from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, DamageSearch
-from gitboot.controller.commit_acceptance import NO_AUTHORITY, Attempt, Authority, CommitAcceptor
+from gitboot.controller.commit_acceptance import NO_COMMIT_TRUST, Attempt, CommitAcceptor, CommitTrust
 from gitboot.controller.forge import find_project
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.git_source import (
     KEYS,
-    BranchInLedger,
-    build_authority,
+    LedgerBranchStore,
+    build_commit_trust,
     build_source,
     check_repository,
     open_source,
 )
 from gitboot.controller.instance.settings import CheckAssets, Clock, Settings, Tell
 from gitboot.controller.instance.state_directory import (
-    check_active,
     check_spool_rights,
     make_private,
     read_key_lines,
+    require_active,
     token_keys,
     write_key_lines,
 )
@@ -56,9 +56,9 @@ from gitboot.controller.reconcile_inputs import (
 )
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import (
-    Knowledge,
+    LedgerSnapshot,
     choose_output_modes,
-    read_knowledge,
+    read_ledger,
     record_instance_facts,
     write_events,
     write_updates,
@@ -77,7 +77,7 @@ from gitboot.git.clone import Source, load_accepted_snapshot
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
-from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_ledger_aside
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, has_address_file, read_address, read_mark, write_address, write_mark
 from gitboot.model.scalars import SystemUuid
@@ -92,7 +92,7 @@ from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import Record, find_newer_records
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Condition, Event
-from gitboot.status.instance_status import Held, Status
+from gitboot.status.instance_status import HeldCommit, Status
 from gitboot.status.work_progress import Stage, StageTimes, Work, WorkListener, WorkProgress
 from gitboot.system_clock import Uptime, read_uptime
 
@@ -121,13 +121,13 @@ class Dependencies(Struct, frozen=True, kw_only=True):
     observes: bool = True  # whether fetches reach the instance
     is_output_open: bool = False  # whether every user of this host may read OUTPUT
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
-    trust: Authority = NO_AUTHORITY
+    trust: CommitTrust = NO_COMMIT_TRUST
     artifacts: ArtifactWatch | None = None  # None: gitboot does not check artifacts
     hooks: HookClient | None = None  # None: gitboot requests no URLs before maintenances
     checkpoint: Checkpoint | None = None  # None: no checkpoint is read or written
     resumes: bool = False  # whether to continue from the checkpoint
     shared_fetches: RecordedFetches | None = None  # the fetch log in a shared ledger
-    knowledge: Knowledge | None = None  # the ledger's content except its facts, if it was already read
+    snapshot: LedgerSnapshot | None = None  # the ledger's content except its facts, if it was already read
     # Receivers of events
     tell: Tell = ignore
     wake: Callable[[], None] = ignore  # called from a BMC task's thread when the task has ended
@@ -194,7 +194,7 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
             limits=settings.limits,
             is_covered=partial(is_covered, settings.bmc.credentials),
             published_commit=dependencies.published,
-            authority=dependencies.trust,
+            commit_trust=dependencies.trust,
             checkpoint_commit=initial_state.plans.commit,
         ),
         inbox=inbox,
@@ -223,26 +223,26 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
         spool=settings.spool,
         site=settings.site,
     )
-    knowledge = read_knowledge(store) if dependencies.knowledge is None else dependencies.knowledge
-    knowledge = structs.replace(knowledge, facts=instance_tables.read_facts(store))
-    if dependencies.owner == knowledge.facts.identity and find_newer_records(
-        records, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()
+    snapshot = read_ledger(store) if dependencies.snapshot is None else dependencies.snapshot
+    snapshot = structs.replace(snapshot, facts=instance_tables.read_facts(store))
+    if dependencies.owner == snapshot.facts.identity and find_newer_records(
+        records, snapshot.records, lambda uuid: snapshot.overrides.get(uuid, {}).keys()
     ):
         # The ledger is older than the output tree that was published with it.
         instance_tables.mark_unverified(store, "RestoredLedger")
-        knowledge = structs.replace(knowledge, facts=instance_tables.read_facts(store))
-    if not knowledge.is_trusted:
-        knowledge = structs.replace(knowledge, published_records=records)
+        snapshot = structs.replace(snapshot, facts=instance_tables.read_facts(store))
+    if not snapshot.is_trusted:
+        snapshot = structs.replace(snapshot, published_records=records)
     initial_state = InstanceState(
-        knowledge=knowledge,
+        snapshot=snapshot,
         keys=dependencies.keys,
-        attempt=Attempt(orders=knowledge.facts.orders, withheld=knowledge.facts.withheld),
-        schedule=Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter),
+        attempt=Attempt(orders=snapshot.facts.orders, withheld=snapshot.facts.withheld),
+        schedule=Schedule(max_failures=settings.bmc.failures, jitter=settings.bmc.jitter),
         longest_step=timedelta(minutes=settings.step_minutes),
         change_at_start=store.progress[1],
-        was_unused=knowledge.facts.gap,
+        was_unused=snapshot.facts.gap,
         is_output_open=dependencies.is_output_open,
-        is_upgraded=knowledge.facts.left_output is None and knowledge.facts.accepted is not None,
+        is_upgraded=snapshot.facts.left_output is None and snapshot.facts.accepted is not None,
     )
     if dependencies.checkpoint is not None and dependencies.resumes:
         return dependencies.checkpoint.resume(initial_state)
@@ -265,7 +265,7 @@ class _StatusReporter:
         self._history: dict[Revision, FileChanges] = {}  # the latest commits in the page's history
         self._history_of: str | None = None  # the newest commit in the published history
         self.stage_times = StageTimes()
-        self.listener = WorkListener(self._tell_progress, progress=self.stage_times.note_progress)
+        self.listener = WorkListener(self._tell_progress, on_progress=self.stage_times.note_progress)
 
     def warn(self, message: str) -> None:
         self._tell(Event(at=self._clock(), type="CacheUnusable", message=message, warning=True))
@@ -358,7 +358,7 @@ def run_instance(
         state.remove_former_caches(settings.state)
         reports = _StatusReporter(settings, tell, clock, on_status)
         cache = stack.enter_context(state.open_cache(settings.state, reports.warn))
-        store, knowledge = stack.enter_context(open_or_replace_ledger(find_ledger(settings), tell, clock))
+        store, snapshot = stack.enter_context(open_or_replace_ledger(find_ledger(settings), tell, clock))
         store.database.take_lease(Holder.load(settings.state, settings.lease_s))
         shared_fetches, fence, ending_fence = stack.enter_context(_hold_lease(store, tell, clock(), on_lease_lost))
         modes = choose_output_modes(store, settings.output, settings.output_group)
@@ -371,9 +371,9 @@ def run_instance(
                 modes=modes,
             )
         )
-        owner = tree.stamp.ledger if tree.stamp is not None else None
+        owner = tree.origin.ledger if tree.origin is not None else None
         _mark_older_ledger(store, settings, owner)
-        branch = BranchInLedger(store, tell, clock)
+        branch = LedgerBranchStore(store, tell, clock)
         if build_evaluation is None:
             evaluation = EvaluatorClient(
                 settings.state,
@@ -401,13 +401,13 @@ def run_instance(
             fence=fence,
             ending_fence=ending_fence,
             followers=stack.enter_context(build_followers(settings, store, source, clock, wake).running()),
-            published=Revision(tree.stamp.commit) if tree.stamp is not None else None,
+            published=Revision(tree.origin.commit) if tree.origin is not None else None,
             owner=owner,
             records=read_tree_records(settings.output),
             observes=settings.spool_folder is not None,
             is_output_open=modes is OPEN_MODES,
             keys=load_token_keys(settings.state, store, tell, clock),
-            trust=build_authority(settings.trust, source, settings.state / KEYS),
+            trust=build_commit_trust(settings.trust, source, settings.state / KEYS),
             artifacts=stack.enter_context(watch_artifacts(settings, store, cache, wake)),
             hooks=stack.enter_context(
                 closing(
@@ -423,7 +423,7 @@ def run_instance(
             checkpoint=Checkpoint(cache, tree, damage_search, reports.warn, settings.site),
             resumes=not wait,
             shared_fetches=shared_fetches,
-            knowledge=knowledge,
+            snapshot=snapshot,
             tell=tell,
             wake=wake,
             report=partial(reports.publish_status, store, source, tree),
@@ -449,16 +449,16 @@ def open_dry_run(
                 copy / state.LEDGER,
                 in_use=state.find_running_process(settings.state) is not None,
             )
-        store, knowledge = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
+        store, snapshot = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
         # Read the keys if the file exists, but never create keys here.
         has_keys = (settings.state / state.TOKEN_KEYS).exists()
         keys = load_token_keys(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
-            instance_tables.mark_accepted_lapsed(tx)  # the new clone may not contain the accepted commit
+            instance_tables.mark_accepted_commit_missing(tx)  # the new clone may not contain the accepted commit
         facts = instance_tables.read_facts(store)
         cache = stack.enter_context(state.open_cache(settings.state, ignore, writes=False))
         preview = PublicationPreview(settings.output, ledger=facts.identity, heir_of=facts.heir_of)
-        source = stack.enter_context(open_source(settings, copy, BranchInLedger(store, tell, clock)))
+        source = stack.enter_context(open_source(settings, copy, LedgerBranchStore(store, tell, clock)))
         evaluation = EvaluatorClient(copy, limits=settings.allowance, waits_for_answer=True, site=settings.site)
         stack.callback(evaluation.close)
         dependencies = Dependencies(
@@ -470,9 +470,9 @@ def open_dry_run(
             dry_run=True,
             observes=settings.spool_folder is not None,
             keys=keys,
-            trust=build_authority(settings.trust, source, copy / KEYS),
+            trust=build_commit_trust(settings.trust, source, copy / KEYS),
             artifacts=stack.enter_context(watch_artifacts(settings, store, cache, ignore)),
-            knowledge=knowledge,
+            snapshot=snapshot,
             tell=tell,
         )
         spool, empty = settings.spool_folder, None
@@ -532,36 +532,36 @@ def find_ledger(settings: Settings) -> Path:
 
 
 @contextmanager
-def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
+def open_or_replace_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, LedgerSnapshot | None]]:
     """Open the ledger at ``path``, and read its records. A damaged ledger is replaced with a new, unverified ledger.
 
     A shared ledger is never replaced. This instance reads a shared ledger later, when it holds the lease.
     """
     if read_address(path) is not None:
-        store, knowledge = Store.open(path), None
+        store, snapshot = Store.open(path), None
     else:
         try:
-            store, knowledge = _read_whole_ledger(path)
+            store, snapshot = _read_whole_ledger(path)
         except DamagedLedger as error:
-            renamed = set_aside(path)
+            renamed = set_ledger_aside(path)
             message = f"{error}; gitboot renamed the file to {renamed.name}"
             tell(Event(at=clock(), type="LedgerDamaged", message=message, warning=True))
-            store, knowledge = _read_whole_ledger(path)
+            store, snapshot = _read_whole_ledger(path)
             instance_tables.mark_unverified(store, "DamagedLedger")
     with store:
         if instance_tables.is_behind(store):
             instance_tables.mark_unverified(store, "RestoredLedger")
         if store.mark is None:
             store.write_mark(*store.progress)
-        yield store, knowledge
+        yield store, snapshot
 
 
-def _read_whole_ledger(path: Path) -> tuple[Store, Knowledge]:
+def _read_whole_ledger(path: Path) -> tuple[Store, LedgerSnapshot]:
     """Open a ledger and read all of its tables. Raises `DamagedLedger`."""
     store = Store.open(path)
     try:
         instance_tables.read_requests(store)
-        return store, read_knowledge(store)
+        return store, read_ledger(store)
     except BaseException:
         store.close()
         raise
@@ -585,17 +585,17 @@ def watch_artifacts(
     web = WebFetcher()
     vendors = WebFetcher(uses_proxies=True)  # for signatures, which machines do not fetch
 
-    def build_fetchers(bases: tuple[str, ...]) -> tuple[Fetcher, Callable[[str], bool]]:
-        by_prefix, local_prefixes = list_fetchers(bases)
+    def build_fetchers(base_urls: tuple[str, ...]) -> tuple[Fetcher, Callable[[str], bool]]:
+        by_prefix, local_prefixes = list_fetchers(base_urls)
         is_read = settings.artifacts.check is CheckAssets.READ
         return PrefixFetcher(by_prefix), lambda url: is_read or url.startswith(tuple(local_prefixes))
 
-    def build_signature_fetcher(bases: tuple[str, ...]) -> Fetcher:
-        return PrefixFetcher({**list_fetchers(bases)[0], "http://": vendors, "https://": vendors})
+    def build_signature_fetcher(base_urls: tuple[str, ...]) -> Fetcher:
+        return PrefixFetcher({**list_fetchers(base_urls)[0], "http://": vendors, "https://": vendors})
 
-    def list_fetchers(bases: tuple[str, ...]) -> tuple[dict[str, Fetcher], set[str]]:
+    def list_fetchers(base_urls: tuple[str, ...]) -> tuple[dict[str, Fetcher], set[str]]:
         """Return a fetcher for each URL prefix, and the prefixes whose files are in a folder on this host."""
-        own_prefix, *site_prefixes = (f"{base}/o/" for base in bases)
+        own_prefix, *site_prefixes = (f"{base}/o/" for base in base_urls)
         tree = settings.output / "boot" / "o"
         local_prefixes = {own_prefix}
         by_prefix: dict[str, Fetcher] = {
@@ -610,7 +610,7 @@ def watch_artifacts(
             own_prefix: FallbackFetcher(FolderFetcher(tree, own_prefix), web, fallback_on=ArtifactMissing),
         }
         if settings.assets is not None:
-            assets_prefix = f"{bases[0]}/assets/"
+            assets_prefix = f"{base_urls[0]}/assets/"
             by_prefix[assets_prefix] = FolderFetcher(settings.assets, assets_prefix)
             local_prefixes.add(assets_prefix)
         return by_prefix, local_prefixes
@@ -707,7 +707,7 @@ class OfflineInstance(Struct, frozen=True, kw_only=True):
 
     commit: Commit
     repository: FleetRepository  # the documents in the accepted commit
-    knowledge: Knowledge
+    snapshot: LedgerSnapshot
     keys: TokenKeys  # the keys of published tokens
 
 
@@ -724,8 +724,8 @@ def open_offline(
     from gitboot.evaluator.evaluation import Evaluator
 
     if not state.has_ledger(directory):
-        raise state.no_instance_error(directory)
-    check_active(directory)
+        raise state.make_no_instance_error(directory)
+    require_active(directory)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))
         copy_ledger(
@@ -743,14 +743,14 @@ def open_offline(
         # Read the keys if the file exists, but never create keys here.
         has_keys = (directory / state.TOKEN_KEYS).exists()
         keys = token_keys(directory, at, was_keyless=False) if has_keys else NO_KEYS
-        before = _read_offline_knowledge(store)
+        before = _read_offline_ledger(store)
         commit = whole.select_site(before.facts.site or None)
-        learnt = apply_batch(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
+        learnt = apply_batch(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).snapshot
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
         yield OfflineInstance(
             commit=commit,
             repository=evaluated.loaded.repository,
-            knowledge=structs.replace(
+            snapshot=structs.replace(
                 learnt,
                 sightings=instance_tables.read_sightings(store, describe_place(directory)),
                 claims=read_claims(folders, folders[-1]),
@@ -759,7 +759,7 @@ def open_offline(
         )
 
 
-def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: Held | None = None) -> None:
+def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: HeldCommit | None = None) -> None:
     """Carry out operator requests on behalf of an instance that is not running.
 
     ``commit`` is the accepted commit. ``held`` is the commit that was held when the instance last ran.
@@ -770,16 +770,16 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
         changed=tuple(commit.decisions.servers) if commit else (),
         held=held,
     )
-    write_updates(store, [apply_batch(_read_offline_knowledge(store), batch, at).update])
+    write_updates(store, [apply_batch(_read_offline_ledger(store), batch, at).update])
 
 
-def simulate_begin(instance: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> Knowledge:
-    """Return the `Knowledge` that would result if an operator requested to begin with records.
+def simulate_initialisation(instance: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> LedgerSnapshot:
+    """Return the `LedgerSnapshot` that would result if an operator requested to begin with records.
 
     This function does not store the result. Raises `UsageError`.
     """
     learnt = apply_batch(
-        instance.knowledge,
+        instance.snapshot,
         Batch(
             requests=(instance_tables.Request(0, at, "", BEGIN, facts),),
             commit=instance.commit,
@@ -790,11 +790,11 @@ def simulate_begin(instance: OfflineInstance, facts: Mapping[str, Any], at: date
     ((_, outcome),) = learnt.update.request_outcomes
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
-    return learnt.knowledge
+    return learnt.snapshot
 
 
-def _read_offline_knowledge(store: Store) -> Knowledge:
-    found = read_knowledge(store)
+def _read_offline_ledger(store: Store) -> LedgerSnapshot:
+    found = read_ledger(store)
     if found.is_trusted or found.facts.output is None:
         return found
     return structs.replace(found, published_records=read_tree_records(Path(found.facts.output)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.bmc.credentials import read_credentials
-from gitboot.controller.commit_acceptance import Authority
+from gitboot.controller.commit_acceptance import CommitTrust
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.settings import Clock, GitSettings, Settings, Tell, TrustSettings
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
@@ -54,7 +54,7 @@ def open_source(settings: Settings, state: Path, record: BranchRecord) -> Iterat
         yield build_source(settings, state, fetcher, record)
 
 
-class BranchInLedger:
+class LedgerBranchStore:
     """A recorder that stores in the ledger which branch an instance follows."""
 
     def __init__(self, store: Store, tell: Tell, clock: Clock) -> None:
@@ -128,7 +128,7 @@ def build_remote(settings: GitSettings) -> Remote:
     )
 
 
-def build_authority(settings: TrustSettings, source: Source, folder: Path) -> Authority:
+def build_commit_trust(settings: TrustSettings, source: Source, folder: Path) -> CommitTrust:
     """Return the settings that determine who may acknowledge changes.
 
     Raises `UsageError` if the trusted keys cannot be read.
@@ -138,7 +138,7 @@ def build_authority(settings: TrustSettings, source: Source, folder: Path) -> Au
         keys = SignatureKeys(settings.keys, folder)
         keys.fingerprint()
         signatures = SignatureChecker(source.clone, keys, settings.verify, source.read_tag_on)
-    return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
+    return CommitTrust(signatures=signatures, reinstalls_need=settings.reinstalls_need)
 
 
 KEYS: Final = "keys"  # folder in STATE with files for gpg, created anew at each start

@@ -27,12 +27,12 @@ from gitboot.controller.instance.assembly import find_ledger
 from gitboot.controller.instance.git_source import build_source, check_repository
 from gitboot.controller.instance.settings import CheckAssets, Settings
 from gitboot.controller.instance.state_directory import is_published_under, make_private, token_keys, write_key_lines
-from gitboot.controller.instance_state import InstanceState, plans_commit
-from gitboot.controller.operator_requests import decide_halt
+from gitboot.controller.instance_state import InstanceState, can_plan
+from gitboot.controller.operator_requests import find_stop_scope
 from gitboot.controller.publication import DatedPath, publish_plans
 from gitboot.controller.records.install_boots import list_offers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
-from gitboot.controller.records.ledger_snapshot import choose_output_modes, read_knowledge, record_instance_facts
+from gitboot.controller.records.ledger_snapshot import choose_output_modes, read_ledger, record_instance_facts
 from gitboot.disk_cache import DiskCache, compute_program_digest
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, NotYetDone, SourceError
 from gitboot.evaluator.client import EvaluatorClient
@@ -154,7 +154,7 @@ class Standby:
             return _classify_error(error), str(error)
         self.is_patient = True
         if other is not None:
-            self._note_progress(connection.read_progress())
+            self._store_progress(connection.read_progress())
             self._reference = self._settings.git.reference or connection.read_fact("branch") or self._reference
             if (accepted := connection.read_fact("accepted")) not in (None, self._accepted):
                 self._accepted = accepted
@@ -173,7 +173,7 @@ class Standby:
         next_end = self._windows.next_end
         return math.inf if next_end is None else max((next_end - self._clock()).total_seconds(), 0)
 
-    def _note_progress(self, progress: tuple[str, int] | None) -> None:
+    def _store_progress(self, progress: tuple[str, int] | None) -> None:
         """Store the ledger's change number.
 
         At a take-over, this instance uses the number to detect whether a backup has replaced the ledger.
@@ -184,7 +184,7 @@ class Standby:
             with suppress(OSError):
                 write_mark(path, *progress)
 
-    def fail(self, error: LedgerError) -> None:
+    def report_failure(self, error: LedgerError) -> None:
         """Report that gitboot took the lease but then could not read the ledger.
 
         The next `wait` begins with a pause.
@@ -395,17 +395,17 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         record_instance_facts(
             store,
             observes=settings.spool is not None,
-            owner=directory.stamp.ledger if directory.stamp is not None else None,
+            owner=directory.origin.ledger if directory.origin is not None else None,
             output=settings.output,
             spool=settings.spool,
             site=settings.site,
         )
         # Ignore the ledger's results of artifact checks, because they come from the other host.
-        knowledge = structs.replace(
-            read_knowledge(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
+        snapshot = structs.replace(
+            read_ledger(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
         )
         instance_state = checkpoint.resume(
-            InstanceState(knowledge=knowledge, keys=token_keys(copy, at, was_keyless=False))
+            InstanceState(snapshot=snapshot, keys=token_keys(copy, at, was_keyless=False))
         )
         instance_state = _publish_without_halted(
             instance_state, _evaluate_accepted(settings, accepted, instance_state.plans.commit, cache), tree, at
@@ -439,7 +439,7 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
                 f"this standby has not fetched the accepted commit {revision[:12]} yet ({error})"
             ) from None
         evaluation.store_results(revision)
-        evaluation.wait_until_stored()
+        evaluation.wait_until_results_stored()
     assert evaluated is not None  # noqa: S101 - a client that waits always returns a result
     return evaluated.commit
 
@@ -447,19 +447,19 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
 def _publish_without_halted(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
     if len(commit.decisions.servers) < MIN_SERVERS:
         raise NotYetDone(f"preparing the output tree does not save time with fewer than {MIN_SERVERS} servers")
-    learnt = apply_batch(before.knowledge, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).knowledge
-    if learnt.recorded_commit is None or not learnt.is_trusted or not plans_commit(learnt, commit):
+    learnt = apply_batch(before.snapshot, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).snapshot
+    if learnt.recorded_commit is None or not learnt.is_trusted or not can_plan(learnt, commit):
         raise NotYetDone(
             "the ledger is unverified, or the Fleet refers to a different ledger, so gitboot does not plan boots"
         )
-    knowledge = structs.replace(
-        learnt, records=before.knowledge.records
+    snapshot = structs.replace(
+        learnt, records=before.snapshot.records
     )  # plan with the stored records, because new records are not in the ledger yet
-    stop = decide_halt(knowledge, commit, knowledge.facts.orders)
+    stop = find_stop_scope(snapshot, commit, snapshot.facts.orders)
     changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
-    plans, different = replan(before.plans, commit, knowledge, changed, at, stop, before.keys)
+    plans, replanned_servers = replan(before.plans, commit, snapshot, changed, at, stop, before.keys)
     publication = publish_plans(
-        *(before.publication, plans, commit, different, knowledge, tree, tree, at),
+        *(before.publication, plans, commit, replanned_servers, snapshot, tree, tree, at),
         terms=ServingTerms(is_prepared=True),
         keys=before.keys,
     )
@@ -467,7 +467,7 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
         raise NotYetDone(publication.failure[1])
     return structs.replace(
         before,
-        knowledge=knowledge,
+        snapshot=snapshot,
         attempt=Attempt(accepted=commit),
         plans=plans,
         publication=publication,

@@ -70,7 +70,7 @@ def has_ledger(directory: Path) -> bool:
             return False
 
 
-def no_instance_error(directory: Path) -> UsageError:
+def make_no_instance_error(directory: Path) -> UsageError:
     """Build the error for a directory that no instance has used."""
     return UsageError(
         f"no instance has run with the state directory {directory}; use the directory that `gitboot run --state` uses"
@@ -187,7 +187,7 @@ def read_status(directory: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise no_instance_error(directory) from None
+        raise make_no_instance_error(directory) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
@@ -228,7 +228,7 @@ def find_active_directory(directory: Path) -> Path:
         output, _ = read_places(directory / LEDGER)
         if output is None or not is_published_under(output, lease):
             return directory
-    check_active(directory)
+    require_active(directory)
     return directory
 
 
@@ -239,7 +239,7 @@ def is_published_under(output: Path, lease: LeaseState) -> bool:
     return False
 
 
-def check_active(directory: Path) -> None:
+def require_active(directory: Path) -> None:
     """Raise `HeldByAnother` if the active instance is on another host.
 
     The instance on this host need not be running.

@@ -10,26 +10,26 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.override_state import BmcObservation, OverrideRecord, OverrideState, Reset
-from gitboot.bmc.override_steps import add_known_clock, is_shown
+from gitboot.bmc.override_state import BmcObservation, OverrideRecord, OverrideState, ResetConclusion
+from gitboot.bmc.override_steps import add_known_clock, is_override_shown
 from gitboot.controller.records.install_boots import DISK_BOOT, boot_identifies_machine, build_offer
-from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, KnowledgeUpdate
+from gitboot.controller.records.ledger_snapshot import Fetch, LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.provisioning import (
     complete_installation,
     record_boot_consumed,
+    record_boot_served,
     record_disk_boot,
     record_foreign_fetch,
+    record_install_step,
     record_intent,
     record_maintenance_boot,
+    record_override_by_another,
     record_override_consumed,
     record_provisioned,
-    record_served,
-    record_set_by_another,
-    record_step,
 )
 from gitboot.errors import UsageError
 from gitboot.evaluator.protocol import Commit
-from gitboot.fetchlog.log_entries import Observation, Outcome, client_network, drop_concluded_intents
+from gitboot.fetchlog.log_entries import Observation, Outcome, drop_concluded_intents, get_client_network
 from gitboot.fetchlog.one_time_boots import (
     MAX_ADDRESSES,
     InstallationFetches,
@@ -38,7 +38,7 @@ from gitboot.fetchlog.one_time_boots import (
     find_secret,
     is_report,
 )
-from gitboot.ledger.server_tables import Pending
+from gitboot.ledger.server_tables import PendingObservation
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.render.server_files import ServerState
@@ -65,7 +65,7 @@ class BmcEvidence(Struct, frozen=True, kw_only=True):
 # Fetches
 
 
-def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit: Commit) -> None:
+def record_fetches(update: LedgerUpdate, new_fetches: Iterable[Fetch], commit: Commit) -> None:
     """Record new fetches, except requests from monitors.
 
     A mirror sends its files to every client and does not log server names, so a fetch from a mirror counts as served.
@@ -75,7 +75,7 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
     spec = commit.fleet.provisioning
     monitors, clients = (list(map(ip_network, networks)) for networks in (spec.monitors, spec.clients))
     fetches = [
-        _accept_named_client(each, clients) for each in new_fetches if not _is_from_monitor(each.observation, monitors)
+        _accept_known_client(each, clients) for each in new_fetches if not _is_from_monitor(each.observation, monitors)
     ]
     intended = [fetch for fetch in fetches if fetch.observation.is_open_intent]
     for fetch in intended:  # an intent counts as a fetch of the secret, because the secret may have been sent
@@ -90,7 +90,7 @@ def record_fetches(update: KnowledgeUpdate, new_fetches: Iterable[Fetch], commit
             _record_fetch(update, fetch, commit, spec.evidence)
             is_sent_by_mirror = not (observation.server or observation.is_open_intent or observation.is_report)
             if observation.outcome is Outcome.SERVED or is_sent_by_mirror:
-                record_served(update, fetch.offer)
+                record_boot_served(update, fetch.offer)
         elif _consumes_boot(fetch):
             record_intent(update, fetch.offer, observation, is_early=observation.intent not in ids)
 
@@ -104,7 +104,7 @@ def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:
     return not is_boot_by_mirror and _is_in_networks(observation.client, monitors)
 
 
-def _accept_named_client(fetch: Fetch, clients: Networks) -> Fetch:
+def _accept_known_client(fetch: Fetch, clients: Networks) -> Fetch:
     """Turn a fetch from a mirror into evidence if the Fleet's `provisioning.clients` include the client's address."""
     observation = fetch.observation
     if observation.server or not observation.is_open_intent or not _is_in_networks(observation.client, clients):
@@ -122,7 +122,7 @@ def _consumes_boot(fetch: Fetch) -> bool:
     return fetch.offer.once and fetch.offer.writes_disk
 
 
-def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: fleet.Evidence) -> None:
+def _record_fetch(update: LedgerUpdate, fetch: Fetch, commit: Commit, kind: fleet.Evidence) -> None:
     offer, observation = fetch.offer, fetch.observation
     if offer.key == DISK_BOOT:
         record_disk_boot(update, offer, observation)
@@ -133,7 +133,7 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
         before = update.record(offer.uuid)
         if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
             if observation.is_failure:
-                record_step(update, offer, observation)
+                record_install_step(update, offer, observation)
             else:
                 record_provisioned(update, offer, observation.at, "Reported")
         if update.record(offer.uuid) is before and not fetch.was_recorded and count_fetch(update, offer, observation):
@@ -156,17 +156,17 @@ def _record_fetch(update: KnowledgeUpdate, fetch: Fetch, commit: Commit, kind: f
     if offer.phase is not Phase.MAINTENANCE:
         asks_bmc |= has_bmc and kind is fleet.Evidence.PROGRESS
         if not (asks_bmc and fetch.was_recorded):
-            record_step(update, offer, observation)
+            record_install_step(update, offer, observation)
         forget_earlier_fetches(update, offer)
     if not asks_bmc:
         _record_proof(update, offer, observation, kind)
     elif not fetch.was_recorded and not any(_is_duplicate(each, fetch) for each in update.list_pending(offer.uuid)):
-        update.keep_pending(
-            Pending(update.last_observation_id + 1, observation, offer)
+        update.add_pending_fetch(
+            PendingObservation(update.last_observation_id + 1, observation, offer)
         )  # the next task at the machine's BMC judges it
 
 
-def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:
+def _record_proof(update: LedgerUpdate, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:
     """Record what a fetch proves without a confirmation by the BMC. Return the verdict."""
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
@@ -174,7 +174,7 @@ def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observatio
             offer,
             StepEvidence(observation.at, observation.path, observation.client),
             "Fetched",
-            starts=observation.is_from_system,
+            is_started=observation.is_from_system,
         )
     elif kind is fleet.Evidence.FETCHED:
         complete_installation(update, offer, "Fetched")
@@ -183,7 +183,7 @@ def _record_proof(update: KnowledgeUpdate, offer: Offer, observation: Observatio
     return "Provisioned"
 
 
-def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
+def _is_duplicate(pending: PendingObservation, fetch: Fetch) -> bool:
     """Return whether an equal fetch (same path, same client) is already pending, so that one BMC task can judge both.
 
     Without this check, a client that keeps fetching a boot would fill the ledger until the BMC responds.
@@ -194,30 +194,30 @@ def _is_duplicate(pending: Pending, fetch: Fetch) -> bool:
     return (before.path, before.client, pending.offer.plan) == (now.path, now.client, fetch.offer.plan)
 
 
-def accept_fetches_without_task(update: KnowledgeUpdate, uuids: Iterable[SystemUuid], commit: Commit) -> None:
+def accept_fetches_without_task(update: LedgerUpdate, uuids: Iterable[SystemUuid], commit: Commit) -> None:
     """Accept the pending fetches of machines that have no BMC task, because gitboot has set no override."""
     kind = commit.fleet.provisioning.evidence
     for uuid in sorted(uuids):
         for pending in update.list_pending(uuid):
-            update.settle_pending(pending, _record_proof(update, pending.offer, pending.observation, kind))
+            update.conclude_pending_fetch(pending, _record_proof(update, pending.offer, pending.observation, kind))
 
 
 # BMC task results
 
 
-def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Evidence) -> bool:
+def awaits_progress(snapshot: LedgerSnapshot, state: ServerState, kind: fleet.Evidence) -> bool:
     plan, uuid = state.plan, state.decision.uuid
-    record = knowledge.stored_record(uuid)
+    record = snapshot.stored_record(uuid)
     return (
         kind is fleet.Evidence.PROGRESS
         and plan is not None
         and plan.key is not None
         and record is not None
-        and (record.consumed_key == plan.key or uuid in knowledge.pending)
+        and (record.consumed_key == plan.key or uuid in snapshot.pending)
     )
 
 
-def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
+def apply_bmc_evidence(update: LedgerUpdate, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
     """Record the evidence from a BMC task. Return whether the task confirmed or ruled out a pending fetch."""
     is_judged = False
     _drop_impossible_intents(update, bmc_evidence)
@@ -225,7 +225,7 @@ def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind:
         if pending.id in bmc_evidence.pending_ids:
             is_judged |= _judge_fetch(update, pending, bmc_evidence, kind)
     if bmc_evidence.state is not None and bmc_evidence.is_own_machine:
-        _release_if_off(update, bmc_evidence.state, bmc_evidence.observed)
+        _release_boot_if_off(update, bmc_evidence.state, bmc_evidence.observed)
     if bmc_evidence.state is not None and not is_judged:
         _apply_consumed_override(update, bmc_evidence.state, bmc_evidence.decision_number)
     if bmc_evidence.state is not None and kind is fleet.Evidence.PROGRESS:
@@ -233,7 +233,9 @@ def apply_bmc_evidence(update: KnowledgeUpdate, bmc_evidence: BmcEvidence, kind:
     return is_judged
 
 
-def _judge_fetch(update: KnowledgeUpdate, pending: Pending, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
+def _judge_fetch(
+    update: LedgerUpdate, pending: PendingObservation, bmc_evidence: BmcEvidence, kind: fleet.Evidence
+) -> bool:
     observation, offer, observed = pending.observation, pending.offer, bmc_evidence.observed
     if any(
         _rules_out_fetch(record, observation.at, observed)
@@ -241,22 +243,22 @@ def _judge_fetch(update: KnowledgeUpdate, pending: Pending, bmc_evidence: BmcEvi
     ):
         _report_ignored_fetch(update, offer.server, observation.path, observation.client)
         record_foreign_fetch(update, offer, observation)
-        update.settle_pending(pending, "Ignored")
+        update.conclude_pending_fetch(pending, "Ignored")
     elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
         if (
             offer.phase is not Phase.MAINTENANCE
         ):  # record the step again, because ruling out an earlier fetch may have removed it
-            record_step(update, offer, observation)
-        update.settle_pending(pending, _record_proof(update, offer, observation, kind))
+            record_install_step(update, offer, observation)
+        update.conclude_pending_fetch(pending, _record_proof(update, offer, observation, kind))
     elif pending.marks is None:  # do not set a new override, which would install the machine again
-        update.keep_pending(pending._replace(marks=observed.marks))
+        update.add_pending_fetch(pending._replace(marks=observed.marks))
         record_override_consumed(update, bmc_evidence.uuid, offer.server, offer.key, update.at)
     else:
         return False
     return True
 
 
-def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence) -> None:
+def _drop_impossible_intents(update: LedgerUpdate, bmc_evidence: BmcEvidence) -> None:
     """Drop intents without an outcome if the client cannot be the machine, and offer the boot again."""
     record, state = update.record(bmc_evidence.uuid), bmc_evidence.state
     if record is None or state is None:
@@ -271,13 +273,13 @@ def _drop_impossible_intents(update: KnowledgeUpdate, bmc_evidence: BmcEvidence)
     if not ruled_out:
         return
     remaining = tuple(each for each in record.unknown_serves if each not in ruled_out)
-    name, number = state.decision.server, update.count_decision()
+    name, number = state.decision.server, update.next_decision_number()
     update.write_record(bmc_evidence.uuid, name, replace(record, unknown_serves=remaining, taken_back=number))
     for each in ruled_out:
         _report_ignored_fetch(update, name, each.seen.path, each.seen.client)
 
 
-def _report_ignored_fetch(update: KnowledgeUpdate, server: str, path: str, client: str) -> None:
+def _report_ignored_fetch(update: LedgerUpdate, server: str, path: str, client: str) -> None:
     update.add_event(
         "FetchIgnored",
         f"{server}: ignored the fetch of {path} by {client}: the override is still set, so another client fetched "
@@ -287,7 +289,7 @@ def _report_ignored_fetch(update: KnowledgeUpdate, server: str, path: str, clien
     )
 
 
-def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcObservation) -> None:
+def _release_boot_if_off(update: LedgerUpdate, state: ServerState, observed: BmcObservation) -> None:
     plan, policy, record = state.plan, state.decision.policy, update.record(state.decision.uuid)
     if (
         plan is None
@@ -304,7 +306,7 @@ def _release_if_off(update: KnowledgeUpdate, state: ServerState, observed: BmcOb
         update.add_event("PoweredOff", f"{name} is off and will be provisioned at its next boot", server=name)
 
 
-def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number: int) -> None:
+def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: int) -> None:
     """Record an override that was consumed without a fetch.
 
     If the image boots without fetches, a consumed override proves the boot. For any other image, an operator must look
@@ -316,7 +318,7 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
         return
     record = next((each for each in update.overrides.list_records(uuid) if each.reason == offer.key), None)
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
-        record_set_by_another(update, offer)
+        record_override_by_another(update, offer)
     if record is None or record.state not in (OverrideState.CONSUMED, OverrideState.LOST):
         return
     if (
@@ -329,7 +331,7 @@ def _apply_consumed_override(update: KnowledgeUpdate, state: ServerState, number
         record_override_consumed(update, uuid, state.decision.server, offer.key, update.at)
 
 
-def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:
+def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:
     """Record a server as provisioned if its operating system is running and started late enough.
 
     The operating system must have started after the override was set or the boot was fetched.
@@ -354,7 +356,7 @@ def _apply_boot_progress(update: KnowledgeUpdate, state: ServerState, bmc_eviden
     if any(observed.marks.has_passed_post_since(marks) for marks in before):
         record_provisioned(update, structs.replace(offer, number=bmc_evidence.decision_number), update.at, "Progress")
         for pending in update.list_pending(uuid):
-            update.settle_pending(pending, "Provisioned")
+            update.conclude_pending_fetch(pending, "Provisioned")
 
 
 def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime) -> bool:
@@ -366,7 +368,7 @@ def _was_consumed(record: OverrideRecord, observed: BmcObservation, at: datetime
     return record.state is OverrideState.CONSUMED or (
         record.state is OverrideState.LOST
         and not record.may_be_cleared_unrecorded(at)
-        and observed.marks.find_reset_since(record.marks) is Reset.SEEN
+        and observed.marks.find_reset_since(record.marks) is ResetConclusion.SEEN
     )
 
 
@@ -380,8 +382,8 @@ def _rules_out_fetch(record: OverrideRecord, fetched_at: datetime, observed: Bmc
     return (
         _is_open_one_time_override(record)
         and record.at <= fetched_at
-        and is_shown(record.override, observed)
-        and add_known_clock(observed, record).find_reset_since(record.marks) is Reset.RULED_OUT
+        and is_override_shown(record.override, observed)
+        and add_known_clock(observed, record).find_reset_since(record.marks) is ResetConclusion.RULED_OUT
     )
 
 
@@ -397,7 +399,7 @@ def _is_in_networks(client: str, networks: Networks) -> bool:
     return any(address in network for network in networks)
 
 
-def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> bool:
+def count_fetch(update: LedgerUpdate, offer: Offer, observation: Observation) -> bool:
     """Count an outdated report or a fetch of a secret. Return whether the request came from a new address.
 
     All addresses beyond the first `MAX_ADDRESSES` count as one address. Each new address that fetches a secret causes
@@ -409,7 +411,7 @@ def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation)
     before = update.find_secret_fetches(offer.uuid)
     if before is None or _is_newer_installation(offer, before):
         before = InstallationFetches(key=_provision_key(offer), attempt=max(offer.attempt, 1), number=offer.number)
-    fetches, address = before.secrets.get(secret, SecretFetches()), client_network(observation.client)
+    fetches, address = before.secrets.get(secret, SecretFetches()), get_client_network(observation.client)
     is_new = fetches.others is None and not before.has_fetched(address, secret)
     if is_new and not is_report(secret):
         number, client = len(fetches.addresses) + 1, observation.client
@@ -439,14 +441,14 @@ def count_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation)
     return is_new
 
 
-def forget_earlier_fetches(update: KnowledgeUpdate, offer: Offer) -> None:
+def forget_earlier_fetches(update: LedgerUpdate, offer: Offer) -> None:
     """Delete the fetch counts of earlier installations once the boot of a newer installation has been served."""
     before = update.find_secret_fetches(offer.uuid)
     if before is not None and offer.phase is not Phase.MAINTENANCE and _is_newer_installation(offer, before):
         update.set_secret_fetches(offer.uuid, None)
 
 
-def confirm_fetches(update: KnowledgeUpdate, items: Iterable[Mapping[str, Any]]) -> list[str]:
+def confirm_secret_fetches(update: LedgerUpdate, items: Iterable[Mapping[str, Any]]) -> list[str]:
     """Record that an operator confirmed these fetches of secrets. Return the server names.
 
     Raises `UsageError` if no fetch is recorded for a server.

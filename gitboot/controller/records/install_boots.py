@@ -11,7 +11,7 @@ from msgspec import structs
 
 from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.current_plans import find_changed_servers
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.revision import Revision, merge_changes
 from gitboot.jsonio import Digest
@@ -21,6 +21,7 @@ from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
 from gitboot.resolve.install_attempts import (
+    add_consumed_run,
     attempt_token,
     disk_boot_token,
     image_provision_key,
@@ -31,7 +32,6 @@ from gitboot.resolve.install_attempts import (
     next_attempt_and_boot,
     parse_attempt_and_boot,
     provision_key,
-    record_run,
     unfinished_later_attempt,
 )
 from gitboot.resolve.plan_at_time import is_run_consumed
@@ -51,7 +51,7 @@ from gitboot.review.reinstalls import find_withheld_boots
 
 def boot_identifies_machine(boot: Boot) -> bool:
     """Return whether a machine that boots this image fetches a file that identifies the machine."""
-    return not boot.direct or boot.config_from is ConfigFrom.SYSTEM_UUID
+    return not boot.is_direct or boot.config_from is ConfigFrom.SYSTEM_UUID
 
 
 def list_offers(state: ServerState) -> Iterator[Offer]:
@@ -146,7 +146,9 @@ def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Of
     boot = policy.boot if policy is not None and plan.cause in WAITING_CAUSES else plan.boot
     maintenance = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
     key = plan.key or (
-        f"maintenance/{maintenance.name}/{maintenance.run}" if maintenance is not None and plan.is_evidence else None
+        f"maintenance/{maintenance.name}/{maintenance.run}"
+        if maintenance is not None and plan.is_fetch_evidence
+        else None
     )
     if key is None or boot is None:
         return None
@@ -207,8 +209,8 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
     precedes_install = record.provisioned_at is not None and (
         is_outdated(offer, record) or (offer.number == record.answered and seen.at < record.provisioned_at)
     )
-    new_record = record_run(
-        record, offer.maintenance, run, once=offer.once, overwrites=offer.writes_disk and not precedes_install
+    new_record = add_consumed_run(
+        record, offer.maintenance, run, once=offer.once, overwrites_disk=offer.writes_disk and not precedes_install
     )
     return (
         new_record if new_record != record else record
@@ -232,7 +234,7 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
 
     An up-to-date record is returned unchanged.
     """
-    if _is_over(offer, record):
+    if _needs_no_boot(offer, record):
         return record, ""
     last = last_attempt(record, offer.base or offer.key)
     new_record = replace(
@@ -272,7 +274,7 @@ def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvide
     known = next((each for each in record.unknown_serves if each.intent == intent), None)
     if known is not None and known.is_withheld:
         return _apply_withheld_intent(offer, record, intent, seen)
-    if known is not None or is_outdated(offer, record) or _is_consumed(offer, record):
+    if known is not None or is_outdated(offer, record) or _is_boot_consumed(offer, record):
         return record
     count = sum(not each.is_withheld for each in record.unknown_serves)
     if count >= _MAX_OPEN:
@@ -286,7 +288,7 @@ def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvide
     )
 
 
-def apply_withheld(offer: Offer, record: Record, intent: str, seen: StepEvidence, *, is_early: bool) -> Record:
+def apply_withheld_boot(offer: Offer, record: Record, intent: str, seen: StepEvidence, *, is_early: bool) -> Record:
     """Return the record after an endpoint withheld a boot. Other intents stay in the record.
 
     ``is_early`` means that gitboot has not read the intent itself from the log yet.
@@ -318,7 +320,7 @@ def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: Step
 def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Record:
     """Return the record after a boot was served. An up-to-date record is returned unchanged."""
     last = find_last_attempt(offer, record)
-    if _is_over(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot)):
+    if _needs_no_boot(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot)):
         return record
     if last is not None and last.number == offer.attempt:
         return _replace_attempt(offer, record, structs.replace(last, boots=(*last.boots, seen)))
@@ -338,7 +340,7 @@ def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
         return replace(_replace_attempt(offer, record, _add_start(record.attempts[-1], seen)), grace_until=None)
     served = apply_boot_served(offer, record, seen)
     last = find_last_attempt(offer, served)
-    if last is None or last.failed is not None or last.number != offer.attempt or _is_over(offer, record):
+    if last is None or last.failed is not None or last.number != offer.attempt or _needs_no_boot(offer, record):
         return record
     return record if last.is_running else _replace_attempt(offer, served, _add_start(last, seen))
 
@@ -351,10 +353,10 @@ def _add_start(attempt: InstallAttempt, seen: StepEvidence) -> InstallAttempt:
     return structs.replace(attempt, started=seen, started_boot=len(attempt.boots))
 
 
-def apply_failure(offer: Offer, record: Record, failure: Failure) -> Record:
+def apply_reported_failure(offer: Offer, record: Record, failure: Failure) -> Record:
     """Return the record after an installer reported a failure. The report is ignored if no boot was served."""
     last = find_last_attempt(offer, record)
-    if last is None or last.failed is not None or _is_over(offer, record):
+    if last is None or last.failed is not None or _needs_no_boot(offer, record):
         return record
     if last.number != offer.attempt and (offer.attempt or failure.at < last.boots[0].at):
         return record  # the report is about an earlier attempt
@@ -420,14 +422,14 @@ def _boot_position(attempt: InstallAttempt) -> tuple[int, int]:
     return attempt.number, len(attempt.boots)
 
 
-def _is_consumed(offer: Offer, record: Record) -> bool:
+def _is_boot_consumed(offer: Offer, record: Record) -> bool:
     if offer.maintenance is not None and offer.run is not None:
         return is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start)
     last = find_last_attempt(offer, record)
-    return _is_over(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot))
+    return _needs_no_boot(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot))
 
 
-def _is_over(offer: Offer, record: Record) -> bool:
+def _needs_no_boot(offer: Offer, record: Record) -> bool:
     """Return whether an offer is outdated, or the image that it offers is already provisioned."""
     return is_outdated(offer, record) or (
         record.provision is not None
@@ -468,7 +470,7 @@ def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revis
     return WithheldBoots(newest, servers) if servers else None
 
 
-def merge_withheld(before: WithheldBoots, after: WithheldBoots | None) -> WithheldBoots:
+def merge_withheld_boots(before: WithheldBoots, after: WithheldBoots | None) -> WithheldBoots:
     """Merge two sets of withheld boots. The result names the commit that ``before`` names."""
     if after is None:
         return before
@@ -499,20 +501,20 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
 
 
 def list_already_installed(
-    names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge
+    names: Sequence[str], base: Commit, commit: Commit, snapshot: LedgerSnapshot
 ) -> tuple[SystemUuid, ...]:
     """Return the machines of these servers that, according to their records, need no installation for ``commit``.
 
     A machine is excluded if there is any trace of the boot that ``base`` offers, because that boot may write to the
     disk.
     """
-    if not knowledge.is_trusted or knowledge.facts.gap:
+    if not snapshot.is_trusted or snapshot.facts.gap:
         return ()
     decisions = commit.decisions.servers  # the commit has no decisions for servers at other sites
     return tuple(
         each.uuid
         for each in map(decisions.get, names)
-        if each is not None and _needs_no_install(_find_decision(base, each.uuid), each, knowledge)
+        if each is not None and _needs_no_install(_find_decision(base, each.uuid), each, snapshot)
     )
 
 
@@ -520,8 +522,8 @@ def list_already_installed(
 _PROVEN_UNUSED: Final = (OverrideState.CLEARED, OverrideState.UNSENT)
 
 
-def _needs_no_install(old: Decision | None, new: Decision, knowledge: Knowledge) -> bool:
-    record, policy = knowledge.record(new.uuid), new.policy
+def _needs_no_install(old: Decision | None, new: Decision, snapshot: LedgerSnapshot) -> bool:
+    record, policy = snapshot.record(new.uuid), new.policy
     if (
         old is None
         or record is None
@@ -531,19 +533,19 @@ def _needs_no_install(old: Decision | None, new: Decision, knowledge: Knowledge)
         or not is_provisioned(policy, record)
         or unfinished_later_attempt(record) is not None
         or record.consumed_key is not None
-        or new.uuid in knowledge.pending
+        or new.uuid in snapshot.pending
         or any(not each.is_withheld for each in record.unknown_serves)
     ):
         return False
     if old.policy is None:
         return True
     key = provision_key(old.policy, record)
-    overrides = (each for each in knowledge.list_overrides(new.uuid) if each.state not in _PROVEN_UNUSED)
+    overrides = (each for each in snapshot.list_overrides(new.uuid) if each.state not in _PROVEN_UNUSED)
     return not any(each.reason == key or each.reason.startswith(f"{key}/") for each in overrides)
 
 
 def may_have_unread_fetch(
-    accepted: Commit, commit: Commit, machines: Iterable[SystemUuid], knowledge: Knowledge
+    accepted: Commit, commit: Commit, machines: Iterable[SystemUuid], snapshot: LedgerSnapshot
 ) -> bool:
     """Return whether a machine may have fetched an install boot that ``accepted`` offers but ``commit`` does not.
 
@@ -553,7 +555,7 @@ def may_have_unread_fetch(
     for uuid in machines:
         if (offered := _find_decision(accepted, uuid)) is None:
             continue
-        policy, record = offered.policy, knowledge.record(uuid)
+        policy, record = offered.policy, snapshot.record(uuid)
         is_done = record is not None and policy is not None and is_provisioned(policy, record)
         is_pending = not is_done or policy is None or policy.network_boot is NetworkBoot.ALWAYS
         boots = find_withheld_boots(offered, _find_decision(commit, uuid), commit.revision)
@@ -567,7 +569,7 @@ def _find_decision(commit: Commit, uuid: SystemUuid) -> Decision | None:
     return commit.decisions.servers[machine.name] if machine is not None else None
 
 
-def collect_rollbacks(knowledge: Knowledge, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
+def collect_rollbacks(snapshot: LedgerSnapshot, servers: Sequence[SystemUuid], number: int) -> Mapping[SystemUuid, int]:
     """Return, by machine, the number of the decision that removed its boots.
 
     For the machines in ``servers``, this decision number is ``number``.
@@ -575,7 +577,7 @@ def collect_rollbacks(knowledge: Knowledge, servers: Sequence[SystemUuid], numbe
     # An earlier entry stays unless newer evidence or an operator has decided about the machine since.
     taken_back = {
         uuid: before
-        for uuid, before in knowledge.facts.rolled_back.items()
-        if (record := knowledge.records.get(uuid)) is not None and max(record.offered, record.answered) <= before
+        for uuid, before in snapshot.facts.rolled_back.items()
+        if (record := snapshot.records.get(uuid)) is not None and max(record.offered, record.answered) <= before
     }
     return {**taken_back, **dict.fromkeys(servers, number)}

@@ -10,18 +10,18 @@ from typing import Final
 from msgspec import Struct, field, structs
 
 from gitboot.artifacts.availability import Sighting
-from gitboot.bmc.credentials import credential_use
+from gitboot.bmc.credentials import get_credential_use
 from gitboot.bmc.identity import PinnedIdentity
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.controller import operator_requests
-from gitboot.controller.bmcs.desired_state import extend_switches
+from gitboot.controller.bmcs.desired_state import extend_power_records
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.maintenance_hooks import ClearanceChange
 from gitboot.controller.records import evidence, ledger_trust, provisioning
 from gitboot.controller.records.install_boots import collect_rollbacks
-from gitboot.controller.records.ledger_snapshot import Fetch, Knowledge, KnowledgeUpdate
+from gitboot.controller.records.ledger_snapshot import Fetch, LedgerSnapshot, LedgerUpdate
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
@@ -30,7 +30,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Event
-from gitboot.status.instance_status import Held
+from gitboot.status.instance_status import HeldCommit
 from gitboot.system_clock import ClockState, Uptime
 
 RETENTION: Final = timedelta(days=90)  # how long offers and fetches are kept in the ledger
@@ -44,7 +44,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     ] = ()  # records that BMC tasks have already written to the ledger
     clearings: tuple[UnrecordedClearing, ...] = ()  # records by BMC tasks that are not in the ledger yet
     requests: tuple[Request, ...] = ()
-    held: Held | None = None  # the commit that operators can approve
+    held: HeldCommit | None = None  # the commit that operators can approve
     stoppage: StopOrder | None = None  # a stop that an operator ordered in the files that endpoints read
     clock_state: ClockState | None = None  # None: a command applies the batch instead of an instance
     uptime: Uptime | None = None  # the kernel's uptime
@@ -68,23 +68,23 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 class BatchResult(Struct, frozen=True, kw_only=True):
-    """The `Knowledge` after a batch, and the changes to store in the ledger."""
+    """The `LedgerSnapshot` after a batch, and the changes to store in the ledger."""
 
-    knowledge: Knowledge
-    update: KnowledgeUpdate
+    snapshot: LedgerSnapshot
+    update: LedgerUpdate
     changed: frozenset[SystemUuid]  # machines with a changed record, override, power record or pending fetch
 
 
-def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult:
-    """Apply a batch, and return the new `Knowledge` with the changes. The caller must store the changes."""
-    update = KnowledgeUpdate(knowledge, at)
+def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchResult:
+    """Apply a batch, and return the new `LedgerSnapshot` with the changes. The caller must store the changes."""
+    update = LedgerUpdate(snapshot, at)
     for uuid, record in batch.written_records:
         if isinstance(record, PowerRecord):
-            update.switches.set_record(uuid, record, stored=True)
+            update.power_records.set_record(uuid, record, stored=True)
         else:
             update.overrides.set_record(uuid, record, stored=True)
     for each in batch.clearings:
-        _apply_clearing(update, each)
+        _apply_override_clearing(update, each)
     if batch.clock_state is not None:
         # Prune once a day, counting from the last heartbeat, so that a clock that jumps ahead does not make entries
         # old.
@@ -116,11 +116,11 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
         update.facts = structs.replace(
             update.facts,
             accepted=accepted.revision,
-            rolled_back=collect_rollbacks(knowledge, sorted(steps.rolled_back), update.facts.sequence),
+            rolled_back=collect_rollbacks(snapshot, sorted(steps.rolled_back), update.facts.sequence),
         )
         update.lost_identities = steps.lost if steps.lost is not None else update.lost_identities
         provisioning.drop_moved_machines(update, steps.moves)
-        update.count_decision()
+        update.next_decision_number()
     if batch.sightings is not None:
         _apply_sightings(update, batch.sightings)
     if batch.commit is not None:
@@ -133,19 +133,19 @@ def apply_batch(knowledge: Knowledge, batch: Batch, at: datetime) -> BatchResult
         *update.dropped,
         *update.overrides.new,
         *update.new_pending,
-        *update.switches.new,
-        *(update.unobservable ^ knowledge.unobservable),
+        *update.power_records.new,
+        *(update.unobservable ^ snapshot.unobservable),
     }
-    if (update.recorded_commit is None) != (knowledge.recorded_commit is None):
+    if (update.recorded_commit is None) != (snapshot.recorded_commit is None):
         changed |= update.before.accepted_machines | update.machines.keys()
     return BatchResult(
-        knowledge=update.build_knowledge(),
+        snapshot=update.build_snapshot(),
         update=update,
         changed=frozenset(changed),
     )
 
 
-def _apply_clearing(update: KnowledgeUpdate, clearing: UnrecordedClearing) -> None:
+def _apply_override_clearing(update: LedgerUpdate, clearing: UnrecordedClearing) -> None:
     """Record the clearing of an override, as noted in the file beside the ledger.
 
     The clearing is ignored if the override was set or ended after the clearing.
@@ -169,7 +169,7 @@ def _apply_clearing(update: KnowledgeUpdate, clearing: UnrecordedClearing) -> No
     )
 
 
-def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None:
+def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
     """Record the evidence, the pinned identities and the new servers that the batch contains."""
     if update.recorded_commit != commit.revision:
         provisioning.record_new_servers(
@@ -193,10 +193,10 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
     if batch.unoffered_boots:
         provisioning.drop_records_with_unoffered_boots(update, commit, batch.unoffered_boots)
     if batch.changed or update.new_records:
-        provisioning.extend_runs(update, commit, batch.changed)
-        _revise_drains(update, commit, batch.changed)
-    if update.before.switches or update.switches.new:
-        extend_switches(update, commit, batch.changed)
+        provisioning.extend_maintenance_runs(update, commit, batch.changed)
+        _update_drains(update, commit, batch.changed)
+    if update.before.power_records or update.power_records.new:
+        extend_power_records(update, commit, batch.changed)
     if batch.changed and update.known_pairs:  # forget unused BMCs, which need a new approval if they come back
         leftover_bmcs = (
             each.bmc
@@ -205,12 +205,12 @@ def _apply_commit(update: KnowledgeUpdate, batch: Batch, commit: Commit) -> None
             if each.may_be_left_on_bmc
         )
         described = (machine.bmc for machine in commit.machines.values())
-        update.known_pairs &= {credential_use(bmc) for bmc in (*described, *leftover_bmcs) if bmc is not None}
+        update.known_pairs &= {get_credential_use(bmc) for bmc in (*described, *leftover_bmcs) if bmc is not None}
     update.spool_offsets = batch.spool_offsets
     update.unobservable = _find_unobservable(update, commit, batch.changed)
 
 
-def _apply_clearances(update: KnowledgeUpdate, changes: Collection[ClearanceChange]) -> None:
+def _apply_clearances(update: LedgerUpdate, changes: Collection[ClearanceChange]) -> None:
     """Record approvals and drains, so that a restarted instance continues with them."""
     for each in changes:
         if (record := update.usable_record(each.uuid)) is None:
@@ -224,7 +224,7 @@ def _apply_clearances(update: KnowledgeUpdate, changes: Collection[ClearanceChan
         update.add_event(each.event, each.message, server=each.server, maintenance=each.maintenance)
 
 
-def _revise_drains(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
+def _update_drains(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:
     """End drains whose windows ended before this commit, and drains for maintenances that the commit removes."""
     for name in sorted(changed):
         decision = commit.decisions.servers.get(name)
@@ -241,7 +241,7 @@ def _revise_drains(update: KnowledgeUpdate, commit: Commit, changed: Collection[
             update.write_record(decision.uuid, name, replace(record, clearances=clearances))
 
 
-def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sighting]) -> None:
+def _apply_sightings(update: LedgerUpdate, sightings: Mapping[BootFile, Sighting]) -> None:
     """Record the results of artifact checks, and add events about changes.
 
     There is no event for an artifact that is no longer checked.
@@ -265,7 +265,7 @@ def _apply_sightings(update: KnowledgeUpdate, sightings: Mapping[BootFile, Sight
     update.sightings = sightings
 
 
-def _find_unobservable(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
+def _find_unobservable(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, update.facts.observes
     # Whether overrides count as evidence. For some boots, there is no other evidence.

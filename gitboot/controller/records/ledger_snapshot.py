@@ -22,7 +22,7 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.revision import apply_changes
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.server_tables import Pending
+from gitboot.ledger.server_tables import PendingObservation
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import (
@@ -41,7 +41,7 @@ from gitboot.resolve.server_plan import Offer
 from gitboot.status.conditions import Event
 
 
-class Knowledge(Struct, frozen=True, kw_only=True):
+class LedgerSnapshot(Struct, frozen=True, kw_only=True):
     """The content of the ledger, and the values that an instance derives from the content."""
 
     facts: instance_tables.Facts  # facts about the ledger, including stops and suspensions that operators requested
@@ -57,12 +57,12 @@ class Knowledge(Struct, frozen=True, kw_only=True):
     # Override records by machine and reason.
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)
     # Power records by machine and reason.
-    switches: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)
+    power_records: Mapping[SystemUuid, Mapping[str, PowerRecord]] = field(default_factory=dict)
     pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)  # the pinned machine identity of each BMC
     # Pairs of a BMC and the credentials that gitboot may send to it.
     known_pairs: frozenset[CredentialUse] = frozenset()
     # Fetches that wait for a BMC task to judge them.
-    pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)
+    pending: Mapping[SystemUuid, tuple[PendingObservation, ...]] = field(default_factory=dict)
     secret_fetches: Mapping[SystemUuid, InstallationFetches] = field(default_factory=dict)
     last_observation_id: int = 0
     approvals: Mapping[str, Mapping[str, str]] = field(
@@ -112,9 +112,9 @@ class Knowledge(Struct, frozen=True, kw_only=True):
         """Return all override records of a server, sorted by reason."""
         return tuple(self.overrides.get(uuid, {}).values())
 
-    def list_switches(self, uuid: SystemUuid) -> tuple[PowerRecord, ...]:
+    def list_power_records(self, uuid: SystemUuid) -> tuple[PowerRecord, ...]:
         """Return all power records of a server, sorted by reason."""
-        return tuple(self.switches.get(uuid, {}).values())
+        return tuple(self.power_records.get(uuid, {}).values())
 
     @property
     def is_trusted(self) -> bool:
@@ -146,13 +146,13 @@ class RecordChanges(Generic[R]):
         return apply_changes(self._before, self.new)
 
 
-class KnowledgeUpdate:
-    """The changes that one batch makes to a `Knowledge`, in the form in which the ledger stores them.
+class LedgerUpdate:
+    """The changes that one batch makes to a `LedgerSnapshot`, in the form in which the ledger stores them.
 
-    Only one call of `apply_batch` changes this object. `build_knowledge` merges the changes at the end.
+    Only one call of `apply_batch` changes this object. `build_snapshot` merges the changes at the end.
     """
 
-    def __init__(self, before: Knowledge, at: datetime) -> None:
+    def __init__(self, before: LedgerSnapshot, at: datetime) -> None:
         self.before, self.at = before, at
         self.facts = before.facts
         self.recorded_commit = before.recorded_commit
@@ -178,11 +178,11 @@ class KnowledgeUpdate:
         self.discards_records = False  # whether all earlier records are void
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
         self.overrides = RecordChanges(before.overrides)
-        self.switches = RecordChanges(before.switches)
+        self.power_records = RecordChanges(before.power_records)
         self.new_pins: dict[SystemUuid, PinnedIdentity] = {}
-        self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
+        self.new_pending: dict[SystemUuid, tuple[PendingObservation, ...]] = {}
         self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
-        self.new_observations: dict[int, Pending] = {}  # pending observations that are new or have new marks
+        self.new_observations: dict[int, PendingObservation] = {}  # pending observations that are new or have new marks
         self.verdicts: dict[int, str] = {}  # verdict by observation number
 
     def record(self, uuid: SystemUuid) -> Record | None:
@@ -203,16 +203,16 @@ class KnowledgeUpdate:
     def add_event(self, type: str, message: str, *, warning: bool = False, **facts: Any) -> None:
         self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
 
-    def count_decision(self) -> int:
+    def next_decision_number(self) -> int:
         """Count a new decision, and return its number. Evidence for earlier offers has lower decision numbers."""
         self.facts = structs.replace(self.facts, sequence=self.facts.sequence + 1)
         return self.facts.sequence
 
-    def current_pin(self, uuid: SystemUuid) -> PinnedIdentity | None:
+    def find_pin(self, uuid: SystemUuid) -> PinnedIdentity | None:
         return self.new_pins.get(uuid, self.before.pins.get(uuid))
 
     def set_pin(self, uuid: SystemUuid, new_pin: PinnedIdentity) -> None:
-        if new_pin != self.current_pin(uuid):
+        if new_pin != self.find_pin(uuid):
             self.new_pins[uuid] = new_pin
 
     def find_secret_fetches(self, uuid: SystemUuid) -> InstallationFetches | None:
@@ -224,10 +224,10 @@ class KnowledgeUpdate:
         if fetches is not None or self.find_secret_fetches(uuid) is not None:
             self.new_secret_fetches[uuid] = fetches
 
-    def list_pending(self, uuid: SystemUuid) -> tuple[Pending, ...]:
+    def list_pending(self, uuid: SystemUuid) -> tuple[PendingObservation, ...]:
         return self.new_pending.get(uuid, self.before.pending.get(uuid, ()))
 
-    def keep_pending(self, pending: Pending) -> None:
+    def add_pending_fetch(self, pending: PendingObservation) -> None:
         """Add or replace an observation that waits for a verdict."""
         uuid = pending.offer.uuid
         self.new_pending[uuid] = tuple(
@@ -239,12 +239,12 @@ class KnowledgeUpdate:
         self.new_observations[pending.id] = pending
         self.last_observation_id = max(self.last_observation_id, pending.id)
 
-    def settle_pending(self, pending: Pending, verdict: str) -> None:
+    def conclude_pending_fetch(self, pending: PendingObservation, verdict: str) -> None:
         uuid = pending.offer.uuid
         self.new_pending[uuid] = tuple(each for each in self.list_pending(uuid) if each.id != pending.id)
         self.verdicts[pending.id] = verdict
 
-    def build_knowledge(self) -> Knowledge:
+    def build_snapshot(self) -> LedgerSnapshot:
         known = self.before
         records = {} if self.discards_records else known.records
         new = {uuid: record for uuid, (_, record) in self.new_records.items()}
@@ -267,7 +267,7 @@ class KnowledgeUpdate:
             accepted_machines=accepted_machines,
             lost_identities=self.lost_identities,
             overrides=self.overrides.merge(),
-            switches=self.switches.merge(),
+            power_records=self.power_records.merge(),
             pins=apply_changes(known.pins, self.new_pins),
             known_pairs=self.known_pairs,
             pending=apply_changes(known.pending, self.new_pending, judged),
@@ -306,7 +306,7 @@ class KnowledgeUpdate:
                 self.departed,
                 self.removed_machines,
                 self.overrides.unstored,
-                self.switches.unstored,
+                self.power_records.unstored,
                 self.new_pins,
                 self.new_secret_fetches,
                 self.new_observations,
@@ -386,19 +386,19 @@ def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeMo
     return build_restricted_modes(number)
 
 
-def read_knowledge(store: Store) -> Knowledge:
+def read_ledger(store: Store) -> LedgerSnapshot:
     facts = instance_tables.read_facts(store)
-    pending: dict[SystemUuid, tuple[Pending, ...]] = {}
-    for each in server_tables.read_pending(store):
+    pending: dict[SystemUuid, tuple[PendingObservation, ...]] = {}
+    for each in server_tables.read_pending_observations(store):
         pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
-    return Knowledge(
+    return LedgerSnapshot(
         facts=facts,
         records=server_tables.read_records(store),
         machines=server_tables.read_machines(store),
         accepted_machines=server_tables.read_current_machines(store),
         lost_identities=server_tables.read_lost_identities(store),
         overrides=server_tables.read_overrides(store),
-        switches=server_tables.read_switches(store),
+        power_records=server_tables.read_power_records(store),
         pins=server_tables.read_pins(store),
         known_pairs=server_tables.read_known_bmcs(store),
         pending=pending,
@@ -411,7 +411,7 @@ def read_knowledge(store: Store) -> Knowledge:
     )
 
 
-def write_updates(store: Store, updates: Iterable[KnowledgeUpdate]) -> None:
+def write_updates(store: Store, updates: Iterable[LedgerUpdate]) -> None:
     """Store updates in one transaction. Raises `LedgerError`."""
     if changed := [each for each in updates if not each.is_empty]:
         with store.writing() as tx:
@@ -422,7 +422,7 @@ def write_updates(store: Store, updates: Iterable[KnowledgeUpdate]) -> None:
                     instance_tables.write_sightings(tx, each.sightings, lease.place if lease is not None else "")
 
 
-def _write_update(tx: Transaction, update: KnowledgeUpdate) -> None:
+def _write_update(tx: Transaction, update: LedgerUpdate) -> None:
     known = update.before
     instance_tables.write_changed_facts(tx, known.facts, update.facts)
     instance_tables.delete_approvals(tx, update.used_approvals)
@@ -436,17 +436,19 @@ def _write_update(tx: Transaction, update: KnowledgeUpdate) -> None:
     server_tables.write_machines(tx, update.machines.values(), removed=sorted(update.removed_machines))
     server_tables.write_lost_identities(tx, known.lost_identities, update.lost_identities)
     server_tables.write_overrides(tx, [(uuid, each) for (uuid, _), each in update.overrides.unstored.items()])
-    server_tables.write_switches(tx, [(uuid, each) for (uuid, _), each in update.switches.unstored.items()])
+    server_tables.write_power_records(tx, [(uuid, each) for (uuid, _), each in update.power_records.unstored.items()])
     server_tables.write_pins(tx, update.new_pins.items())
     server_tables.write_secret_fetches(tx, update.new_secret_fetches)
     if update.known_pairs != known.known_pairs:
         server_tables.write_known_bmcs(tx, update.known_pairs)
-    server_tables.write_pending(tx, [update.new_observations[number] for number in sorted(update.new_observations)])
+    server_tables.write_pending_observations(
+        tx, [update.new_observations[number] for number in sorted(update.new_observations)]
+    )
     server_tables.write_verdicts(tx, update.verdicts)
     if update.spool_offsets is not None and update.spool_offsets != known.spool_offsets:
         server_tables.write_spool_positions(tx, update.spool_offsets)
     if update.prune_before is not None:
-        server_tables.prune(tx, update.prune_before)
+        server_tables.delete_old_rows(tx, update.prune_before)
     instance_tables.write_outcomes(tx, update.request_outcomes, update.at)
     instance_tables.write_events(tx, update.events)
 
@@ -476,7 +478,7 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
             elif name is not None:  # a token alone identifies the plan, even in a tree that another host published
                 digest = server_tables.find_token(store, observation.path)
         offer = server_tables.find_offer(store, digest) if digest is not None else None
-        if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
+        if digest is None or offer is None or not (name is None or keys.is_token_name(digest, name, observation.at)):
             continue
         offer = structs.replace(offer, number=number if number is not None else offer.number)
         seen = replace(

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import structs
 
-from gitboot.controller.records.ledger_snapshot import KnowledgeUpdate
+from gitboot.controller.records.ledger_snapshot import LedgerUpdate
 from gitboot.errors import UsageError
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import Machine
@@ -73,7 +73,7 @@ def describe_unsynced_clock(facts: Facts, clock_state: ClockState) -> str | None
 
 
 def record_heartbeat(
-    update: KnowledgeUpdate,
+    update: LedgerUpdate,
     clock_state: ClockState,
     *,
     is_externally_confirmed: bool,
@@ -111,14 +111,14 @@ def record_heartbeat(
         refresh_heartbeat(update, uptime)
 
 
-def refresh_heartbeat(update: KnowledgeUpdate, uptime: Uptime | None = None) -> None:
+def refresh_heartbeat(update: LedgerUpdate, uptime: Uptime | None = None) -> None:
     """Set the heartbeat to the current time. Call this function if the ledger is going to be written anyway."""
     last = update.facts.heartbeat
     if last is not None and update.at > last.at:
         update.facts = structs.replace(update.facts, heartbeat=last._replace(at=update.at, up=uptime))
 
 
-def accept_clock(update: KnowledgeUpdate) -> None:
+def accept_clock(update: LedgerUpdate) -> None:
     """Accept the clock as it is, as requested by an operator."""
     facts = update.facts
     update.facts = structs.replace(
@@ -128,7 +128,7 @@ def accept_clock(update: KnowledgeUpdate) -> None:
     )
 
 
-def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> None:
+def _handle_clock_set_back(update: LedgerUpdate, uptime: Uptime | None) -> None:
     """End grace periods if the kernel's uptime shows that the clock was set back since the last heartbeat."""
     last = update.facts.heartbeat
     if last is None or uptime is None or last.up is None or not uptime.boot or last.up.boot != uptime.boot:
@@ -142,7 +142,7 @@ def _handle_clock_set_back(update: KnowledgeUpdate, uptime: Uptime | None) -> No
         )
 
 
-def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool) -> None:
+def _end_grace_periods(update: LedgerUpdate, since: datetime, *, is_far: bool) -> None:
     """End all grace periods that began after ``since``, so that they do not start again when the clock catches up.
 
     gitboot can measure how far the clock is behind, but not how far it was set back. Unless the clock is far behind,
@@ -180,7 +180,7 @@ def _end_grace_periods(update: KnowledgeUpdate, since: datetime, *, is_far: bool
         )
 
 
-class Beginning(StrEnum):
+class InitMode(StrEnum):
     """The choice of records with which an operator initializes a ledger."""
 
     FRESH = "fresh"  # no server is installed: every server with provision 1 or more will be installed
@@ -190,10 +190,10 @@ class Beginning(StrEnum):
 
 
 _BEGINNING_TEXTS = {
-    Beginning.FRESH: "no installed servers, except servers with provision 0",
-    Beginning.ADOPT: "every server installed as Git describes it",
-    Beginning.AS_RECORDED: "its own records",
-    Beginning.RECORDS: "exported records",
+    InitMode.FRESH: "no installed servers, except servers with provision 0",
+    InitMode.ADOPT: "every server installed as Git describes it",
+    InitMode.AS_RECORDED: "its own records",
+    InitMode.RECORDS: "exported records",
 }
 
 
@@ -223,9 +223,9 @@ def describe_unverified_ledger(facts: Facts, decisions: Decisions) -> tuple[str,
 
 
 def initialise_ledger(
-    update: KnowledgeUpdate,
+    update: LedgerUpdate,
     commit: Commit,
-    beginning: Beginning,
+    init_mode: InitMode,
     records: Mapping[SystemUuid, Record],
 ) -> str:
     """Initialize an unverified ledger with the records that an operator chose. Return a description of the result.
@@ -236,21 +236,21 @@ def initialise_ledger(
     facts, servers = update.facts, commit.decisions.servers.values()
     names = {each.uuid: each.server for each in servers}
     if (doubt := find_unverified_reason(facts, commit.decisions)) is None:
-        if facts.initialised is None and beginning is Beginning.ADOPT:  # the first commit adopts servers by itself
-            return f"the ledger begins with {_BEGINNING_TEXTS[beginning]}: no server has a provision number above 0"
+        if facts.initialised is None and init_mode is InitMode.ADOPT:  # the first commit adopts servers by itself
+            return f"the ledger begins with {_BEGINNING_TEXTS[init_mode]}: no server has a provision number above 0"
         return "the ledger is verified already. Use gitboot records set for single servers"
-    _check_beginning(update, beginning, records, doubt, names)
-    number = update.count_decision()
-    if beginning is not Beginning.AS_RECORDED:
+    _check_init_mode(update, init_mode, records, doubt, names)
+    number = update.next_decision_number()
+    if init_mode is not InitMode.AS_RECORDED:
         update.discards_records = True
         update.new_records.clear()
-    if beginning is Beginning.FRESH:
+    if init_mode is InitMode.FRESH:
         for uuid, server, record in make_first_records(servers, {}, adopt_all=False):
             update.write_record(uuid, server, record)
-    if beginning is Beginning.ADOPT:
+    if init_mode is InitMode.ADOPT:
         for each in servers:
             update.write_record(each.uuid, each.server, replace(make_adopted_record(each, update.at), offered=number))
-    if beginning is Beginning.RECORDS:
+    if init_mode is InitMode.RECORDS:
         # Include machines that are not in the fleet now, because they may come back.
         for uuid, record in records.items():
             # Decision numbers in the file belong to another ledger.
@@ -260,35 +260,35 @@ def initialise_ledger(
             update.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
     update.facts = structs.replace(
         update.facts,
-        initialised=beginning,
+        initialised=init_mode,
         begun=update.at,
         doubt=None,
         foreign=None,
         heir_of=facts.foreign or facts.heir_of,
     )
-    return f"{doubt}: the ledger begins with {_BEGINNING_TEXTS[beginning]}"
+    return f"{doubt}: the ledger begins with {_BEGINNING_TEXTS[init_mode]}"
 
 
-def _check_beginning(
-    update: KnowledgeUpdate,
-    beginning: Beginning,
+def _check_init_mode(
+    update: LedgerUpdate,
+    init_mode: InitMode,
     records: Mapping[SystemUuid, Record],
     reason: str,
     names: Mapping[SystemUuid, str],
 ) -> None:
     known = update.before
-    if beginning is Beginning.FRESH and reason != "NewLedger":
+    if init_mode is InitMode.FRESH and reason != "NewLedger":
         raise UsageError(
             f"`fresh` is allowed only for a new ledger ({reason}), because it makes gitboot install every server; "
             "use `adopt` or a file with exported records"
         )
-    if beginning is Beginning.AS_RECORDED and (known.facts.initialised is None or reason == "DamagedLedger"):
+    if init_mode is InitMode.AS_RECORDED and (known.facts.initialised is None or reason == "DamagedLedger"):
         raise UsageError(f"this ledger has no usable records ({reason}). Use `adopt` or a file with exported records")
     missing: list[SystemUuid] = []
-    if beginning is Beginning.RECORDS:
+    if init_mode is InitMode.RECORDS:
         consumed = {uuid: (each.consumed_key,) for uuid, each in records.items()}
         missing = find_newer_records(known.published_records, records, lambda uuid: consumed.get(uuid, ()))
-    if beginning is Beginning.AS_RECORDED:
+    if init_mode is InitMode.AS_RECORDED:
         missing = find_newer_records(
             known.published_records, known.records, lambda uuid: known.overrides.get(uuid, {}).keys()
         )

@@ -12,21 +12,21 @@ from msgspec import structs
 from gitboot.controller.records.install_boots import (
     apply_boot_served,
     apply_disk_boot,
-    apply_failure,
     apply_foreign_fetch,
     apply_open_intent,
     apply_provisioned,
+    apply_reported_failure,
     apply_run_boot,
     apply_run_start,
     apply_start,
-    apply_withheld,
+    apply_withheld_boot,
     boot_identifies_machine,
     find_last_attempt,
     find_report_offer,
     is_maintenance_key,
     is_outdated,
 )
-from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.ledger_trust import find_unverified_reason
 from gitboot.errors import UsageError
 from gitboot.evaluator.protocol import Commit
@@ -46,7 +46,7 @@ from gitboot.resolve.install_attempts import (
     make_adopted_record,
     unfinished_later_attempt,
 )
-from gitboot.resolve.plan_at_time import extend_moved_runs, has_run
+from gitboot.resolve.plan_at_time import extend_consumed_runs, is_current_run_consumed
 from gitboot.resolve.provisioning_record import (
     CONSUMED_GRACE,
     FETCH_GRACE,
@@ -55,8 +55,8 @@ from gitboot.resolve.provisioning_record import (
     Record,
     StepEvidence,
     UnknownServe,
-    attempt_facts,
     find_last_seen,
+    make_attempt_fields,
 )
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import Offer, Phase
@@ -73,7 +73,7 @@ _MAX_AHEAD: Final = timedelta(seconds=30)  # how far an endpoint's clock may be 
 
 
 def record_new_servers(
-    update: KnowledgeUpdate,
+    update: LedgerUpdate,
     commit: Commit,
     changed: Collection[str],
     installing: Collection[str],
@@ -115,7 +115,7 @@ def record_new_servers(
         update.removed_machines |= {uuid for uuid in accepted if uuid not in commit.machines}
     _adopt_by_first_policy(update, decisions, machines)
     if decisions.evidence is Evidence.DECLARED:
-        _record_declared(update, (decisions.servers[each.name] for each in machines))
+        _record_declared_servers(update, (decisions.servers[each.name] for each in machines))
     if decisions.evidence is Evidence.FETCHED:
         written = (commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines)
         _complete_installations(update, decisions, commit.select_machines({*changed, *installing, *written}))
@@ -124,7 +124,7 @@ def record_new_servers(
     update.recorded_commit = commit.revision
 
 
-def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
+def drop_moved_machines(update: LedgerUpdate, moves: Moves) -> None:
     """Drop the records of machines that moved to another site, from another site, or between other sites.
 
     These machines do not count as new.
@@ -135,7 +135,7 @@ def drop_moved_machines(update: KnowledgeUpdate, moves: Moves) -> None:
         update.new_records.pop(uuid, None)
 
 
-def drop_records_with_unoffered_boots(update: KnowledgeUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
+def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
     """Drop a server's record if an endpoint served the server a newer boot that this ledger never offered.
 
     Such a ledger is an older copy, and the served boot may have installed the server.
@@ -167,7 +167,7 @@ _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def _write_first_records(
-    update: KnowledgeUpdate, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int]
+    update: LedgerUpdate, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int]
 ) -> None:
     seen = {**update.before.machines, **update.departed}
     others = find_changed_uuids(machines, seen.values())
@@ -200,7 +200,7 @@ def _write_first_records(
         update.add_event("ServerUnknown", message, warning=True, servers=names)
 
 
-def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
+def _adopt_by_first_policy(update: LedgerUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
     """Record adopted servers as having the installation that their first policy requires.
 
     These servers had no policy when they were adopted, for example because they were parked.
@@ -228,7 +228,7 @@ def _adopt_by_first_policy(update: KnowledgeUpdate, decisions: Decisions, machin
             )
 
 
-def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> None:
+def _record_declared_servers(update: LedgerUpdate, servers: Iterable[Decision]) -> None:
     """Record servers as provisioned if Git declares them as provisioned. Each declared number counts only once."""
     for each in servers:
         record, declared = update.record(each.uuid), each.declared
@@ -260,7 +260,7 @@ def _record_declared(update: KnowledgeUpdate, servers: Iterable[Decision]) -> No
         )
 
 
-def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
+def _complete_installations(update: LedgerUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
     """Record installations as complete if the recorded fetches are sufficient evidence.
 
     The Fleet may have required a different kind of evidence when the fetches arrived.
@@ -276,21 +276,21 @@ def _complete_installations(update: KnowledgeUpdate, decisions: Decisions, machi
             complete_installation(update, structs.replace(offer, number=update.facts.sequence), "Fetched")
 
 
-def extend_runs(update: KnowledgeUpdate, commit: Commit, changed: Collection[str]) -> None:
+def extend_maintenance_runs(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:
     """Extend the recorded maintenance runs of servers after a commit moved the end of a window to a later time."""
     written = {commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines}
     for machine in commit.select_machines(written.union(changed)):
         record = update.record(machine.uuid)
         if record is not None and record.runs:
             update.write_record(
-                machine.uuid, machine.name, extend_moved_runs(record, commit.decisions.servers[machine.name])
+                machine.uuid, machine.name, extend_consumed_runs(record, commit.decisions.servers[machine.name])
             )
 
 
 # Boots and evidence
 
 
-def record_provisioned(update: KnowledgeUpdate, offer: Offer, provisioned_at: datetime, evidence: str) -> None:
+def record_provisioned(update: LedgerUpdate, offer: Offer, provisioned_at: datetime, evidence: str) -> None:
     """Record that a server was provisioned at ``provisioned_at``. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
@@ -319,21 +319,21 @@ def record_provisioned(update: KnowledgeUpdate, offer: Offer, provisioned_at: da
 
 
 def record_maintenance_boot(
-    update: KnowledgeUpdate, offer: Offer, seen: StepEvidence, evidence: str, *, starts: bool
+    update: LedgerUpdate, offer: Offer, seen: StepEvidence, evidence: str, *, is_started: bool
 ) -> None:
-    """Record the boot of a maintenance run. With ``starts``, also record the start. A second call has no effect."""
+    """Record the boot of a maintenance run. With ``is_started``, also record the start. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = seen._replace(at=_adjust_to_local_clock(seen.at, update.at))
     new_record, what = apply_run_boot(offer, record, seen)
     _write_with_event(update, offer, new_record, ("MaintenanceBooted", f"{what} ({evidence})"), evidence)
-    if starts:
+    if is_started:
         started_record, what = apply_run_start(offer, new_record, seen)
         _write_with_event(update, offer, started_record, ("MaintenanceStarted", what), evidence)
 
 
 def _write_with_event(
-    update: KnowledgeUpdate, offer: Offer, new_record: Record, event: tuple[str, str], evidence: str
+    update: LedgerUpdate, offer: Offer, new_record: Record, event: tuple[str, str], evidence: str
 ) -> None:
     if new_record == update.record(offer.uuid):
         return
@@ -359,19 +359,19 @@ def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
     return min(seen_at, at) if seen_at - at <= _MAX_AHEAD else at - FETCH_GRACE
 
 
-def record_step(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
+def record_install_step(update: LedgerUpdate, offer: Offer, observation: Observation) -> None:
     """Record that an installation's boot was served, or that the installation started or failed."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
     if observation.is_failure:
-        new_record = apply_failure(offer, record, Failure(seen.at, seen.client, observation.log or ""))
+        new_record = apply_reported_failure(offer, record, Failure(seen.at, seen.client, observation.log or ""))
     else:
         new_record = (apply_start if observation.is_from_system else apply_boot_served)(offer, record, seen)
     _write_step(update, offer, new_record, seen)
 
 
-def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
+def record_disk_boot(update: LedgerUpdate, offer: Offer, observation: Observation) -> None:
     """Record that a machine fetched a disk boot after an installation was served."""
     if (record := update.usable_record(offer.uuid)) is None or is_outdated(offer, record):
         return
@@ -379,7 +379,7 @@ def record_disk_boot(update: KnowledgeUpdate, offer: Offer, observation: Observa
     update.write_record(offer.uuid, offer.server, apply_disk_boot(record, seen))
 
 
-def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observation, *, is_early: bool) -> None:
+def record_intent(update: LedgerUpdate, offer: Offer, observation: Observation, *, is_early: bool) -> None:
     """Record that an endpoint intended to serve a boot, or that the endpoint withheld the boot.
 
     ``is_early`` means that gitboot has not read the intent itself yet.
@@ -389,32 +389,32 @@ def record_intent(update: KnowledgeUpdate, offer: Offer, observation: Observatio
         return
     seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
     if observation.outcome is Outcome.WITHHELD:
-        new_record = apply_withheld(offer, record, intent, seen, is_early=is_early)
+        new_record = apply_withheld_boot(offer, record, intent, seen, is_early=is_early)
     else:
         new_record = apply_open_intent(offer, record, intent, seen)
     update.write_record(offer.uuid, offer.server, new_record)
 
 
-def record_served(update: KnowledgeUpdate, offer: Offer) -> None:
+def record_boot_served(update: LedgerUpdate, offer: Offer) -> None:
     if (record := update.record(offer.uuid)) is not None:
         # The boot was certainly served, so other intents to serve it no longer matter.
         others = tuple(each for each in record.unknown_serves if each.key != offer.key)
         update.write_record(offer.uuid, offer.server, replace(record, unknown_serves=others))
 
 
-def record_boot_consumed(update: KnowledgeUpdate, offer: Offer) -> None:
+def record_boot_consumed(update: LedgerUpdate, offer: Offer) -> None:
     """Record the boot of an image that boots without fetches. The consumed override is the evidence."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = StepEvidence(update.at, "", "")
     if offer.phase is Phase.MAINTENANCE:
-        record_maintenance_boot(update, offer, seen, "Consumed", starts=False)
+        record_maintenance_boot(update, offer, seen, "Consumed", is_started=False)
         return
     _write_step(update, offer, apply_boot_served(offer, record, seen), seen)
     complete_installation(update, offer, "Consumed")
 
 
-def _write_step(update: KnowledgeUpdate, offer: Offer, new_record: Record, seen: StepEvidence) -> None:
+def _write_step(update: LedgerUpdate, offer: Offer, new_record: Record, seen: StepEvidence) -> None:
     if new_record is not update.record(offer.uuid):
         update.write_record(offer.uuid, offer.server, new_record)
         attempt = new_record.attempts[-1]
@@ -425,10 +425,10 @@ def _write_step(update: KnowledgeUpdate, offer: Offer, new_record: Record, seen:
         if is_failed := attempt.failed is not None:
             what = f"failed: {attempt.failed}"
         message = f"{offer.server}: {which} {what}"
-        update.add_event(str(step), message, warning=is_failed, server=offer.server, **attempt_facts(attempt))
+        update.add_event(str(step), message, warning=is_failed, server=offer.server, **make_attempt_fields(attempt))
 
 
-def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) -> None:
+def complete_installation(update: LedgerUpdate, offer: Offer, evidence: str) -> None:
     """Record a server as provisioned if there is evidence for all steps of its last attempt."""
     record = update.record(offer.uuid)
     last = find_last_attempt(offer, record) if record is not None else None
@@ -436,7 +436,7 @@ def complete_installation(update: KnowledgeUpdate, offer: Offer, evidence: str) 
         record_provisioned(update, offer, last.last_seen.at, evidence)
 
 
-def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Observation) -> None:
+def record_foreign_fetch(update: LedgerUpdate, offer: Offer, observation: Observation) -> None:
     """Record that another client fetched a boot, so that gitboot offers the boot to the machine again.
 
     An endpoint never serves an offer with the same number twice. Until the new offer is published, the machine may
@@ -445,42 +445,42 @@ def record_foreign_fetch(update: KnowledgeUpdate, offer: Offer, observation: Obs
     if (record := update.record(offer.uuid)) is not None:
         seen = StepEvidence(observation.at, observation.path, observation.client)
         if (new_record := apply_foreign_fetch(record, seen)) != record or offer.phase is Phase.MAINTENANCE:
-            update.write_record(offer.uuid, offer.server, replace(new_record, taken_back=update.count_decision()))
+            update.write_record(offer.uuid, offer.server, replace(new_record, taken_back=update.next_decision_number()))
 
 
-def record_override_consumed(update: KnowledgeUpdate, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
+def record_override_consumed(update: LedgerUpdate, uuid: SystemUuid, server: str, key: str, at: datetime) -> None:
     """Record that the override for a key was consumed, although there is no evidence of the boot yet."""
     record = update.usable_record(uuid)
     if record is not None and record.consumed_key != key:
         update.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
 
 
-def record_set_by_another(update: KnowledgeUpdate, offer: Offer) -> None:
+def record_override_by_another(update: LedgerUpdate, offer: Offer) -> None:
     """Record that another instance set the override for a boot.
 
     In this case, evidence of the boot has no grace period.
     """
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
-            update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", starts=False
+            update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", is_started=False
         )
     else:
         record_override_consumed(update, offer.uuid, offer.server, offer.key, update.at - CONSUMED_GRACE)
 
 
-def require_trusted_ledger(update: KnowledgeUpdate) -> None:
+def require_trusted_ledger(update: LedgerUpdate) -> None:
     """Raise `UsageError` if the ledger is unverified, because single records of an unverified ledger cannot be set."""
     if not update.before.is_trusted:
         raise UsageError("the ledger is unverified. First initialise the ledger with `gitboot records begin`")
 
 
-def set_records(update: KnowledgeUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
+def set_records(update: LedgerUpdate, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
     """Replace the records of servers, as requested by an operator.
 
     Raises `UsageError` if the ledger is unverified.
     """
     require_trusted_ledger(update)
-    number = update.count_decision()
+    number = update.next_decision_number()
     for uuid, server, record in records:
         known = update.record(uuid)  # known even before the first commit is read
         later = {  # a record that an operator sets does not undo a later run
@@ -517,8 +517,8 @@ def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...
 # Effects of a commit
 
 
-def list_servers_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ...]:
-    if not knowledge.is_trusted:
+def list_servers_to_install(snapshot: LedgerSnapshot, decisions: Decisions) -> tuple[str, ...]:
+    if not snapshot.is_trusted:
         return ()
     return tuple(
         each.server
@@ -526,14 +526,14 @@ def list_servers_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple
         if each.policy is not None
         and each.policy.boot is not None
         and each.policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-        and not is_provisioned(each.policy, knowledge.records.get(each.uuid, Record()))
+        and not is_provisioned(each.policy, snapshot.records.get(each.uuid, Record()))
     )
 
 
-def find_new_or_reinstalled(knowledge: Knowledge, decisions: Iterable[Decision]) -> Iterator[Decision]:
+def find_new_or_reinstalled(snapshot: LedgerSnapshot, decisions: Iterable[Decision]) -> Iterator[Decision]:
     """Yield the servers in an instance's first commit that are new to the ledger or would be installed again."""
     for each in decisions:
-        record, policy = knowledge.records.get(each.uuid), each.policy
+        record, policy = snapshot.records.get(each.uuid), each.policy
         is_reinstalled = (
             record is not None
             and record.provision is not None
@@ -543,7 +543,7 @@ def find_new_or_reinstalled(knowledge: Knowledge, decisions: Iterable[Decision])
             and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
             and not is_provisioned(policy, record)
         )
-        if is_reinstalled or each.uuid not in knowledge.accepted_machines:
+        if is_reinstalled or each.uuid not in snapshot.accepted_machines:
             yield each
 
 
@@ -551,7 +551,7 @@ def find_inheritances(
     gains: Iterable[GainedIdentity],
     lost_identities: frozenset[LostIdentity],
     commit: Commit,
-    knowledge: Knowledge,
+    snapshot: LedgerSnapshot,
     introduced: Mapping[SystemUuid, int],
 ) -> tuple[Inheritance, ...]:
     """Return the identities through which a possibly installed machine would get another server's install boots.
@@ -569,37 +569,37 @@ def find_inheritances(
     for gain in local_gains:
         for owner in owners.get(gain.identity, ()):
             if owner.uuid not in (gain.uuid, gain.replaces) and (
-                owner.netboots or _may_be_installed(owner.uuid, knowledge, introduced)
+                owner.netboots or _may_be_installed(owner.uuid, snapshot, introduced)
             ):
-                before = knowledge.machines.get(owner.uuid)
+                before = snapshot.machines.get(owner.uuid)
                 found.add(
                     Inheritance(gain.server, gain.kind, gain.value, owner.uuid, before.name if before else owner.uuid)
                 )
     return tuple(sorted(found))
 
 
-def _may_be_installed(uuid: SystemUuid, knowledge: Knowledge, introduced: Mapping[SystemUuid, int]) -> bool:
+def _may_be_installed(uuid: SystemUuid, snapshot: LedgerSnapshot, introduced: Mapping[SystemUuid, int]) -> bool:
     """Return whether a machine might already be installed.
 
     If there is no usable record, only a new machine is certainly not installed.
     """
-    record = knowledge.records.get(uuid) if knowledge.is_trusted else None
+    record = snapshot.records.get(uuid) if snapshot.is_trusted else None
     if record is None:  # new: never described by an accepted commit, and with a low provision number
-        is_new = uuid not in knowledge.machines and 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
+        is_new = uuid not in snapshot.machines and 0 < introduced.get(uuid, 0) <= HIGHEST_NEW_PROVISION
         return not is_new
     return record.provision is not None or highest_served_provision(record) is not None or bool(record.runs)
 
 
 def compare_identities_without_base(
-    commit: Commit, knowledge: Knowledge
+    commit: Commit, snapshot: LedgerSnapshot
 ) -> tuple[tuple[GainedIdentity, ...], frozenset[LostIdentity]]:
     """Return the identities that machines gain in a commit, and those that machines have lost.
 
     Because there is no accepted commit, the commit is compared with the machines in the ledger. The ledger does not
     store the addresses of these machines.
     """
-    lost = set(knowledge.lost_identities)
-    for uuid, machine in knowledge.machines.items():
+    lost = set(snapshot.lost_identities)
+    for uuid, machine in snapshot.machines.items():
         lost.update(find_lost_machine_identities(machine, commit.machines.get(uuid)))
     if not lost:
         return (), frozenset()
@@ -652,7 +652,7 @@ def is_unobservable(
     ) or any(
         each.boot is not None
         and each.network_boot is NetworkBoot.ONCE
-        and not has_run(each, record)
+        and not is_current_run_consumed(each, record)
         and not can_observe(each.boot, each.override, Evidence.FETCHED)
         for each in decision.maintenances
     )

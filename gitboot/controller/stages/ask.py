@@ -28,39 +28,39 @@ def ask(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Start the BMC tasks that are due. The files are already published, so machines can fetch them after a reset."""
     if (commit := state.commit) is None:
         return state
-    components, at, suspension = context.components, context.at, state.knowledge.facts.suspension
-    overrides, pending_machines = components.inbox.merge_pending_overrides(state.knowledge.overrides)
-    knowledge = structs.replace(state.knowledge, overrides=overrides)
+    components, at, suspension = context.components, context.at, state.snapshot.facts.suspension
+    overrides, pending_machines = components.inbox.merge_pending_overrides(state.snapshot.overrides)
+    snapshot = structs.replace(state.snapshot, overrides=overrides)
     may_set = (
         state.may_act
         and state.publication.has_plans_for(commit)
         and (suspension is None or at >= suspension.until)
-        and describe_clock_lag(knowledge.facts, at) is None
-        and describe_unsynced_clock(knowledge.facts, state.clock_state) is None
+        and describe_clock_lag(snapshot.facts, at) is None
+        and describe_unsynced_clock(snapshot.facts, state.clock_state) is None
     )
     schedule, machines = plan_tasks(
-        *(state.schedule, commit, state.plans.servers, knowledge, state.unplanned | pending_machines),
+        *(state.schedule, commit, state.plans.servers, snapshot, state.unplanned | pending_machines),
         may_set=may_set,
         keys=state.keys,
         outdated_base_urls=frozenset(
             each.base_url for each in components.target.followers.target_status if each.behind_since is not None
         ),
     )
-    components.bmcs.drop_pending(machines - schedule.tasks.keys())
+    components.bmcs.drop_pending_tasks(machines - schedule.tasks.keys())
     schedule = reschedule_now(schedule, _find_changed_credentials(schedule, components.bmcs), at)
-    schedule = update_power_waves(schedule, knowledge, at, state.longest_step)
+    schedule = update_power_waves(schedule, snapshot, at, state.longest_step)
     if components.inbox.hooks is not None:
-        components.inbox.hooks.want(list_questions(state.plans, schedule, at) if state.may_act else ())
-    due_tasks, schedule = select_due_tasks(schedule, knowledge, machines, at)
+        components.inbox.hooks.set_questions(list_questions(state.plans, schedule, at) if state.may_act else ())
+    due_tasks, schedule = select_due_tasks(schedule, snapshot, machines, at)
     state = structs.replace(
         state,
-        schedule=record_submission(schedule, due_tasks, components.bmcs.submit(due_tasks), knowledge, at),
+        schedule=record_submission(schedule, due_tasks, components.bmcs.submit(due_tasks), snapshot, at),
         unplanned=frozenset(),
     )
-    return _wait(state, context) if context.wait else state
+    return _wait_for_bmc_tasks(state, context) if context.wait else state
 
 
-def _wait(state: InstanceState, context: ReconcileContext) -> InstanceState:
+def _wait_for_bmc_tasks(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Wait for the BMC tasks, and keep their results for the next reconcile."""
     components = context.components
     components.collect_results(wait_all=True)
@@ -69,14 +69,14 @@ def _wait(state: InstanceState, context: ReconcileContext) -> InstanceState:
     try:
         with components.inbox.hold():
             state, intake = take_inputs(state, components.store, components.inbox, context.at)
-            ready = select_ready(intake, state.attempt, state.knowledge)
+            ready = select_ready(intake, state.attempt, state.snapshot)
             batch = structs.replace(
                 build_batch(state, state.attempt, ready, (), context),
                 written_records=ready.written_records,
                 clearings=ready.clearings,
                 requests=ready.requests,
             )
-            result = ledger_changes.apply_batch(state.knowledge, batch, context.at)
+            result = ledger_changes.apply_batch(state.snapshot, batch, context.at)
             ledger_snapshot.write_updates(components.store, (result.update,))
             return apply_changes(state, (result,), ready, context)
     except LedgerError as error:

@@ -10,7 +10,7 @@ from msgspec import structs
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans, find_changed_servers, replan
 from gitboot.controller.instance_state import InstanceState, TargetState
-from gitboot.controller.operator_requests import decide_halt
+from gitboot.controller.operator_requests import find_stop_scope
 from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.errors import LedgerError
@@ -30,11 +30,11 @@ def plan(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """
     if (commit := state.commit) is None:
         # If no commit is accepted yet, keep the plans of the previous process.
-        return state if state.attempt.accepted is None else _without_plans(state, context)
+        return state if state.attempt.accepted is None else _clear_plans(state, context)
     state = _plan_until_now(state, commit, context)
     if (artifacts := context.components.inbox.artifacts) is None:
         return state
-    artifacts.want(
+    artifacts.watch_files(
         frozenset(
             {
                 *(each.file for each in state.plans.needs),
@@ -47,7 +47,7 @@ def plan(state: InstanceState, context: ReconcileContext) -> InstanceState:
         return state
     artifacts.wait()
     result = ledger_changes.apply_batch(
-        state.knowledge, ledger_changes.Batch(sightings=artifacts.get_sightings()), context.at
+        state.snapshot, ledger_changes.Batch(sightings=artifacts.get_sightings()), context.at
     )
     try:
         with context.components.inbox.hold():
@@ -58,19 +58,19 @@ def plan(state: InstanceState, context: ReconcileContext) -> InstanceState:
         context.components.tell(event)
     # The machines in `unplanned` were planned above.
     new_state = _plan_until_now(
-        structs.replace(state, knowledge=result.knowledge, unplanned=frozenset()), commit, context
+        structs.replace(state, snapshot=result.snapshot, unplanned=frozenset()), commit, context
     )
     return structs.replace(new_state, unplanned=state.unplanned | new_state.unplanned)
 
 
-def _without_plans(state: InstanceState, context: ReconcileContext) -> InstanceState:
+def _clear_plans(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Return the state without plans, because another instance is active for the accepted commit."""
-    context.components.bmcs.drop_pending(frozenset(state.schedule.tasks))
+    context.components.bmcs.drop_pending_tasks(frozenset(state.schedule.tasks))
     return structs.replace(
         state,
         plans=Plans(),
         publication=TargetState(applied=state.publication.applied),
-        schedule=Schedule(most_failures=state.schedule.most_failures, jitter=state.schedule.jitter),
+        schedule=Schedule(max_failures=state.schedule.max_failures, jitter=state.schedule.jitter),
         unplanned=frozenset(),
     )
 
@@ -99,19 +99,19 @@ def _plan_until_now(state: InstanceState, commit: Commit, context: ReconcileCont
         if servers:
             ended_at = now
 
-    state = _plan(state, commit, context, report)
+    state = _plan_servers(state, commit, context, report)
     if next_end != due:
         state = structs.replace(state, publication=publication, next_window_end=next_end)
     if ended_at <= context.at:
         return state
     context.at = ended_at
-    new_state = _plan(
+    new_state = _plan_servers(
         structs.replace(state, unplanned=frozenset()), commit, context, report_progress
     )  # these machines were planned above
     return structs.replace(new_state, unplanned=state.unplanned | new_state.unplanned)
 
 
-def _plan(
+def _plan_servers(
     state: InstanceState, commit: Commit, context: ReconcileContext, report_progress: ReportProgress
 ) -> InstanceState:
     """Make new plans for the servers whose decision or record changed, or whose plan ends now.
@@ -119,18 +119,18 @@ def _plan(
     If the ledger cannot be written, gitboot also obeys a stop in the files that endpoints read.
     """
     changed = commit.select_server_names(state.unplanned) | find_changed_servers(state.plans.commit, commit)
-    stop = decide_halt(state.knowledge, commit, state.attempt.orders)
+    stop = find_stop_scope(state.snapshot, commit, state.attempt.orders)
     has_asked = state.forge_report is None or state.forge_report.has_asked
-    if stop is StopScope.NONE and state.knowledge.facts.gap and not has_asked:
+    if stop is StopScope.NONE and state.snapshot.facts.gap and not has_asked:
         # The ledger was unused for a long time. Until the forge has responded, it may be an older copy.
         stop = StopScope.WRITING
     endpoint_stop = context.components.inbox.stoppage if state.ledger_error is not None else None
     if endpoint_stop is not None and stop is not StopScope.ALL:
         stop = StopScope.ALL if endpoint_stop.everything else StopScope.WRITING
-    plans, different = replan(
-        state.plans, commit, state.knowledge, changed, context.at, stop, state.keys, report_progress
+    plans, replanned_servers = replan(
+        state.plans, commit, state.snapshot, changed, context.at, stop, state.keys, report_progress
     )
-    context.different |= different
+    context.replanned_servers |= replanned_servers
     return structs.replace(
         state,
         plans=plans,
@@ -139,6 +139,6 @@ def _plan(
             machine.uuid
             for each in (state.plans.commit, plans.commit)
             if each is not None
-            for machine in each.select_machines(changed | different)
+            for machine in each.select_machines(changed | replanned_servers)
         },
     )

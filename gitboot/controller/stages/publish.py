@@ -47,7 +47,7 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
 
 
 def _publish_plans(state: InstanceState, commit: Commit, context: ReconcileContext) -> InstanceState:
-    components, knowledge, at = context.components, state.knowledge, context.at
+    components, snapshot, at = context.components, state.snapshot, context.at
     inbox, publication = components.inbox, state.publication
     if publication.complete and not components.target.is_unchanged:
         message = (
@@ -58,12 +58,12 @@ def _publish_plans(state: InstanceState, commit: Commit, context: ReconcileConte
         )
     if components.checkpoint is not None:
         publication = components.checkpoint.mark_damaged(publication)
-    deletion_count = inbox.count_deletions_after(knowledge.spool_offsets)
+    deletion_count = inbox.count_deletions_after(snapshot.spool_offsets)
     terms = build_serving_terms(
         commit.fleet.provisioning, inbox.fetch_log_id, endpoint=commit.fleet.endpoint, loss_count=deletion_count
     )
     if (
-        context.different
+        context.replanned_servers
         or not (publication.has_plans_for(commit) and publication.terms == terms)
         or publication.plans.sightings is not state.plans.sightings
     ):
@@ -71,16 +71,16 @@ def _publish_plans(state: InstanceState, commit: Commit, context: ReconcileConte
             publication,
             state.plans,
             commit,
-            context.different,
-            knowledge,
+            context.replanned_servers,
+            snapshot,
             components.target,
-            LedgerOfferRecorder(components.store, knowledge.facts, at, state.ledger_error),
+            LedgerOfferRecorder(components.store, snapshot.facts, at, state.ledger_error),
             at,
             terms=terms,
             keys=state.keys,
         )
     if publication.has_plans_for(commit) and state.ledger_error is None:
-        inbox.forget_spool(knowledge.spool_offsets, deletion_count)
+        inbox.forget_spool(snapshot.spool_offsets, deletion_count)
     return structs.replace(
         state,
         publication=structs.replace(publication, ledger_error=None),
@@ -90,7 +90,7 @@ def _publish_plans(state: InstanceState, commit: Commit, context: ReconcileConte
 
 def _record_left_output(state: InstanceState, commit: Commit, context: ReconcileContext) -> InstanceState:
     """Record in the ledger which one-time boots an upgrade removed from OUTPUT, once a publication is complete."""
-    facts = state.knowledge.facts
+    facts = state.snapshot.facts
     if state.ledger_error is not None or not state.publication.complete:
         return state
     left_machines = _find_left_in_output(facts, state.plans, commit, is_upgraded=state.is_upgraded)
@@ -102,7 +102,7 @@ def _record_left_output(state: InstanceState, commit: Commit, context: Reconcile
     except LedgerError as error:
         return structs.replace(state, ledger_error=str(error))
     return structs.replace(
-        state, knowledge=structs.replace(state.knowledge, facts=structs.replace(facts, left_output=left_machines))
+        state, snapshot=structs.replace(state.snapshot, facts=structs.replace(facts, left_output=left_machines))
     )
 
 

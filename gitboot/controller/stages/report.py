@@ -53,25 +53,25 @@ def report(state: InstanceState, context: ReconcileContext) -> InstanceState:
     state = structs.replace(state, conditions=found, publication=structs.replace(state.publication, events=()))
     components.report(structs.replace(state.status(), stages=components.stage_times.facts()), at)
     if components.checkpoint is not None:
-        components.checkpoint.store(state, len(context.different), at)
-    context.due = _next_due(state, context)
+        components.checkpoint.store(state, len(context.replanned_servers), at)
+    context.due = _find_next_due(state, context)
     return state
 
 
-def _next_due(state: InstanceState, context: ReconcileContext) -> datetime | None:
+def _find_next_due(state: InstanceState, context: ReconcileContext) -> datetime | None:
     at, attempt, before = context.at, state.attempt, context.before.attempt
     # A commit can be judged by the records once all fetches of the earlier files have been processed.
-    may_judge = attempt.awaits_records and _progress(attempt) != _progress(before)
+    may_judge = attempt.awaits_records and _list_progress_values(attempt) != _list_progress_values(before)
     if may_judge or (context.is_approval_left and attempt.attempted is not None):
         return at
     if state.ledger_error is not None:
         return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
     if state.commit is not None and find_new_clearances(state, context.components.inbox.hooks, (), at):
         return at  # a drain begins
-    retry_at = at if state.commit is not None and find_machines_without_task(state.schedule, state.knowledge) else None
+    retry_at = at if state.commit is not None and find_machines_without_task(state.schedule, state.snapshot) else None
     return min((due for due in (state.next_due(at), retry_at) if due is not None), default=None)
 
 
-def _progress(attempt: Attempt) -> tuple[object, ...]:
+def _list_progress_values(attempt: Attempt) -> tuple[object, ...]:
     """Return the values that determine whether gitboot can judge a held commit based on the records."""
     return attempt.evaluated, attempt.published, attempt.log_read, attempt.is_log_unread

@@ -17,17 +17,17 @@ from gitboot.controller.bmcs.schedule import (
 )
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
-from gitboot.controller.instance_state import InstanceState, plans_commit
+from gitboot.controller.instance_state import InstanceState, can_plan
 from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Question, find_clearances
 from gitboot.controller.operator_requests import APPROVE, BEGIN
 from gitboot.controller.reconcile_inputs import Inbox, Intake, ReconcileContext
 from gitboot.controller.records import ledger_changes
 from gitboot.controller.records.evidence import BmcEvidence
 from gitboot.controller.records.ledger_snapshot import (
-    Knowledge,
+    LedgerSnapshot,
     find_unoffered_boots,
     match_fetches,
-    read_knowledge,
+    read_ledger,
     write_updates,
 )
 from gitboot.controller.records.ledger_trust import find_unverified_reason
@@ -48,7 +48,7 @@ def take_in(state: InstanceState, context: ReconcileContext) -> InstanceState:
         # because the modification times of published files may be missing from the ledger.
         state = structs.replace(
             state,
-            knowledge=start.knowledge,
+            snapshot=start.snapshot,
             attempt=start.attempt,
             plans=start.plans,
             publication=structs.replace(start.publication, complete=False),
@@ -57,7 +57,7 @@ def take_in(state: InstanceState, context: ReconcileContext) -> InstanceState:
     if store.is_suspect:
         store.read_back()
         state = structs.replace(
-            state, knowledge=structs.replace(read_knowledge(store), published_records=state.knowledge.published_records)
+            state, snapshot=structs.replace(read_ledger(store), published_records=state.snapshot.published_records)
         )
     state, context.intake = take_inputs(state, store, context.components.inbox, context.at)
     return state
@@ -70,96 +70,94 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     the forge has a later change number, or if an endpoint served a boot that the ledger never offered. If the boot was
     served before an operator initialized the ledger, only the record of the server that was booted becomes unverified.
     """
-    intake = inbox.take(state.knowledge.spool_offsets, at)
+    intake = inbox.take(state.snapshot.spool_offsets, at)
     if intake.observations:
         intake = structs.replace(intake, unoffered_boots=find_unoffered_boots(store, intake.observations))
-    if not state.knowledge.is_trusted:
+    if not state.snapshot.is_trusted:
         return state, intake
     forge_changes = state.forge_report.known_changes if state.forge_report is not None else None
     is_behind = (
         state.change_at_start is not None and forge_changes is not None and forge_changes > state.change_at_start
     )
-    begun = state.knowledge.facts.begun
+    begun = state.snapshot.facts.begun
     if not is_behind and not any(begun is None or begun <= each.at for each in intake.unoffered_boots):
         return state, intake
     instance_tables.mark_unverified(store, "RestoredLedger", forge_changes or 0 if is_behind else 0)
     return structs.replace(
         state,
-        knowledge=structs.replace(read_knowledge(store), published_records=state.knowledge.records),
+        snapshot=structs.replace(read_ledger(store), published_records=state.snapshot.records),
         change_at_start=None,
-        unplanned=state.unplanned | state.knowledge.accepted_machines,
+        unplanned=state.unplanned | state.snapshot.accepted_machines,
     ), intake
 
 
 def learn(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Compute the changes to the ledger, without writing them."""
-    knowledge = context.request_changes.knowledge
-    context.ready = select_ready(context.intake, context.attempt, knowledge)
+    snapshot = context.request_changes.snapshot
+    context.ready = select_ready(context.intake, context.attempt, snapshot)
     context.input_changes = ledger_changes.apply_batch(
-        knowledge, build_batch(state, context.attempt, context.ready, context.events, context), context.at
+        snapshot, build_batch(state, context.attempt, context.ready, context.events, context), context.at
     )
     return state
 
 
-def select_ready(intake: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
+def select_ready(intake: Intake, attempt: Attempt, snapshot: LedgerSnapshot) -> Intake:
     """Return the part of the inputs that this reconcile can process.
 
     BMC results and fetches wait until this instance plans from the accepted commit. Fetches also wait while the ledger
     is unverified.
     """
-    without_fetches = structs.replace(intake, observations=(), spool_offsets=knowledge.spool_offsets)
-    if attempt.accepted is None or not plans_commit(knowledge, attempt.accepted):
+    without_fetches = structs.replace(intake, observations=(), spool_offsets=snapshot.spool_offsets)
+    if attempt.accepted is None or not can_plan(snapshot, attempt.accepted):
         return structs.replace(without_fetches, results=())
-    return intake if find_unverified_reason(knowledge.facts, attempt.accepted.decisions) is None else without_fetches
+    return intake if find_unverified_reason(snapshot.facts, attempt.accepted.decisions) is None else without_fetches
 
 
 def build_batch(
     state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], context: ReconcileContext
 ) -> ledger_changes.Batch:
     """Build the batch for `ledger_changes.apply_batch` from an attempt and the ready inputs."""
-    accepted, knowledge, at, components = attempt.accepted, state.knowledge, context.at, context.components
+    accepted, snapshot, at, components = attempt.accepted, state.snapshot, context.at, context.components
     if accepted is None:
         return ledger_changes.Batch(events=events)
     batch = ledger_changes.Batch(
         clock_state=state.clock_state,
         uptime=ready.uptime,
         attempt=attempt,
-        is_caught_up=knowledge.facts.gap
+        is_caught_up=snapshot.facts.gap
         and state.fetched is not None
         and not state.fetched.failed
-        and components.acceptor.is_newest(attempt),
+        and components.acceptor.is_newest_accepted(attempt),
         events=(
             *events,
             *(
                 event
                 for result in ready.results
                 for event in (
-                    *build_override_events(result, accepted.revision, at, first=result.uuid not in knowledge.pins),
+                    *build_override_events(result, accepted.revision, at, is_first=result.uuid not in snapshot.pins),
                     *build_power_events(result, accepted.revision, at),
                 )
             ),
         ),
         sightings=ready.sightings,
     )
-    if not plans_commit(knowledge, accepted):
+    if not can_plan(snapshot, accepted):
         return batch
-    planned_commit = state.plans.commit if knowledge.recorded_commit is not None else None
+    planned_commit = state.plans.commit if snapshot.recorded_commit is not None else None
     unplanned = accepted.select_server_names(state.unplanned)
     return structs.replace(
         batch,
         commit=accepted,
         requests=tuple(each for each in ready.requests if each.action == BEGIN),
         changed=find_changed_servers(planned_commit, attempt.offered or accepted) | unplanned,
-        removed_machines=find_departed_machines(planned_commit, accepted) if knowledge.recorded_commit else None,
+        removed_machines=find_departed_machines(planned_commit, accepted) if snapshot.recorded_commit else None,
         installing=state.plans.begun.keys() | unplanned,
         fetches=match_fetches(components.store, ready.observations, state.keys),
         spool_offsets=ready.spool_offsets,
         unoffered_boots=ready.unoffered_boots,
         bmc_evidence=tuple(_list_bmc_evidence(ready, state)),
         pins=tuple((each.uuid, each.pinned) for each in ready.results if each.pinned is not None),
-        machines_without_task=find_machines_without_task(state.schedule, knowledge)
-        if knowledge.pending
-        else frozenset(),
+        machines_without_task=find_machines_without_task(state.schedule, snapshot) if snapshot.pending else frozenset(),
         clearances=find_new_clearances(state, components.inbox.hooks, ready.answers, at),
     )
 
@@ -170,8 +168,8 @@ def find_new_clearances(
     """Return the record changes caused by answers to approval and drain requests, and by drains that begin now."""
     if hooks is None or not state.may_act:
         return ()
-    plans, schedule, knowledge = state.plans, state.schedule, state.knowledge
-    return tuple(find_clearances(plans, schedule, knowledge, answers, at, may_drain=hooks.may_drain))
+    plans, schedule, snapshot = state.plans, state.schedule, state.snapshot
+    return tuple(find_clearances(plans, schedule, snapshot, answers, at, may_drain=hooks.may_drain))
 
 
 def _list_bmc_evidence(ready: Intake, state: InstanceState) -> Iterator[BmcEvidence]:
@@ -184,7 +182,7 @@ def _list_bmc_evidence(ready: Intake, state: InstanceState) -> Iterator[BmcEvide
                 observed=each.observed,
                 pending_ids=bmc.pending_ids if bmc is not None else frozenset(),
                 open_intents=bmc.open_intents if bmc is not None else frozenset(),
-                decision_number=state.knowledge.facts.sequence,
+                decision_number=state.snapshot.facts.sequence,
                 is_own_machine=not isinstance(each.identity_result, AnotherMachine | IdentityChanged),
             )
 
@@ -211,14 +209,14 @@ def apply_changes(
     context.components.inbox.forget(ready)
     for event in merge_events_by_server(event for each in changes for event in each.update.events):
         context.components.tell(event)
-    knowledge, schedule = changes[-1].knowledge, state.schedule
+    snapshot, schedule = changes[-1].snapshot, state.schedule
     if ready.results:
-        schedule = record_results(schedule, ready.results, changes[-1].update.judged_machines, knowledge, context.at)
+        schedule = record_results(schedule, ready.results, changes[-1].update.judged_machines, snapshot, context.at)
     if due_machines := frozenset[SystemUuid]().union(*(each.update.due_now for each in changes)):
         schedule = reschedule_now(schedule, due_machines, context.at)
     return structs.replace(
         state,
-        knowledge=knowledge,
+        snapshot=snapshot,
         schedule=schedule,
         unplanned=state.unplanned.union(*(each.changed for each in changes)),
     )
@@ -241,7 +239,7 @@ def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
         and forge_report.known_changes == state.change_at_start
     )
     context.request_changes = ledger_changes.apply_batch(
-        state.knowledge,
+        state.snapshot,
         ledger_changes.Batch(
             clock_state=state.clock_state,
             uptime=intake.uptime,
@@ -257,21 +255,21 @@ def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
         context.at,
     )
     context.attempt, context.events = context.components.acceptor.accept(
-        attempt, context.request_changes.knowledge, context.at
+        attempt, context.request_changes.snapshot, context.at
     )
     return state
 
 
 def resume(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Restore the last accepted commit if the ledger has not been writable since the start."""
-    if state.attempt.accepted is not None or not state.knowledge.is_trusted:
+    if state.attempt.accepted is not None or not state.snapshot.is_trusted:
         return state
-    attempt = context.components.acceptor.resume(state.attempt, state.knowledge, context.at)
+    attempt = context.components.acceptor.resume(state.attempt, state.snapshot, context.at)
     if attempt.accepted is None:
         return state  # the commit is still being evaluated, or is not in the clone
     # The records of the commit's servers were updated before the start, so `recorded_commit` must not be None.
     return structs.replace(
-        state, attempt=attempt, knowledge=structs.replace(state.knowledge, recorded_commit=""), before_resume=state
+        state, attempt=attempt, snapshot=structs.replace(state.snapshot, recorded_commit=""), before_resume=state
     )
 
 

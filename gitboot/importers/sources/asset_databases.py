@@ -15,7 +15,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
-    NicReader,
+    NicCollector,
     Texts,
     as_list,
     as_mapping,
@@ -45,7 +45,7 @@ from gitboot.model.server import Firmware
 _Row = Mapping[str, Any]
 
 
-def _load(files: Texts) -> list[tuple[str, Any]]:
+def _parse_source_files(files: Texts) -> list[tuple[str, Any]]:
     """Parse the JSON files of a source. If there is only one file, it may have any name."""
     if len(files) == 1:
         return [(path, parse_json(path, text)) for path, text in files.items()]
@@ -57,7 +57,9 @@ def _load(files: Texts) -> list[tuple[str, Any]]:
 
 def read_netbox(files: Texts) -> ImportedInventory:
     """Read the responses of ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``."""
-    lists = (found if isinstance(found, list) else get_nested(found, "results") for _, found in _load(files))
+    lists = (
+        found if isinstance(found, list) else get_nested(found, "results") for _, found in _parse_source_files(files)
+    )
     rows = [row for found in lists for row in as_mappings(found)]
     interfaces = [row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row]
     addresses = [row for row in rows if "assigned_object_id" in row and "address" in row]
@@ -84,7 +86,7 @@ def read_netbox(files: Texts) -> ImportedInventory:
 def _read_device(
     device: _Row, interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
-    reader, lags = NicReader(), {str(get_nested(each, "lag", "id")) for each in interfaces}
+    reader, lags = NicCollector(), {str(get_nested(each, "lag", "id")) for each in interfaces}
     lag_addresses = {
         str(each.get("id")): _list_netbox_addresses(each, addresses)
         for each in interfaces
@@ -136,7 +138,7 @@ def _list_netbox_addresses(interface: _Row, addresses: Mapping[str, list[dict[st
 
 def read_maas(files: Texts) -> ImportedInventory:
     """Read the output of ``maas PROFILE machines read`` and, if present, ``maas PROFILE machines power-parameters``."""
-    found = [each for _, each in _load(files)]
+    found = [each for _, each in _parse_source_files(files)]
     rows = [row for each in found for row in as_mappings(each) or ([each] if "system_id" in as_mapping(each) else [])]
     machines = [row for row in rows if as_text(row.get("system_id"))]
     powers = {
@@ -292,7 +294,7 @@ def read_foreman(files: Texts) -> ImportedInventory:
     installation medium.
     """
     rows, facts = list[dict[str, Any]](), dict[str, _Row]()
-    for _, found in _load(files):
+    for _, found in _parse_source_files(files):
         results = get_nested(found, "results")
         if isinstance(results, dict):  # from /api/v2/hosts/NAME/facts
             facts |= {str(name): as_mapping(each) for name, each in results.items()}
@@ -359,7 +361,7 @@ def _read_foreman_host(
 def _read_foreman_interfaces(
     name: str, host: _Row
 ) -> tuple[tuple[ImportedNic, ...], ImportedBmc | None, list[ImportRemark]]:
-    bmc, reader = None, NicReader()
+    bmc, reader = None, NicCollector()
     remarks = reader.remarks
     rows = as_mappings(host.get("interfaces")) or [{**host, "identifier": None, "type": "interface"}]
     bond_addresses: dict[str, tuple[str, ...]] = {}

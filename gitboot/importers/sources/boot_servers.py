@@ -17,7 +17,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
-    NicReader,
+    NicCollector,
     Texts,
     as_list,
     as_mapping,
@@ -415,7 +415,7 @@ def _read_ironic_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -
         _parse_mapping(node.get("driver_info")),
         _get_node_name(node),
     )
-    reader = NicReader()
+    reader = NicCollector()
     for port in ports:
         boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
         reader.add(as_text(port["address"]), "the port:", name=as_text(port.get("name")), boot=boots)
@@ -732,8 +732,8 @@ def _read_nics(
     nics, remarks = [], list[ImportRemark]()
     # the addresses of bonds and bridges, which the import reads before the other interfaces
     masters: dict[str, tuple[str, ...]] = {}
-    for name, each in sorted(interfaces.items(), key=lambda item: ("slave" in _get_kind(item[1]), item[0])):
-        kind, addresses = _get_kind(each), tuple(_list_addresses(each))
+    for name, each in sorted(interfaces.items(), key=lambda item: ("slave" in _get_interface_type(item[1]), item[0])):
+        kind, addresses = _get_interface_type(each), tuple(_list_addresses(each))
         if kind in ("bmc", "bond", "bridge", "bonded_bridge_slave"):
             if kind != "bmc":
                 masters[name] = addresses
@@ -758,7 +758,7 @@ def _read_nics(
     return tuple(sorted(nics, key=lambda nic: nic.name or "")), remarks
 
 
-def _get_kind(interface: Mapping[str, Any]) -> str:
+def _get_interface_type(interface: Mapping[str, Any]) -> str:
     return str(interface.get("interface_type") or "na").lower()
 
 

@@ -310,14 +310,14 @@ def _load_kea(path: str, text: str) -> tuple[Any, list[str]]:
     """
     includes: list[str] = []
 
-    def skip(match: re.Match[str]) -> str:
+    def replace_match(match: re.Match[str]) -> str:
         if match[2] is not None:
             includes.append(match[2])
             return "null" if text[: match.start()].rstrip().endswith(":") else ""
         # keep line breaks, so that error messages contain the correct line
         return match[1] or "\n" * match[0].count("\n")
 
-    plain = _SKIPPED.sub(skip, text)
+    plain = _SKIPPED.sub(replace_match, text)
     plain = _SPARE_COMMA.sub(lambda match: match[1] or match[2] or "", plain)
     plain = _BARE_FRACTION.sub(lambda match: match[1] or "0", plain)
     for wrapped in (plain, f"[{plain}]", f"{{{plain}}}"):  # an included file need not be a complete document

@@ -15,7 +15,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
-    NicReader,
+    NicCollector,
     Texts,
     as_list,
     as_mapping,
@@ -115,7 +115,7 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
 
     ``*NOIP*`` instead of a name means that the interface has no fixed address (xCAT, table mac).
     """
-    address, reader = parse_address(node.get("ip")), NicReader()
+    address, reader = parse_address(node.get("ip")), NicCollector()
     for part in filter(None, (each.strip() for each in node.get("mac", "").split("|"))):
         text, _, host = part.partition("!")
         is_own = not host or host.partition(".")[0] == name.partition(".")[0]
@@ -147,7 +147,7 @@ def read_warewulf(files: Texts) -> ImportedInventory:
 
 
 def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, Any]) -> ImportedMachine:
-    reader = NicReader()
+    reader = NicCollector()
     for key, device in sorted(as_mapping(get_nested(node, "network devices")).items()):
         reader.add(
             as_text(get_nested(device, "hwaddr")),
@@ -273,7 +273,7 @@ def _as_texts(value: Any) -> tuple[str, ...]:
 
 
 def _read_config(row: Mapping[str, Any]) -> _Config:
-    spec, reader = as_mapping(row.get("spec")) or row, NicReader()
+    spec, reader = as_mapping(row.get("spec")) or row, NicCollector()
     for each in as_list(spec.get("macs")):
         reader.add(as_text(each), "boot parameters:")
     return _Config(

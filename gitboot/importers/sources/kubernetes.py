@@ -17,7 +17,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
-    NicReader,
+    NicCollector,
     Texts,
     as_list,
     as_mapping,
@@ -148,7 +148,7 @@ def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAnd
     if (as_text(hardware.get("apiVersion")) or "").rpartition("/")[2] == "v1alpha2" or spec.get("networkInterfaces"):
         return _read_hardware_v1alpha2(name, hardware, spec)
     interfaces = as_mappings(spec.get("interfaces"))
-    hosts, reader = [as_mapping(interface.get("dhcp")) for interface in interfaces], NicReader()
+    hosts, reader = [as_mapping(interface.get("dhcp")) for interface in interfaces], NicCollector()
     for interface, dhcp in zip(interfaces, hosts, strict=True):
         reader.add(
             as_text(dhcp.get("mac")),
@@ -210,7 +210,7 @@ def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
 
 def _read_hardware_v1alpha2(name: str, hardware: Object, spec: Object) -> _MachineAndBoot:
     """Read v1alpha2 Hardware, which lists its interfaces by MAC address and contains the BMC itself."""
-    reader, interfaces = NicReader(), sorted(as_mapping(spec.get("networkInterfaces")).items())
+    reader, interfaces = NicCollector(), sorted(as_mapping(spec.get("networkInterfaces")).items())
     for text, interface in interfaces:
         families = (as_mapping(get_nested(interface, "ipam", family)) for family in ("ipv4", "ipv6"))
         found = tuple(

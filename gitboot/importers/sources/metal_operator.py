@@ -20,7 +20,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportedNic,
     ImportRemark,
-    NicReader,
+    NicCollector,
     Texts,
     as_list,
     as_mapping,
@@ -410,10 +410,12 @@ def _find_server_name(owner: Key | None, objects: Objects) -> str | None:
 def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) -> Iterator[ImportedMachine]:
     """Yield the machines that no Server describes. Boot configurations with the same UUID belong to one machine."""
 
-    def identify(config: _BootConfig) -> str:
+    def get_machine_key(config: _BootConfig) -> str:
         return config.uuid or _format(config.owner or config.key)
 
-    for _, group in groupby(sorted(configs, key=lambda each: (identify(each), each.key, each.kind)), identify):
+    for _, group in groupby(
+        sorted(configs, key=lambda each: (get_machine_key(each), each.key, each.kind)), get_machine_key
+    ):
         machine_configs = list(group)
         first = next((each for each in machine_configs if each.kind == _BOOT_KINDS[0]), machine_configs[0])
         owners = {each.owner or each.key for each in machine_configs}
@@ -454,7 +456,7 @@ def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[Imp
         for value in ([each.spec[key]] if as_text(each.spec.get(key)) else as_list(each.spec.get(key)))
     )
     addresses = tuple(sorted({address for each in found if (address := parse_address(each))}))
-    reader = NicReader()
+    reader = NicCollector()
     for each in found:
         if parse_address(each) is None:
             reader.add(each)

@@ -21,10 +21,10 @@ from gitboot.publish.manifest import compute_digest
 from gitboot.publish.targets.follower import ReadCredentials, RsyncAddress
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
+    FileCallback,
     FileConflict,
     ReadFile,
     StoredFile,
-    TakeFile,
     TargetFile,
 )
 from gitboot.render.endpoint_files import ListedFile
@@ -49,7 +49,7 @@ class TargetFolder:
 
     @property
     def is_current(self) -> bool:
-        return self._disk.is_in_place
+        return self._disk.is_root_unchanged
 
     def close(self) -> None:
         self._disk.close()
@@ -58,9 +58,9 @@ class TargetFolder:
         content = self._disk.read(path, max_bytes)
         return StoredFile(content, compute_digest(content)) if content is not None else None
 
-    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
+    def get_each(self, paths: Collection[str], on_file: FileCallback) -> None:
         for path in paths:
-            take(path, self.get(path))
+            on_file(path, self.get(path))
 
     def create(self, path: str, content: bytes) -> None:
         with self._hold_lock():
@@ -74,20 +74,20 @@ class TargetFolder:
                 raise FileConflict(path)
             self._write({path: TargetFile(content, 0)})
 
-    def place(self, paths: Collection[str], read: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
-        files = {path: read(path) for path in paths}
+    def place(self, paths: Collection[str], read_file: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
+        files = {path: read_file(path) for path in paths}
         conflicts = frozenset(path for path in new_paths if self._has_other_content(path, files[path].content))
         self._write({path: file for path, file in files.items() if path not in conflicts})
         self._disk.release_folders()
         return conflicts
 
-    def find_differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
-        contents = {path: self._disk.read(path, each.size) for path, each in expected.items()}
+    def find_differing_paths(self, expected_files: Mapping[str, ListedFile]) -> list[str]:
+        contents = {path: self._disk.read(path, each.size) for path, each in expected_files.items()}
         self._disk.release_folders()
         return sorted(
             path
             for path, content in contents.items()
-            if content is None or compute_digest(content) != expected[path].sha256
+            if content is None or compute_digest(content) != expected_files[path].sha256
         )
 
     def remove(self, paths: Iterable[str]) -> None:
@@ -200,10 +200,10 @@ class RsyncStore:
             self._pull([path])
         return self._read_pulled(path, max_bytes)
 
-    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
+    def get_each(self, paths: Collection[str], on_file: FileCallback) -> None:
         self._pull(paths)
         for path in paths:
-            take(path, self._read_pulled(path))
+            on_file(path, self._read_pulled(path))
 
     def create(self, path: str, content: bytes) -> None:
         if self.get(path) is not None:
@@ -215,13 +215,13 @@ class RsyncStore:
             raise FileConflict(path)
         self.place([path], lambda _: TargetFile(content, 0), ())
 
-    def place(self, paths: Collection[str], read: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
+    def place(self, paths: Collection[str], read_file: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
         with self._lock_folder():
             for path in paths:
-                _write(self._sent / path, read(path))
-        conflicts = frozenset(self._find_different(new_paths, "--existing"))
+                _write(self._sent / path, read_file(path))
+        conflicts = frozenset(self._find_remote_differences(new_paths, "--existing"))
         if sent := [path for path in paths if path not in conflicts]:
-            self._run(sent, "--checksum", "--times", "--omit-dir-times", "--chmod=D755,F644", f"{self._sent}/", None)
+            self._rsync(sent, "--checksum", "--times", "--omit-dir-times", "--chmod=D755,F644", f"{self._sent}/", None)
         with self._lock_folder():
             for path in sent:
                 if path.startswith("ops/"):
@@ -229,9 +229,9 @@ class RsyncStore:
                     (self._sent / path).replace(received_file)
         return conflicts
 
-    def find_differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
+    def find_differing_paths(self, expected_files: Mapping[str, ListedFile]) -> list[str]:
         """Return the sorted paths whose checksums on the other host differ from those of the sent files."""
-        wrong = self._find_different(expected)
+        wrong = self._find_remote_differences(expected_files)
         shutil.rmtree(self._sent, ignore_errors=True)
         return wrong
 
@@ -242,7 +242,7 @@ class RsyncStore:
             if each:
                 with self._lock_folder():
                     self._empty.mkdir(parents=True, exist_ok=True)
-                self._run(each, "--delete-missing-args", f"{self._empty}/", None, ok_statuses=(0, _VANISHED))
+                self._rsync(each, "--delete-missing-args", f"{self._empty}/", None, ok_statuses=(0, _VANISHED))
         with self._lock_folder():
             for path in gone:
                 (self._read / path).unlink(missing_ok=True)
@@ -251,15 +251,15 @@ class RsyncStore:
         with self._lock_folder():
             self._empty.mkdir(parents=True, exist_ok=True)
         listing = ("--recursive", "--dry-run", "--ignore-missing-args", "--out-format=%i %n")
-        found = _parse_items(self._run([folder], *listing, None, f"{self._empty}/").output)
+        found = _parse_items(self._rsync([folder], *listing, None, f"{self._empty}/").output)
         return [path for path in found if path.startswith(folder) and ".." not in path.split("/")]
 
-    def _find_different(self, paths: Collection[str], *options: str) -> list[str]:
+    def _find_remote_differences(self, paths: Collection[str], *options: str) -> list[str]:
         """Return the sorted paths of the files whose content on the other host differs from the sent files."""
         if not paths:
             return []
         comparison_options = ("--dry-run", "--checksum", "--out-format=%i %n")
-        return _parse_items(self._run(paths, *options, *comparison_options, f"{self._sent}/", None).output)
+        return _parse_items(self._rsync(paths, *options, *comparison_options, f"{self._sent}/", None).output)
 
     def _pull(self, paths: Collection[str]) -> None:
         """Copy files from the other host to the folder ``read``, and remove files that are absent on the other host."""
@@ -269,7 +269,7 @@ class RsyncStore:
             self._read.mkdir(parents=True, exist_ok=True)
             for path in paths:
                 (self._read / path).unlink(missing_ok=True)
-        self._run(paths, "--ignore-missing-args", f"--max-size={MAX_RECORD_BYTES}", None, f"{self._read}/")
+        self._rsync(paths, "--ignore-missing-args", f"--max-size={MAX_RECORD_BYTES}", None, f"{self._read}/")
 
     def _read_pulled(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
         try:
@@ -279,7 +279,9 @@ class RsyncStore:
             return None
         return StoredFile(content, compute_digest(content))
 
-    def _run(self, paths: Collection[str], *arguments: str | None, ok_statuses: Sequence[int] = (0,)) -> ProcessResult:
+    def _rsync(
+        self, paths: Collection[str], *arguments: str | None, ok_statuses: Sequence[int] = (0,)
+    ) -> ProcessResult:
         """Run rsync for these paths, with the folder on the other host in place of each argument that is None."""
         address = self._address
         command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
@@ -307,20 +309,20 @@ class RsyncStore:
             except TimeoutError as error:
                 raise HostUnreachable(f"{address.name}: {error}") from None
         if result.status not in ok_statuses:
-            raise self._build_failure(result)
+            raise self._build_error(result)
         return result
 
-    def _build_failure(self, process: ProcessResult) -> PublishError | HostUnreachable:
-        lines = [line for line in process.errors.splitlines() if line.strip()]
+    def _build_error(self, result: ProcessResult) -> PublishError | HostUnreachable:
+        lines = [line for line in result.errors.splitlines() if line.strip()]
         messages = [
             line for line in lines if not line.startswith(("rsync error:", "rsync: connection unexpectedly", "@"))
         ]
         causes = [line for line in messages if _PERMANENT_ERRORS.search(line)]
-        detail = " ".join("; ".join(causes or messages or lines or [f"rsync ended with {process.status}"]).split())
+        detail = " ".join("; ".join(causes or messages or lines or [f"rsync ended with {result.status}"]).split())
         if "change_dir" in detail and "No such file" in detail:
             detail += " (create the folder)"
         detail = detail if len(detail) <= _LONGEST_DETAIL else f"{detail[:_LONGEST_DETAIL]}…"
-        needs_a_person = process.status in (_PROTOCOL, _FILE_IO) or _PERMANENT_ERRORS.search(detail)
+        needs_a_person = result.status in (_PROTOCOL, _FILE_IO) or _PERMANENT_ERRORS.search(detail)
         return (PublishError if needs_a_person else HostUnreachable)(f"{self._address.name}: {detail}")
 
     def _format_location(self) -> str:

@@ -16,10 +16,10 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.errors import LockedByAnother, OperatorError, TryAgain, UsageError
+from gitboot.errors import LockedByAnother, OperatorError, TemporaryError, UsageError
 from gitboot.publish.targets.sync_steps import (
     FollowedTree,
-    Overtaken,
+    RaceError,
     Shard,
     TargetContent,
     TargetHead,
@@ -37,7 +37,7 @@ _PERIOD_S: Final = 3600.0  # the time between two checks for unused content if t
 
 
 class TargetStore(Protocol):
-    """A target that a follower updates. Methods may raise TryAgain or OperatorError."""
+    """A target that a follower updates. Methods may raise TemporaryError or OperatorError."""
 
     @property
     def max_servers(self) -> int:
@@ -49,7 +49,7 @@ class TargetStore(Protocol):
     def shard(self, head: TargetHead, number: str) -> Shard:
         """Return the shard with this number, or an empty shard if the head does not list it."""
 
-    def apply(self, step: TargetStep, before: TargetContent, tree: FollowedTree) -> None:
+    def apply(self, step: TargetStep, content: TargetContent, tree: FollowedTree) -> None:
         """Write a step to the target.
 
         After a failure, the follower calls `load` to read the actual content of the target, and plans the next step
@@ -166,9 +166,9 @@ class Follower:
         """
         try:
             summary = self._update_target()
-        except Overtaken:
+        except RaceError:
             return _SOON_S, 0
-        except (TryAgain, OperatorError) as error:
+        except (TemporaryError, OperatorError) as error:
             self._target_content = None
             self._update_status(failure=(type(error).__name__, str(error)))
             if isinstance(error, LockedByAnother):  # another attempt would take the target back from the other process

@@ -88,7 +88,7 @@ class BranchTarget:
             raise self._build_damage_error(_shard_path(number))
         return parse_units(data)
 
-    def apply(self, step: TargetStep, before: TargetContent, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
+    def apply(self, step: TargetStep, content: TargetContent, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
         """Commit a step and push it.
 
         If a step does not change any served files, the method delays its commit until a step changes a served file.
@@ -100,7 +100,7 @@ class BranchTarget:
         changes |= {path: partial(_read_content, tree, path, digest) for path, digest in step.placed.items()}
         for number, data in self._uncommitted.items():
             changes[_shard_path(number)] = partial(bytes, data) if data else None
-        changes |= {HEAD: partial(render_head, step.head), UNLISTED: partial(render_unlisted, step.unlisted)}
+        changes |= {HEAD: partial(render_head, step.head), UNLISTED: partial(render_unlisted, step.unlisted_paths)}
         at = self._clock()
         gitboot_author = Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
         author = self._find_author(Revision(step.head.commit)) or gitboot_author

@@ -19,10 +19,10 @@ from gitboot.publish.mirror_comparison import build_headers
 from gitboot.publish.targets.follower import BucketAddress, ReadCredentials
 from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
+    FileCallback,
     FileConflict,
     ReadFile,
     StoredFile,
-    TakeFile,
 )
 from gitboot.render.endpoint_files import ListedFile
 
@@ -109,8 +109,8 @@ class Bucket:
                     raise
         return None
 
-    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
-        run_in_parallel(lambda path: take(path, self.get(path)), paths)
+    def get_each(self, paths: Collection[str], on_file: FileCallback) -> None:
+        run_in_parallel(lambda path: on_file(path, self.get(path)), paths)
 
     def create(self, path: str, content: bytes) -> None:
         with self._translate_errors():
@@ -131,7 +131,7 @@ class Bucket:
                 use_multipart=False,
             )
 
-    def place(self, paths: Collection[str], read: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
+    def place(self, paths: Collection[str], read_file: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
         """Write objects in parallel.
 
         If a path in ``new_paths`` already has other content, keep that content, and include the path in the result. The
@@ -140,7 +140,7 @@ class Bucket:
         conflicts: set[str] = set()
 
         def place(path: str) -> None:
-            content = read(path).content
+            content = read_file(path).content
             if path not in new_paths:
                 self.replace(path, content)
                 return
@@ -154,16 +154,16 @@ class Bucket:
         run_in_parallel(place, paths)
         return frozenset(conflicts)
 
-    def find_differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
+    def find_differing_paths(self, expected_files: Mapping[str, ListedFile]) -> list[str]:
         """Read each object, and return the sorted paths of those whose content differs."""
         wrong: list[str] = []
 
         def compare(path: str) -> None:
-            found = self.get(path, expected[path].size)
-            if found is None or compute_digest(found.content) != expected[path].sha256:
+            found = self.get(path, expected_files[path].size)
+            if found is None or compute_digest(found.content) != expected_files[path].sha256:
                 wrong.append(path)
 
-        run_in_parallel(compare, expected)
+        run_in_parallel(compare, expected_files)
         return sorted(wrong)
 
     def remove(self, paths: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from gitboot import __version__
-from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TryAgain
+from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TemporaryError
 from gitboot.jsonio import build_json_decoder, encode_canonical
 from gitboot.publish.manifest import (
     MANIFEST,
@@ -97,7 +97,7 @@ class TargetContent(Struct, frozen=True, kw_only=True):
     states: Mapping[str, str]  # digests of states by server, without the servers whose files are unverified
     servers: frozenset[str]  # the servers in the shards
     withheld: frozenset[str]  # the servers whose one-time boot was omitted
-    unlisted: frozenset[str]
+    unlisted_paths: frozenset[str]
 
 
 def find_shard_number(server: str) -> str:
@@ -124,7 +124,7 @@ def build_target_content(
         },
         servers=frozenset(units),
         withheld=frozenset(server for server, unit in units.items() if unit.withheld),
-        unlisted=unverified_paths,
+        unlisted_paths=unverified_paths,
     )
 
 
@@ -176,9 +176,9 @@ class TargetFile(NamedTuple):
     modified: int  # in seconds since 1970; a web server sends it as Last-Modified
 
 
-ReadFile = Callable[[str], TargetFile]  # by path; raises `Overtaken`
+ReadFile = Callable[[str], TargetFile]  # by path; raises `RaceError`
 # a function that gets a path and its file, or None if the file is absent
-TakeFile = Callable[[str, StoredFile | None], None]
+FileCallback = Callable[[str, StoredFile | None], None]
 
 
 class FileStore(Protocol):
@@ -190,8 +190,8 @@ class FileStore(Protocol):
     def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
         """Return a file, cut off after ``max_bytes + 1`` bytes, or None if it is absent."""
 
-    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
-        """Read files, and call ``take`` with each path and file, possibly in several threads at a time."""
+    def get_each(self, paths: Collection[str], on_file: FileCallback) -> None:
+        """Read files, and call ``on_file`` with each path and file, possibly in several threads at a time."""
 
     def create(self, path: str, content: bytes) -> None:
         """Write a new file. Raises `FileConflict` if the file exists."""
@@ -202,13 +202,13 @@ class FileStore(Protocol):
         Raises `FileConflict` if the file has another version.
         """
 
-    def place(self, paths: Collection[str], read: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
+    def place(self, paths: Collection[str], read_file: ReadFile, new_paths: Collection[str]) -> frozenset[str]:
         """Write files.
 
         If a path in ``new_paths`` already has other content, keep that content, and include the path in the result.
         """
 
-    def find_differing(self, expected: Mapping[str, ListedFile]) -> list[str]:
+    def find_differing_paths(self, expected_files: Mapping[str, ListedFile]) -> list[str]:
         """Return the sorted paths whose content differs from the content that `place` has just written."""
 
     def remove(self, paths: Iterable[str]) -> None:
@@ -221,7 +221,7 @@ class FileStore(Protocol):
 _NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json")
 
 
-class Overtaken(TryAgain):
+class RaceError(TemporaryError):
     """Another process changed the files during a read or a write. The caller must try again later."""
 
 
@@ -244,9 +244,9 @@ class FollowedTree:
         self._list: dict[str, str] = {}  # sha256 by path of the files of the signed list
 
     def read_summary(self) -> TreeSummary | None:
-        """Return a summary of the tree, or None if no tree is published. Raises `Overtaken`."""
+        """Return a summary of the tree, or None if no tree is published. Raises `RaceError`."""
         for _ in range(3):
-            with suppress(Overtaken):
+            with suppress(RaceError):
                 return self._read_summary_once()
         return self._read_summary_once()
 
@@ -280,13 +280,13 @@ class FollowedTree:
             states[SHARED] = compute_digest(render_listing(listing))
         if self._list:
             states[LIST] = compute_digest(encode_canonical(self._list))
-        return TreeSummary(commit=head.stamp.commit, manifest=compute_digest(data), states=states)
+        return TreeSummary(commit=head.origin.commit, manifest=compute_digest(data), states=states)
 
     def _digest_list_files(self) -> dict[str, str]:
         """Return the sha256 of each file in the signed list by path, except for the listings of servers.
 
         Bins and snapshots have a version in their names and never change, so the method reads them once. Root metadata
-        can change, because gitboot uses the same file names again after a new root key was made. Raises `Overtaken` if
+        can change, because gitboot uses the same file names again after a new root key was made. Raises `RaceError` if
         a publication is in progress.
         """
         found = {}
@@ -298,11 +298,11 @@ class FollowedTree:
                     found[path] = self._list[path] if is_known else compute_digest(file.read_bytes())
         except FileNotFoundError as error:
             if (self._root / LIST_TIMESTAMP).exists():
-                raise Overtaken(f"{SIGNED} is being published") from error
+                raise RaceError(f"{SIGNED} is being published") from error
         return found if LIST_TIMESTAMP in found else {}
 
     def read_server_files(self, server: str, digest: str) -> ServerFiles:
-        """Return the files that a target serves for a server. Raises `Overtaken`.
+        """Return the files that a target serves for a server. Raises `RaceError`.
 
         ``digest`` is the digest of the server's state.
         """
@@ -311,10 +311,10 @@ class FollowedTree:
         return build_server_files(digest, parse_state(self._read_part(state_path(server), digest)))
 
     def read_file(self, path: str, digest: str) -> TargetFile:
-        """Return a file with its modification time. Raises `Overtaken` if the file has another digest."""
+        """Return a file with its modification time. Raises `RaceError` if the file has another digest."""
         try:
             return self._read_file(path, digest)
-        except Overtaken:
+        except RaceError:
             self._list.pop(path, None)  # somebody replaced the file, although its name may contain a version
             raise
 
@@ -329,9 +329,9 @@ class FollowedTree:
             with (self._root / path).open("rb") as file:
                 found = TargetFile(file.read(), int(os.fstat(file.fileno()).st_mtime))
         except OSError as error:
-            raise Overtaken(f"{path}: {error.strerror}") from error
+            raise RaceError(f"{path}: {error.strerror}") from error
         if compute_digest(found.content) != digest:
-            raise Overtaken(f"{path} is being published")
+            raise RaceError(f"{path} is being published")
         return found
 
 
@@ -347,7 +347,7 @@ class TargetStep(Struct, frozen=True, kw_only=True):
     shards: Mapping[str, bytes]  # the changed shards by number; empty: the shard is removed
     units: Mapping[str, ServerFiles | None]  # the changed servers; None: the server is gone
     unverified: frozenset[str]  # paths that are unverified until the head is written
-    unlisted: frozenset[str]  # paths that stay on the target after the step although no shard lists them
+    unlisted_paths: frozenset[str]  # paths that stay on the target after the step although no shard lists them
 
 
 def plan_next_step(
@@ -388,7 +388,7 @@ def plan_next_step(
     if (
         not changed
         and target_content.head.commit == summary.commit
-        and all(map(tree.has_file, target_content.unlisted))
+        and all(map(tree.has_file, target_content.unlisted_paths))
     ):
         return None
     shards: dict[str, dict[str, ServerFiles]] = {}
@@ -406,7 +406,7 @@ def plan_next_step(
             units[server] = found
             shards[number][server] = found
             new_files |= found.files
-    obsolete_paths = (previous_files.keys() | target_content.unlisted) - new_files.keys()
+    obsolete_paths = (previous_files.keys() | target_content.unlisted_paths) - new_files.keys()
     existing_paths = {path for path in obsolete_paths if tree.has_file(path)}
     dropped_paths = {path for path in existing_paths if not is_content(path)}
     # If another server on the target has the path now, the path moved to that server.
@@ -431,7 +431,7 @@ def plan_next_step(
     placed = {
         path: new_files[path]
         for path in sorted(new_files)
-        if previous_files.get(path) != new_files[path] or path in target_content.unlisted
+        if previous_files.get(path) != new_files[path] or path in target_content.unlisted_paths
     }
     rendered = {number: render_units(shard) if shard else b"" for number, shard in shards.items()}
     digests = {number: digest for number, digest in target_content.head.shards.items() if number not in rendered}
@@ -446,12 +446,12 @@ def plan_next_step(
             shards=dict(sorted(digests.items())),
         ),
         placed=placed,
-        new_paths=frozenset(placed.keys() - previous_files.keys() - target_content.unlisted - waiting_paths),
+        new_paths=frozenset(placed.keys() - previous_files.keys() - target_content.unlisted_paths - waiting_paths),
         removed=tuple(sorted(obsolete_paths - existing_paths)),
         shards=rendered,
         units=units,
-        unverified=target_content.unlisted | placed.keys() | obsolete_paths,
-        unlisted=frozenset(kept_paths),
+        unverified=target_content.unlisted_paths | placed.keys() | obsolete_paths,
+        unlisted_paths=frozenset(kept_paths),
     )
 
 
@@ -473,7 +473,7 @@ def apply_step(target_content: TargetContent, step: TargetStep) -> TargetContent
         servers=(target_content.servers - step.units.keys()) | present_units.keys(),
         withheld=(target_content.withheld - step.units.keys())
         | {server for server, unit in present_units.items() if unit.withheld},
-        unlisted=step.unlisted,
+        unlisted_paths=step.unlisted_paths,
     )
 
 
@@ -515,7 +515,7 @@ class StoreTarget:
     def observe(self, hint: str) -> TargetContent | None:
         """Return the content of the target without writing, or None if no process has claimed the target.
 
-        If the target belongs to another ledger, raises `ForeignTree` with ``hint`` in the message. Raises `Overtaken`
+        If the target belongs to another ledger, raises `ForeignTree` with ``hint`` in the message. Raises `RaceError`
         if another process writes a step. Also raises `PublishError` and `HostUnreachable`.
         """
         store = self._open()
@@ -527,11 +527,11 @@ class StoreTarget:
         try:
             return self._read_target_content(store, head, self._last_unlisted)
         except PublishError:
-            if self.is_as_observed():
+            if self.is_unchanged():
                 raise
-            raise Overtaken(f"{self._name}: an instance is writing to this target") from None
+            raise RaceError(f"{self._name}: an instance is writing to this target") from None
 
-    def is_as_observed(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether no process has started or finished a step since `observe`."""
         found: dict[str, StoredFile | None] = {}
         self._open().get_each((HEAD, UNLISTED), found.__setitem__)
@@ -545,13 +545,13 @@ class StoreTarget:
             return {}
         return self._parse_verified_shard(digest, self._open().get(_shard_path(digest)))
 
-    def apply(self, step: TargetStep, before: TargetContent, tree: FollowedTree) -> None:
+    def apply(self, step: TargetStep, content: TargetContent, tree: FollowedTree) -> None:
         """Write a step. If the method is interrupted, each file is complete, and `load` returns a consistent state."""
         store = self._open()
         found = store.get(HEAD)
         if found is None or self._last_head is None or found.content != self._last_head.content:
             raise self._build_conflict_error(found)
-        if step.unverified != before.unlisted:
+        if step.unverified != content.unlisted_paths:
             store.replace(UNLISTED, render_unlisted(step.unverified))
         sizes: dict[str, int] = {}
 
@@ -563,7 +563,7 @@ class StoreTarget:
         for stage in Stage:
             paths = [path for path in step.placed if publication_stage(path) is stage]
             conflicts = store.place(paths, read, step.new_paths.intersection(paths))
-            previous_shards = (self.shard(before.head, number) for number in before.head.shards) if conflicts else ()
+            previous_shards = (self.shard(content.head, number) for number in content.head.shards) if conflicts else ()
             foreign_paths = conflicts - {
                 path for shard in previous_shards for unit in shard.values() for path in unit.files
             }
@@ -572,7 +572,7 @@ class StoreTarget:
                     f"{self._name}: gitboot did not write the file at {min(foreign_paths)} (move the file away)"
                 )
             store.place(sorted(conflicts), read, ())
-        if wrong := store.find_differing(
+        if wrong := store.find_differing_paths(
             {path: ListedFile(digest, sizes[path]) for path, digest in step.placed.items()}
         ):
             raise HostUnreachable(f"{self._name}: the content of {wrong[0]} changed after gitboot wrote it")
@@ -580,10 +580,10 @@ class StoreTarget:
         shards = {_shard_path(compute_digest(data)): data for data in step.shards.values() if data}
         store.place(sorted(shards), lambda path: TargetFile(shards[path], 0), ())
         self._write_head(store, step.head)
-        if step.unlisted != step.unverified:
-            store.replace(UNLISTED, render_unlisted(step.unlisted))
+        if step.unlisted_paths != step.unverified:
+            store.replace(UNLISTED, render_unlisted(step.unlisted_paths))
         kept = set(step.head.shards.values())
-        store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
+        store.remove(_shard_path(digest) for digest in content.head.shards.values() if digest not in kept)
 
     def _claim(self, store: FileStore) -> TargetHead:
         """Record in the head that this process is the writer, and return the head. If there is no head, create one."""
@@ -650,7 +650,7 @@ class StoreTarget:
         shards: list[Shard] = []
         size, size_lock = 0, threading.Lock()
 
-        def take_shard(path: str, found: StoredFile | None) -> None:
+        def add_shard(path: str, found: StoredFile | None) -> None:
             nonlocal size
             with size_lock:
                 size += len(found.content) if found is not None else 0
@@ -658,12 +658,12 @@ class StoreTarget:
                 raise self._build_damage_error(HEAD)
             shards.append(self._parse_verified_shard(digests[path], found))
 
-        store.get_each(sorted(digests), take_shard)
+        store.get_each(sorted(digests), add_shard)
         try:
-            unlisted = parse_unlisted(unlisted_file.content) if unlisted_file is not None else frozenset()
+            unlisted_paths = parse_unlisted(unlisted_file.content) if unlisted_file is not None else frozenset()
         except ValueError as error:
             raise self._build_damage_error(UNLISTED) from error
-        return build_target_content(head, shards, unlisted, gitboot=__version__)
+        return build_target_content(head, shards, unlisted_paths, gitboot=__version__)
 
     def _parse_verified_shard(self, digest: str, stored_file: StoredFile | None) -> Shard:
         if stored_file is None or compute_digest(stored_file.content) != digest:

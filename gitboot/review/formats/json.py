@@ -381,7 +381,7 @@ def as_json(review: Review) -> str:
         verdict=review.outcome.value,
         digest=verdict.digest if verdict else None,
         compared_with_nothing=changes is not None and changes.first,
-        counts=_build_counts(changes) if changes else None,
+        counts=_count_changes(changes) if changes else None,
         areas=tuple(_copy_fields(AreaFacts, each, area=str(each)) for each in changes.areas) if changes else (),
         limits=to_json_value(verdict.limits) if verdict else None,
         trips=tuple(
@@ -393,17 +393,17 @@ def as_json(review: Review) -> str:
         steps=tuple(StepFacts(commit=each.commit, acknowledgements=each.lines) for each in review.steps),
         unheeded=_copy_all(UnheededFacts, review.ignored_lines),
         unknown_servers=_copy_all(RenderedFacts, review.unknown.rendered) if review.unknown else None,
-        shared=_field_facts(review.shared.fields) if review.shared else None,
+        shared=_describe_fields(review.shared.fields) if review.shared else None,
         access=_copy_all(AccessFacts, changes.access) if changes else (),
         images=tuple(_copy_fields(ImageFacts, each, image=each.name, servers=each.in_use) for each in changes.images)
         if changes
         else (),
         claims=tuple(
-            _copy_fields(ClaimFacts, each, author=each.writer, **_place_facts(each.place)) for each in review.claims
+            _copy_fields(ClaimFacts, each, author=each.writer, **_describe_place(each.place)) for each in review.claims
         ),
         provenance=tuple(
             _copy_fields(
-                ProvenanceFacts, each, files=tuple(map(_file_claim_facts, each.files)), **_place_facts(each.place)
+                ProvenanceFacts, each, files=tuple(map(_describe_file_claim, each.files)), **_describe_place(each.place)
             )
             for each in review.provenance.images
         ),
@@ -418,14 +418,14 @@ def as_json(review: Review) -> str:
             for each in review.provenance.rules
         ),
         sources=tuple(
-            _copy_fields(SourceFacts, each, fields=_field_facts(each.fields)) for each in review.provenance.sources
+            _copy_fields(SourceFacts, each, fields=_describe_fields(each.fields)) for each in review.provenance.sources
         ),
         provenance_risks=tuple(
-            ProvenanceRiskFacts(stream=each.stream, reason=each.reason, **_place_facts(each.place))
+            ProvenanceRiskFacts(stream=each.stream, reason=each.reason, **_describe_place(each.place))
             for each in phrases.list_provenance_risks(review.provenance)
         ),
-        groups=tuple(map(_build_group, review.groups)),
-        servers=_server_facts(review.groups),
+        groups=tuple(map(_describe_group, review.groups)),
+        servers=_describe_servers(review.groups),
         documents=tuple(
             _copy_fields(
                 DocumentFacts,
@@ -433,7 +433,7 @@ def as_json(review: Review) -> str:
                 document=each.id.name if each.id.kind == "file" else str(each.id),
                 fields=tuple(field.dotted_path for field in each.fields),
             )
-            for each in review.documents_only
+            for each in review.document_only_changes
         ),
         bmcs=changes.moved_bmcs if changes else (),
         credentials=tuple(
@@ -467,7 +467,7 @@ def _copy_all(kind: type[Described], values: Iterable[object]) -> tuple[Describe
     return tuple(_copy_fields(kind, each) for each in values)
 
 
-def _build_counts(changes: Changes) -> CountFacts:
+def _count_changes(changes: Changes) -> CountFacts:
     return CountFacts(
         changed=len(changes.filter_by_fate(ChangeKind.EDITED)),
         renamed=sum(change.renamed for change in changes.servers),
@@ -479,7 +479,7 @@ def _build_counts(changes: Changes) -> CountFacts:
     )
 
 
-def _file_claim_facts(claim: FileClaim) -> FileClaimFacts:
+def _describe_file_claim(claim: FileClaim) -> FileClaimFacts:
     claimed = claim.claimed
     return _copy_fields(
         FileClaimFacts,
@@ -495,7 +495,7 @@ def _file_claim_facts(claim: FileClaim) -> FileClaimFacts:
     )
 
 
-def _build_group(group: Group) -> GroupFacts:
+def _describe_group(group: Group) -> GroupFacts:
     causes = (
         _copy_fields(
             CauseFacts,
@@ -503,7 +503,7 @@ def _build_group(group: Group) -> GroupFacts:
             cause=str(each),
             documents=each.number,
             fields=tuple(field.dotted_path for field in each.fields),
-            **_place_facts(each.place),
+            **_describe_place(each.place),
         )
         for each in group.causes
     )
@@ -517,20 +517,20 @@ def _build_group(group: Group) -> GroupFacts:
         servers=group.names,
         example=group.names[0],
         outlier=_copy_fields(OutlierFacts, group.outlier) if group.outlier is not None else None,
-        fields=_field_facts(group.fields),
+        fields=_describe_fields(group.fields),
         rendered=_copy_all(RenderedFacts, group.rendered) if group.rendered is not None else None,
     )
 
 
-def _place_facts(place: tuple[str, int, int] | None) -> dict[str, Any]:
+def _describe_place(place: tuple[str, int, int] | None) -> dict[str, Any]:
     return dict(zip(("path", "line", "column"), place or (None, None, None), strict=True))
 
 
-def _field_facts(changes: Iterable[FieldChange]) -> tuple[FieldFacts, ...]:
+def _describe_fields(changes: Iterable[FieldChange]) -> tuple[FieldFacts, ...]:
     return tuple(_copy_fields(FieldFacts, each, field=each.dotted_path) for each in changes)
 
 
-def _server_facts(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
+def _describe_servers(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
     found = (
         _copy_fields(
             ServerFacts,

@@ -20,7 +20,7 @@ from gitboot.review.images import Place
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review
 from gitboot.review.risks import DANGEROUS, Risk
-from gitboot.text import format_count, format_names, format_rest, printable
+from gitboot.text import format_count, format_names, format_omitted, printable
 
 LIMIT: Final = 60_000  # the maximum size of a comment in bytes; GitHub accepts 65,536 characters
 _SECTION: Final = 6_000  # the maximum size in bytes of each list that could have any length
@@ -129,9 +129,9 @@ def _render_guards(review: Review) -> Iterator[str]:
     for trip in review.verdict.trips:
         # The sentence may contain the value of a label. A forge must not interpret this value as Markdown.
         words = (
-            phrases.format_trip(trip)
-            if _is_plain(phrases.format_trip(trip))
-            else format_code(phrases.format_trip(trip))
+            phrases.format_excess(trip)
+            if _is_plain(phrases.format_excess(trip))
+            else format_code(phrases.format_excess(trip))
         )
         by = f"; by {format_code(trip.by)}" if trip.by else ""
         lines.append(f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {words}{by}")
@@ -164,7 +164,7 @@ def _render_dangers(review: Review) -> Iterator[str]:
             yield "\n### Look at this first\n"
         yield f"- **{danger.risk}**: {danger.number}{format_names(list(map(format_code, danger.names)))}"
         yield from (f"  - {format_code(reason)}" for reason in danger.reasons[:5])
-        if rest := format_rest(len(danger.reasons) - 5, "reason"):
+        if rest := format_omitted(len(danger.reasons) - 5, "reason"):
             yield f"  - {rest}"
 
 
@@ -188,7 +188,7 @@ def _render_provenance(review: Review) -> Iterator[str]:
 # Groups
 
 
-def _render_groups(review: Review, room: int) -> tuple[list[str], int]:
+def _render_groups(review: Review, remaining_bytes: int) -> tuple[list[str], int]:
     blocks = []
     for shared in (review.unknown, review.shared):
         if shared is not None:
@@ -197,21 +197,21 @@ def _render_groups(review: Review, room: int) -> tuple[list[str], int]:
                 *(f"- {format_code(phrases.format_change(field))}" for field in shared.fields),
             ]
             text = "\n".join([*lines, "", _render_diffs(shared.rendered)])
-            blocks.append(_fold(phrases.format_shared_title(shared.causes, shared.title), text))
+            blocks.append(_render_details(phrases.format_shared_title(shared.causes, shared.title), text))
     blocks += map(_render_group, review.groups)
     if not blocks:
         return [], 0
     heading = "\n### Cause and effect\n"
     shown, shortened = [heading], 0
-    room -= len(heading.encode()) + 200
+    remaining_bytes -= len(heading.encode()) + 200
     for number, (full, short) in enumerate(blocks):
-        block = next((each for each in (full, short) if len(each.encode()) < room), None)
+        block = next((each for each in (full, short) if len(each.encode()) < remaining_bytes), None)
         if block is None:
             omitted = len(blocks) - number
-            shown.append(f"\n{format_rest(omitted, 'group')}: see the command below")
+            shown.append(f"\n{format_omitted(omitted, 'group')}: see the command below")
             return shown, omitted + shortened
         shortened += block is not full
-        room -= len(block.encode()) + 1
+        remaining_bytes -= len(block.encode()) + 1
         shown.append(block)
     return shown, shortened
 
@@ -232,7 +232,7 @@ def _render_group(group: Group) -> tuple[str, str]:
     elif group.rendered:
         lines.append(f"\n{format_code(phrases.describe_diff(group))}:\n\n{_render_diffs(group.rendered)}")
     risks = ", ".join(group.risks)
-    return _fold(f"{phrases.format_title(group)}: {risks}", "\n".join(lines))
+    return _render_details(f"{phrases.format_title(group)}: {risks}", "\n".join(lines))
 
 
 def _render_cause(cause: ChangeCause) -> str:
@@ -240,7 +240,7 @@ def _render_cause(cause: ChangeCause) -> str:
     return f"- {format_code(str(cause))}{at}: {format_code(phrases.format_cause(cause))}"
 
 
-def _fold(summary: str, text: str) -> tuple[str, str]:
+def _render_details(summary: str, text: str) -> tuple[str, str]:
     # Markdown does not apply inside HTML, so use <code>, in which forges ignore mentions and references (#1, !1).
     shown = escape(printable(summary))
     shown = shown if _is_plain(summary) else f"<code>{shown}</code>"
@@ -255,31 +255,33 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
     ]
     for number, (boot, lines) in enumerate(boots):
         shown = _fit_diff([printable(line.expandtabs(4)) for line in lines[:_DIFF]], room // (len(boots) - number))
-        room -= sum(map(_measure, shown))
-        if rest := format_rest(len(lines) - len(shown), "line"):
+        room -= sum(map(_measure_line, shown))
+        if rest := format_omitted(len(lines) - len(shown), "line"):
             shown.append(f"… {rest}")
         fence = _make_fence("\n".join(shown), 3)
         parts.append("\n".join([format_code(boot), f"{fence}diff", *shown, fence]))
     return "\n\n".join(parts)
 
 
-def _fit_diff(lines: Sequence[str], room: int) -> list[str]:
-    """Shorten the lines of a diff so that they fit in ``room`` bytes. If necessary, omit lines at the end."""
+def _fit_diff(lines: Sequence[str], max_bytes: int) -> list[str]:
+    """Shorten the lines of a diff so that they fit in ``max_bytes`` bytes. If necessary, omit lines at the end."""
     fitting: list[str] = []
     for longest in (_LONGEST_CHANGE, _SHORT_CHANGE):
         shown = list(_shorten_diff(lines, longest))
-        fitting = [line for line, size in zip(shown, accumulate(map(_measure, shown)), strict=True) if size <= room]
+        fitting = [
+            line for line, size in zip(shown, accumulate(map(_measure_line, shown)), strict=True) if size <= max_bytes
+        ]
         if len(fitting) == len(lines):
             break
     return fitting
 
 
-def _measure(line: str) -> int:
+def _measure_line(line: str) -> int:
     """Return the size of a line in bytes, including its line ending."""
     return len(line.encode()) + 1
 
 
-def _shorten_diff(lines: Sequence[str], longest: int) -> Iterator[str]:
+def _shorten_diff(lines: Sequence[str], max_length: int) -> Iterator[str]:
     """Yield the lines of a diff. A changed line that is too long is reduced to the words that its counterpart lacks.
 
     In a shortened line, "…" stands for text that the counterpart also contains, unless a number of words or characters
@@ -290,16 +292,16 @@ def _shorten_diff(lines: Sequence[str], longest: int) -> Iterator[str]:
         for line in block:
             others = [each[1:] for each in block if each[:1] != line[:1]] if is_change else []
             if not others:
-                limit = min(longest, _LONGEST)
-                yield _cut_changed(line, limit) if is_change else _cut(line, limit)
-            elif len(line) <= longest:
+                limit = min(max_length, _LONGEST)
+                yield _cut_changed(line, limit) if is_change else _cut_text(line, limit)
+            elif len(line) <= max_length:
                 yield line
             else:
-                counterpart = max(others, key=lambda each: _count_equal(each[:_LONGEST_CHANGE], line[1:]))
-                yield line[:1] + _show_changed_words(line[1:], counterpart, longest)
+                counterpart = max(others, key=lambda each: _count_common_prefix(each[:_LONGEST_CHANGE], line[1:]))
+                yield line[:1] + _show_changed_words(line[1:], counterpart, max_length)
 
 
-def _show_changed_words(text: str, counterpart: str, room: int) -> str:
+def _show_changed_words(text: str, counterpart: str, remaining_chars: int) -> str:
     """Return the first word of a line, and the words that differ from the line's counterpart.
 
     If there is room left, add as many other words as fit. If some differing words do not fit, add the number of these
@@ -310,14 +312,14 @@ def _show_changed_words(text: str, counterpart: str, room: int) -> str:
     changed = [index for index, other in counterparts.items() if words[index] != other]
     neighbors = [each for index in counterparts for each in (index - 1, index + 1)]
     shown: dict[int, str] = {}
-    longest_word = room // 3
+    longest_word = remaining_chars // 3
     for indexes in ((0, *changed), (*counterparts, *neighbors, *range(len(words)))):
         for index in indexes:
             if 0 <= index < len(words) and index not in shown:
                 word = _cut_word(words[index], counterparts.get(index, words[index]), longest_word)
-                if len(word) <= room:
+                if len(word) <= remaining_chars:
                     shown[index] = word
-                    room -= len(word)
+                    remaining_chars -= len(word)
         if any(index not in shown for index in changed):
             break
     parts = [shown.get(index, " …") for index in range(len(words))]
@@ -334,8 +336,8 @@ def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[
 
     If a word does not differ but is next to a missing word, its counterpart is the word itself.
     """
-    first = _count_equal(words, others)
-    last = _count_equal(words[first:][::-1], others[first:][::-1])
+    first = _count_common_prefix(words, others)
+    last = _count_common_prefix(words[first:][::-1], others[first:][::-1])
     middle, other_middle = words[first : len(words) - last], others[first : len(others) - last]
     blocks: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, len(middle), 0, len(other_middle))]
     if max(len(middle), len(other_middle)) <= _MOST_WORDS:
@@ -352,35 +354,35 @@ def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[
     return found
 
 
-def _cut_word(word: str, counterpart: str, longest: int) -> str:
-    if len(word) <= longest:
+def _cut_word(word: str, counterpart: str, max_length: int) -> str:
+    if len(word) <= max_length:
         return word
     if word == counterpart:
-        return _cut(word, longest)
-    equal = _count_equal(word, counterpart)
+        return _cut_text(word, max_length)
+    equal = _count_common_prefix(word, counterpart)
     start = equal - _WORD_CONTEXT
     begin = f"{word[:_WORD_CONTEXT]}…" if start > _WORD_CONTEXT else word[: max(start, 0)]
     end = word[max(start, 0) :]
-    is_rest_equal = counterpart[equal:].endswith(end[longest - 1 :])
-    return begin + (_cut(end, longest) if is_rest_equal else _cut_changed(end, longest))
+    is_rest_equal = counterpart[equal:].endswith(end[max_length - 1 :])
+    return begin + (_cut_text(end, max_length) if is_rest_equal else _cut_changed(end, max_length))
 
 
-def _count_equal(one: Sequence[object], other: Sequence[object]) -> int:
+def _count_common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
     """Return how many items at the start of two sequences are equal."""
-    equal = (left == right for left, right in zip(one, other, strict=False))
+    equal = (left == right for left, right in zip(first, second, strict=False))
     return sum(1 for _ in takewhile(bool, equal))
 
 
 _WORD_CONTEXT: Final = 20  # characters before the first difference in a word
 
 
-def _cut(text: str, limit: int = _LONGEST) -> str:
+def _cut_text(text: str, limit: int = _LONGEST) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _cut_changed(text: str, limit: int) -> str:
     omitted = len(text) - limit + 1
-    return text if len(text) <= limit else f"{_cut(text, limit)} ({format_count(omitted, 'more character')})"
+    return text if len(text) <= limit else f"{_cut_text(text, limit)} ({format_count(omitted, 'more character')})"
 
 
 # After the groups
@@ -395,7 +397,7 @@ def _render_effects(review: Review) -> Iterator[str]:
 
 
 def _render_documents(review: Review) -> Iterator[str]:
-    if found := review.documents_only:
+    if found := review.document_only_changes:
         yield f"\n### Presentation only: {format_count(len(found), 'document')}, no decision changes\n"
         lines = [
             f"- {format_code(str(each.id))} {each.fate}"
@@ -457,7 +459,7 @@ def format_code_block(lines: list[str]) -> str:
 
 def format_code(text: str, *, in_table: bool = False) -> str:
     """Return a text as a Markdown code span. Backticks in the text cannot end the span early."""
-    text = _cut(printable(text))
+    text = _cut_text(printable(text))
     fence = _make_fence(text, 1)
     padding = " " if "`" in text else ""
     # a backslash before "\|" would escape the backslash, and the "|" would then end the cell: GFM 4.10, 6.1
@@ -466,16 +468,16 @@ def format_code(text: str, *, in_table: bool = False) -> str:
     return f"{fence}{padding}{text or ' '}{padding}{fence}"
 
 
-def _make_fence(text: str, least: int) -> str:
+def _make_fence(text: str, min_length: int) -> str:
     runs = re.findall("`+", text)
-    return "`" * max(least, *(len(run) + 1 for run in runs), least)
+    return "`" * max(min_length, *(len(run) + 1 for run in runs), min_length)
 
 
-def _limit_lines(lines: list[str], noun: str, room: int = _SECTION) -> Iterator[str]:
+def _limit_lines(lines: list[str], noun: str, remaining_bytes: int = _SECTION) -> Iterator[str]:
     for number, line in enumerate(lines):
-        room -= len(line.encode()) + 1
-        if room < 0:
-            yield f"\n{format_rest(len(lines) - number, noun)}"
+        remaining_bytes -= len(line.encode()) + 1
+        if remaining_bytes < 0:
+            yield f"\n{format_omitted(len(lines) - number, noun)}"
             return
         yield line
 
@@ -509,10 +511,10 @@ def as_problems(review: Review) -> tuple[Problem, ...]:
         for image in review.provenance.images
         if any(each.claimed is not None and each.verified_by is None for each in image.files)
     )
-    return (*_list_trip_problems(review), *_list_danger_problems(review), *claims, *ignored, *review.head.problems)
+    return (*_list_limit_problems(review), *_list_danger_problems(review), *claims, *ignored, *review.head.problems)
 
 
-def _list_trip_problems(review: Review) -> Iterator[Problem]:
+def _list_limit_problems(review: Review) -> Iterator[Problem]:
     if review.verdict is None:
         return
     (line, *_), ack_guards, first = (*review.ack_lines, ""), review.ack_guards, None
@@ -524,7 +526,7 @@ def _list_trip_problems(review: Review) -> Iterator[Problem]:
             causes = list(other.causes)
         places = [claim.place for claim in review.claims] if trip.guard is Guard.MAX_REINSTALLS else []
         places += _list_places(causes)
-        message = f"{trip.guard}: {phrases.format_trip(trip)}"
+        message = f"{trip.guard}: {phrases.format_excess(trip)}"
         if trip.acknowledged:
             yield _make_annotation(review, places, Code.HELD, f"{message}, acknowledged by {trip.by}", "")
         else:

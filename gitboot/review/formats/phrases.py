@@ -20,7 +20,7 @@ from gitboot.review.document_changes import (
     ChangeKind,
     FieldChange,
 )
-from gitboot.review.guards import MIN_SIZE_FOR_PERCENT, Area, Guard, Limits, Trip
+from gitboot.review.guards import MIN_SIZE_FOR_PERCENT, Area, ExceededLimit, Guard, Limits
 from gitboot.review.images import (
     FileClaim,
     ImageProvenance,
@@ -31,7 +31,7 @@ from gitboot.review.images import (
 )
 from gitboot.review.reinstalls import Reinstall, ReinstallReason, find_resets
 from gitboot.review.risks import Effect, EffectTime, Risk
-from gitboot.text import format_count, format_names, format_rest
+from gitboot.text import format_count, format_names, format_omitted
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
 _LONGEST: Final = 160  # the maximum number of characters in each value
@@ -80,7 +80,7 @@ def format_outlier(outlier: Outlier) -> list[str]:
     """List the diff lines in which a group differs from a larger group with the same causes."""
     signed = [*(f"only here: {line}" for line in outlier.lines), *(f"missing here: {line}" for line in outlier.missing)]
     shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines, but in different positions"]
-    return [*shown, *filter(None, [format_rest(len(signed) - _MAX_OUTLIER_LINES, "line")])]
+    return [*shown, *filter(None, [format_omitted(len(signed) - _MAX_OUTLIER_LINES, "line")])]
 
 
 _MAX_OUTLIER_LINES: Final = 20  # lines
@@ -91,7 +91,7 @@ def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
     reinstalls = [format_reinstall(each) for each in group.reinstalls if each.why is not ReinstallReason.RECORD]
     for what, found in (("may be reinstalled", reinstalls), ("state becomes unknown", list_unknown_reasons(group))):
         yield from ((what, each) for each in found[:_MAX_REASONS])
-        if rest := format_rest(len(found) - _MAX_REASONS, "reason"):
+        if rest := format_omitted(len(found) - _MAX_REASONS, "reason"):
             yield what, rest
 
 
@@ -219,26 +219,26 @@ def format_effect(effect: Effect) -> str:
     return f"in Maintenance/{effect.maintenance}, [{start}, {end})"
 
 
-def format_trip(trip: Trip) -> str:
+def format_excess(excess: ExceededLimit) -> str:
     """Describe the number that a guard counted, and the limit that it exceeds."""
-    if (words := _TRIP_TEXTS.get(trip.guard)) is not None:
-        return words.format(limit=trip.limit)
-    number = format_share(trip.number, trip.of) if trip.percent and trip.of else f"{trip.number:,}"
-    of = f" of {trip.of:,}" if trip.of is not None else ""
-    area = "" if trip.area == "all" else f" in {trip.area}"
-    return f"{trip.what}{area}: {number}{of}; the limit is {trip.limit}{' %' if trip.percent else ''}"
+    if (words := _TRIP_TEXTS.get(excess.guard)) is not None:
+        return words.format(limit=excess.limit)
+    number = format_share(excess.number, excess.of) if excess.percent and excess.of else f"{excess.number:,}"
+    of = f" of {excess.of:,}" if excess.of is not None else ""
+    area = "" if excess.area == "all" else f" in {excess.area}"
+    return f"{excess.what}{area}: {number}{of}; the limit is {excess.limit}{' %' if excess.percent else ''}"
 
 
-def format_exceeded_limit(trip: Trip) -> str:
+def format_limit_clause(excess: ExceededLimit) -> str:
     """Return a clause for an exceeded limit, such as "it removes 26 servers (maxDeletes allows 25)"."""
-    limit = f"{trip.limit}{' %' if trip.percent else ''}"
-    guard = f"guard {trip.guard}" if trip.guard in _GUARDS_WITHOUT_NUMBER else f"{trip.guard} allows {limit}"
-    number = f"{trip.number:,}" if trip.of is None else f"{trip.number:,} of {trip.of:,}"
-    plural = "" if (trip.of or trip.number) == 1 else "s"
+    limit = f"{excess.limit}{' %' if excess.percent else ''}"
+    guard = f"guard {excess.guard}" if excess.guard in _GUARDS_WITHOUT_NUMBER else f"{excess.guard} allows {limit}"
+    number = f"{excess.number:,}" if excess.of is None else f"{excess.number:,} of {excess.of:,}"
+    plural = "" if (excess.of or excess.number) == 1 else "s"
     nouns = {noun: f"{number} {noun}{plural}" for noun in ("BMC", "image", "server", "setting")}
-    text = _EXCEEDED[trip.what].format(**nouns)
-    area = "" if trip.area == "all" else f" in {trip.area}"
-    share = f", {_format_percent(trip.number, trip.of)}" if trip.percent and trip.of else ""
+    text = _EXCEEDED[excess.what].format(**nouns)
+    area = "" if excess.area == "all" else f" in {excess.area}"
+    share = f", {_format_percent(excess.number, excess.of)}" if excess.percent and excess.of else ""
     return f"{text}{area}{share} ({guard})"
 
 
@@ -401,7 +401,7 @@ def format_source_change(source: SourceChange) -> str:
     """Describe the changed fields of an image source, or whether the source was added or removed."""
     if source.fields:
         shown = "; ".join(map(format_change, source.fields[:_MAX_SOURCE_FIELDS]))
-        return " ".join(filter(None, (shown, format_rest(len(source.fields) - _MAX_SOURCE_FIELDS, "field"))))
+        return " ".join(filter(None, (shown, format_omitted(len(source.fields) - _MAX_SOURCE_FIELDS, "field"))))
     return f"{source.fate} in place of the built-in source" if source.replaces_built_in else source.fate
 
 
@@ -469,7 +469,7 @@ def format_cause(cause: ChangeCause) -> str:
         else field.dotted_path
         for field in cause.fields
     ]
-    return " ".join(filter(None, ("; ".join(shown[:4]), format_rest(len(shown) - 4, "field"))))
+    return " ".join(filter(None, ("; ".join(shown[:4]), format_omitted(len(shown) - 4, "field"))))
 
 
 _SHORT: Final = re.compile(

@@ -18,7 +18,7 @@ from sushy.exceptions import SushyError
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import ReportedIdentity
 from gitboot.bmc.override_state import BmcObservation, Override, ResetMarks
-from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
+from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_override_shown
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import ERROR_TYPES, BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS
@@ -147,13 +147,13 @@ def test_each_vendor_gets_the_override_settings_that_it_accepts(
         fitted = adapt_override(wanted, bmc.observe())
         assert (fitted is not None) == bool(sent)
         if fitted is not None:
-            assert is_shown(fitted, _set_override(bmc, wanted))
+            assert is_override_shown(fitted, _set_override(bmc, wanted))
             assert _format_write(machine) == sent
         machine.run_through()
 
     _set_override(bmc, FROM_CD)
     bmc.set_override(NO_OVERRIDE, bmc.observe())
-    assert is_shown(NO_OVERRIDE, bmc.observe())
+    assert is_override_shown(NO_OVERRIDE, bmc.observe())
     assert _format_write(machine) == off
     machine.run_through()
     assert [boot.target for boot in machine.boots] == [*boots.split(), "None"]

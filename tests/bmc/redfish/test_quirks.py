@@ -12,8 +12,8 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state import Override, Reset, assign_slots, find_slot
-from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_shown
+from gitboot.bmc.override_state import Override, ResetConclusion, assign_slots, find_slot
+from gitboot.bmc.override_steps import NO_OVERRIDE, adapt_override, is_override_shown
 from gitboot.bmc.redfish import quirks
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, STANDARD, Quirks
@@ -68,7 +68,7 @@ def test_payloads_of_real_bmcs_are_understood(
     assert system is not None
     seen = build_observation(system, below if below is not None and "BootSourceOverrideTarget" in below.boot else None)
     assert (seen.quirks_name, seen.settings_path.rpartition("/")[2]) == (row, settings)
-    assert is_shown(NO_OVERRIDE, seen)
+    assert is_override_shown(NO_OVERRIDE, seen)
     assert seen.identity.uuid is not None or seen.identity.serial is not None
     assert [_describe_override(adapt_override(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [
         once,
@@ -204,7 +204,7 @@ def _set_and_boot(bmc: BmcConnection, machine: Machine, wanted: Override) -> str
     machine.run_through()
     proof = bmc.observe().marks.find_reset_since(before.marks)
     boots = f"boots {machine.boots[-1].target} {machine.boots[-1].uri}"
-    return f"wrong: {boots}, unseen" if proof is Reset.RULED_OUT else f"{boots}, a reset is {proof.value}"
+    return f"wrong: {boots}, unseen" if proof is ResetConclusion.RULED_OUT else f"{boots}, a reset is {proof.value}"
 
 
 def _set(bmc: BmcConnection, wanted: Override) -> str | None:
@@ -227,7 +227,7 @@ def _remove_override(bmc: BmcConnection) -> str:
         bmc.set_override(NO_OVERRIDE, bmc.observe())
     except GitbootError as error:
         return f"refused: {error}"
-    return "off" if is_shown(NO_OVERRIDE, bmc.observe()) else "wrong: still on"
+    return "off" if is_override_shown(NO_OVERRIDE, bmc.observe()) else "wrong: still on"
 
 
 @cache

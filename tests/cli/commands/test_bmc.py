@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.identity import AnotherMachine, IdentityChanged, SameMachine, UnprovenIdentity
 from gitboot.bmc.override_state import BmcObservation, NoChange
 from gitboot.bmc.override_steps import NO_OVERRIDE
-from gitboot.bmc.power_steps import PowerAction, PowerChangeRefusal, ResetType, choose_reset_type
+from gitboot.bmc.power_steps import PowerAction, PowerChangeRefusal, ResetType, choose_power_step
 from gitboot.cli.main import Exit
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.cases import for_each
@@ -561,17 +561,17 @@ def make_observation(**more: Any) -> BmcObservation:
 def test_the_reset_type_is_one_that_the_bmc_allows(
     action: str, force: bool, seen: BmcObservation, step: object
 ) -> None:
-    assert choose_reset_type(PowerAction(action), seen, SameMachine(), force=force) == step
+    assert choose_power_step(PowerAction(action), seen, SameMachine(), force=force) == step
 
 
 @for_each("action", list(PowerAction))
 @for_each("force", [False, True])
 def test_another_machine_is_not_reset_or_switched_on(action: PowerAction, force: bool) -> None:
     for identified in (AnotherMachine(message="it is web02"), IdentityChanged(message="it was web02")):
-        step = choose_reset_type(action, make_observation(power="Off"), identified, force=force)
+        step = choose_power_step(action, make_observation(power="Off"), identified, force=force)
         assert isinstance(step, PowerChangeRefusal) and step.why == f"AnotherMachine: {identified.message}"
     unknown = UnprovenIdentity(message="it shows nothing")
-    assert isinstance(choose_reset_type(PowerAction.ON, make_observation(power="Off"), unknown, force=force), ResetType)
+    assert isinstance(choose_power_step(PowerAction.ON, make_observation(power="Off"), unknown, force=force), ResetType)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.scan import connect_pinned, read_certificates, scan
+from gitboot.bmc.scan import open_pinned_connection, read_certificates, scan
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid, byte_orders
 from tests.bmc.test_ipmi import ipmi_machine, needs_ipmitool
@@ -424,7 +424,7 @@ def test_a_certificate_that_changes_after_the_confirmation_gets_no_credentials(a
         shown = structs.replace(contact, certificate="0" * 64)
         (probe,) = scan(
             [bmc.url],
-            lambda _: connect_pinned(shown, Credentials(username=USER, password=PASSWORD)),
+            lambda _: open_pinned_connection(shown, Credentials(username=USER, password=PASSWORD)),
             parallel=1,
             on_result=lambda: None,
         )

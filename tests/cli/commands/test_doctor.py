@@ -23,7 +23,7 @@ from gitboot.cli.commands.doctor import (
     check_output,
     check_proxy_urls,
     check_state,
-    success,
+    make_success,
 )
 from gitboot.cli.main import Exit
 from gitboot.endpoint.tls import CipherSuites
@@ -195,7 +195,7 @@ def test_the_ledger_that_the_fleet_names_is_checked(tmp_path: Path) -> None:
 def test_finding_r13_a_check_is_printed_once_and_fits_the_terminal(
     rack: Rack, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
-    result = success("DHCP", "a mirror of several sites can be fetched " * 3)
+    result = make_success("DHCP", "a mirror of several sites can be fetched " * 3)
     monkeypatch.setattr(doctor, "_run_checks", lambda *_: iter([result, result, result]))
     monkeypatch.setenv("COLUMNS", str(columns))
     printed = rack.said("doctor").splitlines()

@@ -21,10 +21,10 @@ from gitboot.cli.commands.init import (
     CI,
     PACKAGES,
     THIS_VERSION,
+    build_ci_file_path,
     build_seed_file,
     find_installed_requirement,
     find_requirement,
-    place_ci_file,
 )
 from gitboot.cli.main import cli
 from gitboot.errors import UsageError
@@ -32,7 +32,7 @@ from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.model.fleet import Evidence
 from gitboot.problems import Code, Severity
-from gitboot.publish.manifest import Head, Stamp, render_head
+from gitboot.publish.manifest import Head, TreeOrigin, render_head
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import encode_records
 from tests.helpers.artifact_servers import artifact_server
@@ -191,11 +191,13 @@ def test_each_fleet_of_a_repository_has_its_own_ci(
     assert ".gitlab-ci.yml already exists and was not changed: add `include: [{local: .gitlab/gitboot-lab" in err
     assert "add a hook that runs `gitboot validate lab`" in err
     assert yaml.safe_load((tmp_path / CI[1]).read_text()) == {"include": [{"local": ".gitlab/gitboot-infra-boot.yml"}]}
-    jobs = [yaml.safe_load((tmp_path / place_ci_file(CI[1], folder)).read_text()) for folder in ("infra/boot", "lab")]
+    jobs = [
+        yaml.safe_load((tmp_path / build_ci_file_path(CI[1], folder)).read_text()) for folder in ("infra/boot", "lab")
+    ]
     assert jobs[0].keys() & jobs[1].keys() == {"variables"}
     for folder, own in (("infra/boot", "INFRA_BOOT"), ("lab", "LAB")):
         names = [name for name in CI if "workflows" in name]
-        workflows = [(tmp_path / place_ci_file(name, folder)).read_text() for name in names]
+        workflows = [(tmp_path / build_ci_file_path(name, folder)).read_text() for name in names]
         assert [yaml.safe_load(each)["env"]["GITBOOT_SUBPATH"] for each in workflows] == [folder] * len(names)
         assert {each.removeprefix("vars.") for each in re.findall(r"vars\.\w+", "".join(workflows))} == {
             *(f"GITBOOT_ACCEPTED_{own}", f"GITBOOT_IMAGE_KEYS_{own}", f"GITBOOT_ROLLOUT_{own}"),
@@ -366,8 +368,8 @@ def test_e19_ci_also_judges_commits_that_the_instance_has_not_accepted_yet(
     job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "output" / "ops").mkdir(parents=True)
-    stamp = Stamp(commit=fleet.work.head, gitboot=__version__, ledger="0" * 32)
-    (tmp_path / "output" / "ops" / "manifest.json").write_bytes(render_head(Head(stamp=stamp, nodes={}, shared=None)))
+    origin = TreeOrigin(commit=fleet.work.head, gitboot=__version__, ledger="0" * 32)
+    (tmp_path / "output" / "ops" / "manifest.json").write_bytes(render_head(Head(origin=origin, nodes={}, shared=None)))
     fleet.work.git("switch", "--quiet", "main")
     fleet.change(REINSTALLS, "Reinstall web01")  # merged, and without an acknowledgement
     waiting = fleet.work.head

@@ -193,7 +193,7 @@ class Repository:
     def base(self) -> str:
         return self.fleet.work.git("rev-parse", "main")
 
-    def propose(
+    def propose_commit(
         self,
         files: Mapping[str, str | None] = IMAGE,
         *,
@@ -324,7 +324,7 @@ def test_the_second_job_pushes_proposals_and_opens_one_pull_request_for_each_onc
     repository.streams.append({"stream": "stable", "outcome": "Failed", "branch": None, "commit": None})
     assert (run([]), repository.list_branches()) == ([], {})
     repository.streams.clear()
-    ready, waiting = repository.propose(), repository.propose(branch=edge, title="Talos", ready=False)
+    ready, waiting = repository.propose_commit(), repository.propose_commit(branch=edge, title="Talos", ready=False)
     assert run() == [PullRequest(BRANCH, "main", TITLE, BODY, ready)]
     assert repository.list_branches() == {BRANCH: ready, edge: waiting}
     assert list(repository.folder.rglob("evil")) == []
@@ -337,7 +337,7 @@ def test_the_second_job_pushes_proposals_and_opens_one_pull_request_for_each_onc
     assert repository.list_branches()[edge] == waiting
     repository.fleet.work.git("push", "--quiet", "--delete", "origin", BRANCH)
     repository.streams.clear()
-    again = repository.propose(message="Begin the rollout again")
+    again = repository.propose_commit(message="Begin the rollout again")
     found = {each.commit: (each.branch, each.is_open) for each in run()}
     assert found == {ready: (BRANCH, False), waiting: (edge, True), again: (BRANCH, True)}
 
@@ -345,7 +345,7 @@ def test_the_second_job_pushes_proposals_and_opens_one_pull_request_for_each_onc
 @pytest.mark.parametrize("forge", [Forge.GITHUB, Forge.GITLAB])
 def test_a_pull_request_of_a_fork_does_not_count(forge: Forge, make: Callable[[Forge], Repository]) -> None:
     repository = make(forge)
-    repository.propose()
+    repository.propose_commit()
     repository.write_updates()
     assert repository.run_second_job()[0] == 0
     repository.host.change({"is_fork": True})
@@ -357,7 +357,7 @@ def test_a_pull_request_of_a_fork_does_not_count(forge: Forge, make: Callable[[F
 @every_forge
 def test_a_branch_that_a_person_changed_stays_as_it_is(forge: Forge, make: Callable[[Forge], Repository]) -> None:
     repository = make(forge)
-    repository.propose()
+    repository.propose_commit()
     own = repository.fleet.work.git("commit-tree", "-p", "main", "-m", "Mine", "main^{tree}")
     repository.fleet.work.git("push", "--quiet", "origin", f"{own}:refs/heads/{BRANCH}")
     repository.write_updates()
@@ -372,7 +372,7 @@ def test_a_run_after_a_failure_of_the_forge_opens_the_pull_request(
     forge: Forge, make: Callable[[Forge], Repository]
 ) -> None:
     repository = make(forge)
-    repository.propose()
+    repository.propose_commit()
     repository.write_updates()
     repository.host.faults = 1
     code, out = repository.run_second_job()
@@ -394,7 +394,7 @@ def make_executable(path: Path) -> None:
     (path / "images" / "x.yaml").chmod(0o755)
 
 
-# By name: the reason that the job prints, and the arguments of `propose`.
+# By name: the reason that the job prints, and the arguments of `propose_commit`.
 HOSTILE: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "the default branch": ("is not a branch", {"branch": "main2", "as_branch": "main"}),
     "a rollout": ("is not a branch", {"branch": "gitboot/rollout-stable-1"}),
@@ -448,10 +448,10 @@ def test_the_second_job_refuses_results_of_a_hostile_first_job(
     before = repository.base
     for attack in [*HOSTILE][[*Forge].index(forge) :: len(Forge)]:
         repository.streams.clear()
-        repository.propose(branch="gitboot/update-a-good-1")
+        repository.propose_commit(branch="gitboot/update-a-good-1")
         reason, arguments = HOSTILE[attack][0], dict(HOSTILE[attack][1])
         name = arguments.pop("as_branch", None)
-        repository.propose(**arguments)
+        repository.propose_commit(**arguments)
         branches = [each["branch"] for each in repository.streams]
         if name is not None:
             repository.streams[1]["branch"] = name
@@ -474,13 +474,13 @@ def test_a_proposal_is_one_commit_on_the_commit_of_the_job(
     work.commit({"a.yaml": "1"}, "Meanwhile")
     match history:
         case "an older base":
-            repository.propose(base=older)
+            repository.propose_commit(base=older)
         case "two commits":
-            hidden = repository.propose({"images/x.yaml": "kind: BootImage\n"}, branch="gitboot/update-hidden")
+            hidden = repository.propose_commit({"images/x.yaml": "kind: BootImage\n"}, branch="gitboot/update-hidden")
             repository.streams.clear()
-            repository.propose(base=hidden)
+            repository.propose_commit(base=hidden)
         case _:
-            repository.propose()
+            repository.propose_commit()
             commit = work.git("commit-tree", "-p", "main", "-p", older, "-m", "Merge", f"{BRANCH}^{{tree}}")
             work.git("update-ref", f"refs/heads/{BRANCH}", commit)
             repository.streams[0]["commit"] = commit
@@ -494,11 +494,11 @@ def test_a_proposal_is_one_commit_on_the_commit_of_the_job(
 
 def test_a_proposal_changes_only_the_folder_of_the_fleet(make: Callable[..., Repository]) -> None:
     repository = make(Forge.GITLAB, "infra/boot")
-    repository.propose({f"infra/boot/{name}": text for name, text in IMAGE.items()})
+    repository.propose_commit({f"infra/boot/{name}": text for name, text in IMAGE.items()})
     repository.write_updates()
     code, out = repository.run_second_job()
     assert code == 0, out
-    repository.propose({"infra/images/x.yaml": "kind: BootImage\n"}, branch="gitboot/update-other")
+    repository.propose_commit({"infra/images/x.yaml": "kind: BootImage\n"}, branch="gitboot/update-other")
     repository.write_updates()
     code, out = repository.run_second_job()
     assert (code, "changes a file outside the fleet" in out) == (1, True), out
@@ -510,7 +510,7 @@ def test_the_second_job_reads_only_regular_files_of_a_limited_size(
     forge: Forge, make: Callable[[Forge], Repository]
 ) -> None:
     repository = make(forge)
-    repository.propose()
+    repository.propose_commit()
     report, bundle, elsewhere = Path(f"{repository.bundle}.json"), repository.bundle, repository.folder / "elsewhere"
     each = ("report", "bundle", "large report", "large bundle", "no JSON", "no bundle")
     for which in each[forge is Forge.GITLAB :: 2]:
@@ -537,7 +537,7 @@ def test_the_second_job_reads_only_regular_files_of_a_limited_size(
 
 def test_a_title_with_the_token_of_the_job_is_not_expanded(make: Callable[[Forge], Repository]) -> None:
     repository = make(Forge.GITLAB)
-    repository.propose(title="$GITBOOT_TOKEN ${GITBOOT_TOKEN}", body="@/proc/self/environ")
+    repository.propose_commit(title="$GITBOOT_TOKEN ${GITBOOT_TOKEN}", body="@/proc/self/environ")
     repository.write_updates()
     assert repository.run_second_job()[0] == 0
     (request,) = repository.host.read()
@@ -629,7 +629,7 @@ def test_the_first_job_keeps_the_proposals_of_the_other_sources_if_one_source_fa
     forge: Forge, make: Callable[[Forge], Repository]
 ) -> None:
     repository = make(forge)
-    commit = repository.propose()
+    commit = repository.propose_commit()
     repository.write_updates()
     repository.bundle.rename(repository.folder / "bundle")
     Path(f"{repository.bundle}.json").rename(repository.folder / "bundle.json")
@@ -780,9 +780,9 @@ def take_updates(repository: Repository, outputs: Mapping[str, str]) -> None:
 
 def test_only_the_job_that_does_not_read_vendors_may_write() -> None:
     github, gitea = (yaml.safe_load(build_seed_file(path)) for path in (GITHUB, GITEA))
-    update, propose = (github["jobs"][name] for name in ("update", "propose"))
+    update, propose_commit = (github["jobs"][name] for name in ("update", "propose"))
     assert (github["permissions"], update["permissions"]) == ({}, {"contents": "read"})
-    assert propose["permissions"] == {"contents": "write", "pull-requests": "write"}
+    assert propose_commit["permissions"] == {"contents": "write", "pull-requests": "write"}
     (checkout,) = (each for each in update["steps"] if "actions/checkout" in str(each.get("uses")))
     assert checkout["with"]["persist-credentials"] is False
     assert "token" not in str(update).lower() and "secrets." not in str(update)
@@ -792,7 +792,7 @@ def test_only_the_job_that_does_not_read_vendors_may_write() -> None:
     assert gitlab["gitboot:update-images"]["before_script"][0] == "unset GITBOOT_TOKEN"
     assert gitlab["gitboot:propose-images"]["environment"]["name"] == "gitboot-update-images"
     assert "environment" not in gitlab["gitboot:update-images"]
-    for text in (str(propose), str(gitea["jobs"]["propose"]), str(gitlab["gitboot:propose-images"])):
+    for text in (str(propose_commit), str(gitea["jobs"]["propose"]), str(gitlab["gitboot:propose-images"])):
         assert "pip" not in text and "gitboot update-images" not in text and "pre-commit" not in text
 
 
@@ -901,7 +901,7 @@ def test_gitea_reviews_a_fleet_in_a_folder(tmp_path: Path, programs: Path) -> No
 def test_git_reads_what_the_workflows_check(make: Callable[[Forge], Repository]) -> None:
     """The checks depend on the form of `git diff-tree --raw`."""
     repository = make(Forge.GITHUB)
-    commit = repository.propose()
+    commit = repository.propose_commit()
     command = ["git", "diff-tree", "-r", "--no-renames", "--raw", "main", commit]
     ran = subprocess.run(
         command, cwd=repository.fleet.work.path, env=ENVIRONMENT, capture_output=True, text=True, check=True

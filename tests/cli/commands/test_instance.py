@@ -21,13 +21,13 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.commands.instance import find_outcome
+from gitboot.cli.commands.instance import find_reconcile_outcome
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import STOP_FILE, read_records
-from gitboot.resolve.provisioning_record import Record, encode_records, record_facts
+from gitboot.resolve.provisioning_record import Record, encode_records, make_record_fields
 from gitboot.status.conditions import Condition
-from gitboot.status.instance_status import Held, Status
+from gitboot.status.instance_status import HeldCommit, Status
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
@@ -656,7 +656,7 @@ def test_a_damaged_file_is_named_by_its_path(tmp_path: Path, ended: Rack, comman
 TRIGGERED = datetime(2026, 11, 20, 12, 0, 0, 500, tzinfo=UTC)
 BEFORE, AFTER = TRIGGERED.replace(microsecond=499), TRIGGERED.replace(microsecond=501)
 OLD, NEW = "1" * 40, "2" * 40
-HELD = Held(commit=NEW, digest="a" * 64, guards=("maxReinstalls",))  # type: ignore[arg-type]
+HELD = HeldCommit(commit=NEW, digest="a" * 64, guards=("maxReinstalls",))  # type: ignore[arg-type]
 
 
 def status(
@@ -664,7 +664,7 @@ def status(
     attempted: str = NEW,
     accepted: str = NEW,
     began: datetime | None = AFTER,
-    held: Held | None = None,
+    held: HeldCommit | None = None,
 ) -> Mapping[str, Any]:
     types = ("AcceptingCommits", "BmcsReachable", "CommitAccepted", "LedgerWritable", "Published", "SourceReady")
     conditions = (
@@ -704,7 +704,7 @@ def status(
 def test_the_outcome_is_the_worst_of_the_fetch_the_commit_and_the_publication(
     found: Mapping[str, Any], code: Exit, words: str
 ) -> None:
-    outcome = find_outcome(found, TRIGGERED)
+    outcome = find_reconcile_outcome(found, TRIGGERED)
     assert outcome is not None
     assert (outcome[0], words in outcome[1]) == (code, True), outcome
 
@@ -727,7 +727,7 @@ def test_the_outcome_is_the_worst_of_the_fetch_the_commit_and_the_publication(
     ],
 )
 def test_there_is_no_outcome_until_the_commit_of_a_new_fetch_is_evaluated(found: Mapping[str, Any]) -> None:
-    assert find_outcome(found, TRIGGERED) is None
+    assert find_reconcile_outcome(found, TRIGGERED) is None
 
 
 # events and records begin
@@ -796,7 +796,9 @@ def unverified(tmp_path: Path) -> Iterator[Rack]:
 def begin_records(rack: Rack, records: Mapping[str, Record]) -> tuple[CommandResult, list[list[str]]]:
     """The outcome of `records begin FILE` without a terminal, and the rows of its table."""
     file = rack.folder / "records.json"
-    file.write_text(json.dumps({"items": [{"uuid": uuid, **record_facts(each)} for uuid, each in records.items()]}))
+    file.write_text(
+        json.dumps({"items": [{"uuid": uuid, **make_record_fields(each)} for uuid, each in records.items()]})
+    )
     done = rack.run_command("records", "begin", file)
     return done, [re.split(r" {2,}", line) for line in done.out.splitlines() if "  " in line]
 

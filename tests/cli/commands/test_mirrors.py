@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.fetchlog.spool import read_new
+from gitboot.fetchlog.spool import read_new_lines
 from tests.fetchlog.test_access_logs import NGINX, OBSERVED
 from tests.helpers.endpoints import ENTRY
 from tests.helpers.forked_commands import run_forked
@@ -55,7 +55,7 @@ def test_evidence_is_stored_in_the_fetch_log_and_other_lines_are_counted(log: Pa
     done = observe(log, "--spool", spool)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "3 lines read, 1 observed; ignored: 1 not a GET, 1 not in the published format\n"
-    assert read_new(spool, {}).observations == [OBSERVED]
+    assert read_new_lines(spool, {}).observations == [OBSERVED]
 
 
 def test_fetches_by_clients_that_may_be_machines_are_counted_separately(log: Path, spool: Path) -> None:
@@ -66,7 +66,7 @@ def test_fetches_by_clients_that_may_be_machines_are_counted_separately(log: Pat
         done.stdout
         == "3 lines read, 1 observed, 1 unclear line (possibly from machines); ignored: 1 by a tool or a monitor\n"
     )
-    assert [each.is_open_intent for each in read_new(spool, {}).observations] == [False, True]
+    assert [each.is_open_intent for each in read_new_lines(spool, {}).observations] == [False, True]
 
 
 def test_a_log_that_is_read_twice_counts_once_and_later_only_new_lines_count(log: Path, spool: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_log_that_is_read_twice_counts_once_and_later_only_new_lines_count(log
     with log.open("a") as file:
         file.write(LINE)
     assert json.loads(observe(log, log, "--spool", spool, "-o", "json").stdout)["observed"] == 1
-    assert read_new(spool, {}).observations == [OBSERVED, OBSERVED]
+    assert read_new_lines(spool, {}).observations == [OBSERVED, OBSERVED]
 
 
 def test_e38_a_mirror_that_goes_backwards_is_reported(log: Path, spool: Path) -> None:
@@ -92,7 +92,7 @@ def test_e38_a_mirror_that_goes_backwards_is_reported(log: Path, spool: Path) ->
 def test_standard_input_is_read_to_its_end(log: Path, spool: Path) -> None:
     done = observe("-", "--spool", spool, "-o", "json", given=log.read_text())
     assert json.loads(done.stdout) == SUMMARY
-    assert read_new(spool, {}).observations == [OBSERVED]
+    assert read_new_lines(spool, {}).observations == [OBSERVED]
     assert [path.suffix for path in spool.iterdir()] == [".jsonl"], "nothing to remember"
 
 
@@ -126,7 +126,7 @@ def test_lines_that_the_full_disk_did_not_take_are_read_again(log: Path, spool: 
         memory.unlink()
     refused = observe(log, "--spool", spool, most_bytes=observed * 2 + 10)
     assert (refused.returncode, "cannot be written" in refused.stderr) == (64, True), refused
-    assert len(read_new(spool, {}).observations) == 2
+    assert len(read_new_lines(spool, {}).observations) == 2
     assert json.loads(observe(log, "--spool", spool, "-o", "json").stdout)["observed"] == 1
 
 
@@ -158,4 +158,4 @@ def test_t11_malformed_lines_of_a_log_are_counted_and_the_rest_is_read(log: Path
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert summary["read"] == len(garbage) + 1 + 3, "a line of a megabyte is counted in pieces"
-    assert OBSERVED in read_new(spool, {}).observations
+    assert OBSERVED in read_new_lines(spool, {}).observations

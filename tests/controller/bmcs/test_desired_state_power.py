@@ -132,7 +132,7 @@ class Hall:
         return [machine.resets for machine in self.machines.values()]
 
     def states(self, name: str) -> dict[str, PowerRecordState]:
-        return {each.reason: each.state for each in self.bench.knowledge.list_switches(SystemUuid(make_uuid(name)))}
+        return {each.reason: each.state for each in self.bench.snapshot.list_power_records(SystemUuid(make_uuid(name)))}
 
 
 @pytest.fixture
@@ -317,14 +317,12 @@ def test_a_machine_that_was_not_read_yet_counts_as_down(hall: Hall) -> None:
     hall.bench.reconcile()  # all are read, and their overrides set
     hall.bench.collect()  # and the result is known
     schedule, web01, web02 = hall.bench.schedule, *(SystemUuid(make_uuid(name)) for name in ("web01", "web02"))
-    turn = partial(
-        update_power_waves, knowledge=hall.bench.knowledge, at=hall.bench.now, patience=timedelta(minutes=30)
-    )
+    turn = partial(update_power_waves, snapshot=hall.bench.snapshot, at=hall.bench.now, timeout=timedelta(minutes=30))
     assert turn(schedule).in_wave == {web01}
     unread = structs.replace(schedule.bmcs[web02], outcome=None)
-    assert turn(schedule.with_bmcs({web02: unread})).in_wave == frozenset()
-    under_way = structs.replace(schedule.bmcs[web01], may_be_switching=True)
-    assert turn(schedule.with_bmcs({web01: under_way})).in_wave == frozenset()
+    assert turn(schedule.with_bmc_states({web02: unread})).in_wave == frozenset()
+    under_way = structs.replace(schedule.bmcs[web01], may_be_resetting=True)
+    assert turn(schedule.with_bmc_states({web01: under_way})).in_wave == frozenset()
 
 
 def test_a_window_that_was_extended_or_moved_is_the_same_run(hall: Hall) -> None:

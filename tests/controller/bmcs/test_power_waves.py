@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from gitboot.controller.bmcs.power_waves import Member, choose_wave
+from gitboot.controller.bmcs.power_waves import WaveMember, choose_wave
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at
 
@@ -17,15 +17,15 @@ NOON = at("20T12:00")
 PATIENCE = timedelta(minutes=30)
 
 
-def member(name: str, **more: Any) -> Member:
-    return Member(**{"name": name, "maintenance": "m", "group": None, "limit": "1", "ready": True, **more})
+def member(name: str, **more: Any) -> WaveMember:
+    return WaveMember(**{"name": name, "maintenance": "m", "group": None, "limit": "1", "ready": True, **more})
 
 
-def away_member(name: str, minutes: int = 1, **more: Any) -> Member:
+def away_member(name: str, minutes: int = 1, **more: Any) -> WaveMember:
     return member(name, ready=False, away_since=NOON - timedelta(minutes=minutes), **more)
 
 
-def group(count: int, **more: Any) -> list[Member]:
+def group(count: int, **more: Any) -> list[WaveMember]:
     return [member(f"web{number}", **more) for number in range(1, count + 1)]
 
 
@@ -60,7 +60,7 @@ def group(count: int, **more: Any) -> list[Member]:
         ("but one of another maintenance", [away_member("a", 30), member("b", maintenance="n")], "b"),
     ],
 )
-def test_a_power_wave_is_chosen_from_the_ready_members(case: str, members: list[Member], go: str) -> None:
+def test_a_power_wave_is_chosen_from_the_ready_members(case: str, members: list[WaveMember], go: str) -> None:
     assert " ".join(sorted(choose_wave(members, NOON, PATIENCE).servers)) == go, case
 
 
@@ -75,7 +75,7 @@ def test_a_machine_that_does_not_return_is_named() -> None:
 
 MEMBERS = st.lists(
     st.builds(
-        Member,
+        WaveMember,
         name=st.text("abcdef", min_size=1, max_size=3),
         maintenance=st.sampled_from(["m", "n"]),
         group=st.sampled_from([None, "x", "y"]),
@@ -90,7 +90,7 @@ MEMBERS = st.lists(
 
 
 @given(members=MEMBERS, limit=st.sampled_from(["1", "2", "5", "34%", "100%"]))
-def test_never_more_machines_are_down_than_allowed(members: list[Member], limit: str) -> None:
+def test_never_more_machines_are_down_than_allowed(members: list[WaveMember], limit: str) -> None:
     members = [structs.replace(each, limit=limit, ready=each.ready and each.away_since is None) for each in members]
     found = choose_wave(members, NOON, PATIENCE)
     assert found == choose_wave(members[::-1], NOON, PATIENCE)

@@ -114,7 +114,7 @@ class Site:
     @property
     def states(self) -> dict[str, OverrideState]:
         """Return the recorded state of each override, by its reason."""
-        kept = self.bench.knowledge.list_overrides(SystemUuid(make_uuid("web01")))
+        kept = self.bench.snapshot.list_overrides(SystemUuid(make_uuid("web01")))
         return {each.reason: each.state for each in kept}
 
     def condition(self, type: str) -> tuple[object, ...]:
@@ -1142,7 +1142,7 @@ EVENT_MESSAGES = {
 
 def test_each_state_of_an_override_has_a_text(site: Site) -> None:
     site.apply()
-    (record,) = site.bench.knowledge.list_overrides(site.bench.decisions.servers["web01"].uuid)
+    (record,) = site.bench.snapshot.list_overrides(site.bench.decisions.servers["web01"].uuid)
     for state in OverrideState:
         wrote = (structs.replace(record, state=state),)
         result = TaskResult(
@@ -1152,7 +1152,7 @@ def test_each_state_of_an_override_has_a_text(site: Site) -> None:
             message="",
             written_records=wrote,
         )
-        (event,) = build_override_events(result, "0" * 40, site.bench.now, first=False)
+        (event,) = build_override_events(result, "0" * 40, site.bench.now, is_first=False)
         assert event.message == f"web01: {EVENT_MESSAGES[state]}"
 
 

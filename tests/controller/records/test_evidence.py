@@ -149,7 +149,7 @@ def test_finding_s5_a_client_that_keeps_fetching_a_boot_waits_for_the_bmc_only_o
         site.bench.fetch(plan, client="10.0.0.99")
         site.bench.fetch(plan)
     reconcile_times(site, 1)
-    (waiting,) = site.bench.knowledge.pending.values()
+    (waiting,) = site.bench.snapshot.pending.values()
     assert [each.observation.client for each in waiting] == ["10.0.0.99", "10.0.0.7"]
     ((rows,),) = site.bench.ledger.rows("SELECT count(*) FROM observations")
     assert rows == 2
@@ -232,7 +232,7 @@ def test_a_fetch_whose_bmc_has_no_document_any_more_is_judged_without_it(site: S
     decide(site, kind, bmc=False)
     reconcile_times(site, 3)
     assert list_evidence(site) == (["Fetched"] if kind == "Fetched" else [])
-    assert server_tables.read_pending(site.bench.ledger) == []
+    assert server_tables.read_pending_observations(site.bench.ledger) == []
 
 
 # By the date of what was sent

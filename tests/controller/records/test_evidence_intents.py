@@ -13,7 +13,7 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import install_step
-from gitboot.resolve.provisioning_record import Record, parse_record, record_facts
+from gitboot.resolve.provisioning_record import Record, make_record_fields, parse_record
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.cases import require_value
 from tests.helpers.fleets import SEED, maintenance, make_uuid, policy, server
@@ -140,7 +140,7 @@ def test_a_client_with_many_intents_does_not_fill_the_record_and_returns_no_boot
 def test_an_operator_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
     write_line(bench, before := bench.plan())
     assert summarize_plan(bench.wait(minutes=2).plan()) == UNKNOWN
-    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provision=0))}
+    item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record(provision=0))}
     bench.request("records", items=[item], reason="it booted its disk")
     plan = bench.plan()
     assert summarize_plan(plan) == TO_INSTALL
@@ -155,7 +155,7 @@ def test_an_unknown_outcome_survives_a_restart_and_an_export_of_the_records(tmp_
         bench.plan()
         record = bench.record
     assert record is not None and len(record.unknown_serves) == 1
-    assert parse_record(record_facts(record)) == record
+    assert parse_record(make_record_fields(record)) == record
     (tmp_path / "other").mkdir()
     with Bench(tmp_path) as bench, Bench(tmp_path / "other", initial=None) as other:
         for each in (bench, other):

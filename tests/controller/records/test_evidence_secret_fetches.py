@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gitboot.controller.records.evidence import confirm_fetches, count_fetch, forget_earlier_fetches
-from gitboot.controller.records.ledger_snapshot import Knowledge, KnowledgeUpdate
+from gitboot.controller.records.evidence import confirm_secret_fetches, count_fetch, forget_earlier_fetches
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
@@ -51,39 +51,39 @@ class Learner:
     """Knowledge that goes from one batch to the next."""
 
     def __init__(self) -> None:
-        self.knowledge = Knowledge(facts=Facts(identity="test"))
+        self.snapshot = LedgerSnapshot(facts=Facts(identity="test"))
         self.events: list[Event] = []
 
     def fetch(self, client: str, path: str = JOIN, times: int = 1, **of_offer: Any) -> None:
-        learning = KnowledgeUpdate(self.knowledge, AT)
+        learning = LedgerUpdate(self.snapshot, AT)
         seen = Observation(server="web01", path=path, client=client, at=AT, digest=Digest(TOKEN), times=times)
         count_fetch(learning, offer(**of_offer), seen)
         self._finish(learning)
 
     def serve(self, **of_offer: Any) -> None:
-        learning = KnowledgeUpdate(self.knowledge, AT)
+        learning = LedgerUpdate(self.snapshot, AT)
         forget_earlier_fetches(learning, offer(**of_offer))
         self._finish(learning)
 
     def confirm(self, **seen: list[int]) -> None:
-        learning = KnowledgeUpdate(self.knowledge, AT)
+        learning = LedgerUpdate(self.snapshot, AT)
         found = {name.replace("_", "/"): each for name, each in seen.items()}
-        confirm_fetches(learning, [{"uuid": WEB01, "server": "web01", "seen": found}])
+        confirm_secret_fetches(learning, [{"uuid": WEB01, "server": "web01", "seen": found}])
         self._finish(learning)
 
-    def _finish(self, learning: KnowledgeUpdate) -> None:
-        self.knowledge = learning.build_knowledge()
+    def _finish(self, learning: LedgerUpdate) -> None:
+        self.snapshot = learning.build_snapshot()
         self.events += learning.events
 
     @property
     def counts(self) -> dict[str, int]:
-        found = self.knowledge.secret_fetches[WEB01].secrets["secrets/join"]
+        found = self.snapshot.secret_fetches[WEB01].secrets["secrets/join"]
         others = {"others": found.others.times} if found.others is not None else {}
         return {address: each.times for address, each in found.addresses.items()} | others
 
     @property
     def is_unexpected(self) -> bool:
-        found = self.knowledge.secret_fetches.get(WEB01)
+        found = self.snapshot.secret_fetches.get(WEB01)
         return found is not None and found.is_unexpected
 
 
@@ -172,7 +172,7 @@ def test_reports_are_counted_and_are_neither_an_event_nor_a_condition(learner: L
         learner.fetch("10.0.0.1", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
         learner.fetch("10.0.0.2", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
     assert learner.events == [] and not learner.is_unexpected
-    found = learner.knowledge.secret_fetches[WEB01]
+    found = learner.snapshot.secret_fetches[WEB01]
     assert found.facts() == []
     assert found.secrets["reports/failed"].totals == (2, 12)
 
@@ -213,11 +213,11 @@ def test_a_later_commit_begins_no_other_installation(learner: Learner) -> None:
 
 def test_a_maintenance_has_no_secrets(learner: Learner) -> None:
     learner.fetch("10.0.0.1", f"{DATA}/user-data", phase=Phase.MAINTENANCE)
-    assert learner.events == [] and learner.knowledge.secret_fetches == {}
+    assert learner.events == [] and learner.snapshot.secret_fetches == {}
 
 
 def test_unchanged_counts_are_not_written(learner: Learner) -> None:
-    learning = KnowledgeUpdate(learner.knowledge, AT)
+    learning = LedgerUpdate(learner.snapshot, AT)
     forget_earlier_fetches(learning, offer())
     assert learning.is_empty
     count_fetch(learning, offer(), replace(_fetch(), path="boot/ipxe/x"))

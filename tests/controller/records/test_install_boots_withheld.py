@@ -22,7 +22,7 @@ from gitboot.ledger import instance_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Condition
-from gitboot.status.instance_status import Held
+from gitboot.status.instance_status import HeldCommit
 from tests.helpers.cases import require_value
 from tests.helpers.fleets import at, fleet, image, make_mac, make_uuid, policy, profile, server
 from tests.helpers.instance_in_process import Parts, run_in_process
@@ -115,7 +115,7 @@ def reconcile_at(parts: Parts, *seconds: float) -> None:
         parts.reconciler.reconcile(NOON + timedelta(seconds=each))
 
 
-def get_held(parts: Parts) -> Held:
+def get_held(parts: Parts) -> HeldCommit:
     return require_value(parts.reconciler.status.held)
 
 

@@ -16,13 +16,13 @@ from msgspec import structs
 from gitboot.controller.current_plans import Plans, find_changed_servers, find_departed_machines, replan
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.records.ledger_changes import Batch, BatchResult, apply_batch
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.process import build_report
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import SpoolFile, encode_line, read_new
+from gitboot.fetchlog.spool import SpoolFile, encode_line, read_new_lines
 from gitboot.jsonio import Digest
 from gitboot.ledger import server_tables
 from gitboot.ledger.instance_tables import Facts, Request
@@ -37,8 +37,8 @@ from gitboot.resolve.provisioning_record import (
     Record,
     StepEvidence,
     StopScope,
-    last_provisioning_facts,
-    record_facts,
+    get_provisioning_fields,
+    make_record_fields,
 )
 from gitboot.resolve.server_decision import Decision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
@@ -104,7 +104,7 @@ class OrderBench(Bench):
 
     def set_pending(self) -> BootPlan:
         """Let an operator set web01 pending."""
-        item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provisioned_at=self.now))}
+        item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record(provisioned_at=self.now))}
         self.request("records", items=[item], reason="once more")
         return self.reconcile_plan()
 
@@ -189,8 +189,8 @@ def test_an_operator_request_without_the_newest_evidence_is_rejected(web01: Orde
     before = web01.record
     web01.data(web01.token)
     assert before is not None and web01.record is not None
-    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provisioned_at=web01.now))}
-    words = map(last_provisioning_facts, (before, web01.record))
+    item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record(provisioned_at=web01.now))}
+    words = map(get_provisioning_fields, (before, web01.record))
     numbers = [web01.request("records", items=[{**item, "seen": seen}], reason="x") for seen in words]
     web01.reconcile_plan()
     assert [web01.outcome(each).partition(":")[0] for each in numbers] == ["refused", "recorded web01 as pending"]
@@ -257,12 +257,12 @@ def test_each_commit_and_each_operator_request_has_its_own_decision_number_and_n
     web01: OrderBench,
 ) -> None:
     web01.install()
-    assert web01.knowledge.facts.sequence == 2  # it has a commit, and begins
+    assert web01.snapshot.facts.sequence == 2  # it has a commit, and begins
     for _ in range(3):
         web01.wait(hours=1).reconcile_plan()
-    assert web01.knowledge.facts.sequence == 2
+    assert web01.snapshot.facts.sequence == 2
     web01.set_pending()
-    assert (web01.knowledge.facts.sequence, web01.record and web01.record.offered) == (3, 3)
+    assert (web01.snapshot.facts.sequence, web01.record and web01.record.offered) == (3, 3)
 
 
 def test_decision_numbers_continue_after_a_restart(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_lines_of_one_writer_are_read_in_their_written_order(tmp_path: Path) -> 
         writer.append(encode_line(make_observation_at(instant, f"boot/{number}")))
     other = SpoolFile(tmp_path)
     other.append(encode_line(make_observation_at(NOON + timedelta(seconds=2), "boot/other")))
-    found = [each.path for each in read_new(tmp_path, {}).observations]
+    found = [each.path for each in read_new_lines(tmp_path, {}).observations]
     assert found == ["boot/0", "boot/1", "boot/other", "boot/2", "boot/3"]
     writer.close()
     other.close()
@@ -428,12 +428,12 @@ class IncrementalRun:
 
     def __init__(self, at: datetime) -> None:
         self.at, self.stop = at, StopScope.NONE
-        self._knowledge, self._plans = Knowledge(facts=Facts(identity="mine")), Plans()
+        self._knowledge, self._plans = LedgerSnapshot(facts=Facts(identity="mine")), Plans()
         self._unplanned: set[SystemUuid] = set()  # servers with new facts since
 
     def reconcile(self, commit: Commit) -> None:
         learnt = self._learn(commit)
-        self._knowledge = learnt.knowledge
+        self._knowledge = learnt.snapshot
         unplanned = {*self._unplanned, *learnt.changed}
         changed = self._names(unplanned, commit) | find_changed_servers(self._plans.commit, commit)
         self._plans, _ = replan(self._plans, commit, self._knowledge, changed, self.at, self.stop)
@@ -475,9 +475,9 @@ class IncrementalRun:
 
 def collect_facts(learnt: BatchResult) -> tuple[object, ...]:
     """Return all facts, and the new ones among them."""
-    news = {name: value for name, value in vars(learnt.update).items() if name not in ("overrides", "switches")}
-    records = [(each.new, each.unstored) for each in (learnt.update.overrides, learnt.update.switches)]
-    return learnt.knowledge, learnt.changed, learnt.update.due_now, learnt.update.judged_machines, news, records
+    news = {name: value for name, value in vars(learnt.update).items() if name not in ("overrides", "power_records")}
+    records = [(each.new, each.unstored) for each in (learnt.update.overrides, learnt.update.power_records)]
+    return learnt.snapshot, learnt.changed, learnt.update.due_now, learnt.update.judged_machines, news, records
 
 
 def begin_installation(decision: Decision, record: Record, at: datetime) -> Record:

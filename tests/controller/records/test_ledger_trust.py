@@ -17,14 +17,14 @@ import pytest
 from gitboot.controller.forge import Forge, Project, VerdictSender, build_forge_reader, list_verdicts
 from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.records.ledger_changes import RETENTION, Batch, apply_batch
-from gitboot.controller.records.ledger_snapshot import Knowledge
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Facts
-from gitboot.resolve.provisioning_record import Record, record_facts
+from gitboot.resolve.provisioning_record import Record, make_record_fields
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.system_clock import ClockState, Uptime, decide_clock_state
@@ -71,7 +71,7 @@ def test_a_ledger_without_the_offer_of_a_served_boot_is_an_older_copy(
     entry = f"boot/v1/boot/{make_mac('web01').replace(':', '-')}/{path}"
     bench.observe(Observation(server="web01", path=entry, digest=plan, offer=offer, client="10.0.0.7", at=bench.now))
     assert phase(bench) is (Phase.NETWORK if trusted else Phase.DISK)
-    assert bench.knowledge.is_trusted is trusted
+    assert bench.snapshot.is_trusted is trusted
     found = {each.type: each.reason for each in bench.instance.reconciler.status.conditions if not each.status}
     assert found.get("RecordsVerified") == (None if trusted else "RestoredLedger")
 
@@ -145,7 +145,7 @@ def test_e4_a_server_that_was_set_pending_under_a_fast_clock_is_installed_once(b
     bench.now = NOON + TWO_HOURS
     bench.decide(*fleet_of(1))
     bench.fetch(bench.plan())
-    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record(provisioned_at=bench.now))}
+    item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record(provisioned_at=bench.now))}
     bench.request("records", items=[item], reason="once more")
     assert phase(bench) is Phase.NETWORK
     bench.now = NOON
@@ -393,7 +393,7 @@ def test_a_gap_is_longer_than_an_hour_and_longer_than_usual(
         bench.now += every
     bench.now += then - every
     bench.instance.reconciler.reconcile(bench.now)
-    assert bench.knowledge.facts.gap is gap, case
+    assert bench.snapshot.facts.gap is gap, case
 
 
 def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: Path, repository: Repository) -> None:
@@ -459,7 +459,7 @@ class ForgeInstance:
     def __init__(self, parts: Parts, host: ForgeHost, token: Path) -> None:
         self.parts = parts
         forge = Forge(Project.parse(host.project), token, name="gitboot")
-        self.verdicts = VerdictSender(forge, lambda: None, reads_first=True, first_retry_s=0.05)
+        self.verdicts = VerdictSender(forge, lambda: None, reads_changes_first=True, first_retry_s=0.05)
         self.witness = build_forge_reader(self.verdicts, parts.source, parts.ledger)
 
     def turn(self, at: datetime, *, fetched: bool = True, asks: bool = True) -> None:
@@ -469,11 +469,11 @@ class ForgeInstance:
         if asks:
             self.witness.read_known_changes(has_fetched=fetched)
         parts.reconciler.reconcile(at, fetched=LastFetch(), forge_report=self.witness.forge_report)
-        self.verdicts.note(list_verdicts(parts.reconciler.status, parts.ledger.progress[1]))
+        self.verdicts.submit_verdicts(list_verdicts(parts.reconciler.status, parts.ledger.progress[1]))
 
     @property
     def doubt(self) -> str | None:
-        return self.parts.reconciler.state.knowledge.facts.doubt
+        return self.parts.reconciler.state.snapshot.facts.doubt
 
     @property
     def phases(self) -> dict[str, int]:
@@ -495,7 +495,7 @@ class Workspace:
             try:
                 yield found
             finally:
-                found.verdicts.close(patience_s=30)
+                found.verdicts.close(timeout_s=30)
 
     def back_up(self) -> None:
         for name in SAVED_NAMES:
@@ -600,7 +600,7 @@ def test_a_forge_with_the_newest_change_confirms_a_ledger_that_was_unused_for_da
     for days, name in ((3, "flatcar-2"), (6, "flatcar-3")):
         with workspace.run() as found:
             found.turn(NOON + timedelta(days=days))
-            assert found.parts.reconciler.state.knowledge.facts.gap is False
+            assert found.parts.reconciler.state.snapshot.facts.gap is False
             assert workspace.reinstall(found, name, NOON + timedelta(days=days))
 
 
@@ -662,9 +662,9 @@ def test_after_a_gap_nothing_is_offered_before_the_forge_was_read(workspace: Wor
 
 def test_old_rows_are_deleted_once_a_day_by_the_clock_of_the_day_before() -> None:
     beat = Batch(clock_state=ClockState.UNKNOWN)
-    known = apply_batch(Knowledge(facts=Facts(identity="x")), beat, NOON).knowledge
+    known = apply_batch(LedgerSnapshot(facts=Facts(identity="x")), beat, NOON).snapshot
     assert apply_batch(known, beat, NOON + TWO_HOURS).update.prune_before is None
     ahead = NOON + timedelta(days=3650)  # by a clock that may be wrong
     learnt = apply_batch(known, beat, ahead)
     assert learnt.update.prune_before == NOON - RETENTION
-    assert apply_batch(learnt.knowledge, beat, ahead + timedelta(minutes=5)).update.prune_before is None
+    assert apply_batch(learnt.snapshot, beat, ahead + timedelta(minutes=5)).update.prune_before is None

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.controller.records.ledger_snapshot import KnowledgeUpdate
+from gitboot.controller.records.ledger_snapshot import LedgerUpdate
 from gitboot.controller.records.provisioning import record_override_consumed
 from gitboot.errors import LedgerError
 from gitboot.ledger import server_tables as book
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, StepEvidence, record_facts
+from gitboot.resolve.provisioning_record import InstallAttempt, Record, Run, StepEvidence, make_record_fields
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.cases import require_value
 from tests.helpers.fleets import SEED, at, fleet, image, maintenance, make_mac, make_uuid, policy, profile, server
@@ -40,7 +40,7 @@ def boot_once(bench: Bench, plan: BootPlan | None, made_at: datetime | None = No
 def lose_evidence(bench: Bench) -> None:
     """The override of web01 was consumed, as an operator reports, and no evidence followed."""
     record = replace(bench.record or Record(), consumed_at=bench.now, consumed_key="provision/1")
-    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(record)}
+    item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(record)}
     bench.request("records", items=[item], reason="as seen")
 
 
@@ -62,7 +62,7 @@ def test_a_new_ledger_that_was_not_begun_has_no_verified_records_and_reports_it(
         assert "gitboot records begin" in message
         bench.plan()
         assert bench.told() == ["RecordsUnverified"]  # once, not at each reconcile
-        assert bench.knowledge.facts.initialised is None
+        assert bench.snapshot.facts.initialised is None
 
 
 @pytest.mark.parametrize(
@@ -187,13 +187,13 @@ def test_no_record_is_verified_before_the_first_check_even_if_the_ledger_is_not_
         assert bench.decide(*fleet_of(provision=2)).plan() is None
         status, reason, message = bench.condition("LedgerWritable") or (True, "", "")
         assert (status, reason, "cannot write to the ledger: the disk is full. " in message) == (False, "Failed", True)
-        assert bench.record is None and bench.knowledge.records
+        assert bench.record is None and bench.snapshot.records
 
 
 def test_an_operator_cannot_set_a_single_record_while_the_ledger_is_unverified(tmp_path: Path) -> None:
     with open_unverified(tmp_path, "RestoredLedger", None) as bench:
         bench.decide(*fleet_of(provision=2)).plan()
-        item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record())}
+        item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record())}
         number = bench.request("records", items=[item], reason="as seen")
         assert summarize_plan(bench.plan()) == UNKNOWN
         assert bench.outcome(number).startswith("refused: ") and "gitboot records begin" in bench.outcome(number)
@@ -276,7 +276,7 @@ def test_a_new_motherboard_is_unverified_until_an_operator_confirms_it(
         bench.decide(SEED[0], board, *fleet_of()[2:]).plan()
         assert summarize_plan(bench.servers[name].plan) == expected
         if expected == UNKNOWN:
-            item = {"uuid": make_uuid("a new board"), "server": name, **record_facts(Record())}
+            item = {"uuid": make_uuid("a new board"), "server": name, **make_record_fields(Record())}
             bench.request("records", items=[item], reason="it is empty")
             bench.plan()
             assert summarize_plan(bench.servers[name].plan) == TO_INSTALL
@@ -547,7 +547,7 @@ def repair(run: int = 1, often: str = "Once") -> str:
 @pytest.mark.parametrize("restarts", [False, True])
 def test_an_operator_request_for_a_server_returns_no_boot_of_a_maintenance(tmp_path: Path, restarts: bool) -> None:
     """The operator may have looked before that boot was used, and the instance may be down at that time."""
-    item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(Record())}
+    item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record())}
     with ExitStack() as stack:
         bench = stack.enter_context(Bench(tmp_path))
         boot_once(bench, bench.decide(*fleet_of(1, "Once", repair())).plan())
@@ -623,7 +623,7 @@ def test_an_override_consumed_without_evidence_waits_half_an_hour_and_then_needs
 def test_the_wait_for_evidence_begins_once(bench: Bench) -> None:
     bench.decide(*fleet_of()).plan()
     uuid = bench.decisions.servers["web01"].uuid
-    learning = KnowledgeUpdate(bench.knowledge, NOON)
+    learning = LedgerUpdate(bench.snapshot, NOON)
     for minutes in (0, 10):
         record_override_consumed(learning, uuid, "web01", "provision/1", NOON + timedelta(minutes=minutes))
     record = learning.record(uuid)

@@ -18,7 +18,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.model.scalars import SystemUuid, swap_byte_order
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare_decisions
-from gitboot.status.instance_status import Held
+from gitboot.status.instance_status import HeldCommit
 from tests.helpers.cases import require_value
 from tests.helpers.fleets import at, document, fleet, image, make_mac, make_uuid, policy, profile
 from tests.helpers.fleets import repository as repository_of
@@ -305,7 +305,7 @@ def push(parts: Parts, repository: Repository, story: Story) -> None:
         reconcile_twice(parts, number * 60)
 
 
-def accept_story(parts: Parts, repository: Repository, story: Story) -> Held:
+def accept_story(parts: Parts, repository: Repository, story: Story) -> HeldCommit:
     """Let the instance accept all commits of a story but the last, which it then holds."""
     push(parts, repository, story)
     return require_value(parts.reconciler.status.held)
@@ -488,7 +488,7 @@ def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of
             )
             for site in SITES
         }
-        ledgers = {site: parts.reconciler.state.knowledge.facts.identity for site, parts in each_site.items()}
+        ledgers = {site: parts.reconciler.state.snapshot.facts.identity for site, parts in each_site.items()}
         here, story = each_site["ams2"], MOVES[identity]
         for number, machines in enumerate(story):
             repository.push(make_site_files(machines, ledgers), f"Commit {number}")

@@ -367,7 +367,7 @@ def test_the_published_summary_of_a_server_has_its_step_and_its_fetches(web01: I
     assert (attempt["step"], attempt["failed"]) == ("Started", None)
     assert attempt["boots"] == [{"at": "2026-11-20T12:00:00Z", "client": NIC, "path": ENTRY}]
     assert attempt["started"]["at"] == "2026-11-20T12:00:09Z"
-    assert parse_exported_records(encode_records(web01.knowledge.records), "records.json") == web01.knowledge.records
+    assert parse_exported_records(encode_records(web01.snapshot.records), "records.json") == web01.snapshot.records
 
 
 def test_explain_shows_the_evidence_of_an_installation(web01: InstallBench) -> None:
@@ -676,7 +676,7 @@ def test_a_maintenance_boot_is_first_served_and_then_started(maintained: Maintai
     assert made.given is not None and (made.given.at, made.given.path, made.given.client) == (NOON, ENTRY, "10.0.0.7")
     assert made.started is not None and made.started.at == NOON + timedelta(minutes=2)
     assert maintained.told("MaintenanceBooted", "MaintenanceStarted") == ["MaintenanceBooted", "MaintenanceStarted"]
-    assert parse_exported_records(encode_records(maintained.knowledge.records), "x") == maintained.knowledge.records
+    assert parse_exported_records(encode_records(maintained.snapshot.records), "x") == maintained.snapshot.records
 
 
 def test_a_start_ends_the_minute_of_grace_of_the_boot(maintained: Maintained) -> None:

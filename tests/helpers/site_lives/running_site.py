@@ -23,7 +23,7 @@ from gitboot.endpoint.app import Endpoint
 from gitboot.endpoint.recorder import Recorder, SharedRecorder, SpoolRecorder
 from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.errors import GitbootError
-from gitboot.fetchlog.spool import endpoint_folder
+from gitboot.fetchlog.spool import get_endpoint_folder
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import StopReader, list_stop_folders
@@ -449,7 +449,7 @@ class RunningSite:
     def _open_endpoint(self, folder: Path) -> RunningEndpoint:
         output, up = self.place / "output", self._uptime_of(folder.parent)
         spool = MortalSpool(folder)
-        checked_clock = CheckedClock(lambda: self.clock, folder=endpoint_folder(folder), uptime=up)
+        checked_clock = CheckedClock(lambda: self.clock, folder=get_endpoint_folder(folder), uptime=up)
         tree = PublishedTree(
             output,
             lambda: self.clock,
@@ -759,7 +759,7 @@ class RunningSite:
             return
         if not all(each.status for each in conditions):
             return
-        record = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(make_uuid("web01")))
+        record = self.instance.reconciler.state.snapshot.stored_record(SystemUuid(make_uuid("web01")))
         self.counts["known as provisioned"] += 1
         if record is None or record.provision is None or record.provision < wanted.provision:
             self.book.add_violation(

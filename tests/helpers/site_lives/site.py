@@ -27,7 +27,7 @@ from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_reader import list_stop_folders, remove_stop_file, write_stop_file
-from gitboot.resolve.provisioning_record import Record, StopOrder, record_facts
+from gitboot.resolve.provisioning_record import Record, StopOrder, make_record_fields
 from gitboot.review.guards import Guard, format_ack_line
 from gitboot.system_clock import Uptime
 from tests.helpers.bmcs import WatchedMachine
@@ -276,10 +276,10 @@ class Site(RunningSite):
         if provisioned:
             image = f"flatcar-{wanted.image}"
             record = Record(provision=wanted.provision, image=image, evidence="Operator", provisioned_at=self.clock)
-        item = {"uuid": make_uuid("web01"), "server": "web01", **record_facts(record)}
+        item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(record)}
         if self.instance is not None:
-            known = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(make_uuid("web01")))
-            item["runs"] = record_facts(known or Record())["runs"]  # as `gitboot records set` keeps them
+            known = self.instance.reconciler.state.snapshot.stored_record(SystemUuid(make_uuid("web01")))
+            item["runs"] = make_record_fields(known or Record())["runs"]  # as `gitboot records set` keeps them
         if self._request(RECORDS, {"items": [item], "reason": "I was there"}):
             for label in {each.label for each in self.since}:
                 if provisioned:
@@ -383,7 +383,7 @@ class Site(RunningSite):
         """Check that each begun or installed record was served to the machine or set by an operator."""
         if self.instance is None or self.known_commit is None:
             return
-        record = self.instance.reconciler.state.knowledge.stored_record(SystemUuid(make_uuid("web01")))
+        record = self.instance.reconciler.state.snapshot.stored_record(SystemUuid(make_uuid("web01")))
         request = self.book.requests[self.known_commit.label]
         if record is None or request.may_be_fulfilled:
             return
@@ -730,7 +730,7 @@ class SharedSite(Site):
         if self.instance is None or self._is_answering or self.counts["endpoint killed"]:
             return
         state = self.instance.reconciler.state
-        record = state.knowledge.stored_record(SystemUuid(make_uuid("web01")))
+        record = state.snapshot.stored_record(SystemUuid(make_uuid("web01")))
         is_behind = any(each is None or each.is_behind for each in (self.serving, self.beside))
         if record is None or is_behind or state.ledger_error is not None or state.fetch_log_error is not None:
             return

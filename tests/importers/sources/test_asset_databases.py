@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gitboot.importers.fleet_files import render_fleet
-from gitboot.importers.inventory import ImportedInventory, Supplement
+from gitboot.importers.inventory import ExtraData, ImportedInventory
 from gitboot.importers.sources.asset_databases import read_foreman, read_maas, read_netbox
 from tests.importers.test_fleet_files import MAC, UUID
 
@@ -69,7 +69,7 @@ def test_finding_i4_what_maas_has_no_place_for_is_in_the_report(row: dict[str, A
 
 def test_finding_i4_another_architecture_of_maas_stays_pending() -> None:
     row = machine(architecture="ppc64el/generic", hardware_uuid=UUID, interface_set=[nic("eno1", MAC)])
-    fleet = render_fleet(read_maas({"m": json.dumps([row])}), Supplement())
+    fleet = render_fleet(read_maas({"m": json.dumps([row])}), ExtraData())
     assert set(fleet.files) == {"pending/servers/web01.yaml"}
     assert "architecture: ppc64el" in fleet.files["pending/servers/web01.yaml"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gitboot.importers.fleet_files import render_fleet
-from gitboot.importers.inventory import ImportedBoot, ImportedInventory, ImportedMachine, Supplement
+from gitboot.importers.inventory import ExtraData, ImportedBoot, ImportedInventory, ImportedMachine
 from gitboot.importers.sources.hpc_clusters import read_warewulf, read_xcat
 from tests.importers.test_fleet_files import UUID
 
@@ -38,7 +38,7 @@ def test_finding_p11_the_address_of_a_node_is_that_of_its_own_name(
 
 @pytest.mark.parametrize("arch", ["ppc64le", "s390x", "ppc64"])
 def test_finding_p11_another_architecture_never_becomes_x86_64(arch: str) -> None:
-    fleet = render_fleet(read_xcat({"x": xcat(A, arch)}), Supplement())
+    fleet = render_fleet(read_xcat({"x": xcat(A, arch)}), ExtraData())
     (text,) = fleet.files.values()
     assert set(fleet.files) == {"pending/servers/web01.yaml"}
     assert f"architecture: {arch}" in text and "architecture: x86_64" not in text
@@ -55,5 +55,5 @@ def test_finding_p11_a_device_of_warewulf_with_a_multicast_address_is_named() ->
 def test_finding_p11_a_machine_without_an_architecture_has_that_of_its_boot(arch: str | None, found: str) -> None:
     boot = ImportedBoot(name="b", kernel="http://x/k", architecture=arch)
     machine = ImportedMachine(name="web01", boot="b")
-    fleet = render_fleet(ImportedInventory(machines=(machine,), boots=(boot,)), Supplement())
+    fleet = render_fleet(ImportedInventory(machines=(machine,), boots=(boot,)), ExtraData())
     assert f"architecture: {found}\n" in fleet.files["pending/servers/web01.yaml"]

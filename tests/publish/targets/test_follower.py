@@ -29,7 +29,7 @@ from gitboot.publish.targets.follower import (
 )
 from gitboot.publish.targets.sync_steps import (
     FollowedTree,
-    Overtaken,
+    RaceError,
     ServerFiles,
     Shard,
     TargetContent,
@@ -283,10 +283,10 @@ def test_a_tree_that_changes_during_a_read_is_read_again(tmp_path: Path) -> None
     assert glance is not None
     server = next(name for name in glance.states if name)
     (tmp_path / "out/ops/servers" / f"{server}.json").write_bytes(b"{}")
-    with pytest.raises(Overtaken):
+    with pytest.raises(RaceError):
         tree.read_server_files(server, glance.states[server])
     (tmp_path / "out/boot/boot.ipxe").write_bytes(b"half")
-    with pytest.raises(Overtaken):
+    with pytest.raises(RaceError):
         tree.read_file("boot/boot.ipxe", fleet(1)["boot/boot.ipxe"].sha256)
 
 

@@ -13,7 +13,7 @@ from gitboot.review.change_groups import Group
 from gitboot.review.decision_changes import ServerChange
 from gitboot.review.document_changes import FieldChange, compare_fields
 from gitboot.review.formats import phrases
-from gitboot.review.guards import Area, Extent, Guard, Limits, Trip, judge
+from gitboot.review.guards import Area, ExceededLimit, Extent, Guard, Limits, judge
 from gitboot.review.reinstalls import Reinstall, ReinstallReason
 from gitboot.review.risks import Effect, EffectTime
 from tests.helpers.cases import for_each
@@ -63,15 +63,15 @@ def test_each_time_of_an_effect_has_a_phrase(effect: Effect, expected: str) -> N
     ("trip", "expected"),
     [
         (
-            Trip(guard=Guard.ALLOW_REWIND, what="", number=1, limit=0),
+            ExceededLimit(guard=Guard.ALLOW_REWIND, what="", number=1, limit=0),
             "the commit does not descend from the accepted one",
         ),
         (
-            Trip(guard=Guard.MAX_DELETES, what="servers removed", number=2600, limit=25),
+            ExceededLimit(guard=Guard.MAX_DELETES, what="servers removed", number=2600, limit=25),
             "servers removed: 2,600; the limit is 25",
         ),
         (
-            Trip(
+            ExceededLimit(
                 guard=Guard.MAX_UPDATE_PERCENT,
                 what="servers changed",
                 number=4,
@@ -84,27 +84,27 @@ def test_each_time_of_an_effect_has_a_phrase(effect: Effect, expected: str) -> N
         ),
     ],
 )
-def test_each_exceeded_limit_has_a_phrase(trip: Trip, expected: str) -> None:
-    assert phrases.format_trip(trip) == expected
+def test_each_exceeded_limit_has_a_phrase(trip: ExceededLimit, expected: str) -> None:
+    assert phrases.format_excess(trip) == expected
 
 
 @pytest.mark.parametrize(
     ("trip", "expected"),
     [
         (
-            Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0),
+            ExceededLimit(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0),
             "the commit does not descend from the accepted commit (guard allowRewind)",
         ),
         (
-            Trip(guard=Guard.MAX_DELETES, what="servers removed", number=2600, limit=25),
+            ExceededLimit(guard=Guard.MAX_DELETES, what="servers removed", number=2600, limit=25),
             "the commit removes 2,600 servers (maxDeletes allows 25)",
         ),
         (
-            Trip(guard=Guard.MAX_REINSTALLS, what="servers that may be reinstalled", number=1, limit=0),
+            ExceededLimit(guard=Guard.MAX_REINSTALLS, what="servers that may be reinstalled", number=1, limit=0),
             "the commit could reinstall 1 server (maxReinstalls allows 0)",
         ),
         (
-            Trip(
+            ExceededLimit(
                 guard=Guard.MAX_UPDATE_PERCENT,
                 what="servers changed",
                 number=4,
@@ -116,13 +116,13 @@ def test_each_exceeded_limit_has_a_phrase(trip: Trip, expected: str) -> None:
             "the commit changes 4 of 10 servers in site=a, 40 % (maxUpdatePercent allows 30 %)",
         ),
         (
-            Trip(guard=Guard.MAX_SMALL_GROUP, what="servers removed", number=5, limit=3, of=9, area="role=db"),
+            ExceededLimit(guard=Guard.MAX_SMALL_GROUP, what="servers removed", number=5, limit=3, of=9, area="role=db"),
             "the commit removes 5 of 9 servers in role=db (maxSmallGroup allows 3)",
         ),
     ],
 )
-def test_a_held_commit_says_what_it_does_and_what_the_guard_allows(trip: Trip, expected: str) -> None:
-    assert phrases.format_exceeded_limit(trip) == expected
+def test_a_held_commit_says_what_it_does_and_what_the_guard_allows(trip: ExceededLimit, expected: str) -> None:
+    assert phrases.format_limit_clause(trip) == expected
 
 
 def test_each_number_that_a_guard_counts_has_a_clause() -> None:
@@ -154,7 +154,7 @@ def test_each_number_that_a_guard_counts_has_a_clause() -> None:
     after = judge(structs.replace(extent, after=20), nothing)  # with servers that may boot a claimed image
     trips = (*verdict.trips, *after.trips)
     assert {trip.guard for trip in trips} == {*Guard}
-    texts = [phrases.format_exceeded_limit(trip) for trip in trips]
+    texts = [phrases.format_limit_clause(trip) for trip in trips]
     assert all("{" not in text for text in texts)
     assert {trip.what for trip in trips} == phrases._EXCEEDED.keys()
 
