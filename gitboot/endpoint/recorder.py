@@ -82,8 +82,8 @@ class SpoolRecorder:
 
         ``serving_identity`` is the spool or lease that the output tree names. If the tree names another spool, the
         tree's instance does not read this recorder's spool, so the result is False. If the result is False although the
-        write may have succeeded, the recorder calls `OpenIntents.record_withheld`. If a client fetches a secret repeatedly,
-        gitboot counts these fetches, and records them together within a minute.
+        write may have succeeded, the recorder calls `OpenIntents.record_withheld`. If a client fetches a secret
+        repeatedly, gitboot counts these fetches, and records them together within a minute.
         """
         if serving_identity is not None and self.serving_identity is None:  # gitboot has not checked the spool yet
             with suppress(TimeoutError, FetchLogUnavailable):
