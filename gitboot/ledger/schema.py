@@ -359,5 +359,5 @@ def build_moved_error(name: str, place: str) -> LedgerLeft:
 
 def build_version_error(name: str, version: int) -> LedgerError:
     return LedgerError(
-        f"{name}: the ledger has schema version {version}, but this gitboot supports {VERSION}; use a newer gitboot"
+        f"{name}: the ledger has schema version {version}, but this version of gitboot supports {VERSION}; use a newer version"
     )

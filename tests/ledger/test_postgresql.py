@@ -73,7 +73,9 @@ def test_two_instances_that_open_an_empty_database_at_once_get_one_ledger(path: 
 def test_the_ledger_of_a_newer_gitboot_is_rejected(path: Path, postgres_server: PostgresServer) -> None:
     written(path)
     postgres_server.sql(f"UPDATE {read_schema(path)}.ledger_version SET number = 99")
-    with pytest.raises(LedgerError, match=r"has schema version 99, but this gitboot supports \d+; use a newer"):
+    with pytest.raises(
+        LedgerError, match=r"has schema version 99, but this version of gitboot supports \d+; use a newer"
+    ):
         open_ledger(path)
 
 

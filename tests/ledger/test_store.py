@@ -185,7 +185,8 @@ def test_the_ledger_of_a_newer_gitboot_is_rejected_and_not_changed(path: Path) -
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
     before = path.read_bytes()
     with pytest.raises(
-        LedgerError, match=f"has schema version {VERSION + 1}, but this gitboot supports {VERSION}; use a newer"
+        LedgerError,
+        match=f"has schema version {VERSION + 1}, but this version of gitboot supports {VERSION}; use a newer",
     ):
         open_ledger(path)
     assert path.read_bytes() == before
