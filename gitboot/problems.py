@@ -522,7 +522,7 @@ class Code(StrEnum):
     UNQUOTABLE = (
         "GB3001",
         "A boot loader or the kernel cannot read the value",
-        "A value that cannot be quoted safely for iPXE, GRUB or the kernel command line could be executed as a command.",
+        "A value that cannot be quoted safely for iPXE, GRUB or the kernel command line could run as a command.",
         "Move the value to user data, or use another value.",
     )
     SECRET = (

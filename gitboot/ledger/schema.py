@@ -359,5 +359,6 @@ def build_moved_error(name: str, place: str) -> LedgerLeft:
 
 def build_version_error(name: str, version: int) -> LedgerError:
     return LedgerError(
-        f"{name}: the ledger has schema version {version}, but this version of gitboot supports {VERSION}; use a newer version"
+        f"{name}: the ledger has schema version {version}, but this version of gitboot supports {VERSION}; use a newer "
+        "version"
     )
