@@ -399,7 +399,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
         ("plan {fleet} --at yesterday", 64, 'expected a time with an offset, found "yesterday"'),
         ("plan {fleet} --at 2026-11-20T22:00:00.5Z", 64, "remove the fractional seconds"),
-        ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its UTC offset"),
+        ("plan {fleet} --at 2026-11-20T12:00:00", 64, "with its offset"),
         ("plan {fleet} --records nowhere", 64, "nowhere: No such file or directory; pass fresh, adopt or a file"),
         ("plan {fleet} --records {file}", 64, "does not contain exported records"),
         ("plan {fleet} --records {empty}", 64, "the folder does not contain exported records"),

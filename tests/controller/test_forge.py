@@ -227,7 +227,7 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
     project = Project.parse(text, api)
     assert (project.api, project.path) == (api.rstrip("/"), path)
     assert project.links()["commit"].format(commit="c0ffee") == commit
-    with pytest.raises(UsageError, match=r"expected a URL at https://acme\.test"):
+    with pytest.raises(UsageError, match=r"the URL must begin with https://acme\.test"):
         Project.parse(text, "https://evil.test/api/v4")
 
 

@@ -191,7 +191,7 @@ def test_an_image_in_a_registry(path: Path, tmp_path: Path) -> None:
         ),
         (("own", "--kernel", "https://host.test/vmlinuz"), Exit.USAGE, "specify VERSION"),
         (("own", "1", "--kernel", "https://host.test/a", "--initrd", "b"), Exit.USAGE, "not both"),
-        (("own", "1", "--kernel", "vmlinuz"), Exit.USAGE, "add --assets"),
+        (("own", "1", "--kernel", "vmlinuz"), Exit.USAGE, "set --assets"),
         (("https://host.test/vmlinuz", "1"), Exit.USAGE, "use --kernel, --uki or --iso"),
         (("https://[", "1"), Exit.USAGE, "use brackets only around an IPv6 address"),
         (("own", "1", "--kernel", "https://[/vmlinuz"), Exit.USAGE, "use brackets only around an IPv6 address"),
