@@ -144,12 +144,12 @@ def test_older_releases_that_may_have_proposals_are_listed() -> None:
 @for_each(
     ("documents", "error", "text"),
     [
-        ((image("os-1.0"), image("os-2.0"), stream("s", "os-1.0")), StaleIndex, "BootImage/os-2.0 in the fleet"),
-        ((image("mine-3"), stream("s", "mine-3")), StaleIndex, "BootImage/mine-3 in the fleet"),
+        ((image("os-1.0"), image("os-2.0"), stream("s", "os-1.0")), StaleIndex, "BootImage/os-2.0 already has"),
+        ((image("mine-3"), stream("s", "mine-3")), StaleIndex, "BootImage/mine-3 already has"),
         (
             (image("os-1"), make_written_image("x-5", "stable"), stream("s", "os-1")),
             StaleIndex,
-            "BootImage/x-5 in the fleet",
+            "BootImage/x-5 already has",
         ),
     ],
 )

@@ -116,7 +116,7 @@ def test_a_declaration(spec: str) -> None:
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['a={{arch}}']}}",
-            "GB1049 spec.image.kernelArguments[0]: this template can",
+            'GB1049 spec.image.kernelArguments[0]: the placeholder "{arch}" is not allowed here',
         ),
         (
             f"{SMALL}, image: {{kernelArguments: ['initrd=x']}}",
