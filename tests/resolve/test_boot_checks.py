@@ -323,7 +323,7 @@ def test_a_loader_signature_that_the_booting_program_ignores_is_a_warning(
     warnings = decided(policy("live", boots="live"), files=files).warnings
     found = [each for each in warnings if each.code == Code.LOADER_SIGNATURE]
     assert [(each.path, each.message) for each in found] == expected, case
-    assert all(each.severity is Severity.WARNING and "remove `loaderSignature`" in each.hint for each in found)
+    assert all(each.severity is Severity.WARNING and "remove loaderSignature" in each.hint for each in found)
     files["image.yaml"] = image("live-1", "writesDisk: false", "kernel, uki, iso, loader")
     warnings = decided(policy("live", boots="live"), files=files).warnings
     assert not [each for each in warnings if each.code == Code.LOADER_SIGNATURE], f"{case}, without a signature"
@@ -381,7 +381,7 @@ DRAIN: Final = "drain: {url: 'https://drain.test'}"
         ("- 20T12:00", f"before: {{{FILE}}}", f"repair {SHA} ada", "approvals.txt:1 GB1036 the line does not"),
         ("", f"before: {{{FILE}}}", "", "005.yaml:4 GB1044 spec: `before` requires a window with an end"),
         ("- 20T12:00", "before: {}", "", "005.yaml:4 GB1044 spec.before: `before` requires `approval` or `drain`"),
-        ("- 20T12:00", "before: {approval: {}}", "", "of `file` and `url`, found neither"),
+        ("- 20T12:00", "before: {approval: {}}", "", "of `file` or `url`, found neither"),
         ("- 20T12:00", "before: {approval: {file: a, url: 'https://a.test'}}", "", "of `file` or `url`, found both"),
         (
             "- 20T12:00",
