@@ -128,7 +128,7 @@ class Code(StrEnum):
     API_VERSION = (
         "GB1020",
         "The apiVersion is not supported",
-        "`apiVersion` specifies the document format. This version of gitboot supports only one format.",
+        "The field `apiVersion` specifies the document format. This version of gitboot supports only one format.",
         "Write `apiVersion: gitboot.dev/v1alpha1`.",
     )
     KIND = (
