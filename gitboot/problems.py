@@ -454,8 +454,8 @@ class Code(StrEnum):
         "A boot script in a copy asks the endpoint whether the maintenance has ended. A loader that cannot do this "
         "ignores the maintenance. Without an endpoint, the maintenance ends only when gitboot updates the copy.",
         "Set spec.endpoint to an http URL, or to an https URL with `serving.ipxeHttps: true` if every iPXE supports "
-        "https. To accept late ends, set `serving.lateEnds: Accept`. To end windows on a mirror, run the program that "
-        "`gitboot verify-mirror --write-program` writes.",
+        "https. To accept late ends, set `serving.lateEnds: Accept`. On a mirror, run the program that `gitboot "
+        "verify-mirror --write-program` writes.",
     )
     EXPIRED_AUTHORITY = (
         "GB2027",
