@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from gitboot.cli.main import Exit
 from gitboot.cli.options import evaluation_options, find_cache_path
-from gitboot.errors import InvalidRepository, LedgerError, SourceError
+from gitboot.errors import InvalidRepository
 from gitboot.files import is_on_network
 
 if TYPE_CHECKING:
@@ -125,12 +125,11 @@ def limit_evaluation() -> Iterator[SetLimits]:
         # examine them again and again.
         with pause_garbage_collection():
             yield set_limits
-    # Modules and libraries raise these errors when memory runs out.
-    except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:
+    except Exception as error:
         lift_memory_limit()
         from gitboot.git.repository import is_out_of_memory
 
-        if not isinstance(error, SystemError) and not is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise InvalidRepository([build_limit_problem("the evaluation exceeds its memory limit")]) from None
     finally:

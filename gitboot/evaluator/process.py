@@ -137,10 +137,12 @@ def _answer_question(evaluator: Evaluator, question: protocol.Question, answer_s
         if is_out_of_memory(error):
             os._exit(OUT_OF_MEMORY)
         answer_stream.send(protocol.UnreadableClone(str(error), isinstance(error, CorruptClone)))
-    except (MemoryError, SystemError):  # some extension modules raise SystemError when out of memory
-        os._exit(OUT_OF_MEMORY)  # the values in memory may be incomplete, so the process must not continue
     except BrokenPipeError:
         os._exit(0)  # the instance has ended
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        os._exit(OUT_OF_MEMORY)  # the values in memory may be incomplete, so the process must not continue
     return False
 
 

@@ -76,17 +76,24 @@ def format_error(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error's message states that memory ran out. libgit2 has no error code for this case."""
+    """Return whether an error or one of its causes states that memory ran out.
+
+    libgit2 has no error code for this case. Some extension modules raise SystemError. An import that cannot compile a
+    module raises SyntaxError.
+    """
     while error is not None:
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        if isinstance(error, MemoryError | SystemError | SyntaxError):
             return True
-        if isinstance(error, pygit2.GitError | LedgerError) and _NO_MEMORY.search(str(error)):
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return True
+        # pygit2 raises OSError without a number
+        if isinstance(error, pygit2.GitError | LedgerError | OSError | ImportError) and _NO_MEMORY.search(str(error)):
             return True
         error = error.__cause__
     return False
 
 
-_NO_MEMORY: Final = re.compile(r"out of memory|cannot allocate memory|failed to mmap|error code=7\b", re.IGNORECASE)
+_NO_MEMORY: Final = re.compile(r"out of memory|cannot allocate memory|failed to m?map|error code=7\b", re.IGNORECASE)
 
 
 LIBGIT2_VERSION: Final = pygit2.LIBGIT2_VERSION

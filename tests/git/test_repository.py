@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,11 +17,11 @@ from hypothesis import strategies as st
 
 from gitboot.cli.main import Exit
 from gitboot.controller.instance.state_directory import LEDGER
-from gitboot.errors import SubpathMissing, UsageError
+from gitboot.errors import LedgerError, SourceError, SubpathMissing, UsageError
 from gitboot.git.clone import Source
 from gitboot.git.history import find_ancestors, find_merge_base, is_ancestor, list_commits_between
 from gitboot.git.remote import Remote
-from gitboot.git.repository import CommitReader, Person, parse_person, parse_subpath
+from gitboot.git.repository import CommitReader, Person, is_out_of_memory, parse_person, parse_subpath
 from gitboot.git.snapshots import open_snapshot
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
@@ -504,3 +505,26 @@ def test_a_time_outside_the_calendar_becomes_the_nearest_valid_one(tmp_path: Pat
     source = Source(Remote(url=str(origin.path)), tmp_path / "state")
     commit_malformed(origin, MALFORMED["negativeDate"])
     assert source.committed_at(source.fetch()) == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [
+        (MemoryError(), True),
+        (SystemError("error return without exception set"), True),
+        (SyntaxError("expected ':'"), True),  # an import whose compiler has too little memory
+        (ImportError("libz.so: failed to map segment from shared object"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError("failed to open directory 'objects/pack/': Cannot allocate memory"), True),  # pygit2 gives no number
+        (pygit2.GitError("failed to mmap. Could not write data: Cannot allocate memory"), True),
+        (LedgerError("SQLite error code=7"), True),
+        (ImportError("No module named 'psycopg'"), False),
+        (OSError(errno.ENOSPC, "No space left on device"), False),
+        (pygit2.GitError("object not found"), False),
+        (KeyError("a key that can quote: out of memory"), False),
+    ],
+)
+def test_an_error_without_memory_is_recognized_by_its_type_or_message(cause: Exception, expected: bool) -> None:
+    outer = SourceError("the repository cannot be read")
+    outer.__cause__ = cause
+    assert (is_out_of_memory(cause), is_out_of_memory(outer)) == (expected, expected)

@@ -13,6 +13,7 @@ import signal
 import tty
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Timer
 from xml.etree import ElementTree
 
 import click
@@ -193,6 +194,8 @@ def test_finding_s7_no_machine_controls_the_terminal_that_shows_events(rack: Rac
         *("--listen", "127.0.0.1:0", "--poll", "3600", "--log-format", "text"),
     )
     with begun as instance:
+        killer = Timer(600, instance.kill)  # a text that never comes fails the test
+        killer.start()
         lines: list[str] = []
         url = _read_until(instance.stderr, lines, r"http://127\.0\.0\.1:\d+")
         begin_records(rack.state, "fresh")
@@ -204,6 +207,7 @@ def test_finding_s7_no_machine_controls_the_terminal_that_shows_events(rack: Rac
         _read_until(instance.stderr, lines, "not the machine in the Server document")
         instance.send_signal(signal.SIGTERM)
         lines += instance.stderr.read().splitlines()
+        killer.cancel()
     assert any("OWNED" in line for line in lines) and find_harmful("\n".join(lines)) == []
     for command in ("events", "events -o json", "status", "status -o json", "unknown-machines", "records show"):
         arguments = [*command.split(), "--state", rack.state]
