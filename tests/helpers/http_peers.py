@@ -250,7 +250,7 @@ class HookSystem:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def wait_for_calls(self, number: int) -> None:
-        """Wait until the server has answered this many more requests."""
+        """Wait until the server has received this many more requests, and has chosen the answers."""
         with self.changed:
             wanted = len(self.calls) + number
             assert self.changed.wait_for(lambda: len(self.calls) >= wanted, 60)
@@ -278,15 +278,16 @@ def hook_system(**given: Any) -> Iterator[HookSystem]:
 
         def _answer(self, body: dict[str, Any]) -> None:
             content = json.dumps(made.answers(body)).encode()
-            self.send_response(200 if body.get("server") in made.drained else made.status)
+            status = 200 if body.get("server") in made.drained else made.status
+            with made.changed:  # before the client has the answer, so that it finds its call
+                made.calls.append(HookCall(self.path, self.headers["Authorization"], body))
+                made.changed.notify_all()
+            self.send_response(status)
             if made.location:
                 self.send_header("Location", made.location)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
-            with made.changed:
-                made.calls.append(HookCall(self.path, self.headers["Authorization"], body))
-                made.changed.notify_all()
 
         def log_message(self, format: str, *args: object) -> None:
             """Quietly."""
