@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -273,6 +274,9 @@ def _build_blob_head(answer: AnswerStream, url: str) -> ArtifactHead:
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _PART: Final = ".part"  # the suffix of incomplete downloads. They are hidden files, so endpoints do not serve them
+# The suffix of markers, whose mtime is the time of the first run that did not need the copy. A marker is a folder,
+# because mirrors copy and report only files.
+_UNNEEDED: Final = ".unneeded"
 _FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -333,10 +337,10 @@ def _mirror_file(
     try:
         with open_output_folder(target.parent, make=True) as folder:
             with suppress(FileNotFoundError):
+                os.rmdir(f".{target.name}{_UNNEEDED}", dir_fd=folder)
+            with suppress(FileNotFoundError):
                 is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
             if is_there:
-                # mark the copy as used, because `prune_mirror` deletes copies that were not used recently
-                os.utime(target.name, dir_fd=folder)
                 return MirroredArtifact(path=path, source=source, outcome=MirrorOutcome.EXISTS)
             try:
                 _fetch_file(fetcher, file, source, part, folder, is_stopped)
@@ -401,26 +405,38 @@ def _fetch_file(
         )
 
 
-def prune_mirror(root: Path, needed_paths: Collection[str], before_s: float) -> list[str]:
-    """Delete copies that are not in ``needed_paths`` and were last used before the time ``before_s``.
+def prune_mirror(root: Path, needed_paths: Collection[str], now: datetime, keep: timedelta) -> list[str]:
+    """Delete copies that no run has needed for the time ``keep``, and incomplete downloads of this age.
 
-    Return the sorted paths of the deleted copies. gitboot recognizes copies by their file names, so the user data in
-    the same folder is not deleted. Raises OSError if a file cannot be deleted, and `UsageError` if the folder is
-    unusable.
+    The time begins with the first run whose ``needed_paths`` do not contain the copy. Return the sorted paths of the
+    deleted files. gitboot recognizes copies by their file names, so the user data in the same folder is not deleted.
+    Raises OSError if a file cannot be deleted, and `UsageError` if the folder is unusable.
     """
     check_output_folder(root / "o")
+    before_s = (now - keep).timestamp()
     pruned = []
-    for folder in sorted((root / "o").iterdir()) if (root / "o").is_dir() else ():
+    for folder in (root / "o").iterdir() if (root / "o").is_dir() else ():
         is_mirror_folder = _FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
-        for file in sorted(folder.iterdir()) if is_mirror_folder else ():
-            path = f"o/{folder.name}/{file.name}"
-            name = file.name.removeprefix(".").removesuffix(_PART)
-            if name in MIRRORED_NAMES and path not in needed_paths and file.stat().st_mtime < before_s:
+        for name in MIRRORED_NAMES if is_mirror_folder else ():
+            path, file, part = f"o/{folder.name}/{name}", folder / name, folder / f".{name}{_PART}"
+            marker = folder / f".{name}{_UNNEEDED}"
+            if part.exists() and part.stat().st_mtime <= before_s:
+                part.unlink()
+                pruned.append(str(part.relative_to(root)))
+            if path in needed_paths or not file.exists():
+                with suppress(FileNotFoundError):
+                    marker.rmdir()
+                continue
+            if not marker.exists():
+                marker.mkdir()
+                os.utime(marker, (now.timestamp(), now.timestamp()))
+            if marker.stat().st_mtime <= before_s:
+                marker.rmdir()
                 file.unlink()
                 pruned.append(path)
         with suppress(OSError):  # the folder is not empty
             folder.rmdir()
-    return pruned
+    return sorted(pruned)
 
 
 # Archives

@@ -6,14 +6,17 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from gitboot.artifacts.downloads import prune_mirror
 from gitboot.cli.main import Exit, cli
 from gitboot.errors import UsageError
+from gitboot.publish.mirror_program import iterate_paths
 from tests.helpers.artifact_servers import ArtifactServer, Registry, artifact_server, compute_digest, registry
 from tests.helpers.disks_and_terminals import small_disk
 from tests.helpers.fleets import SEED, document, fleet, image, server
@@ -163,18 +166,58 @@ def test_two_processes_do_not_download_the_same_file(web: ArtifactServer, tmp_pa
 def test_unused_copies_are_deleted_after_some_days_and_no_other_files(web: ArtifactServer, tmp_path: Path) -> None:
     path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
     run_download(path, out)
-    old, new, folder = out / f"o/{'0' * 64}/kernel", out / f"o/{'1' * 64}/uki.efi", out / "o" / ("2" * 64)
+    unused, folder = out / f"o/{'0' * 64}/kernel", out / "o" / ("2" * 64)
     kept = [out / f"o/{'0' * 64}/user-data", out / "o/kernel", out / "o/other/kernel", out / f"o/{'3' * 64}/config.ign"]
-    for file in (old, new, folder / ".kernel.part", *kept):
+    for file in (unused, folder / ".kernel.part", *kept):
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"x")
-        os.utime(file, (0, 0) if file != new else None)
+        os.utime(file, (0, 0))
     for file in (out / each for each in EXPECTED_FILES):
         os.utime(file, (0, 0))
-    assert run_download(path, out)[2] == [f"o/{'0' * 64}/kernel", f"o/{'2' * 64}/.kernel.part"]
-    assert new.exists() and not folder.exists() and all(file.exists() for file in kept)
-    assert run_download(path, out, "--keep-days", "0")[2] == [f"o/{'1' * 64}/uki.efi"]
+    assert run_download(path, out)[2] == [f"o/{'2' * 64}/.kernel.part"]
+    assert unused.exists() and not folder.exists()
+    assert run_download(path, out, "--keep-days", "0")[2] == [f"o/{'0' * 64}/kernel"]
+    assert all(file.exists() for file in kept) and sorted(os.listdir(unused.parent)) == ["user-data"]
     assert run_download(path, out, "--keep-days", "0") == (0, {"kernel": "there", "initrd": "there"}, [])
+
+
+def test_a_copy_is_kept_for_some_days_after_the_first_run_that_does_not_need_it(tmp_path: Path) -> None:
+    copy, keep, start = tmp_path / f"o/{'0' * 64}/kernel", timedelta(days=7), datetime(2026, 11, 1, tzinfo=UTC)
+    path = str(copy.relative_to(tmp_path))
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(b"x")
+    os.utime(copy, (0, 0))
+
+    def prune(day: int, *needed: str) -> list[str]:
+        return prune_mirror(tmp_path, needed, start + timedelta(days=day), keep)
+
+    assert prune(0, path) == prune(10) == prune(16) == []
+    # another run needs the copy in the meantime
+    assert prune(17, path) == prune(18) == prune(24) == []
+    assert [*iterate_paths(str(tmp_path))] == [path]  # mirrors copy no other file
+    assert prune(25) == [path]
+    assert list((tmp_path / "o").iterdir()) == []
+
+
+def test_a_folder_whose_copy_somebody_deleted_is_removed(tmp_path: Path) -> None:
+    copy, now = tmp_path / f"o/{'0' * 64}/kernel", datetime(2026, 11, 1, tzinfo=UTC)
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(b"x")
+    assert prune_mirror(tmp_path, (), now, timedelta(days=7)) == []
+    copy.unlink()
+    assert prune_mirror(tmp_path, (), now, timedelta(days=7)) == []
+    assert list((tmp_path / "o").iterdir()) == []
+
+
+def test_a_run_for_a_site_also_needs_its_copies(web: ArtifactServer, tmp_path: Path) -> None:
+    sites = ", sites: [{name: fra, select: {matchLabels: {site: fra}}, baseURL: 'http://boot.test'}]"
+    path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img", more=sites), tmp_path / "boot"
+    (path / "web02.yaml").write_text(server("web02", "role: web, site: fra"))
+    run_download(path, out)
+    long_ago, now = datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC)
+    assert prune_mirror(out, (), long_ago, timedelta(days=7)) == []
+    assert run_download(path, out, "--site", "fra")[1] == {"kernel": "there", "initrd": "there"}
+    assert prune_mirror(out, (), now, timedelta(days=7)) == []
 
 
 def test_a_fleet_without_mirrored_artifacts_gets_a_message(web: ArtifactServer, tmp_path: Path) -> None:

@@ -171,9 +171,8 @@ def download(
     done.sort(key=lambda each: each.path)
     pruned = []
     if not sites:  # with --site, do not remove files, because gitboot does not know which artifacts other sites need
-        before = (current_time() - timedelta(days=keep_days)).timestamp()
         try:
-            pruned = prune_mirror(out, set(files), before)
+            pruned = prune_mirror(out, set(files), current_time(), timedelta(days=keep_days))
         except OSError as error:
             raise AssetError(f"{error.filename}: {error.strerror}") from error
     rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
