@@ -62,7 +62,14 @@ def read_netbox(files: Texts) -> ImportedInventory:
     )
     rows = [row for found in lists for row in as_mappings(found)]
     interfaces = [row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row]
-    addresses = [row for row in rows if "assigned_object_id" in row and "address" in row]
+    addresses = [
+        row
+        for row in rows
+        if "assigned_object_id" in row
+        and "address" in row
+        # the IDs of other objects, such as VM interfaces, may equal those of interfaces
+        and row.get("assigned_object_type") in (None, "dcim.interface")
+    ]
     devices = [row for row in rows if "device_type" in row]
     by_device, by_interface = group_rows(interfaces, "device", "id"), group_rows(addresses, "assigned_object_id")
     machines = (

@@ -180,3 +180,17 @@ def test_finding_p11_netbox_lists_a_device_without_a_name_and_reads_lists_of_mac
     assert (
         list_remarks(inventory)[0] == "device Dell was left out, because it has no name: name the device in the source"
     )
+
+
+def test_netbox_gives_an_interface_only_its_own_addresses() -> None:
+    """The IDs of interfaces, VM interfaces and FHRP groups are independent of each other."""
+    devices = [{"id": 1, "name": "web01", "device_type": {}}]
+    interfaces = [{"id": 1, "name": "eno1", "device": {"id": 1}, "mac_address": A}]
+    addresses = [
+        {"address": f"10.0.0.{at}/24", "assigned_object_type": kind, "assigned_object_id": 1}
+        for at, kind in enumerate(("dcim.interface", "virtualization.vminterface", "ipam.fhrpgroup"), 1)
+    ]
+    inventory = read_netbox(
+        {f"{at}.json": json.dumps(each) for at, each in enumerate((devices, interfaces, addresses))}
+    )
+    assert [nic.addresses for machine in inventory.machines for nic in machine.nics] == [("10.0.0.1/24",)]
