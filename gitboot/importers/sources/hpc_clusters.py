@@ -354,7 +354,7 @@ def _is_node_name(host: str) -> bool:
 
 def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]:
     """Return the nodes whose names only boot parameters contain."""
-    names = {name for node in nodes for name in (node.name, node.hostname, *node.groups) if name}
+    names = {name for node in nodes for name in (node.name, node.hostname, node.role, *node.groups) if name}
     macs = {mac for node in nodes for mac in node.macs}
     nids = {node.nid for node in nodes}
     found: dict[str, _Node] = {}
@@ -372,12 +372,17 @@ def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]
 
 
 def _score_config(config: _Config, node: _Node) -> int:
-    """Return how well parameters match a node, like boot-service (pkg/controllers/bootscript/controller.go)."""
+    """Return how well parameters match a node, like boot-service and BSS.
+
+    Sources: boot-service, pkg/controllers/bootscript/controller.go; BSS, cmd/boot-script-service/boot_data.go.
+    """
     names = {node.name, node.hostname}
     score = sum(50 for host in config.hosts if host in names or host == "*")
     score += 100 * len(config.macs & node.macs)
     score += sum(75 for nid in config.nids if nid == node.nid)
     score += sum(25 for group in (*config.groups, *config.hosts) if group in node.groups)
+    # BSS looks up the role of a node after the node and before Default; only boot-service's parameters have a name
+    score = score or (2 if not config.name and node.role in config.hosts else 0)
     return score or (1 if config.is_default else 0)
 
 

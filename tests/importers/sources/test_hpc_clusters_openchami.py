@@ -26,6 +26,9 @@ NODES: Final = [
 ]
 
 
+ROLES: Final = {"a": "Compute", "b": "Compute", "c": "Management"}
+
+
 def config(name: str, priority: int = 0, **more: Any) -> dict[str, Any]:
     spec = {"kernel": f"{KERNEL}-{name}", "initrd": INITRD, "params": "quiet", "priority": priority, **more}
     return {"kind": "BootConfiguration", "metadata": {"name": name}, "spec": spec}
@@ -89,6 +92,21 @@ def test_finding_i2_each_node_of_state_management_is_imported_also_without_param
     )
     inventory = read_openchami(rows | {"p.json": "[]"})
     assert all(any("the boot" in each.text for each in machine.remarks) for machine in inventory.machines)
+
+
+def test_parameters_for_a_role_come_after_those_of_a_node_and_before_the_default() -> None:
+    """The hosts of BSS may be roles. Those of boot-service may not."""
+    parameters = [{"hosts": [host], "kernel": f"{KERNEL}-{host}"} for host in ("Default", "Compute", "b")]
+    nodes = [{"ID": name, "NID": nid, "Role": role} for nid, (name, role) in enumerate(ROLES.items(), 1)]
+    components = json.dumps({"Components": nodes})
+    inventory = read_openchami({"p.json": json.dumps(parameters), "s.json": components})
+    kernels = {boot.name: str(boot.kernel).rpartition("-")[2] for boot in inventory.boots}
+    found = {machine.name: kernels[machine.boot or ""] for machine in inventory.machines}
+    assert found == {"a": "Compute", "b": "b", "c": "Default"}
+    configs = json.dumps([config("a", hosts=["Compute"]), config("b")])
+    inventory = read_openchami({"c.json": configs, "s.json": components})
+    kernels = {boot.name: str(boot.kernel).rpartition("-")[2] for boot in inventory.boots}
+    assert {machine.name: kernels[machine.boot or ""] for machine in inventory.machines} == dict.fromkeys(ROLES, "b")
 
 
 def test_finding_i2_boot_service_is_compared_without_its_legacy_api(tmp_path: Any) -> None:
