@@ -298,11 +298,19 @@ class Fetcher(Protocol):
         """
 
 
-def keep_known_absence(current: Sighting, before: Sighting | None) -> Sighting:
-    """Return the new result, or ``before`` if the artifact was absent then and the server does not respond now."""
-    if current.presence is not Presence.UNKNOWN or before is None or not before.is_absent:
+def keep_known_state(file: BootFile, current: Sighting, before: Sighting | None) -> Sighting:
+    """Return the new result, or the result ``before`` if the server does not respond now.
+
+    An absent artifact stays absent. A mirrored artifact stays available, because gitboot would withhold its boots if
+    its state were unknown.
+    """
+    if current.presence is not Presence.UNKNOWN or before is None:
         return current
-    return current if before.presence is Presence.UNSIGNED and current.signer is not None else before
+    if before.is_there and file.source is not None:
+        return structs.replace(before, signer=current.signer)
+    if not before.is_absent or (before.presence is Presence.UNSIGNED and current.signer is not None):
+        return current
+    return before
 
 
 def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -> bool:
@@ -490,9 +498,9 @@ class ThreadedArtifactWatch:
             except BaseException as error:
                 message, signer = f"the check failed with {type(error).__name__}", before.signer if before else None
                 failed = Sighting(presence=Presence.UNKNOWN, message=message, signer=signer)
-                self._store_sighting(file, keep_known_absence(failed, before))
+                self._store_sighting(file, keep_known_state(file, failed, before))
                 raise
-            if self._store_sighting(file, keep_known_absence(found, before)):
+            if self._store_sighting(file, keep_known_state(file, found, before)):
                 self._wake()
 
     def _add_signer(self, file: BootFile, found: Sighting, before: Sighting | None) -> Sighting:

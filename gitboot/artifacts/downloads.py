@@ -70,9 +70,13 @@ class FallbackFetcher:
         self._first, self._second, self._fallback_on = first, second, fallback_on
 
     def head(self, url: str) -> ArtifactHead:
-        with suppress(self._fallback_on):
+        try:
             return self._first.head(url)
-        return self._second.head(url)
+        except self._fallback_on as error:
+            try:
+                return self._second.head(url)
+            except ArtifactMissing:
+                raise error from None  # the first place may have the artifact although the second place does not
 
     def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
         with suppress(self._fallback_on):

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.artifacts.availability import Presence, Sighting, ThreadedArtifactWatch, list_artifacts
+from gitboot.artifacts.availability import (
+    FileSigner,
+    Presence,
+    Sighting,
+    ThreadedArtifactWatch,
+    is_withheld,
+    keep_known_state,
+    list_artifacts,
+)
 from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.instance.assembly import read_sightings, watch_artifacts
 from gitboot.controller.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
@@ -19,7 +27,7 @@ from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.render.paths import Role
-from gitboot.resolve.server_decision import BootFile
+from gitboot.resolve.server_decision import BootFile, FileProof
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.controller.bmcs.test_schedule import MakeSite, make_site
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, compute_digest
@@ -746,7 +754,7 @@ def test_a_mirrored_artifact_is_checked_in_the_tree_and_at_sites(
     lookout = make_watch()
     found = observe_once(lookout, {own, site, silent}, base_urls)
     assert [found[each].presence for each in (own, site, silent)] == [
-        *(Presence.UNKNOWN, Presence.MISSING, Presence.MISSING),
+        *(Presence.UNKNOWN, Presence.MISSING, Presence.UNKNOWN),
     ]
     (tmp_path / "boot" / path).parent.mkdir(parents=True)
     (tmp_path / "boot" / path).write_bytes(KERNEL_BYTES)
@@ -755,6 +763,56 @@ def test_a_mirrored_artifact_is_checked_in_the_tree_and_at_sites(
     assert lookout.get_sightings()[site].presence is Presence.MISSING
     web.put(f"/{path}", KERNEL_BYTES)
     eventually(lambda: lookout.get_sightings()[site].presence is Presence.FOUND)
+
+
+def test_a_server_that_stops_answering_still_counts_as_having_a_mirrored_artifact(
+    web: ArtifactServer, make_watch: Callable[..., ThreadedArtifactWatch], ledger: Store
+) -> None:
+    path, base_urls = f"o/{compute_digest(KERNEL_BYTES)}/kernel", ("http://boot.invalid", web.url)
+    site, lookout = replace(web.put(f"/{path}", KERNEL_BYTES), source="s"), make_watch()
+    assert not is_withheld(site, observe_once(lookout, {site}, base_urls))
+    web.statuses[f"/{path}"] = 503
+
+    def is_checked_again() -> bool:
+        asked = web.asked["HEAD", f"/{path}"]
+        eventually(lambda: web.asked["HEAD", f"/{path}"] > asked + 1)
+        return True
+
+    assert is_checked_again() and not is_withheld(site, lookout.get_sightings())
+    lookout.close()
+    with ledger.writing() as tx:
+        instance_tables.write_sightings(tx, lookout.get_sightings(), "")
+    lookout = make_watch()
+    assert not is_withheld(site, observe_once(lookout, {site}, base_urls))
+    web.statuses[f"/{path}"] = 404
+    eventually(lambda: is_withheld(site, lookout.get_sightings()))
+    web.statuses[f"/{path}"] = 503
+    assert is_checked_again() and is_withheld(site, lookout.get_sightings())
+
+
+SIGNER = FileSigner(key="F" * 40, name="vendor", key_digest=Digest("a" * 64))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_offered"),
+    [
+        (None, None, False),
+        (Presence.UNKNOWN, SIGNER, False),
+        (Presence.MISSING, SIGNER, False),
+        (Presence.UNSIGNED, SIGNER, False),
+        (Presence.FOUND, SIGNER, True),
+        (Presence.VERIFIED, SIGNER, True),
+        (Presence.VERIFIED, None, False),
+    ],
+)
+def test_a_mirrored_artifact_of_a_silent_server_still_needs_a_signer(
+    before: Presence | None, now: FileSigner | None, is_offered: bool
+) -> None:
+    proof = FileProof(url="http://vendor.test/kernel", signature=None, checksums=None)
+    file = BootFile(url="http://boot.test/o/kernel", source="s", sha256=Digest(SHA), size=7, proof=proof)
+    earlier = Sighting(presence=before, signer=SIGNER) if before is not None else None
+    current = Sighting(presence=Presence.UNKNOWN, signer=now)
+    assert is_withheld(file, {file: keep_known_state(file, current, earlier)}) != is_offered
 
 
 def test_artifact_checks_can_be_switched_off(tmp_path: Path, ledger: Store) -> None:
