@@ -227,9 +227,10 @@ def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool
     # (shim: netboot.c).
     if tftp is not None and path in SIGNED_GRUBS:
         root_copy = tftp / Path(path).name
-        # If the file differs from gitboot's last copy, another program wrote the file, so gitboot does not replace it.
-        if (found := read_output_file(root_copy)) is None or found == read_output_file(tftp / path):
-            targets.append(root_copy)
+        # If the file differs from all of gitboot's copies, another program wrote the file, so gitboot does not replace
+        # it. gitboot writes the file between two copies, so that after an interruption it equals one of them.
+        if read_output_file(root_copy) in (None, content, *map(read_output_file, targets)):
+            targets.insert(1, root_copy)
     return _write_targets(path, targets, content)
 
 

@@ -7,13 +7,15 @@ import os
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from gitboot.artifacts import boot_loaders
 from gitboot.artifacts.boot_loaders import (
     LOADERS,
     MANIFEST,
@@ -29,6 +31,7 @@ from gitboot.artifacts.boot_loaders import (
 )
 from gitboot.cli.commands.artifacts import command
 from gitboot.errors import AssetError, UsageError
+from gitboot.files import write_output_file
 from tests.helpers.artifact_servers import PE32, PE32_PLUS, efi_program
 from tests.helpers.cases import for_each
 
@@ -119,6 +122,33 @@ def test_a_newer_signed_grub_replaces_the_copy_in_the_tftp_root(tmp_path: Path, 
     assert (
         (tftp / "grubx64.efi").read_bytes() == (tftp / "loaders/grubx64.efi").read_bytes() != b"of an earlier package"
     )
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+@pytest.mark.parametrize("later", ["the same package", "a newer package"])
+def test_after_an_interruption_the_next_run_replaces_the_signed_grub_in_the_tftp_root(
+    tmp_path: Path, system: Path, monkeypatch: pytest.MonkeyPatch, written: int, later: str
+) -> None:
+    tftp, grub = tmp_path / "tftp", system / "usr/lib/grub/x86_64-efi-signed/grubnetx64.efi.signed"
+    collect_placed(tmp_path / "out", system, tftp)
+    grub.write_bytes(grub.read_bytes() + b"2")
+    writes: list[Path] = []
+
+    def write_or_stop(path: Path, content: Iterable[bytes], **options: Any) -> None:
+        if path.name == "grubx64.efi":
+            writes.append(path)
+            if len(writes) > written:
+                raise KeyboardInterrupt
+        write_output_file(path, content, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(boot_loaders, "write_output_file", write_or_stop)
+        with pytest.raises(KeyboardInterrupt):
+            collect_placed(tmp_path / "out", system, tftp)
+    if later == "a newer package":
+        grub.write_bytes(grub.read_bytes() + b"3")
+    collect_placed(tmp_path / "out", system, tftp)
+    assert {(tftp / path).read_bytes() for path in ("grubx64.efi", "loaders/grubx64.efi")} == {grub.read_bytes()}
 
 
 def test_a_tftp_root_that_is_a_copy_of_the_tree_keeps_its_own_configuration_of_the_signed_grub(
