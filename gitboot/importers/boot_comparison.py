@@ -9,11 +9,11 @@ from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
 from itertools import zip_longest
 from typing import Final
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, urljoin
 
 from msgspec import Struct
 
-from gitboot.importers.inventory import as_text, get_nested, is_secret
+from gitboot.importers.inventory import as_text, get_nested, is_secret, split_url_or_none
 from gitboot.quoting import BOOT_NIC_BOOTIF, BOOT_NIC_MAC, has_boot_nic_placeholder
 from gitboot.resolve.server_decision import Boot, BootFile
 
@@ -142,8 +142,8 @@ def _generalize_macs(argument: str, macs: Collection[str]) -> str:
 def _normalize_path(url: str | None, base: str) -> str | None:
     if url is None:
         return None
-    parts, root = urlsplit(url), urlsplit(base)
-    if parts.netloc != root.netloc:
+    parts, root = split_url_or_none(url), split_url_or_none(base)
+    if parts is None or root is None or parts.netloc != root.netloc:
         return url
     return parts.path.removeprefix(root.path.rstrip("/")).lstrip("/").removeprefix("assets/").removeprefix("cobbler/")
 
@@ -303,7 +303,8 @@ def parse_http_boot(answer: str, uuid: str, data_url: str) -> OldBoot | None:
 
 def _make_absolute(base: str, url: str) -> str:
     # Cobbler writes URLs of other servers in GRUB's notation even in iPXE scripts.
-    return urljoin(base, re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url))
+    url = re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url)
+    return urljoin(base, url) if split_url_or_none(url) is not None else url
 
 
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:

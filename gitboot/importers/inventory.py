@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from ipaddress import ip_interface
 from typing import Any, Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import yaml
 from msgspec import Struct, field
@@ -116,6 +117,22 @@ def group_rows(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dic
 def as_text(value: Any) -> str | None:
     """Return a scalar as text, or None if the value is empty or not a scalar."""
     return str(value) if isinstance(value, str | int | float) and str(value) else None
+
+
+def split_url_or_none(url: str) -> SplitResult | None:
+    """Return the parts of a URL, or None if the URL is malformed."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return None
+
+
+def split_words(text: str) -> list[str]:
+    """Split a text into words as a POSIX shell does. Split a text with an unclosed quote only at spaces."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def _parse_or_none(parse: Callable[[object], T], value: object) -> T | None:
@@ -319,7 +336,9 @@ def parse_bmc(
     if found is None:
         scheme = f"the unsupported scheme {address.partition(':')[0]}" if "://" in address else "no scheme"
         return None, (remark_lost(f"the BMC was left out, because its address has {scheme}: add the BMC by hand"),)
-    parts = urlsplit(f"{found[1] or found[2] or 'https'}://{found[3]}")
+    parts = split_url_or_none(f"{found[1] or found[2] or 'https'}://{found[3]}")
+    if parts is None:
+        return None, (remark_lost("the BMC was left out, because its address is malformed: add the BMC by hand"),)
     bmc = ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         credentials=build_document_name(credentials or "bmc"),
@@ -484,7 +503,9 @@ class ExtraData(Struct, frozen=True, kw_only=True):
 
         If several listed paths match the end of the URL, use the longest path.
         """
-        path = url.removeprefix("assets:") if url.startswith("assets:") else urlsplit(url).path
+        if (url_parts := split_url_or_none(url)) is None:
+            return None
+        path = url.removeprefix("assets:") if url.startswith("assets:") else url_parts.path
         parts = path.strip("/").split("/")
         endings = ("/".join(parts[first:]) for first in range(len(parts)))
         return next((self.sums[each] for each in endings if each in self.sums), None)

@@ -164,6 +164,19 @@ def test_no_other_host_is_contacted_for_any_script(fleet: Path, old_server: Arti
         assert not other.asked
 
 
+@pytest.mark.parametrize(
+    "script",
+    ["chain http://[::1/next\n", "kernel http://[::1/vmlinuz ks=http://[::1/ks\ninitrd http://[::1/initrd.img\nboot\n"],
+)
+def test_a_malformed_url_is_a_difference(fleet: Path, old_server: ArtifactServer, script: str) -> None:
+    old_server.put(ASK, f"#!ipxe\n{script}".encode())
+    item = compare(fleet, old_server, 2, "--contents")
+    kernel = "http://[::1/vmlinuz" if "kernel" in script else "-"
+    assert {"field": "kernel", "old": kernel, "gitboot": "http://boot.example.net/assets/flatcar/vmlinuz"} in (
+        item["differences"]
+    )
+
+
 def test_an_old_system_with_tls_must_have_a_trusted_certificate(fleet: Path, tmp_path: Path) -> None:
     with artifact_server(Authority(tmp_path).server_context()) as old_server:
         serve_old(old_server)

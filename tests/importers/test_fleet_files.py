@@ -599,6 +599,20 @@ def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, ol
     assert run_command("validate", fleet).code == 0
 
 
+def test_a_malformed_address_of_a_bmc_is_reported(tmp_path: Path) -> None:
+    files = {name: text.replace("@10.9.0.13/", "@[fd00::1/") for name, text in SOURCES["metal3"].items()}
+    fleet = run_import(tmp_path, "metal3", *make_known_options(tmp_path), files=files)
+    assert "bmc" not in read_server_spec(fleet, "metal3")
+    report = (fleet / "import-report.md").read_text()
+    assert "the BMC was left out, because its address is malformed: add the BMC by hand" in report
+
+
+def test_a_malformed_url_of_a_kernel_is_reported(tmp_path: Path) -> None:
+    files = {name: text.replace(KERNEL, "http://[img/vmlinuz") for name, text in SOURCES["openchami"].items()}
+    fleet = run_import(tmp_path, "openchami", *make_known_options(tmp_path), files=files)
+    assert "gitboot does not accept the URL http://[img/vmlinuz" in (fleet / "import-report.md").read_text()
+
+
 ADDRESSES = {
     **dict.fromkeys(("cobbler", "maas", "tinkerbell", "warewulf", "netbox"), "10.0.0.13/24"),
     **dict.fromkeys(("foreman", "openchami", "metal3", "boot-operator", "xcat", "dnsmasq", "isc", "kea"), "10.0.0.13"),
@@ -896,7 +910,7 @@ def test_finding_i3_the_output_of_both_commands_fills_the_uuids(tmp_path: Path, 
     assert f"the import took the UUID {UUID} from the --uuids file" in (fleet / "import-report.md").read_text()
 
 
-ODD: tuple[Any, ...] = (None, 7, "x", ["x"], {"x": None})
+ODD: tuple[Any, ...] = (None, 7, "x", ["x"], {"x": None}, "http://[x", "it's")
 
 
 def _vary_one_value(value: Any) -> Iterator[Any]:

@@ -40,7 +40,14 @@ from gitboot.importers.boot_comparison import (
     parse_boot_script,
     parse_http_boot,
 )
-from gitboot.importers.inventory import ExtraData, ImportedInventory, Texts, parse_digest_list, parse_uuid_list
+from gitboot.importers.inventory import (
+    ExtraData,
+    ImportedInventory,
+    Texts,
+    parse_digest_list,
+    parse_uuid_list,
+    split_url_or_none,
+)
 from gitboot.importers.sources import (
     asset_databases,
     boot_servers,
@@ -325,8 +332,8 @@ def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
 
 
 def _is_same_host(url: str, old_url: str) -> bool:
-    old_parts, url_parts = urlsplit(old_url), urlsplit(url)
-    return (old_parts.scheme, old_parts.netloc) == (url_parts.scheme, url_parts.netloc)
+    old_parts, url_parts = urlsplit(old_url), split_url_or_none(url)
+    return url_parts is not None and (old_parts.scheme, old_parts.netloc) == (url_parts.scheme, url_parts.netloc)
 
 
 def _fetch_text(client: HttpClient, url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from shlex import split
 from typing import Any, Final
 
 from msgspec import structs
@@ -40,6 +39,7 @@ from gitboot.importers.inventory import (
     remark_kept,
     remark_lost,
     remark_missing,
+    split_words,
     translate_arguments,
 )
 from gitboot.model.scalars import (
@@ -552,7 +552,7 @@ def _parse_options(value: object) -> dict[str, Any]:
     if not isinstance(value, str) or value == _INHERIT:
         return {}
     found: dict[str, Any] = {}
-    for name, equals, each in (word.partition("=") for word in split(value)):
+    for name, equals, each in (word.partition("=") for word in split_words(value)):
         found.setdefault(name, []).append(each if equals else None)
     return found
 

@@ -180,6 +180,8 @@ def _collections(interfaces: list[dict[str, Any]], **system: Any) -> ImportedInv
             ("console=tty0", "console=ttyS0", "quiet", "console=ttyS1,9600"),
         ),
         ({"kernel_options": {"quiet": "~", "x": "1"}}, ("console=tty0", "console=ttyS0", "quiet", "x=1")),
+        ({"kernel_options": "x='1 2' y"}, ("console=tty0", "console=ttyS0", "quiet", "x=1 2", "y")),
+        ({"kernel_options": "x=it's y"}, ("console=tty0", "console=ttyS0", "quiet", "x=it's", "y")),
     ],
 )
 def test_finding_p11_a_console_of_a_system_replaces_that_of_its_profile(
