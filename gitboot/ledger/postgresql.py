@@ -16,6 +16,7 @@ import msgspec
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
+from gitboot.ledger.postgresql_fetch_log import FETCHES
 from gitboot.ledger.schema import (
     NUMBERED,
     POSTGRESQL,
@@ -85,9 +86,13 @@ class PostgresDatabase(Database):
     snapshot: ClassVar = (
         "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
     )
-    after_copy_sql: ClassVar = tuple(
-        f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), max(id)) FROM {table} HAVING max(id) IS NOT NULL"  # noqa: S608
-        for table in NUMBERED
+    after_copy_sql: ClassVar = (
+        *(
+            f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), max(id)) FROM {table} HAVING max(id) IS NOT NULL"  # noqa: S608
+            for table in NUMBERED
+        ),
+        # the copied position is a row number in the fetch log of the old database
+        f"DELETE FROM spool WHERE file = '{FETCHES}'",  # noqa: S608
     )
 
     _commit_s = LOCK_S  # deadline for committing the current transaction

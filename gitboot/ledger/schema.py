@@ -240,7 +240,7 @@ class Database(ABC):
     errors: ClassVar[tuple[type[Exception], ...]]  # the exceptions that the driver raises
 
     snapshot: ClassVar[str]  # statement that begins a transaction that reads one snapshot and does not block writers
-    after_copy_sql: ClassVar[tuple[str, ...]] = ()  # Statements to run after rows with generated keys were copied.
+    after_copy_sql: ClassVar[tuple[str, ...]] = ()  # statements to run in this database after a ledger was copied to it
     # Whether the database is a file in the state directory, which is lost or restored together with that directory.
     is_local: ClassVar[bool]
 

@@ -29,6 +29,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, read_places, summarize_ledger
 from gitboot.ledger.postgresql import LeaseConnection, PostgresDatabase, build_arguments
+from gitboot.ledger.postgresql_fetch_log import FETCHES, RecordedFetches
 from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION, Database
 from gitboot.ledger.store import PostgresAddress, Transaction, read_address, write_address
 from gitboot.model.scalars import SystemUuid
@@ -40,7 +41,7 @@ from tests.helpers.git_repositories import free_port
 from tests.helpers.http_peers import Authority
 from tests.helpers.postgresql import PostgresServer, postgresql
 from tests.helpers.running_instance import Instance, eventually
-from tests.ledger.test_leader_lease import end_lease, read_schema
+from tests.ledger.test_leader_lease import GIVEN, ONE, end_lease, hold_lease, open_fetch_log, read_schema
 from tests.ledger.test_store import NOON, WEB01, WEB02, write_rows, written
 
 
@@ -608,6 +609,21 @@ def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host_and_no_end
             serve.process.wait(120)
             reader.join()
             serve.errors.close()
+
+
+def test_after_a_move_to_another_database_each_new_fetch_is_read(
+    path: Path, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    """The fetch log of the other database numbers its rows from 1."""
+    with open_ledger(path) as ledger, ledger.writing() as tx:
+        server_tables.write_spool_positions(tx, {FETCHES: 5000})
+    move_ledger(tmp_path, postgres_server.address().url)
+    with hold_lease(path, ONE) as (ledger, lease), open_fetch_log(path) as fetches:
+        fetches.record(GIVEN, str(lease.lease))
+        with closing(RecordedFetches(require_value(read_address(path)))) as recorded:
+            assert recorded.read(server_tables.read_spool_positions(ledger)).observations == [GIVEN]
+    end_lease(path, postgres_server)
+    assert "no instance has processed 1 of the requests" in fail_copy(tmp_path, "file")
 
 
 def test_the_same_command_moves_the_configuration_of_another_host(
