@@ -279,6 +279,8 @@ class Endpoint:
         )
         if answer is None or answer.guarded_path is None or kind not in REPORTS:
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
+        if self._gate.find_reason_to_ignore(answer.guarded_path, request) is not None:
+            return self._count_reply(answer.request_kind, NOT_FOUND)
         tail: deque[int] = deque(maxlen=MAX_LOG_BYTES)
         if (refusal := await read(_MAX_REPORT_BYTES, tail.extend)) is not None:
             return self._count_reply(RequestKind.NOTHING, refusal)

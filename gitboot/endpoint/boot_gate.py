@@ -288,7 +288,7 @@ class BootGate:
                 return None
             if (
                 guarded_path.role is not Role.DATA
-                and (reason := self._find_reason_to_ignore(guarded_path, request)) is not None
+                and (reason := self.find_reason_to_ignore(guarded_path, request)) is not None
             ):
                 is_refused = guarded_path.role is Role.REPORT and not request.is_gitboot_check
                 return GateDenial(DenialReason.NOT_COUNTED, reason) if is_refused else None
@@ -368,7 +368,7 @@ class BootGate:
         if (clock_problem := self._tree.clock.problem) is not None:
             return GateDenial(DenialReason.CLOCK, clock_problem)
         if guarded_path.role in (Role.BOOT_SCRIPT, Role.SEALED):
-            if (reason := self._find_reason_to_ignore(guarded_path, request)) is not None:
+            if (reason := self.find_reason_to_ignore(guarded_path, request)) is not None:
                 return GateDenial(DenialReason.NOT_COUNTED, reason)
             if (mismatch := _find_identity_mismatch(guarded_path.identity_values, request.query)) is not None:
                 return GateDenial(DenialReason.ANOTHER_MACHINE, mismatch)
@@ -401,7 +401,7 @@ class BootGate:
                     request, None
                 )  # the outcome stays unknown, because the client may not be the machine
             return (
-                None if is_recorded or self._find_reason_to_ignore(guarded_path, request) is not None else _NOT_RECORDED
+                None if is_recorded or self.find_reason_to_ignore(guarded_path, request) is not None else _NOT_RECORDED
             )
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
@@ -428,6 +428,10 @@ class BootGate:
         """
         return recorder.deletion_count > self._tree.terms.loss_count
 
+    def find_reason_to_ignore(self, guarded_path: GuardedPath, request: ClientRequest) -> str | None:
+        """Return why a request does not count as a request by a machine, or None if it does."""
+        return self._fetch_filter.find_reason_to_ignore(request.client, request.agent, request.query, guarded_path.role)
+
     async def record_fetch(
         self, guarded_path: GuardedPath, request: ClientRequest, log: str | None = None, *, may_be_evidence: bool = True
     ) -> bool:
@@ -438,7 +442,7 @@ class BootGate:
         recorder = self._recorder
         if recorder is None or guarded_path.digest is None or self._tree.belongs_to_other_instance or request.is_head:
             return False
-        is_counted = guarded_path.role is not Role.DATA or self._find_reason_to_ignore(guarded_path, request) is None
+        is_counted = guarded_path.role is not Role.DATA or self.find_reason_to_ignore(guarded_path, request) is None
         is_evidence = is_counted and may_be_evidence
         has_outcome = (
             is_evidence and guarded_path.role is not Role.REPORT
@@ -475,9 +479,6 @@ class BootGate:
             or find_token(guarded_path.path) is not None
             or self._fetch_filter.is_from_own_system(request.client, request.agent, recipient)
         )
-
-    def _find_reason_to_ignore(self, guarded_path: GuardedPath, request: ClientRequest) -> str | None:
-        return self._fetch_filter.find_reason_to_ignore(request.client, request.agent, request.query, guarded_path.role)
 
 
 def is_redirected(denial: GateDenial, guarded_path: GuardedPath, request: ClientRequest) -> bool:

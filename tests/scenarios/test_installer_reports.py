@@ -18,7 +18,7 @@ from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
-from tests.helpers.endpoints import BEFORE, LOADER, START, Fleet, Site
+from tests.helpers.endpoints import BEFORE, LOADER, PROXY, START, Fleet, Site, plan_fleet
 from tests.helpers.endpoints import site as new_site
 from tests.helpers.fleets import (
     SEED,
@@ -273,6 +273,24 @@ def test_the_last_report_of_an_installation_counts_after_any_commit(site: Site, 
     site.publish(now, at=BEFORE + timedelta(days=7))
     assert client.post(FAILED.removeprefix("boot"), content=b"no disk\n").status_code == 405
     assert site.observed() == []
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("path", [PATH, FAILED])
+def test_only_a_report_from_a_client_of_the_fleet_counts(path: str, method: str) -> None:
+    provisioning = "provisioning: {evidence: Reported, clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}"
+    settings = fleet(f"baseURL: 'http://boot.test', {provisioning}")
+    found = plan_fleet(settings, SERVER, *WEB, SEED[3], SEED[5], ONCE, templates=TEMPLATES)
+    with new_site(found) as site, site.serve(trusted_proxies=PROXY) as url:
+
+        def report(client: str) -> int:
+            headers = {"x-forwarded-for": client}
+            return http_peers.request(method, url + path.removeprefix("boot"), headers=headers).status_code
+
+        assert [report(client) for client in ("10.13.0.1", "10.12.9.1")] == [404, 404]
+        assert site.observed() == []
+        assert report("10.12.0.13") == 204
+        assert [(each.path, each.client) for each in site.observed()] == [(path, "10.12.0.13")]
 
 
 @for_each("path", [ENTRY, DATA, "boot/boot.ipxe", "boot/nothing"])
