@@ -67,6 +67,7 @@ from gitboot.render.paths import (
 )
 
 _MAX_CACHED: Final = 4096
+_MAX_TOTAL_BYTES: Final = 32 * 1024 * 1024  # the maximum size of all cached responses together
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 # the endpoint reads larger files, such as artifacts, from the disk for each request
 MAX_CACHED_BYTES: Final = 1024 * 1024
@@ -116,6 +117,10 @@ class BootResponse(Struct, frozen=True, kw_only=True):
     # whether this is the boot of a maintenance, which must not start again if the clock is set back
     in_window: bool = False
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.reply.body) + len(self.fallback or b"") + len(self.hop or b"")
+
     def is_valid(self, at: datetime) -> bool:
         return (
             (self.since is None or self.since <= at)
@@ -131,6 +136,7 @@ class BootResponses:
         self._tree = tree
         # the responses by the requested path in any spelling
         self._cached: OrderedDict[str, BootResponse] = OrderedDict()
+        self._cached_bytes = 0
         self._latest: datetime | None = None  # the latest time of a request
 
     def find_cached(self, path: str, at: datetime) -> BootResponse | None:
@@ -145,6 +151,7 @@ class BootResponses:
             answer.in_window and _find_latest_time_after(answer.until, self._latest, clock.latest_time)
         ):
             del self._cached[path]
+            self._cached_bytes -= answer.size_bytes
             return None
         self._cached.move_to_end(path)
         return answer
@@ -164,8 +171,9 @@ class BootResponses:
         answer = self._build_response(path.removeprefix("/"), at) if path.startswith("/") else None
         if answer is not None:
             self._cached[path] = answer
-            if len(self._cached) > _MAX_CACHED:
-                self._cached.popitem(last=False)
+            self._cached_bytes += answer.size_bytes
+            while len(self._cached) > _MAX_CACHED or self._cached_bytes > _MAX_TOTAL_BYTES:
+                self._cached_bytes -= self._cached.popitem(last=False)[1].size_bytes
         return answer
 
     def _build_response(self, path: str, at: datetime) -> BootResponse | None:

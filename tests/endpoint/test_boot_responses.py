@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -30,9 +31,10 @@ from gitboot.render.paths import IdentityKind, Role, find_path_kind, format_iden
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record, StopOrder
 from tests.helpers import endpoints, http_peers
-from tests.helpers.cases import for_each
+from tests.helpers.cases import for_each, require_value
 from tests.helpers.endpoints import (
     ADDRESS,
+    ALWAYS,
     BEFORE,
     LOADER,
     PROXY,
@@ -512,6 +514,20 @@ def test_a_mac_address_is_found_in_any_notation(digits: str, notation: tuple[str
 def test_a_uuid_is_found_in_any_case_and_both_byte_orders(uuid: str) -> None:
     for folder, suffix in (("ipxe", ""), ("ignition", ""), ("httpboot", ".json")):
         assert_same_file(f"/{folder}/{uuid}{suffix}", f"/{folder}/{UUID}{suffix}")
+
+
+def test_the_cache_is_limited_by_the_size_of_the_responses(here: Site) -> None:
+    documents = [each.replace("userData: Ignition", "configFrom: SystemUUID, userData: Ignition") for each in ALWAYS]
+    spellings = product(*(sorted({digit, digit.upper()}) for digit in UUID[:18]))  # 64
+    paths = [f"/ignition/{''.join(each)}{UUID[18:]}" for each in spellings]
+    responses = BootResponses(PublishedTree(here.root, lambda: BEFORE))
+    for filler in "xy":  # the second publication invalidates the responses of the first
+        template = TEMPLATES["t"].replace("}}", f'}}, "x": "{filler * 1_000_000}"}}')
+        here.publish(plan_fleet(*documents, templates={"t": template}))
+        for path in (*paths[-33:], *paths):
+            assert len(require_value(responses.find(path, lambda: None, BEFORE)).reply.body) > 1_000_000
+        is_cached = [responses.find_cached(path, BEFORE) is not None for path in paths]
+        assert is_cached == [False] * 31 + [True] * 33, "33 MB are less than 32 MiB"
 
 
 @for_each("client", [None, "", "10.12.0.99", "web01", UUID])
