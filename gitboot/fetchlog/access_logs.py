@@ -163,10 +163,10 @@ def _parse_unknown_machine(path: str, request: LoggedRequest, query: Mapping[str
 
 
 def _parse_request(line: bytes) -> LoggedRequest | None:
+    text = line.decode(errors="replace").rstrip("\r\n")  # nginx logs bytes as the client sent them
     try:
-        document = json.loads(line)
+        document = json.loads(text)
     except (ValueError, RecursionError):
-        text = line.decode(errors="replace").rstrip("\r\n")
         return parse_s3_line(text) or parse_cloudfront_line(text)
     if isinstance(document, dict):
         return _parse_nginx(document) or _parse_caddy(document) or parse_cloudfront_json(document)

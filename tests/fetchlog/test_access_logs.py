@@ -163,7 +163,6 @@ def test_caddy_logs_the_client_behind_a_proxy() -> None:
         json.dumps({**NGINX, "status": "200"}).encode(),
         json.dumps({**CADDY, "ts": 1795229092.16}).encode(),
         json.dumps({**CADDY, "request": None}).encode(),
-        json.dumps({**NGINX, "path": "/x"}).encode().replace(b"/x", b"/\xff"),
         b"Nov 20 22:00:30 tftp dnsmasq-tftp[1]: sent /srv/tftp/v1/boot/52-54-00-12-34-56/boot.ipxe to 10.12.0.13",
     ],
 )
@@ -243,6 +242,16 @@ def test_finding_m2_without_user_agents_queries_and_tokens_are_evidence_and_a_fe
     found = parse_line(line.encode())
     assert classify_line(found) == expected
     assert found == parse_line(line.encode() + b"\n"), "a line that is read again is the same intent"
+
+
+@for_each(
+    ("agent", "expected"), [(IPXE.encode() + b"\xff", EVIDENCE), (b"a monitor \xff", USED_UP), (b"\xe9", USED_UP)]
+)
+def test_a_user_agent_that_is_not_utf_8_does_not_hide_a_fetch(agent: bytes, expected: str) -> None:
+    """nginx writes all bytes from 0x80 on as the client sent them."""
+    line = json.dumps({**NGINX, "agent": "AGENT"}).encode()
+    assert classify_line(parse_line(line.replace(b"AGENT", agent))) == expected
+    assert parse_line(line.replace(b"boot.ipxe", b"\xff")) is IgnoreReason.PATH
 
 
 @for_each("path", [ENTRY, IGNITION, f"/v1/boot/{MAC}/provisioned/{'a' * 64}"])
