@@ -193,7 +193,10 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
     if first is None:
         return None
     return ServedBoot(
-        first, any(each.at >= first.at and _find_role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
+        first,
+        any(
+            _find_role(each) in (Role.DATA, Role.SEALED, Role.REPORT) and not _is_before(each, first) for each in known
+        ),
     )
 
 
@@ -209,11 +212,21 @@ def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> S
 
 def has_report_since_boot(observations: Collection[Observation], token: str) -> bool:
     """Return whether an installer has sent a report with ``token`` since its server's boot was last served."""
-    observations = select_consuming_fetches(observations)
-    reports = [each.at for each in observations if each.digest == token and _find_role(each) is Role.REPORT]
-    return bool(reports) and max(reports) >= max(
-        (each.at for each in observations if _find_role(each) is Role.BOOT_SCRIPT), default=max(reports)
-    )
+    last_boot, reports = None, list[Observation]()
+    for each in select_consuming_fetches(observations):
+        role = _find_role(each)
+        if role is Role.BOOT_SCRIPT and (last_boot is None or _is_before(last_boot, each)):
+            last_boot = each
+        elif role is Role.REPORT and each.digest == token:
+            reports.append(each)
+    return any(last_boot is None or not _is_before(each, last_boot) for each in reports)
+
+
+def _is_before(first: Observation, second: Observation) -> bool:
+    """Return whether ``first`` is earlier than ``second``. If possible, compare uptimes, which no setting changes."""
+    if first.up is not None and second.up is not None and first.up.boot and first.up.boot == second.up.boot:
+        return first.up.seconds < second.up.seconds
+    return first.at < second.at
 
 
 class ServedBoots:

@@ -126,6 +126,17 @@ def test_a_clock_that_is_set_back_serves_no_boot_for_another_minute(here: Site, 
         assert DISK in get(url + ENTRY).text
 
 
+def test_data_that_is_fetched_after_the_clock_was_set_back_ends_the_offer_of_its_boot(here: Site) -> None:
+    here.ahead = timedelta(seconds=20)
+    here.now = BEFORE + here.ahead
+    with here.serve() as url:
+        assert NETWORK_BOOT in get(url + ENTRY).text
+        here.now, here.ahead = BEFORE + timedelta(seconds=10), timedelta(0)
+        assert get(url + DATA, headers={"user-agent": "Ignition/2.15"}).status_code == 200
+        here.now += timedelta(seconds=15)
+        assert DISK in get(url + ENTRY).text
+
+
 def test_e31_a_restarted_endpoint_knows_served_boots_until_the_output_tree_has_them(here: Site) -> None:
     with here.serve() as url:
         assert NETWORK_BOOT in get(url + ENTRY).text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import permutations
 from math import inf
 
 import pytest
@@ -20,10 +21,12 @@ from gitboot.fetchlog.one_time_boots import (
     InstallationFetches,
     SecretFetches,
     find_secret,
+    has_report_since_boot,
 )
 from gitboot.fetchlog.spool import encode_line, parse_line
 from gitboot.jsonio import Digest
 from gitboot.ledger import server_tables
+from gitboot.system_clock import Uptime
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 TOKEN = "ab" * 32
@@ -66,6 +69,31 @@ def test_the_path_of_user_data_or_of_a_secret_has_its_name(path: str, secret: st
 )
 def test_addresses_of_one_ipv6_network_count_as_one(client: str | None, address: str) -> None:
     assert get_client_network(client) == address
+
+
+BOOT = Uptime("this boot", 1000)
+
+
+@pytest.mark.parametrize("clock", [timedelta(), timedelta(hours=-1), timedelta(hours=1)])
+@pytest.mark.parametrize(
+    ("up", "is_ended"),
+    [
+        (BOOT._replace(seconds=1900), True),
+        (BOOT._replace(seconds=900), False),
+        (Uptime("another boot", 10), None),
+        (None, None),
+    ],
+)
+def test_a_report_after_the_last_boot_ends_the_secrets_for_any_setting_of_the_clock(
+    up: Uptime | None, is_ended: bool | None, clock: timedelta
+) -> None:
+    """If the two uptimes cannot be compared, the clocks decide."""
+    folder = "boot/v1/boot/52-54-00-12-34-56"
+    boot = replace(fetch("10.0.0.7", f"{folder}/boot.ipxe"), up=BOOT)
+    earlier = replace(boot, up=BOOT._replace(seconds=10), at=AT + timedelta(hours=-2))
+    report = replace(fetch("10.0.0.7", f"{folder}/provisioned/{TOKEN}"), up=up, at=AT + clock)
+    for found in permutations([earlier, boot, report]):
+        assert has_report_since_boot(found, TOKEN) is (clock >= timedelta() if is_ended is None else is_ended)
 
 
 # Repeats at an endpoint
