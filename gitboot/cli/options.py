@@ -321,7 +321,7 @@ _BRACKETS: Final = re.compile(r"<[^<>]*>|\{[^{}]*\}")
 
 
 def check_reason(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
-    """Return the reason unchanged.
+    """Return the reason, with bytes that are not UTF-8 as escapes.
 
     Raises `click.BadParameter` if the reason is empty or a placeholder from an example.
     """
@@ -335,7 +335,12 @@ def check_reason(_: click.Context, parameter: click.Parameter, text: str | None)
             "'INC-4711: disk replaced'",
             param=parameter,
         )
-    return text
+    return _escape_surrogates(text)
+
+
+def _escape_surrogates(text: str) -> str:
+    """Return text with surrogates as escapes. Python decodes bytes that are not UTF-8 to surrogates (PEP 383)."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def is_placeholder_reason(text: str) -> bool:
@@ -752,6 +757,6 @@ def read_operator_name() -> str:
     If the user has no name, for example in a container, return a text such as ``uid 65532``.
     """
     try:
-        return getpass.getuser()
+        return _escape_surrogates(getpass.getuser())
     except (KeyError, OSError):  # KeyError, or OSError since Python 3.13
         return f"uid {os.getuid()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -70,6 +71,8 @@ def carry_out_requests(
     """
     for request in requests:
         try:
+            # a surrogate, which the ledger cannot store as text, raises ValueError
+            json.dumps(request.facts, ensure_ascii=False).encode()
             outcome = _carry_out_request(update, request, commit, held)
         except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"{REFUSED}{error}"

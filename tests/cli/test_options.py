@@ -45,6 +45,15 @@ def test_a_user_is_shown_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_operator_name() == "ada"
 
 
+def test_a_name_or_a_reason_that_is_not_utf_8_can_be_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python decodes such bytes to surrogates, which SQLite and PostgreSQL reject."""
+    typed = os.fsdecode(b"d\xe9faut")
+    monkeypatch.setenv("LOGNAME", typed)
+    suspend = command("suspend")
+    [option] = [each for each in suspend.params if each.name == "reason"]
+    assert (read_operator_name(), check_reason(click.Context(suspend), option, typed)) == (r"d\udce9faut",) * 2
+
+
 @pytest.mark.parametrize(
     "typed_line",
     [

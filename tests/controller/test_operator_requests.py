@@ -299,6 +299,8 @@ def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
         ("resolve", {"uuid": None, "server": "web01", "consumed": True, "key": None, "bmc": None, "reason": ""}),
         ("retry", {"uuids": 7}),
         ("retry", {"uuids": [7]}),
+        ("suspend", {"reason": "d\udce9faut", "until": "2099-01-01T00:00:00Z"}),
+        ("retry", {"uuids": [WEB01], "servers": ["d\udce9faut"]}),
     ],
 )
 def test_an_invalid_request_is_rejected_and_does_not_block_others(site: Site, what: str, facts: Any) -> None:
