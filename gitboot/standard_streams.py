@@ -6,7 +6,8 @@ escape colours that `style` adds. These colours contain a random number, which t
 The module also does not escape the output of `write_verbatim` and `open_verbatim`.
 
 A reader may close its pipe early (as in ``gitboot validate | head``), or a disk may be full. In both cases, the command
-runs to its end with the correct exit code. An instance continues to run if the reader of its log ends.
+runs to its end with the correct exit code. An instance continues to run if the reader of its log ends. A command that
+prints until Ctrl-C checks `has_reader`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import codecs
 import io
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -111,6 +113,13 @@ def find_output_error() -> str | None:
     sys.stdout.flush()
     raw = sys.stdout.buffer.raw if isinstance(sys.stdout.buffer, io.BufferedWriter) else None
     return raw.write_error if isinstance(raw, _OutputFile) else None
+
+
+def has_reader() -> bool:
+    """Return False if standard output is a pipe that its reader has closed, otherwise True."""
+    poller = select.poll()
+    poller.register(sys.stdout.fileno(), 0)  # poll reports POLLERR and POLLHUP without a request
+    return not poller.poll(0)
 
 
 class _OutputFile(io.FileIO):

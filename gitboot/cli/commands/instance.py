@@ -46,7 +46,7 @@ from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, O
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
-from gitboot.standard_streams import style
+from gitboot.standard_streams import has_reader, style
 from gitboot.status.conditions import FIRST_REVIEW, OR_WRITE, REASON_SEPARATOR, THEN_APPROVE, fill_state
 from gitboot.status.instance_status import add_age, parse_written_at
 from gitboot.text import format_age, format_count, format_names, format_omitted, format_suggestion, one_line, printable
@@ -349,7 +349,7 @@ def events_command(
             chosen = chosen[max(len(chosen) - tail, 0) :]
         for output in outputs:
             output.write_lines(_format_event(event, output.format) for event in chosen)
-        while follow:
+        while follow and has_reader():
             time.sleep(_POLL_S)
             for at, event in instance_tables.read_numbered_events(ledger, last):
                 last = at

@@ -781,6 +781,18 @@ def test_finding_r13_events_are_followed(rack: Rack) -> None:
     assert " Requested " in lines[0] and "INC-4711" in lines[0]
 
 
+def test_events_are_followed_only_until_the_reader_closes_the_pipe(rack: Rack) -> None:
+    """`gitboot events -f | head -1` did not end."""
+    command = [sys.executable, "-m", "gitboot", "events", "--state", str(rack.state), "-f"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as following:
+        try:
+            assert following.stdout is not None and following.stdout.readline()
+            following.stdout.close()
+            assert following.wait(60) == Exit.FINE
+        finally:
+            following.kill()
+
+
 @pytest.fixture
 def unverified(tmp_path: Path) -> Iterator[Rack]:
     """Two servers, and an instance with a new ledger."""
