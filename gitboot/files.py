@@ -415,6 +415,18 @@ def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
         raise UsageError(f"{path} cannot be {action}: {error.strerror or error}") from None
 
 
+def is_directory(path: Path) -> bool:
+    """Return whether a user-specified path is a directory. Raises `UsageError` if gitboot may not look there."""
+    with convert_os_errors(path, "read"):
+        return path.is_dir()
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a user-specified path is a regular file. Raises `UsageError` if gitboot may not look there."""
+    with convert_os_errors(path, "read"):
+        return path.is_file()
+
+
 def read_text(file: Path, encoding: str = "utf-8") -> str:
     """Return the text of a user-specified file. Raises `UsageError` if the file cannot be read."""
     with convert_os_errors(file, "read"):

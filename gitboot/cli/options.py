@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from msgspec import Struct
 
 from gitboot.errors import UsageError
-from gitboot.files import write_output_file
+from gitboot.files import is_directory, write_output_file
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.model.scalars import Malformed, parse_instant
 from gitboot.standard_streams import escape_lines, strip_style, write_verbatim
@@ -300,7 +300,7 @@ def is_path_named(context: click.Context) -> bool:
 
 
 def _check_credentials_directory(_: click.Context, __: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and not path.is_dir():
+    if path is not None and not is_directory(path):
         raise UsageError(
             f"--credentials: the directory {path} does not exist; create it with NAME/username and NAME/password for "
             "each name in bmc.credentials, or remove the option"

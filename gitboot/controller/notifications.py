@@ -27,7 +27,7 @@ from gitboot import files
 from gitboot.background_threads import FIRST_RETRY_S, RetryingSender
 from gitboot.controller.instance.settings import Settings
 from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
-from gitboot.errors import HostUnreachable, UsageError
+from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.files import read_private
 from gitboot.http_client import HttpClient
 from gitboot.jsonio import encode_canonical
@@ -225,7 +225,7 @@ def _read_events(ledger: Path, output: Path, position: int) -> list[StoredEvent]
     found = []
     for sequence, event in instance_tables.read_events_after(ledger, position, _MAX_READ):
         site, server, servers, commit = None, event.get("server"), event.get("servers"), event.get("commit")
-        with suppress(ValueError, OSError):
+        with suppress(PublishError, OSError):
             state = read_state(output, server) if isinstance(server, str) else None
             site = state.summary.get("site") if state is not None else None
         found.append(

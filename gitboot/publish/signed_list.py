@@ -439,7 +439,7 @@ def _read_all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
     for server, digest in tree.iter_servers():
         data, path = disk.read(state_path(server)), listing_path(server)
         if data is None or compute_digest(data) != digest:
-            raise build_damage_error(disk, state_path(server))
+            raise build_damage_error(disk.root, state_path(server))
         if (listed := parse_state(data).files.get(path)) is not None:  # an earlier version of gitboot wrote no listings
             found[target_name(path)] = listed
     return found

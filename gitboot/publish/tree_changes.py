@@ -402,7 +402,7 @@ def find_index_changes(
         try:
             before = parse_shard(data) if data is not None else {}
         except ValueError as error:
-            raise build_damage_error(disk, path) from error
+            raise build_damage_error(disk.root, path) from error
         union = update_shard(before, (), added_by_shard.get(path, ()))
         after = update_shard(union, removed_by_shard.get(path, ()), ())
         if union != before or (union and path in pending_paths):

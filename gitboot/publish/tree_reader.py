@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from msgspec import Struct
 
 from gitboot.errors import PublishError, UsageError
-from gitboot.files import write_atomically
+from gitboot.files import is_directory, write_atomically
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
 from gitboot.publish.durable_files import Disk, split_path
@@ -145,7 +145,7 @@ class Tree:
         # A publication replaces the parts before the head, so an interrupted publication leaves newer parts, which are
         # not damaged.
         if (compute_digest(data) if data else None) != expected and path not in self.pending:
-            raise build_damage_error(self._disk, path)
+            raise build_damage_error(self._disk.root, path)
         return _parse(self._disk, path, data, parse_part) if data is not None else None
 
     def mark_pending(self, paths: Iterable[str]) -> None:
@@ -203,21 +203,24 @@ def read_manifest(root: Path) -> Manifest | None:
 
     During a publication, some files may still have their old version.
     """
-    if not root.is_dir():
+    if not is_directory(root):
         return None
     with closing(Disk(root)) as disk:
         found = _read_whole_tree(disk)
         if found is not None and found.damaged_paths and found.is_stable:
-            raise build_damage_error(disk, found.damaged_paths[0])
+            raise build_damage_error(disk.root, found.damaged_paths[0])
     return found.manifest if found is not None else None
 
 
 def read_state(root: Path, server: str) -> PublishedServer | None:
-    """Return the published state of a server, or None if it has no state. Raises ValueError if the state is damaged."""
+    """Return the published state of a server, or None if it has no state. Raises `PublishError` if it is damaged."""
+    path = state_path(server)
     try:
-        return parse_state((root / state_path(server)).read_bytes())
+        return parse_state((root / path).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except ValueError as error:
+        raise build_damage_error(root, path) from error
 
 
 class _WholeTree:
@@ -267,7 +270,7 @@ def _parse(disk: Disk, path: str, data: _S, parse_file: Callable[[_S], _T]) -> _
     try:
         return parse_file(data)
     except ValueError as error:
-        raise build_damage_error(disk, path) from error
+        raise build_damage_error(disk.root, path) from error
 
 
 def _parse_paths(data: bytes) -> list[str]:
@@ -277,11 +280,10 @@ def _parse_paths(data: bytes) -> list[str]:
     return paths
 
 
-def build_damage_error(disk: Disk, path: str) -> PublishError:
-    """Return the error for a damaged file in the tree."""
+def build_damage_error(root: Path, path: str) -> PublishError:
+    """Return the error for a damaged file in the tree at ``root``."""
     return PublishError(
-        f"{disk.root / path}: the file is damaged "
-        "(restore it from a backup, or move boot/ and ops/ away and publish again)"
+        f"{root / path}: the file is damaged (restore it from a backup, or move boot/ and ops/ away and publish again)"
     )
 
 

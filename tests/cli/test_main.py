@@ -509,12 +509,20 @@ def drop_root() -> Iterator[None]:
         "run {closed}/fleet --out {closed}/o --state {closed}/s --once",
         "run {closed}/fleet --out {open}/o --state {closed} --once",
         "run {closed}/fleet --out {open}/o --state {closed} --dry-run",
+        "boot-script web01 --tree {closed}",
+        "serve --out {closed}/o",
+        "render {open} --out {closed}/o",
+        "verify-mirror {closed}/mirror",
+        "verify-mirror http://mirror.test --tree {closed}/tree",
+        "read-access-logs {closed}/log --spool {open}/spool",
+        "read-access-logs {open} --follow --spool {closed}/spool",
+        "bmc get --state {open} --credentials {closed}/credentials",
     ],
 )
 def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, command_line: str) -> None:
     (tmp_path / "closed" / "fleet").mkdir(parents=True)
     (tmp_path / "open").mkdir(mode=0o777)
-    for name in ("validate", "run", "events", "status", "reconcile"):
+    for name in COMMANDS:
         command(name)  # is imported while it can be read, as is what it imports when it runs
     for module in (
         "bmc.worker_pool",
@@ -525,7 +533,9 @@ def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, command_
         "evaluator.client",
         "git.clone",
         "ledger.open_ledger",
+        "publish.mirror_repair",
         "publish.publisher",
+        "publish.signed_list_check",
     ):
         import_module(f"gitboot.{module}")
     (tmp_path / "closed").chmod(0)

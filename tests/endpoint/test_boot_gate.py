@@ -23,6 +23,7 @@ from gitboot.endpoint import recorder
 from gitboot.endpoint.boot_gate import _is_own_address
 from gitboot.endpoint.recorder import SpoolRecorder
 from gitboot.endpoint.served_files import PublishedTree
+from gitboot.errors import PublishError
 from gitboot.fetchlog.log_entries import Observation, Outcome, select_consuming_fetches
 from gitboot.fetchlog.spool import Spool, count_deletions_after, delete_finished_files, read_new_lines
 from gitboot.files import write_atomically
@@ -1023,6 +1024,13 @@ def test_printing_a_boot_script_does_not_consume_its_boot(here: Site) -> None:
     with here.serve() as url:
         assert get(url + ENTRY).text in result.output
     assert CliRunner().invoke(cli, ["boot-script", "web02", "--tree", str(here.root)]).exit_code != 0
+
+
+@for_each("content", [b"", b"{", b"{}", b"\xe9"])
+def test_a_damaged_state_of_a_server_is_an_error_with_the_path(here: Site, content: bytes) -> None:
+    (here.root / "ops" / "servers" / "web01.json").write_bytes(content)
+    with pytest.raises(PublishError, match=r"ops/servers/web01\.json: the file is damaged"):
+        CliRunner().invoke(cli, ["boot-script", "web01", "--tree", str(here.root)], catch_exceptions=False)
 
 
 def test_e7_a_withheld_boot_is_a_condition_of_the_instance(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from gitboot.errors import UsageError
 from gitboot.fetchlog.access_logs import IgnoreReason, LogFile, SentVersions, parse_line
 from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachineRecorder
-from gitboot.files import convert_os_errors, write_output_file
+from gitboot.files import convert_os_errors, is_directory, is_file, write_output_file
 from gitboot.jsonio import format_document, format_instant
 from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
@@ -278,7 +278,7 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
 
 def _resolve_folder(mirror: str) -> Path:
     folder = Path(mirror.removeprefix("file://"))
-    if not folder.is_dir():
+    if not is_directory(folder):
         raise UsageError(f"{folder} is not a folder: pass a web server's URL, or a folder on this machine")
     return folder
 
@@ -385,9 +385,10 @@ def read_access_logs_command(
     """
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) cannot be combined with other logs: pass only -")
-    if not follow and (missing := [str(log) for log in logs if log != _STDIN and not log.is_file()]):
+    if not follow and (missing := [str(log) for log in logs if log != _STDIN and not is_file(log)]):
         raise UsageError(f"no such file: {', '.join(missing)}")
-    spool.mkdir(parents=True, exist_ok=True)
+    with convert_os_errors(spool, "created"):
+        spool.mkdir(parents=True, exist_ok=True)
     outcomes: Counter[str] = Counter()
     with ExitStack() as stack:
         unknown_recorder = UnknownMachineRecorder(spool)

@@ -42,7 +42,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import format_plan_source, format_table, format_time, wrap_on_terminal, wrap_text
 from gitboot.errors import UsageError
-from gitboot.files import check_output_folder, write_output_file
+from gitboot.files import check_output_folder, convert_os_errors, is_directory, is_file, write_output_file
 from gitboot.git.history import Blame, open_blame
 from gitboot.git.snapshots import WORKTREE
 from gitboot.jsonio import format_document, format_instant, to_json_value
@@ -281,6 +281,7 @@ def _format_installations(items: list[dict[str, Any]]) -> list[str]:
     example="gitboot boot-script web01 --tree /srv/gitboot",
     exit_codes={
         Exit.FINE: "gitboot printed the scripts",
+        Exit.PARTIAL: "a file in the output tree is damaged",
         Exit.USAGE: "the server or the output tree does not exist",
     },
 )
@@ -316,8 +317,9 @@ def boot_script_command(
             )
         if (tree := find_output_tree(state)) is None:
             raise UsageError(f"the ledger in {state} does not record an output tree; pass the tree with --tree")
-    found_server = read_state(tree, name)
-    if found_server is None and not (tree / MANIFEST).is_file():
+    with convert_os_errors(tree, "read"):
+        found_server = read_state(tree, name)
+    if found_server is None and not is_file(tree / MANIFEST):
         raise UsageError(f"{tree} is not an output tree; pass the --out directory of `gitboot run` or `gitboot render`")
     if found_server is None:
         servers = tree / "ops" / "servers"
@@ -325,7 +327,8 @@ def boot_script_command(
             name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} lists the servers"
         )
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
-    found = _list_boot_scripts(found_server, tree, at or current_time())
+    with convert_os_errors(tree, "read"):
+        found = _list_boot_scripts(found_server, tree, at or current_time())
     text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
     write_outputs(outputs, text=partial(str, text), json=partial(format_document, items=found))
 
@@ -408,7 +411,7 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
 
 def _check_output_directory(out: Path, fleet: Path) -> None:
     """Raise `UsageError` if the directory is a fleet or contains files that gitboot did not write."""
-    if not out.is_dir():
+    if not is_directory(out):
         return
     is_fleet = (out / ".git").exists() or out.samefile(fleet)
     others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})

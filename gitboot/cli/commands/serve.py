@@ -39,7 +39,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import StopRequest, log_format_option, log_to_events, print_event, stop_on_signal
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
-from gitboot.files import check_fetch_log_folder, convert_os_errors
+from gitboot.files import check_fetch_log_folder, convert_os_errors, is_directory, is_file
 from gitboot.ledger.store import PostgresAddress, read_address
 from gitboot.status.conditions import Event
 from gitboot.system_clock import read_clock_state
@@ -492,7 +492,7 @@ def command(
         exit_with_parent(parent)
         # A terminal sends SIGINT to all of its processes, but the parent decides when to end.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if not output.is_dir():
+    if not is_directory(output):
         raise UsageError(f"{output} is not a directory; pass the output tree with --out")
     if spool is not None:
         create_spool(spool)
@@ -531,7 +531,7 @@ def command(
     url = build_url(listen, listener)
     operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
     print_new_event("Listening", url, url=url)
-    if not (output / MANIFEST).exists():
+    if not is_file(output / MANIFEST):
         print_new_event(
             "NothingPublished",
             f"{output} contains no published files yet, so the endpoint cannot serve boots",
