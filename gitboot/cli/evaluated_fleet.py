@@ -20,7 +20,7 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
-from gitboot.fleet.documents import FleetRepository
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import list_machines
 from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
 from gitboot.fleet.validation import load
@@ -59,6 +59,14 @@ def load_fleet(path: Path, rev: str | None) -> FleetRepository:
         snapshot = open_snapshot(path, rev)
         set_limits(len(snapshot.blobs))
         return load(snapshot)
+
+
+def find_fleet_file(path: Path, fleet: FleetRepository) -> Path:
+    """Return the file with the Fleet document. Raises `UsageError` if the fleet at ``path`` is not made of files."""
+    file = path / fleet.origins[Id("Fleet", fleet.fleet.metadata.name)].path
+    if not file.is_file():
+        raise UsageError(f"gitboot cannot write documents to {path}: pass a directory or a Git work tree")
+    return file
 
 
 def evaluate_fleet(path: Path, rev: str | None, now: datetime) -> Evaluation:

@@ -352,13 +352,12 @@ def enroll(
 
     With -o json, gitboot prints what it read and wrote at the end, and asks its questions on standard error.
     """
-    from gitboot.cli.evaluated_fleet import load_fleet
+    from gitboot.cli.evaluated_fleet import find_fleet_file, load_fleet
 
     report, fleet = _EnrollOutput(outputs), load_fleet(path, None)
     credentials = require_credentials(credentials)
     trusted = CredentialDirectory(credentials).read(name)
-    if not (path / _find_fleet_file(fleet)).is_file():
-        raise UsageError(f"gitboot cannot write documents to {path}: pass a directory or a Git work tree")
+    find_fleet_file(path, fleet)  # raises if gitboot cannot write documents there
     if policy is not None and policy not in fleet.policies:
         hint = format_suggestion(policy, fleet.policies, f"the fleet's policies are in {path / 'policies'}")
         raise UsageError(f"there is no BootPolicy {policy!r}; {hint}")
@@ -743,6 +742,8 @@ class _LedgerPlan(Struct, frozen=True, kw_only=True):
 
 def _plan_ledger_changes(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan | None:
     """Return the changes that are needed for the Fleet document to name a ledger, or None if it already names one."""
+    from gitboot.cli.evaluated_fleet import find_fleet_file
+
     spec = fleet.fleet.spec
     named = spec.provisioning.ledger or next((each.ledger for each in spec.sites if each.ledger is not None), None)
     identity = None
@@ -756,7 +757,7 @@ def _plan_ledger_changes(state: Path, path: Path, fleet: FleetRepository) -> _Le
                 f"the Fleet already names the ledger {named}, so gitboot does not change the Fleet or {state}", err=True
             )
         return None
-    file = path / _find_fleet_file(fleet)
+    file = find_fleet_file(path, fleet)
     _add_ledger_field(file, fleet, identity or _EXAMPLE_IDENTITY)  # raises if gitboot cannot edit the file
     new = (state, "a new ledger, and a request to run `gitboot records begin adopt` with the first accepted commit")
     steps = (*((new,) if identity is None else ()), (file, "the line provisioning.ledger"))
@@ -764,10 +765,6 @@ def _plan_ledger_changes(state: Path, path: Path, fleet: FleetRepository) -> _Le
 
 
 _EXAMPLE_IDENTITY: Final = "0" * 32
-
-
-def _find_fleet_file(fleet: FleetRepository) -> str:
-    return fleet.origins[Id("Fleet", fleet.fleet.metadata.name)].path
 
 
 def _add_ledger_field(file: Path, fleet: FleetRepository, identity: str) -> bytes:
@@ -786,6 +783,8 @@ def _add_ledger_field(file: Path, fleet: FleetRepository, identity: str) -> byte
 
 
 def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _LedgerPlan) -> None:
+    from gitboot.cli.evaluated_fleet import find_fleet_file
+
     identity = plan.identity
     if identity is None:
         with make_private(state), lock(state):
@@ -795,5 +794,5 @@ def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _Ledger
                 # An instance carries out this request with the first commit that it accepts.
                 instance_tables.add_request(store, current_time(), read_operator_name(), BEGIN, {"how": InitMode.ADOPT})
                 identity = store.progress[0]
-    file = path / _find_fleet_file(fleet)
+    file = find_fleet_file(path, fleet)
     write_output_file(file, [_add_ledger_field(file, fleet, identity)])

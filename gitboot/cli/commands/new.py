@@ -135,9 +135,10 @@ def server(
     The new server is Parked. gitboot does not boot it, and does not set its BMC, until you change the document. gitboot
     does not overwrite a document, and does not write a second document for a machine.
     """
-    from gitboot.cli.evaluated_fleet import load_fleet
+    from gitboot.cli.evaluated_fleet import find_fleet_file, load_fleet
 
     fleet = load_fleet(path, None)
+    find_fleet_file(path, fleet)  # raises if gitboot cannot write documents there
     new, comment = NewServer(macs={}), "A new server."
     try:
         if seen is not None:
@@ -337,7 +338,7 @@ def image(
     checksum files beside each URL.
     """
     from gitboot.cli.commands.artifacts import build_fetcher
-    from gitboot.cli.evaluated_fleet import load_fleet
+    from gitboot.cli.evaluated_fleet import find_fleet_file, load_fleet
 
     fleet = load_fleet(path, None)
     lift_processor_limit()  # downloads need processor time too
@@ -345,6 +346,8 @@ def image(
         sources = {each.metadata.name: each for each in list_vendor_sources()} | dict(fleet.image_sources)
         _print_sources(dict(sorted(sources.items())), outputs)
         return
+    if not dry_run:
+        find_fleet_file(path, fleet)  # raises if gitboot cannot write documents there
     registry = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     fetcher = build_fetcher(fleet.fleet.spec.base_url, assets, registry)
     wanted = tuple(Architecture(each) for each in dict.fromkeys(architectures))

@@ -19,6 +19,7 @@ from gitboot.files import write_atomically
 from tests.fetchlog.test_unknown_machines import SENT
 from tests.helpers.fleets import fleet, image, make_mac, make_uuid, policy, profile, server
 from tests.helpers.instance_with_bmcs import CommandResult, run_command
+from tests.helpers.running_instance import Repository
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 UUID = make_uuid("new")
@@ -48,6 +49,17 @@ def path(tmp_path: Path) -> Path:
 
 def run_new(path: Path, *arguments: object, name: str = "web02") -> CommandResult:
     return run_command("new", "server", name, "--path", path, "--state", path.parent, *arguments)
+
+
+def test_a_bare_repository_gets_no_document(tmp_path: Path) -> None:
+    """`gitboot new` wrote the document among Git's own files, and reported success."""
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": fleet()})
+    before = sorted(repository.bare.rglob("*"))
+    for words in (("server", "web02", "--mac", MAC), ("image", "flatcar")):
+        done = run_command("new", *words, "--path", repository.bare)
+        assert (done.code, "pass a directory or a Git work tree" in " ".join(done.err.split())) == (Exit.USAGE, True)
+    assert sorted(repository.bare.rglob("*")) == before
 
 
 def test_the_printed_commands_can_be_typed(path: Path) -> None:
