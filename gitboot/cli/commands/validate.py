@@ -84,7 +84,10 @@ def format_sarif(problems: Sequence[Problem]) -> str:
             "locations": [
                 {
                     "physicalLocation": {
-                        "artifactLocation": {"uri": quote(problem.path), "uriBaseId": "%SRCROOT%"},
+                        "artifactLocation": {
+                            "uri": quote(problem.path, errors="surrogateescape"),
+                            "uriBaseId": "%SRCROOT%",
+                        },
                         "region": {"startLine": problem.line, "startColumn": problem.column},
                     }
                 }
@@ -108,7 +111,7 @@ def _fingerprint_problem(problem: Problem, counts: Counter[str]) -> str:
     docs, "SARIF support for code scanning").
     """
     message = _LINES.sub(r"\1", printable(problem.message))
-    name = sha256(f"{problem.code}\0{problem.path}\0{message}".encode()).hexdigest()[:16]
+    name = sha256(f"{problem.code}\0{problem.path}\0{message}".encode(errors="surrogateescape")).hexdigest()[:16]
     counts[name] += 1
     return f"{name}:{counts[name]}"
 

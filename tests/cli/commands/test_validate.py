@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,10 +83,17 @@ def test_a_result_has_its_rule_with_the_text_of_explain() -> None:
         assert code.why in rule["help"]["text"] and code.fix in rule["help"]["markdown"]
 
 
-def test_a_path_is_a_relative_uri() -> None:
-    (result,) = sarif_results([structs.replace(TIE, path="rack a/c:100%.yaml")])
+@for_each(
+    ("path", "uri"),
+    [
+        ("rack a/c:100%.yaml", "rack%20a/c%3A100%25.yaml"),
+        (os.fsdecode("flöte/a.yaml".encode("latin-1")), "fl%F6te/a.yaml"),
+    ],
+)
+def test_a_path_is_a_relative_uri(path: str, uri: str) -> None:
+    (result,) = sarif_results([structs.replace(TIE, path=path)])
     artifact = result["locations"][0]["physicalLocation"]["artifactLocation"]
-    assert artifact == {"uri": "rack%20a/c%3A100%25.yaml", "uriBaseId": "%SRCROOT%"}
+    assert artifact == {"uri": uri, "uriBaseId": "%SRCROOT%"}
 
 
 @for_each(
