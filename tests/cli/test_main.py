@@ -736,6 +736,11 @@ def test_timeline_shows_every_change_without_a_commit(fleet: Path) -> None:
     assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out)["items"] == items
 
 
+def test_a_timeline_ends_at_the_latest_time_that_python_knows(fleet: Path) -> None:
+    arguments = ("plan", fleet, "--timeline", "web01", "--records", "fresh")
+    assert parse_cells(gitboot(*arguments, "--at", "9999-06-01T00:00:00Z"))[0][0] == "9999-06-01 00:00Z"
+
+
 def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_counts_as_served(
     fleet: Path, tmp_path: Path
 ) -> None:

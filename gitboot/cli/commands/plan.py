@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -131,7 +131,8 @@ def command(
     if timeline is None:
         _write_plans(fleet, names, selector, outputs, state)
     else:
-        _write_timeline(fleet, timeline, until or fleet.at + timedelta(days=365), outputs)
+        year = min(timedelta(days=365), datetime.max.replace(tzinfo=UTC) - fleet.at)
+        _write_timeline(fleet, timeline, until or fleet.at + year, outputs)
     print_missing_instance(records, state)
 
 
