@@ -100,6 +100,8 @@ def escape_output() -> None:
             # this takes the lowest free file descriptor, so that a file that gitboot opens does not become an output
             # stream
             os.open(os.devnull, os.O_RDWR)
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0, closefd=False)
     for fd, name in enumerate(("stdout", "stderr"), start=1):
         stream: TextIO | None = getattr(sys, name)
         setattr(sys, name, build_escaping_stream(stream if stream is not None else _open_descriptor(fd)))

@@ -93,6 +93,14 @@ def test_no_text_of_python_or_a_library_is_executed(raises: str, encoding: str) 
     assert "owned" in text and "##[" not in text
 
 
+def test_a_process_without_standard_input_reads_an_empty_input() -> None:
+    """Python sets `sys.stdin` to None, so that commands that read it ended with a traceback."""
+    guarding = "import sys; from gitboot.standard_streams import escape_output; escape_output()"
+    script = f"{guarding}; print(sys.stdin.buffer.read(), sys.stdin.isatty())"
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&-', sys.executable, script]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "b'' False\n"
+
+
 def test_a_character_that_an_encoding_lacks_is_escaped(tmp_path: Path) -> None:
     script = "from gitboot.standard_streams import escape_output; escape_output(); print('机架 ünlü')"
     with (tmp_path / "out").open("wb") as output:
