@@ -119,7 +119,11 @@ class TreeReader(Struct, frozen=True):
     folder: Path
 
     def status(self) -> Mapping[str, Any]:
-        found = json.loads(_read_bytes(self.folder / STATUS))
+        file = self.folder / STATUS
+        try:
+            found = json.loads(_read_bytes(file))
+        except ValueError as error:
+            raise UsageError(f"{file} cannot be read: {error}") from None
         return found if isinstance(found, dict) else {}
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:

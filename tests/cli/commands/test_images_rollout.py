@@ -170,6 +170,14 @@ def test_missing_records_prove_nothing(site: Site, records: str, code: Exit, sai
     assert (found.code, said in found.err, site.git("status", "--porcelain")) == (code, True, "")
 
 
+@pytest.mark.parametrize("content", [b"{", b"\xe9"])
+def test_a_damaged_status_proves_nothing(site: Site, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "copy" / "ops").mkdir(parents=True)
+    (tmp_path / "copy" / "ops" / "status.json").write_bytes(content)
+    found = site.advance(records=str(tmp_path / "copy"))
+    assert (found.code, "copy/ops/status.json cannot be read: " in found.err) == (Exit.USAGE, True), found
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
