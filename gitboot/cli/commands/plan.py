@@ -501,10 +501,10 @@ def explain_command(
         return
     if subject is None:
         raise click.UsageError("Missing argument 'SERVER|KIND|CODE'.")
-    if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
-        code = next((each for each in Code if each.value == subject.upper()), None)
+    if re.fullmatch(r"GB\d{4}", subject):  # in lower case, it is the name of a server
+        code = next((each for each in Code if each.value == subject), None)
         if code is None:
-            raise UsageError(f"there is no problem code {subject.upper()}; the first code is GB1001")
+            raise UsageError(f"there is no problem code {subject}; the first code is GB1001")
         text = wrap_on_terminal(f"{code.value}: {code.headline}\n\n{code.why}\n\n{code.fix}\n", sys.stdout)
         text = text.replace(code.value, style(code.value, bold=True), 1)
         as_json = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
@@ -515,10 +515,10 @@ def explain_command(
         write_outputs(outputs, json=partial(str, schema_text), text=partial(_format_fields, subject, field))
         return
 
-    kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
-    fleet = plan_fleet(path, rev, at or current_second(), records, state, (subject,) if kind is None else ())
-    if kind is not None and subject not in fleet.decisions.servers:
-        raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
+    topic = next((each for each in (*_KINDS, *Code) if each.lower() == subject.lower()), None)
+    fleet = plan_fleet(path, rev, at or current_second(), records, state, (subject,) if topic is None else ())
+    if topic is not None and subject not in fleet.decisions.servers:
+        raise UsageError(f"there is no server {subject!r}; for {topic}, run `gitboot explain {topic}`")
     decision, plan = fleet.plan_server(subject)
     found = explain(fleet.repository, decision, plan, fleet.records.get(decision.uuid))
     if field is not None:
