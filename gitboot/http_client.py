@@ -173,20 +173,22 @@ def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
     with suppress(ValueError):
         ip_address(host)
         return [host]
-    found: SimpleQueue[list[Any] | Exception] = SimpleQueue()
+    found: SimpleQueue[list[Any] | OSError] = SimpleQueue()
 
     def look_up() -> None:
         try:
             found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
+        except OSError as error:
             found.put(error)
+        except UnicodeError:  # a label that is empty or longer than 63 characters
+            found.put(socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a host name"))
 
     threading.Thread(target=look_up, name="look-up", daemon=True).start()
     try:
         answer = found.get(timeout=limits.remaining_s())
     except Empty:
         raise _RequestTooSlow(limits.timeout_message) from None
-    if isinstance(answer, Exception):
+    if isinstance(answer, OSError):
         raise answer
     return list(dict.fromkeys(str(each[4][0]) for each in answer))
 

@@ -17,6 +17,7 @@ from gitboot import http_client
 from gitboot.artifacts.downloads import WebFetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.ipmi import IpmiConnection
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.cli.commands.artifacts import build_fetcher
 from gitboot.cli.instance_client import fetch_accepted_commit, open_instance
@@ -106,6 +107,17 @@ def test_a_resolver_that_does_not_respond_ends_at_the_deadline(monkeypatch: pyte
     with pytest.raises(HostUnreachable, match=TOO_SLOW):
         HttpClient().request_json("http://boot.test/", deadline_s=SHORT_S)
     over.set()
+
+
+@pytest.mark.parametrize("host", ["bmc7..example.net", f"{'a' * 64}.example.net"])
+def test_a_label_that_dns_does_not_allow_makes_a_host_unreachable(host: str) -> None:
+    credentials, message = Credentials(username="root", password="x"), f"'{host}' is not a host name"
+    with pytest.raises(HostUnreachable, match=message):
+        HttpClient().request_json(f"https://{host}/")
+    with BmcConnection(f"https://{host}", credentials) as bmc, pytest.raises(BmcUnreachable, match=message):
+        bmc.observe()
+    with pytest.raises(BmcUnreachable, match=message):
+        IpmiConnection(f"ipmi://{host}", credentials).observe()
 
 
 def test_an_address_that_does_not_respond_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

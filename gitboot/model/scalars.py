@@ -536,7 +536,9 @@ def _parse_url_text(value: object) -> str:
     is_plain = _URL_TEXT.fullmatch(found) and set("\"'<>\\^`{|}").isdisjoint(found)
     require(is_plain, found, Code.URL, "a URL in plain ASCII", "percent-encode spaces, quotes and non-ASCII characters")
     try:
-        credentials = "@" in urlsplit(found).netloc and not found.startswith("oci:")
+        parts = urlsplit(found)
+        (parts.hostname or "").encode("idna")  # UnicodeError: a label is empty or longer than 63 characters
+        credentials = "@" in parts.netloc and not found.startswith("oci:")
     except ValueError:
         raise Malformed(
             Code.URL,

@@ -23,6 +23,7 @@ from gitboot.model.scalars import (
     has_rsa_key,
     parse_artifact_url,
     parse_base_url,
+    parse_bmc_address,
     parse_boolean,
     parse_count_or_percent,
     parse_digest,
@@ -65,6 +66,7 @@ UNCHANGED: list[tuple[Callable[[object], Any], list[str]]] = [
     (parse_nonempty, [" ", "0", "~"]),
     (parse_name, ["a", "0", "web01", "fra1-r12-web03", "flatcar-3975.2.0", "a.b.c", "a--b", "a" * 253]),
     (parse_base_url, ["http://boot.test", "https://10.0.0.1:8443/a/b", "http://[fd00::1]:8080"]),
+    (parse_bmc_address, ["https://bmc7.test.", f"ipmi://{'a' * 63}.test", "https://[fe80::1%25eth0]"]),
     (parse_artifact_url, ["assets:a", "assets:flatcar/3975.2.0/vmlinuz", "assets:a%20b", "http://mirror.test/a?b=c"]),
     (parse_artifact_url, [f"https://mirror.test/a.{end}#b/c%20d" for end in ("tar", "tar.gz", "tgz", "tar.xz", "txz")]),
     (parse_artifact_url, ["https://mirror.test/a.zip?b=c#d", "http://mirror.test/a.zip#b"]),
@@ -226,6 +228,7 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
     ),
     (parse_base_url, Code.URL, ["http://boot.test#a", "http://user@boot.test", "http://user:password@boot.test"]),
     (parse_base_url, Code.URL, ["http://boot test", "http://boot.test/ä", "http://boot.test:99999", "http://[fd00::1"]),
+    (parse_bmc_address, Code.URL, ["https://bmc7..test", "ipmi://bmc7..test", f"https://{'a' * 64}.test"]),
     (
         parse_base_url,
         Code.URL,
