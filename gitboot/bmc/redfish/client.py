@@ -52,6 +52,7 @@ from gitboot.bmc.redfish.transport import (
 )
 from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, OperatorError, TemporaryError
 from gitboot.http_client import tls_context
+from gitboot.text import one_line
 
 _ROOT = "/redfish/v1/"
 _MAX_RETRY_AFTER_S = 3600
@@ -335,12 +336,13 @@ def _translate_error(error: exceptions.SushyError, request: str) -> TemporaryErr
         if isinstance(cause, OSError) and cause.strerror:
             return ERROR_TYPES[type(error)](f"{request}: {_shorten(cause.strerror)}")
         cause = cause.__cause__ or cause.__context__
-    return ERROR_TYPES[type(error)](f"{request}: {_shorten(str(error))}")
+    return ERROR_TYPES[type(error)](f"{request}: {_shorten(error)}")
 
 
 def _parse_resource(response: Response) -> Resource:
     try:
         body = json.loads(response.content)
+        json.dumps(body, ensure_ascii=False).encode()  # UnicodeEncodeError: half of a surrogate pair
     except (ValueError, RecursionError) as error:
         raise BmcUnreachable(f"GET {response.url}: the response is not JSON") from error
     if not isinstance(body, dict):
@@ -354,8 +356,8 @@ def _format_reason(error: exceptions.HTTPError) -> str:
     return _shorten(error.detail or (json.dumps(error.body) if error.body else "without a reason"))
 
 
-def _shorten(text: str) -> str:
-    return " ".join(text.split())[:_MAX_DETAIL_LENGTH]
+def _shorten(text: object) -> str:  # sushy does not check whether a message is a string
+    return one_line(str(text))[:_MAX_DETAIL_LENGTH]
 
 
 def _parse_retry_after(retry_after: str | None) -> int | None:
@@ -363,7 +365,7 @@ def _parse_retry_after(retry_after: str | None) -> int | None:
 
     RFC 9110 allows dates, but BMCs do not send them.
     """
-    return min(int(retry_after), _MAX_RETRY_AFTER_S) if retry_after and retry_after.isdecimal() else None
+    return min(int(retry_after[:6]), _MAX_RETRY_AFTER_S) if retry_after and retry_after.isdecimal() else None
 
 
 _APPLY_AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
