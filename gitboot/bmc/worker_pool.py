@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import ssl
 import threading
@@ -30,6 +31,7 @@ from gitboot.model.scalars import SystemUuid
 if TYPE_CHECKING:
     from gitboot.bmc.override_session import Driver
 
+_logger = logging.getLogger(__name__)
 
 # gitboot closes a connection that was idle for this long; tasks at a busy BMC follow each other faster
 _IDLE_S: Final = 900
@@ -225,29 +227,29 @@ class BmcPool:
 
     def _run_bmc_task(self, task: BmcTask) -> tuple[TaskResult, ResponseSample]:
         began_s = time.monotonic()
+        # gitboot reads the fingerprint before the attempt, so that a change of the credentials during the attempt has
+        # an effect.
         credentials, sample = self.fingerprint(task.bmc), NO_SAMPLE
+        build_failure = partial(
+            TaskResult, server=task.server, uuid=task.uuid, outcome=TaskOutcome.STALLED, is_reachable=False
+        )
         try:
             bmc = self._connections.connect(
                 task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
             )
-        # gitboot read the fingerprint before the attempt, so that a change of the credentials during the attempt has an
-        # effect.
-        except UsageError as error:
-            result = TaskResult(
-                server=task.server,
-                uuid=task.uuid,
-                outcome=TaskOutcome.STALLED,
-                message=str(error),
-                was_attempted=not isinstance(error, BmcNotTrusted),
-                is_reachable=False,
-            )
-        else:
             with bmc.policy.measure_requests() as get_sample:
                 session = OverrideSession(bmc, task, lambda record: self._write(task.uuid, record), self._clock)
                 result, sample = session.run(), get_sample()
             if result.outcome is TaskOutcome.STALLED and not result.is_reachable:
                 self._credentials.report_failure(task.bmc.credentials)
             credentials = self._connections.fingerprint(task.uuid)
+        except UsageError as error:
+            result = build_failure(message=str(error), was_attempted=not isinstance(error, BmcNotTrusted))
+        except Exception as error:  # one BMC must not end the instance
+            _logger.exception("a task at the BMC of %s failed", task.server)
+            # the message of an unknown error may contain a secret
+            name = type(error).__name__
+            result = build_failure(message=f"{name}: report the bug with the traceback from the log of gitboot run")
         is_power_allowed, took_s = (
             task.wanted_power is not None and task.wanted_power.may_start_now,
             time.monotonic() - began_s,

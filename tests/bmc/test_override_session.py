@@ -366,6 +366,29 @@ def test_an_unreachable_bmc_and_a_record_that_cannot_be_written_do_not_affect_ot
     assert [len(machine.writes) for machine in rack.machines] == [1, 0, 0], "what cannot be written down is not done"
 
 
+def test_an_unexpected_error_at_one_bmc_is_its_result_and_does_not_affect_other_tasks(
+    make_rack: MakeRack, caplog: pytest.LogCaptureFixture
+) -> None:
+    rack = make_rack(*make_three_machines())
+    web01, web02, _ = rack.machines
+
+    def write(uuid: SystemUuid, record: OverrideRecord) -> None:
+        if uuid == web02.uuid:
+            raise ZeroDivisionError(PASSWORD)
+        rack.write(uuid, record)
+
+    with rack.fleet(write=write) as fleet:
+        fleet.submit([rack.job(machine=web01), rack.job(machine=web02)])
+        results = {result.server: result for result in fleet.take_results(wait_all=True).values()}
+        failed, credentials = results["web02"], fleet.fingerprint(rack.job().bmc)
+    assert results["web01"].outcome is TaskOutcome.APPLIED
+    assert (failed.outcome, failed.credentials_fingerprint) == (TaskOutcome.STALLED, credentials)
+    assert failed.message == "ZeroDivisionError: report the bug with the traceback from the log of gitboot run"
+    assert [(each.message, bool(each.exc_info)) for each in caplog.records] == [
+        ("a task at the BMC of web02 failed", True)
+    ]
+
+
 def test_a_task_that_has_not_started_is_replaced_by_the_newest_one(make_rack: MakeRack) -> None:
     rack = make_rack(*make_three_machines())
     gate = Gate(rack, "web01")
