@@ -22,7 +22,7 @@ from msgspec import Struct, structs
 from gitboot.bmc.override_state import MediaShare
 from gitboot.child_processes import run_for_output
 from gitboot.errors import BmcNotTrusted, UsageError
-from gitboot.files import read_text
+from gitboot.files import convert_os_errors, read_text
 from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import format_names, format_suggestion
@@ -233,9 +233,11 @@ def read_trust(directory: Path, name: str) -> Trust:
     Raises `UsageError` if a file is invalid.
     """
     own, shared = directory / name / FILE, directory / FILE
-    file = shared if shared.exists() and not own.exists() else own
-    settings = _parse_settings(read_text(file), file) if file.exists() else {}
-    authority = next((path for path in (directory / name / AUTHORITY, directory / AUTHORITY) if path.exists()), None)
+    with convert_os_errors(directory / name, "read"):  # gitboot may not enter the folder
+        file = shared if shared.exists() and not own.exists() else own
+        has_file = file.exists()
+        authority = next((each for each in (own.parent / AUTHORITY, directory / AUTHORITY) if each.exists()), None)
+    settings = _parse_settings(read_text(file), file) if has_file else {}
     places = [(place, read_text(file.parent / path, "ascii")) for place, path in settings.pop("authorities", ())]
     pem = read_text(authority, "ascii") if authority is not None else None
     return Trust(**settings, file=file, authority=pem, authorities=tuple(places))
@@ -547,10 +549,13 @@ def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
 
     If the credentials do not exist, return True.
     """
-    if directory is None or not (directory / bmc.credentials).is_dir():
+    if directory is None:
         return True
+    folder = directory / bmc.credentials
     try:
-        return read_trust(directory, bmc.credentials).allows_bmc(bmc)
+        with convert_os_errors(folder, "read"):
+            exists = folder.is_dir()
+        return not exists or read_trust(directory, bmc.credentials).allows_bmc(bmc)
     except UsageError:
         return False
 

@@ -19,6 +19,7 @@ from gitboot.bmc.credentials import (
     CredentialDirectory,
     Credentials,
     Trust,
+    is_covered,
     normalize_origin,
     read_trust,
     render_access_file,
@@ -30,6 +31,7 @@ from gitboot.cli.main import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from tests.cli.test_main import drop_root
 from tests.helpers.fleets import make_uuid, store_credentials, write_configuration
 from tests.helpers.http_peers import Authority
 from tests.helpers.instance_with_bmcs import PASSWORD, USER, Rack, condition, run_command, wait_for_condition
@@ -450,6 +452,18 @@ def test_t2_an_access_file_that_cannot_be_parsed_allows_no_bmc(tmp_path: Path, t
         make_trust(tmp_path, text)
     with pytest.raises(UsageError):
         ConnectionCache(CredentialDirectory(tmp_path)).connect(SystemUuid("1"), "web01", bmc())
+
+
+def test_a_folder_that_gitboot_may_not_enter_is_named_and_allows_no_bmc(tmp_path: Path) -> None:
+    store_credentials(tmp_path, password=PASSWORD)
+    folder = tmp_path / "rack"
+    folder.chmod(0)
+    with drop_root():
+        with pytest.raises(UsageError, match=f"{folder} cannot be read: Permission denied"):
+            CredentialDirectory(tmp_path).read("rack")
+        assert CredentialDirectory(tmp_path).fingerprint("rack") is None
+        assert not is_covered(tmp_path, bmc())
+    folder.chmod(0o700)
 
 
 def test_a_printed_access_file_can_be_read_back(tmp_path: Path) -> None:
