@@ -75,8 +75,12 @@ def list_addresses(
 
 def _list_hosts(place: str, schemes: Collection[str]) -> Iterable[str]:
     if "://" in place:
-        parts = urlsplit(place)
-        if parts.scheme not in schemes or not parts.hostname or parts.username is not None:
+        try:
+            parts = urlsplit(place)
+            is_address = parts.scheme in schemes and parts.hostname and parts.username is None and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
             raise UsageError(f"{place!r} is not a BMC address: write https://10.112.0.13 or https://10.112.0.13:8443")
         return [place]
     if re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", place):  # a host with its port

@@ -554,7 +554,7 @@ def _read_fingerprints(file: Path) -> dict[str, str]:
         words = text.partition("#")[0].split()
         try:
             if len(words) == 2:
-                address = words[0] if "://" in words[0] else list_addresses([words[0]], [443])[0]
+                address = list_addresses([words[0]], [443], schemes=_SCHEMES)[0]
                 found[get_certificate_key(address)] = parse_fingerprint(words[1])
             elif words:
                 raise UsageError(f"{file}:{number}: expected an address and its certificate's SHA-256 digest")

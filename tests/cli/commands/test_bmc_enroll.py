@@ -369,6 +369,9 @@ def test_nothing_is_written_with_wrong_files_or_a_wrong_password_or_if_the_fleet
     for given in ((file,), (site.list, "--fingerprints", file)):
         done = site.enroll(*given)
         assert done.code == Exit.USAGE and f"{file} cannot be read: 'utf-8' codec" in _one_line(done.err), done
+    file.write_text(f"https://127.0.0.1:99999 {'a' * 64}\n")
+    done = site.enroll(site.list, "--fingerprints", file)
+    assert done.code == Exit.USAGE and "'https://127.0.0.1:99999' is not a BMC address" in _one_line(done.err), done
     places = ("--credentials", site.credentials, "--as", "rack", "--path", _push(site))
     done = run_command("bmc", "enroll", site.list, *places, "--yes")
     assert done.code == Exit.USAGE and "pass a directory or a Git work tree" in done.err
