@@ -261,6 +261,19 @@ def test_an_unreadable_bmc_is_named_and_counts_as_neither_present_nor_missing(ra
     assert "0 machines, 0 differences, 1 not read" in done.out
 
 
+def test_a_scan_does_not_overwrite_a_document(rack: Rack, tmp_path: Path) -> None:
+    machines, urls = zip(*((each, bmc.url) for each, bmc in map(rack.bmc, ("new07", "new08"))), strict=True)
+    for number, machine in enumerate(machines):
+        machine.nics = {"NIC.1": f"52:54:00:aa:00:1{number}"}
+    first, second = (tmp_path / "servers" / f"{each.serial.lower()}.yaml" for each in machines)
+    arguments = ("--credentials", rack.credentials, "--as", "rack", "--out", tmp_path)
+    assert run_command("bmc", "scan", urls[1], *arguments).code == Exit.FINE
+    second.write_text("# edited\n")
+    done = run_command("bmc", "scan", *urls, *arguments)
+    assert done.code == Exit.USAGE and f"{second} already exists: move the file" in " ".join(done.err.split()), done
+    assert (done.out, second.read_text(), first.exists()) == ("", "# edited\n", False)
+
+
 def test_without_a_fleet_every_machine_counts_as_unknown(rack: Rack) -> None:
     done = run_command("bmc", "scan", rack.blades["web01"].bmc.url, "--credentials", rack.credentials, "--as", "rack")
     assert (done.code, done.out.splitlines()[-1]) == (Exit.FINE, "1 address scanned: 1 machine, 1 difference")

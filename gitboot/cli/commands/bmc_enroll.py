@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path, PurePath
@@ -166,8 +166,9 @@ def scan_network(
     render = partial(render_document, credentials=name, verify=not no_verify)
     documents = _build_documents(found, comparison, {}, {each.name for each in machines}, render)
     written = {each: str(out / file) for each, (file, _) in documents.items()} if out is not None else {}
-    for each, file in written.items():
-        write_output_file(Path(file), [documents[each][1].encode()], make_folders=True)
+    if out is not None:
+        with _create_documents(out, documents.values(), "move the file, or pass the fleet that contains it as --path"):
+            pass
     items = [
         {**to_json_value(each), "server": comparison.servers.get(each), "document": written.get(each)} for each in found
     ]
@@ -216,9 +217,8 @@ def scan_places(
 
         def connect(address: str) -> BmcConnection:
             access = BmcAccess(address=address, system=None, credentials=name, verify=verify, ca=None)
-            driver = connections.connect(
-                SystemUuid(address), address, access, is_in_ledger=True
-            )  # the operator named the address on the command line
+            # the operator named the address on the command line
+            driver = connections.connect(SystemUuid(address), address, access, is_in_ledger=True)
             assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
             return driver
 
@@ -254,8 +254,7 @@ def _format_scan(
         lines.append("")
     unread = sum(each.error is not None for each in probes)
     ends = [format_count(len(found), "machine"), format_count(len(comparison.differences), "difference")]
-    if unread:
-        ends.append(f"{unread} not read")
+    ends += [f"{unread} not read"] if unread else []
     return "\n".join(
         [*lines, f"{place_count:,} {'address' if place_count == 1 else 'addresses'} scanned: {', '.join(ends)}"]
     )
@@ -427,11 +426,7 @@ def enroll(
         report.write_and_exit(Exit.FINE if is_complete else Exit.PARTIAL)
     report.print_text("\n".join(["gitboot would write:", *(f"    {file}: {change}" for file, change in steps)]))
     report.confirm("Write this?", yes=yes)
-    with _remove_on_error() as created:
-        for file, content in documents.values():
-            if not create_output_file(path / file, content.encode(), make_folders=True):
-                raise UsageError(f"{path / file} already exists: move the file and repeat the command")
-            created.append(path / file)
+    with _create_documents(path, documents.values(), "move the file and repeat the command"):
         load_fleet(path, None)  # raises if a new document contradicts another one
         with _restore_on_error(access) if text is not None else nullcontext():
             if text is not None:
@@ -455,11 +450,16 @@ Done. Next steps:
 
 
 @contextmanager
-def _remove_on_error() -> Iterator[list[Path]]:
-    """Yield a list. If the block fails, remove the files in this list, so that the fleet stays valid."""
+def _create_documents(folder: Path, documents: Iterable[tuple[str, str]], hint: str) -> Iterator[None]:
+    """Create documents. If one of the files exists or the block fails, remove the documents again."""
     created: list[Path] = []
     try:
-        yield created
+        for name, content in documents:
+            file = folder / name
+            if not create_output_file(file, content.encode(), make_folders=True):
+                raise UsageError(f"{file} already exists: {hint}")
+            created.append(file)
+        yield
     except BaseException:
         for file in created:
             file.unlink(missing_ok=True)
@@ -608,10 +608,9 @@ def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, 
         elif each.error is None:
             lines.append(f"# {each.address}: {_WEAKNESSES[each.address.partition(':')[0]]}")
     unreachable = [each for each in contacts if each.error is not None]
-    shown = unreachable[:_MAX_UNREACHABLE]
+    shown, hidden = unreachable[:_MAX_UNREACHABLE], unreachable[_MAX_UNREACHABLE:]
     lines += [f"# {each.address}: no TLS service: {printable(each.error or '')}" for each in shown]
-    if len(unreachable) > len(shown):
-        lines.append(f"# {len(unreachable) - len(shown):,} more addresses without a TLS service")
+    lines += [f"# {len(hidden):,} more addresses without a TLS service"] if hidden else []
     return "\n".join(lines)
 
 
