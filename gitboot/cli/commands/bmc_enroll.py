@@ -426,6 +426,8 @@ def enroll(
         report.write_and_exit(Exit.FINE if is_complete else Exit.PARTIAL)
     report.print_text("\n".join(["gitboot would write:", *(f"    {file}: {change}" for file, change in steps)]))
     report.confirm("Write this?", yes=yes)
+    if extend_access_file(credentials, name, enrolled, own) != (access, text):
+        raise UsageError(f"{access} changed in the meantime; repeat the command")
     with _create_documents(path, documents.values(), "move the file and repeat the command"):
         load_fleet(path, None)  # raises if a new document contradicts another one
         with _restore_on_error(access) if text is not None else nullcontext():

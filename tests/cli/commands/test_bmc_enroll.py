@@ -20,6 +20,7 @@ from msgspec import structs
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.scan import open_pinned_connection, read_certificates, scan
+from gitboot.cli.commands import bmc_enroll
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid, byte_orders
 from tests.bmc.test_ipmi import ipmi_machine, needs_ipmitool
@@ -309,6 +310,22 @@ def test_an_access_file_keeps_its_comments_and_settings(site: Site) -> None:
     assert settings["networks"] == ["127.0.0.1/32", "10.1.0.0/16"]
     assert (len(settings["certificates"]), settings["certificates"]["10.1.0.7"]) == (4, "a" * 64)
     assert settings["password-command"] == ["pass", "x"]
+
+
+def test_a_change_of_the_access_file_during_the_last_question_is_kept(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, changed = site.credentials / "rack" / "access.toml", 'networks = ["10.1.0.0/16"]\n'
+    answers = iter([None, lambda: file.write_text(changed)])
+
+    def confirm(**_: object) -> None:
+        if (change := next(answers)) is not None:
+            change()
+
+    monkeypatch.setattr(bmc_enroll, "confirm_or_abort", confirm)
+    done = site.enroll(site.list)
+    assert done.code == Exit.USAGE and f"{file} changed in the meantime; repeat the command" in _one_line(done.err)
+    assert (site.access, (site.work / "servers").exists()) == (changed, False)
 
 
 def test_only_a_new_ledger_begins_and_its_servers_are_adopted(site: Site) -> None:
