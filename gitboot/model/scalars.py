@@ -537,7 +537,8 @@ def _parse_url_text(value: object) -> str:
     require(is_plain, found, Code.URL, "a URL in plain ASCII", "percent-encode spaces, quotes and non-ASCII characters")
     try:
         parts = urlsplit(found)
-        (parts.hostname or "").encode("idna")  # UnicodeError: a label is empty or longer than 63 characters
+        if not re.fullmatch(r"(?:[^.]{1,63}(?:\.[^.]{1,63})*\.?)?", parts.hostname or ""):  # the labels that DNS allows
+            raise ValueError
         credentials = "@" in parts.netloc and not found.startswith("oci:")
     except ValueError:
         raise Malformed(
