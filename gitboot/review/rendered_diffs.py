@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from difflib import unified_diff
+from io import StringIO
 from typing import Any, Final
 
 from msgspec import Struct, structs
@@ -28,6 +29,7 @@ from gitboot.text import format_count, format_omitted
 _CONTEXT_LINES: Final = 2  # number of unchanged lines around each difference
 # maximum number of lines in one diff; an additional line shows the number of omitted lines
 _MAX_DIFF_LINES: Final = 4_000
+_NO_LINE_END: Final = "\\ No newline at end of file"  # as in the diffs of Git
 Texts = dict[str, str]  # texts by file name, such as boot.ipxe or user-data
 Boots = dict[str, Texts]  # files by boot, such as BootPolicy or Maintenance/memory-test
 
@@ -164,9 +166,12 @@ def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> I
 
 
 def _diff_texts(old: str | None, new: str | None, file: str, hidden_lines: int) -> list[str]:
-    old_lines, new_lines = (text.splitlines() if text is not None else [] for text in (old, new))
+    # StringIO splits only at line feeds, unlike str.splitlines
+    old_lines, new_lines = (list(StringIO(text or "")) for text in (old, new))
     before, after = (file if text is not None else "/dev/null" for text in (old, new))
-    lines = list(unified_diff(old_lines, new_lines, before, after, n=_CONTEXT_LINES, lineterm=""))
+    lines = list[str]()
+    for line in unified_diff(old_lines, new_lines, before, after, n=_CONTEXT_LINES):
+        lines += [line[:-1]] if line.endswith("\n") else [line, _NO_LINE_END]
     if hidden_lines and not lines:
         lines = [f"--- {before}", f"+++ {after}"]
     if len(lines) > _MAX_DIFF_LINES:
@@ -239,8 +244,7 @@ def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> T
 def _extract_script(files: dict[str, File], name: str) -> str:
     """Return a boot script without the digest of the plan, because any changed input changes this digest."""
     found = next(file for path, file in files.items() if path.endswith(f"/{name}"))
-    lines = found.content.decode().splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("# gitboot plan "))
+    return "".join(line for line in StringIO(found.content.decode()) if not line.startswith("# gitboot plan "))
 
 
 def _prepare_unknown(decisions: Decisions, prepare: Callable[[Boot], Boot]) -> Decisions:

@@ -200,6 +200,20 @@ def test_a_line_at_another_position_is_another_difference() -> None:
     )
 
 
+@for_each(
+    ("old", "new", "shown"),
+    [
+        ("# a\u2028# b\n", "# a\n# b\n", ["-# a\u2028# b", "+# a", "+# b"]),
+        ("# a\x85# b\n", "# a\u2029# b\n", ["-# a\x85# b", "+# a\u2029# b"]),
+        ("# a\n", "# a", ["-# a", "+# a", "\\ No newline at end of file"]),
+    ],
+)
+def test_a_change_of_line_ends_is_shown(old: str, new: str, shown: list[str]) -> None:
+    (group,) = review_files(web(new), {**FLEET, **web(old)}).groups
+    ((_, _, _, *lines),) = (each.lines for each in group.rendered or () if each.file == "user-data")
+    assert [line for line in lines if not line.startswith(" ")] == shown
+
+
 def test_a_hidden_secret_is_shown_as_different() -> None:
     old = {**FLEET, **web("password: hunter2\n")}
     review = review_files(
