@@ -33,6 +33,7 @@ from gitboot.git.repository import (
 from gitboot.git.snapshots import (
     WORKTREE,
     check_folder,
+    decode_path,
     find_folder_in,
     find_tree,
     get_fleet_folder,
@@ -489,6 +490,8 @@ def _resolve_merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pyg
 # Merges in memory
 
 _IRREGULAR: Final = {0o120000: Irregular.SYMLINK, 0o160000: Irregular.SUBMODULE}
+# the first dot-folder with its slash, or the first name that is not UTF-8, whose bytes are surrogates
+_DOT_FOLDER_OR_NOT_UTF8: Final = re.compile(r"(?:^|(?<=/))\.[^/]*/|[\udc80-\udcff][^/]*")
 
 
 def _merge_in_memory(
@@ -515,10 +518,12 @@ def _merge_in_memory(
             blobs, irregular = dict[str, BlobId](), dict[str, Irregular]()
             for entry in index:
                 name = entry.path.removeprefix(prefix)
-                is_in_dot_folder = any(part.startswith(".") for part in name.split("/")[:-1])
-                if not entry.path.startswith(prefix) or is_in_dot_folder:
+                found = _DOT_FOLDER_OR_NOT_UTF8.search(name)
+                if not entry.path.startswith(prefix) or (found is not None and found[0].endswith("/")):
                     continue
-                if entry.mode in _IRREGULAR:
+                if found is not None:
+                    irregular[decode_path(name[: found.end()])] = Irregular.FILE_NAME
+                elif entry.mode in _IRREGULAR:
                     irregular[name] = _IRREGULAR[entry.mode]
                 else:
                     blobs[name] = BlobId(str(entry.id))

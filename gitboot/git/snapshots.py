@@ -312,9 +312,7 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder and entry.name.startswith("."):
                 continue
-            # the two texts differ if the path contains bytes that are not UTF-8
-            readable = path.encode(errors="surrogateescape").decode(errors="replace")
-            if readable != path:
+            if (readable := decode_path(path)) != path:
                 yield readable, Irregular.FILE_NAME
             elif is_folder and not ignore_rules.is_tracked(path) and not (root / path / ".git").exists():
                 pending.append(f"{path}/")
@@ -325,6 +323,11 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
                     yield path, Irregular.SYMLINK
                 elif entry.is_file(follow_symlinks=False):
                     yield path, None
+
+
+def decode_path(path: str) -> str:
+    """Return a path with U+FFFD in place of each surrogate that stands for bytes that are not UTF-8."""
+    return path.encode(errors="surrogateescape").decode(errors="replace")
 
 
 class WorktreeFiles(Mapping[str, BlobId]):

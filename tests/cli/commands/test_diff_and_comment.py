@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -187,6 +188,17 @@ def test_branches_with_a_merge_conflict_are_invalid_at_the_conflicting_file(work
     work.commit({"stream.yaml": document("ImageStream", "stable", "current: flatcar-1, holds: []")})
     done = run_diff("main..topic", "--merge")
     assert (done.code, "stream.yaml:1:1: GB5008:" in done.out) == (3, True), done
+
+
+def test_a_merge_is_invalid_if_a_file_name_is_not_utf8(work: WorkTree) -> None:
+    for name in (b"caf\xe9.yaml", b"d\xffr/sub/x.yaml", b"d\xffr/.dot/x.yaml", b".d\xff/x.yaml"):
+        path = Path(os.fsdecode(os.fsencode(work.path) + b"/" + name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    work.commit(ONE)
+    merged = run_diff("main..topic", "--merge")
+    assert (merged.code, merged.out.count("GB5004")) == (3, 2), merged
+    assert re.findall(".*GB5004", merged.out) == re.findall(".*GB5004", run_diff("main..topic").out)
 
 
 def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_may_be_bare(
