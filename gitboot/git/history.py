@@ -112,7 +112,7 @@ def _find_changed_files(git: pygit2.Repository, commit: CommitObject, folder: st
         tree, base = (one, other) if isinstance(one, pygit2.Tree) else (other, None)
         if isinstance(tree, pygit2.Tree):
             diff = tree.diff_to_tree(base) if isinstance(base, pygit2.Tree) else tree.diff_to_tree()
-            paths = {path for delta in diff.deltas for path in (delta.old_file.path, delta.new_file.path)}
+            paths = {decode_path(file.path) for delta in diff.deltas for file in (delta.old_file, delta.new_file)}
     return FileChanges(commit=summarize_commit(commit), files=tuple(sorted(paths)))
 
 
@@ -542,6 +542,6 @@ def _merge_in_memory(
 def _list_conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:
     """Yield a problem for each file of the fleet with a merge conflict. Conflicts outside the fleet are ignored."""
     for sides in conflicts:
-        path = str(next(side.path for side in sides if side is not None))
+        path = decode_path(str(next(side.path for side in sides if side is not None)))
         if path.startswith(prefix):
             yield Code.MERGE_CONFLICT.build_problem("the two branches conflict in this file", path.removeprefix(prefix))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from gitboot.errors import UsageError
 from gitboot.fleet.revision import CommitSummary, Revision
 from gitboot.git.history import HISTORY_COMMITS, Blame, list_file_changes, open_blame, open_history
 from gitboot.jsonio import to_json_value
+from gitboot.render.page import render_history
 from tests.helpers.git_repositories import WorkTree
 
 
@@ -53,6 +55,16 @@ def test_the_changed_files_of_commits_are_those_of_the_fleets_folder(work: WorkT
     for number in range(HISTORY_COMMITS):
         work.commit({"fleet/a.yaml": str(number)}, "More")
     assert len(list(list_file_changes(git, work.head, "fleet", {}))) == HISTORY_COMMITS
+
+
+def test_a_changed_file_whose_name_is_not_utf8_can_be_published(work: WorkTree) -> None:
+    path = Path(os.fsdecode(os.fsencode(work.path) + b"/.dot/caf\xe9"))
+    path.parent.mkdir()
+    path.write_text("1")
+    work.commit()
+    changes = list(list_file_changes(pygit2.Repository(str(work.path)), work.head, "", {}))
+    assert changes[0].files == (".dot/caf\ufffd",)
+    assert render_history(changes)
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,16 @@ def test_a_merge_is_invalid_if_a_file_name_is_not_utf8(work: WorkTree) -> None:
     assert re.findall(".*GB5004", merged.out) == re.findall(".*GB5004", run_diff("main..topic").out)
 
 
+def test_a_merge_conflict_in_a_file_whose_name_is_not_utf8_is_shown(work: WorkTree) -> None:
+    path = Path(os.fsdecode(os.fsencode(work.path) + b"/caf\xe9"))
+    for branch in ("topic", "main"):
+        work.git("checkout", "--quiet", branch)
+        path.write_text(branch)
+        work.commit()
+    done = run_diff("main..topic", "--merge", "-o", "sarif")
+    assert (done.code, "GB5008" in done.out) == (3, True), done
+
+
 def test_a_fleet_may_be_a_folder_of_its_repository_and_the_repository_may_be_bare(
     work: WorkTree, tmp_path: Path
 ) -> None:
