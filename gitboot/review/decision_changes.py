@@ -556,9 +556,10 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
 def find_field_changes(path: str, old: Any, new: Any) -> Iterator[ValueChange]:
     """Yield the fields that differ, sorted by name.
 
-    If a value exists in only one of the two decisions, the function yields the whole value as one field.
+    If a value exists on only one of the two sides, the function yields the whole value as one field.
     """
-    if _has_names(old) or _has_names(new):  # compare items by name, so that an added item does not shift the others
+    sides = [side for side in (old, new) if side not in (None, [])]
+    if sides and all(map(_has_names, sides)):  # compare items by name, so that an added item does not shift the others
         old, new = ({each["name"]: each for each in side or ()} for side in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
@@ -568,7 +569,11 @@ def find_field_changes(path: str, old: Any, new: Any) -> Iterator[ValueChange]:
 
 
 def _has_names(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and all(isinstance(each, dict) and "name" in each for each in value)
+    """Return whether a value is a list of objects with different names. An invalid document may contain any value."""
+    if not isinstance(value, list):
+        return False
+    names = [each.get("name") if isinstance(each, dict) else None for each in value]
+    return all(isinstance(name, str) for name in names) and len({*names}) == len(names)
 
 
 class ReviewedRevision(Struct, frozen=True, kw_only=True):

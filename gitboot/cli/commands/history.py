@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -337,38 +337,42 @@ def _format_effect_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
             continue
         if any(change.field.startswith(f"{boot}{name}") for boot in images for name in _DERIVED_FIELDS):
             continue
-        yield change.field, *_format_old_and_new(change)
+        yield change.field, *_format_old_and_new(change, _format_decision_value)
 
 
 def _format_document_rows(change: DocumentChange) -> Iterator[tuple[str, str, str]]:
     if change.kind is not EffectKind.CHANGED:
         yield change.kind.lower(), "", change.path
     for each in change.changes:
-        yield each.field, *_format_old_and_new(each)
+        yield each.field, *_format_old_and_new(each, _format_value)
 
 
-def _format_old_and_new(change: ValueChange) -> tuple[str, str]:
+def _format_old_and_new(change: ValueChange, format_value: Callable[[Any], str]) -> tuple[str, str]:
     old, new = change.old, change.new
     if isinstance(old, list) and isinstance(new, list):
         removed = " ".join(f"-{_shorten_item(each)}" for each in old if each not in new)
         added = " ".join(f"+{_shorten_item(each)}" for each in new if each not in old)
-        return (removed, added) if removed or added else ("in another order", _format_value(new))
-    return _format_value(old), f"-> {_format_value(new)}"
+        return (removed, added) if removed or added else ("in another order", format_value(new))
+    return format_value(old), f"-> {format_value(new)}"
 
 
 def _shorten_item(value: Any) -> Any:
     return value.get("url", value) if isinstance(value, dict) else value
 
 
-def _format_value(value: Any) -> str:
-    if value is None:
-        return "none"
+def _format_decision_value(value: Any) -> str:
     if isinstance(value, dict) and "networkBoot" in value:
         boots = value["boot"]["image"] if value["boot"] else "local disk"
         window = value.get("window")
         if window:
             return f"{boots}, from {window['start'] or 'any time'} until {window['end'] or 'removed'}"
         return f"{value['policy']}: {boots}, {value['networkBoot']}"
+    return _format_value(value)
+
+
+def _format_value(value: Any) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, (dict, list)):
         return json.dumps(value, sort_keys=True)
     return f"{value[:9]}…" if isinstance(value, str) and len(value) == 64 else str(value)

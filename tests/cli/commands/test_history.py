@@ -213,6 +213,29 @@ def test_the_history_of_a_document_shows_its_changed_fields(gitboot: Typed, work
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("specs: {networkBoot: Once}", "spec: {networkBoot: Once}", 'spec none -> {"networkBoot": "Once"}'),
+        ("spec: [a]", "spec: [{name: b}]", "spec -a +{'name': 'b'}"),
+        ("spec: {a: b}", "spec: [{name: b}]", 'spec {"a": "b"} -> [{"name": "b"}]'),
+        ("spec: [{name: [a]}]", "spec: [{name: b}]", "spec -{'name': ['a']} +{'name': 'b'}"),
+        ("spec: [{name: a}, {name: a, b: c}]", "spec: [{name: a}, {name: a}]", "spec -{'name': 'a', 'b': 'c'}"),
+        ("spec: [{name: a, b: c}, {name: a}]", "spec: [{name: a}]", "spec -{'name': 'a', 'b': 'c'}"),
+        ("spec: {a: b}", "spec: {a: b, c: [{name: d}]}", 'spec.c.d none -> {"name": "d"}'),
+    ],
+)
+def test_the_history_of_a_document_shows_the_changes_of_an_invalid_document(
+    gitboot: Typed, tmp_path: Path, old: str, new: str, expected: str
+) -> None:
+    work = WorkTree(tmp_path / "work")
+    for text in (old, new):
+        work.commit({"a.yaml": f"apiVersion: gitboot.dev/v1alpha1\nkind: Server\nmetadata: {{name: a}}\n{text}\n"})
+    code, out, err = gitboot("history", "Server/a", "--path", work.path)
+    assert (code, err) == (0, "")
+    assert expected in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
     ("subject", "expected"),
     [
         ("ImageStream/flatcar", "no commit in the history of HEAD contains ImageStream/flatcar; check"),
