@@ -190,13 +190,16 @@ def _check_names(prefix: str, entries: Collection[Entry]) -> None:
 
 
 def _is_forbidden(name: bytes) -> bool:
-    """Return whether Git refuses to check out a name on Linux, macOS or Windows (read-cache.c, verify_path)."""
+    """Return whether Git refuses to check out a name on Linux or macOS (read-cache.c, verify_path).
+
+    Git on Windows refuses every name with a backslash. gitboot reads these names, because systemd units may have them.
+    """
     if b"/" in name or name in (b".", b".."):
         return True
-    if not name.startswith((b".", b"g", b"G", b"\xe2", b"\xef")):
+    if not name.startswith((b".", b"g", b"G", b"\xe2", b"\xef")) and b"\\" not in name:
         return False
     text = _IGNORED_BY_HFS.sub("", name.decode(errors="replace")).lower()
-    return re.fullmatch(r"(\.git|git~1)[ .]*(:.*)?", text, re.DOTALL) is not None
+    return any(re.fullmatch(r"(\.git|git~1)[ .]*(:.*)?", part, re.DOTALL) for part in text.split("\\"))
 
 
 def _decode_name(mode: bytes, prefix: str, name: bytes) -> tuple[bytes, str]:

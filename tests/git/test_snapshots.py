@@ -417,6 +417,8 @@ NO_NAME = "Git does not allow a file or folder with this name"
         ("as Windows has it", (("40000", b"GIT~1", "T"),), "GIT~1", NO_NAME),
         ("with a stream", (("100644", b".git::$INDEX_ALLOCATION", "B"),), ".git::$INDEX_ALLOCATION", NO_NAME),
         ("with a space", (("40000", b".git ", "T"),), ".git ", NO_NAME),
+        ("before a backslash", (("100644", b".git\\a.yaml", "B"),), ".git\\a.yaml", NO_NAME),
+        ("after a backslash", (("40000", b"a\\GIT~1", "T"),), "a\\GIT~1", NO_NAME),
         ("as macOS has it", (("40000", b".g\xe2\x80\x8cit", "T"),), ".g\u200cit", NO_NAME),
     ],
 )
@@ -438,7 +440,9 @@ def test_t10_a_name_that_a_checkout_would_not_show_is_rejected(
         load_commit(StoredRepository(work.path), revision, "/".join(["below"] * depth))
 
 
-@pytest.mark.parametrize("name", [".gitignore", ".gitattributes", "git", "a.git", ".github", "git~2", "...", "e\u0301"])
+@pytest.mark.parametrize(
+    "name", [".gitignore", ".gitattributes", "git", "a.git", ".github", "git~2", "...", "e\u0301", "a\\x2db"]
+)
 def test_a_name_that_only_looks_like_one_is_read(work: WorkTree, name: str) -> None:
     revision = work.commit({f"{name}.d/x.yaml" if name.startswith(".git") else f"{name}/x.yaml": "text"})
     assert all(path.endswith("x.yaml") for path in load_snapshot(work, revision).blobs)
