@@ -486,8 +486,12 @@ def _find_line_author(path: Path, opened_range: CommitRange, file: str, number: 
         if branch.blobs.get(file) != opened_range.head.blobs.get(file):
             return None
     blame = open_blame(path, revision)
-    commit = blame.line(file, number) if blame is not None else None
-    return f"{commit.author} in {commit.revision[:12]}" if commit is not None else None
+    if blame is None or not blame.is_committed(file, number):
+        return None
+    commit = blame.line(file, number)
+    if commit is None:
+        return "an unknown author, because this clone is shallow"
+    return f"{commit.author} in {commit.revision[:12]}"
 
 
 def evaluate_side(

@@ -45,6 +45,8 @@ from gitboot.git.snapshots import (
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
+SHALLOW_CLONE: Final = "this is a shallow clone without older commits; run git fetch --unshallow to fetch them"
+
 
 class HistoryStep(Struct, frozen=True, kw_only=True):
     """A commit, and the Git tree of the fleet in this commit."""
@@ -151,17 +153,26 @@ class Blame:
     Call `open_blame` to create a `Blame`. gitboot reads a file when `line` is first called with the file's path.
     """
 
-    def __init__(self, repository: StoredRepository, commit: Revision | None, folder: str, root: Path | None) -> None:
+    def __init__(
+        self, repository: StoredRepository, commit: Revision | None, folder: str, root: Path | None, *, shallow: bool
+    ) -> None:
         self._repository, self._commit = repository, commit  # the commit is None if there is no commit yet
+        self.shallow = shallow  # whether the clone lacks older commits
         self._prefix = f"{folder}/" if folder else ""
         self._root = root  # the folder of the fleet in the work tree; None: gitboot reads only committed files
         self._lines = cache(self._blame_file)
 
     def line(self, path: str, number: int) -> CommitSummary | None:
-        """Return the commit that last changed a line (counted from 1), or None if the line is not committed."""
+        """Return the commit that last changed a line (counted from 1).
+
+        The result is None if the line is not committed, or if a shallow clone may lack the commit.
+        """
         return self._lines(path).get(number)
 
-    def _blame_file(self, path: str) -> dict[int, CommitSummary]:
+    def is_committed(self, path: str, number: int) -> bool:
+        return number in self._lines(path)
+
+    def _blame_file(self, path: str) -> dict[int, CommitSummary | None]:
         with self._repository.open() as git:
             if self._commit is None:
                 return {}
@@ -177,7 +188,7 @@ class Blame:
                 reader, lines = CommitReader(git), {}
                 for hunk in hunks:
                     start = hunk.final_start_line_number
-                    wrote = summarize_commit(reader.read(hunk.final_commit_id))
+                    wrote = _summarize_writer(reader, reader.read(hunk.final_commit_id))
                     lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
             if self._root is None:
                 return lines
@@ -198,13 +209,17 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
         unborn = uncommitted and git.head_is_unborn
         commit = None if unborn else resolve_commit(git, "HEAD" if uncommitted or rev is None else rev, str(path))
         return Blame(
-            StoredRepository(get_git_directory(git)), commit, get_fleet_folder(git, root), root if uncommitted else None
+            StoredRepository(get_git_directory(git)),
+            commit,
+            get_fleet_folder(git, root),
+            root if uncommitted else None,
+            shallow=git.is_shallow,
         )
 
 
-def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
+def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary | None]:
     """Map each line number to the commit that last changed the line, or to the merge commit for a merged branch."""
-    lines: dict[int, CommitSummary] = {}
+    lines: dict[int, CommitSummary | None] = {}
     reader = CommitReader(git)
     newer = reader.peel(commit)
     content = read_file(git, newer, path) or b""
@@ -216,12 +231,17 @@ def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revisi
             newer = older
             continue
         matches = _match_lines(before, content) if before else {}
-        lines |= {final: summarize_commit(newer) for now, final in origins.items() if now not in matches}
+        lines |= {final: _summarize_writer(reader, newer) for now, final in origins.items() if now not in matches}
         origins = {matches[now]: final for now, final in origins.items() if now in matches}
         if not origins or older is None:
             break
         newer, content = older, before
     return lines
+
+
+def _summarize_writer(reader: CommitReader, commit: CommitObject) -> CommitSummary | None:
+    """Summarize the commit of a line. Return None at the end of a shallow history, which may lack the real commit."""
+    return None if reader.is_cut(commit.id) else summarize_commit(commit)
 
 
 def read_file(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes | None:

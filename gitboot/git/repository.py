@@ -343,9 +343,13 @@ class CommitReader:
         if kind != ObjectType.COMMIT:
             raise pygit2.GitError(f"{oid} is not a commit")
         commit = CommitObject(oid, raw)
-        if self._cut and str(oid).encode() in self._cut:
+        if self.is_cut(oid):
             commit.parents = ()
         return commit
+
+    def is_cut(self, id: pygit2.Oid) -> bool:
+        """Return whether a shallow clone lacks the parents of this commit."""
+        return bool(self._cut) and str(id).encode() in self._cut
 
     def peel(self, id: pygit2.Oid | str) -> CommitObject:
         """Return the commit with this ID or, if the ID belongs to a tag, the commit that the tag points to."""

@@ -108,6 +108,15 @@ def test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_un
     assert run_diff(work, "accepted..topic").exit_code == 0
 
 
+def test_a_claim_has_no_author_if_a_shallow_clone_may_lack_the_commit(work: WorkTree, tmp_path: Path) -> None:
+    work.commit({"images/rescue.yaml": image("rescue-1", CLAIM), "profiles/rescue.yaml": profile("rescue", "rescue-1")})
+    work.commit({"m.yaml": maintenance("m", select="{servers: [fra1-web07]}", boots="rescue")})
+    options = ("--quiet", "--depth=1", "--no-single-branch")
+    work.git("clone", *options, f"file://{work.path}", str(tmp_path / "shallow/fleet"))
+    found = run_diff(WorkTree(tmp_path / "shallow/fleet"), "origin/main..origin/topic")
+    assert [claim["author"] for claim in found.facts["claims"]] == ["an unknown author, because this clone is shallow"]
+
+
 def test_finding_s17_a_change_of_allowed_clients_is_not_shown_as_a_change_of_0_servers(work: WorkTree) -> None:
     work.git("checkout", "--quiet", "main")
     work.commit({"fleet.yaml": fleet("baseURL: 'http://boot.test', provisioning: {clients: ['10.0.0.0/8']}")})

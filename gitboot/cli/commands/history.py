@@ -38,7 +38,7 @@ from gitboot.evaluator.decision_history import (
 from gitboot.fleet.documents import KINDS, Id
 from gitboot.fleet.validation import load
 from gitboot.git.fetch import CLONE
-from gitboot.git.history import History, open_history
+from gitboot.git.history import SHALLOW_CLONE, History, open_history
 from gitboot.git.repository import ACCEPTED
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.ledger.instance_tables import read_numbered_events
@@ -121,7 +121,7 @@ def command(
     else:
         _show_server(subject, history, rev, number, records, state, outputs)
     if history.shallow:
-        click.echo("this is a shallow clone without older commits; run git fetch --unshallow to fetch them", err=True)
+        click.echo(SHALLOW_CLONE, err=True)
 
 
 def _parse_document(subject: str) -> Id:

@@ -43,7 +43,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import format_plan_source, format_table, format_time, wrap_on_terminal, wrap_text
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder, convert_os_errors, is_directory, is_file, write_output_file
-from gitboot.git.history import Blame, open_blame
+from gitboot.git.history import SHALLOW_CLONE, Blame, open_blame
 from gitboot.git.snapshots import WORKTREE
 from gitboot.jsonio import format_document, format_instant, to_json_value
 from gitboot.problems import Code
@@ -525,6 +525,8 @@ def explain_command(
         found = _filter_field(found, field)
     blame = open_blame(*fleet.place)
     write_outputs(outputs, json=partial(_format_json, found, blame), text=partial(_format_text, found, blame))
+    if blame is not None and blame.shallow:
+        click.echo(SHALLOW_CLONE, err=True)
     print_missing_instance(records, state)
 
 
@@ -537,13 +539,18 @@ def _format_json(explanation: Explanation, blame: Blame | None) -> str:
 
 
 def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
-    """Return the commit that last changed a field. Return None if there is no source location or no Git repository."""
+    """Return the commit that last changed a field.
+
+    Return None if there is no source location or no Git repository, or if a shallow clone may lack the commit.
+    """
     if blame is None or reason.path is None or reason.line is None:
         return None
 
-    if (commit := blame.line(reason.path, reason.line)) is None:
-        return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
-    return {**to_json_value(commit)}
+    if (commit := blame.line(reason.path, reason.line)) is not None:
+        return {**to_json_value(commit)}
+    if blame.is_committed(reason.path, reason.line):
+        return None
+    return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
 
 
 def _format_fields(kind: str, field: str | None) -> str:

@@ -118,6 +118,20 @@ def test_explain_shows_which_commit_wrote_each_field(gitboot: Typed, work: WorkT
     assert commits["phase"] is None
 
 
+def test_explain_shows_no_commit_that_a_shallow_clone_may_lack(gitboot: Typed, work: WorkTree, tmp_path: Path) -> None:
+    for often in ("Once", "Never"):
+        work.commit({"06.yaml": policy("web", often=often)}, often)
+    clone = tmp_path / "shallow"
+    work.git("clone", "--quiet", "--depth=2", f"file://{work.path}", str(clone))
+    (clone / "01.yaml").write_text(server("web01", "role: web", "provision: 2"))
+    reasons = json.loads(gitboot("explain", "web01", "--path", clone, "-o", "json")[1])["reasons"]
+    commits = {reason["field"]: reason["commit"] for reason in reasons}
+    assert (commits["networkBoot"]["subject"], commits["image"]) == ("Never", None)
+    assert commits["provision"]["revision"] == "WORKTREE"
+    *_, place = gitboot("explain", "web01", "image", "--path", clone)[1].splitlines()
+    assert re.fullmatch(r"    \S+.yaml:\d+:\d+", place)
+
+
 def test_explain_shows_a_field_that_no_document_sets_and_lists_such_fields(gitboot: Typed, work: WorkTree) -> None:
     web = ("explain", "web01", "--path", work.path, "--records", "adopt")
     out = gitboot(*web)[1].splitlines()
@@ -426,7 +440,9 @@ def test_a_wrong_input_ends_in_one_message(
 def test_a_shallow_clone_is_reported(gitboot: Typed, work: WorkTree, tmp_path: Path) -> None:
     work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
     work.git("clone", "--quiet", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
-    assert "git fetch --unshallow" in gitboot("history", "web01", "--path", tmp_path / "shallow")[2]
+    for command in ("history", "explain"):
+        assert "git fetch --unshallow" in gitboot(command, "web01", "--path", tmp_path / "shallow")[2]
+        assert "shallow" not in gitboot(command, "web01", "--path", work.path)[2]
 
 
 # images
