@@ -416,7 +416,8 @@ _NUMBER: Final = r"(0|[1-9][0-9]{0,17})"
 _PART: Final = r"(0|[1-9][0-9]{0,17}|[xX*])"
 _SUFFIX: Final = r"(?:-(?P<prerelease>[0-9A-Za-z.-]{1,200}))?(?:\+[0-9A-Za-z.-]+)?"
 _VERSION: Final = re.compile(rf"v?{_NUMBER}\.{_NUMBER}\.{_NUMBER}{_SUFFIX}")
-_TERM: Final = re.compile(rf"\s*([<>]=?|[=^~])?\s*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}(?:\s+|,|$)")
+_GAP: Final = r"[0-9xX*.]*[xX*]\.[0-9]"  # a number after a wildcard, as in 1.*.3
+_TERM: Final = re.compile(rf"\s*([<>]=?|[=^~])?\s*v?(?!{_GAP}){_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}(?:\s+|,|$)")
 
 
 def parse_version(text: str) -> Version | None:

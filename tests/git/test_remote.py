@@ -607,6 +607,8 @@ TAGS = [
         ("=1.2", "v1.2.9"),
         ("1.*", "v1.10.0"),
         ("1.x || 2.x", "v2.0.0"),
+        ("1.x.*", "v1.10.0"),
+        ("=1.0.0-x.1", None),
         ("^1.2", "v1.10.0"),
         ("^0.2.3", "v0.2.9"),
         ("^0.0.3", "v0.0.3"),
@@ -630,7 +632,10 @@ def test_a_range_selects_the_highest_version_within_it(written: str, tag: str | 
     )
 
 
-@for_each("written", ["", "main", "1.2.3.4", ">=", "1..2", "1.2 ||", "<>1", "^v", "1.2-", ">= 1 or so"])
+@for_each(
+    "written",
+    ["", "main", "1.2.3.4", ">=", "1..2", "1.2 ||", "<>1", "^v", "1.2-", ">= 1 or so", "1.*.3", "<x.2", "v*.*.1"],
+)
 def test_an_invalid_range_is_a_usage_error(written: str) -> None:
     with pytest.raises(UsageError, match="is not a version range"):
         parse_range(written)
