@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.jsonio import encode_canonical
 from gitboot.model.scalars import Malformed, is_placeholder_serial, parse_lookup_mac, parse_lookup_uuid
-from gitboot.quoting import check_ipxe_url, fill_boot_nic, has_boot_nic_placeholder
+from gitboot.quoting import build_command_line, check_ipxe_url, fill_boot_nic, has_boot_nic_placeholder
 from gitboot.render import paths
 from gitboot.render.boot_script_parts import IDENTITY_QUERY
 from gitboot.render.paths import BOOT, ContentType, File, IdentityKind, PathKind, Role
@@ -218,7 +218,7 @@ def render_boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterato
     boot = plan.boot if plan is not None and not plan.writes_disk else None
     if boot is not None and not boot.is_direct:
         initrds = [each.url for each in boot.files.initrds]
-        arguments = " ".join(boot.kernel_arguments)
+        arguments = build_command_line(boot.kernel_arguments)
         parameters |= {"kernel": boot.loaded_kernel.url, "params": arguments}
         parameters |= {"initrd": initrds[0]} if initrds else {}
     for mac in decision.macs:

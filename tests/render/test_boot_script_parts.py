@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -345,12 +346,11 @@ def test_finding_p12_pxelinux_adds_bootif_itself_for_an_unknown_machine_and_noth
         assert "linux" not in text and text.endswith("label disk\n  localboot 0\n")
 
 
-def test_finding_p12_bss_parameters_name_the_nic_of_the_path() -> None:
+def test_finding_p12_bss_parameters_are_the_command_line_with_the_nic_of_the_path() -> None:
     files = render_nic_files()
     for mac in NIC_PATHS:
-        assert (
-            f"BOOTIF=01-{mac} nic=of {mac.replace('-', ':')} --- quiet" in files[f"v1/boot/{mac}/bootparameters.json"]
-        )
+        [found] = json.loads(files[f"v1/boot/{mac}/bootparameters.json"])
+        assert found["params"] == f'BOOTIF=01-{mac} nic="of {mac.replace("-", ":")}" --- quiet'
 
 
 def test_finding_p12_no_file_has_a_placeholder_and_a_boot_without_one_has_no_more_lines() -> None:
