@@ -650,7 +650,8 @@ def _find_ended_window_files(disk: Disk, state: PublishedServer, at: datetime) -
         if found is not None and compute_digest(found) in windows:
             if current is not None and current.in_window:
                 current = next((version for version in reversed(versions) if not version.in_window), None)
-            yield path, _read_content(disk, state, current)
+            if (content := _read_content(disk, state, current)) != found:
+                yield path, content
 
 
 def _find_next_transition(state: PublishedServer, at: datetime) -> datetime | None:

@@ -16,8 +16,8 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.tree_changes import WindowEndError, WindowEnds, end_windows
 from gitboot.render.endpoint_files import parse_state_path
-from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, plan_fleet
-from tests.helpers.fleets import at, image, maintenance, make_mac, server
+from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, UUID, Site, plan_fleet
+from tests.helpers.fleets import at, image, maintenance, make_mac, profile, server
 from tests.helpers.published_trees import record_calls
 
 OVER = at("21T04:00")
@@ -104,6 +104,16 @@ def test_a_damaged_state_ends_no_window_and_blocks_no_other_server(tmp_path: Pat
     (here.root / "ops" / "servers" / "web00.json").write_text("{")
     assert parse_state_path("ops/servers/web00.json") == "web00"
     assert end_windows_now(here, OVER) == ("web01",)
+
+
+def test_a_file_that_already_has_the_content_after_the_window_is_not_replaced(tmp_path: Path) -> None:
+    here = Site(tmp_path / "out")
+    boots = [profile(name, "live-1", "httpBoot: uki", method="UefiHttp") for name in ("web", "repair")]
+    live = [*ALWAYS[:2], image("live-1", "writesDisk: false", "uki"), *boots, ALWAYS[-1]]
+    here.publish(plan_fleet(*live, REPAIR, now=AFTER), at=AFTER)
+    assert end_windows_now(here, OVER) == ("web01",)
+    assert (here.root / "boot/httpboot" / f"{UUID}.json").stat().st_mtime == AFTER.timestamp()
+    assert end_windows_now(here, OVER) == ()
 
 
 def test_windows_do_not_end_during_a_publication(here: Site) -> None:
