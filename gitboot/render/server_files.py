@@ -53,6 +53,7 @@ from gitboot.render.page import (
 )
 from gitboot.render.paths import (
     BOOT,
+    DATA,
     HTTP_BOOT,
     IGNITION,
     IPXE_BY_SERIAL,
@@ -481,8 +482,9 @@ def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]
         found: list[PathVersion] = []
         for each in renderings:
             version = _build_version(kind, path, each)
-            before = found[-1]._replace(since=version.since) if found else None
-            if version != before and (found or version.content is not None):
+            if found and version == found[-1]._replace(since=version.since, in_window=version.in_window):
+                found[-1] = found[-1]._replace(in_window=found[-1].in_window and version.in_window)
+            elif found or version.content is not None:
                 found.append(version)
         path_versions[path] = tuple(found)
     idle_versions = {
@@ -492,6 +494,9 @@ def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]
         for path, file in idle_files.items()
     }
     return dict(sorted({**path_versions, **idle_versions}.items()))
+
+
+_WINDOW_ROLES: Final = (Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW, Role.DATA)
 
 
 def _build_version(kind: PathKind, path: str, rendering: _Rendering) -> PathVersion:
@@ -505,7 +510,8 @@ def _build_version(kind: PathKind, path: str, rendering: _Rendering) -> PathVers
         role=kind.role,
         digest=digest,
         writes=_build_disk_write(kind, path, file, digest, rendering) if file is not None else None,
-        in_window=kind.role in (Role.BOOT_SCRIPT, Role.OFFER) and in_window,
+        # a path with a token belongs to one boot, whose system may still run after the window
+        in_window=in_window and kind.role in _WINDOW_ROLES and kind is not DATA,
     )
 
 

@@ -16,8 +16,9 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.tree_changes import WindowEndError, WindowEnds, end_windows
 from gitboot.render.endpoint_files import parse_state_path
-from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, UUID, Site, plan_fleet
-from tests.helpers.fleets import at, image, maintenance, make_mac, profile, server
+from gitboot.render.paths import BOOT_PARAMETERS, DATA, IGNITION, NOCLOUD, USER_DATA, find_path_kind
+from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, TEMPLATES, UUID, Site, plan_fleet
+from tests.helpers.fleets import at, fleet, image, maintenance, make_mac, policy, profile, server
 from tests.helpers.published_trees import record_calls
 
 OVER = at("21T04:00")
@@ -58,6 +59,43 @@ def test_every_lookup_boots_the_policy_after_a_window_if_that_writes_no_disk(tmp
     assert end_windows_now(here, OVER) == ("web01",)
     whole = plan_fleet(*live, REPAIR, now=OVER).boot_files
     assert [read_boot(here, path).encode() for path in LOOKUPS] == [whole[path].content for path in LOOKUPS]
+
+
+@pytest.mark.parametrize(
+    ("user_data", "policy_text", "window_text"),
+    [
+        ("Ignition/3.4", TEMPLATES["t"], '{"ignition": {"version": "3.4.0"}, "passwd": {}}'),
+        ("CloudInit", "#cloud-config\n", "#cloud-config\nbootcmd: []\n"),
+    ],
+)
+def test_user_data_and_previews_without_a_token_are_those_of_the_policy_after_a_window(
+    tmp_path: Path, user_data: str, policy_text: str, window_text: str
+) -> None:
+    here, templates = Site(tmp_path / "out"), {"web": policy_text, "repair": window_text}
+    live = [
+        fleet("baseURL: 'http://boot.test', outputs: [ipxe, nocloud, matchbox, bss]"),
+        server("web01"),
+        image("live-1", f"userData: {user_data}, writesDisk: false"),
+        *(profile(name, "live-1", f"userData: {{format: {user_data}, template: {name}}}") for name in templates),
+        policy("web"),
+    ]
+    during, after = (plan_fleet(*live, REPAIR, now=now, templates=templates) for now in (AFTER, OVER))
+    here.publish(during, at=AFTER)
+    assert end_windows_now(here, OVER) == ("web01",)
+    kinds = (IGNITION, NOCLOUD, USER_DATA, BOOT_PARAMETERS)
+    expected = {path: file.content for path, file in after.files.items() if find_path_kind(path) in kinds}
+    assert {find_path_kind(path) for path in expected} >= {USER_DATA, BOOT_PARAMETERS}
+    assert {path: (here.root / path).read_bytes() for path in expected} == expected
+
+
+def test_a_system_that_a_window_has_booted_still_finds_its_user_data_after_the_window(tmp_path: Path) -> None:
+    here = Site(tmp_path / "out")
+    repair = maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once", boots="web")
+    made = plan_fleet(*ONCE, repair, now=AFTER)
+    here.publish(made, at=AFTER)
+    end_windows_now(here, OVER)
+    found = {path: (here.root / path).read_bytes() for path in made.files if find_path_kind(path) is DATA}
+    assert found and found == {path: made.files[path].content for path in found}
 
 
 def test_before_the_end_of_a_window_nothing_changes(here: Site) -> None:
@@ -106,11 +144,16 @@ def test_a_damaged_state_ends_no_window_and_blocks_no_other_server(tmp_path: Pat
     assert end_windows_now(here, OVER) == ("web01",)
 
 
-def test_a_file_that_already_has_the_content_after_the_window_is_not_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("follows_another", [False, True], ids=["no other window", "another window"])
+def test_a_file_that_already_has_the_content_after_the_window_is_not_replaced(
+    tmp_path: Path, follows_another: bool
+) -> None:
     here = Site(tmp_path / "out")
-    boots = [profile(name, "live-1", "httpBoot: uki", method="UefiHttp") for name in ("web", "repair")]
-    live = [*ALWAYS[:2], image("live-1", "writesDisk: false", "uki"), *boots, ALWAYS[-1]]
-    here.publish(plan_fleet(*live, REPAIR, now=AFTER), at=AFTER)
+    images = [image(name, "writesDisk: false", "uki") for name in ("live-1", "live-2")]
+    boots = {"web": "live-1", "repair": "live-1", "other": "live-2"}
+    profiles = [profile(name, boot, "httpBoot: uki", method="UefiHttp") for name, boot in boots.items()]
+    others = [maintenance("other", "21T04:00 21T08:00", boots="other")] if follows_another else []
+    here.publish(plan_fleet(*ALWAYS[:2], *images, *profiles, ALWAYS[-1], REPAIR, *others, now=AFTER), at=AFTER)
     assert end_windows_now(here, OVER) == ("web01",)
     assert (here.root / "boot/httpboot" / f"{UUID}.json").stat().st_mtime == AFTER.timestamp()
     assert end_windows_now(here, OVER) == ()
