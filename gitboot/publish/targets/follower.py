@@ -32,7 +32,9 @@ from gitboot.status.instance_status import TargetStatus
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 300.0
-_SOON_S: Final = 0.5  # the pause before gitboot repeats an interrupted read
+_SOON_S: Final = 0.5  # the first pause before gitboot repeats an interrupted read
+# After this number of interrupted reads, the cause is probably not a publication. Their pauses add up to 4 minutes.
+_MAX_RACES: Final = 10
 _PERIOD_S: Final = 3600.0  # the time between two checks for unused content if there is no publication
 
 
@@ -83,6 +85,7 @@ class Follower:
         self._possibly_overdue_since: datetime | None = None
         self._is_ending = False
         self._retries_now = False  # whether the next attempt starts now, even after a failure
+        self._race_count = 0  # the number of consecutive interrupted reads
         self._is_taken_over = False  # whether another process took over the target
         self._target_content: TargetContent | None = None  # None: the follower must read the content from the target
         self._thread = BackgroundThread(self._run, name=f"target {target_status.name}", on_death=self._report_death)
@@ -116,7 +119,7 @@ class Follower:
         self.retry_now()
 
     def retry_now(self) -> None:
-        """Start the next attempt now, and reset the pauses between attempts.
+        """Start the next attempt now, and reset the pauses after failures.
 
         This has no effect on a target that another process took over.
         """
@@ -166,8 +169,13 @@ class Follower:
         """
         try:
             summary = self._update_target()
-        except RaceError:
-            return _SOON_S, 0
+        except RaceError as error:
+            self._race_count += 1
+            if self._race_count >= _MAX_RACES:
+                hint = "If another program changed the file, delete the file and restart gitboot run"
+                self._update_status(failure=("FileChanged", f"{self._target_status.name}: {error}. {hint}"))
+            # The next publication shortens this wait.
+            return min(_SOON_S * 2 ** (min(self._race_count, _MAX_RACES) - 1), _LONGEST_RETRY_S), 0
         except (TemporaryError, OperatorError) as error:
             self._target_content = None
             self._update_status(failure=(type(error).__name__, str(error)))
@@ -175,6 +183,7 @@ class Follower:
                 self._is_taken_over = True
                 return threading.TIMEOUT_MAX, failures + 1
             return min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S), failures + 1
+        self._race_count = 0
         self._update_status(commit=summary.commit if summary is not None else None, published_count=published_count)
         return _PERIOD_S, 0
 
@@ -200,6 +209,7 @@ class Follower:
             self._target_content = None  # if `apply` fails, the next attempt reads the target again
             self._target.apply(step, target_content, self._tree)
             self._target_content = apply_step(target_content, step)
+            self._race_count = 0
             summary = self._tree.read_summary()
         return summary
 

@@ -331,7 +331,7 @@ class FollowedTree:
         except OSError as error:
             raise RaceError(f"{path}: {error.strerror}") from error
         if compute_digest(found.content) != digest:
-            raise RaceError(f"{path} is being published")
+            raise RaceError(f"{path} differs from the version in the manifest")
         return found
 
 

@@ -378,6 +378,27 @@ def test_a_target_that_is_down_delays_nothing_and_is_tried_again_until_it_is_up(
         assert followers.target_status[0] == TargetStatus(name="shelf", commit="c0ffee")
 
 
+def test_a_file_that_stays_changed_is_named_and_is_tried_again_when_it_is_restored(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.publish.targets.follower._SOON_S", 0.001)
+    file = out / "ops/servers/server-52-54-00-00-00-01.json"
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"1", b"2"))
+    with Followers([one := follower(out, MemoryTarget(max_servers=99))]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: one.target_status.failure is not None)
+        assert one.target_status.failure == (
+            "FileChanged",
+            "shelf: ops/servers/server-52-54-00-00-00-01.json differs from the version in the manifest. "
+            "If another program changed the file, delete the file and restart gitboot run",
+        )
+        file.write_bytes(content)
+        followers.retry_now()
+        followers.wait(60)
+        assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
+
+
 def test_a_target_that_hangs_delays_neither_publications_nor_the_end(out: Path) -> None:
     memory_target = MemoryTarget()
     memory_target.gate.clear()
