@@ -160,7 +160,7 @@ class Code(StrEnum):
         "GB1025",
         "The name is not valid",
         "Names appear in URLs, file names and DNS, so they follow the Kubernetes rule for names (DNS-1123 subdomain).",
-        "Use at most 253 lower-case letters, digits, '-' and '.', with a letter or digit at both ends.",
+        "Use at most 253 (Server: 241) lower-case letters, digits, '-' and '.', with a letter or digit at both ends.",
     )
     LABEL = (
         "GB1026",

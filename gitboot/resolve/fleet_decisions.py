@@ -108,7 +108,9 @@ class FleetDecisions(Struct, frozen=True, kw_only=True):
 
 # gitboot rejects a new commit with one of these errors. If an instance has already accepted a commit with such an
 # error, it keeps the commit, because earlier versions did not check for these errors.
-TOLERATED_CODES: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
+TOLERATED_CODES: Final = frozenset({Code.PLACEHOLDER_IDENTITY, Code.NAME})
+# A file system accepts names of at most 255 bytes, and the mirror program writes the file .NAME.json.gitboot.
+_MAX_SERVER_NAME: Final = 255 - len("..json.gitboot")
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 
@@ -154,6 +156,7 @@ def decide_all(
         each for each in located_problems if each.since is not None or each.until is not None
     )
     documents = (
+        *find_long_server_names(repository),
         *find_unsupported_settings(repository),
         *find_missing_ipv6_clients(repository),
         *find_rejected_labels(repository),
@@ -423,6 +426,19 @@ def decide_unknown_machines(
             findings += check_loader_signature(boot, inputs, ignoring_loader, architecture, secure_boot=False)
         found += ((f"unknown {architecture} machines", finding) for finding in findings)
     return boots, found
+
+
+def find_long_server_names(repository: FleetRepository) -> Iterator[Problem]:
+    """Yield a problem for each server whose name is too long for the names of its published files."""
+    for name in repository.servers:
+        if len(name) > _MAX_SERVER_NAME:
+            yield repository.build_problem(
+                Code.NAME,
+                f"the name of this server has {len(name)} characters, which is too long for the names of its files",
+                Id("Server", name),
+                *("metadata", "name"),
+                hint=f"use at most {_MAX_SERVER_NAME} characters",
+            )
 
 
 def find_unsupported_settings(repository: FleetRepository) -> Iterator[Problem]:

@@ -930,3 +930,13 @@ def test_finding_r15_a_new_certificate_in_the_same_file_ends_the_warning() -> No
     assert len(old.decided.decisions.find_problems(at("21T00:00"))) == 1
     assert new.decided.decisions.find_problems(at("21T00:00")) == ()
     assert new.decided.decisions.dated == decide_all(load(trees[1])).decisions.dated
+
+
+def test_a_server_name_that_is_too_long_for_its_files_is_rejected_in_a_new_commit_only() -> None:
+    assert problems(*SEED, server("a" * 241, "role: web")) == ()
+    documents = (*SEED, server("a" * 242, "role: web"))
+    with pytest.raises(InvalidRepository, match="GB1025: the name of this server has 242 characters") as caught:
+        decided(*documents)
+    [problem] = caught.value.problems
+    assert (problem.path, problem.line, problem.hint) == ("007.yaml", 3, "use at most 241 characters")
+    assert len(decide_all(repository(*documents)).decisions.servers) == 2, "an accepted commit stays accepted"
