@@ -117,6 +117,12 @@ class PublishedNames:
         return found
 
 
+def contains_encoded_token(text: str, token: Digest) -> bool:
+    """Return whether a text contains a token in base64."""
+    _, *encoded = (each.decode() for each, _ in _encode_pairs(token.encode(), token.encode(), _DEPTH))
+    return any(each in text for each in encoded)
+
+
 def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
     """Yield pairs of a token and its published name: unencoded, and in each form that they can have in base64 text.
 

@@ -20,6 +20,7 @@ from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
+from gitboot.render.token_keys import contains_encoded_token
 from gitboot.resolve.install_attempts import (
     add_consumed_run,
     attempt_token,
@@ -66,7 +67,7 @@ def list_offers(state: ServerState) -> Iterator[Offer]:
         return
     yield report
     common = state.decision.token
-    if common is not None and common != report.plan and not _contains_token(state.decision, common):
+    if common is not None and common != report.plan and not _is_always_replaced(state.decision, common):
         yield structs.replace(report, plan=common, attempt=0)
 
 
@@ -97,12 +98,14 @@ def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
         )
 
 
-def _contains_token(decision: Decision, common: Digest) -> bool:
+def _is_always_replaced(decision: Decision, common: Digest) -> bool:
+    """Return whether an installer sees only the token of its attempt: gitboot cannot replace the token in base64."""
     boot = decision.policy.boot if decision.policy is not None else None
     if boot is None:
         return False
     files = boot.user_data.files.values() if boot.user_data is not None else ()
-    return any(common in text for text in (*files, *boot.entries.values(), *boot.kernel_arguments))
+    texts = (*files, *boot.entries.values(), *boot.kernel_arguments)
+    return any(common in text for text in texts) and not any(contains_encoded_token(text, common) for text in texts)
 
 
 def find_report_offer(decision: Decision, record: Record | None) -> Offer | None:

@@ -319,8 +319,11 @@ def test_user_data_names_the_attempt_to_which_it_belongs(web01: OrderBench) -> N
     assert {FAILED.build_path(MAC, each) for each in (common, again.token)} <= published.keys()
 
 
-def test_an_installer_whose_user_data_hides_the_token_reports_with_the_common_token(web01: OrderBench) -> None:
-    web01.fetch_boot(web01.install(attempts=2, text=ENCODED))
+@pytest.mark.parametrize("more", ["", "bootcmd: {{ urls.failed }}\n"])  # also if another line has the token unencoded
+def test_an_installer_whose_user_data_hides_the_token_reports_with_the_common_token(
+    web01: OrderBench, more: str
+) -> None:
+    web01.fetch_boot(web01.install(attempts=2, text=ENCODED + more))
     common = web01.token
     web01.fetch_boot(web01.report_failure(common))
     assert web01.token != common
