@@ -528,7 +528,7 @@ def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
     """
     names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
     trusted, revoked, authorities = set[str](), set[str](), set[str]()
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.split()
         if not fields or fields[0].startswith("#"):
             continue

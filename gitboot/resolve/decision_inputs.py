@@ -215,10 +215,10 @@ def parse_approvals(content: bytes, maintenance: str) -> tuple[tuple[str, ...], 
     """Parse a file of approvals.
 
     Return the digests that the file lists for a maintenance, and the malformed lines. A line contains the name of a
-    maintenance and a digest. The text after a # is a comment.
+    maintenance and a digest. The text after a # is a comment. Only a line feed ends a line, as in the diffs of Git.
     """
     approved, malformed = set[str](), []
-    for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
+    for number, line in enumerate(content.decode(errors="replace").split("\n"), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -415,7 +415,7 @@ class FleetView:
         text = self._repository.read(self._repository.origins[profile].blob)
         if b"gitboot:allow-secret" not in text:
             return {}
-        lines, found = text.splitlines(), {}
+        lines, found = text.split(b"\n"), {}
         for each in ("kernelArguments", "userData"):
             _, place = self._repository.find_place(profile, "spec", each)
             line = lines[place.line - 1].decode(errors="replace") if place.line <= len(lines) else ""

@@ -547,6 +547,7 @@ def hash_host(name: str) -> str:
         pytest.param(f"* {ED}\n@revoked {hash_host('git.example.net')} {ED}", set(), id="revoked later, hashed"),
         pytest.param(f"@cert-authority *.example.net {ED}", set(), id="an authority is no key"),
         pytest.param(f"# git.example.net {ED}\n\nwhat?\ngit.example.net\n", set(), id="no usable key"),
+        pytest.param(f"# old:\fgit.example.net {ED}\u2028* {RSA}", set(), id="a comment with separators"),
     ],
 )
 def test_known_hosts_are_read_as_openssh_reads_them(lines: str, keys: set[str]) -> None:

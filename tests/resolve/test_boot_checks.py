@@ -12,6 +12,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.boot_checks import is_accepted_by_kubelet
+from gitboot.resolve.decision_inputs import parse_approvals
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, SHA, decided, fleet, image, maintenance, policy, profile, server, snapshot
 from tests.helpers.instance_with_bmcs import run_command
@@ -376,7 +377,7 @@ DRAIN: Final = "drain: {url: 'https://drain.test'}"
     ("window", "spec", "approvals", "problem"),
     [
         ("- 20T12:00", f"before: {{{FILE}}}", "", ""),
-        ("- 20T12:00", f"before: {{{FILE}}}", f"# a comment\n\nrepair {SHA} # ada\nother {SHA}\n", ""),
+        ("- 20T12:00", f"before: {{{FILE}}}", f"# a comment\n\nrepair {SHA} # ada\r\nother {SHA}\n", ""),
         ("- 20T12:00", f"before: {{{FILE}}}", f"\nrepair {SHA[:12]}", "approvals.txt:2 GB1036 the line does not"),
         ("- 20T12:00", f"before: {{{FILE}}}", f"repair {SHA} ada", "approvals.txt:1 GB1036 the line does not"),
         ("", f"before: {{{FILE}}}", "", "005.yaml:4 GB1044 spec: `before` requires a window with an end"),
@@ -410,3 +411,10 @@ def test_the_preconditions_of_a_maintenance_are_checked(window: str, spec: str, 
         assert first.hint
     assert problem in found
     assert bool(problem) is bool(found)
+
+
+@for_each("separator", ["\f", "\r", "\v", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_a_comment_in_a_file_of_approvals_ends_where_git_ends_the_line(separator: str) -> None:
+    line = f"# not yet:{separator}repair {SHA}"
+    assert parse_approvals(f"{line}\n".encode(), "repair") == ((), ())
+    assert parse_approvals(f"{line}\nrepair {SHA}\r\nrepair\n".encode(), "repair") == ((SHA,), (3,))
