@@ -313,9 +313,9 @@ class Code(StrEnum):
     )
     DUPLICATE_NAME = (
         "GB2002",
-        "Two documents have the same name",
-        "Documents of the same kind must have different names. Otherwise, a reference could refer to either document.",
-        "Rename or remove one of the two documents.",
+        "Two documents or sites have the same name",
+        "Documents of the same kind, and sites, must have different names. Otherwise, a name could refer to either.",
+        "Rename or remove one of the two.",
     )
     DUPLICATE_IDENTITY = (
         "GB2003",

@@ -280,6 +280,18 @@ class FleetSpec:
                 ("sites", site_number, "ledger"),
             )
 
+    @check
+    def _check_site_names(self) -> None:
+        names = [site.name for site in self.sites]
+        number = next((number for number, name in enumerate(names) if name in names[:number]), None)
+        if number is not None:
+            raise Malformed(
+                Code.DUPLICATE_NAME,
+                f"two sites are named {names[number]}",
+                "rename or remove one of the two sites",
+                ("sites", number, "name"),
+            )
+
     @property
     def has_instances_by_site(self) -> bool:
         """Return whether any site names its own ledger."""

@@ -370,6 +370,18 @@ def test_finding_p12_a_uuid_that_replaces_itself_is_a_fault_of_one_document() ->
     assert found.hint == "correct or remove one of the two values"
 
 
+def test_two_sites_cannot_share_a_name() -> None:
+    def make_fleet(*names: str) -> str:
+        sites = "".join(f"\n    - {{name: {name}, select: All, baseURL: 'http://{name}.test'}}" for name in names)
+        return f"{fleet().partition('spec:')[0]}spec:\n  baseURL: http://boot.test\n  sites:{sites}\n"
+
+    assert list_problems(snapshot(make_fleet("ams", "fra"), *SEED[1:])) == []
+    [found] = problems(snapshot(make_fleet("ams", "fra", "ams"), *SEED[1:]))
+    assert (found.path, found.line, found.code) == ("000.yaml", 9, "GB2002")
+    assert found.message == "spec: two sites are named ams"
+    assert found.hint == "rename or remove one of the two sites"
+
+
 # A fleet in which every reference is dangling.
 LOST = (
     fleet(

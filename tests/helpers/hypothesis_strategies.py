@@ -222,6 +222,8 @@ def _bmc(drawn: Document) -> Document:
 
 
 def _fleet(drawn: Document) -> Document:
+    if "sites" in drawn:
+        drawn = drawn | {"sites": list({site["name"]: site for site in drawn["sites"]}.values())}
     if any("ledger" in site for site in drawn.get("sites", ())):  # each acts for its own site, and none for all
         for_all = drawn.get("provisioning", {})
         return drawn | {"provisioning": {name: value for name, value in for_all.items() if name != "ledger"}}
