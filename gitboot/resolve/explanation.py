@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import cached_property
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -53,15 +54,19 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 def explain(
-    repository: FleetRepository, decision: Decision, plan: BootPlan | None, record: Record | None = None
+    repository: FleetRepository,
+    decision: Decision,
+    plan: BootPlan | None,
+    at: datetime,
+    record: Record | None = None,
 ) -> Explanation:
-    """Explain a plan that gitboot made from ``decision`` and ``record``.
+    """Explain a plan that gitboot made from ``decision`` and ``record`` for the time ``at``.
 
     The decision must have been made for ``repository``.
     """
     view = FleetView(repository)
     explainer = _Explainer(view, repository, decision, plan, record)
-    reasons = [_locate_reason(repository, each) for each in explainer.reasons()]
+    reasons = [_locate_reason(repository, each) for each in explainer.reasons(at)]
     explained_fields = {name for each in reasons for name in (each.field, _base_name(each.field))}
     inputs = view.server_inputs(repository.servers[decision.server])
     others = [
@@ -113,7 +118,7 @@ class _Explainer:
         self._id = Id("Server", decision.server)
         self.lost: list[RejectedCandidate] = []
 
-    def reasons(self) -> Iterator[Reason]:
+    def reasons(self, at: datetime) -> Iterator[Reason]:
         plan, decision = self._plan, self._decision
         yield from self.explain_site()
         if self._server.spec.lifecycle is not Lifecycle.ACTIVE:
@@ -127,16 +132,16 @@ class _Explainer:
             yield make_reason("step", install_step(decision, self._record), "R5", evidence)
         if plan.waiting_maintenance is not None:
             yield from self.explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
-        winner = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
-        for each in (each for each in decision.maintenances if each is not winner):
-            why = "the maintenance is not currently active"
-            if each.name == plan.waiting_maintenance:
-                why = plan.cause.value
-            if winner is not None and each.priority < winner.priority:
-                lower = f"its priority ({each.priority}) is below {winner.priority}"
-                why = f"the maintenance is not currently active, or {lower}"
+        active = [each for each in decision.maintenances if each.is_active(at)]
+        priority = max((each.priority for each in active), default=0)
+        for each in (each for each in decision.maintenances if each.name != plan.maintenance):
+            why = plan.cause.value  # the boot of the maintenance is not offered, for example while boots are stopped
+            if each not in active:
+                why = "the maintenance is not currently active"
+            elif each.priority < priority:
+                why = f"its priority ({each.priority}) is below {priority}"
             self.lost.append(RejectedCandidate(f"Maintenance/{each.name}", "R2", why))
-        if winner is not None and decision.policy is not None:
+        if plan.maintenance is not None and decision.policy is not None:
             self.lost.append(
                 RejectedCandidate(
                     f"BootPolicy/{decision.policy.policy}", "R2", "an active maintenance replaces the policy"
@@ -146,8 +151,7 @@ class _Explainer:
             yield make_reason("run", run_evidence[0], "R5", run_evidence[1])
         if plan.maintenance is not None:
             yield from self.explain_maintenance(self._repository.maintenances[plan.maintenance])
-        elif plan.waiting_maintenance is None or chosen is not None:
-            assert chosen is not None  # noqa: S101 - without a maintenance, the plan is of the policy
+        elif chosen is not None:
             yield from self.explain_policy(chosen)
 
     def list_timeless_reasons(self) -> Iterator[Reason]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -19,7 +20,8 @@ from gitboot.resolve.explanation import (
 )
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import make_plan
-from gitboot.resolve.provisioning_record import Record, Run
+from gitboot.resolve.policy_selection import RejectedCandidate
+from gitboot.resolve.provisioning_record import Record, Run, StopScope
 from gitboot.resolve.server_decision import (
     Boot,
     BootFiles,
@@ -28,7 +30,9 @@ from gitboot.resolve.server_decision import (
     MaintenanceDecision,
     PolicyDecision,
     UserDataFiles,
+    WithheldBoot,
 )
+from gitboot.resolve.server_plan import Cause
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import (
     SEED,
@@ -84,7 +88,7 @@ def explain_server(
 ) -> Explanation:
     found = repository(*documents, files={"t.j2": "#cloud-config\n", "t.age": AGE})
     decision = decide(found).servers[name]
-    return explain(found, decision, make_plan(decision, instant, record))
+    return explain(found, decision, make_plan(decision, instant, record), instant, record)
 
 
 def table(found: Explanation) -> dict[str, tuple[str, str, str | None]]:
@@ -174,6 +178,47 @@ def test_a_maintenance_whose_one_time_boot_was_used_is_still_explained() -> None
     once = (*RICH_FLEET[:-2], maintenance("tonight", "20T22:00 21T04:00", "networkBoot: Once"))
     rows = table(explain_server(instant=NIGHT, documents=once, record=Record(runs={"tonight": Run(1, at("20T22:10"))})))
     assert (rows["phase"][0], rows["image"][0]) == ("Disk", "memtest-7")
+
+
+@for_each(
+    ("case", "has_policy", "stopped", "stop", "is_withheld", "lacks_file", "why"),
+    [
+        (f"{case}, {'with' if has_policy else 'without'} a policy", has_policy, *values)
+        for has_policy in (True, False)
+        for case, *values in (
+            ("stopped", ", stopped: INC-1", StopScope.NONE, False, False, Cause.STOPPED),
+            ("stopped by an order", "", StopScope.WRITING, False, False, Cause.STOPPED),
+            ("all stopped", "", StopScope.ALL, False, False, Cause.ALL_STOPPED),
+            ("withheld", "", StopScope.NONE, True, False, Cause.WITHHELD),
+            ("without a file", "", StopScope.NONE, False, True, Cause.FILE_MISSING),
+        )
+    ],
+)
+def test_an_active_maintenance_whose_boot_is_not_offered_is_explained_with_the_cause(
+    case: str, has_policy: bool, stopped: str, stop: StopScope, is_withheld: bool, lacks_file: bool, why: Cause
+) -> None:
+    found = repository(
+        fleet(f"baseURL: 'http://boot.test', requirePolicy: false{stopped}"),
+        *SEED[1 : None if has_policy else -1],
+        maintenance("reflash", "20T11:00 20T13:00", "networkBoot: Once", boots="web"),
+        maintenance("lesser", "20T11:00 20T13:00", "networkBoot: Once, priority: -1", boots="web"),
+        maintenance("later", "20T22:00 21T04:00", "networkBoot: Once", boots="web"),
+    )
+    decision = decide(found).servers["web01"]
+    boot = next(each.boot for each in decision.maintenances if each.name == "reflash")
+    assert boot is not None and boot.files.kernel is not None
+    if is_withheld:
+        decision = replace(decision, withheld=(WithheldBoot("reflash", None, None, True, "f" * 40),))
+    absent = (boot.files.kernel,) if lacks_file else ()
+    plan = make_plan(decision, NOON, Record(), stop=stop, absent=absent)
+    explanation = explain(found, decision, plan, NOON, Record())
+    (phase,) = (each for each in explanation.reasons if each.field == "phase")
+    assert (phase.value, phase.why) == ("Disk", why)
+    assert [each for each in explanation.lost if each.candidate.startswith("Maintenance/")] == [
+        RejectedCandidate("Maintenance/later", "R2", "the maintenance is not currently active"),
+        RejectedCandidate("Maintenance/lesser", "R2", "its priority (-1) is below 0"),
+        RejectedCandidate("Maintenance/reflash", "R2", why),
+    ], case
 
 
 @for_each(

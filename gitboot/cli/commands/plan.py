@@ -520,7 +520,7 @@ def explain_command(
     if topic is not None and subject not in fleet.decisions.servers:
         raise UsageError(f"there is no server {subject!r}; for {topic}, run `gitboot explain {topic}`")
     decision, plan = fleet.plan_server(subject)
-    found = explain(fleet.repository, decision, plan, fleet.records.get(decision.uuid))
+    found = explain(fleet.repository, decision, plan, fleet.at, fleet.records.get(decision.uuid))
     if field is not None:
         found = _filter_field(found, field)
     blame = open_blame(*fleet.place)

@@ -374,7 +374,7 @@ def test_explain_shows_the_evidence_of_an_installation(web01: InstallBench) -> N
     web01.entry(web01.install(evidence="Reported", attempts=2))
     web01.fails("no disk found")
     decision, record = web01.decisions.servers["web01"], web01.record
-    found = explain(repository(*web01.documents, files=FILES), decision, web01.servers["web01"].plan, record)
+    found = explain(repository(*web01.documents, files=FILES), decision, web01.servers["web01"].plan, web01.now, record)
     (reason,) = (each for each in found.reasons if each.field == "step")
     said = '10.0.0.7 reported a failure at 2026-11-20T12:00:00Z ("no disk found")'
     assert (reason.value, reason.rule, reason.why) == ("Pending", "R5", f"attempt 1, boot 1: {said}")
@@ -763,7 +763,7 @@ def test_a_maintenance_run_is_explained_and_counted(maintained: Maintained) -> N
     decision = maintained.decisions.servers["web01"]
 
     def said() -> list[str]:
-        reasons = explain(found, decision, maintained.reconcile_plan(), maintained.record).reasons
+        reasons = explain(found, decision, maintained.reconcile_plan(), maintained.now, maintained.record).reasons
         return [f"{each.value} {each.why}" for each in reasons if each.field == "run"]
 
     assert said() == []
