@@ -341,13 +341,14 @@ def check_policy(
             (Id("BootImage", boot.image), ("spec", "architectures")),
             Severity.WARNING,
         )
-    if pool.power is PolicyPower.ON and pool.network_boot in (NetworkBoot.ALWAYS, NetworkBoot.NEVER):
-        yield DecisionFinding(
-            Code.COMBINATION,
-            f"`power: On` applies only to one-time boots, but `networkBoot` is {pool.network_boot}",
-            "remove `power`, or set `networkBoot` to Once or OnImageChange",
-            (policy, ("spec", "power")),
-        )
+    for field, value in (("power", pool.power), ("waitFor", pool.wait_for)):
+        if value in (PolicyPower.ON, PolicyWait.POWER_OFF) and pool.network_boot not in INSTALL_MODES:
+            yield DecisionFinding(
+                Code.COMBINATION,
+                f"`{field}: {value}` applies only to one-time boots, but `networkBoot` is {pool.network_boot}",
+                f"remove `{field}`, or set `networkBoot` to Once or OnImageChange",
+                (policy, ("spec", field)),
+            )
     # without a BMC, gitboot would never offer the boot
     if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:
         yield DecisionFinding(
