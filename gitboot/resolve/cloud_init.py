@@ -98,8 +98,13 @@ def _split_parts(text: str) -> Iterator[_Part]:
         return
     import email  # gitboot imports this module here, because little user data has several parts
 
-    message = email.message_from_string(text)
-    leaves = [each for each in message.walk() if each.get_content_maintype().lower() != "multipart"]
+    try:
+        message = email.message_from_string(text)
+        leaves = [each for each in message.walk() if each.get_content_maintype().lower() != "multipart"]
+    except RecursionError:
+        raise make_user_data_fault(
+            "the MIME parts of the rendered user data are nested too deeply", "reduce the nesting"
+        ) from None
     for number, leaf in enumerate(leaves, 1):
         name, kind, payload = f"part {number}", leaf.get_content_type(), _decode_payload(leaf)
         if kind in _GZIP:
@@ -259,6 +264,7 @@ def parse_yaml(payload: str | bytes, document_name: str, first_line: int = 1) ->
     messages. ``first_line`` is the number of the line in the user data where the document starts, or 0 if the number is
     unknown.
     """
+    text = ""
     try:
         text = payload if isinstance(payload, str) else payload.decode()
         if exceeds_max_depth(text):
@@ -274,7 +280,7 @@ def parse_yaml(payload: str | bytes, document_name: str, first_line: int = 1) ->
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         if isinstance(error, Malformed):
             raise
-        message, line = describe_yaml_error(error)
+        message, line = describe_yaml_error(error, text)
         where = f"line {first_line + line - 1} of {document_name}" if first_line and line else document_name
         raise make_user_data_fault(
             f"{where} is not YAML that cloud-init can read: {message}",
@@ -283,8 +289,8 @@ def parse_yaml(payload: str | bytes, document_name: str, first_line: int = 1) ->
         ) from None
 
 
-def describe_yaml_error(error: Exception) -> tuple[str, int]:
-    """Return the message and the line number of a YAML error.
+def describe_yaml_error(error: Exception, text: str) -> tuple[str, int]:
+    """Return the message of an error in a YAML text, and the number of its line.
 
     The first line is 1. The number is 0 if the line is unknown.
     """
@@ -294,7 +300,13 @@ def describe_yaml_error(error: Exception) -> tuple[str, int]:
     # The parser reports an unclosed bracket or quote at the end of the text, but the author must fix the beginning.
     if start_mark is not None and any(each in (error.context or "") for each in ("flow", "quoted")):
         mark = start_mark
-    return (error.problem or error.context or "").replace("\t", "\\t"), mark.line + 1 if mark is not None else 0
+    line = find_line_number(text, mark) if mark is not None else 0
+    return (error.problem or error.context or "").replace("\t", "\\t"), line
+
+
+def find_line_number(text: str, mark: Any) -> int:
+    """Return the number of the line with a mark of PyYAML, which also ends lines at CR, U+0085, U+2028 and U+2029."""
+    return text.count("\n", 0, mark.index) + 1
 
 
 def exceeds_max_depth(text: str) -> bool:

@@ -172,13 +172,21 @@ _SECTIONS: Final[dict[str, str | None]] = {
 
 def check_kickstart(text: str) -> None:
     """Raise `Malformed` if the installer would stop with an error in this Kickstart file."""
-    lines = iter(enumerate(text.splitlines(keepends=True), 1))
+    lines = _number_lines(text)
     for number, line in lines:
         if (fault := _find_line_fault(line)) is not None:
             raise _make_fault(number, *fault)
         word = _find_first_word(line)
         if word in _SECTIONS:
             _check_section(word, number, lines)
+
+
+def _number_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines as pykickstart splits them, with the number of the line that an editor shows."""
+    number = 1
+    for line in text.splitlines(keepends=True):
+        yield number, line
+        number += line.endswith("\n")
 
 
 def _make_fault(number: int, message: str, hint: str) -> Malformed:

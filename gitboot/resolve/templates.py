@@ -717,9 +717,10 @@ def find_source_line(source: str, context: Mapping[str, object], text: str, line
         marked = render_compiled(_LINE_MARKING.from_string(source), context)
     except FAILURES:  # for example, the marks make the output longer than the limit
         return 1
-    if _MARK.sub("", marked) != text:  # a filter changed a mark
-        return 1
     lines = marked.split("\n")
+    # A filter changed a mark, or the parser of the format also ends lines at a lone CR.
+    if _MARK.sub("", marked) != text or line > len(lines):
+        return 1
     leading = re.match(r"\s*(?:\ue000[0-9]+\ue001\s*)*", lines[line - 1])
     before = "".join(lines[: line - 1]) + (leading[0] if leading else "")
     return int((_MARK.findall(before) or [1])[-1])

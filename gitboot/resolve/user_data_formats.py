@@ -300,7 +300,7 @@ def _check_talos(text: str) -> None:
     try:
         documents = [(node, _read_node(node)) for node in _parse_documents(text)]
     except (yaml.YAMLError, RecursionError) as error:
-        message, line = cloud_init.describe_yaml_error(error)
+        message, line = cloud_init.describe_yaml_error(error, text)
         where = f"line {line} of the rendered Talos configuration" if line else "the rendered Talos configuration"
         raise make_user_data_fault(
             f"{where} is not YAML: {message}",
@@ -314,7 +314,7 @@ def _check_talos(text: str) -> None:
         raise _make_talos_fault("the rendered Talos configuration contains no documents", 0)
     machine_count = 0
     for node, document in documents:
-        line = node.start_mark.line + 1
+        line = cloud_init.find_line_number(text, node.start_mark)
         if not isinstance(document, dict):
             raise _make_talos_fault(
                 f"the document that begins on line {line} of the rendered text is not a mapping", line

@@ -186,6 +186,8 @@ def test_finding_p10_what_a_machine_adds_is_not_known() -> None:
         "#cloud-config\n" + "- " * 100_000,
         "#cloud-config\n" + "{a: " * 5_000 + "}" * 5_000,
         packed("#cloud-config\n" + " " * 50_000_000),
+        "MIME-Version: 1.0\n"
+        + "".join(f"Content-Type: multipart/mixed; boundary=b{each}\n\n--b{each}\n" for each in range(1500)),
     ],
 )
 def test_finding_p10_a_hostile_document_ends_in_a_fault(text: str) -> None:

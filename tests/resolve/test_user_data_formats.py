@@ -134,6 +134,8 @@ def test_finding_p10_files_beside_user_data_are_checked(name: str, text: str, me
     ("template", "line"),
     [
         ("#cloud-config\na: b\nc:\td\n", 3),
+        ("#cloud-config\n# a\u2028\u2028\x85# b\nc:\td\n", 3),
+        ("#cloud-config\n# a\u2028\u2028\x85# b\nc: [d", 3),
         ("{#- a -#}\n#cloud-config\na: {{ server.name }}\n{% for i in [1, 2] %}\nb{{ i }}:\tx\n{% endfor %}\n", 5),
         ("#cloud-config\n{% if true %}\na: b\n{%- endif %}\nc:\td\n", 5),
         ("#cloud-config\na: {{ 'b\n  c: d\n  e: f' | indent(2) }}\n", 4),
@@ -149,3 +151,24 @@ def test_finding_p10_a_fault_is_at_the_line_of_the_template(template: str, line:
         decided(*documents, files={"t": template})
     (problem,) = error.value.problems
     assert (problem.path, problem.line, problem.code) == ("t", line, "GB4005")
+
+
+@for_each(
+    ("format", "template", "line"),
+    [
+        ("Kickstart", "text\n# a\f\x85\u2028\ntimezone UTC\nfoo", 4),
+        ("Kickstart", "text\n# a\f\x85\u2028\n%post\n", 3),
+        ("Talos", f"# a\u2028\u2028\x85\n{MACHINE}---\n{HOSTNAME}---\n- a\n", 10),
+        ("Talos", f"# a\u2028\u2028\x85\n{MACHINE}x: [a", 5),
+        ("AutoYaST", "<a>\n{{ '\\r\\r\\r' }}<b>\n</a>", 1),
+    ],
+)
+def test_a_line_ends_at_a_line_feed_alone_as_in_the_template(format: str, template: str, line: int) -> None:
+    documents = (
+        *(fleet(), server("web01"), image("a-1", f"userData: {format}"), policy("web")),
+        profile("web", "a-1", f"userData: {{format: {format}, template: t}}"),
+    )
+    with pytest.raises(InvalidRepository) as error:
+        decided(*documents, files={"t": template})
+    (problem,) = error.value.problems
+    assert (problem.path, problem.line) == ("t", line)
