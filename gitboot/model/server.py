@@ -226,7 +226,9 @@ class ServerSpec:
         default=0, description="Raise the number to provision the server again. Default: 0, the server stays as it is."
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
-        default=(), description="Kernel arguments, which come last. An item -NAME removes an argument. Default: none."
+        default=(),
+        description="Kernel arguments, which come last. Maintenances ignore them. An item -NAME removes an argument. "
+        "Default: none.",
     )
     vars: dict[VariableName, Variable] = Field(
         default_factory=dict, description="Variables for templates. They win over all other variables. Default: none."

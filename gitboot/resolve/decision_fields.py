@@ -303,7 +303,7 @@ def _explain_boot(boot: Boot, inputs: BootInputs, decision: Decision) -> Iterato
     if not files.loader_signatures:
         yield make_reason("files.loaderSignatures", None, "R6", "no boot loader verifies signatures for the image")
     if not boot.kernel_arguments:
-        yield make_reason("kernelArguments", None, "R7", "no document sets a kernel argument")
+        yield make_reason("kernelArguments", None, "R7", "the documents that apply leave no kernel arguments")
     yield from _explain_user_data(boot, inputs, decision, profile)
     for loader in ("ipxe", "grub"):
         if loader in boot.entries:

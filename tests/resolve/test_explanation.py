@@ -169,6 +169,8 @@ def test_during_a_maintenance_the_policy_is_not_chosen_and_the_reasons_are_those
     assert rows["window.start"][2] == "Maintenance/tonight"
     assert rows["image"] == ("memtest-7", "R2", "BootProfile/repair")
     assert not any(field.startswith("kernelArguments") for field in rows)
+    (arguments,) = (each for each in found.others if each.field == "kernelArguments")
+    assert (arguments.value, arguments.why) == ("none", "the documents that apply leave no kernel arguments")
     lost = {each.candidate: each.why for each in found.lost}
     assert lost["BootPolicy/edge"] == "an active maintenance replaces the policy"
     assert "below 0" in lost["Maintenance/lesser"]
