@@ -50,7 +50,7 @@ class Code(StrEnum):
     CONTROL_CHARACTER = (
         "GB1003",
         "The file contains a control character",
-        "YAML forbids NUL and most other control characters, and boot loaders can misread them.",
+        "YAML forbids most control characters. In a comment, a line break other than LF and CRLF would hide fields.",
         "Remove the character. If the value needs the character, write it as an escape sequence in double quotes.",
     )
     FILE_TOO_LARGE = (

@@ -83,6 +83,12 @@ _NEXT_DOCUMENT = re.compile(rb"\n---(?![^ \t\r\n])")
 # A "%" after any line break that libyaml recognizes. YAML allows this in a quoted scalar, but real files do not contain
 # it.
 _DIRECTIVE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])(?=%)")
+# A comment up to a line break that Git does not recognize. libyaml would read the text after the line break.
+_BREAK_IN_COMMENT = re.compile(
+    rb"^(?>(?:\xef\xbb\xbf)?(?:|[^\n]*?(?:[ \t\r]|\xc2\x85|\xe2\x80[\xa8\xa9]))#)"
+    rb"[^\n]*?(?=\r[^\n]|\xc2\x85|\xe2\x80[\xa8\xa9])",
+    re.MULTILINE,
+)
 _LINE_FEED = re.compile("\n")
 _T = TypeVar("_T")
 
@@ -422,6 +428,15 @@ class _Reader:
                 Code.DIRECTIVE,
                 "a directive (a line that begins with '%') is not allowed",
                 "remove the line",
+            )
+            raise _UnreadableRest
+        if b"#" in source and (comment := _BREAK_IN_COMMENT.search(source)):
+            character = ord(source[comment.end() :].decode("utf-8", "replace")[0])
+            self.add_problem(
+                self.locate_byte(comment.end()),
+                Code.CONTROL_CHARACTER,
+                f"the line break U+{character:04X} ends a comment, but Git shows the text after it in the comment",
+                "remove the character, and end lines with LF or CRLF",
             )
             raise _UnreadableRest
         self._next()  # start of the stream

@@ -173,6 +173,12 @@ def test_each_document_of_a_file_is_located(case: str, text: str, places: list[t
         ("columns after a byte order mark", "\ufeffä: *x", "ALIAS 1:4"),
         ("columns with CRLF", "a: b\r\nc: *x\r\n", "ALIAS 2:4"),
         ("lines end at LF alone", "a: 'b\u2028\x85\rc'\nd: *x", "ALIAS 2:4"),
+        ("a field after a line separator in a comment", "a: b\n# c:\u2028d: e\n", "CONTROL_CHARACTER 2:5"),
+        ("a field after NEL in a comment at the end", "ä: b\nc: d # e\x85f: g", "CONTROL_CHARACTER 2:9"),
+        ("a field after a paragraph separator", "\ufeff# a\u2029b: c\n", "CONTROL_CHARACTER 1:4"),
+        ("a field after a lone CR in a comment", "a: b\r\n# c\rd: e\r\n", "CONTROL_CHARACTER 2:4"),
+        ("a comment that begins after a separator", "a: b\u2028# c\u2028d: e\n", "CONTROL_CHARACTER 1:9"),
+        ("comments with CRLF", "# a\r\nb: c # d\r\ne: 'f#\u2028g'\r\n", ""),
         ("errors in each document", "a: [\n---\nb: *c\n---\n@\n", "NOT_YAML 2:1, ALIAS 3:4, NOT_YAML 5:1"),
     ],
 )
