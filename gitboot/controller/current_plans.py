@@ -383,7 +383,7 @@ _RETRY: Final = timedelta(seconds=5)
 
 
 class WindowWatch:
-    """A watch that ends windows in OUTPUT on a standby, or on an instance that has not published any plans yet."""
+    """A watch that ends windows in OUTPUT on a standby, or on an instance that cannot publish its plans."""
 
     def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
         self._end_windows = end_windows

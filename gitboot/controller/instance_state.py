@@ -129,9 +129,9 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     is_upgraded: bool = False  # whether an earlier version that left one-time boots in OUTPUT used this ledger
     clock_state: ClockState = ClockState.UNKNOWN  # whether a time service synchronizes the clock
     ledger_error: str | None = None  # why the ledger could not be written
-    # The next end of a window in OUTPUT. Only used before the first publication since the start.
+    # The next end of a window in OUTPUT. Only used before the first publication, and after a publication failed.
     next_window_end: datetime | None = None
-    waits_since: datetime | None = None  # since when gitboot waits for the first publication; None: not waiting
+    waits_since: datetime | None = None  # since when gitboot waits for a publication; None: not waiting
     before_resume: InstanceState | None = None  # the state before `resume`, kept while the ledger cannot be written
     fetch_log_error: str | None = None  # why the fetch log could not be read
     hook_failures: tuple[HookFailure, ...] = ()  # why URLs of maintenances did not give the expected answer yet

@@ -535,14 +535,14 @@ TARGET_WAIT_S: Final = 60.0  # how long `gitboot run --once` waits for the targe
 
 
 class ListedTarget(Target, Protocol):
-    """A target that has a signed list of its files and that can end windows when no plans are available."""
+    """A target that has a signed list of its files and that can end windows without a publication."""
 
     @property
     def is_unchanged(self) -> bool:
         """Return whether the tree in the target is still the one that gitboot published last."""
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """Replace the files of windows that have ended, if an earlier process published them. Raises `PublishError`."""
+        """Replace the files of windows that have ended. Raises `PublishError`."""
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         """Update the signed list if the published files changed or a renewal is due. Return when the list expires.

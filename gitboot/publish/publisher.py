@@ -271,7 +271,7 @@ class OutputDirectory:
         self._last_manifest_digest = compute_digest(self._last_manifest or b"")
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """Replace files that an earlier process published for windows that have ended by ``at``.
+        """Replace files that were published for windows that have ended by ``at``.
 
         The next publication must include the servers whose files were replaced. If the method raises `PublishError`,
         the next call tries again.

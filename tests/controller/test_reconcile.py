@@ -31,6 +31,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Transaction
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
+from gitboot.publish.tree_changes import EndedWindows
 from gitboot.publish.tree_reader import read_tree_records
 from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.paths import Files, is_content
@@ -65,6 +66,11 @@ class BrittleDirectory(OutputDirectory):
         if self.full:
             raise PublishError("no space left on device")
         return super().publish(servers, shared, **rest)
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        if self.full:
+            raise PublishError("no space left on device")
+        return super().end_windows(at)
 
 
 class CountingLedger(Unsynced):
@@ -538,6 +544,25 @@ def test_while_the_disk_is_full_the_endpoint_is_right_and_the_next_reconcile_pub
         instance.reconcile(now)
         assert instance.target.calls == calls
     assert instance.told("PublishFailed") == ["PublishFailed"] * 2
+
+
+def test_a_foreign_file_at_the_path_of_one_server_does_not_keep_the_window_of_another_open(
+    repository: Repository, instance: Instance
+) -> None:
+    instance.reconcile(OPEN)
+    foreign = instance.output / "boot/v1/boot" / make_mac("web02").replace(":", "-") / "boot.ipxe"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("not a file of gitboot")
+    repository.push({"08.yaml": server("web02", "role: web")})
+    assert instance.reconcile(OPEN) == AFTER
+    assert (instance.condition("Published"), instance.published) == ((False, "PublishError"), "memtest-7")
+    instance.reconcile(AFTER)
+    assert (instance.condition("Published"), instance.published) == ((False, "PublishError"), "disk")
+    assert instance.told("WindowsEnded") == ["WindowsEnded"]
+    foreign.unlink()
+    assert instance.reconcile(AFTER) is None
+    assert (instance.condition("Published"), instance.published) == ((True, "Published"), "flatcar-1")
+    assert verify_tree(instance.output) == ()
 
 
 def test_e38_an_older_copy_of_the_output_tree_is_overwritten(instance: Instance, tmp_path: Path) -> None:

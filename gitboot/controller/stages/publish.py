@@ -1,4 +1,4 @@
-"""Publish: write the files of changed servers, or only end windows if no plans exist yet."""
+"""Publish: write the files of changed servers, or only end windows if that is not possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gitboot.status.conditions import Event
 def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Publish the plans.
 
-    If no plans exist yet, only replace the files of windows that have ended in the tree of an earlier process.
+    If no plans exist yet or the publication fails, only replace the files of windows that have ended in OUTPUT.
     """
     if (commit := state.commit) is not None:
         state = _record_left_output(_publish_plans(state, commit, context), commit, context)
@@ -41,7 +41,7 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
             and state.publication.has_plans_for(commit)
         ):
             state = structs.replace(state, attempt=structs.replace(attempt, published=attempt.evaluated))
-    if commit is not None and state.publication.complete:
+    if commit is not None and state.publication.complete and state.publication.failure is None:
         return structs.replace(state, waits_since=None, next_window_end=None)
     return _end_windows(state, context)
 
@@ -134,9 +134,9 @@ def _find_left_in_output(
 
 
 def _end_windows(state: InstanceState, context: ReconcileContext) -> InstanceState:
-    """Replace the files of windows that have ended in the tree of an earlier process.
+    """Replace the files of windows that have ended in OUTPUT.
 
-    Before that, wait up to `QUICK_START` for the first publication, because reading all server states takes time.
+    Before that, wait up to `QUICK_START` for a publication, because reading all server states takes time.
     """
     since: datetime = state.waits_since or context.at
     if not context.wait and since <= context.at < since + QUICK_START:
