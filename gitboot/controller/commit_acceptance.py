@@ -139,6 +139,11 @@ class Attempt(Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def is_judged(self) -> bool:
+        """Return whether operators can approve the newest commit, because the judgement on it is not preliminary."""
+        return self.attempted is not None and not self.is_preliminary
+
+    @property
     def held(self) -> HeldCommit | None:
         if self.candidate is None or self.is_preliminary:
             return None

@@ -137,16 +137,18 @@ def test_an_approval_that_does_not_match_the_held_commit_is_rejected(
     assert parts.reconciler.state.snapshot.approvals == {}
 
 
+@pytest.mark.parametrize("wait", [False, True])
 def test_an_approval_from_before_a_start_waits_until_the_held_commit_is_known(
-    tmp_path: Path, parts: Parts, repository: Repository
+    parts: Parts, repository: Repository, wait: bool
 ) -> None:
     commit = repository.push(documents("flatcar-2"))
     reconcile_once(parts)
     given = get_held(parts).digest, get_held(parts).guards
     parts.reconciler.state = structs.replace(parts.reconciler.state, attempt=Attempt())  # as after a start
-    approve(parts, *given)
-    assert parts.reconciler.reconcile(NOON) == NOON  # again at once
+    number = approve(parts, *given)
+    assert parts.reconciler.reconcile(NOON, wait=wait) == NOON  # again at once
     reconcile_once(parts, 1)
+    assert "approved" in (instance_tables.read_outcome(parts.ledger, number) or "")
     assert applied(parts) == commit
 
 

@@ -16,6 +16,7 @@ from gitboot.controller.bmcs.schedule import (
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import list_questions
+from gitboot.controller.operator_requests import APPROVE
 from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unsynced_clock
@@ -74,7 +75,8 @@ def _wait_for_bmc_tasks(state: InstanceState, context: ReconcileContext) -> Inst
                 build_batch(state, state.attempt, ready, (), context),
                 written_records=ready.written_records,
                 clearings=ready.clearings,
-                requests=ready.requests,
+                requests=tuple(each for each in ready.requests if each.action != APPROVE or state.attempt.is_judged),
+                held=state.attempt.held,
             )
             result = ledger_changes.apply_batch(state.snapshot, batch, context.at)
             ledger_snapshot.write_updates(components.store, (result.update,))

@@ -229,7 +229,7 @@ def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
     the newest commit has been judged again.
     """
     intake, attempt, forge_report = context.intake, state.attempt, state.forge_report
-    waiting_actions = {BEGIN} if attempt.attempted is not None and not attempt.is_preliminary else {BEGIN, APPROVE}
+    waiting_actions = {BEGIN} if attempt.is_judged else {BEGIN, APPROVE}
     context.is_approval_left = any(each.action == APPROVE for each in intake.requests if each.action in waiting_actions)
     # Whether the forge knew the change number that the ledger had when it was opened. This proves nothing if the ledger
     # was unused for a long time.
