@@ -12,6 +12,7 @@ from msgspec import structs
 
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.stages.report import LEDGER_RETRY
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.importers.inventory import parse_mac_or_none, parse_uuid_list
 from gitboot.importers.inventory import parse_uuid_or_none as uuid_of_import
@@ -150,6 +151,21 @@ def test_an_approval_from_before_a_start_waits_until_the_held_commit_is_known(
     reconcile_once(parts, 1)
     assert "approved" in (instance_tables.read_outcome(parts.ledger, number) or "")
     assert applied(parts) == commit
+
+
+def test_an_approval_that_waits_does_not_shorten_the_pause_while_the_ledger_cannot_be_written(
+    parts: Parts, repository: Repository
+) -> None:
+    repository.push(documents("flatcar-2"))
+    reconcile_once(parts)
+    approve(parts, get_held(parts).digest, get_held(parts).guards)
+    parts.reconciler.state = structs.replace(parts.reconciler.state, attempt=Attempt())  # as after a start
+    parts.ledger.database.execute(
+        "CREATE TEMP TRIGGER full BEFORE INSERT ON main.facts BEGIN SELECT RAISE(ABORT, 'no room'); END"
+    )
+    now = NOON + timedelta(seconds=1)
+    assert parts.reconciler.reconcile(now) == now + LEDGER_RETRY
+    assert not parts.reconciler.status.condition("LedgerWritable")
 
 
 def test_an_approval_is_used_up_by_the_commit_that_it_approves(parts: Parts, repository: Repository) -> None:

@@ -60,12 +60,12 @@ def report(state: InstanceState, context: ReconcileContext) -> InstanceState:
 
 def _find_next_due(state: InstanceState, context: ReconcileContext) -> datetime | None:
     at, attempt, before = context.at, state.attempt, context.before.attempt
+    if state.ledger_error is not None:
+        return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
     # A commit can be judged by the records once all fetches of the earlier files have been processed.
     may_judge = attempt.awaits_records and _list_progress_values(attempt) != _list_progress_values(before)
     if may_judge or (context.is_approval_left and attempt.attempted is not None):
         return at
-    if state.ledger_error is not None:
-        return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
     if state.commit is not None and find_new_clearances(state, context.components.inbox.hooks, (), at):
         return at  # a drain begins
     retry_at = at if state.commit is not None and find_machines_without_task(state.schedule, state.snapshot) else None
