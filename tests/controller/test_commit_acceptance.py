@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -166,6 +167,30 @@ def test_an_approval_that_waits_does_not_shorten_the_pause_while_the_ledger_cann
     now = NOON + timedelta(seconds=1)
     assert parts.reconciler.reconcile(now) == now + LEDGER_RETRY
     assert not parts.reconciler.status.condition("LedgerWritable")
+
+
+def test_an_acceptance_stays_if_the_ledger_stored_it_but_reported_an_error(
+    parts: Parts, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = repository.push(documents("flatcar-2"))
+    reconcile_once(parts)
+    approve(parts, get_held(parts).digest, get_held(parts).guards)
+    store = parts.ledger.database.commit
+
+    def store_and_fail() -> None:
+        store()
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parts.ledger.database, "commit", store_and_fail)
+        parts.reconciler.reconcile(NOON)
+    assert not parts.reconciler.status.condition("LedgerWritable")
+    assert instance_tables.read_facts(parts.ledger).accepted == commit
+    reconcile_once(parts, 1)
+    assert (applied(parts), parts.reconciler.status.held) == (commit, None)
+    assert instance_tables.read_facts(parts.ledger).accepted == commit
 
 
 def test_an_approval_is_used_up_by_the_commit_that_it_approves(parts: Parts, repository: Repository) -> None:

@@ -59,6 +59,11 @@ def take_in(state: InstanceState, context: ReconcileContext) -> InstanceState:
         state = structs.replace(
             state, snapshot=structs.replace(read_ledger(store), published_records=state.snapshot.published_records)
         )
+        facts, accepted = state.snapshot.facts, state.attempt.accepted
+        if accepted is not None and facts.accepted != accepted.revision:
+            # The ledger stored the acceptance of another commit but reported an error, so the instance restores that
+            # commit as after a start.
+            state = structs.replace(state, attempt=Attempt(orders=facts.orders, withheld=facts.withheld))
     state, context.intake = take_inputs(state, store, context.components.inbox, context.at)
     return state
 
