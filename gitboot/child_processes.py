@@ -23,6 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from msgspec import Struct
 
 from gitboot.background_threads import BackgroundThread
+from gitboot.errors import SourceError
 from gitboot.standard_streams import escape_output
 
 if TYPE_CHECKING:
@@ -272,13 +273,17 @@ class Child:
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
-        self._process = spawn(
-            build_python_command(module, *arguments, str(os.getpid())),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            process_group=0,
-        )
+        """Start the process. Raises `SourceError` if the system cannot start one."""
+        try:
+            self._process = spawn(
+                build_python_command(module, *arguments, str(os.getpid())),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                process_group=0,
+            )
+        except OSError as error:
+            raise SourceError(f"gitboot cannot start the process {module}: {error.strerror}") from None
         assert self._process.stdin is not None  # noqa: S101
         # non-blocking, so that a child that does not read cannot block this process
         os.set_blocking(self._process.stdin.fileno(), False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.child_processes import Child, FrameBuffer, encode
-from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated
+from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import DecidedRow, decode_row
 from gitboot.evaluator.client import EvaluatorClient
@@ -668,3 +669,18 @@ def test_a_terminated_command_ends_with_its_child(repository: Repository) -> Non
     process.terminate()
     assert process.wait(120) == -signal.SIGTERM
     assert not is_alive(child)
+
+
+def test_an_evaluator_that_cannot_be_started_is_a_fault_of_the_source_and_the_next_call_starts_one(
+    source: Source, state: Path
+) -> None:
+    newest = fetch_newest(source)
+    with closing(EvaluatorClient(state, waits_for_answer=True)) as client:
+        files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+        try:
+            with pytest.raises(SourceError, match="Too many open files"):
+                client.evaluate(newest, None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+        assert client.evaluate(newest, None) is not None
