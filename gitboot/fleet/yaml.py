@@ -83,12 +83,8 @@ _NEXT_DOCUMENT = re.compile(rb"\n---(?![^ \t\r\n])")
 # A "%" after any line break that libyaml recognizes. YAML allows this in a quoted scalar, but real files do not contain
 # it.
 _DIRECTIVE = re.compile(rb"(?:\A(?:\xef\xbb\xbf)?|[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9])(?=%)")
-# A comment up to a line break that Git does not recognize. libyaml would read the text after the line break.
-_BREAK_IN_COMMENT = re.compile(
-    rb"^(?>(?:\xef\xbb\xbf)?(?:|[^\n]*?(?:[ \t\r]|\xc2\x85|\xe2\x80[\xa8\xa9]))#)"
-    rb"[^\n]*?(?=\r[^\n]|\xc2\x85|\xe2\x80[\xa8\xa9])",
-    re.MULTILINE,
-)
+# the line breaks that libyaml recognizes and Git does not
+_HIDDEN_BREAK = re.compile(rb"\r(?!\n)|\xc2\x85|\xe2\x80[\xa8\xa9]")
 _LINE_FEED = re.compile("\n")
 _T = TypeVar("_T")
 
@@ -430,13 +426,13 @@ class _Reader:
                 "remove the line",
             )
             raise _UnreadableRest
-        if b"#" in source and (comment := _BREAK_IN_COMMENT.search(source)):
-            character = ord(source[comment.end() :].decode("utf-8", "replace")[0])
+        if (hidden := _find_hidden_text(source)) is not None:
+            character = ord(source[hidden:].decode("utf-8", "replace")[0])
             self.add_problem(
-                self.locate_byte(comment.end()),
+                self.locate_byte(hidden),
                 Code.CONTROL_CHARACTER,
-                f"the line break U+{character:04X} ends a comment, but Git shows the text after it in the comment",
-                "remove the character, and end lines with LF or CRLF",
+                f"the line break U+{character:04X} after '#' would end a comment, but Git shows one line",
+                "remove the character, or write it as an escape sequence in double quotes",
             )
             raise _UnreadableRest
         self._next()  # start of the stream
@@ -553,6 +549,19 @@ class _Reader:
             )
         if event.tag is not None:
             self.reject(event, Code.TAG, "a tag is not allowed", _NO_TAGS)
+
+
+def _find_hidden_text(source: bytes) -> int | None:
+    """Return the position of a line break after which libyaml could read text that Git shows as part of a comment."""
+    if b"#" not in source or _HIDDEN_BREAK.search(source) is None:
+        return None
+    start = 0
+    for line in source.split(b"\n"):
+        found = _HIDDEN_BREAK.search(line, line.find(b"#")) if b"#" in line else None
+        if found is not None and _HIDDEN_BREAK.sub(b"", line[found.end() :]).strip():
+            return start + found.start()
+        start += len(line) + 1
+    return None
 
 
 def _build_layout(read: Callable[[], Any], event: Any) -> Spot:

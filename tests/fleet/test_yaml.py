@@ -178,7 +178,11 @@ def test_each_document_of_a_file_is_located(case: str, text: str, places: list[t
         ("a field after a paragraph separator", "\ufeff# a\u2029b: c\n", "CONTROL_CHARACTER 1:4"),
         ("a field after a lone CR in a comment", "a: b\r\n# c\rd: e\r\n", "CONTROL_CHARACTER 2:4"),
         ("a comment that begins after a separator", "a: b\u2028# c\u2028d: e\n", "CONTROL_CHARACTER 1:9"),
-        ("comments with CRLF", "# a\r\nb: c # d\r\ne: 'f#\u2028g'\r\n", ""),
+        ("a comment directly after a quote", 'a: "b"#c\u2028d: e\n', "CONTROL_CHARACTER 1:9"),
+        ("a comment directly after a list", "a: b\nc: [d]#e\rf: g\n", "CONTROL_CHARACTER 2:9"),
+        ("a comment directly after a block header", "a: >-#b\x85c: d\n", "CONTROL_CHARACTER 1:8"),
+        ("comments with CRLF", "# a\r\nb: c # d\r\r\ne: 'f\u2028g#'\r\n", ""),
+        ("only white space after the comment", "a: b # c\u2028 \u2028\nd: e\n", ""),
         ("errors in each document", "a: [\n---\nb: *c\n---\n@\n", "NOT_YAML 2:1, ALIAS 3:4, NOT_YAML 5:1"),
     ],
 )
