@@ -341,13 +341,16 @@ def check_policy(
             (Id("BootImage", boot.image), ("spec", "architectures")),
             Severity.WARNING,
         )
-    for field, value in (("power", pool.power), ("waitFor", pool.wait_for)):
-        if value in (PolicyPower.ON, PolicyWait.POWER_OFF) and pool.network_boot not in INSTALL_MODES:
+    waits = pool.wait_for is PolicyWait.POWER_OFF and pool.network_boot is NetworkBoot.ALWAYS
+    switches_on = pool.power is PolicyPower.ON and pool.network_boot not in INSTALL_MODES
+    for is_useless, field, value in ((switches_on, "power", "On"), (waits, "waitFor", "PowerOff")):
+        if is_useless:
             yield DecisionFinding(
                 Code.COMBINATION,
                 f"`{field}: {value}` applies only to one-time boots, but `networkBoot` is {pool.network_boot}",
-                f"remove `{field}`, or set `networkBoot` to Once or OnImageChange",
+                f"set `{field}: None`, or set `networkBoot` to Once or OnImageChange",
                 (policy, ("spec", field)),
+                Severity.WARNING if field == "waitFor" else Severity.ERROR,
             )
     # without a BMC, gitboot would never offer the boot
     if pool.wait_for is PolicyWait.POWER_OFF and server.spec.bmc is None:

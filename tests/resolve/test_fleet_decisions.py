@@ -646,8 +646,12 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
         ("a policy switches on for a new image", seed(spec="power: On", often=CHANGE), []),
         ("a policy switches on without a boot", seed(spec="power: On", often="Always"), ["GB1044"]),
         ("a policy switches on for the disk", seed(spec="power: On", often="Never"), ["GB1044"]),
-        ("a policy waits without an installation", seed(BMC, "waitFor: PowerOff", often="Always"), ["GB1044"]),
-        ("a policy waits for the disk", seed(BMC, "waitFor: PowerOff", often="Never"), ["GB1044"]),
+        (
+            "a policy waits without an installation",
+            seed(BMC, "waitFor: PowerOff", often="Always"),
+            ["GB1044"],
+        ),  # a warning
+        ("a policy waits for the disk", seed(BMC, "waitFor: PowerOff", often="Never"), []),
         ("a declared number", make_declaring_fleet("1"), []),
         ("a declared number with zeros", make_declaring_fleet("007"), []),
         ("a declared number of 18 digits", make_declaring_fleet("9" * 18), []),
