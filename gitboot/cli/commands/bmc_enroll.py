@@ -553,15 +553,16 @@ def _read_fingerprints(file: Path) -> dict[str, str]:
     """Return the fingerprints in a file, by the key that an access file uses for each BMC."""
     found: dict[str, str] = {}
     for number, text in enumerate(read_text(file).splitlines(), start=1):
-        words = text.partition("#")[0].split()
         try:
-            if len(words) == 2:
+            if len(words := text.partition("#")[0].split()) == 2:
                 address = list_addresses([words[0]], [443], schemes=_SCHEMES)[0]
                 found[get_certificate_key(address)] = parse_fingerprint(words[1])
             elif words:
-                raise UsageError(f"{file}:{number}: expected an address and its certificate's SHA-256 digest")
+                raise UsageError("expected an address and its certificate's SHA-256 digest")
         except Malformed as error:
             raise UsageError(f"{file}:{number}: {error.message}; {error.hint}") from None
+        except UsageError as error:
+            raise UsageError(f"{file}:{number}: {error}") from None
     return found
 
 
