@@ -282,15 +282,16 @@ class FleetSpec:
 
     @check
     def _check_site_names(self) -> None:
-        names = [site.name for site in self.sites]
-        number = next((number for number, name in enumerate(names) if name in names[:number]), None)
-        if number is not None:
-            raise Malformed(
-                Code.DUPLICATE_NAME,
-                f"two sites are named {names[number]}",
-                "rename or remove one of the two sites",
-                ("sites", number, "name"),
-            )
+        names = set[str]()
+        for number, site in enumerate(self.sites):
+            if site.name in names:
+                raise Malformed(
+                    Code.DUPLICATE_NAME,
+                    f"two sites are named {site.name}",
+                    "rename or remove one of the two sites",
+                    ("sites", number, "name"),
+                )
+            names.add(site.name)
 
     @property
     def has_instances_by_site(self) -> bool:
