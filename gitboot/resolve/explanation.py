@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import chain
@@ -27,7 +27,7 @@ from gitboot.resolve.decision_inputs import BootInputs, FleetView, list_stream_i
 from gitboot.resolve.fleet_decisions import build_boot_source
 from gitboot.resolve.install_attempts import describe_evidence, describe_run_evidence, install_step
 from gitboot.resolve.kernel_arguments import merge_vars
-from gitboot.resolve.plan_at_time import find_missing_precondition
+from gitboot.resolve.plan_at_time import drop_ended_windows, find_missing_precondition
 from gitboot.resolve.policy_selection import (
     BootSource,
     Choice,
@@ -40,7 +40,7 @@ from gitboot.resolve.policy_selection import (
     compute_rollout_percentage,
 )
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision, FieldSources
+from gitboot.resolve.server_decision import Decision, FieldSources, MaintenanceDecision
 from gitboot.resolve.server_plan import BootPlan, Cause
 
 
@@ -59,14 +59,17 @@ def explain(
     plan: BootPlan | None,
     at: datetime,
     record: Record | None = None,
+    *,
+    latest_clock: datetime | None = None,
 ) -> Explanation:
     """Explain a plan that gitboot made from ``decision`` and ``record`` for the time ``at``.
 
-    The decision must have been made for ``repository``.
+    The decision must have been made for ``repository``. For ``latest_clock``, see `drop_ended_windows`.
     """
     view = FleetView(repository)
     explainer = _Explainer(view, repository, decision, plan, record)
-    reasons = [_locate_reason(repository, each) for each in explainer.reasons(at)]
+    active = [each for each in drop_ended_windows(decision, latest_clock).maintenances if each.is_active(at)]
+    reasons = [_locate_reason(repository, each) for each in explainer.reasons(active)]
     explained_fields = {name for each in reasons for name in (each.field, _base_name(each.field))}
     inputs = view.server_inputs(repository.servers[decision.server])
     others = [
@@ -118,7 +121,7 @@ class _Explainer:
         self._id = Id("Server", decision.server)
         self.lost: list[RejectedCandidate] = []
 
-    def reasons(self, at: datetime) -> Iterator[Reason]:
+    def reasons(self, active: Sequence[MaintenanceDecision]) -> Iterator[Reason]:
         plan, decision = self._plan, self._decision
         yield from self.explain_site()
         if self._server.spec.lifecycle is not Lifecycle.ACTIVE:
@@ -132,7 +135,6 @@ class _Explainer:
             yield make_reason("step", install_step(decision, self._record), "R5", evidence)
         if plan.waiting_maintenance is not None:
             yield from self.explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
-        active = [each for each in decision.maintenances if each.is_active(at)]
         priority = max((each.priority for each in active), default=0)
         for each in (each for each in decision.maintenances if each.name != plan.maintenance):
             why = plan.cause.value  # the boot of the maintenance is not offered, for example while boots are stopped

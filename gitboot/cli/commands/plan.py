@@ -17,6 +17,7 @@ from msgspec import structs
 from gitboot.cli.completion import complete_servers, complete_subjects
 from gitboot.cli.evaluated_fleet import (
     PlannedFleet,
+    load_fleet,
     parse_selector,
     plan_fleet,
     print_finished_maintenances,
@@ -41,7 +42,7 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import format_plan_source, format_table, format_time, wrap_on_terminal, wrap_text
-from gitboot.errors import UsageError
+from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import check_output_folder, convert_os_errors, is_directory, is_file, write_output_file
 from gitboot.git.history import SHALLOW_CLONE, Blame, open_blame
 from gitboot.git.snapshots import WORKTREE
@@ -501,10 +502,11 @@ def explain_command(
         return
     if subject is None:
         raise click.UsageError("Missing argument 'SERVER|KIND|CODE'.")
-    if re.fullmatch(r"GB\d{4}", subject):  # in lower case, it is the name of a server
-        code = next((each for each in Code if each.value == subject), None)
+    is_code = re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE) is not None
+    if is_code and (subject.isupper() or not _has_server(path, rev, subject)):
+        code = next((each for each in Code if each.value == subject.upper()), None)
         if code is None:
-            raise UsageError(f"there is no problem code {subject}; the first code is GB1001")
+            raise UsageError(f"there is no problem code {subject.upper()}; the first code is GB1001")
         text = wrap_on_terminal(f"{code.value}: {code.headline}\n\n{code.why}\n\n{code.fix}\n", sys.stdout)
         text = text.replace(code.value, style(code.value, bold=True), 1)
         as_json = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
@@ -515,12 +517,13 @@ def explain_command(
         write_outputs(outputs, json=partial(str, schema_text), text=partial(_format_fields, subject, field))
         return
 
-    topic = next((each for each in (*_KINDS, *Code) if each.lower() == subject.lower()), None)
-    fleet = plan_fleet(path, rev, at or current_second(), records, state, (subject,) if topic is None else ())
-    if topic is not None and subject not in fleet.decisions.servers:
-        raise UsageError(f"there is no server {subject!r}; for {topic}, run `gitboot explain {topic}`")
+    kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
+    fleet = plan_fleet(path, rev, at or current_second(), records, state, (subject,) if kind is None else ())
+    if kind is not None and subject not in fleet.decisions.servers:
+        raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
     decision, plan = fleet.plan_server(subject)
-    found = explain(fleet.repository, decision, plan, fleet.at, fleet.records.get(decision.uuid))
+    record = fleet.records.get(decision.uuid)
+    found = explain(fleet.repository, decision, plan, fleet.at, record, latest_clock=fleet.latest_clock)
     if field is not None:
         found = _filter_field(found, field)
     blame = open_blame(*fleet.place)
@@ -528,6 +531,14 @@ def explain_command(
     if blame is not None and blame.shallow:
         click.echo(SHALLOW_CLONE, err=True)
     print_missing_instance(records, state)
+
+
+def _has_server(path: Path, rev: str | None, name: str) -> bool:
+    """Return whether a fleet contains a server whose name could also be a problem code, such as gb2011."""
+    try:
+        return name in load_fleet(path, rev).servers
+    except (InvalidRepository, UsageError):
+        return False
 
 
 def _format_json(explanation: Explanation, blame: Blame | None) -> str:
