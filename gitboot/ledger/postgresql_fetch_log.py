@@ -168,7 +168,12 @@ class RecordedFetches:
         after, rows = offsets.get(FETCHES, 0), list[Any]()
         with self._transaction() as run:
             run("LOCK TABLE fetches IN SHARE MODE")
-            ((until,),) = run("SELECT coalesce(max(id), 0) FROM fetches")
+            ((until, highest),) = run(
+                "SELECT coalesce(max(id), 0), pg_sequence_last_value(pg_get_serial_sequence('fetches', 'id')::regclass)"
+                " FROM fetches"
+            )
+        if after > (highest or 0):  # an earlier version copied the position from another database
+            after = 0
         if until > after:
             query = "SELECT id, writer, line FROM fetches WHERE id > %s AND id <= %s ORDER BY id"
             with self._transaction() as run:  # no lock here, so that a slow reader blocks no endpoint

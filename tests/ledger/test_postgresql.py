@@ -622,6 +622,10 @@ def test_after_a_move_to_another_database_each_new_fetch_is_read(
         fetches.record(GIVEN, str(lease.lease))
         with closing(RecordedFetches(require_value(read_address(path)))) as recorded:
             assert recorded.read(server_tables.read_spool_positions(ledger)).observations == [GIVEN]
+            found = recorded.read({FETCHES: 5000})
+            assert (found.observations, found.offsets) == ([GIVEN], {FETCHES: 1}), (
+                "an earlier version kept the position"
+            )
     end_lease(path, postgres_server)
     assert "no instance has processed 1 of the requests" in fail_copy(tmp_path, "file")
 
