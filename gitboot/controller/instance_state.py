@@ -85,6 +85,11 @@ class TargetState(Struct, frozen=True, kw_only=True):
     ledger_error: str | None = None  # why the ledger could not record the offers
     events: tuple[Event, ...] = ()  # events of the last publication
 
+    @property
+    def is_placed(self) -> bool:
+        """Return whether the last publication placed its files, even if the ledger could not record all offers."""
+        return self.failure is None or self.terms is not None
+
     def has_plans_for(self, commit: Commit) -> bool:
         """Return whether the target contains all files that are planned for a commit."""
         return self.complete and not self.outdated_servers and self.failure is None and self.applied == commit.revision

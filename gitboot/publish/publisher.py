@@ -217,7 +217,6 @@ class OutputDirectory:
 
         Raises ForeignTree and PublishError.
         """
-        self._window_ends = WindowEnds()
         if not self.is_unchanged:
             if not complete:
                 raise PublishError(
@@ -261,7 +260,7 @@ class OutputDirectory:
         finally:
             self._disk.release_folders()
             self._report_progress(1, 1)
-        self._unfinished, self._indexed = None, frozenset()
+        self._unfinished, self._indexed, self._window_ends = None, frozenset(), WindowEnds()
         self._cache_manifest()
         self._list.record_listings(listings, compute_digest(before) if before else None, self._last_manifest_digest)
         return result
@@ -335,7 +334,7 @@ class OutputDirectory:
                 "directory)"
             )
         finish_first_publication(disk)
-        self._tree, self._references = Tree(disk), ContentReferences()
+        self._tree, self._references, self._window_ends = Tree(disk), ContentReferences(), WindowEnds()
         self._unfinished, self._indexed, self._last_manifest = None, frozenset(), None
 
     def write_status(self, content: bytes, at: datetime, path: str = STATUS) -> None:

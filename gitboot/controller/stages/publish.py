@@ -41,7 +41,7 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
             and state.publication.has_plans_for(commit)
         ):
             state = structs.replace(state, attempt=structs.replace(attempt, published=attempt.evaluated))
-    if commit is not None and state.publication.complete and state.publication.failure is None:
+    if commit is not None and state.publication.complete and state.publication.is_placed:
         return structs.replace(state, waits_since=None, next_window_end=None)
     return _end_windows(state, context)
 
