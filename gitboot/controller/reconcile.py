@@ -109,11 +109,13 @@ class Reconciler:
             ledger_error=None,
         )
         components.collect_results()
+        was_suspect = components.store.is_suspect
         try:
             components.store.probe()
             with components.inbox.hold():
                 state = _run_stages(_TO_LEDGER, before, context, stopwatch)
         except LedgerError as error:
+            components.store.is_suspect |= was_suspect  # the next reconcile must read the ledger back again
             state = resume(structs.replace(before, ledger_error=str(error)), context)
             stopwatch(Stage.WRITE_LEDGER)
         state = structs.replace(state, snapshot=structs.replace(state.snapshot, claims=components.inbox.claims))
