@@ -11,6 +11,7 @@ from binascii import b2a_base64
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gitboot.jsonio import Digest
@@ -119,8 +120,13 @@ class PublishedNames:
 
 def contains_encoded_token(text: str, token: Digest) -> bool:
     """Return whether a text contains a token in base64."""
+    return any(each in text for each in _encode_token(token))
+
+
+@lru_cache(maxsize=256)  # gitboot searches several texts for the same token
+def _encode_token(token: Digest) -> tuple[str, ...]:
     _, *encoded = (each.decode() for each, _ in _encode_pairs(token.encode(), token.encode(), _DEPTH))
-    return any(each in text for each in encoded)
+    return tuple(encoded)
 
 
 def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:

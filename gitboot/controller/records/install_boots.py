@@ -99,7 +99,10 @@ def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
 
 
 def _is_always_replaced(decision: Decision, common: Digest) -> bool:
-    """Return whether an installer sees only the token of its attempt: gitboot cannot replace the token in base64."""
+    """Return whether an installer sees only the token of its attempt.
+
+    gitboot replaces the common token in plain text, but not in base64.
+    """
     boot = decision.policy.boot if decision.policy is not None else None
     if boot is None:
         return False
