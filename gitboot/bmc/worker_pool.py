@@ -247,7 +247,7 @@ class BmcPool:
             result = build_failure(message=str(error), was_attempted=not isinstance(error, BmcNotTrusted))
         except Exception as error:  # one BMC must not end the instance
             _logger.exception("a task at the BMC of %s failed", task.server)
-            # the message of an unknown error may contain a secret
+            # Everybody who can read the page sees the condition, and the message of an unknown error may be secret.
             name = type(error).__name__
             result = build_failure(message=f"{name}: report the bug with the traceback from the log of gitboot run")
         is_power_allowed, took_s = (

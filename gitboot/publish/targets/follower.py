@@ -172,7 +172,7 @@ class Follower:
         except RaceError as error:
             self._race_count += 1
             if self._race_count >= _MAX_RACES:
-                hint = "If another program changed the file, delete the file and restart gitboot run"
+                hint = "If Published is true and another program changed the file, delete it and restart gitboot run"
                 self._update_status(failure=("FileChanged", f"{self._target_status.name}: {error}. {hint}"))
             # The next publication shortens this wait.
             return min(_SOON_S * 2 ** (min(self._race_count, _MAX_RACES) - 1), _LONGEST_RETRY_S), 0

@@ -391,7 +391,7 @@ def test_a_file_that_stays_changed_is_named_and_is_tried_again_when_it_is_restor
         assert one.target_status.failure == (
             "FileChanged",
             "shelf: ops/servers/server-52-54-00-00-00-01.json differs from the version in the manifest. "
-            "If another program changed the file, delete the file and restart gitboot run",
+            "If Published is true and another program changed the file, delete it and restart gitboot run",
         )
         file.write_bytes(content)
         followers.retry_now()
