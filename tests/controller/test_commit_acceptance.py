@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -169,26 +170,30 @@ def test_an_approval_that_waits_does_not_shorten_the_pause_while_the_ledger_cann
     assert not parts.reconciler.status.condition("LedgerWritable")
 
 
+@pytest.mark.parametrize("fails_again", [False, True])
 def test_an_acceptance_stays_if_the_ledger_stored_it_but_reported_an_error(
-    parts: Parts, repository: Repository, monkeypatch: pytest.MonkeyPatch
+    parts: Parts, repository: Repository, monkeypatch: pytest.MonkeyPatch, fails_again: bool
 ) -> None:
     commit = repository.push(documents("flatcar-2"))
     reconcile_once(parts)
     approve(parts, get_held(parts).digest, get_held(parts).guards)
     store = parts.ledger.database.commit
 
-    def store_and_fail() -> None:
-        store()
-        error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    def fail(code: int) -> None:
+        if code == sqlite3.SQLITE_IOERR:
+            store()
+        error = sqlite3.OperationalError("the ledger cannot be written")
+        error.sqlite_errorcode = code
         raise error
 
-    with monkeypatch.context() as patch:
-        patch.setattr(parts.ledger.database, "commit", store_and_fail)
-        parts.reconciler.reconcile(NOON)
-    assert not parts.reconciler.status.condition("LedgerWritable")
-    assert instance_tables.read_facts(parts.ledger).accepted == commit
-    reconcile_once(parts, 1)
+    codes = [sqlite3.SQLITE_IOERR, *([sqlite3.SQLITE_FULL] if fails_again else [])]
+    for second, code in enumerate(codes):
+        with monkeypatch.context() as patch:
+            patch.setattr(parts.ledger.database, "commit", partial(fail, code))
+            parts.reconciler.reconcile(NOON + timedelta(seconds=second))
+        assert not parts.reconciler.status.condition("LedgerWritable")
+        assert instance_tables.read_facts(parts.ledger).accepted == commit
+    reconcile_once(parts, len(codes))
     assert (applied(parts), parts.reconciler.status.held) == (commit, None)
     assert instance_tables.read_facts(parts.ledger).accepted == commit
 

@@ -664,6 +664,11 @@ def test_an_invalid_commit_has_its_problem_codes(case: str, documents: tuple[str
     assert list_codes(*documents) == expected, case
 
 
+def test_a_wait_that_has_no_effect_is_a_warning() -> None:
+    (problem,) = problems(*seed(BMC, "waitFor: PowerOff", often="Always"))
+    assert (problem.severity, "`waitFor: PowerOff` applies only" in problem.message) == (Severity.WARNING, True)
+
+
 def test_a_hundred_servers_of_a_file_that_lack_a_policy_are_reported() -> None:
     servers = "---\n".join(server(f"b{number:03}") for number in range(150))
     assert list_codes(*SEED, files={"b.yaml": servers}) == ["GB2010"] * 100 + ["GB1015"]
