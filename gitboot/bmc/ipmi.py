@@ -139,6 +139,8 @@ class IpmiConnection:
 
     def _read_identity(self, guid: _Answer) -> ReportedIdentity:
         """Return the UUID of the system, or its serial number if the GUID is missing or ambiguous."""
+        if isinstance(guid, BmcBusy):
+            raise guid  # a serial number would look like another machine
         if isinstance(guid, bytes) and (uuid := parse_system_guid(guid)) is not None:
             return ReportedIdentity(uuid=uuid)
         output = self._run_ipmitool(("fru", "print", "0")).stdout

@@ -404,12 +404,14 @@ class WebMirror:
 
 
 def _read_answer(answer: AnswerStream) -> MirrorAnswer:
-    headers, length = answer.headers, answer.headers.get("Content-Length", "")
-    last_modified = headers.get("Last-Modified")
+    headers, length, modified = answer.headers, answer.headers.get("Content-Length", ""), None
+    if (last_modified := headers.get("Last-Modified")) is not None:
+        with suppress(ValueError, OverflowError):  # the date is malformed
+            modified = int(parsedate_to_datetime(last_modified).timestamp())
     return MirrorAnswer(
         status=answer.status,
         size=int(length) if length.isascii() and length.isdecimal() else None,
-        modified=int(parsedate_to_datetime(last_modified).timestamp()) if last_modified is not None else None,
+        modified=modified,
         content_type=headers.get("Content-Type", ""),
         cache_control=headers.get("Cache-Control", ""),
         encoding=headers.get("Content-Encoding", ""),

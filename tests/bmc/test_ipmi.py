@@ -76,6 +76,7 @@ class IpmiMachine(Bmc):  # type: ignore[misc]  # pyghmi has no types
         self.requests: list[tuple[int, int]] = []
         self.controls: list[int] = []  # Chassis Control
         self.fails: list[int] = []  # completion codes of the next requests to set flags
+        self.guid_fails: list[int] = []  # completion codes of the next requests for the GUID
 
     def boot(self) -> None:
         """Reset it: its firmware reads the flags and clears what was for one boot."""
@@ -91,6 +92,8 @@ class IpmiMachine(Bmc):  # type: ignore[misc]  # pyghmi has no types
         netfn, command, data = request["netfn"], request["command"], bytes(request["data"])
         self.requests.append((netfn, command))
         match netfn, command:
+            case 6, 0x37 if self.guid_fails:
+                return session.send_ipmi_response(code=self.guid_fails.pop(0))
             case 6, 0x37:
                 return session.send_ipmi_response(data=list(self.guid))
             case 0, 2:
@@ -262,6 +265,14 @@ def test_some_refusals_are_temporary_and_others_are_not(
     machine.fails = [0xCC, code]  # the first: parameter 3 is unknown, which does not matter
     with pytest.raises(error, match=f"raw 0x00 0x08 0x05 .*: 0x{code:x}"):
         bmc.set_override(INSTALL, cleared_observation)
+
+
+@needs_ipmitool
+def test_a_bmc_that_is_too_busy_for_its_guid_has_no_other_identity(machine: IpmiMachine, bmc: IpmiConnection) -> None:
+    machine.guid_fails = [0xC0]
+    with pytest.raises(BmcBusy):
+        bmc.observe()
+    assert bmc.observe().identity.uuid is not None
 
 
 @needs_ipmitool

@@ -237,6 +237,7 @@ def test_each_fault_of_a_boot_script_and_of_another_script_has_its_own_name(
             {FIRST: "Mistyped", ENTRY: "Cacheable"},
         ),
         ({FIRST: {"Content-Length": None}, ENTRY: {"Last-Modified": None}}, {FIRST: "Unsized", ENTRY: "Undated"}),
+        ({ENTRY: {"Last-Modified": "yesterday"}}, {ENTRY: "Undated"}),
         ({FIRST: {"Content-Encoding": "gzip"}}, {FIRST: "Wrong"}),
         ({FIRST: {"Cache-Control": None}}, {FIRST: "Cacheable"}),
         ({FIRST: {"Cache-Control": "max-age=300"}}, {FIRST: "Cacheable"}),
