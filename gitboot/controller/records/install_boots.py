@@ -265,7 +265,8 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
     return new_record, f"installed provision {offer.provision} with BootImage/{offer.image}{suffix}"
 
 
-# Maximum number of intents without an outcome per server, because clients can send any number of requests.
+# Maximum number of intents without an outcome per server, because clients can send any number of requests. Beyond this
+# number, the record keeps one intent for each boot.
 _MAX_OPEN: Final = 32
 _OTHER_INTENTS: Final = "more"  # stands for all additional intents, whose outcomes are ignored
 _MAX_EARLY: Final = 32  # withheld intents per server that were not read from the log yet; most never appear
@@ -283,7 +284,7 @@ def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvide
     if known is not None or is_outdated(offer, record) or _is_boot_consumed(offer, record):
         return record
     count = sum(not each.is_withheld for each in record.unknown_serves)
-    if count >= _MAX_OPEN:
+    if count >= _MAX_OPEN and record.find_unknown_serve(offer.key) is not None:
         return record
     return replace(
         record,

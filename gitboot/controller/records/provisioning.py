@@ -211,20 +211,11 @@ def _adopt_by_first_policy(update: LedgerUpdate, decisions: Decisions, machines:
             continue
         each = decisions.servers[machine.name]
         if each.policy is not None and each.provision <= (record.provision or 0):
+            adopted = make_adopted_record(each)
             update.write_record(
                 each.uuid,
                 each.server,
-                replace(
-                    make_adopted_record(each),
-                    provision=record.provision,
-                    provisioned_at=record.provisioned_at,
-                    runs=record.runs,
-                    offered=record.offered,
-                    answered=record.answered,
-                    taken_back=record.taken_back,
-                    unknown_serves=record.unknown_serves,
-                    overwritten_by=record.overwritten_by,
-                ),
+                replace(record, image=adopted.image, pool=adopted.pool, decision=adopted.decision),
             )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,6 +185,24 @@ def test_a_fetch_by_another_client_is_taken_back_unless_its_system_has_started(w
     assert apply_start(offer, Record(), data).attempts[0].boots == (data,)
 
 
+@pytest.mark.parametrize("unfinished", [1, 32, 40])
+def test_many_unfinished_requests_for_an_earlier_number_do_not_hide_the_next_boot(
+    web01: InstallBench, unfinished: int
+) -> None:
+    def begin_request(plan: BootPlan, intent: int) -> None:
+        known: dict[str, Any] = {"server": "web01", "path": ENTRY, "client": NIC, "at": web01.now}
+        web01.observe(Observation(**known, digest=plan.digest, offer=plan.offer, intent=f"{intent:032x}"))
+
+    first = require_value(web01.install(evidence="Reported"))
+    for number in range(unfinished):
+        begin_request(first, number)
+    web01.wait(hours=1)
+    assert web01.boots[1:] == (Cause.OUTCOME, "provision/1")
+    begin_request(require_value(web01.install(evidence="Reported", provision=2)), unfinished)
+    web01.wait(hours=1)
+    assert web01.boots == (Phase.DISK, Cause.OUTCOME, "provision/2")
+
+
 # New attempts
 
 
@@ -193,6 +212,21 @@ def test_a_higher_provision_number_begins_again_and_a_lower_one_never_does(web01
     assert web01.boots[:2] == (Phase.DISK, Cause.ATTEMPTED)
     web01.entry(web01.install(evidence="Reported", provision=3))
     assert web01.boots[2] == "provision/3" and web01.given == [1]
+
+
+@pytest.mark.parametrize("parked", [False, True])
+def test_a_revert_of_the_first_number_keeps_its_attempt(web01: InstallBench, parked: bool) -> None:
+    """Whether the server was parked when it was adopted makes no difference."""
+    web01.install(evidence="Reported", provision=0)
+    lifecycle = "lifecycle: Parked, " if parked else ""
+    adopted = [server("web01", "role: web", f"{lifecycle}provision: 0"), *web01.documents[2:]]
+    web01.decide(web01.documents[0], *adopted, files=FILES)
+    web01.reconcile()
+    web01.entry(web01.install(evidence="Reported"))
+    web01.wait(minutes=10).install(evidence="Reported", provision=0)
+    assert web01.given == [1]
+    web01.install(evidence="Reported")
+    assert web01.boots == (Phase.DISK, Cause.ATTEMPTED, "provision/1")
 
 
 def test_a_failure_ends_the_attempt_and_starts_no_other_by_itself(web01: InstallBench) -> None:
