@@ -620,9 +620,13 @@ class FollowedTarget:
     def end_windows(self, at: datetime) -> EndedWindows:
         """Replace the files of windows that have ended.
 
-        The targets that follow are not updated, because they may be newer than this target.
+        Before the first publication of this process, the targets that follow are not updated, because they may be newer
+        than this target.
         """
-        return self._target.end_windows(at)
+        ended = self._target.end_windows(at)
+        if ended.servers and self._has_published:
+            self.followers.end_windows(frozenset(ended.servers), at)
+        return ended
 
 
 def build_followers(

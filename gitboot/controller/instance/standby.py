@@ -226,7 +226,7 @@ class _Preparation:
 
     @property
     def is_running(self) -> bool:
-        return self._process is not None
+        return self._process is not None and self._process.poll() is None
 
     def start_if_due(self) -> None:
         """Report the result of a process that has ended, and start the next process if one is due.

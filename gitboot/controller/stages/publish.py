@@ -30,7 +30,7 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
     if (commit := state.commit) is not None:
         state = _record_left_output(_publish_plans(state, commit, context), commit, context)
         transition = context.before.plans.transitions.next_due
-        if transition is not None and transition <= context.at:
+        if transition is not None and transition <= context.at and state.publication.is_placed:
             context.components.target.followers.publish_transition(transition)
         if context.wait:
             context.components.target.followers.wait(TARGET_WAIT_S)

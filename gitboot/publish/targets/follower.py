@@ -97,9 +97,14 @@ class Follower:
     def start(self) -> None:
         self._thread.start()
 
-    def publish(self) -> None:
-        """Start to update the target to the latest publication."""
+    def end_windows(self, servers: frozenset[str], at: datetime) -> None:
+        """Start to copy the files of servers whose windows ended in the output tree without a publication."""
+        self.publish_transition(at, self._tree.ended_servers | servers)
+
+    def publish(self, ended_servers: frozenset[str] = frozenset()) -> None:
+        """Start to update the target to the latest publication, and to windows that ended after it."""
         with self._changed:
+            self._tree.ended_servers = ended_servers
             if self._published_count == 0:
                 self._possibly_overdue_since = self._clock()
             self._published_count += 1
@@ -107,7 +112,7 @@ class Follower:
                 self._target_status = structs.replace(self._target_status, behind_since=self._clock())
             self._changed.notify_all()
 
-    def publish_transition(self, at: datetime) -> None:
+    def publish_transition(self, at: datetime, ended_servers: frozenset[str] = frozenset()) -> None:
         """Start to update the target after gitboot published the transition at ``at``.
 
         The next attempt starts now, even if earlier attempts failed.
@@ -115,7 +120,7 @@ class Follower:
         with self._changed:
             if self._target_status.overdue_since is None:
                 self._target_status = structs.replace(self._target_status, overdue_since=at)
-        self.publish()
+        self.publish(ended_servers)
         self.retry_now()
 
     def retry_now(self) -> None:
@@ -249,6 +254,10 @@ class Followers:
     def publish_transition(self, at: datetime) -> None:
         for each in self._followers:
             each.publish_transition(at)
+
+    def end_windows(self, servers: frozenset[str], at: datetime) -> None:
+        for each in self._followers:
+            each.end_windows(servers, at)
 
     def retry_now(self) -> None:
         for each in self._followers:

@@ -225,6 +225,10 @@ class RaceError(TemporaryError):
     """Another process changed the files during a read or a write. The caller must try again later."""
 
 
+def _derive_digest(digest: str) -> str:
+    return compute_digest(f"{digest} without windows".encode())
+
+
 class TreeSummary(NamedTuple):
     """The commit from which an output tree was published, and the digests of the tree's manifest and states."""
 
@@ -242,6 +246,10 @@ class FollowedTree:
         self._nodes: dict[str, tuple[str, dict[str, str]]] = {}
         self._shared: dict[str, str] = {}  # sha256 by path of the boot files that belong to no server
         self._list: dict[str, str] = {}  # sha256 by path of the files of the signed list
+        # The servers whose windows ended in the tree after the last publication. Their files differ from their states,
+        # so gitboot derives another digest from the digest of the state.
+        self.ended_servers: frozenset[str] = frozenset()
+        self._state_digests: dict[str, str] = {}  # by derived digest
 
     def read_summary(self) -> TreeSummary | None:
         """Return a summary of the tree, or None if no tree is published. Raises `RaceError`."""
@@ -273,6 +281,9 @@ class FollowedTree:
         for node in self._nodes.keys() - head.nodes.keys():
             del self._nodes[node]
         states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
+        derived = {server: _derive_digest(states[server]) for server in sorted(self.ended_servers & states.keys())}
+        self._state_digests = {digest: states[server] for server, digest in derived.items()}
+        states |= derived
         if head.shared is not None:
             listed = parse_listing(self._read_part(SHARED_LISTING, head.shared)).items()
             listing = {path: each for path, each in listed if path.startswith(BOOT)}
@@ -308,7 +319,13 @@ class FollowedTree:
         """
         if server in (SHARED, LIST):
             return ServerFiles(digest, self._shared if server == SHARED else self._list)
-        return build_server_files(digest, parse_state(self._read_part(state_path(server), digest)))
+        state_digest = self._state_digests.get(digest, digest)
+        found = build_server_files(digest, parse_state(self._read_part(state_path(server), state_digest)))
+        if state_digest == digest:
+            return found
+        paths = {path: self._root / path for path in found.files}
+        files = {path: compute_digest(file.read_bytes()) for path, file in paths.items() if file.is_file()}
+        return structs.replace(found, files=files)
 
     def read_file(self, path: str, digest: str) -> TargetFile:
         """Return a file with its modification time. Raises `RaceError` if the file has another digest."""

@@ -16,8 +16,10 @@ import pytest
 from gitboot import __version__
 from gitboot.controller.publication import FollowedTarget
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
+from gitboot.ledger.open_ledger import check_tables
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
+from gitboot.publish.targets.folder import build_folder_opener
 from gitboot.publish.targets.follower import (
     BranchAddress,
     BucketAddress,
@@ -32,6 +34,7 @@ from gitboot.publish.targets.sync_steps import (
     RaceError,
     ServerFiles,
     Shard,
+    StoreTarget,
     TargetContent,
     TargetHead,
     TargetStep,
@@ -46,6 +49,8 @@ from gitboot.render.paths import File, Role, find_content_type, find_delivery
 from gitboot.status.instance_status import TargetStatus
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import eventually
+from tests.helpers.fleets import SEED, at, maintenance, make_mac, server
+from tests.helpers.instance_in_process import Bench, Unsynced
 from tests.publish.targets.test_s3 import ENTRY, fleet, split
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -500,3 +505,48 @@ def test_a_publication_during_a_step_is_in_the_next_step(out: Path) -> None:
         followers.wait(60)
         assert one.target_status == TargetStatus(name="shelf", commit="beef")
     assert ENTRY.format(0) in memory_target.steps[-1].placed
+
+
+# Windows
+
+
+def test_a_window_ends_at_a_target_while_gitboot_cannot_publish(tmp_path: Path) -> None:
+    output, copy = tmp_path / "output", tmp_path / "copy"
+    copy.mkdir()
+    with Unsynced.open(tmp_path / "ledger.sqlite") as store:
+        check_tables(store)
+        ledger = store.progress[0]
+
+    def find_image(root: Path) -> str:
+        text = (root / "boot/v1/boot" / make_mac("web01").replace(":", "-") / "boot.ipxe").read_text()
+        return next((image for image in ("memtest-7", "flatcar-1") if image in text), "disk")
+
+    with Bench(tmp_path, target=OutputDirectory.open(output, ledger=ledger)) as bench:
+        target = StoreTarget(
+            "copy", build_folder_opener(copy), ledger=ledger, heir_of=lambda: None, writer=f"one-{ledger}"
+        )
+        status = TargetStatus(name="copy", behind_since=None)
+        follower = Follower(
+            target, FollowedTree(output), target_status=status, clock=lambda: bench.now, wake=lambda: None
+        )
+        followers = Followers([follower])
+        with followers.running():
+            bench.instance.reconciler._components.target.followers = followers
+            bench.now = at("20T23:00")
+            documents = (*SEED, maintenance("repair", "20T22:00 21T04:00"))
+            bench.decide(*documents).reconcile()
+            eventually(lambda: find_image(copy) == "memtest-7")
+            foreign = output / "boot/v1/boot" / make_mac("web02").replace(":", "-") / "boot.ipxe"
+            foreign.parent.mkdir(parents=True)
+            foreign.write_text("not a file of gitboot")
+            bench.decide(*documents, server("web02", "role: web")).reconcile()
+            bench.now = at("21T04:00")
+            bench.reconcile()
+            assert (bench.condition("Published") or ())[:2] == (False, "PublishError")
+            eventually(lambda: (find_image(output), find_image(copy)) == ("disk", "disk"))
+            foreign.unlink()
+            bench.now += DAY
+            bench.reconcile()
+            eventually(lambda: (find_image(output), find_image(copy)) == ("flatcar-1", "flatcar-1"))
+            for path in sorted(each for each in (output / "boot").rglob("*") if each.is_file()):
+                assert (copy / path.relative_to(output)).read_bytes() == path.read_bytes()
