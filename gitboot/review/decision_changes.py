@@ -255,9 +255,11 @@ def compare_decisions(
     servers, gains, losses = [], list[GainedIdentity](), list[LostIdentity]()
     for old_name, new_name in pairs:
         old_server, new_server = old_servers.get(old_name or ""), new_servers.get(new_name or "")
-        identity_reinstalls = find_identity_reinstalls(list_install_identities(new_server), owners, old_name)
+        is_claim = old_name is None and new_server is not None and claims.has_new_claim(new_server.decision)
+        identities = list_install_identities(new_server, has_new_claim=is_claim)
+        identity_reinstalls = find_identity_reinstalls(identities, owners, old_name)
         if old is not None and new_server is not None:
-            gains += find_gained_identities(old_server, new_server, identity_reinstalls)
+            gains += find_gained_identities(old_server, new_server, identity_reinstalls, has_new_claim=is_claim)
         if old_server is not None:
             losses += find_lost_identities(old_server, new_server)
         old_decision = old_server.decision if old_server is not None else None

@@ -329,9 +329,10 @@ def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
     yield from ((ReinstallReason.UUID, uuid) for uuid in sorted({byte_orders(each)[0] for each in uuids}))
 
 
-def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey, None]:
+def list_install_identities(server: DescribedServer | None, *, has_new_claim: bool = False) -> dict[IdentityKey, None]:
     """Return the identities through which a machine can get an install boot, in a fixed order without duplicates.
 
+    With ``has_new_claim``, every boot counts as an install boot, because a commit newly claims that it writes no disks.
     IP addresses are included only if firmware fetches a file for the boot.
     """
     if server is None or server.decision.stopped or server.decision.lifecycle is not Lifecycle.ACTIVE:
@@ -340,7 +341,7 @@ def list_install_identities(server: DescribedServer | None) -> dict[IdentityKey,
     boots = [each.boot for each in server.decision.maintenances]
     if policy is not None and policy.network_boot is not NetworkBoot.NEVER:
         boots.append(policy.boot)
-    install_boots = [boot for boot in boots if boot is not None and boot.writes_disk]
+    install_boots = [boot for boot in boots if boot is not None and (boot.writes_disk or has_new_claim)]
     if not install_boots:
         return {}
     is_http_boot = any(boot.http_boot_file is not None for boot in install_boots)
@@ -365,7 +366,11 @@ def find_identity_reinstalls(
 
 
 def find_gained_identities(
-    old: DescribedServer | None, new: DescribedServer, counted_reinstalls: Collection[Reinstall]
+    old: DescribedServer | None,
+    new: DescribedServer,
+    counted_reinstalls: Collection[Reinstall],
+    *,
+    has_new_claim: bool = False,
 ) -> Iterator[GainedIdentity]:
     """Yield the identities through which a machine can newly get the install boots of a server after a commit.
 
@@ -374,7 +379,7 @@ def find_gained_identities(
     before, counted = list_install_identities(old), {(each.why, each.new) for each in counted_reinstalls}
     had = set(old.list_identities()) if old is not None else set()
     machine = new.machine
-    for identity in list_install_identities(new):
+    for identity in list_install_identities(new, has_new_claim=has_new_claim):
         if identity not in before:
             yield GainedIdentity(
                 *identity, machine.name, machine.uuid, machine.replaces, identity in counted, identity not in had
@@ -497,7 +502,8 @@ class DiskClaims:
 
 
 def _filter_arguments(arguments: Iterable[str]) -> list[str]:
-    return [each for each in arguments if each.partition("=")[0] not in _CONSOLE_ARGUMENTS]
+    # an initramfs may split an argument at its spaces
+    return [each for each in arguments if " " in each or each.partition("=")[0] not in _CONSOLE_ARGUMENTS]
 
 
 def list_claims(decision: Decision) -> frozenset[Digest]:

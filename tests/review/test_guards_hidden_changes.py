@@ -363,6 +363,15 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
             set(),
         ),
         (
+            "arguments in its console, which an initramfs may split",
+            FLEET,
+            {
+                "profiles/repair.yaml": profile("repair", "memtest-7", "kernelArguments: ['console=ttyS0 wipe=all']"),
+                **window("repair"),
+            },
+            {ReinstallReason.CLAIM_OF_BOOT},
+        ),
+        (
             "an argument",
             FLEET,
             {"profiles/repair.yaml": profile("repair", "memtest-7", WIPE), **window("repair")},
@@ -464,6 +473,19 @@ def test_an_acknowledgement_of_a_claim_counts_for_its_content_only() -> None:
     )
     assert one.servers == other.servers == ()
     assert one.digest != other.digest
+
+
+@pytest.mark.parametrize("arguments", ["", WIPE])
+def test_a_new_server_with_a_claim_counts_if_it_gets_the_mac_address_of_another(arguments: str) -> None:
+    mac, path = make_mac("fra1-web07"), "servers/fra1-web07.yaml"
+    live = policy("live", "{matchLabels: {role: live}}", "priority: 9", often="Always", boots="repair")
+    old: Files = {**FLEET, "live.yaml": live, "profiles/repair.yaml": profile("repair", "memtest-7", arguments)}
+    new: Files = {
+        "servers/fra1-new.yaml": server("fra1-new", "site: fra1, role: live").replace(make_mac("fra1-new"), mac),
+        path: str(FLEET[path]).replace(mac, make_mac("another")),
+    }
+    (change,) = (each for each in compare_files(new, old).servers if each.name == "fra1-new")
+    assert {each.why for each in change.reinstalls} == ({ReinstallReason.MAC} if arguments else set())
 
 
 def test_a_server_that_comes_back_with_a_claim_is_named() -> None:
