@@ -48,7 +48,7 @@ from gitboot.publish.targets.follower import (
 )
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
-from gitboot.publish.tree_changes import EndedWindows
+from gitboot.publish.tree_changes import EndedWindows, WindowEndError
 from gitboot.render.boot_files import has_dhcp_output, render_fleet_files
 from gitboot.render.endpoint_files import ServingTerms, render_terms
 from gitboot.render.page import (
@@ -623,9 +623,16 @@ class FollowedTarget:
         Before the first publication of this process, the targets that follow are not updated, because they may be newer
         than this target.
         """
-        ended = self._target.end_windows(at)
-        if ended.servers and self._has_published:
-            self.followers.end_windows(frozenset(ended.servers), at)
+        servers: tuple[str, ...] = ()
+        try:
+            ended = self._target.end_windows(at)
+            servers = ended.servers
+        except WindowEndError as error:
+            servers = error.servers
+            raise
+        finally:
+            if servers and self._has_published:
+                self.followers.end_windows(frozenset(servers), at)
         return ended
 
 

@@ -30,8 +30,10 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
     if (commit := state.commit) is not None:
         state = _record_left_output(_publish_plans(state, commit, context), commit, context)
         transition = context.before.plans.transitions.next_due
-        if transition is not None and transition <= context.at and state.publication.is_placed:
-            context.components.target.followers.publish_transition(transition)
+        is_due = transition is not None and transition <= context.at
+        # after a failed publication, the targets may lack an earlier transition, too
+        if state.publication.is_placed and (is_due or not context.before.publication.is_placed):
+            context.components.target.followers.publish_transition(min(transition or context.at, context.at))
         if context.wait:
             context.components.target.followers.wait(TARGET_WAIT_S)
         attempt = state.attempt

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -99,10 +100,13 @@ class Follower:
 
     def end_windows(self, servers: frozenset[str], at: datetime) -> None:
         """Start to copy the files of servers whose windows ended in the output tree without a publication."""
-        self.publish_transition(at, self._tree.ended_servers | servers)
+        self.publish_transition(at, {**self._tree.ended_servers, **dict.fromkeys(servers, at)})
 
-    def publish(self, ended_servers: frozenset[str] = frozenset()) -> None:
-        """Start to update the target to the latest publication, and to windows that ended after it."""
+    def publish(self, ended_servers: Mapping[str, datetime] = MappingProxyType({})) -> None:
+        """Start to update the target to the latest publication.
+
+        ``ended_servers`` are the servers whose windows ended after that publication, and when.
+        """
         with self._changed:
             self._tree.ended_servers = ended_servers
             if self._published_count == 0:
@@ -112,7 +116,7 @@ class Follower:
                 self._target_status = structs.replace(self._target_status, behind_since=self._clock())
             self._changed.notify_all()
 
-    def publish_transition(self, at: datetime, ended_servers: frozenset[str] = frozenset()) -> None:
+    def publish_transition(self, at: datetime, ended_servers: Mapping[str, datetime] = MappingProxyType({})) -> None:
         """Start to update the target after gitboot published the transition at ``at``.
 
         The next attempt starts now, even if earlier attempts failed.

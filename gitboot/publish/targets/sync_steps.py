@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, Protocol, TypeVar
@@ -225,8 +226,8 @@ class RaceError(TemporaryError):
     """Another process changed the files during a read or a write. The caller must try again later."""
 
 
-def _derive_digest(digest: str) -> str:
-    return compute_digest(f"{digest} without windows".encode())
+def _derive_digest(digest: str, ended_at: datetime) -> str:
+    return compute_digest(f"{digest} without the windows before {ended_at.isoformat()}".encode())
 
 
 class TreeSummary(NamedTuple):
@@ -246,9 +247,9 @@ class FollowedTree:
         self._nodes: dict[str, tuple[str, dict[str, str]]] = {}
         self._shared: dict[str, str] = {}  # sha256 by path of the boot files that belong to no server
         self._list: dict[str, str] = {}  # sha256 by path of the files of the signed list
-        # The servers whose windows ended in the tree after the last publication. Their files differ from their states,
-        # so gitboot derives another digest from the digest of the state.
-        self.ended_servers: frozenset[str] = frozenset()
+        # The servers whose windows ended in the tree after the last publication, and when. Their files differ from
+        # their states, so gitboot derives another digest from the digest of the state.
+        self.ended_servers: Mapping[str, datetime] = {}
         self._state_digests: dict[str, str] = {}  # by derived digest
 
     def read_summary(self) -> TreeSummary | None:
@@ -281,7 +282,8 @@ class FollowedTree:
         for node in self._nodes.keys() - head.nodes.keys():
             del self._nodes[node]
         states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
-        derived = {server: _derive_digest(states[server]) for server in sorted(self.ended_servers & states.keys())}
+        ended = {server: at for server, at in self.ended_servers.items() if server in states}
+        derived = {server: _derive_digest(states[server], at) for server, at in ended.items()}
         self._state_digests = {digest: states[server] for server, digest in derived.items()}
         states |= derived
         if head.shared is not None:
@@ -324,7 +326,10 @@ class FollowedTree:
         if state_digest == digest:
             return found
         paths = {path: self._root / path for path in found.files}
-        files = {path: compute_digest(file.read_bytes()) for path, file in paths.items() if file.is_file()}
+        try:
+            files = {path: compute_digest(file.read_bytes()) for path, file in paths.items() if file.is_file()}
+        except OSError as error:
+            raise RaceError(f"{server}: {error}") from error
         return structs.replace(found, files=files)
 
     def read_file(self, path: str, digest: str) -> TargetFile:
