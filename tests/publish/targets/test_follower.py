@@ -544,6 +544,10 @@ def test_a_window_ends_at_a_target_while_gitboot_cannot_publish(tmp_path: Path) 
             bench.reconcile()
             assert (bench.condition("Published") or ())[:2] == (False, "PublishError")
             eventually(lambda: (find_image(output), find_image(copy)) == ("disk", "disk"))
+            script = Path("boot/v1/boot") / make_mac("web01").replace(":", "-") / "boot.ipxe"
+            (output / script).write_text("#!ipxe\necho a second window ended\n")
+            followers.end_windows(frozenset({"web01"}), bench.now + timedelta(hours=1))
+            eventually(lambda: "second" in (copy / script).read_text())
             foreign.unlink()
             bench.now += DAY
             bench.reconcile()
