@@ -272,7 +272,8 @@ class SignedList:
         # The manifest's digest after the changes that are not in a list yet. None: this process has not published.
         self._digest_after: str | None = None
         self._changed: dict[str, ListedFile | None] = {}  # the changed targets of servers
-        self._is_current = False  # whether this process found or wrote a correct list since the last change
+        # The metadata of the keys when this process last found or wrote a correct list. None: the tree changed since.
+        self._current_metadata: Mapping[str, bytes] | None = None
         # files that the list no longer uses, each with the time since which it is unused
         self._superseded: dict[str, datetime] = {}
 
@@ -290,22 +291,22 @@ class SignedList:
         if self._digest_after is None or self._digest_after != before:
             self._digest_before, self._changed = before, {}
         self._changed.update({target_name(listing_path(server)): listed for server, listed in listings.items()})
-        self._digest_after, self._is_current = after, False
+        self._digest_after, self._current_metadata = after, None
 
     def update(self, disk: Disk, tree: Tree, tree_details: TreeDetails, keys: ListKeys | None, now: datetime) -> None:
-        """Update the list to match the current tree, or renew the list when due.
+        """Update the list to match the current tree and the keys, or renew the list when due.
 
         All files except listings and the timestamp have a version in their name. The timestamp is written last. Until
         then, readers find the complete metadata of the earlier list. New root metadata is written just before the
         timestamp, because it may reject the key that signed the earlier timestamp. If the method raises PublishError,
         the earlier list remains in the tree.
         """
-        if self._is_current and self._is_up_to_date(tree_details, keys, now):
+        root_metadata = keys.metadata if keys is not None else {}
+        if self._current_metadata == root_metadata and self._is_up_to_date(tree_details, keys, now):
             return
-        self._is_current = False
+        self._current_metadata = None
         names = disk.names(SIGNED.rstrip("/"))
         present_versions = {name: int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))}
-        root_metadata = keys.metadata if keys is not None else {}
         root_files = {SIGNED + name: data for name, data in root_metadata.items() if disk.read(SIGNED + name) != data}
         if self._state is None or not self._state.is_signed_by(keys):
             self._state = _read_state(disk, keys)
@@ -324,7 +325,7 @@ class SignedList:
             self._changed |= shared_target
         is_unchanged = not self._changed and not root_files and not listings
         if before is not None and is_unchanged and self._is_up_to_date(tree_details, keys, now):
-            self._is_current = True
+            self._current_metadata = root_metadata
             return
         versions = [number for name, number in present_versions.items() if name not in root_metadata]
         min_version = 1 + max([*versions, parse_list_version(disk.read(LIST_TIMESTAMP))])
@@ -345,7 +346,8 @@ class SignedList:
             if name.endswith(".root.json"):
                 disk.remove(SIGNED + name)
         _write(disk, {**root_files, LIST_TIMESTAMP: timestamp}, now)
-        self._state, self._digest_before, self._changed, self._is_current = state, tree_details.manifest, {}, True
+        self._state, self._current_metadata = state, root_metadata
+        self._digest_before, self._changed = tree_details.manifest, {}
         for name in filter(is_staging_name, names):
             disk.remove(SIGNED + name)
         self._remove_superseded_files(disk, present_versions.keys() - state.names - root_metadata.keys(), now)

@@ -16,9 +16,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import UnsignedMetadataError
+from tuf.api.metadata import Metadata, Root
 
 from gitboot.errors import PublishError
 from gitboot.jsonio import encode_canonical
@@ -447,6 +450,21 @@ def test_readers_that_trust_the_earlier_root_key_trust_a_new_one(
     assert read("servers/web01.json") is not None
     newest = json.loads((tmp_path / "cache/root.json").read_bytes())
     assert newest["signed"]["version"] == 2 and len(newest["signatures"]) == 2
+
+
+def test_a_new_root_with_the_same_publication_key_is_published_at_once(
+    tmp_path: Path, read: Read, keys: Path, directory: OutputDirectory
+) -> None:
+    directory.update_list(read_list_keys(keys), NOW)
+    bins, root = list_names(tmp_path / "out"), Metadata[Root].from_file(str(keys / "1.root.json"))
+    root.signed.version, root.signed.expires = 2, root.signed.expires + timedelta(days=365)
+    root.sign(CryptoSigner(load_pem_private_key((keys / "root.key").read_bytes(), None)))  # type: ignore[arg-type]
+    root.to_file(str(keys / "2.root.json"))
+    assert directory.update_list(read_list_keys(keys), NOW + HOUR) == NOW + HOUR + VALID
+    assert list_names(tmp_path / "out") == bins | {"2.root.json"}
+    assert read("servers/web01.json") is not None
+    assert json.loads((tmp_path / "cache/root.json").read_bytes())["signed"]["version"] == 2
+    assert directory.update_list(read_list_keys(keys), NOW + 2 * HOUR) == NOW + HOUR + VALID
 
 
 def test_after_a_lost_root_key_readers_only_need_the_new_public_key(
