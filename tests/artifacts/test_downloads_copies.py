@@ -14,8 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.artifacts.downloads import prune_mirror
+from gitboot.cli import evaluated_fleet
 from gitboot.cli.main import Exit, cli
 from gitboot.errors import UsageError
+from gitboot.git.snapshots import open_snapshot
 from gitboot.publish.mirror_program import iterate_paths
 from tests.helpers.artifact_servers import ArtifactServer, Registry, artifact_server, compute_digest, registry
 from tests.helpers.disks_and_terminals import small_disk
@@ -245,7 +247,9 @@ def test_sources_can_be_checked_before_a_merge(found: Registry, web: ArtifactSer
     assert CliRunner().invoke(cli, command).exit_code == Exit.PARTIAL
 
 
-def test_with_keys_only_signed_files_are_downloaded(web: ArtifactServer, tmp_path: Path) -> None:
+def test_with_keys_only_signed_files_are_downloaded_and_the_fleet_is_read_once(
+    web: ArtifactServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vendor, stranger = Minisign(tmp_path, "vendor"), Minisign(tmp_path, "stranger")
     (tmp_path / "kernel").write_bytes(KERNEL)
     (tmp_path / "keys").mkdir()
@@ -259,8 +263,11 @@ def test_with_keys_only_signed_files_are_downloaded(web: ArtifactServer, tmp_pat
     )
     web.put("/kernel.minisig", stranger.sign(tmp_path / "kernel"))
     with_keys = ("--image-keys", str(tmp_path / "keys"))
-    assert run_download(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "failed"}, [])
-    assert read_files(out) == {}
+    opened: list[Path] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluated_fleet, "open_snapshot", lambda *args: opened.append(args[0]) or open_snapshot(*args))
+        assert run_download(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "failed"}, [])
+    assert (opened, read_files(out)) == ([path], {})
     web.put("/kernel.minisig", vendor.sign(tmp_path / "kernel"))
     assert run_download(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
     web.asked.clear()

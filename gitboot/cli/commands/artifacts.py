@@ -53,8 +53,8 @@ from gitboot.model.scalars import Malformed, parse_base_url
 from gitboot.model.server import Architecture
 from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.decision_inputs import find_signed_images
-from gitboot.resolve.fleet_decisions import find_server_sites
-from gitboot.resolve.server_decision import BootFile, Decisions
+from gitboot.resolve.fleet_decisions import FleetDecisions, find_server_sites
+from gitboot.resolve.server_decision import BootFile
 from gitboot.standard_streams import style
 from gitboot.text import format_count, format_suggestion, printable
 
@@ -137,7 +137,8 @@ def download(
     """
     from gitboot.artifacts.downloads import MirroredArtifact, MirrorOutcome, get_mirror_path, mirror_files, prune_mirror
 
-    decisions, found = load_artifacts(path, rev, sites)
+    decided, found = load_artifacts(path, rev, sites)
+    decisions = decided.decisions
     if Output.MIRROR not in decisions.outputs:
         raise UsageError(
             "`mirror` is missing from the Fleet's `outputs`, so machines fetch artifacts directly from their sources; "
@@ -152,7 +153,7 @@ def download(
     refused = {}
     if image_keys is not None:
         new = {file.sha256 for path, file in files.items() if file.sha256 is not None and not (out / path).is_file()}
-        refused = find_unsigned_files(path, rev, image_keys, fetchers, new)
+        refused = find_unsigned_files(decided.repository, image_keys, fetchers, new)
     done = [
         MirroredArtifact(
             path=file_path, source=file.source or "", outcome=MirrorOutcome.FAILED, message=refused[file.sha256]
@@ -190,10 +191,9 @@ _UNSIGNED: Final = "the file has no signature"
 
 
 def find_unsigned_files(
-    path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
+    fleet: FleetRepository, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
     """Return the digests of the files for which no image has a trusted signature, each with the reason."""
-    fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
     with TemporaryDirectory(prefix="gitboot-") as scratch:
@@ -207,7 +207,9 @@ def find_unsigned_files(
     return {digest: faults.get(digest, _UNSIGNED) for digest in digests if digest not in found}
 
 
-def load_artifacts(path: Path, rev: str | None, sites: tuple[str, ...]) -> tuple[Decisions, tuple[NeededArtifact, ...]]:
+def load_artifacts(
+    path: Path, rev: str | None, sites: tuple[str, ...]
+) -> tuple[FleetDecisions, tuple[NeededArtifact, ...]]:
     """Return the decisions for a fleet and the artifacts that the decisions need.
 
     Raises `InvalidRepository` if the fleet has errors, and `UsageError` for an unknown site.
@@ -220,7 +222,7 @@ def load_artifacts(path: Path, rev: str | None, sites: tuple[str, ...]) -> tuple
                 f"there is no site {site!r}; {format_suggestion(site, decisions.sites, 'check the sites in the Fleet')}"
             )
     artifacts = list_artifacts(decisions, {name: site.name for name, site in find_server_sites(repository).items()})
-    return decisions, tuple(each for each in artifacts if not sites or not set(sites).isdisjoint(each.sites))
+    return decided, tuple(each for each in artifacts if not sites or not set(sites).isdisjoint(each.sites))
 
 
 def build_fetcher(base_url: str, assets: Path | None, registries: Registries) -> PrefixFetcher:
@@ -568,10 +570,10 @@ def verify(
     if its server reports a change. For files that firmware fetches, gitboot also checks that firmware accepts the
     content type and the size. If you stop the command and start it again, it continues.
     """
-    decisions, found = load_artifacts(path, rev, sites)
+    decided, found = load_artifacts(path, rev, sites)
     found = group_by_source(found) if sources else found
     client = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
-    fetchers, results = build_fetcher(decisions.base_url, assets, client), ReadResults(get_results_cache())
+    fetchers, results = build_fetcher(decided.decisions.base_url, assets, client), ReadResults(get_results_cache())
     sightings = check_needed_artifacts(fetchers, found, results, read=not head, parallel=parallel)
     items = [
         {
