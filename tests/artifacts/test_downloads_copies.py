@@ -17,6 +17,7 @@ from gitboot.artifacts.downloads import prune_mirror
 from gitboot.cli import evaluated_fleet
 from gitboot.cli.main import Exit, cli
 from gitboot.errors import UsageError
+from gitboot.fleet.revision import Snapshot
 from gitboot.git.snapshots import open_snapshot
 from gitboot.publish.mirror_program import iterate_paths
 from tests.helpers.artifact_servers import ArtifactServer, Registry, artifact_server, compute_digest, registry
@@ -263,9 +264,14 @@ def test_with_keys_only_signed_files_are_downloaded_and_the_fleet_is_read_once(
     )
     web.put("/kernel.minisig", stranger.sign(tmp_path / "kernel"))
     with_keys = ("--image-keys", str(tmp_path / "keys"))
-    opened: list[Path] = []
+    opened = []
+
+    def open_and_count(folder: Path, rev: str | None) -> Snapshot:
+        opened.append(folder)
+        return open_snapshot(folder, rev)
+
     with monkeypatch.context() as patch:
-        patch.setattr(evaluated_fleet, "open_snapshot", lambda *args: opened.append(args[0]) or open_snapshot(*args))
+        patch.setattr(evaluated_fleet, "open_snapshot", open_and_count)
         assert run_download(path, out, *with_keys) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "failed"}, [])
     assert (opened, read_files(out)) == ([path], {})
     web.put("/kernel.minisig", vendor.sign(tmp_path / "kernel"))

@@ -458,7 +458,7 @@ def test_a_new_root_with_the_same_publication_key_is_published_at_once(
     directory.update_list(read_list_keys(keys), NOW)
     bins, root = list_names(tmp_path / "out"), Metadata[Root].from_file(str(keys / "1.root.json"))
     root.signed.version, root.signed.expires = 2, root.signed.expires + timedelta(days=365)
-    root.sign(CryptoSigner(load_pem_private_key((keys / "root.key").read_bytes(), None)))  # type: ignore[arg-type]
+    root.sign(CryptoSigner(load_pem_private_key((keys / "root.key").read_bytes(), None)))
     root.to_file(str(keys / "2.root.json"))
     assert directory.update_list(read_list_keys(keys), NOW + HOUR) == NOW + HOUR + VALID
     assert list_names(tmp_path / "out") == bins | {"2.root.json"}
