@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -72,7 +73,14 @@ if TYPE_CHECKING:
 
 
 Value = TypeVar("Value")
-Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError
+_logger = logging.getLogger(__name__)
+
+
+class UnexpectedFailure(Exception):
+    """A bug in gitboot ended the work at one BMC."""
+
+
+Failure = BmcUnreachable | BmcBusy | BmcRejected | UsageError | UnexpectedFailure
 FindFault = Callable[[str, str], str | None]
 _NO_LEDGER_NAMED: Final = "the Fleet does not name a ledger, so another instance may change the same BMC"
 _FAILURE_TEXTS: Final = {
@@ -80,6 +88,7 @@ _FAILURE_TEXTS: Final = {
     BmcBusy: "busy",
     BmcRejected: "refused",
     UsageError: "no access",
+    UnexpectedFailure: "internal error",
 }
 _UNVERIFIED_CONDITIONS: Final = {
     Cause.CONSUMED: ("InstallsCompleted", "NeedsOperator"),
@@ -270,7 +279,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
                 return find_remedy(f"Bmc/{name}", "Stalled")
             case BmcNotTrusted():
                 return "gitboot bmc access-files --state STATE"
-            case UsageError():
+            case UsageError() | UnexpectedFailure():
                 return None
         for step in (self.step, self.power_step):
             if isinstance(step, AskOperator):
@@ -388,18 +397,19 @@ def _run_manual_tasks(
     """
 
     def run_task(task: ManualTask) -> tuple[Value, ResponseSample]:
+        sample = NO_SAMPLE
         try:
             bmc = connections.connect(
                 task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
             )
-        except UsageError as error:
-            return failed_result(task, error), NO_SAMPLE
-        with bmc.policy.measure_requests() as take_sample:
-            try:
-                value = work(task, bmc)
-            except (UsageError, BmcUnreachable, BmcBusy, BmcRejected) as error:
-                value = failed_result(task, error)
-            return value, take_sample()
+            with bmc.policy.measure_requests() as take_sample:
+                try:
+                    value = work(task, bmc)
+                finally:
+                    sample = take_sample()
+        except Exception as error:  # noqa: BLE001 - one BMC must not end the command
+            value = failed_result(task, _explain_failure(task, error))
+        return value, sample
 
     found: list[Value] = []
     with closing(TaskRunner[SystemUuid, Value]()) as runner:
@@ -408,6 +418,14 @@ def _run_manual_tasks(
             found += results.values()
             on_done(len(results))
     return found
+
+
+def _explain_failure(task: ManualTask, error: Exception) -> Failure:
+    """Return an expected error, or log an unexpected error and return its explanation."""
+    if isinstance(error, UsageError | BmcUnreachable | BmcBusy | BmcRejected):
+        return error
+    _logger.error("a task at the BMC of %s failed", task.server, exc_info=error)
+    return UnexpectedFailure(f"{type(error).__name__}: report the bug with the traceback from standard error")
 
 
 def _find_rejected_programs(task: ManualTask, find_fault: FindFault) -> Iterator[str]:
@@ -557,10 +575,11 @@ def switch_power(
             return result
         try:
             bmc.reset(step, seen)
-        except (BmcBusy, BmcRejected) as error:
+        except (BmcBusy, BmcRejected, UsageError) as error:
             return structs.replace(result, step=PowerChangeRefusal(why=str(error)))
-        except BmcUnreachable as error:
-            why = f"{error}. The BMC may have executed {step}. Check the machine before you try again"
+        except Exception as error:  # noqa: BLE001 - the BMC may have received the request
+            failure = _explain_failure(task, error)
+            why = f"{failure}. The BMC may have executed {step}. Check the machine before you try again"
             return structs.replace(result, step=PowerChangeRefusal(why=why), sent=None)
         return structs.replace(result, sent=True)
 

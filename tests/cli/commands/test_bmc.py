@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from gitboot.bmc.identity import AnotherMachine, IdentityChanged, SameMachine, U
 from gitboot.bmc.override_state import BmcObservation, NoChange
 from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.bmc.power_steps import PowerAction, PowerChangeRefusal, ResetType, choose_power_step
+from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.cli.main import Exit
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.cases import for_each
@@ -187,6 +188,36 @@ def test_an_error_names_the_bmc_its_credentials_the_cause_and_the_next_step(mixe
     assert item["why"] == f"GET {dead}/redfish/v1/Systems/1: Connection refused (credentials rack)"
     assert item["hint"] == f"curl -ksS {dead}/redfish/v1/"
     assert f"web02: unreachable: {item['why']}\n  {item['hint']}\n" in diff(mixed_rack, "web02").out
+
+
+def fail_at(rack: Rack, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of BMC connections that works and then fails, at one BMC."""
+    uuid = rack.blades[name].uuid
+
+    def work_and_fail(bmc: BmcConnection, *args: Any) -> Any:
+        found = method(bmc, *args)
+        if any(isinstance(each, BmcObservation) and each.identity.uuid == uuid for each in (found, *args)):
+            raise ZeroDivisionError(PASSWORD)
+        return found
+
+    return work_and_fail
+
+
+@pytest.mark.parametrize("command", ["get", "diff", "power get"])
+def test_an_unexpected_error_at_one_bmc_is_its_result_and_the_others_are_read(
+    mixed_rack: Rack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, command: str
+) -> None:
+    monkeypatch.setattr(BmcConnection, "observe", fail_at(mixed_rack, "db03", BmcConnection.observe))
+    words = ("bmc", *command.split(), "--credentials", mixed_rack.credentials, "-o", "json")
+    done = mixed_rack.run_command(*words, "db03", "web03")
+    items = {item["server"]: item for item in done.json["items"]}
+    assert (done.code, items["web03"]["responded"], items["db03"]["responded"]) == (Exit.PARTIAL, True, False)
+    assert items["db03"]["why"].startswith("ZeroDivisionError: report the bug with the traceback")
+    assert [(each.message, bool(each.exc_info)) for each in caplog.records] == [
+        ("a task at the BMC of db03 failed", True)
+    ]
+    if command == "get":
+        assert "internal error" in get(mixed_rack, "db03").out
 
 
 def test_secure_boot_and_the_boot_order_are_shown_for_named_servers(mixed_rack: Rack) -> None:
@@ -626,7 +657,9 @@ def test_machines_are_reset_and_switched_on_once_by_hand_and_several_need_yes_wi
     assert "power on by hand: web02 (cold)" in pair.said("events")
 
 
-def test_another_machine_gets_no_reset_and_after_a_lost_response_or_an_error_nothing_is_sent_again(pair: Rack) -> None:
+def test_another_machine_gets_no_reset_and_after_a_lost_response_or_an_error_nothing_is_sent_again(
+    pair: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
     web, bmc = pair.blades["web01"].machine, pair.blades["web01"].bmc
     own, before = (web.uuid, web.serial), resets(pair)
     web.uuid, web.serial = make_uuid("another"), "CZ29200XYZ"
@@ -641,6 +674,14 @@ def test_another_machine_gets_no_reset_and_after_a_lost_response_or_an_error_not
     assert "The BMC may have executed ForceRestart. Check the machine before you try again" in item["why"]
     assert resets(pair) == (before := [before[0] + 1, before[1]])
     assert "the power state of web01 may have changed: " in pair.said("events")
+    with monkeypatch.context() as patch:
+        patch.setattr(BmcConnection, "reset", fail_at(pair, "web01", BmcConnection.reset))
+        done = power(pair, "reset", "web01", "--force", "--reason", "x", "-o", "json")
+    (item,) = done.json["items"]
+    assert (done.code, item["sent"]) == (Exit.PARTIAL, None), "an unexpected error too"
+    assert "The BMC may have executed ForceRestart. Check the machine before you try again" in item["why"]
+    assert resets(pair) == (before := [before[0] + 1, before[1]])
+    assert "the power state of web01 may have changed: ZeroDivisionError" in pair.said("events")
     bmc.fault(Status(status=503), on="POST", times=9)
     done = power(pair, "reset", "web01", "web02", "--force", "--yes", "--reason", "x", "-o", "json")
     assert (done.code, [item["sent"] for item in done.json["items"]]) == (Exit.PARTIAL, [False, True])
