@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from gitboot.bmc.redfish.client import BmcConnection
 
 
+_logger = logging.getLogger(__name__)
 MAX_ADDRESSES: Final = 4096
 _ROOT: Final = "/redfish/v1/"
 _DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
@@ -216,6 +218,10 @@ def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> Pro
             )
     except (OperatorError, TemporaryError) as error:
         return ProbeResult(address=address, error=str(error))
+    except Exception as error:  # one BMC must not end the scan
+        _logger.exception("the scan of %s failed", address)
+        problem = f"{type(error).__name__}: report the bug with the traceback from standard error"
+        return ProbeResult(address=address, error=problem)
 
 
 def _read_members(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc.identity import ReportedIdentity
+from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.resources import Resource, find_manager_path
 from gitboot.bmc.scan import (
     MAX_ADDRESSES,
@@ -247,6 +248,26 @@ def test_a_document_of_a_found_machine_boots_nothing_after_its_merge(rack: Rack,
         assert ([item["server"] for item in again["items"]], again["differences"]) == ([new.serial.lower()], [])
     finally:
         (rack.repository.work / "servers" / f"{new.serial.lower()}.yaml").unlink()
+
+
+def test_an_unexpected_error_at_one_bmc_does_not_end_the_scan(
+    rack: Rack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read, broken, sound = BmcConnection.read, rack.blades["web01"], rack.blades["web02"]
+
+    def fail_at_one(bmc: BmcConnection, path: str) -> Resource:
+        found = read(bmc, path)
+        if found.body.get("UUID") == broken.uuid:
+            raise ZeroDivisionError
+        return found
+
+    monkeypatch.setattr(BmcConnection, "read", fail_at_one)
+    done = _scan(rack, broken.bmc.url, sound.bmc.url, "-o", "json")
+    assert (done.code, [item["address"] for item in done.json["items"]]) == (Exit.PARTIAL, [sound.bmc.url])
+    assert [each["address"] for each in done.json["unread"]] == [broken.bmc.url]
+    assert [(each.message, bool(each.exc_info)) for each in caplog.records] == [
+        (f"the scan of {broken.bmc.url} failed", True)
+    ]
 
 
 def test_an_unreadable_bmc_is_named_and_counts_as_neither_present_nor_missing(rack: Rack, tmp_path: Path) -> None:
