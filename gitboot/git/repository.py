@@ -22,6 +22,7 @@ import pygit2
 from pygit2.enums import ConfigLevel, Feature, ObjectType, RepositoryOpenFlag
 
 from gitboot.errors import LedgerError, SourceError, UsageError
+from gitboot.files import convert_os_errors
 from gitboot.fleet.revision import MAX_FILE_BYTES, Revision
 from gitboot.text import one_line
 
@@ -60,6 +61,8 @@ def convert_errors(subject: object, error_type: type[SourceError] = SourceError)
 
 
 def format_error(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return one_line(f"{error.filename}: {error.strerror}")
     message = one_line(str(error).strip("'\""))  # remove the quotes that a KeyError adds
     if "object format 'sha256" in message:
         return (
@@ -428,7 +431,9 @@ def check_subpath(path: Path, folder: str) -> None:
     parts = folder.split("/")
     for number in range(len(parts)):
         place = path.joinpath(*parts[: number + 1])
-        if place.is_symlink():
+        with convert_os_errors(place, "read"):
+            is_symlink = place.is_symlink()
+        if is_symlink:
             raise UsageError(
                 f"--subpath {folder}: {place} is a symlink, but gitboot does not follow symlinks in a repository; "
                 "commit a folder instead, or pass the symlink's target"

@@ -502,6 +502,7 @@ def drop_root() -> Iterator[None]:
     [
         "validate {closed}",
         "validate {closed}/fleet",
+        "validate {open} --subpath closed/fleet",
         "plan {closed}/fleet",
         "status --state {closed}",
         "events --state {closed}",
@@ -512,6 +513,7 @@ def drop_root() -> Iterator[None]:
         "boot-script web01 --tree {closed}",
         "serve --out {closed}/o",
         "render {open} --out {closed}/o",
+        "render {closed}/fleet --out {open}",
         "verify-mirror {closed}/mirror",
         "verify-mirror http://mirror.test --tree {closed}/tree",
         "read-access-logs {closed}/log --spool {open}/spool",
@@ -522,6 +524,7 @@ def drop_root() -> Iterator[None]:
 def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, command_line: str) -> None:
     (tmp_path / "closed" / "fleet").mkdir(parents=True)
     (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open" / "closed").mkdir(mode=0)
     for name in COMMANDS:
         command(name)  # is imported while it can be read, as is what it imports when it runs
     for module in (
@@ -821,6 +824,8 @@ def test_render_writes_the_output_tree_once_and_does_not_touch_other_directories
     ):
         done = gitboot("render", fleet, "--out", wrong)
         assert (done.code, why in done.err, done.err.count("--out")) == (Exit.USAGE, True, 1)
+    done = gitboot("render", tmp_path / "nowhere", "--out", out)
+    assert (done.code, "nowhere is not a directory" in done.err) == (Exit.USAGE, True)
     assert sorted(fleet.rglob("*")) == before
 
 

@@ -554,6 +554,13 @@ def test_a_failed_allocation_in_libgit2_is_reported_as_a_memory_limit(monkeypatc
         raise KeyError("a" * 40)
 
 
+def test_a_message_about_a_file_that_cannot_be_read_names_the_file_and_the_cause(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 300)
+    with pytest.raises(SourceError) as raised, convert_errors("fleet"):
+        long.stat()
+    assert str(raised.value) == f"fleet: {long}: File name too long"
+
+
 # Symlinks in commits
 
 

@@ -35,6 +35,7 @@ from gitboot.evaluator.decision_history import (
     InvalidCommit,
     list_document_changes,
 )
+from gitboot.files import convert_os_errors
 from gitboot.fleet.documents import KINDS, Id
 from gitboot.fleet.validation import load
 from gitboot.git.fetch import CLONE
@@ -242,7 +243,8 @@ def _list_installations(
         ]
         record = known.get(uuid) if uuid is not None else None
     if records is not None:
-        record = read_exported_records(records).get(uuid) if uuid is not None else None
+        with convert_os_errors(records, "read"):
+            record = read_exported_records(records).get(uuid) if uuid is not None else None
     if record is not None and record.provision is not None:
         last = Installation(
             at=record.provisioned_at,

@@ -415,8 +415,9 @@ def _check_output_directory(out: Path, fleet: Path) -> None:
     """Raise `UsageError` if the directory is a fleet or contains files that gitboot did not write."""
     if not is_directory(out):
         return
-    is_fleet = (out / ".git").exists() or out.samefile(fleet)
-    others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})
+    with convert_os_errors(out, "read"):
+        is_fleet = (out / ".git").exists() or (is_directory(fleet) and out.samefile(fleet))
+        others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})
     if is_fleet or (others and not (out / MANIFEST).exists()):
         what = (
             f"{out} is a fleet's work tree"

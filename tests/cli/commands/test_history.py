@@ -15,6 +15,7 @@ import pytest
 
 from gitboot import files
 from gitboot.child_processes import encode
+from gitboot.cli.main import Exit
 from gitboot.disk_cache import DiskCache
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, encode_records
@@ -285,6 +286,8 @@ def test_history_shows_what_exported_records_name_as_the_last_installation(
     listed = json.loads(gitboot("history", *web, "--records", tmp_path / "records.json", "-o", "json")[1])
     assert listed["installations"] == []
     assert json.loads(gitboot("history", *web, "-o", "json")[1])["installations"] is None
+    code, _, err = gitboot("history", *web, "--records", tmp_path / "none.json")
+    assert (code, "none.json cannot be read: No such file or directory" in err) == (Exit.USAGE, True), err
 
 
 def test_history_lists_every_installation_of_a_machine_in_the_ledger(gitboot: Typed, tmp_path: Path) -> None:
