@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec import Struct
 
 from gitboot.errors import LedgerError, UsageError
-from gitboot.files import write_atomically
+from gitboot.files import is_file, write_atomically
 from gitboot.ledger.schema import LEFT, TABLES, UNFINISHED, Database, Row
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
 from gitboot.text import format_error
@@ -40,7 +40,10 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
 
         Raises `UsageError` if the URL is not usable. The error message never contains a password.
         """
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # its message may contain the password
+            parts = urlsplit("")
         parameters = dict(parse_qsl(parts.query))
         if parts.scheme not in _SCHEMES:
             raise UsageError("--ledger expects a PostgreSQL database URL: postgresql://USER@HOST/DATABASE")
@@ -50,7 +53,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
             )
         if not parts.path.strip("/") and "dbname" not in parameters:
             raise UsageError("--ledger needs a database name: postgresql://USER@HOST/DATABASE")
-        if password is not None and not password.is_file():
+        if password is not None and not is_file(password):
             raise UsageError(f"--ledger-password: {password} cannot be read")
         return cls(url=url, password=password.absolute() if password is not None else None)
 

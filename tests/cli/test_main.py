@@ -455,7 +455,9 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("compare-old-system {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
         ("events", 64, "Missing option '--state'. Set --state or the variable GITBOOT_STATE to the instance's state"),
         ("boot-script web01", 64, "specify the output tree with --tree, or its instance with --state or the variable"),
-        ("boot-script web01 --state {empty}", 64, "does not record an output tree; pass the tree with --tree"),
+        ("boot-script web01 --state {empty}", 64, "no instance has run with the state directory"),
+        ("history web01 --state {empty}", 64, "no instance has run with the state directory"),
+        ("history Server/web01 --state {empty}", 64, "no instance has run with the state directory"),
         (
             "boot-script web01 --tree {empty}",
             64,
@@ -519,6 +521,9 @@ def drop_root() -> Iterator[None]:
         "read-access-logs {closed}/log --spool {open}/spool",
         "read-access-logs {open} --follow --spool {closed}/spool",
         "bmc get --state {open} --credentials {closed}/credentials",
+        "bmc scan {closed}/bmcs --as rack",
+        "ledger reclaim {closed}/old --state {open}",
+        "ledger copy --state {open} --to postgresql://g@db/g --ledger-password {closed}/password",
     ],
 )
 def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, command_line: str) -> None:

@@ -58,7 +58,7 @@ from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.records.ledger_trust import InitMode
 from gitboot.errors import OperatorError, TemporaryError, UsageError
-from gitboot.files import create_output_file, read_text, write_output_file
+from gitboot.files import create_output_file, is_file, read_text, write_output_file
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import BmcAccess, Machine, list_machines
 from gitboot.fleet.yaml import insert_field
@@ -190,7 +190,7 @@ def read_place_lines(places: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     If a place is a file, yield the source and the words of each line in this file, without comments.
     """
     for place in places:
-        if not Path(place).is_file():
+        if not is_file(Path(place)):
             yield place, [place]
             continue
         for number, line in enumerate(read_text(Path(place)).splitlines(), start=1):

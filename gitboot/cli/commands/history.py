@@ -35,7 +35,7 @@ from gitboot.evaluator.decision_history import (
     InvalidCommit,
     list_document_changes,
 )
-from gitboot.files import convert_os_errors
+from gitboot.files import convert_os_errors, is_directory
 from gitboot.fleet.documents import KINDS, Id
 from gitboot.fleet.validation import load
 from gitboot.git.fetch import CLONE
@@ -110,7 +110,9 @@ def command(
     """
     if state is not None and not is_path_named(context := click.get_current_context()):
         commit = "the accepted commit" if rev is None else f"revision {rev}"
-        path, rev = state / CLONE, ACCEPTED if rev is None else rev
+        if not is_directory(path := state / CLONE):
+            raise make_no_instance_error(state)
+        rev = ACCEPTED if rev is None else rev
         if hint := describe_state_variable(context):
             click.echo(
                 wrap_text(f"the history ends at {commit} of the instance with the state directory {state}{hint}"),

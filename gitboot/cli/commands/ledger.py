@@ -15,6 +15,7 @@ from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import VARIABLES, state_option
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_no_instance_error, make_private
 from gitboot.errors import LedgerError, UsageError
+from gitboot.files import is_directory, is_file
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import set_ledger_aside, summarize_ledger
@@ -164,7 +165,7 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     location = PostgresAddress.parse(place, password) if "://" in place else Path(place)
     if isinstance(location, Path) and password is not None:
         raise UsageError("--ledger-password is only for a PostgreSQL database: remove it, or pass the database URL")
-    if not state.is_dir():
+    if not is_directory(state):
         raise UsageError(f"{state} is not a directory: specify the state directory of `gitboot run`")
     with ExitStack() as stack:
         stack.enter_context(make_private(state))
@@ -370,7 +371,7 @@ def plan_reclaim(path: Path, location: PostgresAddress | Path) -> ReclaimPlan:
     ledger, or if the ledger is still usable at its new location. In the last case, the operator must copy the ledger
     back instead.
     """
-    if isinstance(location, Path) and not location.is_file():
+    if isinstance(location, Path) and not is_file(location):
         raise UsageError(f"{location} is not a file")
     with closing(_open_old_ledger(location)) as database:
         notes, name = CopyNotes.read(database), database.name
