@@ -32,7 +32,7 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.errors import ArtifactMissing, BmcNotTrusted, GitbootError, HeldByAnother, UsageError
-from gitboot.files import check_output_directory, check_state_directory
+from gitboot.files import check_output_directory, check_state_directory, is_directory
 from gitboot.jsonio import format_document
 from gitboot.model.boot_policy import Method
 from gitboot.model.fleet import Output
@@ -144,7 +144,7 @@ def _run_checks(
     yield from check_clock(read_clock_state())
     if state is not None:
         yield from check_state(state)
-    if state is None or not state.is_dir() or not has_ledger(state):
+    if state is None or not is_directory(state) or not has_ledger(state):
         yield from check_certificate(tls)
         return
     try:
@@ -254,7 +254,7 @@ def check_clock(clock_state: ClockState) -> CheckResults:
 
 def check_state(state: Path) -> CheckResults:
     """Check whether the state directory is suitable for a ledger."""
-    if not state.is_dir():
+    if not is_directory(state):
         yield _make_failure(
             "state",
             f"the directory {state} does not exist",
@@ -301,7 +301,7 @@ def check_named_ledger(instance: OfflineInstance) -> CheckResults:
 
 def check_output(output: Path, state: Path, *, servers: int) -> CheckResults:
     """Check the output directory: its file system, the published tree, and free space for the fleet."""
-    if not output.is_dir():
+    if not is_directory(output):
         yield _make_warning(
             "output",
             f"the directory {output} does not exist; the first reconcile creates it",

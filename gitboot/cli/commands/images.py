@@ -43,7 +43,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import format_table, show_downloads, wrap_text
 from gitboot.errors import UsageError
-from gitboot.files import write_output_file
+from gitboot.files import is_directory, write_output_file
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.yaml import replace_scalar
@@ -298,7 +298,7 @@ def update_images_command(
     """
     if dry_run and bundle is not None:
         raise UsageError("--dry-run makes no branches: remove --bundle")
-    if bundle is not None and not bundle.parent.is_dir():
+    if bundle is not None and not is_directory(bundle.parent):
         raise UsageError(f"{bundle.parent} is not a directory: create it, or correct --bundle")
     check_branch(f"{branch_prefix}stream")
     now = current_second()

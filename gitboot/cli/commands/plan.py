@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -612,7 +613,7 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
     )
     if not reasons:
         known = ", ".join(_list_field_names(explained))
-        hint = f"to set the fleet's path, use --path {field}" if Path(field).is_dir() else f"its fields are {known}"
+        hint = f"to set the fleet's path, use --path {field}" if os.path.isdir(field) else f"its fields are {known}"
         raise UsageError(f"{explanation.server} currently has no field {field!r}; {hint}")
     rules = {each.rule for each in reasons}
     if field.partition("[")[0] != "kernelArguments":
