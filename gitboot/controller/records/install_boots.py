@@ -47,7 +47,7 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Boot, Decision, WithheldBoot
 from gitboot.resolve.server_plan import WAITING_CAUSES, BootPlan, Offer, Phase
-from gitboot.review.reinstalls import find_withheld_boots
+from gitboot.review.reinstalls import DescribedServer, find_withheld_boots, list_install_identities
 
 
 def boot_identifies_machine(boot: Boot) -> bool:
@@ -470,11 +470,33 @@ def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revis
         names |= find_changed_servers(before, commit)
         before = commit
         for machine in accepted.select_machines(names & accepted.decisions.servers.keys()):
-            offered, other = accepted.decisions.servers[machine.name], _find_decision(commit, machine.uuid)
-            if other is None or other.digest != offered.digest:
-                found.setdefault(machine.uuid, []).extend(find_withheld_boots(offered, other, commit.revision))
+            found.setdefault(machine.uuid, []).extend(_list_missing_boots(accepted, commit, machine.uuid))
     servers = {uuid: tuple(boots) for uuid, boots in sorted(found.items()) if boots}
     return WithheldBoots(newest, servers) if servers else None
+
+
+def _list_missing_boots(accepted: Commit, newer: Commit, uuid: SystemUuid) -> tuple[WithheldBoot, ...]:
+    """Return a machine's install boots in ``accepted`` that ``newer`` does not offer.
+
+    If an identity in ``accepted`` that leads to install boots is not an identity of the machine in ``newer``, return
+    all install boots, because another machine may have this identity.
+    """
+    offered, other = describe_server(accepted, uuid), describe_server(newer, uuid)
+    if offered is None:
+        return ()
+    if other is not None and not list_install_identities(offered).keys() <= {*other.list_lookups()}:
+        other = None
+    return find_withheld_boots(offered.decision, other.decision if other is not None else None, newer.revision)
+
+
+def describe_server(commit: Commit, uuid: SystemUuid) -> DescribedServer | None:
+    """Return the server of a machine as a commit describes it, or None if the commit does not contain the machine."""
+    if (machine := commit.machines.get(uuid)) is None:
+        return None
+    name, decisions = machine.name, commit.decisions
+    return DescribedServer(
+        decisions.servers[name], machine, decisions.networks[name], commit.labels.get(name, {}), decisions.outputs
+    )
 
 
 def merge_withheld_boots(before: WithheldBoots, after: WithheldBoots | None) -> WithheldBoots:
@@ -565,7 +587,7 @@ def may_have_unread_fetch(
         policy, record = offered.policy, snapshot.record(uuid)
         is_done = record is not None and policy is not None and is_provisioned(policy, record)
         is_pending = not is_done or policy is None or policy.network_boot is NetworkBoot.ALWAYS
-        boots = find_withheld_boots(offered, _find_decision(commit, uuid), commit.revision)
+        boots = _list_missing_boots(accepted, commit, uuid)
         if any(is_pending or each.maintenance is not None for each in boots):
             return True
     return False

@@ -21,6 +21,7 @@ from gitboot.controller.records.install_boots import (
     apply_start,
     apply_withheld_boot,
     boot_identifies_machine,
+    describe_server,
     find_last_attempt,
     find_report_offer,
     is_maintenance_key,
@@ -61,7 +62,6 @@ from gitboot.resolve.provisioning_record import (
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.review.reinstalls import (
-    DescribedServer,
     GainedIdentity,
     Inheritance,
     find_gained_identities,
@@ -595,13 +595,9 @@ def compare_identities_without_base(
     if not lost:
         return (), frozenset()
     marks, gains = {each.key for each in lost}, list[GainedIdentity]()
-    decisions = commit.decisions
-    for machine in commit.machines.values():
-        name = machine.name
-        described = DescribedServer(
-            decisions.servers[name], machine, decisions.networks[name], commit.labels.get(name, {}), decisions.outputs
-        )
-        gains += (each for each in find_gained_identities(None, described, ()) if each.identity in marks)
+    for uuid in commit.machines:
+        if (described := describe_server(commit, uuid)) is not None:
+            gains += (each for each in find_gained_identities(None, described, ()) if each.identity in marks)
     return tuple(gains), frozenset(lost)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator
@@ -582,6 +583,30 @@ def test_a_revert_that_is_evaluated_late_is_judged_by_the_fetches_until_its_boot
         fetch(parts, bad, 70)  # just before the files changed, and recorded just after
         reconcile_at(parts, 71, 72, 73)
         assert (get_held(parts).commit, get_held(parts).reinstalls) == (revert, ("web03",))
+
+
+@pytest.mark.parametrize(("owner", "withheld"), [("web01", ["web00", "web01"]), ("unknown", ["web00"])])
+def test_a_held_revert_withholds_the_boots_that_a_mac_address_got_by_mistake(
+    parts: Parts, repository: Repository, owner: str, withheld: list[str]
+) -> None:
+    """Each server keeps its boot, but the boot loader of another machine sends only the MAC address."""
+    good = documents(BAD)["fleet.yaml"]
+    names = {make_mac("web00"): make_mac(owner), make_mac(owner): make_mac("web00")}
+    bad = repository.push({"fleet.yaml": re.sub("|".join(names), lambda found: names[found[0]], good)})
+    reconcile_at(parts, 3)
+    if (held := parts.reconciler.status.held) is not None:
+        approve(parts, held.digest)
+        reconcile_at(parts, 4)
+    assert parts.reconciler.status.accepted == bad
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
+    raised = server("web05", "role: web", "provision: 2")  # this holds the revert in both cases
+    repository.push({"fleet.yaml": good.replace(server("web05", "role: web"), raised)})
+    reconcile_at(parts, 5, 6, 7)
+    assert get_held(parts).guards == ("maxReinstalls",)
+    assert [name for name in SERVERS if boot(parts, name) == (Cause.WITHHELD, None)] == [*withheld, "web05"]
+    approve(parts, get_held(parts).digest)
+    reconcile_at(parts, 8)
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
 
 
 def test_a_held_commit_that_deletes_every_server_changes_no_diskless_boot(parts: Parts, repository: Repository) -> None:
