@@ -22,7 +22,7 @@ from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import list_machines
-from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
+from gitboot.fleet.revision import Message, Revision, Signer, Snapshot, Verify
 from gitboot.fleet.validation import load
 from gitboot.git.history import CommitRange, History, open_blame, open_range
 from gitboot.git.signatures import SignatureChecker, SignatureKeys
@@ -445,12 +445,17 @@ def compare_range(
         def add_signers(messages: Iterable[Message]) -> tuple[Message, ...]:
             return tuple(signatures.add_signer(each) if has_ack_line(each) else each for each in messages)
 
-        fault = signatures.find_faults(opened_range.base.revision, commits).get(commits[-1]) if commits else None
+        faults = signatures.find_faults(opened_range.base.revision, commits) if commits else {}
         merges = [each._replace(messages=add_signers(each.messages)) for each in merges]
         messages = add_signers(opened_range.messages)
         signers = [(each, signatures.find_signer(each)) for each in commits] if trust.verify is not None else []
 
-    def evaluate_later(snapshot: Callable[[], Snapshot]) -> ReviewedRevision:
+    is_range = trust.verify is Verify.RANGE and bool(commits)  # then each commit before a trial merge must be signed
+    fault = faults.get(commits[-1] if is_range else revisions[-1])
+
+    def evaluate_later(revision: Revision, snapshot: Callable[[], Snapshot]) -> ReviewedRevision:
+        if revision in faults:  # an instance does not read this commit
+            return _build_empty_side(revision, revision, [faults[revision]])
         with limit_evaluation():
             opened = snapshot()
         return evaluate_side(opened.revision, opened, evaluator)[0]
@@ -466,7 +471,9 @@ def compare_range(
         messages=messages,
         base_acknowledgements=opened_range.base_acknowledgements,
         commits=tuple(
-            ReviewedCommit(merge.revision, merge.messages, partial(evaluate_later, range_commit.snapshot))
+            ReviewedCommit(
+                merge.revision, merge.messages, partial(evaluate_later, merge.revision, range_commit.snapshot)
+            )
             for merge, range_commit in zip(merges, opened_range.commits, strict=True)
         ),
         signers=tuple((commit, signer) for commit, signer in signers if signer is not None),

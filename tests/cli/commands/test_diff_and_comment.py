@@ -13,6 +13,7 @@ from xml.etree.ElementTree import fromstring
 
 import pytest
 
+from gitboot.publish.manifest import MANIFEST
 from tests.helpers.artifact_servers import artifact_server, compute_digest
 from tests.helpers.evaluations import FLEET
 from tests.helpers.fleets import SHA, document, image, maintenance, policy, server
@@ -22,6 +23,9 @@ from tests.helpers.instance_with_bmcs import CommandResult, run_command
 BUMP = {"stream.yaml": document("ImageStream", "stable", "current: flatcar-2")}
 ONE = {
     "servers/fra1-web01.yaml": server("fra1-web01", "site: fra1, role: web", "provision: 1, kernelArguments: [debug]")
+}
+TWO = {
+    "servers/fra1-web02.yaml": server("fra1-web02", "site: fra1, role: web", "provision: 1, kernelArguments: [debug]")
 }
 RAISED = {"servers/fra1-db01.yaml": server("fra1-db01", "site: fra1, role: db", "provision: 2")}
 OTHER = {"images/3.yaml": image("new-3")}
@@ -439,6 +443,32 @@ def test_the_signer_of_a_commit_is_named_and_an_unlisted_signer_makes_it_invalid
     assert run_diff("main..topic", "--verify=head", trust).code == 4
     assert newest[:12] in run_diff("main..topic", "--verify=head", trust).out
     assert run_diff("main..topic", "--merge", "--verify=range", trust).code == 4  # there is no merge commit yet
+
+
+def test_an_unsigned_commit_is_judged_with_the_next_signed_one_as_in_an_instance(
+    work: WorkTree, people: dict[str, Person], trust: str
+) -> None:
+    options = ("main..topic", "--each-merge", "--max-update-percent=10")
+    work.commit(ONE)
+    signed = people["ada"].commit(work, TWO)
+    assert run_diff(*options).code == 0
+    done = run_diff(*options, "--verify=head", trust)
+    assert (done.code, "maxUpdatePercent" in done.out) == (4, True), done
+    (step,) = diff_facts(*options, "--verify=head", trust)["steps"]
+    assert step["commit"] == signed
+
+
+def test_a_trial_merge_into_an_unsigned_commit_is_valid_if_only_the_newest_commit_must_be_signed(
+    work: WorkTree, trust: str, tmp_path: Path
+) -> None:
+    (tmp_path / "ops").mkdir()
+    write_lines(tmp_path / MANIFEST, [json.dumps({"commit": work.head})])
+    work.commit(OTHER)
+    work.git("checkout", "--quiet", "main")
+    work.commit(ONE)
+    options = ("main..topic", "--merge", "--accepted", tmp_path, trust)
+    assert run_diff(*options, "--verify=range").code == 3
+    assert run_diff(*options, "--verify=head").code == 0
 
 
 def test_t9_the_review_names_the_author_of_an_acknowledgement(
