@@ -213,6 +213,29 @@ def test_an_approval_is_used_up_by_the_commit_that_it_approves(parts: Parts, rep
     assert "maxReinstalls" in get_held(parts).guards
 
 
+@pytest.mark.parametrize("how", ["a revert", "a force-push"])
+def test_an_unused_approval_ends_when_its_commit_is_taken_back(parts: Parts, repository: Repository, how: str) -> None:
+    changed = documents("flatcar-2")
+    repository.push(changed)
+    reconcile_once(parts)
+    digest = get_held(parts).digest
+    approve(parts, digest, ["maxReinstalls"])
+    reconcile_once(parts, 1)
+    assert get_held(parts).guards == ("maxUpdatePercent",)
+    if how == "a revert":
+        expected = repository.push(documents())
+    else:
+        git(repository.work, "reset", "--quiet", "--hard", "HEAD~1")
+        expected = git(repository.work, "rev-parse", "HEAD")
+        git(repository.work, "push", "--quiet", "--force", "origin", "main")
+    reconcile_once(parts, 2)
+    assert (applied(parts), parts.reconciler.status.held) == (expected, None)
+    assert parts.reconciler.state.snapshot.approvals == instance_tables.read_approvals(parts.ledger) == {}
+    repository.push(changed)
+    reconcile_once(parts, 3)
+    assert (get_held(parts).digest, get_held(parts).guards) == (digest, ("maxReinstalls", "maxUpdatePercent"))
+
+
 @pytest.mark.parametrize("how", ["in the commit itself", "in a later, empty one", "squashed", "rebased"])
 def test_a_trailer_acknowledges_the_changes_in_any_kind_of_commit(
     parts: Parts, repository: Repository, how: str

@@ -111,8 +111,10 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
         update.facts = structs.replace(update.facts, searched=attempt.searched)
     update.used_acknowledgements |= attempt.used_ack_ids
     update.known_pairs |= steps.approved_bmcs
-    if accepted is not None and accepted.revision != update.facts.accepted:
-        update.used_approvals = tuple(verdict.digest for _, verdict in steps.accepted_steps)
+    is_newly_accepted = accepted is not None and accepted.revision != update.facts.accepted
+    if is_newly_accepted or (steps.accepted_steps and not attempt.is_behind):
+        update.void_approvals = tuple(snapshot.approvals)  # used, or for a commit that was taken back
+    if accepted is not None and is_newly_accepted:
         update.facts = structs.replace(
             update.facts,
             accepted=accepted.revision,

@@ -166,7 +166,7 @@ class LedgerUpdate:
         self.departed: Mapping[SystemUuid, Machine] = {}
         self.dropped: frozenset[SystemUuid] = frozenset()
         self.approved: list[instance_tables.Approval] = []
-        self.used_approvals: tuple[str, ...] = ()
+        self.void_approvals: tuple[str, ...] = ()
         self.used_acknowledgements: frozenset[str] = frozenset()
         self.request_outcomes: list[tuple[instance_tables.Request, str]] = []
         self.spool_offsets: Mapping[str, int] | None = None
@@ -277,7 +277,7 @@ class LedgerUpdate:
             last_observation_id=self.last_observation_id,
             sightings=self.sightings,
             claims=self.claims,
-            approvals={digest: guards for digest, guards in approvals.items() if digest not in self.used_approvals},
+            approvals={digest: guards for digest, guards in approvals.items() if digest not in self.void_approvals},
             used_acknowledgements=known.used_acknowledgements | self.used_acknowledgements
             if self.used_acknowledgements
             else known.used_acknowledgements,
@@ -312,7 +312,7 @@ class LedgerUpdate:
                 self.new_observations,
                 self.verdicts,
                 self.approved,
-                self.used_approvals,
+                self.void_approvals,
                 self.used_acknowledgements - known.used_acknowledgements,
                 self.request_outcomes,
                 self.events,
@@ -425,7 +425,7 @@ def write_updates(store: Store, updates: Iterable[LedgerUpdate]) -> None:
 def _write_update(tx: Transaction, update: LedgerUpdate) -> None:
     known = update.before
     instance_tables.write_changed_facts(tx, known.facts, update.facts)
-    instance_tables.delete_approvals(tx, update.used_approvals)
+    instance_tables.delete_approvals(tx, update.void_approvals)
     instance_tables.write_approvals(tx, update.approved)
     instance_tables.add_acknowledgements(tx, update.used_acknowledgements - known.used_acknowledgements)
     if update.discards_records:
