@@ -15,7 +15,7 @@ from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, list_machines
 from gitboot.jsonio import Digest, compute_digest, to_json_value
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.model.fleet import Site
+from gitboot.model.fleet import Output, Site
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.problems import Problem
@@ -62,6 +62,7 @@ from gitboot.review.reinstalls import (
     find_reinstalls,
     list_claims,
     list_install_identities,
+    list_node_identities,
     may_be_already_installed,
 )
 from gitboot.review.risks import Effect, Risk, find_effects, find_risks
@@ -252,12 +253,19 @@ def compare_decisions(
         _describe_servers(new, new_repository, after.values()),
     )
     owners = {identity: name for name, each in old_servers.items() for identity in each.list_identities()}
+    if old is not None and old_repository is not None and Output.BSS in old.outputs:
+        # an unchanged server may share these identities with a changed server
+        owners |= {
+            identity: name
+            for name, each in old_repository.servers.items()
+            for identity in list_node_identities(name, each.metadata.labels)
+        }
     servers, gains, losses = [], list[GainedIdentity](), list[LostIdentity]()
     for old_name, new_name in pairs:
         old_server, new_server = old_servers.get(old_name or ""), new_servers.get(new_name or "")
         is_claim = old_name is None and new_server is not None and claims.has_new_claim(new_server.decision)
         identities = list_install_identities(new_server, has_new_claim=is_claim)
-        identity_reinstalls = find_identity_reinstalls(identities, owners, old_name)
+        identity_reinstalls = find_identity_reinstalls(identities, owners, old_server)
         if old is not None and new_server is not None:
             gains += find_gained_identities(old_server, new_server, identity_reinstalls, has_new_claim=is_claim)
         if old_server is not None:

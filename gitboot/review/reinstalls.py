@@ -313,10 +313,14 @@ class DescribedServer(NamedTuple):
     def _list_network_identities(self) -> Iterator[IdentityKey]:
         yield from ((ReinstallReason.ADDRESS, address) for address in self.host.addresses)
         if Output.BSS in self.outputs:
-            names = {self.machine.name, self.labels.get("xname", self.machine.name)}
-            yield from ((ReinstallReason.NAME, name) for name in sorted(names))
-            if (nid := self.labels.get("nid")) is not None:
-                yield ReinstallReason.NID, nid
+            yield from list_node_identities(self.machine.name, self.labels)
+
+
+def list_node_identities(server: str, labels: Mapping[str, str]) -> Iterator[IdentityKey]:
+    """Yield the identities in queries of OpenCHAMI clients. Unlike other identities, several servers may share them."""
+    yield from ((ReinstallReason.NAME, name) for name in sorted({server, labels.get("xname", server)}))
+    if (nid := labels.get("nid")) is not None:
+        yield ReinstallReason.NID, nid
 
 
 def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
@@ -351,17 +355,17 @@ def list_install_identities(server: DescribedServer | None, *, has_new_claim: bo
 
 
 def find_identity_reinstalls(
-    identities: Iterable[IdentityKey], owners: Mapping[IdentityKey, str], old_name: str | None
+    identities: Iterable[IdentityKey], owners: Mapping[IdentityKey, str], old: DescribedServer | None
 ) -> tuple[Reinstall, ...]:
     """Return the reinstallations that are possible because a server takes over identities from other servers.
 
-    ``owners`` maps identities to server names in the older commit. ``old_name`` is the name of this server in the older
-    commit.
+    ``owners`` maps identities to server names in the older commit. ``old`` is this server in the older commit.
     """
+    had = set(old.list_identities()) if old is not None else set()
     return tuple(
         Reinstall(ReinstallReason(identity[0]), owners[identity], identity[1])
         for identity in identities
-        if owners.get(identity, old_name) != old_name
+        if identity in owners and identity not in had
     )
 
 

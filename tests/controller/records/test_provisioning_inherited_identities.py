@@ -76,12 +76,13 @@ Story = list[list[Machine]]  # the servers of each commit
 def files(machines: list[Machine], *, often: str = "Once", method: str = "Pxe", writes: bool = True) -> dict[str, str]:
     texts = [
         fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, uuid, serial, bss]"),
-        *(each.document() for each in machines),
         image("flatcar-1", "" if writes else "writesDisk: false", "kernel, initrd, uki"),
         profile("web", "flatcar-1", "httpBoot: uki" if method == "UefiHttp" else "", method=method),
         policy("web", often=often),
     ]
-    return {"fleet.yaml": "---\n".join(texts)}
+    paths = {name: f"{name}.yaml" for name in (OLD, NEW, "web03", "web07", *(each.name for each in machines))}
+    servers = {paths[each.name]: each.document() for each in machines}  # a commit touches only servers that it changes
+    return {"fleet.yaml": "---\n".join(texts), **dict.fromkeys(paths.values(), ""), **servers}
 
 
 @pytest.fixture
@@ -176,6 +177,18 @@ HELD: dict[str, Story] = {
         [old_machine(labels="nid: '7'"), new_machine()],
         [old_machine(), new_machine()],
         [old_machine(), new_machine(labels="nid: '7'")],
+    ],
+    "an xname that its machine keeps": [
+        [old_machine(labels="xname: x1000c0s0b0n0"), new_machine()],
+        [old_machine(labels="xname: x1000c0s0b0n0"), new_machine(labels="xname: x1000c0s0b0n0")],
+    ],
+    "an xname that is the name of another server": [
+        [old_machine(), new_machine()],
+        [old_machine(), new_machine(labels=f"xname: {OLD}")],
+    ],
+    "a node number that its machine keeps": [
+        [old_machine(labels="nid: '7'"), new_machine()],
+        [old_machine(labels="nid: '7'"), new_machine(labels="nid: '7'")],
     ],
     "a MAC address that a new server has": [
         [old_machine(mac=MAC)],
