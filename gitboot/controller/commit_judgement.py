@@ -444,7 +444,7 @@ class CommitJudge:
             snapshot,
             introduced,
         )
-        changes = changes.with_inheritances(inherited)
+        changes = changes.with_returning(returning).with_inheritances(inherited)
         identity = snapshot.facts.identity
         if ahead.omitted_commit is not None:
             changes = changes.with_rewind(ahead.omitted_commit, commit.revision)

@@ -506,6 +506,14 @@ class Extent(Struct, frozen=True, kw_only=True):
         remaining = tuple(each for each in self.reinstalled_servers if each not in servers)
         return structs.replace(self, reinstalls=self.reinstalls - len(servers), reinstalled_servers=remaining)
 
+    def with_returning(self, servers: Sequence[str]) -> Extent:
+        """Return the extent with a digest that also covers servers that only an instance's records show as reinstalled.
+
+        Therefore an acknowledgement in a review, which shows these servers as new, does not permit gitboot to reinstall
+        their machines.
+        """
+        return structs.replace(self, digest=compute_digest(["returning", servers, self.digest])) if servers else self
+
     def with_inheritances(self, inheritances: Collection[Inheritance]) -> Extent:
         """Return the extent with a digest that also covers inherited identities.
 

@@ -395,6 +395,24 @@ def test_a_server_that_comes_back_with_another_image_is_reinstalled(parts: Parts
     assert applied(parts) == commit  # it comes back as it is installed
 
 
+def test_an_acknowledgement_of_a_review_does_not_cover_a_server_that_only_the_records_show(
+    tmp_path: Path, parts: Parts, repository: Repository
+) -> None:
+    """The review shows web11 as a new server, but the instance would install its machine again."""
+    before = repository.push(documents(servers=11))
+    reconcile_once(parts)
+    one = policy("spare", "{servers: [web11]}", "priority: 1", boots="spare", often="OnImageChange")
+    files = documents("flatcar-1", profile("spare", "flatcar-2"), one)
+    old, raised = (server("web10", spec=f"provision: {provision}") for provision in (0, 1))
+    files = {path: text.replace(old, raised) for path, text in files.items()}
+    repository.push(files, f"Reinstall web10\n\n{find_acks(tmp_path, repository, files)}")
+    reconcile_once(parts, 1)
+    assert (applied(parts), get_held(parts).guards) == (before, ("maxReinstalls",))
+    acknowledged = repository.push({}, f"Acknowledge\n\n{lines(parts)}")
+    reconcile_once(parts, 2)
+    assert applied(parts) == acknowledged
+
+
 def test_acknowledgements_that_do_not_count_are_listed_in_few_words(parts: Parts, repository: Repository) -> None:
     lines = "\n".join(f"Gitboot-Ack: {'0' * 64} {'x' * 2000}{number}" for number in range(20))
     repository.push(documents("flatcar-2"), f"Bump\n\n{lines}")
