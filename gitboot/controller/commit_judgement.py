@@ -15,6 +15,7 @@ from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.controller.records.provisioning import (
     compare_identities_without_base,
     find_inheritances,
+    find_lowered_servers,
     find_new_or_reinstalled,
     list_servers_to_install,
 )
@@ -84,6 +85,7 @@ class CommitJudgement(Struct, frozen=True, kw_only=True):
     accepted_steps: tuple[tuple[Revision, Verdict], ...] = ()  # the steps up to `reached`
     # Provision numbers of the machines that are new in `accepted_steps`.
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)
+    lowered: Mapping[SystemUuid, str] = field(default_factory=dict)  # see `find_lowered_servers`
     moves: Moves = NO_MOVES  # moves of machines in `accepted_steps`
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted commit, oldest first
     # Machines that `reached` would reinstall if their records did not show that they are already installed.
@@ -327,6 +329,7 @@ class CommitJudge:
             ),
             used_ack_ids=found.used_line_ids,
             introduced=find_first_provisions(known, walk.list_new_uuids(found.reached, moves.machines)),
+            lowered=find_lowered_servers(ahead.accepted, reached) if ahead.accepted and reached else {},
             moves=moves,
             candidate=candidate,
             orders=walk.find_orders_after(found.reached),

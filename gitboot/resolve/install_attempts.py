@@ -349,12 +349,10 @@ def classify_unrecorded_server(
                 state=UnrecordedState.UNKNOWN, why=f"the server replaces {replaced}, which has no provisioning record"
             )
         numbers = [each for each in (old_record.provision, highest_served_provision(old_record)) if each is not None]
-        if not numbers:
-            why = f"the server replaces {replaced}, which has not been provisioned yet"
-            return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
-        number = max(numbers)
-        outcome = "provisioned" if old_record.provision == number else "served its boot"
-        why = f"the server replaces {replaced}, which was {outcome} with provision number {number}"
+        number, why = max(numbers, default=0), f"the server replaces {replaced}, which has not been provisioned yet"
+        if numbers:
+            outcome = "provisioned" if old_record.provision == number else "served its boot"
+            why = f"the server replaces {replaced}, which was {outcome} with provision number {number}"
         if decision.provision > number:
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
         return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision number is not higher")

@@ -118,6 +118,13 @@ def web01(spec: str = "provision: 1", *more: str) -> Decision:
             UnrecordedState.PENDING,
         ),
         (
+            "what was pending itself, with number 0",
+            f"replaces: {BEFORE}, provision: 0",
+            {BEFORE: Record()},
+            0,
+            UnrecordedState.UNKNOWN,
+        ),
+        (
             "what was attempted with it",
             f"replaces: {BEFORE}, provision: 1",
             {BEFORE: ATTEMPTED},

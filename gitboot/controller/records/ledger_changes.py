@@ -121,6 +121,7 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
             rolled_back=collect_rollbacks(snapshot, sorted(steps.rolled_back), update.facts.sequence),
         )
         update.lost_identities = steps.lost if steps.lost is not None else update.lost_identities
+        provisioning.adopt_lowered_servers(update, accepted.decisions, steps.lowered)
         provisioning.drop_moved_machines(update, steps.moves)
         update.next_decision_number()
     if batch.sightings is not None:

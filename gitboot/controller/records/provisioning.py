@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import structs
 
+from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.install_boots import (
     apply_boot_served,
     apply_disk_boot,
@@ -113,6 +114,7 @@ def record_new_servers(
         update.removed_machines |= accepted.intersection(removed)
     else:
         update.removed_machines |= {uuid for uuid in accepted if uuid not in commit.machines}
+    _adopt_servers_with_number_0(update, decisions, machines)
     _adopt_by_first_policy(update, decisions, machines)
     if decisions.evidence is Evidence.DECLARED:
         _record_declared_servers(update, (decisions.servers[each.name] for each in machines))
@@ -198,6 +200,43 @@ def _write_first_records(
                 "site instead"
             )
         update.add_event("ServerUnknown", message, warning=True, servers=names)
+
+
+def adopt_lowered_servers(update: LedgerUpdate, decisions: Decisions, lowered: Mapping[SystemUuid, str]) -> None:
+    """Adopt the pending servers whose provision number the accepted commit lowers, so that they boot their disks.
+
+    ``lowered`` is a result of `find_lowered_servers`. A record that an operator has set in this batch stays as it is.
+    """
+    for uuid, name in lowered.items():
+        before, record = update.before.records.get(uuid), update.record(uuid)
+        if before is not None and record is not None and record.offered == before.offered:
+            _adopt_pending_server(update, uuid, decisions.servers[name], record)
+
+
+def _adopt_servers_with_number_0(update: LedgerUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
+    """Adopt the servers that became pending with an earlier provision number, unless an operator set them pending."""
+    for machine in machines:
+        decision, record = decisions.servers[machine.name], update.record(machine.uuid)
+        if decision.provision == 0 and record is not None and record.offered == 0:
+            _adopt_pending_server(update, machine.uuid, decision, record)
+
+
+def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Decision, record: Record) -> None:
+    """Adopt a server that was never installed. A recorded attempt already prevents another installation."""
+    if record.provision is None and not record.attempts:
+        adopted = make_adopted_record(decision)
+        update.write_record(
+            uuid,
+            decision.server,
+            replace(
+                record,
+                provision=adopted.provision,
+                image=adopted.image,
+                pool=adopted.pool,
+                decision=adopted.decision,
+                evidence=adopted.evidence,
+            ),
+        )
 
 
 def _adopt_by_first_policy(update: LedgerUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
@@ -506,6 +545,21 @@ def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...
 
 
 # Effects of a commit
+
+
+def find_lowered_servers(base: Commit, commit: Commit) -> dict[SystemUuid, str]:
+    """Return the machines whose provision number a commit lowers, with the names of their servers in the commit.
+
+    The result includes machines whose motherboard the commit replaces.
+    """
+    return {
+        before.uuid: machine.name
+        for machine in commit.select_machines(find_changed_servers(base, commit))
+        for uuid in (machine.uuid, machine.replaces)
+        if uuid is not None
+        and (before := base.machines.get(uuid)) is not None
+        and commit.decisions.servers[machine.name].provision < base.decisions.servers[before.name].provision
+    }
 
 
 def list_servers_to_install(snapshot: LedgerSnapshot, decisions: Decisions) -> tuple[str, ...]:

@@ -300,6 +300,87 @@ def test_a_server_that_was_adopted_before_it_had_a_policy_keeps_its_provision_nu
             assert summarize_plan(plans[-1]) == INSTALLED
 
 
+# Lowered
+
+
+@pytest.mark.parametrize("often", ["Once", "OnImageChange"])
+@pytest.mark.parametrize(("first", "lowered"), [(1, 0), (3, 1)])
+def test_a_lower_number_withdraws_the_installation_of_a_server_that_was_never_installed(
+    bench: Bench, often: str, first: int, lowered: int
+) -> None:
+    assert summarize_plan(bench.decide(*fleet_of(first, often)).plan()) == TO_INSTALL
+    bench.wait(minutes=5).decide(*fleet_of(lowered, often))
+    assert [summarize_plan(bench.plan()) for _ in range(2)] == [INSTALLED] * 2
+    bench.wait(minutes=5).decide(*fleet_of(lowered + 1, often))
+    assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == TO_INSTALL
+
+
+def test_a_server_that_returns_with_number_0_is_not_installed(bench: Bench) -> None:
+    assert summarize_plan(bench.decide(*fleet_of(1)).plan()) == TO_INSTALL
+    bench.decide(SEED[0], *fleet_of()[2:]).plan()
+    bench.decide(*fleet_of(0))
+    assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == INSTALLED
+
+
+def test_a_lower_number_does_not_undo_what_an_operator_decides_after_it(bench: Bench) -> None:
+    bench.decide(*fleet_of(1)).plan()
+    bench.decide(*fleet_of(0)).plan()
+    for _ in range(2):
+        item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record())}
+        bench.request("records", items=[item], reason="install it")
+        assert summarize_plan(bench.plan()) == TO_INSTALL
+        bench.decide(*fleet_of(0), server("web02", "role: web", "provision: 0"))  # another server changes
+        assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == TO_INSTALL
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_number_that_was_lowered_before_the_ledger_begins_is_installed(tmp_path: Path, together: bool) -> None:
+    """With fresh, no server is installed: the lower number is the first one that the ledger knows."""
+    with Bench(tmp_path, initial=None) as bench:
+        assert summarize_plan(bench.decide(*fleet_of(3)).plan()) == UNKNOWN
+        bench.decide(*fleet_of(1))
+        if not together:
+            assert summarize_plan(bench.plan()) == UNKNOWN
+        bench.request(BEGIN, **build_begin_request("fresh"))
+        assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == TO_INSTALL
+        bench.decide(*fleet_of(1), server("web02", "role: web", "provision: 0"))
+        assert summarize_plan(bench.plan()) == TO_INSTALL
+
+
+def test_a_number_that_was_lowered_while_the_ledger_was_unverified_withdraws_the_installation(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        assert summarize_plan(bench.decide(*fleet_of(3)).plan()) == TO_INSTALL
+    with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
+        bench.decide(*fleet_of(3)).plan()
+        assert summarize_plan(bench.decide(*fleet_of(1)).plan()) == UNKNOWN
+        bench.request(BEGIN, how="as-recorded")
+        assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == INSTALLED
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "commits", "expected"),
+    [
+        ("after the lower number", 3, [("web01", 1), ("board", 1)], UNKNOWN),
+        ("with the lower number", 3, [("board", 1)], UNKNOWN),
+        ("with number 0", 1, [("board", 0)], UNKNOWN),
+        ("after number 0", 1, [("web01", 0), ("board", 0)], UNKNOWN),
+        ("with the same number", 3, [("board", 3)], TO_INSTALL),
+        ("with a higher number than the lower one", 3, [("web01", 1), ("board", 2)], TO_INSTALL),
+    ],
+)
+def test_a_new_motherboard_is_installed_only_with_a_number_that_was_not_lowered(
+    bench: Bench, case: str, first: int, commits: list[tuple[str, int]], expected: tuple[Phase, Cause]
+) -> None:
+    bench.decide(*fleet_of(first)).plan()
+    for machine, number in commits:
+        replaces = f", replaces: {make_uuid('web01')}" if machine == "board" else ""
+        spec = server("web01", "role: web", f"provision: {number}{replaces}")
+        spec = spec.replace(f"uuid: {make_uuid('web01')}", f"uuid: {make_uuid(machine)}")
+        bench.decide(SEED[0], spec, *fleet_of()[2:]).plan()
+        bench.plan()
+    assert summarize_plan(bench.plan()) == expected, case
+
+
 # Declared
 
 
