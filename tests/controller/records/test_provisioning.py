@@ -315,6 +315,17 @@ def test_a_lower_number_withdraws_the_installation_of_a_server_that_was_never_in
     assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == TO_INSTALL
 
 
+def test_a_boot_that_was_fetched_before_the_lower_number_was_accepted_counts(bench: Bench) -> None:
+    plan = bench.decide(*fleet_of(1)).plan()
+    bench.wait(minutes=5).decide(*fleet_of(0)).plan()
+    boot_once(bench, plan, made_at=NOON)
+    for provision in (0, 1):
+        bench.decide(*fleet_of(provision))
+        assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == INSTALLED
+    bench.decide(*fleet_of(2))
+    assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == TO_INSTALL
+
+
 def test_a_server_that_returns_with_number_0_is_not_installed(bench: Bench) -> None:
     assert summarize_plan(bench.decide(*fleet_of(1)).plan()) == TO_INSTALL
     bench.decide(SEED[0], *fleet_of()[2:]).plan()
