@@ -388,6 +388,7 @@ class WindowWatch:
     def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
         self._end_windows = end_windows
         self._failure = ""
+        self._unreported: set[str] = set()  # servers with files that a failed call has replaced
         self.next_end: datetime | None = None  # when to call `end_windows` next; None: no window is left to end
 
     def end_windows(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
@@ -403,9 +404,11 @@ class WindowWatch:
             is_known, self._failure = str(error) == self._failure, str(error)
             event = Event(at=at, type="WindowsNotEnded", message=str(error), warning=True)
             changed = frozenset(error.servers if isinstance(error, WindowEndError) else ())
+            self._unreported |= changed
             return changed, () if is_known else (event,)
         self._failure = ""
-        if not servers:
+        if not (ended := sorted(self._unreported.union(servers))):
             return frozenset(), ()
-        message = f"ended the maintenance windows for {format_count(len(servers), 'server')} in OUTPUT"
-        return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)
+        self._unreported.clear()
+        message = f"ended the maintenance windows for {format_count(len(ended), 'server')} in OUTPUT"
+        return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": ended}),)

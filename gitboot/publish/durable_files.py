@@ -265,6 +265,29 @@ class Disk:
                 self._unsynced.add(folder)
         self.folders.remove_empty_folders()
 
+    @_convert_os_errors
+    def reserve_space(self, path: str, size_bytes: int) -> None:
+        """Change the disk space that the file at ``path`` occupies. The content of the file has no meaning.
+
+        If the disk has not enough space, the file stays unchanged.
+        """
+        folder, name = split_path(path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        fd = os.open(name, flags, self.modes.file, dir_fd=self.folders.make(folder))
+        try:
+            self.modes.apply_to(fd, self.modes.file)
+            before_bytes = os.fstat(fd).st_size
+            try:
+                if before_bytes < size_bytes:
+                    os.posix_fallocate(fd, 0, size_bytes)
+            except OSError:
+                size_bytes = before_bytes  # ext4 keeps the part that it could allocate
+                raise
+            finally:
+                os.ftruncate(fd, size_bytes)
+        finally:
+            os.close(fd)
+
     def sync(self) -> None:
         """Flush all staged, placed and removed files to disk, so that they survive a power cut. Raises PublishError."""
         self._unsynced |= self.folders.changed
@@ -302,6 +325,9 @@ def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
 def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bool:
     try:
         os.link(staging_path(staged_file.path), name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:  # a killed process left this file
+        os.unlink(name, dir_fd=folder)
+        return _try_link(root, staged_file, name, folder)
     except OSError as error:
         if error.errno in NO_LINK_ERRORS:
             return False
@@ -367,6 +393,11 @@ def syncfs(fd: int) -> None:
     """Call syncfs(2), which the standard library lacks. ``os.sync`` would wait for every disk in the machine."""
     if _libc.syncfs(fd) != 0:
         raise OSError(number := ctypes.get_errno(), os.strerror(number))
+
+
+def is_full(error: PublishError) -> bool:
+    """Return whether an error of a `Disk` means that the disk has no space left."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class NotAFolder(PublishError):

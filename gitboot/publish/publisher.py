@@ -26,10 +26,12 @@ from gitboot.publish.tree_changes import (
     WindowEnds,
     amend_manifest,
     decide_changes,
+    fill_reserve,
 )
 from gitboot.publish.tree_reader import (
     LOCK,
     PENDING,
+    RESERVE,
     Inventory,
     Tree,
     batch_path,
@@ -118,8 +120,9 @@ class OutputDirectory:
             raise
 
     def close(self, *, remove_lock: bool = False) -> None:
-        """Unlock the directory. With ``remove_lock``, also remove the lock file, which identifies this process."""
+        """Unlock the directory. With ``remove_lock``, also remove the files that only matter to an instance."""
         if remove_lock:
+            self._disk.remove(RESERVE)
             self._disk.remove(LOCK)
         self._disk.close()
 
@@ -257,6 +260,7 @@ class OutputDirectory:
                     written=(), withdrawn=(), expired=(), unchanged=0, first_files=filled_tree.files_written
                 )
                 listings = dict(filled_tree.listings)
+            fill_reserve(self._disk)
         finally:
             self._disk.release_folders()
             self._report_progress(1, 1)

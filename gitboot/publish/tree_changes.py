@@ -13,7 +13,15 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk, NotAFolder, TreeModes, has_content, is_file
+from gitboot.publish.durable_files import (
+    Disk,
+    NotAFolder,
+    TreeModes,
+    has_content,
+    is_file,
+    is_full,
+    staging_path,
+)
 from gitboot.publish.manifest import (
     MANIFEST,
     Head,
@@ -28,7 +36,7 @@ from gitboot.publish.manifest import (
     render_listing,
 )
 from gitboot.publish.manifest import SHARED as MANIFEST_SHARED
-from gitboot.publish.tree_reader import LOCK, Tree, build_damage_error, check_path
+from gitboot.publish.tree_reader import LOCK, RESERVE, Tree, build_damage_error, check_path
 from gitboot.render.endpoint_files import (
     INDEX,
     ListedFile,
@@ -509,7 +517,7 @@ class EndedWindows(NamedTuple):
 
 
 class WindowEndError(PublishError):
-    """The files of an ended window could not be replaced. Some files of ``servers`` may already have been replaced."""
+    """The files of some ended windows could not be replaced. At least some files of ``servers`` were replaced."""
 
     def __init__(self, message: str, servers: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -528,7 +536,6 @@ class WindowEnds:
         self._monotonic = monotonic
         self._ends: dict[str, datetime] = {}  # by server, when a file may have to be replaced next
         self._last_read: _LastRead | None = None  # when all states were read last
-        self._replaced: set[str] = set()  # servers with replaced files that `end` has not returned yet
 
     @property
     def next_end(self) -> datetime | None:
@@ -545,8 +552,9 @@ class WindowEnds:
         at ``at``. If that content belongs to another window, the file gets the content outside of windows, because a
         newer commit may have cancelled that window. If the content boots an image that writes to a disk, the file gets
         its fallback. A file with unknown content stays. New files get the date ``modified_at``, or one second after the
-        date of the previous version if that is later. Raises `WindowEndError` if a file cannot be replaced. The next
-        call then tries again, and reads only the remaining states.
+        date of the previous version if that is later. If the files of some servers cannot be replaced, end the windows
+        of the other servers, and then raise `WindowEndError`. The next call tries again, and reads only the states of
+        the remaining servers.
         """
         began_s, version, must_read_all = (
             self._monotonic(),
@@ -563,31 +571,37 @@ class WindowEnds:
         next_checks: dict[str, datetime | None] = {}
         # when `WindowEnds` must check a server next after its files were replaced
         later_checks: dict[str, datetime | None] = {}
-        try:
-            for name in due:
-                state: PublishedServer | None = None
+        replaced_servers: set[str] = set()
+        failures: dict[str, PublishError] = {}
+        for name in due:
+            state: PublishedServer | None = None
+            try:
                 data = disk.read(state_path(name))
                 if data is not None and _IN_WINDOW in data:
                     with suppress(ValueError):  # the next publication replaces a damaged state
                         state = parse_state(data)
                 files = dict(_find_ended_window_files(disk, state, at)) if state is not None else {}
-                next_transition = _find_next_transition(state, at) if state is not None else None
-                if files:
-                    contents[name], later_checks[name] = files, next_transition
-                else:
-                    next_checks[name] = next_transition
-            _replace_files(disk, contents, modified_at, self._replaced)
-            next_checks |= later_checks
-        except PublishError as error:
-            raise WindowEndError(str(error), tuple(sorted(self._replaced))) from error
+            except PublishError as error:
+                failures[name] = error
+                continue
+            next_transition = _find_next_transition(state, at) if state is not None else None
+            if files:
+                contents[name], later_checks[name] = files, next_transition
+            else:
+                next_checks[name] = next_transition
+        try:
+            failures |= _replace_files(disk, contents, modified_at, replaced_servers)
+            next_checks |= {name: each for name, each in later_checks.items() if name not in failures}
         finally:
             times = {name: next_checks.get(name, min(self._ends.get(name, at), at)) for name in due}
             self._ends = ends | {name: time for name, time in times.items() if time is not None}
             if must_read_all:
                 now_s = self._monotonic()
                 self._last_read = _LastRead(version=version, ended_s=now_s, took_s=now_s - began_s)
-        servers = tuple(sorted(self._replaced))
-        self._replaced.clear()
+        servers = tuple(sorted(replaced_servers))
+        if failures:
+            first = next(iter(failures.values()))
+            raise WindowEndError(str(first), servers) from first
         return EndedWindows(servers, self.next_end)
 
     def _must_read_all(self, root: Path) -> bool:
@@ -660,28 +674,77 @@ def _find_next_transition(state: PublishedServer, at: datetime) -> datetime | No
     return min((since for since in times if since > at), default=None)
 
 
+_RESERVE_BYTES: Final = 256 * 1024
+_RESERVE_STEP_BYTES: Final = 32 * 1024  # small, because another program may take the space that gitboot frees
+
+
+def fill_reserve(disk: Disk) -> None:
+    """Reserve the disk space that gitboot needs to end windows on a full disk. If there is no space, do nothing."""
+    if disk.size(RESERVE) != _RESERVE_BYTES:
+        with suppress(PublishError):
+            disk.reserve_space(RESERVE, _RESERVE_BYTES)
+
+
+def _shrink_reserve(disk: Disk) -> bool:
+    """Free a part of the reserved disk space. Return False if no space is reserved."""
+    if not (size_bytes := disk.size(RESERVE) or 0):
+        return False
+    disk.reserve_space(RESERVE, max(size_bytes - _RESERVE_STEP_BYTES, 0))
+    return True
+
+
 def _replace_files(
     disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
-) -> None:
-    """Durably replace files. ``contents`` maps servers and paths to the new content, or to None to remove the file.
+) -> dict[str, PublishError]:
+    """Durably replace files, and return the error of each server whose files could not be replaced.
 
-    Each server is added to ``changed_servers`` before its first file changes.
+    ``contents`` maps servers and paths to the new content, or to None to remove the file. Each server is added to
+    ``changed_servers`` before its first file changes. If the files cannot be replaced together, replace them server by
+    server, because the old files of a server make room for the new files of the next server.
     """
+    with suppress(PublishError):
+        _replace_files_together(disk, contents, modified_at, changed_servers)
+        return {}
+    failures: dict[str, PublishError] = {}
+    for name, files in contents.items():
+        is_done = False
+        while not is_done:
+            try:
+                _replace_files_together(disk, {name: files}, modified_at, changed_servers)
+                is_done = True
+            except PublishError as error:
+                if not (is_full(error) and _shrink_reserve(disk)):
+                    failures[name], is_done = error, True
+    fill_reserve(disk)
+    return failures
+
+
+def _replace_files_together(
+    disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
+) -> None:
     if not contents:
         return
-    for files in contents.values():
-        for path, content in files.items():
-            if content is not None:
-                disk.stage(path, content, modified_at)
-    disk.sync()
-    for name, files in contents.items():
-        changed_servers.add(name)
-        for path, content in files.items():
-            if content is None:
-                disk.remove(path)
-            else:
-                disk.place(path)
-    disk.sync()
+    try:
+        for files in contents.values():
+            linked_paths: dict[bytes, str] = {}  # files with the same content need the space of one file
+            for path, content in sorted(files.items(), key=lambda item: (item[1] or b"", item[0])):
+                if content is not None:
+                    disk.stage(path, content, modified_at, linked_path=linked_paths.get(content))
+                    linked_paths.setdefault(content, path)
+        disk.sync()
+        for name, files in contents.items():
+            changed_servers.add(name)
+            for path, content in files.items():
+                if content is None:
+                    disk.remove(path)
+                else:
+                    disk.place(path)
+        disk.sync()
+    except PublishError:
+        for path in (path for files in contents.values() for path in files):
+            with suppress(PublishError):
+                disk.remove(staging_path(path))
+        raise
 
 
 def _read_content(disk: Disk, state: PublishedServer, version: PathVersion | None) -> bytes | None:

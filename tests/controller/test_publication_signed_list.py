@@ -38,6 +38,7 @@ from gitboot.publish.signed_list import VALID
 from gitboot.publish.tree_reader import find_damage
 from gitboot.status.conditions import Condition
 from gitboot.status.work_progress import ReportProgress, iterate_with_progress
+from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import (
     SEED,
     at,
@@ -501,6 +502,25 @@ def test_windows_end_even_if_the_first_publication_fails(
     with run_in_process(left, repair_repository.bare, clock=lambda: OPEN) as parts:
         reconcile_until(parts, OPEN, OVER)
         assert count_maintenance(left) == 0
+
+
+def test_windows_end_in_a_running_instance_while_the_disk_of_output_is_full(
+    tmp_path: Path, repair_repository: Repository
+) -> None:
+    with small_disk(tmp_path, size="4m", name="output") as output:
+        publish_two_commits(tmp_path, repair_repository)
+        with run_in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
+            reconcile_until(parts, OPEN, OPEN + timedelta(seconds=5))
+            assert count_maintenance(tmp_path) == len(NAMES)
+            fill(output / "filler")
+            reconcile_until(parts, OVER, OVER + timedelta(seconds=5))
+            assert not parts.reconciler.status.condition("Published")
+            assert count_maintenance(tmp_path) == 0
+            (output / "filler").unlink()
+            reconcile_until(parts, OVER + timedelta(seconds=6), OVER + timedelta(minutes=1))
+            assert parts.reconciler.status.condition("Published")
+        assert count_maintenance(tmp_path) == 0
+        assert verify_tree(output) == ()
 
 
 def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(

@@ -27,7 +27,7 @@ from gitboot.publish.durable_files import Disk, staging_path
 from gitboot.publish.manifest import TreeOrigin, find_leaf, leaf_path, node_path, render_listing
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview, PublicationResult
 from gitboot.publish.tree_changes import GRACE
-from gitboot.publish.tree_reader import LOCK, read_manifest
+from gitboot.publish.tree_reader import LOCK, RESERVE, read_manifest
 from gitboot.render.endpoint_files import ListedFile, state_path
 from gitboot.render.paths import ContentType, File, Files
 from tests.helpers import disks_and_terminals
@@ -233,7 +233,7 @@ def test_a_publication_checks_only_the_changed_servers(
     files[ENTRY] = File(b"another\n")
     published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
     own = split(files)[0][OWNER]
-    assert set(looked) == own.keys()
+    assert set(looked) == {*own, RESERVE}
     assert published == PublicationResult(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(own) - 2)
     assert read_published(root) == contents(files)
 
@@ -1082,7 +1082,7 @@ def test_an_existing_tree_is_not_checked_for_space(small_disk: Path) -> None:
     large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
     with OutputDirectory.open(small_disk, ledger="ours") as directory:
         publish_files(directory, large, commit="1", at=AT)
-        subprocess.run(["mount", "-o", "remount,size=700k", str(small_disk)], check=True)
+        subprocess.run(["mount", "-o", "remount,size=900k", str(small_disk)], check=True)
         publish_files(directory, {**large, "boot/ipxe/0": File(b"2")}, commit="2", at=AT)
     assert (small_disk / "boot/ipxe/0").read_bytes() == b"2"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import Disk, staging_path
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.tree_changes import WindowEndError, WindowEnds, end_windows
+from gitboot.publish.tree_reader import LOCK, RESERVE
 from gitboot.render.endpoint_files import parse_state_path
 from gitboot.render.paths import BOOT_PARAMETERS, DATA, IGNITION, NOCLOUD, USER_DATA, find_path_kind
+from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.endpoints import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, TEMPLATES, UUID, Site, plan_fleet
 from tests.helpers.fleets import at, fleet, image, maintenance, make_mac, policy, profile, server
 from tests.helpers.published_trees import record_calls
@@ -41,7 +43,9 @@ def read_boot(here: Site, path: str = LOOKUPS[0]) -> str:
 
 
 def read_tree(here: Site) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in sorted(here.root.rglob("*")) if path.is_file() and path.name != "lock"}
+    own_files = (LOCK, RESERVE)
+    paths = [path for path in sorted(here.root.rglob("*")) if path.is_file() and not str(path).endswith(own_files)]
+    return {path: path.read_bytes() for path in paths}
 
 
 def test_every_lookup_boots_the_disk_after_a_window_if_the_policy_writes_the_disk(here: Site) -> None:
@@ -234,7 +238,7 @@ def test_a_window_that_could_not_be_ended_ends_with_the_next_try(here: Site, mon
     ends = WindowEnds(make_clock())
     end_windows(here.root, ends, AFTER)
 
-    def full(self: Disk, path: str, content: bytes, at: datetime) -> None:
+    def full(self: Disk, path: str, *_: object, **__: object) -> None:
         raise PublishError("no space left on device")
 
     with monkeypatch.context() as patch:
@@ -302,11 +306,95 @@ def test_a_failure_halfway_forgets_no_server_and_reads_no_other_state_again(
         patch.setattr(Disk, "place", full)
         with pytest.raises(WindowEndError) as caught:
             end_windows(here.root, ends, OVER)
-    touched = caught.value.servers
-    assert touched == (("web01", "web02", "web03") if is_third_server else ("web01",))
+    assert caught.value.servers == ("web01", "web02", "web03")
     assert ends.is_due(here.root, OVER)
-    read = record_calls(monkeypatch, "read")
-    assert end_windows(here.root, ends, OVER) == (("web01", "web02", "web03"), at("21T06:00"))
-    assert [path for path in read if path.startswith("ops/servers")] == [f"ops/servers/{n}.json" for n in names[:3]]
+    read, remaining = record_calls(monkeypatch, "read"), names[2:3] if is_third_server else names[:3]
+    assert end_windows(here.root, ends, OVER) == (tuple(remaining), at("21T06:00"))
+    assert [path for path in read if path.startswith("ops/servers")] == [f"ops/servers/{n}.json" for n in remaining]
     assert not ends.is_due(here.root, OVER)
     assert end_windows(here.root, ends, at("21T06:00")).servers == ("web04", "web05"), "each server once"
+
+
+# Failures of some servers
+
+
+@pytest.fixture
+def full_site(tmp_path: Path) -> Iterator[Site]:
+    """Yield a tree with three servers in a window, on a disk without a free block."""
+    with small_disk(tmp_path, size="4m") as disk:
+        here = Site(disk / "out")
+        servers = [server(name, "role: web") for name in ("web02", "web03")]
+        here.publish(plan_fleet(*ALWAYS, *servers, REPAIR, now=AFTER), at=AFTER)
+        fill(disk / "filler")
+        yield here
+
+
+def test_every_window_ends_on_a_full_disk(full_site: Site) -> None:
+    ends = WindowEnds()
+    assert end_windows(full_site.root, ends, OVER) == (("web01", "web02", "web03"), None)
+    assert all("boots its local disk" in read_boot(full_site, path) for path in LOOKUPS)
+    assert not ends.is_due(full_site.root, OVER)
+    assert find_temporary_files(full_site) == []
+
+
+def test_a_full_disk_without_a_reserve_keeps_whole_files_and_the_windows_end_with_a_few_free_blocks(
+    full_site: Site,
+) -> None:
+    """An earlier version of gitboot made the tree, or another program took the space of the reserve."""
+    (full_site.root / RESERVE).unlink()
+    filler = full_site.root.parent / "filler"
+    fill(filler.with_name("rest"))
+    before, ends = read_tree(full_site), WindowEnds()
+    with pytest.raises(WindowEndError, match="free some space") as caught:
+        end_windows(full_site.root, ends, OVER)
+    assert caught.value.servers == () and read_tree(full_site) == before and find_temporary_files(full_site) == []
+    os.truncate(filler, filler.stat().st_size - 8 * 4096)
+    assert end_windows(full_site.root, ends, OVER) == (("web01", "web02", "web03"), None)
+    assert all("boots its local disk" in read_boot(full_site, path) for path in LOOKUPS)
+
+
+def test_a_second_window_ends_on_a_full_disk(full_site: Site) -> None:
+    end_windows_now(full_site, OVER)
+    (full_site.root.parent / "filler").unlink()
+    again = maintenance("again", "21T05:00 21T08:00")
+    servers = [server(name, "role: web") for name in ("web02", "web03")]
+    full_site.publish(plan_fleet(*ALWAYS, *servers, again, now=at("21T06:00")), commit="2", at=at("21T06:00"))
+    fill(full_site.root.parent / "filler")
+    assert end_windows_now(full_site, at("21T08:00")) == ("web01", "web02", "web03")
+
+
+@pytest.mark.parametrize("method", ["read", "stage"])
+def test_a_failure_of_one_server_keeps_no_other_window_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    here, act, mac = Site(tmp_path / "out"), getattr(Disk, method), make_mac("web02").replace(":", "-")
+    servers = [server(name, "role: web") for name in ("web02", "web03")]
+    here.publish(plan_fleet(*ALWAYS, *servers, REPAIR, now=AFTER), at=AFTER)
+
+    def fail(self: Disk, path: str, *more: object, **options: object) -> object:
+        if path == "ops/servers/web02.json" or mac in path:
+            raise PublishError("input/output error")
+        return act(self, path, *more, **options)
+
+    ends = WindowEnds(make_clock())
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, method, fail)
+        with pytest.raises(WindowEndError) as caught:
+            end_windows(here.root, ends, OVER)
+        assert caught.value.servers == ("web01", "web03")
+        with pytest.raises(WindowEndError) as caught:
+            end_windows(here.root, ends, OVER)
+        assert caught.value.servers == (), "each server once"
+    assert end_windows(here.root, ends, OVER) == (("web02",), None)
+
+
+def test_temporary_files_that_a_killed_process_left_do_not_prevent_the_end(here: Site) -> None:
+    for path in LOOKUPS:
+        (here.root / staging_path(f"boot/{path.removeprefix('/')}")).write_text("half of a fi")
+    assert end_windows_now(here, OVER) == ("web01",)
+    assert all("boots its local disk" in read_boot(here, path) for path in LOOKUPS)
+    assert find_temporary_files(here) == []
+
+
+def find_temporary_files(here: Site) -> list[Path]:
+    return list(here.root.rglob(".gitboot-*.tmp"))
