@@ -134,6 +134,8 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     is_upgraded: bool = False  # whether an earlier version that left one-time boots in OUTPUT used this ledger
     clock_state: ClockState = ClockState.UNKNOWN  # whether a time service synchronizes the clock
     ledger_error: str | None = None  # why the ledger could not be written
+    # The latest time that the clock has shown since the ledger was last written. None: the ledger was written.
+    unwritten_clock: datetime | None = None
     # The next end of a window in OUTPUT. Only used before the first publication, and after a publication failed.
     next_window_end: datetime | None = None
     waits_since: datetime | None = None  # since when gitboot waits for a publication; None: not waiting

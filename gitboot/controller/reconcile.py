@@ -116,9 +116,13 @@ class Reconciler:
                 state = _run_stages(_TO_LEDGER, before, context, stopwatch)
         except LedgerError as error:
             components.store.is_suspect |= was_suspect  # the next reconcile must read the ledger back again
-            state = resume(structs.replace(before, ledger_error=str(error)), context)
+            latest = max(at, before.unwritten_clock or at)
+            state = resume(structs.replace(before, ledger_error=str(error), unwritten_clock=latest), context)
             stopwatch(Stage.WRITE_LEDGER)
-        state = structs.replace(state, snapshot=structs.replace(state.snapshot, claims=components.inbox.claims))
+        snapshot = structs.replace(
+            state.snapshot, claims=components.inbox.claims, unwritten_clock=state.unwritten_clock
+        )
+        state = structs.replace(state, snapshot=snapshot)
         self.state = _run_stages(_FROM_LEDGER, state, context, stopwatch)
         stopwatch.end(Stage.RECONCILE)
         return context.due

@@ -322,7 +322,7 @@ class CheckedClock:
         self._last_correct: datetime | None = None  # the last time of the instance that agreed with this clock
         self._is_compared = False  # whether the instance wrote while this process ran
         self._saved, saved_uptime = _read_saved_clock(self._saved_file)
-        self._newest = self._saved  # the latest time of this clock in an earlier process; None: that time was wrong
+        self._newest = self._saved  # the latest saved time of this clock; None: that time was wrong
         is_same_boot = saved_uptime is not None and saved_uptime.boot == uptime().boot
         self._newest_s = min(saved_uptime.seconds, self._began_s) if saved_uptime and is_same_boot else self._began_s
         # the difference between this clock and the instance's clock; None: the difference is within the limit
@@ -400,22 +400,19 @@ class CheckedClock:
         self._check_saved_time()
 
     def save(self) -> None:
-        """Save the time of this clock for the next process, at most once a minute and only while the clock is correct.
+        """Save the time of this clock, at most once a minute and only while the clock is correct.
 
-        gitboot ignores disk errors here.
+        Also save the time for the next process, unless there is no folder or the disk has an error.
         """
-        now = self._clock()
-        if (
-            self._saved_file is None
-            or self.problem is not None
-            or (self._saved and abs(now - self._saved) < _SAVE_INTERVAL)
-        ):
+        now, up = self._clock(), self.up
+        if self.problem is not None or (self._saved and abs(now - self._saved) < _SAVE_INTERVAL):
             return
-        with suppress(OSError):
-            self._saved_file.parent.mkdir(exist_ok=True)
-            up = self.up
-            write_atomically(self._saved_file, f"{format_instant(now)} {up.seconds} {up.boot}\n".encode(), mode=0o640)
-            self._newest, self._newest_s, self._saved = now, up.seconds, now
+        self._newest, self._newest_s, self._saved = now, up.seconds, now
+        if self._saved_file is not None:
+            with suppress(OSError):
+                self._saved_file.parent.mkdir(exist_ok=True)
+                content = f"{format_instant(now)} {up.seconds} {up.boot}\n".encode()
+                write_atomically(self._saved_file, content, mode=0o640)
 
     def _check_saved_time(self) -> None:
         behind = self._clock() - self._newest if self._newest is not None else timedelta()

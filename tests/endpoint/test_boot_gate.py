@@ -21,8 +21,9 @@ from click.testing import CliRunner
 from gitboot.cli.main import cli
 from gitboot.endpoint import recorder
 from gitboot.endpoint.boot_gate import _is_own_address
+from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.recorder import SpoolRecorder
-from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.served_files import CheckedClock, PublishedTree
 from gitboot.errors import PublishError
 from gitboot.fetchlog.log_entries import Observation, Outcome, select_consuming_fetches
 from gitboot.fetchlog.spool import Spool, count_deletions_after, delete_finished_files, read_new_lines
@@ -37,7 +38,7 @@ from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import Status
-from gitboot.system_clock import ClockState
+from gitboot.system_clock import ClockState, Uptime
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
@@ -867,6 +868,32 @@ def test_a_window_ends_in_time_at_an_endpoint_whose_clock_was_set_back_in_it(her
             here.now = START + timedelta(minutes=minutes) + here.ahead
             seen.append(_get_boot(url))
     assert seen == ["repair", "repair", "web", "web"]
+
+
+@pytest.mark.parametrize("has_spool", [False, True], ids=["without a spool", "with a spool that takes no file"])
+def test_an_ended_window_stays_closed_after_the_clock_was_set_back_if_the_time_could_not_be_saved(
+    here: Site, has_spool: bool
+) -> None:
+    """No machine has asked since the end of the window, and the instance is down."""
+    here.publish(plan_fleet(*SEED, policy("web"), maintenance("repair", "20T20:00 20T23:00")))
+    folder = here.root.parent / "file"
+    folder.touch()
+    clock = CheckedClock(
+        lambda: here.now,
+        folder=folder if has_spool else None,
+        uptime=lambda: Uptime("this", (here.now - here.ahead).timestamp()),
+    )
+    tree = PublishedTree(here.root, lambda: here.now, checked_clock=clock)
+    responses, seen = BootResponses(tree), []
+    for minutes, ahead in ((50, 0), (70, 0), (75, -60), (80, -60)):
+        here.ahead = timedelta(minutes=ahead)
+        here.now = START + timedelta(minutes=minutes) + here.ahead
+        tree.refresh()  # as it does each second
+        clock.save()
+        if minutes != 70:
+            found = responses.find(ENTRY, lambda: None, here.now)
+            seen.append("repair" if found is not None and b"memtest-7" in bytes(found.reply.body) else "web")
+    assert seen == ["repair", "web", "web"]
 
 
 def _get_boot(url: str) -> str:

@@ -21,8 +21,9 @@ from gitboot.controller import loop as instance_loop
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.state_directory import CACHE, WITHDRAWALS, read_status
 from gitboot.controller.loop import Loop
+from gitboot.controller.operator_requests import CLOCK
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import server_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish import tree_reader
@@ -273,6 +274,30 @@ def test_an_installation_that_the_ledger_has_stored_stays_offered(bench: Bench, 
         assert "memtest-7" not in read_served_files(bench, "web02") and "flatcar-1" not in read_served_files(
             bench, "web02"
         )
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True], ids=["", "the clock is confirmed"])
+def test_a_window_that_ended_without_the_ledger_stays_closed_after_the_clock_was_set_back(
+    bench: Bench, tmp_path: Path, is_confirmed: bool
+) -> None:
+    """The instance remembers the time, and writes the time to the ledger as soon as the ledger can be written."""
+    decide(bench, maintenance("repair", IN_WINDOW))
+    bench.reconcile()
+    assert "memtest-7" in read_served_files(bench)
+    with locked_ledger(tmp_path, bench.ledger):
+        bench.wait(hours=1)
+        bench.reconcile()
+        for minutes in (-30, 5, 5):
+            bench.wait(minutes=minutes)
+            bench.reconcile()
+            assert "memtest-7" not in read_served_files(bench)
+    if is_confirmed:
+        bench.request(CLOCK, reason="it is right")
+    for _ in range(3):
+        bench.reconcile()
+        assert ("memtest-7" in read_served_files(bench)) is is_confirmed
+    heartbeat = instance_tables.read_facts(bench.ledger).heartbeat
+    assert heartbeat is not None and (heartbeat.at > bench.now) is not is_confirmed
 
 
 # After a restart

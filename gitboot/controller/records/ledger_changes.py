@@ -50,6 +50,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     uptime: Uptime | None = None  # the kernel's uptime
     is_externally_confirmed: bool = False  # whether a source outside STATE and OUTPUT confirms the newest change
     has_transition: bool = False  # whether a plan changes now because of the clock, or this is the first batch
+    unwritten_clock: datetime | None = None  # the latest time of the clock while the ledger could not be written
     is_caught_up: bool = False  # whether the newest commit is accepted
     attempt: Attempt = field(default_factory=Attempt)  # the result of judging the newest commit
     commit: Commit | None = None  # the accepted commit, if this instance may act for it
@@ -96,6 +97,7 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
             batch.clock_state,
             is_externally_confirmed=batch.is_externally_confirmed,
             has_transition=batch.has_transition,
+            unwritten_clock=batch.unwritten_clock,
             uptime=batch.uptime,
         )
     if batch.stoppage is not None:

@@ -78,6 +78,7 @@ class LedgerSnapshot(Struct, frozen=True, kw_only=True):
     sightings: Mapping[BootFile, Sighting] | None = None
     # Claims of other hosts, which cause install boots to be withheld; not stored in the ledger.
     claims: tuple[SoleClaim, ...] = ()
+    unwritten_clock: datetime | None = None  # the latest time of the clock while the ledger could not be written
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """Return the server's record that plans use, or None if the record is unknown.
@@ -95,12 +96,13 @@ class LedgerSnapshot(Struct, frozen=True, kw_only=True):
         return None if self.recorded_commit is None else self.records.get(uuid)
 
     def find_later_clock(self, at: datetime) -> datetime | None:
-        """Return the time of the last heartbeat if the clock is behind that time, otherwise None.
+        """Return the latest known time of the clock if the clock is behind that time, otherwise None.
 
-        Plans for this time do not reopen windows that have ended.
+        The ledger contains this time as the last heartbeat. Plans for this time do not reopen windows that have ended.
         """
         heartbeat = self.facts.heartbeat
-        return heartbeat.at if heartbeat is not None and at < heartbeat.at else None
+        times = (heartbeat.at if heartbeat is not None else None, self.unwritten_clock)
+        return max((each for each in times if each is not None and at < each), default=None)
 
     def find_missing_files(self, decision: Decision) -> frozenset[BootFile]:
         """Return the missing files that prevent gitboot from offering the boots in a decision."""

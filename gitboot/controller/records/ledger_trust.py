@@ -78,6 +78,7 @@ def record_heartbeat(
     *,
     is_externally_confirmed: bool,
     has_transition: bool = False,
+    unwritten_clock: datetime | None = None,
     uptime: Uptime | None = None,
 ) -> None:
     """Record that the instance is running and what state the clock is in.
@@ -85,7 +86,8 @@ def record_heartbeat(
     Detect whether the instance was off for a long time. ``is_externally_confirmed`` means that a source outside STATE
     and OUTPUT confirms the ledger's newest change, so that the ledger is not an older copy. ``has_transition`` means
     that a plan changes now. In that case, the heartbeat is updated so that the transition is not undone if the clock is
-    set back.
+    set back. For the same reason, the heartbeat is never before ``unwritten_clock``, the latest time that the clock has
+    shown while the ledger could not be written.
     """
     _handle_clock_set_back(update, uptime)
     facts = update.facts
@@ -107,8 +109,11 @@ def record_heartbeat(
     update.facts = facts
     if is_externally_confirmed and facts.gap:
         update.facts = structs.replace(facts, gap=False)
-    if has_transition:
+    if has_transition or unwritten_clock is not None:
         refresh_heartbeat(update, uptime)
+    last = update.facts.heartbeat
+    if last is not None and unwritten_clock is not None and unwritten_clock > last.at:
+        update.facts = structs.replace(update.facts, heartbeat=last._replace(at=unwritten_clock, up=None))
 
 
 def refresh_heartbeat(update: LedgerUpdate, uptime: Uptime | None = None) -> None:

@@ -201,7 +201,8 @@ def write_ledger(state: InstanceState, context: ReconcileContext) -> InstanceSta
         # All fetches from before the publication are processed now.
         attempt = structs.replace(attempt, log_read=attempt.published)
     attempt = context.components.acceptor.adopt(attempt)
-    return apply_changes(structs.replace(state, attempt=attempt, before_resume=None), changes, context.ready, context)
+    state = structs.replace(state, attempt=attempt, before_resume=None, unwritten_clock=None)
+    return apply_changes(state, changes, context.ready, context)
 
 
 def apply_changes(
@@ -250,6 +251,7 @@ def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
             uptime=intake.uptime,
             is_externally_confirmed=intake.is_externally_confirmed or (is_known_to_forge and not state.was_unused),
             has_transition=state.plans.is_due(context.at) or attempt.attempted is None,
+            unwritten_clock=state.unwritten_clock,
             written_records=intake.written_records,
             clearings=intake.clearings,
             requests=tuple(each for each in intake.requests if each.action not in waiting_actions),
