@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,6 +33,7 @@ _JITTER: Final = 0.1  # fraction of the poll interval, so that instances do not 
 SLOW_S: Final = 120.0  # a longer fetch sets `SourceReady` to false
 STALLED_S: Final = 120.0  # a stage that makes no progress for longer counts as stalled
 _CHECK_EVERY_S: Final = 10.0  # interval between checks for a stalled stage
+_CHECK_CLOCK_S: Final = 2.0  # interval between checks whether the clock was set
 _EVALUATION_S: Final = 2.0  # long enough for nearly every commit; other events end the wait earlier
 
 
@@ -148,13 +150,26 @@ class Loop:
         longer, a reconcile reports the slow evaluation in the status. The status is written at its own interval even if
         the poll interval is longer, so that readers can detect a stale status.
         """
-        causes = self._wakes.wait(_compute_wait_s(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
+        causes = self._wait_until(due, min(self._poll_s, WRITTEN_EVERY_S))
         if (
             causes == {WakeCause.COMMIT}
             and not self._stopping
             and self._reconciler.start_evaluation(self._last_fetch(), self._clock())
         ):
             self._wakes.wait(_compute_wait_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
+
+    def _wait_until(self, due: datetime | None, max_s: float) -> frozenset[WakeCause]:
+        """Wait for a signal, until ``due``, or at most ``max_s`` seconds. Return the causes of the signals.
+
+        Check the clock repeatedly, because a time service may set the clock, and because a timeout does not count the
+        time during which the host is suspended.
+        """
+        end_s = time.monotonic() + max_s
+        while True:
+            wait_s = max(_compute_wait_s(due, self._clock(), end_s - time.monotonic()), 0)
+            causes = self._wakes.wait(min(wait_s, _CHECK_CLOCK_S))
+            if causes or wait_s <= _CHECK_CLOCK_S:
+                return causes
 
     def _reconcile(self, *, endpoints: Endpoints | None = None, wait: bool = False) -> datetime | None:
         fetched, forge_report = self._last_fetch(), self._forge.forge_report if self._forge is not None else None

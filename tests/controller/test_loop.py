@@ -22,7 +22,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.publish.manifest import STATUS
 from gitboot.status.conditions import Event
 from gitboot.status.work_progress import Stage
-from tests.helpers.fleets import SEED, maintenance
+from tests.helpers.fleets import SEED, at, maintenance
 from tests.helpers.instance_in_process import Parts, run_in_process
 from tests.helpers.running_instance import Repository, eventually, git, locked_ledger
 
@@ -48,8 +48,8 @@ def make_loop(
 
 
 @contextmanager
-def run_loop(parts: Parts, wake_signal: WakeSignal) -> Iterator[Loop]:
-    running = make_loop(parts, wake_signal=wake_signal)
+def run_loop(parts: Parts, wake_signal: WakeSignal, running: Loop | None = None) -> Iterator[Loop]:
+    running = running or make_loop(parts, wake_signal=wake_signal)
     thread = Thread(target=running.run)
     thread.start()
     try:
@@ -241,6 +241,22 @@ def test_a_commit_that_is_still_being_evaluated_is_shown_as_pending(tmp_path: Pa
         before = count_reconciles(parts)
         repository.push({"README.md": "one"})
         eventually(lambda: count_reconciles(parts) == before + 1)
+
+
+def test_a_window_ends_soon_after_the_clock_was_set_forward(tmp_path: Path, repository: Repository) -> None:
+    """The host was suspended, or a time service corrected its clock. The loop waits for the end of the window."""
+    now, wake_signal = at("20T12:00"), TrackedBell()
+    commit = repository.push({"fleet.yaml": "---\n".join((*SEED, maintenance("repair", "20T11:00 20T13:00")))})
+    with run_in_process(tmp_path, repository.bare, initial="fresh", clock=lambda: now) as parts:
+        running = Loop(
+            parts.reconciler, parts.source, poll_s=3600, clock=lambda: now, tell=lambda _: None, wake_signal=wake_signal
+        )
+        with run_loop(parts, wake_signal, running):
+            wait_until_applied(parts, commit, wake_signal)
+            assert parts.reconciler.status.next_transition == at("20T13:00")
+            before = count_reconciles(parts)
+            now = at("20T14:00")
+            eventually(lambda: parts.reconciler.status.planned_at == now and count_reconciles(parts) > before)
 
 
 def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
