@@ -34,7 +34,15 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, compute_digest
-from gitboot.publish.tree_reader import ALL, Inventory, Tree, find_changed_servers, find_damage
+from gitboot.publish.tree_reader import (
+    ALL,
+    LOCK,
+    RESERVE,
+    Inventory,
+    Tree,
+    find_changed_servers,
+    find_damage,
+)
 from gitboot.render.endpoint_files import shard_path
 from gitboot.render.paths import LIST_TIMESTAMP, IdentityKind, format_identity
 from gitboot.render.paths import ON_PAGE as ON_PAGE
@@ -162,7 +170,7 @@ class Twin:
         tree = {
             name: (UNKNOWN.sub(b"", path.read_bytes()), path.stat().st_mtime)
             for name, path in named
-            if name not in (*STATUS_FILES, "ops/.gitboot/lock") and "manifest" not in name
+            if name not in (*STATUS_FILES, LOCK, RESERVE) and "manifest" not in name
         }
         if LIST_TIMESTAMP in tree and (output / MANIFEST).exists():
             content, date = tree[LIST_TIMESTAMP]
