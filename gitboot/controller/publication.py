@@ -631,9 +631,13 @@ class FollowedTarget:
             servers = error.servers
             raise
         finally:
-            if servers and self._has_published:
-                self.followers.end_windows(frozenset(servers), at)
+            self.copy_ended_windows(frozenset(servers), at)
         return ended
+
+    def copy_ended_windows(self, servers: frozenset[str], at: datetime) -> None:
+        """Start to copy the files of servers whose windows ended in this target to the targets that follow."""
+        if servers and self._has_published:
+            self.followers.end_windows(servers, at)
 
 
 def build_followers(

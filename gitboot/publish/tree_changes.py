@@ -517,7 +517,7 @@ class EndedWindows(NamedTuple):
 
 
 class WindowEndError(PublishError):
-    """The files of some ended windows could not be replaced. At least some files of ``servers`` were replaced."""
+    """The files of some ended windows could not be replaced. ``servers`` have files that this attempt replaced."""
 
     def __init__(self, message: str, servers: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -571,7 +571,7 @@ class WindowEnds:
         next_checks: dict[str, datetime | None] = {}
         # when `WindowEnds` must check a server next after its files were replaced
         later_checks: dict[str, datetime | None] = {}
-        replaced_servers: set[str] = set()
+        changed_servers: set[str] = set()
         failures: dict[str, PublishError] = {}
         for name in due:
             state: PublishedServer | None = None
@@ -590,7 +590,7 @@ class WindowEnds:
             else:
                 next_checks[name] = next_transition
         try:
-            failures |= _replace_files(disk, contents, modified_at, replaced_servers)
+            failures |= _replace_files(disk, contents, modified_at, changed_servers)
             next_checks |= {name: each for name, each in later_checks.items() if name not in failures}
         finally:
             times = {name: next_checks.get(name, min(self._ends.get(name, at), at)) for name in due}
@@ -598,7 +598,7 @@ class WindowEnds:
             if must_read_all:
                 now_s = self._monotonic()
                 self._last_read = _LastRead(version=version, ended_s=now_s, took_s=now_s - began_s)
-        servers = tuple(sorted(replaced_servers))
+        servers = tuple(sorted(changed_servers))
         if failures:
             first = next(iter(failures.values()))
             raise WindowEndError(str(first), servers) from first
@@ -698,9 +698,9 @@ def _replace_files(
 ) -> dict[str, PublishError]:
     """Durably replace files, and return the error of each server whose files could not be replaced.
 
-    ``contents`` maps servers and paths to the new content, or to None to remove the file. Each server is added to
-    ``changed_servers`` before its first file changes. If the files cannot be replaced together, replace them server by
-    server, because the old files of a server make room for the new files of the next server.
+    ``contents`` maps servers and paths to the new content, or to None to remove the file. Each server of which a file
+    changed is added to ``changed_servers``. If the files cannot be replaced together, replace them server by server,
+    because the old files of a server make room for the new files of the next server.
     """
     with suppress(PublishError):
         _replace_files_together(disk, contents, modified_at, changed_servers)
@@ -733,12 +733,13 @@ def _replace_files_together(
                     linked_paths.setdefault(content, path)
         disk.sync()
         for name, files in contents.items():
-            changed_servers.add(name)
             for path, content in files.items():
                 if content is None:
+                    changed_servers.add(name)  # `remove` may fail after it has removed the file
                     disk.remove(path)
                 else:
                     disk.place(path)
+                    changed_servers.add(name)
         disk.sync()
     except PublishError:
         for path in (path for files in contents.values() for path in files):

@@ -27,15 +27,16 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
 
     If no plans exist yet or the publication fails, only replace the files of windows that have ended in OUTPUT.
     """
+    target, transitions = context.components.target, context.before.plans.transitions
+    due_servers = transitions.find_due_keys(context.at)
     if (commit := state.commit) is not None:
+        target.followers.prioritize(due_servers)
         state = _record_left_output(_publish_plans(state, commit, context), commit, context)
-        transition = context.before.plans.transitions.next_due
-        is_due = transition is not None and transition <= context.at
         # after a failed publication, the targets may lack an earlier transition, too
-        if state.publication.is_placed and (is_due or not context.before.publication.is_placed):
-            context.components.target.followers.publish_transition(min(transition or context.at, context.at))
+        if state.publication.is_placed and (due_servers or not context.before.publication.is_placed):
+            target.followers.publish_transition(min(transitions.next_due or context.at, context.at))
         if context.wait:
-            context.components.target.followers.wait(TARGET_WAIT_S)
+            target.followers.wait(TARGET_WAIT_S)
         attempt = state.attempt
         if (
             attempt.published != attempt.evaluated
@@ -45,7 +46,10 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
             state = structs.replace(state, attempt=structs.replace(attempt, published=attempt.evaluated))
     if commit is not None and state.publication.complete and state.publication.is_placed:
         return structs.replace(state, waits_since=None, next_window_end=None)
-    return _end_windows(state, context)
+    state = _end_windows(state, context)
+    if not state.publication.is_placed:  # the publication may have ended some of these windows before it failed
+        target.copy_ended_windows(due_servers, context.at)
+    return state
 
 
 def _publish_plans(state: InstanceState, commit: Commit, context: ReconcileContext) -> InstanceState:

@@ -43,8 +43,8 @@ class TargetStore(Protocol):
     """A target that a follower updates. Methods may raise TemporaryError or OperatorError."""
 
     @property
-    def max_servers(self) -> int:
-        """Return the maximum number of servers in one step."""
+    def max_servers(self) -> int | None:
+        """Return the maximum number of servers in one step, or None if a step always contains all servers."""
 
     def load(self) -> TargetContent:
         """Return the target's content, even after an interrupted change."""
@@ -98,14 +98,21 @@ class Follower:
     def start(self) -> None:
         self._thread.start()
 
+    def prioritize(self, servers: frozenset[str]) -> None:
+        """Let the next steps update these servers before other servers, because their transitions are due."""
+        with self._changed:
+            is_current = self._target_status.behind_since is None
+            self._tree.urgent_servers = servers if is_current else self._tree.urgent_servers | servers
+
     def end_windows(self, servers: frozenset[str], at: datetime) -> None:
         """Start to copy the files of servers whose windows ended in the output tree without a publication."""
-        self.publish_transition(at, {**self._tree.ended_servers, **dict.fromkeys(servers, at)})
+        self.prioritize(servers)
+        self.publish_transition(at, {**self._tree.ended_servers, **dict.fromkeys(servers, self._published_count)})
 
-    def publish(self, ended_servers: Mapping[str, datetime] = MappingProxyType({})) -> None:
+    def publish(self, ended_servers: Mapping[str, int] = MappingProxyType({})) -> None:
         """Start to update the target to the latest publication.
 
-        ``ended_servers`` are the servers whose windows ended after that publication, and when.
+        ``ended_servers`` is the new value of `FollowedTree.ended_servers`.
         """
         with self._changed:
             self._tree.ended_servers = ended_servers
@@ -116,7 +123,7 @@ class Follower:
                 self._target_status = structs.replace(self._target_status, behind_since=self._clock())
             self._changed.notify_all()
 
-    def publish_transition(self, at: datetime, ended_servers: Mapping[str, datetime] = MappingProxyType({})) -> None:
+    def publish_transition(self, at: datetime, ended_servers: Mapping[str, int] = MappingProxyType({})) -> None:
         """Start to update the target after gitboot published the transition at ``at``.
 
         The next attempt starts now, even if earlier attempts failed.
@@ -258,6 +265,10 @@ class Followers:
     def publish_transition(self, at: datetime) -> None:
         for each in self._followers:
             each.publish_transition(at)
+
+    def prioritize(self, servers: frozenset[str]) -> None:
+        for each in self._followers:
+            each.prioritize(servers)
 
     def end_windows(self, servers: frozenset[str], at: datetime) -> None:
         for each in self._followers:

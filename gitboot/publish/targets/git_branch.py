@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -35,7 +34,7 @@ from gitboot.text import format_count
 class BranchTarget:
     """A branch to which only this instance pushes. The parent of each commit is also a commit by gitboot."""
 
-    max_servers = sys.maxsize  # the maximum number of servers in one step; each step is one commit
+    max_servers = None  # each step is one commit, and contains all servers
 
     def __init__(
         self,

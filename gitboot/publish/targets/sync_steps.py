@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, Protocol, TypeVar
@@ -226,16 +225,20 @@ class RaceError(TemporaryError):
     """Another process changed the files during a read or a write. The caller must try again later."""
 
 
-def _derive_digest(digest: str, ended_at: datetime) -> str:
-    return compute_digest(f"{digest} without the windows before {ended_at.isoformat()}".encode())
-
-
 class TreeSummary(NamedTuple):
     """The commit from which an output tree was published, and the digests of the tree's manifest and states."""
 
     commit: str
     manifest: str  # the digest of its manifest
     states: Mapping[str, str]  # the digest of each server's state, and of the files that belong to no server
+
+
+class _EndedServer(NamedTuple):
+    """The files of a server whose window ended in the tree after the last publication."""
+
+    digest: str  # the digest of the server's state in the manifest
+    number: int  # from `FollowedTree.ended_servers`
+    files: ServerFiles  # its state is the digest of these files
 
 
 class FollowedTree:
@@ -245,12 +248,14 @@ class FollowedTree:
         self._root = root
         # nodes by name: the digest, and the servers below the node
         self._nodes: dict[str, tuple[str, dict[str, str]]] = {}
-        self._shared: dict[str, str] = {}  # sha256 by path of the boot files that belong to no server
         self._list: dict[str, str] = {}  # sha256 by path of the files of the signed list
-        # The servers whose windows ended in the tree after the last publication, and when. Their files differ from
-        # their states, so gitboot derives another digest from the digest of the state.
-        self.ended_servers: Mapping[str, datetime] = {}
-        self._state_digests: dict[str, str] = {}  # by derived digest
+        # the digest of the listing of files that belong to no server, and the boot files in it
+        self._shared_listing: tuple[str, dict[str, ListedFile]] = "", {}
+        # The servers whose windows ended in the tree after the last publication. Their files differ from their
+        # published states. A new number means that the files may have changed again.
+        self.ended_servers: Mapping[str, int] = {}
+        self._ended: dict[str, _EndedServer] = {}
+        self.urgent_servers: frozenset[str] = frozenset()  # the servers that each target updates before other servers
 
     def read_summary(self) -> TreeSummary | None:
         """Return a summary of the tree, or None if no tree is published. Raises `RaceError`."""
@@ -282,15 +287,17 @@ class FollowedTree:
         for node in self._nodes.keys() - head.nodes.keys():
             del self._nodes[node]
         states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
-        ended = {server: at for server, at in self.ended_servers.items() if server in states}
-        derived = {server: _derive_digest(states[server], at) for server, at in ended.items()}
-        self._state_digests = {digest: states[server] for server, digest in derived.items()}
-        states |= derived
+        self._ended = {
+            server: found
+            for server, number in self.ended_servers.items()
+            if server in states and (found := self._read_ended_server(server, states[server], number)) is not None
+        }
+        states |= {server: ended.files.state for server, ended in self._ended.items()}
         if head.shared is not None:
-            listed = parse_listing(self._read_part(SHARED_LISTING, head.shared)).items()
-            listing = {path: each for path, each in listed if path.startswith(BOOT)}
-            self._shared = {path: each.sha256 for path, each in listing.items()}
-            states[SHARED] = compute_digest(render_listing(listing))
+            if self._shared_listing[0] != head.shared:
+                listed = parse_listing(self._read_part(SHARED_LISTING, head.shared)).items()
+                self._shared_listing = head.shared, {path: each for path, each in listed if path.startswith(BOOT)}
+            states[SHARED] = compute_digest(render_listing(self._shared_listing[1]))
         if self._list:
             states[LIST] = compute_digest(encode_canonical(self._list))
         return TreeSummary(commit=head.origin.commit, manifest=compute_digest(data), states=states)
@@ -314,23 +321,47 @@ class FollowedTree:
                 raise RaceError(f"{SIGNED} is being published") from error
         return found if LIST_TIMESTAMP in found else {}
 
+    def _read_ended_server(self, server: str, digest: str, number: int) -> _EndedServer | None:
+        """Return the files that the tree now contains for a server whose window ended.
+
+        ``digest`` is the digest of the server's state in the manifest. An interrupted publication may already have
+        replaced the state, but then it also wrote all content that the scripts of the server refer to. If there is no
+        usable state, return the result of the last call. Raises `RaceError`.
+        """
+        before = self._ended.get(server)
+        if before is not None and (before.digest, before.number) == (digest, number):
+            return before
+        path = self._root / state_path(server)
+        try:
+            data = path.read_bytes()
+            published = build_server_files(digest, parse_state(data))
+            files = {
+                name: compute_digest(file.read_bytes())
+                for name in published.files
+                if (file := self._root / name).is_file()
+            }
+            if path.read_bytes() != data:  # gitboot may have read scripts of the new state
+                raise RaceError(f"{path} is being published")
+        except (FileNotFoundError, ValueError):
+            return before
+        except OSError as error:
+            raise RaceError(f"{server}: {error}") from error
+        found = structs.replace(published, files=files)
+        state = compute_digest(encode_canonical(msgspec.to_builtins(found)))
+        return _EndedServer(digest, number, structs.replace(found, state=state))
+
     def read_server_files(self, server: str, digest: str) -> ServerFiles:
         """Return the files that a target serves for a server. Raises `RaceError`.
 
         ``digest`` is the digest of the server's state.
         """
-        if server in (SHARED, LIST):
-            return ServerFiles(digest, self._shared if server == SHARED else self._list)
-        state_digest = self._state_digests.get(digest, digest)
-        found = build_server_files(digest, parse_state(self._read_part(state_path(server), state_digest)))
-        if state_digest == digest:
-            return found
-        paths = {path: self._root / path for path in found.files}
-        try:
-            files = {path: compute_digest(file.read_bytes()) for path, file in paths.items() if file.is_file()}
-        except OSError as error:
-            raise RaceError(f"{server}: {error}") from error
-        return structs.replace(found, files=files)
+        if server == LIST:
+            return ServerFiles(digest, self._list)
+        if server == SHARED:
+            return ServerFiles(digest, {path: each.sha256 for path, each in self._shared_listing[1].items()})
+        if (ended := self._ended.get(server)) is not None:
+            return ended.files
+        return build_server_files(digest, parse_state(self._read_part(state_path(server), digest)))
 
     def read_file(self, path: str, digest: str) -> TargetFile:
         """Return a file with its modification time. Raises `RaceError` if the file has another digest."""
@@ -338,6 +369,7 @@ class FollowedTree:
             return self._read_file(path, digest)
         except RaceError:
             self._list.pop(path, None)  # somebody replaced the file, although its name may contain a version
+            self._ended = {}
             raise
 
     def has_file(self, path: str) -> bool:
@@ -377,12 +409,13 @@ def plan_next_step(
     summary: TreeSummary,
     target_content: TargetContent,
     read_shard: Callable[[str], Shard],
-    max_servers: int,
+    max_servers: int | None,
 ) -> TargetStep | None:
     """Return the step that updates up to ``max_servers`` servers of a target, or None if the target is up to date.
 
-    Servers are updated in this order:
+    Without a maximum, the step updates all servers. Otherwise, servers are updated in this order:
 
+    - the urgent servers of the tree, in a step without other servers, because a step may take long
     - servers that the target already has, because the target serves an old version of their files
     - new servers
     - the shared scripts, which come after new servers, because a machine without a boot script boots as an unknown
@@ -395,9 +428,12 @@ def plan_next_step(
     """
     removed_servers = target_content.servers - summary.states.keys()
 
-    def order(server: str) -> tuple[bool, bool, bool, bool, str, str]:
+    urgent_servers = tree.urgent_servers
+
+    def order(server: str) -> tuple[bool, bool, bool, bool, bool, str, str]:
         # Sort servers by shard, because each step writes complete shards.
         return (
+            server not in urgent_servers,
             server == LIST,
             server in removed_servers,
             server == SHARED,
@@ -413,11 +449,14 @@ def plan_next_step(
         and all(map(tree.has_file, target_content.unlisted_paths))
     ):
         return None
+    chosen = changed
+    if max_servers is not None:
+        chosen = ([server for server in changed if server in urgent_servers] or changed)[:max_servers]
     shards: dict[str, dict[str, ServerFiles]] = {}
     units: dict[str, ServerFiles | None] = {}
     previous_files: dict[str, str] = {}
     new_files: dict[str, str] = {}
-    for server in changed[:max_servers]:
+    for server in chosen:
         if (number := find_shard_number(server)) not in shards:
             shards[number] = {**read_shard(number)}
         if (before := shards[number].pop(server, None)) is not None:
@@ -442,7 +481,7 @@ def plan_next_step(
         for path in unit.files.keys() & dropped_paths
     }
     kept_paths = existing_paths - moved_paths
-    waiting_servers = removed_servers.intersection(changed[max_servers:])
+    waiting_servers = removed_servers.intersection(changed).difference(chosen)
     waiting_paths = {
         path
         for number in sorted({find_shard_number(server) for server in waiting_servers})
@@ -464,7 +503,7 @@ def plan_next_step(
             target_content.head,
             commit=summary.commit,
             # The version changes when no files of another version are left.
-            gitboot=__version__ if len(changed) <= max_servers else target_content.head.gitboot,
+            gitboot=__version__ if chosen == changed else target_content.head.gitboot,
             shards=dict(sorted(digests.items())),
         ),
         placed=placed,

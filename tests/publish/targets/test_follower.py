@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -15,8 +16,11 @@ import pytest
 
 from gitboot import __version__
 from gitboot.controller.publication import FollowedTarget
-from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
+from gitboot.controller.stages.plan import QUICK_START
+from gitboot.errors import HostUnreachable, LockedByAnother, PublishError, UsageError
 from gitboot.ledger.open_ledger import check_tables
+from gitboot.publish.durable_files import Disk
+from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
 from gitboot.publish.targets.folder import build_folder_opener
@@ -30,6 +34,7 @@ from gitboot.publish.targets.follower import (
     parse_target,
 )
 from gitboot.publish.targets.sync_steps import (
+    HEAD,
     FollowedTree,
     RaceError,
     ServerFiles,
@@ -49,7 +54,8 @@ from gitboot.render.paths import File, Role, find_content_type, find_delivery
 from gitboot.status.instance_status import TargetStatus
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import eventually
-from tests.helpers.fleets import SEED, at, maintenance, make_mac, server
+from tests.helpers.fleets import SEED, at, maintenance, make_mac, make_uuid, server
+from tests.helpers.fleets import fleet as make_fleet
 from tests.helpers.instance_in_process import Bench, Unsynced
 from tests.publish.targets.test_s3 import ENTRY, fleet, split
 
@@ -248,6 +254,20 @@ def test_servers_that_a_target_has_come_before_new_ones(tmp_path: Path) -> None:
     assert set(list(plan_step(tmp_path, units, 3).units)[:2]) == units.keys()
 
 
+@for_each(("max_servers", "first"), [(3, {"08"}), (None, {f"{number:02x}" for number in range(9)})])
+def test_urgent_servers_come_first_without_others(tmp_path: Path, max_servers: int | None, first: set[str]) -> None:
+    publish(tmp_path, fleet(1, tuple(range(9))))
+    tree, head = FollowedTree(tmp_path), TargetHead(ledger="ours", commit="", gitboot="0.0.1", writer="")
+    tree.urgent_servers = frozenset({"server-52-54-00-00-00-08", "a-server-without-changes"})
+    glance = tree.read_summary()
+    assert glance is not None
+    content = build_target_content(head, [], (), gitboot=__version__)
+    step = plan_next_step(tree, glance, content, lambda _: {}, max_servers)
+    assert step is not None
+    assert {server.rpartition("-")[2] for server in step.units if server} == first
+    assert (step.head.gitboot == __version__) is (max_servers is None), "files of the other version are left"
+
+
 def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_removed_ones(tmp_path: Path) -> None:
     publish(tmp_path, fleet(1, tuple(range(9))))
     units = {
@@ -293,6 +313,22 @@ def test_a_tree_that_changes_during_a_read_is_read_again(tmp_path: Path) -> None
     (tmp_path / "out/boot/boot.ipxe").write_bytes(b"half")
     with pytest.raises(RaceError):
         tree.read_file("boot/boot.ipxe", fleet(1)["boot/boot.ipxe"].sha256)
+
+
+def test_files_of_an_ended_window_that_change_during_a_read_are_read_again(tmp_path: Path) -> None:
+    publish(tmp_path, fleet(1))
+    tree, server, script = FollowedTree(tmp_path), "server-52-54-00-00-00-01", ENTRY.format(1)
+    tree.ended_servers = {server: 1}
+    for text in ("#!ipxe\necho the first end\n", "#!ipxe\necho the second end\n"):
+        glance = tree.read_summary()
+        assert glance is not None
+        digest = tree.read_server_files(server, glance.states[server]).files[script]
+        (tmp_path / script).write_text(text)
+        with pytest.raises(RaceError):
+            tree.read_file(script, digest)
+    glance = tree.read_summary()
+    assert glance is not None
+    assert tree.read_file(script, tree.read_server_files(server, glance.states[server]).files[script]).content
 
 
 def test_a_target_stays_empty_without_a_publication(tmp_path: Path) -> None:
@@ -510,47 +546,184 @@ def test_a_publication_during_a_step_is_in_the_next_step(out: Path) -> None:
 # Windows
 
 
+class WindowSite:
+    """An instance, and a folder that follows its OUTPUT. At 23:00, web01 boots memtest-7 in a window until 04:00."""
+
+    def __init__(self, folder: Path, memory_target: MemoryTarget | None = None, retry_s: float = 0.01) -> None:
+        self.output, self.copy = folder / "output", folder / "copy"
+        self.copy.mkdir()
+        with Unsynced.open(folder / "ledger.sqlite") as store:
+            check_tables(store)
+            ledger = store.progress[0]
+        self.bench = Bench(folder, target=OutputDirectory.open(self.output, ledger=ledger))
+        self.documents: tuple[str, ...] = (
+            *SEED,
+            maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01]}"),
+        )
+        opener = build_folder_opener(self.copy)
+        target = StoreTarget("copy", opener, ledger=ledger, heir_of=lambda: None, writer=f"one-{ledger}")
+        self.wake_count = 0
+        self.follower = Follower(
+            memory_target or target,
+            FollowedTree(self.output),
+            target_status=TargetStatus(name="copy", behind_since=None),
+            clock=lambda: self.bench.now,
+            wake=self._wake,
+            first_retry_s=retry_s,
+        )
+        self.followers = Followers([self.follower])
+        self.bench.instance.reconciler._components.target.followers = self.followers
+
+    def _wake(self) -> None:
+        self.wake_count += 1
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with self.bench, self.followers.running():
+            self.bench.now = at("20T23:00")
+            self.bench.decide(*self.documents).reconcile()
+            yield
+
+    def block_publications(self) -> Path:
+        """Add a server, and return the foreign file that prevents the publication of its script."""
+        foreign = self.output / make_script("web02")
+        foreign.parent.mkdir(parents=True)
+        foreign.write_text("not a file of gitboot")
+        self.bench.decide(*self.documents, server("web02", "role: web"))
+        return foreign
+
+    def reconcile_without_publishing(self, time: str) -> None:
+        self.bench.now = at(time)
+        for _ in range(2):  # before gitboot ends windows without a publication, it waits for one
+            self.bench.reconcile(wait=False)
+            self.bench.now += QUICK_START
+        assert (self.bench.condition("Published") or ())[:2] == (False, "PublishError")
+
+    @property
+    def images(self) -> tuple[str, str]:
+        """What the script of web01 boots, in OUTPUT and in the folder."""
+        texts = ((root / make_script("web01")).read_text() for root in (self.output, self.copy))
+        output, copy = (next((name for name in ("memtest", "flatcar") if name in text), "disk") for text in texts)
+        return output, copy
+
+    def assert_copied(self) -> None:
+        assert eventually(lambda: self.images == ("flatcar", "flatcar"))
+        for path in sorted(each for each in (self.output / "boot").rglob("*") if each.is_file()):
+            assert (self.copy / path.relative_to(self.output)).read_bytes() == path.read_bytes()
+
+
+def make_script(name: str) -> str:
+    return f"boot/v1/boot/{make_mac(name).replace(':', '-')}/boot.ipxe"
+
+
+def is_updated_before_web01(name: str) -> bool:
+    """Return whether a server comes before web01 if both have changed and neither is urgent."""
+    return find_shard_number(name) < find_shard_number("web01")
+
+
 def test_a_window_ends_at_a_target_while_gitboot_cannot_publish(tmp_path: Path) -> None:
-    output, copy = tmp_path / "output", tmp_path / "copy"
-    copy.mkdir()
-    with Unsynced.open(tmp_path / "ledger.sqlite") as store:
-        check_tables(store)
-        ledger = store.progress[0]
+    site, script = WindowSite(tmp_path), make_script("web01")
+    with site.running():
+        assert eventually(lambda: site.images[1] == "memtest")
+        foreign = site.block_publications()
+        site.reconcile_without_publishing("21T04:00")
+        assert eventually(lambda: site.images == ("disk", "disk"))
+        (site.output / script).write_text("#!ipxe\necho a second window ended\n")
+        site.followers.end_windows(frozenset({"web01"}), site.bench.now + timedelta(hours=1))
+        assert eventually(lambda: "second" in (site.copy / script).read_text())
+        foreign.unlink()
+        site.bench.now += DAY
+        site.bench.reconcile()
+        site.assert_copied()
 
-    def find_image(root: Path) -> str:
-        text = (root / "boot/v1/boot" / make_mac("web01").replace(":", "-") / "boot.ipxe").read_text()
-        return next((image for image in ("memtest-7", "flatcar-1") if image in text), "disk")
 
-    with Bench(tmp_path, target=OutputDirectory.open(output, ledger=ledger)) as bench:
-        target = StoreTarget(
-            "copy", build_folder_opener(copy), ledger=ledger, heir_of=lambda: None, writer=f"one-{ledger}"
-        )
-        status = TargetStatus(name="copy", behind_since=None)
-        follower = Follower(
-            target, FollowedTree(output), target_status=status, clock=lambda: bench.now, wake=lambda: None
-        )
-        followers = Followers([follower])
-        with followers.running():
-            bench.instance.reconciler._components.target.followers = followers
-            bench.now = at("20T23:00")
-            documents = (*SEED, maintenance("repair", "20T22:00 21T04:00"))
-            bench.decide(*documents).reconcile()
-            eventually(lambda: find_image(copy) == "memtest-7")
-            foreign = output / "boot/v1/boot" / make_mac("web02").replace(":", "-") / "boot.ipxe"
-            foreign.parent.mkdir(parents=True)
-            foreign.write_text("not a file of gitboot")
-            bench.decide(*documents, server("web02", "role: web")).reconcile()
-            bench.now = at("21T04:00")
-            bench.reconcile()
-            assert (bench.condition("Published") or ())[:2] == (False, "PublishError")
-            eventually(lambda: (find_image(output), find_image(copy)) == ("disk", "disk"))
-            script = Path("boot/v1/boot") / make_mac("web01").replace(":", "-") / "boot.ipxe"
-            (output / script).write_text("#!ipxe\necho a second window ended\n")
-            followers.end_windows(frozenset({"web01"}), bench.now + timedelta(hours=1))
-            eventually(lambda: "second" in (copy / script).read_text())
-            foreign.unlink()
-            bench.now += DAY
-            bench.reconcile()
-            eventually(lambda: (find_image(output), find_image(copy)) == ("flatcar-1", "flatcar-1"))
-            for path in sorted(each for each in (output / "boot").rglob("*") if each.is_file()):
-                assert (copy / path.relative_to(output)).read_bytes() == path.read_bytes()
+@pytest.mark.parametrize("fails_first", [True, False], ids=["before the window ends", "when the window ends"])
+@pytest.mark.parametrize("fails_at", ["the script of web02", "the manifest"])
+def test_a_partly_placed_publication_does_not_delay_the_end_of_a_window_at_a_target(
+    tmp_path: Path, fails_at: str, fails_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, place = WindowSite(tmp_path), Disk.place
+    site.documents = (*site.documents, server("web02", "role: web"))
+
+    def place_some(disk: Disk, path: str) -> None:
+        if path == (MANIFEST if fails_at == "the manifest" else make_script("web02")):
+            raise PublishError("no space left on device")
+        place(disk, path)
+
+    with site.running():
+        assert eventually(lambda: site.images[1] == "memtest")
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "place", place_some)
+            newer = (each.replace("-7", "-8").replace("flatcar-1", "flatcar-2") for each in site.documents[1:])
+            site.bench.decide(make_fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}"), *newer)
+            if fails_first:
+                site.reconcile_without_publishing("20T23:30")
+                assert "memtest-8" in (site.output / make_script("web01")).read_text()
+            site.reconcile_without_publishing("21T04:00")
+            assert eventually(lambda: "memtest" not in site.images)
+        site.bench.now += DAY
+        site.bench.reconcile()
+        site.assert_copied()
+
+
+def test_a_file_that_can_never_be_replaced_delays_no_other_file_at_a_target_and_causes_no_more_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, place = WindowSite(tmp_path), Disk.place
+    chained = f"boot/ipxe/{make_uuid('web01')}"
+
+    def place_others(disk: Disk, path: str) -> None:
+        if path == make_script("web01"):
+            raise PublishError("the file is immutable")
+        place(disk, path)
+
+    with site.running():
+        assert site.follower.wait(60)
+        site.block_publications()
+        monkeypatch.setattr(Disk, "place", place_others)
+        site.reconcile_without_publishing("21T04:00")
+        assert eventually(lambda: "memtest" not in (site.copy / chained).read_text())
+        assert site.follower.wait(60)
+        assert site.images == ("memtest", "memtest")
+        head, wakes = (site.copy / HEAD).stat(), site.wake_count
+        for minute in range(1, 4):
+            site.reconcile_without_publishing(f"21T04:{minute:02}")
+            assert site.follower.wait(60)
+        assert (site.copy / HEAD).stat() == head
+        assert site.wake_count == wakes, "each one would cause another reconcile, and another try"
+
+
+def test_a_failed_target_is_tried_at_once_when_a_publication_follows_failed_ones(tmp_path: Path) -> None:
+    """A transition may have passed in the meantime."""
+    memory_target = MemoryTarget(max_servers=99)
+    site = WindowSite(tmp_path, memory_target, retry_s=3600)
+    with site.running():
+        assert site.follower.wait(60)
+        foreign = site.block_publications()
+        memory_target.fails = HostUnreachable("copy: no route")
+        site.reconcile_without_publishing("21T04:00")
+        assert eventually(lambda: site.follower.target_status.failure is not None)
+        foreign.unlink()
+        memory_target.fails = None
+        site.bench.wait(minutes=1).reconcile(wait=False)
+        assert site.follower.wait(60)
+
+
+def test_a_server_whose_window_ended_does_not_wait_for_a_commit_that_changes_all_servers(tmp_path: Path) -> None:
+    memory_target = MemoryTarget(max_servers=1)
+    site = WindowSite(tmp_path, memory_target)
+    names = [name for name in (f"web{number:02}" for number in range(2, 30)) if is_updated_before_web01(name)]
+    site.documents = (*site.documents, *(server(name, "role: web") for name in names))
+    with site.running():
+        assert site.follower.wait(60)
+        memory_target.gate.clear()
+        site.bench.decide(*(each.replace("flatcar-1", "flatcar-2") for each in site.documents))
+        site.bench.reconcile(wait=False)
+        steps = len(memory_target.steps)
+        site.bench.wait(hours=5)
+        site.bench.reconcile(wait=False)
+        memory_target.gate.set()
+        assert site.follower.wait(60)
+    first, second, *others = ([*step.units] for step in memory_target.steps[steps:])
+    assert ["web01"] in (first, second), "only a step that began before the end may come first"
+    assert len(others) > 2
