@@ -413,12 +413,20 @@ class MirrorRecords:
         if (content := self._target.observe(_HINT)) is None:
             return False
         summary = tree.read_summary()
-        if summary is None or find_outdated_servers(summary, content):
+        outdated = find_outdated_servers(summary, content) if summary is not None else set()
+        if summary is not None and not outdated:
+            return True
+        tree.ended_servers = dict.fromkeys(outdated, 1)
+        summary = tree.read_summary()
+        if summary is not None and not find_outdated_servers(summary, content):
             raise RaceError(
-                f"{self._name}: an instance is writing to this target, or the target and the tree contain different "
-                "publications (wait until the instance has updated the target, or set --tree to the instance's OUTPUT)"
+                f"{self._name}: after the last publication, gitboot ended windows in the tree and at this target "
+                "(wait until the condition Published is true)"
             )
-        return True
+        raise RaceError(
+            f"{self._name}: an instance is writing to this target, or the target and the tree contain different "
+            "publications (wait until the instance has updated the target, or set --tree to the instance's OUTPUT)"
+        )
 
     def is_unchanged(self) -> bool:
         """Return whether no process has started or finished a write since `observe`."""

@@ -27,6 +27,7 @@ from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget, TargetFile
+from gitboot.publish.tree_changes import WindowEnds, end_windows
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.endpoints import ALWAYS, ENTRY, MAC, REPAIR, Site, plan_fleet
 from tests.helpers.fleets import at, store_credentials
@@ -460,6 +461,18 @@ def test_finding_m6_a_target_is_repaired_only_if_it_has_the_version_of_the_tree(
         with pytest.raises(PublishError, match=r"contain different publications \(wait until the instance"):
             run_mend(store, publisher)
         assert store.written == {}
+
+
+def test_a_target_at_which_windows_ended_without_a_publication_is_not_repaired(
+    publisher: SignedSite, tmp_path: Path
+) -> None:
+    """The list may name a one-time boot after the window, and gitboot cannot withdraw that boot before it publishes."""
+    target = folder_target(tmp_path / "target", publisher.root)
+    tree = FollowedTree(publisher.root)
+    tree.ended_servers = dict.fromkeys(end_windows(publisher.root, WindowEnds(), ENDS).servers, 1)
+    assert bring_up(target, tree) == 1
+    words = r"gitboot ended windows in the tree and at this target \(wait until the condition Published is true\); run"
+    assert_refused(tmp_path / "target/boot", words, publisher, lambda: ENDS)
 
 
 # Files that turn
