@@ -36,7 +36,8 @@ _LONGEST_RETRY_S: Final = 300.0
 _SOON_S: Final = 0.5  # the first pause before gitboot repeats an interrupted read
 # After this number of interrupted reads, the cause is probably not a publication. Their pauses add up to 4 minutes.
 _MAX_RACES: Final = 10
-_PERIOD_S: Final = 3600.0  # the time between two checks for unused content if there is no publication
+# The time between two reads of the target if there is no publication. A former writer that was paused may have written.
+_PERIOD_S: Final = 600.0
 
 
 class TargetStore(Protocol):
@@ -164,7 +165,7 @@ class Follower:
             wait_s, failures = self._try_once(published, failures)
             with self._changed:
                 # After a failure, new publications do not shorten the wait.
-                self._changed.wait_for(
+                is_awake = self._changed.wait_for(
                     lambda: (
                         self._is_ending
                         or (self._retries_now and not self._is_taken_over)
@@ -173,6 +174,8 @@ class Follower:
                     wait_s,
                 )
                 failures = 0 if self._retries_now else failures
+            if not is_awake:
+                self._target_content = None
 
     def _report_death(self, message: str) -> None:
         self._target_content = None

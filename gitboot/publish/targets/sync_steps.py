@@ -560,6 +560,9 @@ class StoreTarget:
         self._ledger, self._heir_of, self._writer = ledger, heir_of, writer
         self._last_head: StoredFile | None = None  # the head that this process wrote or read last
         self._last_unlisted: StoredFile | None = None  # the `UNLISTED` file that `observe` read
+        # The scripts that the former writer may still write if it was only paused. Each `load` treats these scripts as
+        # unverified.
+        self._contested_paths: frozenset[str] = frozenset()
 
     def load(self) -> TargetContent:
         """Return the content of the target, and claim the target for this process.
@@ -567,8 +570,11 @@ class StoreTarget:
         Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
+        former_head = self._last_head
         head = self._claim(store)
         found = self._read_target_content(store, head, store.get(UNLISTED))
+        if former_head is None:  # this process has just become the writer
+            self._contested_paths = frozenset(path for path in found.unlisted_paths if not is_content(path))
         kept = {_shard_path(digest) for digest in head.shards.values()}
         store.remove(path for path in store.names(_SHARDS) if path not in kept)
         return found
@@ -721,10 +727,10 @@ class StoreTarget:
 
         store.get_each(sorted(digests), add_shard)
         try:
-            unlisted_paths = parse_unlisted(unlisted_file.content) if unlisted_file is not None else frozenset()
+            unlisted_paths = parse_unlisted(unlisted_file.content) if unlisted_file is not None else frozenset[str]()
         except ValueError as error:
             raise self._build_damage_error(UNLISTED) from error
-        return build_target_content(head, shards, unlisted_paths, gitboot=__version__)
+        return build_target_content(head, shards, unlisted_paths | self._contested_paths, gitboot=__version__)
 
     def _parse_verified_shard(self, digest: str, stored_file: StoredFile | None) -> Shard:
         if stored_file is None or compute_digest(stored_file.content) != digest:

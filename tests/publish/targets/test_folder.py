@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from itertools import count
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.errors import PublishError
+from gitboot.errors import HostUnreachable, LockedByAnother, PublishError
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import OutputDirectory
@@ -27,6 +27,7 @@ from gitboot.publish.targets.sync_steps import (
     FileStore,
     FollowedTree,
     StoreTarget,
+    TargetFile,
     parse_head,
     parse_units,
     parse_unlisted,
@@ -219,6 +220,44 @@ def test_finding_m4_killed_at_any_call_a_folder_has_complete_chains_that_the_nex
     for later in (1, 9):
         site.deliver(version + later, ())
     assert list(site.folder.rglob(".gitboot-*")) == []
+
+
+@pytest.mark.parametrize("pauses_at", [UNLISTED, ENTRIES[0]], ids=["before a step", "during a step"])
+def test_the_next_load_repairs_what_a_paused_process_wrote_after_another_process_took_its_target(
+    site: Site, monkeypatch: pytest.MonkeyPatch, pauses_at: str
+) -> None:
+    site.deliver(1)
+    site.publish(2)
+    write, replace, successor = (
+        TargetFolder._write,
+        TargetFolder.replace,
+        Site(site.root.with_name("other"), site.folder),
+    )
+    successor.open_target("successor")
+    pauses = [UNLISTED, ENTRIES[0]]
+
+    def pause(path: str) -> None:
+        if path == pauses_at and path in pauses:
+            pauses.clear()
+            successor.deliver(3)
+
+    def pause_before_write(folder: TargetFolder, files: Mapping[str, TargetFile]) -> None:
+        if ENTRIES[0] in files:
+            pause(ENTRIES[0])
+        write(folder, files)
+
+    def pause_before_replace(folder: TargetFolder, path: str, content: bytes, version: str | None = None) -> None:
+        pause(path)
+        replace(folder, path, content, version)
+
+    monkeypatch.setattr(TargetFolder, "_write", pause_before_write)
+    monkeypatch.setattr(TargetFolder, "replace", pause_before_replace)
+    with pytest.raises((HostUnreachable, LockedByAnother)):
+        site.follow()
+    assert any(content.startswith(b"0002") for content in site.read_served().values())
+    successor.follow()
+    successor.assert_holds(3)
+    successor.close()
 
 
 def test_finding_m4_a_full_disk_replaces_no_boot_script_whose_content_is_absent(tmp_path: Path) -> None:

@@ -405,6 +405,15 @@ def test_a_target_is_updated_at_the_start_and_with_each_publication(out: Path) -
     assert memory_target.loads == 1
 
 
+def test_a_target_is_read_again_at_intervals(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may have changed the target."""
+    monkeypatch.setattr("gitboot.publish.targets.follower._PERIOD_S", 0.001)
+    memory_target = MemoryTarget(max_servers=99)
+    with Followers([follower(out, memory_target)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: memory_target.loads > 2)
+
+
 def test_a_target_that_is_down_delays_nothing_and_is_tried_again_until_it_is_up(out: Path) -> None:
     memory_target = MemoryTarget(fails=HostUnreachable("shelf: no route"))
     other = MemoryTarget()
