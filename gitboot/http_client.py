@@ -33,6 +33,7 @@ from urllib3.exceptions import HTTPError, NameResolutionError
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, UsageError
+from gitboot.text import redact_url
 
 TOTAL_S: Final = 30.0  # time limit for a request and its complete response, unless the caller sets a deadline
 MAX_ANSWER_BYTES: Final = 1 << 20  # maximum size of a response that is read completely, unless the caller sets a limit
@@ -287,7 +288,7 @@ def split_url(url: str) -> SplitResult:
     except ValueError:
         is_web = False
     if not is_web:
-        raise UsageError(f"{url!r} is not a web URL: expected https:// or http:// followed by a host")
+        raise UsageError(f"{redact_url(url)!r} is not a web URL: expected https:// or http:// followed by a host")
     if parts.username is not None or parts.password is not None:
         raise UsageError(f"the URL for {parts.hostname} must not contain a user name or password")
     return parts

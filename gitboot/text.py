@@ -1,4 +1,4 @@
-"""Text: format counts, find similar names, and escape control characters."""
+"""Text: format counts, find similar names, escape control characters, and remove passwords from URLs."""
 
 from __future__ import annotations
 
@@ -52,6 +52,22 @@ def printable_lines(text: str) -> str:
 def one_line(text: str) -> str:
     """Return the text as one `printable` line, with a single space in place of each run of white space."""
     return printable(" ".join(text.split()))
+
+
+def redact_url(url: str) -> str:
+    """Return a URL, which may be invalid, without its user name and password, for use in messages.
+
+    The function removes all text between the scheme and the last "@", because a password that is not percent-encoded
+    may contain any character. It returns a path unchanged.
+    """
+    if ":" not in url.partition("/")[0] and not url.startswith("//"):
+        return url
+    prefix = _URL_PREFIX.match(url)
+    start = prefix.end() if prefix is not None else 0
+    return url[:start] + url[start:].rpartition("@")[2]
+
+
+_URL_PREFIX: Final = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
 
 
 def quote_words(*words: object) -> str:

@@ -434,10 +434,17 @@ def test_a_slow_proxy_ends_at_the_deadline(proxy: Callable[[str], None]) -> None
             HttpClient().request_json("https://boot.invalid/", deadline_s=SHORT_S)
 
 
-@pytest.mark.parametrize("url", ["boot.test", "ftp://boot.test/", "http://", "http://[::1", "http://boot.test:x/"])
-def test_an_invalid_url_is_a_usage_error(url: str) -> None:
-    with pytest.raises(UsageError, match="is not a web URL"):
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("boot.test", "ftp://boot.test/", "http://", "http://[::1", "http://boot.test:x/"),
+        *("ftp://me:s3cret@boot.test/", "http://me:s3cret/more@boot.test/", "http://me:s3cret[@boot.test"),
+    ],
+)
+def test_the_error_for_an_invalid_url_contains_no_password(url: str) -> None:
+    with pytest.raises(UsageError, match="is not a web URL") as raised:
         HttpClient().request_json(url)
+    assert "s3cret" not in str(raised.value)
 
 
 def test_a_response_is_parsed_as_json() -> None:

@@ -18,6 +18,7 @@ from gitboot.text import (
     printable,
     printable_lines,
     quote_words,
+    redact_url,
 )
 from tests.helpers.cases import for_each
 
@@ -187,3 +188,27 @@ def test_without_a_near_word_the_other_text_is_shown() -> None:
     assert format_suggestion("web1", ["web01"], "gitboot plan lists them") == "did you mean web01?"
     assert format_suggestion("zzz", ["web01"], "gitboot plan lists them") == "gitboot plan lists them"
     assert format_suggestion("zzz", ["web01"]) == ""
+
+
+@for_each(
+    ("url", "shown"),
+    [
+        ("https://git.example.net/x", "https://git.example.net/x"),
+        ("https://me:s3cret@git.example.net/x", "https://git.example.net/x"),
+        ("https://s3cret@git.example.net/x", "https://git.example.net/x"),
+        ("https://me:s3c@ret@git.example.net/x", "https://git.example.net/x"),
+        ("https://me:s3c/ret@git.example.net/x", "https://git.example.net/x"),
+        ("https://me:s3c#ret@git.example.net/x", "https://git.example.net/x"),
+        ("https://me:s3c\nret@git.example.net/x", "https://git.example.net/x"),
+        ("git+ssh://me:s3cret@git.example.net/x", "git+ssh://git.example.net/x"),
+        ("//me:s3cret@git.example.net/x", "//git.example.net/x"),
+        ("me:s3cret://more@git.example.net/x", "git.example.net/x"),
+        (" https://me:s3cret@git.example.net/x", "git.example.net/x"),
+        ("me:s3cret@git.example.net:x", "git.example.net:x"),
+        ("git.example.net:x", "git.example.net:x"),
+        ("/srv/a@b:c", "/srv/a@b:c"),
+        ("./a@b:c", "./a@b:c"),
+    ],
+)
+def test_a_redacted_url_has_no_user_name_and_no_password(url: str, shown: str) -> None:
+    assert redact_url(url) == shown

@@ -32,7 +32,7 @@ from gitboot.model.scalars import (
     parse_lookup_mac,
 )
 from gitboot.model.server import Architecture, Firmware, Lifecycle
-from gitboot.text import format_names, one_line
+from gitboot.text import format_names, one_line, redact_url
 
 if TYPE_CHECKING:
     from gitboot.bmc.redfish.client import BmcConnection
@@ -83,7 +83,9 @@ def _list_hosts(place: str, schemes: Collection[str]) -> Iterable[str]:
         except ValueError:
             is_address = False
         if not is_address:
-            raise UsageError(f"{place!r} is not a BMC address: write https://10.112.0.13 or https://10.112.0.13:8443")
+            raise UsageError(
+                f"{redact_url(place)!r} is not a BMC address: write https://10.112.0.13 or https://10.112.0.13:8443"
+            )
         return [place]
     if re.fullmatch(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}", place):  # a host with its port
         return _list_hosts(f"https://{place}", schemes)

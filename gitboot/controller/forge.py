@@ -28,6 +28,7 @@ from gitboot.ledger.instance_tables import ensure_status_key
 from gitboot.ledger.store import Store
 from gitboot.problems import Severity
 from gitboot.status.instance_status import ForgeReport, Status
+from gitboot.text import redact_url
 
 _MAX_DESCRIPTION: Final = 140  # maximum length of a description at GitHub; GitLab and Gitea accept 255 characters
 _DESCRIPTION: Final = re.compile(
@@ -159,7 +160,7 @@ class Project(Struct, frozen=True, kw_only=True):
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
             raise UsageError(
-                f"--forge {text}: expected KIND=URL with the URL of the project's page; KIND is one of "
+                f"--forge {redact_url(text)}: expected KIND=URL with the URL of the project's page; KIND is one of "
                 f"{', '.join(ForgeKind)}"
             )
         host, parts = format_host(url), urlsplit(url)

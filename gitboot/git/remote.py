@@ -23,7 +23,7 @@ from gitboot.child_processes import limit_file_size
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_atomically
 from gitboot.git.repository import Transfer, format_error, get_objects_directory, get_step_reporter, report_work
-from gitboot.text import one_line
+from gitboot.text import one_line, redact_url
 
 
 class Password(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -67,31 +67,29 @@ class Remote(Struct, frozen=True, kw_only=True):
         try:
             parts = parse_git_url(self.url)
             _ = parts.port
-        except ValueError as error:
-            raise UsageError(f"{self._redacted_url}: {error}") from error
+        except ValueError:  # the text of this error may contain a part of a password
+            raise UsageError(f"{redact_url(self.url)}: the host or the port is not valid") from None
         match parts.scheme, self.credentials:
             case ("ssh", SshKey()) | ("https", Password() | None) | ("http" | "git" | "file" | "", None):
                 pass
             case "ssh", _:
                 raise UsageError(
-                    f"{self._redacted_url} requires a private key and a known_hosts file: specify them with --git-ssh"
+                    f"{redact_url(self.url)} requires a private key and a known_hosts file: specify them with --git-ssh"
                 )
             case "http", Password():
-                raise UsageError(f"{self._redacted_url}: gitboot would send the password unencrypted; use https")
+                raise UsageError(f"{redact_url(self.url)}: gitboot would send the password unencrypted; use https")
             case "https" | "http" | "git" | "file" | "", _:
-                raise UsageError(f"{self._redacted_url} does not support {type(self.credentials).__name__} credentials")
+                raise UsageError(
+                    f"{redact_url(self.url)} does not support {type(self.credentials).__name__} credentials"
+                )
             case scheme, _:
-                raise UsageError(f"{self._redacted_url}: unknown scheme {scheme}; use https, http, ssh, git or file")
+                raise UsageError(f"{redact_url(self.url)}: unknown scheme {scheme}; use https, http, ssh, git or file")
         if parts.password is not None or (parts.username is not None and parts.scheme != "ssh"):
             raise UsageError(
-                f"{self._redacted_url}: remove the credentials from the URL, because gitboot shows and logs the URL"
+                f"{redact_url(self.url)}: remove the credentials from the URL, because gitboot shows and logs the URL"
             )
         if self.reference is not None and is_range(self.reference):
             parse_range(self.reference)
-
-    @property
-    def _redacted_url(self) -> str:
-        return re.sub(r"//[^/@]*@", "//", self.url)
 
     @property
     def local(self) -> Path | None:

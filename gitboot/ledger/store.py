@@ -42,8 +42,8 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         """
         try:
             parts = urlsplit(url)
-        except ValueError:  # its message may contain the password
-            parts = urlsplit("")
+        except ValueError:  # the text of this error may contain the password
+            raise UsageError("--ledger: the host is not valid; write postgresql://USER@HOST/DATABASE") from None
         parameters = dict(parse_qsl(parts.query))
         if parts.scheme not in _SCHEMES:
             raise UsageError("--ledger expects a PostgreSQL database URL: postgresql://USER@HOST/DATABASE")

@@ -236,6 +236,8 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
     [
         ("https://github.com/acme/fleet", "KIND is one of github, gitlab, gitea"),
         ("bitbucket=https://bitbucket.org/acme/fleet", "KIND is one of github, gitlab, gitea"),
+        ("bitbucket=https://me:secret@bitbucket.org/acme/fleet", "KIND is one of github, gitlab, gitea"),
+        ("github=https://me:secret/more@github.com/acme/fleet", "is not a web URL"),
         ("github=github.com/acme/fleet", "is not a web URL"),
         ("github=http://ghe.acme.test/acme/fleet", "unencrypted"),
         ("github=https://me:secret@github.com/acme/fleet", "must not contain"),
@@ -244,8 +246,9 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
     ],
 )
 def test_an_invalid_project_is_rejected(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)):
+    with pytest.raises(UsageError, match=re.escape(said)) as raised:
         Project.parse(text)
+    assert "secret" not in str(raised.value)
 
 
 def test_finding_s16_the_token_of_a_forge_is_sent_by_http_only_if_that_is_allowed() -> None:

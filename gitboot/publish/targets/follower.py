@@ -30,6 +30,7 @@ from gitboot.publish.targets.sync_steps import (
     plan_next_step,
 )
 from gitboot.status.instance_status import TargetStatus
+from gitboot.text import redact_url
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 300.0
@@ -405,12 +406,12 @@ def parse_target(text: str) -> TargetAddress:
         parts = urlsplit(text)
         _ = parts.port
         settings = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-    except ValueError as error:
-        raise UsageError(f"--target: {error}") from None
+    except ValueError:  # the text of this error may contain a part of a password
+        raise UsageError(f"--target {redact_url(text)}: the host, the port or a setting is not valid") from None
     is_folder = parts.scheme == "file" or (not parts.scheme and not parts.netloc and text.startswith("/"))
     kind = _GIT if parts.scheme.startswith(_GIT) else "file" if is_folder else parts.scheme
-    url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    url = parts.path if is_folder and not parts.netloc else url
+    is_path = is_folder and not parts.netloc
+    url = parts.path if is_path else redact_url(f"{parts.scheme}://{parts.netloc}{parts.path}")
     if kind not in _SETTINGS:
         raise UsageError(
             f"--target {url}: expected a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "

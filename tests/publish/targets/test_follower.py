@@ -127,9 +127,13 @@ def test_a_target_is_one_url(text: str, address: TargetAddress) -> None:
         ("s3://id:s3cret@boots", "remove the credentials from the URL"),
         ("git+https://me:s3cret@git.example.net/x#boot", "remove the credentials from the URL"),
         ("git+https://s3cret@git.example.net/x#boot", "remove the credentials from the URL"),
+        ("git+https://me:s3cret/more@git.example.net/x#boot", "the host, the port or a setting is not valid"),
+        ("git+https://me:s3cret#more@git.example.net/x#boot", "the host, the port or a setting is not valid"),
+        ("git+https://1:2/s3cret@git.example.net/x", "--target git\\+https://git.example.net/x: add a branch"),
+        ("s3://id:s3cret#more@boots", "--target s3://boots: the host, the port or a setting is not valid"),
         ("git+https://git.example.net/x", "add a branch"),
         ("git+https://git.example.net/x#refs/tags/v1", "add a branch"),
-        ("git+https://[::1/x#boot", "Invalid IPv6 URL"),
+        ("git+https://[::1/x#boot", "the host, the port or a setting is not valid"),
     ],
 )
 def test_the_error_for_a_malformed_target_contains_no_secret(text: str, message: str) -> None:
