@@ -25,7 +25,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.revision import apply_changes
 from gitboot.git.branch_writer import OwnedBranch, read_authorship
 from gitboot.git.clone import Source
-from gitboot.git.remote import HEAD, Password, Remote, SshKey, parse_git_url
+from gitboot.git.remote import HEAD, Password, Remote, SshKey, get_local_path, parse_git_url
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Store
@@ -727,9 +727,9 @@ def _build_branch_target(
 
 def _parse_location(url: str) -> tuple[str | None, str]:
     """Return the host and path of a repository, which are the same in all URLs of the repository."""
+    if (path := get_local_path(url)) is not None:
+        return None, str(path.resolve()).removesuffix("/.git")
     parts = parse_git_url(url)
-    if parts.scheme in ("", "file"):
-        return None, str(Path(parts.path).resolve()).removesuffix("/.git")
     return parts.hostname, parts.path.strip("/").removesuffix(".git")
 
 

@@ -209,7 +209,7 @@ class Upstream:
 
     @contextmanager
     def open_local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
-        local = self._remote.local
+        local = self._remote.local_path
         if local is None:
             yield None, ""
             return

@@ -92,11 +92,9 @@ class Remote(Struct, frozen=True, kw_only=True):
             parse_range(self.reference)
 
     @property
-    def local(self) -> Path | None:
+    def local_path(self) -> Path | None:
         """The path of a local repository or of a folder in a work tree, or None if the repository is not local."""
-        parts = parse_git_url(self.url)
-        paths = {"": parts.path, "file": unquote(parts.path)}
-        return Path(paths[parts.scheme]).absolute() if parts.scheme in paths else None
+        return get_local_path(self.url)
 
     @property
     def commit(self) -> str | None:
@@ -114,6 +112,14 @@ def parse_git_url(url: str) -> SplitResult:
     if match := re.fullmatch(r"(?P<authority>(?:[^@/:]+@)?(?:\[[^\]/]+\]|[^/:]+)):(?!//)(?P<path>.*)", url, re.DOTALL):
         return urlsplit(f"ssh://{match['authority']}/{match['path']}")
     return SplitResult("", "", url, "", "")
+
+
+def get_local_path(url: str) -> Path | None:
+    """Return the path in the URL of a local repository, or None if the repository is not local."""
+    scheme = parse_git_url(url).scheme
+    if scheme == "file":  # a file URL of Git has no query and no fragment
+        return Path(unquote(urlsplit(url.replace("?", "%3F").replace("#", "%23")).path)).absolute()
+    return Path(url).absolute() if not scheme else None
 
 
 DEFAULT_PORT: Final = 22
@@ -424,11 +430,17 @@ def parse_version(text: str) -> Version | None:
 
 
 def is_range(text: str) -> bool:
-    """Return whether a reference is a version range.
+    """Return whether a reference is a version range, and not the name of a branch or a tag.
 
-    Ranges contain characters that branch and tag names must not contain.
+    Git does not allow ``^``, ``~``, ``*`` and spaces in a name, but allows the other characters of ranges
+    (git-check-ref-format(1)). A text with only those characters is a range if it begins like a range. A full name, such
+    as ``refs/heads/=1``, is never a range.
     """
-    return re.search(r"[<>=^~*|\s]", text) is not None
+    if text.startswith("refs/"):
+        return False
+    if re.search(r"[\^~*\s]", text) or text.startswith(("<", "=", ">")):
+        return True
+    return re.search(r"[<=>]|\|\|", text) is not None and _TERM.match(text.partition("||")[0]) is not None
 
 
 def parse_range(text: str) -> Range:

@@ -24,6 +24,7 @@ from gitboot.git.remote import (
     SshKey,
     find_highest_tag,
     find_reference,
+    get_local_path,
     is_range,
     parse_known_hosts,
     parse_range,
@@ -100,7 +101,23 @@ def fetch_in_process(fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_remote_is_any_url_that_git_accepts(url: str, credentials: Password | SshKey | None) -> None:
     remote = Remote(url=url, credentials=credentials)
     is_local = credentials is None and url.startswith(("/", "./", "file:", "fleet"))
-    assert (remote.local is not None) == is_local
+    assert (remote.local_path is not None) == is_local
+
+
+@for_each(
+    ("url", "path"),
+    [
+        ("/srv/c#.git", "/srv/c#.git"),
+        ("/srv/a%20b", "/srv/a%20b"),
+        ("file:///srv/c#.git", "/srv/c#.git"),
+        ("file:///srv/what?.git", "/srv/what?.git"),
+        ("FILE:///srv/a%20b%23%3f", "/srv/a b#?"),
+        ("https://git.example.net/srv/x", None),
+        ("git.example.net:srv/x", None),
+    ],
+)
+def test_a_local_repository_has_the_path_that_git_reads_from_the_url(url: str, path: str | None) -> None:
+    assert get_local_path(url) == (Path(path) if path is not None else None)
 
 
 @for_each(
@@ -146,7 +163,7 @@ def test_a_remote_that_cannot_work_is_a_usage_error(
 
 HEADS = dict.fromkeys(
     [
-        *("HEAD", "refs/heads/main", "refs/heads/both"),
+        *("HEAD", "refs/heads/main", "refs/heads/both", "refs/heads/feature=x", "refs/heads/a|b", "refs/heads/=1.2"),
         *("refs/tags/both", "refs/tags/v1.2.0", "refs/tags/v2.0.0"),
     ],
     "1" * 40,
@@ -161,6 +178,10 @@ HEADS = dict.fromkeys(
         ("both", "refs/heads/both"),
         ("refs/tags/both", "refs/tags/both"),
         ("v1.2.0", "refs/tags/v1.2.0"),
+        ("feature=x", "refs/heads/feature=x"),
+        ("refs/heads/a|b", "refs/heads/a|b"),
+        ("refs/heads/=1.2", "refs/heads/=1.2"),
+        ("=1.2", "refs/tags/v1.2.0"),
         ("^1", "refs/tags/v1.2.0"),
         ("*", "refs/tags/v2.0.0"),
     ],
@@ -656,9 +677,22 @@ def test_an_invalid_range_is_a_usage_error(written: str) -> None:
         parse_range(written)
 
 
-@for_each("name", ["main", "1.x", "v1.2.3", "release/1.2", "feature-2"])
-def test_a_name_without_a_comparison_is_not_a_range(name: str) -> None:
+@for_each(
+    "name",
+    [
+        *("main", "1.x", "v1.2.3", "release/1.2", "feature-2"),
+        *("feature=x", "a|b", "a||b", "a<b>c", "1.2|1.3", "refs/heads/=1.2", "refs/tags/>=1.2"),
+    ],
+)
+def test_the_name_of_a_branch_is_not_a_range(name: str) -> None:
     assert not is_range(name)
+
+
+@for_each(
+    "text", [">=1.4", "<2", "=1.2", ">1", "1.4||2.0", "x||1", "1.2,<3", "v1.2||one", ">=one", "~1", "^0.1", "*", "1 2"]
+)
+def test_a_text_that_begins_like_a_range_is_not_a_name(text: str) -> None:
+    assert is_range(text)
 
 
 def test_a_tag_with_many_digits_is_not_a_version() -> None:

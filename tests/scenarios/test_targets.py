@@ -384,9 +384,10 @@ def test_run_once_ends_when_a_target_has_the_publication_and_rejects_the_followe
     with Rack(tmp_path) as rack:
         rack.add("web01")
         rack.push()
-        for reference in ("main", "refs/heads/main"):
-            done = rack.once("--rev", reference, "--target", f"git+file://{rack.repository.bare}#main")
-            assert "is the branch that this instance follows; choose another branch" in done.err, reference
+        bare = str(rack.repository.bare)
+        for reference, path in (("main", bare), ("refs/heads/main", bare), ("main", bare.replace("e", "%65"))):
+            done = rack.once("--rev", reference, "--target", f"git+file://{path}#main")
+            assert "is the branch that this instance follows; choose another branch" in done.err, (reference, path)
         boots = tmp_path / "boots.git"
         pygit2.init_repository(str(boots), bare=True).free()
         done = rack.once("--target", f"git+file://{boots}#boot")

@@ -34,7 +34,7 @@ def check_repository(settings: Settings) -> None:
         if (settings.state / CLONE).exists():
             return
         read_git_credentials(settings.git)
-        if (local := remote.local) is None:
+        if (local := remote.local_path) is None:
             return
         if not has_repository(local):
             raise UsageError(f"no Git repository at {local}; check the path")
