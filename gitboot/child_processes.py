@@ -97,16 +97,18 @@ def run_with_input(
 
     Use this function instead of `subprocess.run`, because `subprocess` reports exit status 0 if `reap_orphans` reaps
     the process first. Raises OSError if the program cannot be started, and TimeoutError if the program does not end in
-    time.
+    time, or if another process still has its pipes open. After an error, the function kills the process group of the
+    program.
     """
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = _start_process(command, environment=environment, pass_fds=pass_fds, **pipes)
+    process = _start_process(command, environment=environment, process_group=0, pass_fds=pass_fds, **pipes)
     try:
         output, errors = process.communicate(input_data, timeout=patience_s)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
         raise TimeoutError(f"no answer after {patience_s:.0f} s") from None
+    finally:
+        _kill_group(process)
+        _reap(process)
     return ProcessResult(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
@@ -115,43 +117,74 @@ def run_for_output(command: Sequence[str], *, patience_s: float, max_bytes: int)
 
     The program does not inherit GITBOOT_ variables. Before it returns, the function kills the process group of the
     program. Raises OSError if the program cannot be started or writes more than ``max_bytes``. Raises TimeoutError if
-    the program does not end in time.
+    the program does not end in time, or if another process still has its standard output open.
     """
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     process = _start_process(command, environment=_build_environment(), process_group=0, **pipes)
-    is_late = threading.Event()
-
-    def kill_process() -> None:
-        is_late.set()
-        _kill_group(process)
-
-    late = threading.Timer(patience_s, kill_process)
-    late.daemon = True
-    late.start()
     try:
-        assert process.stdout is not None  # noqa: S101 - it was asked for
-        with process.stdout as stdout:
-            output = stdout.read(max_bytes + 1)
-            if len(output) > max_bytes:
-                raise OSError(f"{command[0]} wrote more than {max_bytes} bytes")
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        output = _read_output(process, time.monotonic() + patience_s, max_bytes)
+    except TimeoutError:
+        raise TimeoutError(f"{command[0]} was still running after {patience_s:.0f} s") from None
     finally:
-        late.cancel()
-        late.join()
         _kill_group(process)  # also kill processes that the program started and that still run
-        status = process.wait()
-    if is_late.is_set():
-        raise TimeoutError(f"{command[0]} was still running after {patience_s:.0f} s")
-    return status, output
+        _reap(process)
+    if len(output) > max_bytes:
+        raise OSError(f"{command[0]} wrote more than {max_bytes} bytes")
+    return process.returncode, output
+
+
+def _read_output(process: subprocess.Popen[bytes], end_s: float, max_bytes: int) -> bytes:
+    """Wait until a process ends, and return its standard output. The process is not reaped.
+
+    Return early if the output has more than ``max_bytes``. Raises TimeoutError if the time is over.
+    """
+    assert process.stdout is not None  # noqa: S101 - it was asked for
+    pipe, output = process.stdout.fileno(), b""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    while poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
+        data = os.read(pipe, max_bytes + 1)
+        output += data
+        if len(output) > max_bytes:
+            return output
+        if not data:  # the end of the output
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+                if time.monotonic() >= end_s:
+                    raise TimeoutError
+                time.sleep(_POLL_S)
+            return output
+    raise TimeoutError
+
+
+_POLL_S: Final = 0.01
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and its process group.
 
-    Call this before the process is reaped, because another process could get its PID afterwards.
+    If the process was reaped, do nothing, because another process could have its PID now.
     """
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait until a killed process ends, and close its pipes.
+
+    The kernel cannot kill a process that waits for a disk. For such a process, this function starts a thread that reaps
+    the process when the disk responds.
+    """
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        threading.Thread(target=process.wait, name="reap", daemon=True).start()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+_END_S: Final = 10.0  # maximum wait for a killed process
 
 
 def raise_limits() -> None:
@@ -203,7 +236,6 @@ OUT_OF_MEMORY: Final = 12  # the exit status of a child that exceeded its memory
 MAX_FRAME: Final = 2**30  # maximum size of a frame in bytes; a larger frame is a bug
 _LENGTH: Final = struct.Struct(">I")
 _PIECE: Final = 2**20  # bytes
-_END_S: Final = 10.0  # maximum wait for a killed process
 _NICE: Final = 10  # lower priority than the processes that serve machines
 
 
@@ -337,22 +369,22 @@ class Child:
     def reap(self) -> None:
         """Wait until the child ends, and close its pipes.
 
-        Call this method from the thread that calls `send` and `read_answers`. The kernel cannot kill a process that
-        waits for a disk. For such a child, the method starts a thread that reaps the child when the disk responds.
+        Call this method from the thread that calls `send` and `read_answers`.
         """
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            threading.Thread(target=self._process.wait, name="reap", daemon=True).start()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None  # noqa: S101
-            pipe.close()
+        _reap(self._process)
 
 
 def describe_exit(status: int) -> str:
     """Return a description of a child's unexpected exit."""
-    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+    how = f"was ended by {_format_signal(-status)}" if status < 0 else f"ended with exit status {status}"
     return f"{how}. This is a bug in gitboot. See gitboot's log for details"
+
+
+def _format_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # Python has no names for most real-time signals
+        return f"signal {number}"
 
 
 def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
