@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct, field, structs
 
-from gitboot.fleet.identities import BmcAccess, Machine
+from gitboot.fleet.identities import BmcAccess, BmcPlace, Machine
 from gitboot.fleet.revision import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
 
@@ -24,10 +24,9 @@ class ReportedIdentity(Struct, frozen=True, kw_only=True):
         return _format_identity(self.uuid, self.serial, self.sku)
 
 
-def _format_identity(uuid: SystemUuid | None, *serials: str | None) -> str:
+def _format_identity(uuid: SystemUuid | None, serial: str | None, sku: str | None = None) -> str:
     parts = [f"UUID {uuid}"] if uuid is not None else []
-    names = ("serial", "SKU")
-    parts += [f'{name} "{value}"' for name, value in zip(names, serials, strict=False) if value is not None]
+    parts += [f'{name} "{value}"' for name, value in (("serial", serial), ("SKU", sku)) if value is not None]
     return ", ".join(parts) or "no UUID and no serial number"
 
 
@@ -45,16 +44,28 @@ class DocumentIdentity(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_document(cls, uuid: SystemUuid, serial: str | None, bmc: BmcAccess | None) -> DocumentIdentity:
-        reported = (bmc.reports_uuid, bmc.reports_serial) if bmc is not None else (None, None)
-        return cls(uuid=uuid, serial=serial, reports_uuid=reported[0], reports_serial=reported[1])
+        """Return the identity in a document with this UUID, this serial number and this BMC."""
+        if bmc is None:
+            return cls(uuid=uuid, serial=serial)
+        return cls(uuid=uuid, serial=serial, reports_uuid=bmc.reports_uuid, reports_serial=bmc.reports_serial)
 
     @property
     def uuids(self) -> tuple[SystemUuid, ...]:
+        """The UUID of the machine, and the UUID that the BMC reports instead."""
         return tuple(each for each in (self.uuid, self.reports_uuid) if each is not None)
 
     @property
     def serials(self) -> tuple[str, ...]:
+        """The serial number of the machine, and the serial number that the BMC reports instead."""
         return tuple(each for each in (self.serial, self.reports_serial) if each is not None)
+
+    def has_uuid(self, uuid: SystemUuid | None) -> bool:
+        """Return whether the document states this UUID, in either byte order."""
+        return any(_is_same_uuid(uuid, each) for each in self.uuids)
+
+    def has_serial(self, serial: str | None) -> bool:
+        """Return whether the document states this serial number, in upper or lower case."""
+        return any(_is_same_serial(serial, each) for each in self.serials)
 
 
 class PinnedIdentity(Struct, frozen=True, kw_only=True):
@@ -66,15 +77,15 @@ class PinnedIdentity(Struct, frozen=True, kw_only=True):
     uuid: SystemUuid | None
     serial: str | None
     at: datetime
-    place: tuple[str, str | None]  # the address of the BMC, and the path of the system on the BMC
+    place: BmcPlace
     accepted: bool = False  # a person confirmed that the BMC belongs to this machine, even if the document differs
-    changed: ReportedIdentity | None = (
-        None  # the identity that the BMC reports now; `uuid` and `serial` stay until a person accepts the new identity
-    )
+    # the identity that the BMC reports now; `uuid` and `serial` stay until a person accepts the new identity
+    changed: ReportedIdentity | None = None
     certificate: str | None = None  # the fingerprint of the certificate, if no authority verifies it
 
     @property
     def latest_identity(self) -> ReportedIdentity:
+        """The identity that the BMC reports now: the changed identity, or otherwise the pinned one."""
         return self.changed or ReportedIdentity(uuid=self.uuid, serial=self.serial)
 
 
@@ -127,10 +138,8 @@ def compare_identity(
         )
     if pinned is not None and pinned.accepted:
         return SameMachine(accepted=True)
-    is_same, document_text = (
-        _is_same_machine(document.uuids, document.serials, reported, shared_values),
-        _format_identity(document.uuid, document.serial),
-    )
+    is_same = _is_same_machine(document.uuids, document.serials, reported, shared_values)
+    document_text = _format_identity(document.uuid, document.serial)
     if is_same:
         return SameMachine()
     if is_same is None:
@@ -155,17 +164,19 @@ def update_pinned_identity(
     result: IdentityResult,
     *,
     pinned: PinnedIdentity | None,
-    place: tuple[str, str | None],
+    place: BmcPlace,
     at: datetime,
 ) -> PinnedIdentity:
     """Return the pinned identity, updated with a BMC's report. If no value is new, return ``pinned`` itself."""
     if pinned is None or pinned.place != place:
         return PinnedIdentity(uuid=reported.uuid, serial=reported.serial, at=at, place=place)
     if isinstance(result, IdentityChanged):
-        return structs.replace(pinned, changed=structs.replace(reported, sku=None))
-    return structs.replace(
-        pinned, uuid=reported.uuid or pinned.uuid, serial=reported.serial or pinned.serial, changed=None
-    )
+        updated = structs.replace(pinned, changed=structs.replace(reported, sku=None))
+    else:
+        updated = structs.replace(
+            pinned, uuid=reported.uuid or pinned.uuid, serial=reported.serial or pinned.serial, changed=None
+        )
+    return updated if updated != pinned else pinned
 
 
 def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
@@ -181,7 +192,7 @@ def accept_identity(pinned: PinnedIdentity, *, at: datetime) -> PinnedIdentity:
 
 
 def pin_certificate(
-    pinned: PinnedIdentity | None, certificate: str | None, *, place: tuple[str, str | None], at: datetime
+    pinned: PinnedIdentity | None, certificate: str | None, *, place: BmcPlace, at: datetime
 ) -> PinnedIdentity | None:
     """Return the pinned identity with the fingerprint of a BMC's certificate that no authority verifies.
 
@@ -194,7 +205,7 @@ def pin_certificate(
     )
 
 
-def find_pinned_identity(pinned: PinnedIdentity | None, place: tuple[str, str | None]) -> PinnedIdentity | None:
+def find_pinned_identity(pinned: PinnedIdentity | None, place: BmcPlace) -> PinnedIdentity | None:
     """Return ``pinned`` if the identity was pinned at this address, and otherwise None.
 
     The next contact with a BMC at a new address is a first contact.
@@ -252,42 +263,44 @@ def _is_real_serial(serial: str, shared_values: frozenset[str]) -> bool:
 def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity) -> list[str]:
     """Describe each reported value that differs from both the value at the first contact and the value in the document.
 
-    A missing value counts as a change only if another value differs too, because BMCs report fewer values while they
-    start.
+    A missing value counts as a change only if the other value is not the same as at the first contact, because BMCs
+    report fewer values while they start.
     """
-    uuid_is_same = reported.uuid is not None and pinned.uuid is not None and reported.uuid in byte_orders(pinned.uuid)
-    serial_is_same = reported.serial is not None and reported.serial.upper() == _normalize_serial(pinned.serial)
+    uuid_is_same = _is_same_uuid(reported.uuid, pinned.uuid)
+    serial_is_same = _is_same_serial(reported.serial, pinned.serial)
     changes = []
-    if pinned.uuid is not None and not uuid_is_same:
-        is_described = any(reported.uuid in byte_orders(each) for each in document.uuids)
-        if not is_described and (reported.uuid is not None or not serial_is_same):
-            changes.append(f"UUID {reported.uuid or 'none'} instead of {pinned.uuid}")
-    if pinned.serial is not None and not serial_is_same:
-        is_described = _normalize_serial(reported.serial) in map(_normalize_serial, document.serials)
-        if not is_described and (reported.serial is not None or not uuid_is_same):
-            current = f'"{reported.serial}"' if reported.serial is not None else "none"
-            changes.append(f'serial {current} instead of "{pinned.serial}"')
+    counts = reported.uuid is not None or not serial_is_same
+    if pinned.uuid is not None and not uuid_is_same and counts and not document.has_uuid(reported.uuid):
+        changes.append(f"UUID {reported.uuid or 'none'} instead of {pinned.uuid}")
+    counts = reported.serial is not None or not uuid_is_same
+    if pinned.serial is not None and not serial_is_same and counts and not document.has_serial(reported.serial):
+        current = f'"{reported.serial}"' if reported.serial is not None else "none"
+        changes.append(f'serial {current} instead of "{pinned.serial}"')
     return changes
 
 
-def _normalize_serial(serial: str | None) -> str | None:
-    return serial.upper() if serial is not None else None
-
-
 def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> str:
-    fields = []
-    if reported.uuid is not None and not is_placeholder_uuid(reported.uuid) and reported.uuid not in document.uuids:
-        fields.append(f"uuid: {reported.uuid}")
-    if (
-        reported.serial is not None
-        and not is_placeholder_serial(reported.serial)
-        and reported.serial not in document.serials
-    ):
-        fields.append(f'serial: "{reported.serial}"')
+    uuid, serial, fields = reported.uuid, reported.serial, []
+    if uuid is not None and not is_placeholder_uuid(uuid) and not document.has_uuid(uuid):
+        fields.append(f"uuid: {uuid}")
+    if serial is not None and not is_placeholder_serial(serial) and not document.has_serial(serial):
+        fields.append(f'serial: "{serial}"')
     if not fields:
         return ""
     line = f"reports: {{{', '.join(fields)}}}"
     return f". If this BMC belongs to the server, you can add `{line}` to `bmc` in the Server document"
+
+
+def _is_same_uuid(one: SystemUuid | None, other: SystemUuid | None) -> bool:
+    return one == other or (one is not None and other is not None and one in byte_orders(other))
+
+
+def _is_same_serial(one: str | None, other: str | None) -> bool:
+    return _normalize_serial(one) == _normalize_serial(other)
+
+
+def _normalize_serial(serial: str | None) -> str | None:
+    return serial.upper() if serial is not None else None
 
 
 class SharedIdentityValues(Struct, frozen=True, kw_only=True):
@@ -301,44 +314,51 @@ class SharedIdentityValues(Struct, frozen=True, kw_only=True):
     pins: Mapping[SystemUuid, PinnedIdentity] = field(default_factory=dict)
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)
     # the addresses of the BMCs that report each value, one address for each pinned identity
-    _places_by_value: Mapping[str, tuple[tuple[str, str | None], ...]] = field(default_factory=dict)
+    _places_by_value: Mapping[str, tuple[BmcPlace, ...]] = field(default_factory=dict)
     _repeated_values: frozenset[str] = frozenset()  # values that BMCs at two or more addresses report
     _document_values: frozenset[str] | None = None  # the values in documents; None: not computed yet
 
     def update(
         self, pins: Mapping[SystemUuid, PinnedIdentity], machines: Mapping[SystemUuid, Machine]
     ) -> SharedIdentityValues:
+        """Return the shared values of these pinned identities and machines.
+
+        The method reads only the pinned identities that differ from those of the last update.
+        """
         if pins is self.pins and machines is self.machines:
             return self
-        places_by_value: dict[str, list[tuple[str, str | None]]] = {}
-        for uuid in find_differing_keys(self.pins, pins):
-            if (before := self.pins.get(uuid)) is not None:
-                for value in list_pinned_values(before):
-                    self._get_places(places_by_value, value).remove(before.place)
-            if (after := pins.get(uuid)) is not None:
-                for value in list_pinned_values(after):
-                    self._get_places(places_by_value, value).append(after.place)
-        repeated = self._repeated_values - places_by_value.keys() | {
-            value for value, places in places_by_value.items() if len(set(places)) > 1
-        }
+        changed = self._find_changed_places(pins)
+        repeated = frozenset(self._repeated_values - changed.keys()).union(
+            value for value, places in changed.items() if len(set(places)) > 1
+        )
         document_values = self._document_values if machines is self.machines else None
         if repeated and document_values is None:
             document_values = list_document_values({uuid: machine.serial for uuid, machine in machines.items()})
-        new_places = {value: tuple(places) for value, places in places_by_value.items() if places}
         return SharedIdentityValues(
             values=repeated - (document_values or frozenset()),
             pins=pins,
             machines=machines,
             _places_by_value=apply_changes(
-                self._places_by_value, new_places, places_by_value.keys() - new_places.keys()
-            )
-            if places_by_value
-            else self._places_by_value,
+                self._places_by_value,
+                {value: places for value, places in changed.items() if places},
+                [value for value, places in changed.items() if not places],
+            ),
             _repeated_values=repeated,
             _document_values=document_values,
         )
 
-    def _get_places(self, places: dict[str, list[tuple[str, str | None]]], value: str) -> list[tuple[str, str | None]]:
-        if value not in places:
-            places[value] = list(self._places_by_value.get(value, ()))
-        return places[value]
+    def _find_changed_places(self, pins: Mapping[SystemUuid, PinnedIdentity]) -> dict[str, tuple[BmcPlace, ...]]:
+        """Return the values that a changed pinned identity contains or contained, and the new places of each value."""
+        found: dict[str, list[BmcPlace]] = {}
+
+        def find_places(value: str) -> list[BmcPlace]:
+            return found.setdefault(value, list(self._places_by_value.get(value, ())))
+
+        for uuid in find_differing_keys(self.pins, pins):
+            if (before := self.pins.get(uuid)) is not None:
+                for value in list_pinned_values(before):
+                    find_places(value).remove(before.place)
+            if (after := pins.get(uuid)) is not None:
+                for value in list_pinned_values(after):
+                    find_places(value).append(after.place)
+        return {value: tuple(places) for value, places in found.items()}

@@ -21,7 +21,7 @@ from gitboot.bmc.identity import DocumentIdentity, ReportedIdentity, SameMachine
 from gitboot.bmc.redfish.quirks import MODE
 from gitboot.bmc.redfish.resources import Resource, find_manager_path, parse_identity
 from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TemporaryError, UsageError
-from gitboot.fleet.identities import Machine, normalize_bmc_address
+from gitboot.fleet.identities import BmcPlace, Machine, normalize_bmc_address
 from gitboot.http_client import RequestLimits, resolve_host, tls_context
 from gitboot.model.scalars import (
     MacAddress,
@@ -337,7 +337,7 @@ def _list_discrepancies(
     server: FoundServer,
     machine: Machine | None,
     server_by_name: Mapping[str, FoundServer],
-    by_place: Mapping[tuple[str, str | None], Machine],
+    by_place: Mapping[BmcPlace, Machine],
 ) -> Iterator[Discrepancy]:
     owner = next((by_place[place] for place in server.places if place in by_place), None)
     if machine is None:
@@ -415,7 +415,7 @@ class FoundServer(Struct, frozen=True, kw_only=True):
     firmware: Firmware = Firmware.UEFI
 
     @property
-    def places(self) -> tuple[tuple[str, str | None], ...]:
+    def places(self) -> tuple[BmcPlace, ...]:
         """The normalized addresses by which a document may refer to the machine's BMC."""
         named = normalize_bmc_address(self.address, self.system)
         return (named, normalize_bmc_address(self.address, None)) if self.is_only_system else (named,)

@@ -84,8 +84,12 @@ def list_identities(server: Server) -> Iterator[Identity]:
         yield Identity("serial", serial, serial.upper(), ("spec", "bmc", "reports", "serial"))
 
 
+# the normalized address of a BMC, and the normalized path of the system on the BMC
+BmcPlace = tuple[str, str | None]
+
+
 @lru_cache(maxsize=1 << 16)
-def normalize_bmc_address(address: str, system: str | None) -> tuple[str, str | None]:
+def normalize_bmc_address(address: str, system: str | None) -> BmcPlace:
     """Normalize the address and the system of a BMC. If two results are equal, they mean the same system."""
     parts = urlsplit(address)
     scheme, host = parts.scheme.lower(), _normalize_host(parts.hostname or "")
@@ -143,7 +147,7 @@ class BmcAccess(Struct, frozen=True, kw_only=True):
         return self.address.lower().startswith("ipmi:")
 
     @property
-    def normalized_address(self) -> tuple[str, str | None]:
+    def normalized_address(self) -> BmcPlace:
         """The normalized address and system of the BMC. No two servers of a fleet have the same pair."""
         return normalize_bmc_address(self.address, self.system)
 

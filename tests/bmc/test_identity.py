@@ -228,7 +228,9 @@ def test_values_that_two_machines_report_identify_neither(
         uuid: Machine(uuid=uuid, name=uuid, macs=(), serial=serial, bmc=None) for uuid, serial in described.items()
     }
     kept = {SystemUuid(make_uuid(f"web{number}")): pinned for number, pinned in enumerate(pins)}
-    assert SharedIdentityValues().update(kept, machines).values == found, case
+    values = SharedIdentityValues().update(kept, machines).values
+    assert values == found, case
+    assert isinstance(values, frozenset), case
 
 
 def test_values_that_two_machines_report_prove_nothing() -> None:
@@ -263,6 +265,19 @@ def test_values_that_two_machines_report_prove_nothing() -> None:
         ("something is shown for the first time", ReportedIdentity(uuid=OURS), SHOWS_BOTH, "SameMachine"),
         ("something else is no longer shown", SHOWS_BOTH, ReportedIdentity(uuid=OURS), "SameMachine"),
         ("no identity is shown any more", SHOWS_BOTH, ReportedIdentity(), "IdentityChanged"),
+        (
+            "the only value is missing while the BMC starts",
+            ReportedIdentity(uuid=OTHER),
+            ReportedIdentity(),
+            "UnprovenIdentity",
+        ),
+        (
+            "only the serial, while the BMC starts",
+            ReportedIdentity(serial="X6DCP93"),
+            ReportedIdentity(),
+            "UnprovenIdentity",
+        ),
+        ("another value instead", ReportedIdentity(uuid=OTHER), ReportedIdentity(serial="J4JMO72"), "IdentityChanged"),
         ("a placeholder for another", SHOWS_NOTHING, ReportedIdentity(serial="Default string"), "IdentityChanged"),
     ],
 )
@@ -279,6 +294,21 @@ def test_the_message_names_the_change_of_an_identity() -> None:
         f'instead of "J4JMO72". If this BMC belongs to the server, you can add `reports: {{uuid: {OTHER}, serial: '
         '"X6DCP93"}` to `bmc` in the Server document'
     )
+
+
+@for_each(
+    ("reported", "fields"),
+    [
+        (structs.replace(SHOWS_OTHER, uuid=swap_byte_order(OURS)), 'serial: "X6DCP93"'),
+        (structs.replace(SHOWS_OTHER, serial="j4jmo72"), f"uuid: {OTHER}"),
+        (structs.replace(SHOWS_BOTH, serial="j4jmo72"), None),
+    ],
+)
+def test_the_remedy_does_not_name_a_value_that_the_document_has(reported: ReportedIdentity, fields: str | None) -> None:
+    pinned = _make_pin(ReportedIdentity(uuid=UNSET, serial="Z9"))
+    result = compare_identity(structs.replace(BY_BOTH, reports_serial="Z9"), reported, pinned=pinned)
+    message = "" if isinstance(result, SameMachine) else result.message
+    assert (f"`reports: {{{fields}}}`" in message) if fields is not None else ("reports:" not in message)
 
 
 def test_a_document_that_names_the_new_identity_accepts_it() -> None:
@@ -309,7 +339,7 @@ def test_a_pin_changes_only_if_the_reading_has_something_new() -> None:
     later = NOW + timedelta(hours=1)
     first = update_pinned_identity(ReportedIdentity(uuid=OURS), SameMachine(), pinned=None, place=PLACE, at=NOW)
     assert first == PinnedIdentity(uuid=OURS, serial=None, at=NOW, place=PLACE)
-    assert update_pinned_identity(ReportedIdentity(), SameMachine(), pinned=first, place=PLACE, at=later) == first
+    assert update_pinned_identity(ReportedIdentity(), SameMachine(), pinned=first, place=PLACE, at=later) is first
     assert update_pinned_identity(SHOWS_BOTH, SameMachine(), pinned=first, place=PLACE, at=later) == structs.replace(
         first, serial="J4JMO72"
     )
