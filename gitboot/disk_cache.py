@@ -148,7 +148,7 @@ class DiskCache:
             )
 
     def _compute_id(self, kind: str, key: bytes) -> bytes:
-        return blake2b(key, digest_size=32, key=self._program, person=kind.encode()).digest()
+        return blake2b(kind.encode() + b"\0" + key, digest_size=32, key=self._program).digest()
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T | None:
         """Run ``work`` in one transaction and return its result. Return None if the file cannot be used now."""

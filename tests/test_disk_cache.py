@@ -76,6 +76,14 @@ def test_keys_are_found_by_kind_without_their_values(filled: Path) -> None:
         assert cache.find_keys("kind", (b"key %d" % number for number in range(5000))) == ROWS.keys()
 
 
+def test_the_name_of_a_kind_may_be_long(path: Path) -> None:
+    kinds = ["checkpoint-chunk", "checkpoint-chunk of a site", "checkpoint-chunk of another site"]
+    with DiskCache(path, pytest.fail) as cache:
+        for kind in kinds:
+            cache.insert_many(kind, {b"key": kind.encode()})
+        assert [cache.get_many(kind, [b"key"])[b"key"].decode() for kind in kinds] == kinds
+
+
 def test_values_of_another_gitboot_are_a_miss_and_stay(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
         other.setattr(disk_cache, "compute_program_digest", lambda: b"another" * 4)
