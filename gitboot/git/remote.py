@@ -1,4 +1,4 @@
-"""Git remotes: connect with credentials and host keys, and select a reference by name or by version range."""
+"""Git remotes: connect with credentials and host keys, select the reference to follow, fetch and push."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno
 import hmac
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
@@ -23,6 +23,7 @@ from gitboot.child_processes import limit_file_size
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_atomically
 from gitboot.git.repository import Transfer, format_error, get_objects_directory, get_step_reporter, report_work
+from gitboot.git.version_ranges import find_highest_tag, is_range, parse_range
 from gitboot.text import one_line, redact_url
 
 
@@ -122,11 +123,9 @@ def get_local_path(url: str) -> Path | None:
     return Path(url).absolute() if not scheme else None
 
 
-DEFAULT_PORT: Final = 22
-_PORTS: Final = {"https": 443, "ssh": DEFAULT_PORT}
 HEAD: Final = "HEAD"  # an instance with this reference follows the checked-out commit
 # maps ref names to object IDs. A name with "^{}" maps to the ID of the object to which an annotated tag points
-Heads = Mapping[str, str]
+RefIds = Mapping[str, str]
 
 
 class Head(NamedTuple):
@@ -138,6 +137,7 @@ class Head(NamedTuple):
 
 
 def read_head(repository: pygit2.Repository) -> Head:
+    """Return the HEAD of a local repository."""
     branch = None
     with suppress(KeyError):
         target = repository.lookup_reference(HEAD).target
@@ -145,7 +145,7 @@ def read_head(repository: pygit2.Repository) -> Head:
     return Head(branch, not repository.is_bare)
 
 
-def find_reference(remote: Remote, heads: Heads) -> str:
+def find_reference(remote: Remote, ref_ids: RefIds) -> str:
     """Return the full name of the ref to follow. A branch takes precedence over a tag with the same name.
 
     If a tag took precedence, a person who may push only tags could replace a protected branch.
@@ -154,28 +154,33 @@ def find_reference(remote: Remote, heads: Heads) -> str:
     if reference in (None, HEAD):
         names = [HEAD]
     elif is_range(reference):
-        tags = [name.removeprefix("refs/tags/") for name in heads if name.startswith("refs/tags/")]
+        tags = [name.removeprefix("refs/tags/") for name in ref_ids if name.startswith("refs/tags/")]
         names = [f"refs/tags/{find_highest_tag(parse_range(reference), tags)}"]
     elif reference.startswith("refs/"):
         names = [reference]
     else:
         names = [f"refs/heads/{reference}", f"refs/tags/{reference}"]
-    reference_name = next((name for name in names if name in heads), None)
+    reference_name = next((name for name in names if name in ref_ids), None)
     if reference_name is None:
-        if not heads:
+        if not ref_ids:
             raise SourceError(f"{remote.url} has no commits yet")
-        raise BranchMissing(_explain_missing_reference(remote.url, reference, heads))
+        raise BranchMissing(_explain_missing_reference(remote.url, reference, ref_ids))
     return reference_name
 
 
-def _explain_missing_reference(url: str, reference: str | None, heads: Heads) -> str:
+def _explain_missing_reference(url: str, reference: str | None, ref_ids: RefIds) -> str:
     if reference in (None, HEAD):
         return f"{url} has no commit at HEAD; use --rev to name the branch to follow"
     if is_range(reference):
         return f"{url} has no tag with a version in the range {reference}"
-    branches = sorted(name.removeprefix("refs/heads/") for name in heads if name.startswith("refs/heads/"))
+    branches = sorted(name.removeprefix("refs/heads/") for name in ref_ids if name.startswith("refs/heads/"))
     others = f"the branches are {', '.join(branches[:10])}" if branches else "the repository has no branches"
     return f"{url} has no branch or tag {reference}; {others}. Use --rev to name the branch to follow"
+
+
+# libgit2 has no error codes for these cases.
+_REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
+_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # the message of the error that `limit_file_size` causes
 
 
 class RemoteConnection:
@@ -184,8 +189,14 @@ class RemoteConnection:
     Creating a connection configures libgit2 for the remote.
     """
 
-    def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
-        self._remote, self._local, self._ours = remote, local, ours
+    def __init__(
+        self, remote: Remote, local_repository: pygit2.Repository | None, clone: pygit2.Repository, home: Path
+    ) -> None:
+        """Connect ``clone`` to the remote, or to ``local_repository`` if the remote is a local repository.
+
+        ``home`` is a directory for the known_hosts file of libgit2. Raises `UsageError` if the settings are not usable.
+        """
+        self._remote, self._local_repository, self._clone = remote, local_repository, clone
         self._callbacks = _Callbacks(remote)
         with self._translate_errors():
             pygit2.settings.server_connect_timeout = round(remote.connect_timeout_s * 1000)
@@ -200,36 +211,43 @@ class RemoteConnection:
                 _register_host_keys(remote, remote.credentials.known_hosts, home)
             # gitboot uses an anonymous remote, which does not fetch tags, and does not store configuration and
             # credentials.
-            self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
+            url = remote.url if local_repository is None else str(local_repository.path)
+            self._libgit2_remote = clone.remotes.create_anonymous(url)
 
-    def list_references(self) -> tuple[Heads, Head]:
-        heads: dict[str, str] = {}
+    def list_references(self) -> tuple[RefIds, Head]:
+        """Return the refs of the remote, and its HEAD."""
+        if self._local_repository is not None:
+            return self._list_local_references(self._local_repository)
         with self._translate_errors():
-            # gitboot itself lists the refs of a local repository, because libgit2 would parse commits, which may fail
-            if self._local is not None:
-                for name in ("HEAD", *self._local.references):
-                    with suppress(KeyError):  # the ref does not point to a commit
-                        heads[name] = str(self._local.lookup_reference(name).resolve().target)
-                report_work()
-                return heads, read_head(self._local)
+            self._callbacks.begin()
             get_step_reporter().begin_answer(self._remote.timeout_s)
-            remote_heads = self._link.list_heads(self._callbacks)
+            remote_heads = self._libgit2_remote.list_heads(self._callbacks)
             report_work()
             branch = next((each.symref_target for each in remote_heads if each.name == HEAD), None)
             return {str(each.name): str(each.oid) for each in remote_heads}, Head(branch)
+
+    def _list_local_references(self, repository: pygit2.Repository) -> tuple[RefIds, Head]:
+        """List the refs of a local repository without libgit2's transport, which would parse commits, and may fail."""
+        ref_ids: dict[str, str] = {}
+        with self._translate_errors():
+            for name in (HEAD, *repository.references):
+                with suppress(KeyError):  # the ref does not point to a commit
+                    ref_ids[name] = str(repository.lookup_reference(name).resolve().target)
+            report_work()
+            return ref_ids, read_head(repository)
 
     def fetch(self, *refspecs: str) -> None:
         """Fetch refs into the repository. Raises `SourceTooLarge` if the clone would exceed its maximum size."""
         room = None  # the number of bytes that the clone may still use
         if self._remote.max_bytes is not None:
-            sizes = (file.stat().st_size for file in get_objects_directory(self._ours).rglob("*") if file.is_file())
+            sizes = (file.stat().st_size for file in get_objects_directory(self._clone).rglob("*") if file.is_file())
             if (room := self._remote.max_bytes - sum(sizes)) <= 0:
                 raise _build_too_large_error(self._remote)
         # libgit2 completes a received pack with objects from the clone, which do not count as received bytes.
         with self._translate_errors(), limit_file_size(room):
-            self._callbacks.remaining_bytes = room
-            self._callbacks.transfer = get_step_reporter().begin_download(self._remote.timeout_s)
-            self._link.fetch(list(refspecs), callbacks=self._callbacks)
+            transfer = get_step_reporter().begin_download(self._remote.timeout_s)
+            self._callbacks.begin(transfer=transfer, remaining_bytes=room)
+            self._libgit2_remote.fetch(list(refspecs), callbacks=self._callbacks)
             report_work()
 
     def push(self, refspec: str, expected: str | None) -> None:
@@ -238,15 +256,14 @@ class RemoteConnection:
         Raises `SourceRefused` if the remote rejects the push. Raises `SourceError` if the ref points to another commit.
         """
         with self._translate_errors():
-            self._callbacks.expected_commit = expected
+            self._callbacks.begin(expected_commit=expected)
             get_step_reporter().begin_answer(self._remote.timeout_s)
-            self._link.push([refspec], callbacks=self._callbacks)
+            self._libgit2_remote.push([refspec], callbacks=self._callbacks)
         if self._callbacks.rejection is not None:
             raise SourceRefused(f"{self._remote.url} rejected {refspec}: {self._callbacks.rejection}")
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        self._callbacks.has_sent_credentials, self._callbacks.rejection = False, None
         try:
             yield
         except (pygit2.AuthError, pygit2.CertificateError) as error:
@@ -256,11 +273,6 @@ class RemoteConnection:
                 raise _build_too_large_error(self._remote) from error
             kind = SourceRefused if _REFUSED.search(str(error)) else SourceError
             raise kind(f"{self._remote.url}: {format_error(error)}") from error
-
-
-# libgit2 has no error codes for these cases.
-_REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
-_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # the message of the error that `limit_file_size` causes
 
 
 def _build_too_large_error(remote: Remote) -> SourceTooLarge:
@@ -278,33 +290,44 @@ class _Callbacks(pygit2.RemoteCallbacks):
     def __init__(self, remote: Remote) -> None:
         super().__init__()
         self._remote = remote
-        self.has_sent_credentials = False
-        self.expected_commit: str | None = None  # the commit to which the ref must point at the remote before a push
         self.rejection: str | None = None  # why the remote rejected the push
-        self.transfer: Transfer | None = None  # the transfer that is in progress
-        self.remaining_bytes: int | None = None  # the bytes that a fetch may receive; None: no limit
+        self.begin()
+
+    def begin(
+        self,
+        *,
+        transfer: Transfer | None = None,
+        remaining_bytes: int | None = None,
+        expected_commit: str | None = None,
+    ) -> None:
+        """Begin an operation, and forget the results of the previous one."""
+        self._has_sent_credentials = False
+        self.rejection = None
+        self._transfer = transfer  # the transfer that is in progress
+        self.remaining_bytes = remaining_bytes  # the bytes that a fetch may receive; None: no limit
+        self._expected_commit = expected_commit  # the commit to which the ref must point at the remote before a push
 
     def transfer_progress(self, stats: pygit2.remotes.TransferProgress) -> None:
         if self.remaining_bytes is not None and stats.received_bytes > self.remaining_bytes:
             raise _build_too_large_error(self._remote)
-        if stats.received_objects < stats.total_objects and self.transfer is not None:
-            self.transfer.report_size(stats.received_bytes)
+        if stats.received_objects < stats.total_objects and self._transfer is not None:
+            self._transfer.report_size(stats.received_bytes)
         else:  # all data has arrived, and libgit2 unpacks the data
             report_work()
 
     def push_transfer_progress(self, _objects: int, _total: int, bytes_pushed: int) -> None:
-        if self.transfer is not None:
-            self.transfer.report_size(bytes_pushed)
+        if self._transfer is not None:
+            self._transfer.report_size(bytes_pushed)
 
     def push_negotiation(self, updates: list[pygit2.remotes.PushUpdate]) -> None:
         for each in updates:
             found = str(each.src) if any(each.src.raw) else None
-            if found != self.expected_commit:
+            if found != self._expected_commit:
                 raise SourceError(
-                    f"{self._remote.url}: {each.dst_refname} moved from {self.expected_commit} to {found} in the "
+                    f"{self._remote.url}: {each.dst_refname} moved from {self._expected_commit} to {found} in the "
                     "meantime"
                 )
-        self.transfer = get_step_reporter().begin_upload(self._remote.timeout_s)
+        self._transfer = get_step_reporter().begin_upload(self._remote.timeout_s)
 
     def push_update_reference(self, _refname: str, message: str | None) -> None:
         if message is not None:
@@ -313,11 +336,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
     def credentials(
         self, url: str, username_from_url: str | None, allowed_types: CredentialType
     ) -> pygit2.UserPass | pygit2.Keypair | pygit2.Username:
-        def origin(url: str) -> tuple[str, str | None, int | None]:
-            parts = parse_git_url(url)
-            return parts.scheme.lower(), parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
-
-        if origin(url) != origin(self._remote.url):  # the remote has redirected libgit2 to another server
+        if _parse_origin(url) != _parse_origin(self._remote.url):  # the remote has redirected libgit2 to another server
             raise SourceRefused(
                 f"{self._remote.url} redirects to {one_line(url)}, but gitboot will not send the credentials "
                 "there; if this redirect is correct, use the new URL as the repository"
@@ -325,13 +344,13 @@ class _Callbacks(pygit2.RemoteCallbacks):
         match self._remote.credentials:
             case SshKey() if allowed_types & CredentialType.USERNAME:
                 return pygit2.Username("git")
-            case _ if self.has_sent_credentials:  # libgit2 calls this function again if the credentials were wrong
+            case _ if self._has_sent_credentials:  # libgit2 calls this function again if the credentials were wrong
                 raise SourceRefused(f"{self._remote.url} refuses the credentials")
             case SshKey(private_key=key, passphrase=passphrase) if allowed_types & CredentialType.SSH_KEY:
-                self.has_sent_credentials = True
+                self._has_sent_credentials = True
                 return pygit2.Keypair(username_from_url or "git", None, str(key), passphrase)
             case Password(user=user, password=password) if allowed_types & CredentialType.USERPASS_PLAINTEXT:
-                self.has_sent_credentials = True
+                self._has_sent_credentials = True
                 return pygit2.UserPass(user, password)
             case None:
                 raise SourceRefused(f"{self._remote.url} requires credentials; configure them for this repository")
@@ -349,6 +368,15 @@ class _Callbacks(pygit2.RemoteCallbacks):
         )
 
 
+_SSH_PORT: Final = 22
+_PORTS: Final = {"https": 443, "ssh": _SSH_PORT}
+
+
+def _parse_origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = parse_git_url(url)
+    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+
+
 def _check_private_key(file: Path) -> None:
     """Raise `UsageError` if a file does not contain a private key. An error from libssh2 would not name the file."""
     try:
@@ -359,9 +387,14 @@ def _check_private_key(file: Path) -> None:
         raise UsageError(f"{file} contains no private key in PEM or OpenSSH format; create a key with ssh-keygen")
 
 
+# libssh2 reads one known_hosts file for all threads, so this file contains the keys of all remotes.
+_host_keys_lock: Final = Lock()
+_host_keys: Final[dict[tuple[str, int], tuple[str, ...]]] = {}
+
+
 def _register_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
     parts = parse_git_url(remote.url)
-    host, port = parts.hostname or "", parts.port or DEFAULT_PORT
+    host, port = parts.hostname or "", parts.port or _SSH_PORT
     try:
         found = parse_known_hosts(known_hosts.read_text(errors="replace"), host, port)
     except OSError as error:
@@ -375,140 +408,6 @@ def _register_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
         lines = (f"[{host}]:{port} {key}\n" for (host, port), keys in _host_keys.items() for key in keys)
         write_atomically(file, "".join(lines).encode())
         pygit2.settings.homedir = str(home)
-
-
-# libssh2 reads one known_hosts file for all threads, so this file contains the keys of all remotes.
-_host_keys_lock: Final = Lock()
-_host_keys: Final[dict[tuple[str, int], tuple[str, ...]]] = {}
-Release = tuple[int, int, int]
-
-
-class Version(NamedTuple):
-    """A version, ordered by precedence (semver.org §11). Build metadata is ignored."""
-
-    release: Release
-    is_final: bool  # False sorts before True, because 1.0.0-rc.1 is lower than 1.0.0
-    prerelease: tuple[tuple[int, int, str], ...]  # numbers sort before words
-
-
-class VersionInterval(NamedTuple):
-    """A half-open interval of versions, from ``start`` up to but not including ``stop``."""
-
-    start: Version
-    stop: Version
-    names_prerelease: bool
-
-    def contains(self, version: Version) -> bool:
-        return self.start <= version < self.stop and (version.is_final or self.names_prerelease)
-
-
-# a list of alternatives; in one alternative, all intervals must contain the version
-Range = tuple[tuple[VersionInterval, ...], ...]
-
-
-def find_highest_tag(range: Range, tags: Iterable[str]) -> str | None:
-    """Return the tag with the highest version in the range.
-
-    The choice between equal versions such as ``v1.0.0`` and ``1.0.0`` does not depend on the order of the tags.
-    """
-    versions = ((version, tag) for tag in tags if (version := parse_version(tag)))
-    within = [each for each in versions if any(all(term.contains(each[0]) for term in terms) for terms in range)]
-    return max(within)[1] if within else None
-
-
-_NUMBER: Final = r"(0|[1-9][0-9]{0,17})"
-_PART: Final = r"(0|[1-9][0-9]{0,17}|[xX*])"
-_SUFFIX: Final = r"(?:-(?P<prerelease>[0-9A-Za-z.-]{1,200}))?(?:\+[0-9A-Za-z.-]+)?"
-_VERSION: Final = re.compile(rf"v?{_NUMBER}\.{_NUMBER}\.{_NUMBER}{_SUFFIX}")
-_GAP: Final = r"[0-9xX*.]*[xX*]\.[0-9]"  # a number after a wildcard, as in 1.*.3
-_TERM: Final = re.compile(rf"\s*([<>]=?|[=^~])?\s*v?(?!{_GAP}){_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}(?:\s+|,|$)")
-
-
-def parse_version(text: str) -> Version | None:
-    match = _VERSION.fullmatch(text)
-    return _build_version([int(part) for part in match.group(1, 2, 3)], match["prerelease"]) if match else None
-
-
-def is_range(text: str) -> bool:
-    """Return whether a reference is a version range, and not the name of a branch or a tag.
-
-    Git does not allow ``^``, ``~``, ``*`` and spaces in a name, but allows the other characters of ranges
-    (git-check-ref-format(1)). A text with only those characters is a range if it begins like a range. A full name, such
-    as ``refs/heads/=1``, is never a range.
-    """
-    if text.startswith("refs/"):
-        return False
-    if re.search(r"[\^~*\s]", text) or text.startswith(("<", "=", ">")):
-        return True
-    return re.search(r"[<=>]|\|\|", text) is not None and _TERM.match(text.partition("||")[0]) is not None
-
-
-def parse_range(text: str) -> Range:
-    """Parse a version range such as ``>=1.4 <2``, ``^1.2`` or ``1.* || 3.*``. Raises `UsageError` for other texts.
-
-    As in Flux and Helm, a term matches pre-releases only if the term itself names a pre-release. For example,
-    ``>=1.0.0-0`` matches all pre-releases.
-    """
-    found = []
-    for alternative in map(str.strip, text.split("||")):
-        terms, position = list[VersionInterval](), 0
-        while position < len(alternative) or not position:
-            match = _TERM.match(alternative, position)
-            if match is None:
-                raise UsageError(
-                    f"{text!r} is not a version range; write, for example, `>=1.4 <2`, `^1.2`, `~1.2.3` or `1.* || 3.*`"
-                )
-            terms.append(_parse_term(match))
-            position = match.end()
-        found.append(tuple(terms))
-    return tuple(found)
-
-
-_LOWEST: Final = Version((0, 0, 0), False, ())
-_HIGHEST: Final = Version((1 << 63, 0, 0), False, ())
-
-
-def _parse_term(match: re.Match[str]) -> VersionInterval:
-    operator, *written_parts = match.group(1, 2, 3, 4)
-    parts = [int(part) for part in written_parts if part and part.isdigit()]
-    low = _build_version([*parts, 0, 0, 0], match["prerelease"])
-    if len(parts) == 3 and operator not in ("^", "~"):
-        # this value is the next higher one, because no version lies between the two values
-        next_higher = low._replace(prerelease=(*low.prerelease, (-1, 0, "")))
-    else:
-        next_higher = _find_next_version(parts, operator)
-    ranges = {
-        "<": (_LOWEST, low),
-        "<=": (_LOWEST, next_higher),
-        ">=": (low, _HIGHEST),
-        ">": (next_higher, _HIGHEST),
-    }
-    start, stop = ranges.get(operator, (low, next_higher))
-    return VersionInterval(start, stop, match["prerelease"] is not None)
-
-
-def _find_next_version(parts: list[int], operator: str | None) -> Version:
-    """Return the exclusive upper end of the interval that a term in a version range describes.
-
-    This end is lower than any pre-release of the next release.
-    """
-    if not parts:
-        return _HIGHEST
-    raised = len(parts) - 1
-    if operator == "^":  # with ^, the first part that is not 0 must stay the same
-        raised = next((index for index, part in enumerate(parts) if part), raised)
-    elif operator == "~":
-        raised = min(raised, 1)
-    return _build_version([*parts[:raised], parts[raised] + 1, 0, 0], None)._replace(is_final=False)
-
-
-def _build_version(parts: list[int], prerelease: str | None) -> Version:
-    identifiers = prerelease.split(".") if prerelease else ()
-    return Version(
-        (parts[0], parts[1], parts[2]),
-        prerelease is None,
-        tuple((0, int(word), "") if word.isdigit() else (1, 0, word) for word in identifiers),
-    )
 
 
 class HostKeys(NamedTuple):
@@ -536,7 +435,7 @@ def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
 
     Revoked keys do not appear among the trusted keys in the result.
     """
-    names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
+    names = (host.lower(), f"[{host.lower()}]:{port}") if port != _SSH_PORT else (host.lower(),)
     trusted, revoked, authorities = set[str](), set[str](), set[str]()
     for line in text.split("\n"):
         fields = line.split()
