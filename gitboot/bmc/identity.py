@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct, field, structs
 
 from gitboot.fleet.identities import BmcAccess, BmcPlace, Machine
-from gitboot.fleet.revision import apply_changes, find_differing_keys
+from gitboot.fleet.overlay import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
 
 

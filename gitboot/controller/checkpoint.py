@@ -24,7 +24,7 @@ from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import Machine
-from gitboot.fleet.revision import apply_changes
+from gitboot.fleet.overlay import apply_changes
 from gitboot.jsonio import build_decoder
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid

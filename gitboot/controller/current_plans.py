@@ -15,7 +15,7 @@ from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import PublishError
 from gitboot.evaluator.protocol import Commit
-from gitboot.fleet.revision import apply_changes, find_differing_keys
+from gitboot.fleet.overlay import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.publish.tree_changes import EndedWindows, WindowEndError
 from gitboot.render.server_files import ServerDetails, ServerState, plan_server

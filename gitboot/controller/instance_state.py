@@ -20,7 +20,8 @@ from gitboot.controller.operator_requests import may_instance_act
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Denial, UntrustedProxy
-from gitboot.fleet.revision import Revision, apply_changes
+from gitboot.fleet.overlay import apply_changes
+from gitboot.fleet.revision import Revision
 from gitboot.git.clone import BranchMismatch
 from gitboot.jsonio import Digest
 from gitboot.model.fleet import NO_LEDGER, Evidence

@@ -22,7 +22,7 @@ from gitboot.controller.records.install_boots import build_offer, list_offers
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.evaluator.protocol import Commit
-from gitboot.fleet.revision import apply_changes
+from gitboot.fleet.overlay import apply_changes
 from gitboot.git.branch_writer import OwnedBranch, read_authorship
 from gitboot.git.clone import Source
 from gitboot.git.remote import HEAD, Password, Remote, SshKey, get_local_path, parse_git_url

@@ -43,7 +43,7 @@ from gitboot.fetchlog.unknown_machines import (
     read_unknown_machine_files,
     render_unknown_machines,
 )
-from gitboot.fleet.revision import apply_changes
+from gitboot.fleet.overlay import apply_changes
 from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Lease

@@ -21,7 +21,8 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import ResultsFile, look_up
 from gitboot.evaluator.protocol import Commit, EvaluationLimits, EvaluationResult, build_limit_problem
 from gitboot.fleet.identities import Machine
-from gitboot.fleet.revision import Revision, apply_changes, merge_changes
+from gitboot.fleet.overlay import apply_changes, merge_changes
+from gitboot.fleet.revision import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.server_decision import Decision, FieldSources, Host

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field, structs
 
 from gitboot.fleet.identities import Machine
-from gitboot.fleet.revision import find_differing_keys
+from gitboot.fleet.overlay import find_differing_keys
 from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import MacAddress, is_placeholder_serial, lookup_uuids

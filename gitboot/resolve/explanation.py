@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field, structs
 
 from gitboot.fleet.documents import FleetRepository, Id
-from gitboot.fleet.revision import BlobId, find_differing_keys
+from gitboot.fleet.overlay import find_differing_keys
+from gitboot.fleet.revision import BlobId
 from gitboot.fleet.yaml import count_lines_above, get_document_text, list_value_lines, locate
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.boot_image import Artifacts, DigestOrigin, Provenance, RequiredProvenance

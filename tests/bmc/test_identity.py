@@ -27,7 +27,7 @@ from gitboot.bmc.identity import (
     update_pinned_identity,
 )
 from gitboot.fleet.identities import Machine
-from gitboot.fleet.revision import apply_changes
+from gitboot.fleet.overlay import apply_changes
 from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swap_byte_order
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import at, make_uuid

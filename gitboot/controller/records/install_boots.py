@@ -13,7 +13,8 @@ from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
-from gitboot.fleet.revision import Revision, merge_changes
+from gitboot.fleet.overlay import merge_changes
+from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.model.boot_image import ConfigFrom

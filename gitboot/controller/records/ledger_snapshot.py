@@ -20,7 +20,7 @@ from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation, select_consuming_fetches
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
-from gitboot.fleet.revision import apply_changes
+from gitboot.fleet.overlay import apply_changes
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.server_tables import PendingObservation
 from gitboot.ledger.store import Store, Transaction

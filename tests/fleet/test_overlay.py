@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gitboot.fleet.revision import Overlay, apply_changes, merge_changes
+from gitboot.fleet.overlay import Overlay, apply_changes, merge_changes
 from tests.helpers.cases import for_each
 
 

@@ -1,0 +1,109 @@
+"""Overlay mappings: change some values of a mapping, and share the other values with the mapping before the change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from heapq import merge
+from math import isqrt
+from typing import Any, TypeVar
+
+K = TypeVar("K", bound=Any)
+V = TypeVar("V")
+
+
+class Overlay(Mapping[K, V]):
+    """A mapping that shares nearly all of its values with a base mapping."""
+
+    __slots__ = ("added_keys", "base", "changed_values", "removed_keys")
+
+    def __init__(
+        self, base: Mapping[K, V], changed_values: dict[K, V], removed_keys: set[K], added_keys: tuple[K, ...]
+    ) -> None:
+        self.base, self.changed_values, self.removed_keys = base, changed_values, removed_keys
+        self.added_keys = added_keys  # the sorted keys that the base does not contain
+
+    def __getitem__(self, key: K) -> V:
+        if key in self.changed_values:
+            return self.changed_values[key]
+        if key in self.removed_keys:
+            raise KeyError(key)
+        return self.base[key]
+
+    def get(self, key: K, /, default: Any = None) -> Any:
+        if key in self.changed_values:
+            return self.changed_values[key]
+        return default if key in self.removed_keys else self.base.get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.changed_values or (key in self.base and key not in self.removed_keys)
+
+    def __iter__(self) -> Iterator[K]:
+        below = (key for key in self.base if key not in self.removed_keys) if self.removed_keys else iter(self.base)
+        return merge(below, self.added_keys) if self.added_keys else iter(below)
+
+    def __len__(self) -> int:
+        return len(self.base) - len(self.removed_keys) + len(self.added_keys)
+
+
+def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
+    """Return ``before`` with the changed values and without the removed keys.
+
+    If the result would equal ``before``, return ``before`` itself. If keys are added, the keys of ``before`` must be
+    sorted. The caller must not change ``before`` afterwards. A value must not be None.
+    """
+    if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in removed):
+        return before
+    return apply_changes(before, changed, removed)
+
+
+def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
+    """Return ``before`` with the changed values and without the removed keys. Do not check whether anything differs."""
+    if not changed and not removed:
+        return before
+    base, over, removed_keys = before, dict(changed), set[K]()
+    if isinstance(before, Overlay):
+        base, over, removed_keys = (
+            before.base,
+            {**before.changed_values, **changed},
+            before.removed_keys - changed.keys(),
+        )
+    for key in removed:
+        over.pop(key, None)
+        if key in base:
+            removed_keys.add(key)
+    if not base:
+        return over if (order := sorted(over)) == list(over) else {key: over[key] for key in order}
+    added_keys = tuple(sorted(key for key in over if key not in base))
+    if len(over) + len(removed_keys) <= _find_max_changes(base):
+        return Overlay(base, over, removed_keys, added_keys)
+    flat = {**base, **over}
+    for key in removed_keys:
+        del flat[key]
+    return dict(sorted(flat.items())) if added_keys else flat
+
+
+def _find_max_changes(base: Mapping[K, V]) -> int:
+    """Return the maximum number of changed keys in an overlay on ``base``.
+
+    Each change copies the changed keys, and sometimes also the base. The total cost is lowest if the number of changed
+    keys is at most about the square root of the size of the base. A base that is not a dict may compute its values on
+    access.
+    """
+    return 2 * isqrt(len(base)) if isinstance(base, dict) else len(base)
+
+
+def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
+    """Return the keys whose values are different objects in the two mappings.
+
+    If both mappings share a base, the values in the base need no comparison. A value must not be None.
+    """
+    (base, touched), (other_base, other_touched) = _split_layers(before), _split_layers(after)
+    keys = {*touched, *other_touched} if base is other_base else {*before, *after}
+    return {key for key in keys if before.get(key) is not after.get(key)}
+
+
+def _split_layers(mapping: Mapping[K, V]) -> tuple[Mapping[K, V], Collection[K]]:
+    """Return the base of a mapping, and the keys whose values may differ from the base."""
+    if isinstance(mapping, Overlay):
+        return mapping.base, mapping.changed_values.keys() | mapping.removed_keys
+    return mapping, ()
