@@ -1,12 +1,9 @@
-"""Child processes: start processes, limit their resources, exchange messages with them, and reap orphans."""
+"""Child processes: start and end processes, exchange messages with them, and reap orphans."""
 
 from __future__ import annotations
 
 import ctypes
-import gc
-import math
 import os
-import resource
 import select
 import signal
 import struct
@@ -15,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
     from msgspec.msgpack import Encoder
 
 LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # child processes inherit this variable
-_SET_PDEATHSIG: Final = 1  # prctl(2)
-_REAP_S: Final = 1
 _spawn_lock: Final = threading.Lock()
 # only the callers that started these processes may wait for them
 _own_processes: Final[set[subprocess.Popen[bytes]]] = set()
@@ -133,6 +128,9 @@ def run_for_output(command: Sequence[str], *, patience_s: float, max_bytes: int)
     return process.returncode, output
 
 
+_POLL_S: Final = 0.01
+
+
 def _read_output(process: subprocess.Popen[bytes], end_s: float, max_bytes: int) -> bytes:
     """Wait until a process ends, and return its standard output. The process is not reaped.
 
@@ -156,9 +154,6 @@ def _read_output(process: subprocess.Popen[bytes], end_s: float, max_bytes: int)
     raise TimeoutError
 
 
-_POLL_S: Final = 0.01
-
-
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and its process group.
 
@@ -167,6 +162,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+_END_S: Final = 10.0  # maximum wait for a killed process
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
@@ -184,22 +182,15 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
             pipe.close()
 
 
-_END_S: Final = 10.0  # maximum wait for a killed process
-
-
-def raise_limits() -> None:
-    """Raise the limit on open files as far as the system allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # the new limit is higher than the kernel allows
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def build_python_command(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs a module of this gitboot.
 
     With this command line, Python does not import modules from the current directory.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+_SET_PDEATHSIG: Final = 1  # prctl(2)
 
 
 def exit_with_parent(parent: int) -> None:
@@ -211,32 +202,34 @@ def exit_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def reap_orphans(wait: Callable[[float], bool]) -> None:
-    """Reap orphans in a thread until ``wait`` returns True.
+_REAP_INTERVAL_S: Final = 1
+
+
+def reap_orphans(wait_for_stop: Callable[[float], bool]) -> None:
+    """Reap orphans in a thread until ``wait_for_stop`` returns True.
 
     Do nothing unless this process has PID 1, as in a container.
     """
+    if os.getpid() != 1:
+        return
 
     def keep_reaping() -> None:
-        while not wait(_REAP_S):
+        while not wait_for_stop(_REAP_INTERVAL_S):
             with _spawn_lock:  # with this lock, all child processes of gitboot are in _own_processes
                 own = {each.pid for each in _own_processes if each.returncode is None}
-                # The kernel lists children by the thread that started them.
-                for task in Path("/proc/self/task").iterdir():
-                    with suppress(OSError):
-                        for pid in set(map(int, (task / "children").read_text().split())) - own:
-                            with suppress(ChildProcessError):
-                                os.waitpid(pid, os.WNOHANG)
+                for pid in _list_children() - own:
+                    with suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
 
-    if os.getpid() == 1:
-        BackgroundThread(keep_reaping, name="reaper").start()
+    BackgroundThread(keep_reaping, name="reaper").start()
 
 
-OUT_OF_MEMORY: Final = 12  # the exit status of a child that exceeded its memory limit; errno(3), ENOMEM
-MAX_FRAME: Final = 2**30  # maximum size of a frame in bytes; a larger frame is a bug
-_LENGTH: Final = struct.Struct(">I")
-_PIECE: Final = 2**20  # bytes
-_NICE: Final = 10  # lower priority than the processes that serve machines
+def _list_children() -> set[int]:
+    found = set[int]()
+    for task in Path("/proc/self/task").iterdir():  # the kernel lists children by the thread that started them
+        with suppress(OSError):
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 @cache
@@ -252,6 +245,10 @@ def encode(value: object) -> bytes:
     return _get_encoder().encode(value)
 
 
+_LENGTH: Final = struct.Struct(">I")
+MAX_FRAME_BYTES: Final = 2**30  # a larger frame is a bug
+
+
 def write_frame(stream: IO[bytes], message: Struct) -> None:
     stream.write(build_frame(encode(message)))
     stream.flush()
@@ -262,7 +259,7 @@ def build_frame(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
+def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME_BYTES) -> bytes | None:
     """Return the next frame.
 
     Return None at the end of the stream, for an incomplete frame, and for a frame of more than ``max_bytes``.
@@ -282,12 +279,15 @@ class FrameBuffer:
         self._buffer = bytearray()
 
     def add(self, data: bytes) -> Iterator[bytes]:
-        """Add received bytes, and yield each complete frame. Raises ValueError if a frame is too long."""
+        """Add received bytes, and yield each complete frame. Raises ValueError if a frame is too long.
+
+        The caller must consume the iterator, because the buffer keeps the yielded frames until the iterator ends.
+        """
         self._buffer += data
         start = 0
         while len(self._buffer) >= start + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, start)
-            if length > MAX_FRAME:
+            if length > MAX_FRAME_BYTES:
                 raise ValueError(f"received a frame that is too long: {length:,} bytes")
             end = start + _LENGTH.size + length
             if len(self._buffer) < end:
@@ -295,6 +295,9 @@ class FrameBuffer:
             yield bytes(memoryview(self._buffer)[start + _LENGTH.size : end])
             start = end
         del self._buffer[:start]
+
+
+_MAX_PIECE_BYTES: Final = 2**20  # the maximum size of one read or write
 
 
 class Child:
@@ -316,9 +319,10 @@ class Child:
             )
         except OSError as error:
             raise SourceError(f"gitboot cannot start the process {module}: {error.strerror}") from None
-        assert self._process.stdin is not None  # noqa: S101
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018
+        self._requests, self._answers = self._process.stdin.fileno(), self._process.stdout.fileno()
         # non-blocking, so that a child that does not read cannot block this process
-        os.set_blocking(self._process.stdin.fileno(), False)
+        os.set_blocking(self._requests, False)
 
     @property
     def has_ended(self) -> bool:
@@ -329,32 +333,30 @@ class Child:
 
         Raises BrokenPipeError if the child has ended, and TimeoutError if no time remains.
         """
-        assert self._process.stdin is not None  # noqa: S101
-        pipe, unsent = self._process.stdin.fileno(), memoryview(build_frame(encode(request)))
+        unsent = memoryview(build_frame(encode(request)))
         poll = select.poll()
-        poll.register(pipe, select.POLLOUT)
+        poll.register(self._requests, select.POLLOUT)
         while unsent:
             seconds = remaining_s() if remaining_s is not None else None
             if seconds is not None and seconds <= 0:
                 raise TimeoutError
             if poll.poll(seconds * 1000 if seconds is not None else None):
                 with suppress(BlockingIOError):
-                    unsent = unsent[os.write(pipe, unsent[:_PIECE]) :]
+                    unsent = unsent[os.write(self._requests, unsent[:_MAX_PIECE_BYTES]) :]
 
     def read_answers(self, remaining_s: Callable[[], float] | None = None) -> Iterator[bytes]:
         """Yield the child's answers until the child ends.
 
-        Raises TimeoutError if no time remains before an answer arrives.
+        Raises TimeoutError if no time remains before an answer arrives, and ValueError if an answer is too long. If the
+        caller stops after an answer, later answers that have arrived are lost.
         """
-        assert self._process.stdout is not None  # noqa: S101
-        pipe = self._process.stdout.fileno()
         poll = select.poll()
-        poll.register(pipe, select.POLLIN)
+        poll.register(self._answers, select.POLLIN)
         buffer = FrameBuffer()
         while True:
             if remaining_s is not None and ((seconds := remaining_s()) <= 0 or not poll.poll(seconds * 1000)):
                 raise TimeoutError
-            if not (data := os.read(pipe, _PIECE)):
+            if not (data := os.read(self._answers, _MAX_PIECE_BYTES)):
                 return
             yield from buffer.add(data)
 
@@ -374,6 +376,9 @@ class Child:
         _reap(self._process)
 
 
+OUT_OF_MEMORY: Final = 12  # the exit status of a child that exceeded its memory limit; errno(3), ENOMEM
+
+
 def describe_exit(status: int) -> str:
     """Return a description of a child's unexpected exit."""
     how = f"was ended by {_format_signal(-status)}" if status < 0 else f"ended with exit status {status}"
@@ -387,6 +392,9 @@ def _format_signal(number: int) -> str:
         return f"signal {number}"
 
 
+_NICE: Final = 10  # lower priority than the processes that serve machines
+
+
 def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     """Set up this process as a `Child`. Return two streams: one for requests and one for answers."""
     exit_with_parent(int(parent))
@@ -398,122 +406,3 @@ def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     escape_output()  # escape output, because a traceback may contain text from a commit
     return requests, answers
-
-
-class ProcessUsage(Struct, frozen=True, kw_only=True):
-    """The processor time and the memory that a process has used so far.
-
-    The limits of the process are relative to these values.
-    """
-
-    processor_s: float
-    memory: int | None  # bytes; None: unknown
-
-    @classmethod
-    def measure(cls) -> ProcessUsage:
-        memory = None
-        with suppress(OSError):  # RLIMIT_DATA limits VmData: proc_pid_status(5)
-            lines = Path("/proc/self/status").read_text().splitlines()
-            memory = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
-        return cls(processor_s=time.process_time(), memory=memory)
-
-    def limit(self, *, memory: int, processor_s: float | None = None) -> None:
-        """Limit the additional memory (in bytes) and the additional processor time of this process.
-
-        If the process exceeds the memory limit, Python raises MemoryError. If it exceeds the time limit, the kernel
-        sends SIGXCPU.
-        """
-        _set_soft_limit(resource.RLIMIT_CORE, 0)
-        if processor_s is not None:
-            _set_soft_limit(resource.RLIMIT_CPU, math.ceil(self.processor_s + processor_s))
-        if self.memory is not None:
-            _set_soft_limit(resource.RLIMIT_DATA, self.memory + memory)
-
-
-class ProcessLimits(NamedTuple):
-    """The limits of a process: processor time in seconds and memory in bytes. None means no limit."""
-
-    processor_s: int | None
-    memory: int | None
-
-    def apply(self) -> None:
-        """Apply the limits to this process."""
-        if self.processor_s is not None:
-            _set_soft_limit(resource.RLIMIT_CPU, self.processor_s)
-        if self.memory is not None:
-            _set_soft_limit(resource.RLIMIT_DATA, self.memory)
-
-
-def divide_limits(fork_count: int) -> ProcessLimits:
-    """Divide the remaining resources of this process among ``fork_count`` forks. Return the limits for each fork.
-
-    Each fork gets an equal share of the memory. Each fork also gets all of the remaining processor time, because the
-    kernel counts the time of each fork separately.
-    """
-    usage = ProcessUsage.measure()
-    processor_s, memory = (_find_soft_limit(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
-    return ProcessLimits(
-        processor_s=max(1, math.ceil(processor_s - usage.processor_s)) if processor_s is not None else None,
-        memory=usage.memory + max(0, memory - usage.memory) // fork_count
-        if memory is not None and usage.memory is not None
-        else None,
-    )
-
-
-def deduct_processor_time(processor_s: float) -> None:
-    """Subtract the processor time that forks have used from the remaining processor time of this process."""
-    if (limit := _find_soft_limit(resource.RLIMIT_CPU)) is not None:
-        _set_soft_limit(resource.RLIMIT_CPU, max(1, math.ceil(limit - processor_s)))
-
-
-def _find_soft_limit(kind: int) -> int | None:
-    limit = resource.getrlimit(kind)[0]
-    return None if limit == resource.RLIM_INFINITY else limit
-
-
-@contextmanager
-def limit_file_size(size_bytes: int | None) -> Iterator[None]:
-    """Limit the size of files that this process writes until the block ends.
-
-    If the size is None, there is no limit. A write beyond the limit fails with EFBIG, because Python ignores SIGXFSZ.
-    """
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if size_bytes is not None:
-        _set_soft_limit(resource.RLIMIT_FSIZE, size_bytes)
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def lift_memory_limit() -> None:
-    """Remove the memory limit of this process, so that the process can report that it exceeded the limit."""
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
-
-def lift_processor_limit() -> None:
-    """Remove the limit on processor time, for work that does not read a commit, such as downloads."""
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
-
-
-def _set_soft_limit(kind: int, limit: int) -> None:
-    """Set a soft limit, and keep the hard limit, because a process that lowers its hard limit cannot raise it again."""
-    hard = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-
-
-@contextmanager
-def pause_garbage_collection() -> Iterator[None]:
-    """Turn off the garbage collector within the block.
-
-    Use this for work whose results stay in memory and do not contain reference cycles.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from gitboot.child_processes import ProcessUsage, encode
+from gitboot.child_processes import encode
 from gitboot.errors import FleetOrders
 from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.identities import NO_MOVES, Machine, Moves, list_machines
@@ -27,6 +27,7 @@ from gitboot.jsonio import build_decoder, compute_digest, to_json_value
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, DatedProblem, Problem
+from gitboot.process_resources import ProcessUsage
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut, find_minimum_versions, list_opt_outs
@@ -181,7 +182,7 @@ class EvaluationLimits(Struct, frozen=True, kw_only=True):
 
         The usage recorded in ``usage_before`` does not count towards the limits.
         """
-        usage_before.limit(memory=self.memory_bytes(file_count), processor_s=self.processor_s(file_count))
+        usage_before.limit(memory_bytes=self.memory_bytes(file_count), processor_s=self.processor_s(file_count))
 
     def memory_bytes(self, file_count: int) -> int:
         mebibytes = self.mebibytes if self.mebibytes is not None else _MEBIBYTES + _MEBIBYTES_A_FILE * file_count

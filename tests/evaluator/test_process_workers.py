@@ -18,13 +18,14 @@ from typing import Any, Final
 import pytest
 
 from benchmarks.fleet import Fleet
-from gitboot.child_processes import ProcessUsage, deduct_processor_time, divide_limits, encode
+from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import cache
 from gitboot.evaluator import evaluation as workers_module
 from gitboot.evaluator.evaluation import Evaluator, Workers
 from gitboot.evaluator.process import build_report
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.process_resources import ProcessUsage, deduct_processor_time, divide_limits
 from tests.helpers.evaluations import StoredResults
 
 ROOT: Final = Path(__file__).parents[2]
@@ -92,16 +93,16 @@ def evaluate_failing(files: dict[str, bytes], number: int, act: Callable[[int], 
 def measure_limits() -> list[float]:
     """Return the limits of forks, and what is left after they used 2 s of the processor."""
     spent = ProcessUsage.measure()
-    assert spent.memory is not None
-    spent.limit(memory=300 * 2**20, processor_s=50)
+    assert spent.memory_bytes is not None
+    spent.limit(memory_bytes=300 * 2**20, processor_s=50)
     share = divide_limits(3)
     assert share.processor_s is not None
-    assert share.memory is not None
+    assert share.memory_bytes is not None
     before = resource.getrlimit(resource.RLIMIT_CPU)[0]
     deduct_processor_time(2)
     after = resource.getrlimit(resource.RLIMIT_CPU)[0]
     resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    return [share.processor_s, (share.memory - spent.memory) / 2**20, before - after]
+    return [share.processor_s, (share.memory_bytes - spent.memory_bytes) / 2**20, before - after]
 
 
 def send_cpu_limit_signal(pid: int) -> None:

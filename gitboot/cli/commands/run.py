@@ -13,11 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import structs
 
-from gitboot.child_processes import (
-    pause_garbage_collection,
-    raise_limits,
-    reap_orphans,
-)
+from gitboot.child_processes import reap_orphans
 from gitboot.cli.commands.prepare_tree import format_prepare_command
 from gitboot.cli.commands.serve import (
     AccessSettings,
@@ -63,6 +59,7 @@ from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.files import check_private_paths
 from gitboot.git.repository import parse_subpath
 from gitboot.ledger.store import PostgresAddress
+from gitboot.process_resources import pause_garbage_collection, raise_open_file_limit
 from gitboot.publish.targets.follower import parse_target
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Status
@@ -423,7 +420,7 @@ def command(**options: Any) -> None:
     once, dry_run = options.pop("once"), options.pop("dry_run")
     access = take_access_settings(options)
     check_access_settings(access)
-    raise_limits()  # each BMC needs a connection
+    raise_open_file_limit()  # each BMC needs a connection
     settings = _build_settings(**options)
     if access.machines_tls is not None and settings.listen is None:
         raise UsageError("--machines-tls needs --listen; use --listen 127.0.0.1:8080 if machines use only HTTPS")

@@ -18,13 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct, structs
 
-from gitboot.child_processes import (
-    build_python_command,
-    exit_with_parent,
-    pause_garbage_collection,
-    raise_limits,
-    reap_orphans,
-)
+from gitboot.child_processes import build_python_command, exit_with_parent, reap_orphans
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
@@ -41,6 +35,7 @@ from gitboot.cli.terminal import StopRequest, log_format_option, log_to_events, 
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.files import check_fetch_log_folder, convert_os_errors, is_directory, is_file
 from gitboot.ledger.store import PostgresAddress, read_address
+from gitboot.process_resources import pause_garbage_collection, raise_open_file_limit
 from gitboot.status.conditions import Event
 from gitboot.system_clock import read_clock_state
 
@@ -668,7 +663,7 @@ def _serve_until_stopped(
     from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
     from gitboot.publish.tree_reader import StopReader, list_stop_folders
 
-    raise_limits()
+    raise_open_file_limit()
     if heartbeat_fd is not None:
         os.set_blocking(heartbeat_fd, False)
     with ExitStack() as stack:
