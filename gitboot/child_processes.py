@@ -164,11 +164,11 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-_END_S: Final = 10.0  # maximum wait for a killed process
+_END_S: Final = 10.0  # the maximum wait for the end of a process
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Wait until a killed process ends, and close its pipes.
+    """Wait until a process ends, and close its pipes.
 
     The kernel cannot kill a process that waits for a disk. For such a process, this function starts a thread that reaps
     the process when the disk responds.

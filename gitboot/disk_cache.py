@@ -17,7 +17,7 @@ from hashlib import blake2b, sha256
 from importlib.util import find_spec
 from pathlib import Path
 from threading import RLock
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ MAX_VALUE_BYTES: Final = 2**26  # maximum size of one value, so that a damaged l
 
 _BUSY_MS: Final = 200  # maximum wait for a lock; a longer wait costs more time than a new computation of the results
 _FRESH: Final = 8  # a read updates the time of use only after this many insertions, so that reads rarely write
-_BATCH: Final = 500
+_MAX_IDS_PER_QUERY: Final = 500  # SQLite limits the number of parameters (sqlite.org/limits.html, 9)
 _OVERHEAD_BYTES: Final = 100  # space for each entry in addition to its value
 
 _SCHEMA: Final = (
@@ -53,14 +53,52 @@ _REFUSED: Final = _BUSY | {
 }
 
 
+# Libraries that read, check and encode documents and templates. Cached results depend on these libraries.
+_LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
+
+
+@cache
+def compute_program_digest() -> bytes:
+    """Return a digest of gitboot's source files, Python's version and the versions of installed libraries.
+
+    Two checkouts of the same version have different digests if a file differs. Call this function at the start of a
+    process. After an upgrade, it would return the digest of the new files although the process still runs the old
+    files.
+    """
+    program = sha256(repr(sys.version).encode())
+    top = os.path.dirname(__file__)
+    for folder, folders, names in os.walk(top):
+        folders[:] = sorted(set(folders) - {"__pycache__"})
+        for name in sorted(names):
+            with open(os.path.join(folder, name), "rb") as file:
+                content = file.read()
+            program.update(repr((folder[len(top) :], name, len(content))).encode() + content)
+    # Include the names of all distributions in the libraries' folders. The names contain the versions.
+    specs = filter(None, map(find_spec, _LIBRARIES))
+    library_folders = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
+    for name in sorted({each for folder in library_folders for each in os.listdir(folder)}):
+        if name.endswith(("-info", ".egg")):
+            program.update(repr(name).encode())
+    return program.digest()
+
+
+class _ReadResult(NamedTuple):
+    """The entries that one transaction has read."""
+
+    entry_values: dict[bytes, bytes]  # the value of each usable entry by its id
+    damaged_ids: list[bytes]
+    stale_ids: list[bytes]  # the ids of entries whose time of last use must be updated
+    last_insertion: int
+
+
 class DiskCache:
     """A cache of values that are stored by kind and key.
 
     The cache treats damaged entries, and entries that other versions of gitboot wrote, as missing. Methods do not raise
     exceptions for problems with the file. If the file cannot be used, each lookup is a miss, and the cache calls
-    ``warn`` once with the reason. Each call is one transaction. Several threads may use one object, and several
-    processes may use one file. In each process, use only one object for a file, because a process loses all of its
-    locks on a file when it closes the file (fcntl(2)).
+    ``warn`` once with the reason. Several threads may use one object, and several processes may use one file. In each
+    process, use only one object for a file, because a process loses all of its locks on a file when it closes the file
+    (fcntl(2)).
     """
 
     def __init__(
@@ -77,7 +115,9 @@ class DiskCache:
         # Read the sources at the start, because an upgrade may replace them later.
         self._program = compute_program_digest() if path is not None else b""
         self._connection: sqlite3.Connection | None = None
-        self._fd = -1  # a second file descriptor of the same file
+        # A second file descriptor of the same file. gitboot checks the open file, because another process could replace
+        # the file at the path after a check of the path.
+        self._fd = -1
         self._warnings: set[str] = set()
         self._busy_ms = _BUSY_MS
         self._lock = RLock()
@@ -102,29 +142,26 @@ class DiskCache:
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return a mapping of these keys to their cached values."""
         wanted = {self._compute_id(kind, key): key for key in keys}
-        read = self._transact(partial(_read_entries, ids=sorted(wanted)), "BEGIN")
-        if read is None:
+        found = self._read(partial(_read_entries, ids=sorted(wanted)))
+        if found is None:
             return {}
-        values, damaged, stale, newest = read
-        if not self._writes:
-            damaged, stale = [], []
-        if damaged:
-            self._transact(partial(_delete_entries, ids=damaged), "BEGIN IMMEDIATE")
-        if stale:
-            self._transact(partial(_update_use_numbers, ids=stale, use_number=newest), "BEGIN IMMEDIATE")
-        return {wanted[entry]: value for entry, value in values.items()}
+        if found.damaged_ids and self._writes:
+            self._write(partial(_delete_entries, ids=found.damaged_ids))
+        if found.stale_ids and self._writes:
+            self._write(partial(_update_use_numbers, ids=found.stale_ids, insertion_number=found.last_insertion))
+        return {wanted[entry]: value for entry, value in found.entry_values.items()}
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Return which of these keys are in the cache, without checking the values."""
         wanted = {self._compute_id(kind, key): key for key in keys}
-        found = self._transact(partial(_find_ids, ids=sorted(wanted)), "BEGIN") or ()
-        return frozenset(wanted[entry] for entry in found if entry in wanted)
+        found = self._read(partial(_find_ids, ids=sorted(wanted))) or ()
+        return frozenset(wanted[entry] for entry in found)
 
     def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
         """Store values for keys that are not in the cache yet.
 
-        The method never replaces existing values. If the new values exceed half of the cache's size, the method ignores
-        the remaining values.
+        The method never replaces existing values. It ignores values of more than `MAX_VALUE_BYTES`. If the new values
+        exceed half of the cache's size, it ignores the remaining values.
         """
         if not self._writes:
             return
@@ -138,17 +175,21 @@ class DiskCache:
                 entries.append((entry, _compute_checksum(entry, value), value))
         if entries:
             entries.sort()
-            self._transact(partial(_insert_entries, entries=entries, max_bytes=self.max_bytes), "BEGIN IMMEDIATE")
+            self._write(partial(_insert_entries, entries=entries, max_bytes=self.max_bytes))
 
     def delete_many(self, kind: str, keys: Iterable[bytes]) -> None:
         """Remove the values of these keys."""
         if self._writes:
-            self._transact(
-                partial(_delete_entries, ids=sorted(self._compute_id(kind, key) for key in keys)), "BEGIN IMMEDIATE"
-            )
+            self._write(partial(_delete_entries, ids=sorted(self._compute_id(kind, key) for key in keys)))
 
     def _compute_id(self, kind: str, key: bytes) -> bytes:
         return blake2b(kind.encode() + b"\0" + key, digest_size=32, key=self._program).digest()
+
+    def _read(self, work: Callable[[sqlite3.Connection], T]) -> T | None:
+        return self._transact(work, "BEGIN")
+
+    def _write(self, work: Callable[[sqlite3.Connection], object]) -> None:
+        self._transact(work, "BEGIN IMMEDIATE")
 
     def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T | None:
         """Run ``work`` in one transaction and return its result. Return None if the file cannot be used now."""
@@ -164,7 +205,7 @@ class DiskCache:
                 except sqlite3.Error as error:
                     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
                     if code in _BUSY:
-                        self._set_busy_ms(0)  # after a failure, do not wait for locks until a transaction succeeds
+                        self._busy_ms = 0  # after a failure, do not wait for locks until a transaction succeeds
                         return None
                     if code in _REFUSED:
                         self._warn_once("is not used", error)
@@ -179,6 +220,7 @@ class DiskCache:
     def _run_transaction(
         self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], begin: str
     ) -> T:
+        connection.execute(f"PRAGMA busy_timeout = {self._busy_ms}")
         connection.execute(begin)
         try:
             result = work(connection)
@@ -187,7 +229,7 @@ class DiskCache:
             with suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             raise
-        self._set_busy_ms(_BUSY_MS)
+        self._busy_ms = _BUSY_MS
         return result
 
     def _open_connection(self) -> sqlite3.Connection | None:
@@ -236,12 +278,7 @@ class DiskCache:
             journal = os.pread(self._fd, 2, _JOURNAL_OFFSET) if stat.S_ISREG(file_stat.st_mode) else b""
         except OSError as error:
             return error.strerror
-        if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & stat.S_IWOTH:
-            raise OSError(
-                errno.EPERM, "the file's folder belongs to another user, or every user can write to the folder"
-            )
-        if not stat.S_ISREG(file_stat.st_mode):
-            raise OSError(errno.EPERM, "the path is not a regular file; remove it")
+        _check_place(folder, file_stat)
         if not os.path.samestat(path_stat, file_stat):
             return "another file has replaced the file"
         if file_stat.st_uid != os.geteuid() or file_stat.st_mode & 0o077:
@@ -258,17 +295,19 @@ class DiskCache:
             with suppress(OSError):
                 os.unlink(f"{self._path}{suffix}")
 
-    def _set_busy_ms(self, value: int) -> None:
-        if value != self._busy_ms:
-            self._busy_ms = value
-            if self._connection is not None:
-                self._connection.execute(f"PRAGMA busy_timeout = {value}")
-
     def _warn_once(self, problem: str, reason: object) -> None:
         text = f"the cache {self._path} {problem}: {reason}"
         if text not in self._warnings:
             self._warnings.add(text)
             self._warn(text)
+
+
+def _check_place(folder: os.stat_result, file: os.stat_result) -> None:
+    """Raise OSError if gitboot must not replace this file in this folder."""
+    if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & stat.S_IWOTH:
+        raise OSError(errno.EPERM, "the file's folder belongs to another user, or every user can write to the folder")
+    if not stat.S_ISREG(file.st_mode):
+        raise OSError(errno.EPERM, "the path is not a regular file; remove it")
 
 
 def _compute_checksum(entry: bytes, value: bytes) -> bytes:
@@ -316,28 +355,16 @@ def _read_last_insertion(connection: sqlite3.Connection) -> int:
     return found
 
 
-def _read_entries(
-    connection: sqlite3.Connection, ids: list[bytes]
-) -> tuple[dict[bytes, bytes], list[bytes], list[bytes], int]:
-    """Read entries by id.
-
-    Return the values, the ids of damaged entries, the ids of entries whose time of last use must be updated, and the
-    number of the last insertion.
-    """
-    values: dict[bytes, bytes] = {}
-    damaged, stale = [], []
-    newest = _read_last_insertion(connection)
-    requested = frozenset(ids)
+def _read_entries(connection: sqlite3.Connection, ids: list[bytes]) -> _ReadResult:
+    found = _ReadResult({}, [], [], _read_last_insertion(connection))
     for entry, checksum, used, value in _read_rows(connection, "id, checksum, used, value", ids):
-        if entry not in requested:
-            raise sqlite3.DatabaseError("the file's index points to the wrong entry")
         if not isinstance(value, bytes) or checksum != _compute_checksum(entry, value):
-            damaged.append(entry)
+            found.damaged_ids.append(entry)
             continue
-        values[entry] = value
-        if not isinstance(used, int) or used < newest - _FRESH:
-            stale.append(entry)
-    return values, damaged, stale, newest
+        found.entry_values[entry] = value
+        if not isinstance(used, int) or used < found.last_insertion - _FRESH:
+            found.stale_ids.append(entry)
+    return found
 
 
 def _find_ids(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
@@ -345,14 +372,19 @@ def _find_ids(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
 
 
 def _read_rows(connection: sqlite3.Connection, columns: str, ids: list[bytes]) -> Iterator[tuple[Any, ...]]:
-    for start in range(0, len(ids), _BATCH):
-        some = ids[start : start + _BATCH]
+    """Yield these columns of the entries with these ids. The first column must be the id."""
+    requested_ids = frozenset(ids)
+    for start in range(0, len(ids), _MAX_IDS_PER_QUERY):
+        some = ids[start : start + _MAX_IDS_PER_QUERY]
         marks = ",".join("?" * len(some))
-        yield from connection.execute(f"SELECT {columns} FROM entry WHERE id IN ({marks})", some)  # noqa: S608 - no text
+        for row in connection.execute(f"SELECT {columns} FROM entry WHERE id IN ({marks})", some):  # noqa: S608 - no text
+            if row[0] not in requested_ids:
+                raise sqlite3.DatabaseError("the file's index points to the wrong entry")
+            yield row
 
 
-def _update_use_numbers(connection: sqlite3.Connection, ids: list[bytes], use_number: int) -> None:
-    connection.executemany("UPDATE entry SET used = ? WHERE id = ?", [(use_number, entry) for entry in ids])
+def _update_use_numbers(connection: sqlite3.Connection, ids: list[bytes], insertion_number: int) -> None:
+    connection.executemany("UPDATE entry SET used = ? WHERE id = ?", [(insertion_number, entry) for entry in ids])
 
 
 def _delete_entries(connection: sqlite3.Connection, ids: list[bytes]) -> None:
@@ -360,8 +392,8 @@ def _delete_entries(connection: sqlite3.Connection, ids: list[bytes]) -> None:
 
 
 def _insert_entries(connection: sqlite3.Connection, entries: list[tuple[bytes, bytes, bytes]], max_bytes: int) -> None:
-    used = _read_last_insertion(connection) + 1
-    rows = [(entry, checksum, used, value) for entry, checksum, value in entries]
+    insertion_number = _read_last_insertion(connection) + 1
+    rows = [(entry, checksum, insertion_number, value) for entry, checksum, value in entries]
     connection.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", rows)
     while _measure_size(connection) > max_bytes:
         oldest = "SELECT rowid FROM entry ORDER BY used, rowid LIMIT 1 + (SELECT count(*) FROM entry) / 8"
@@ -374,32 +406,3 @@ def _measure_size(connection: sqlite3.Connection) -> int:
         connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "freelist_count", "page_size")
     )
     return int((pages - unused) * size)
-
-
-# Libraries that read, check and encode documents and templates. Cached results depend on these libraries.
-_LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
-
-
-@cache
-def compute_program_digest() -> bytes:
-    """Return a digest of gitboot's source files, Python's version and the versions of installed libraries.
-
-    Two checkouts of the same version have different digests if a file differs. Call this function at the start of a
-    process. After an upgrade, it would return the digest of the new files although the process still runs the old
-    files.
-    """
-    program = sha256(repr(sys.version).encode())
-    top = os.path.dirname(__file__)
-    for folder, folders, names in os.walk(top):
-        folders[:] = sorted(set(folders) - {"__pycache__"})
-        for name in sorted(names):
-            with open(os.path.join(folder, name), "rb") as file:
-                content = file.read()
-            program.update(repr((folder[len(top) :], name, len(content))).encode() + content)
-    # Include the names of all distributions in the libraries' folders. The names contain the versions.
-    specs = filter(None, map(find_spec, _LIBRARIES))
-    library_folders = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
-    for name in sorted({each for folder in library_folders for each in os.listdir(folder)}):
-        if name.endswith(("-info", ".egg")):
-            program.update(repr(name).encode())
-    return program.digest()

@@ -54,6 +54,9 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+_URL_PREFIX: Final = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
+
+
 def redact_url(url: str) -> str:
     """Return a URL, which may be invalid, without its user name and password, for use in messages.
 
@@ -65,9 +68,6 @@ def redact_url(url: str) -> str:
     prefix = _URL_PREFIX.match(url)
     start = prefix.end() if prefix is not None else 0
     return url[:start] + url[start:].rpartition("@")[2]
-
-
-_URL_PREFIX: Final = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
 
 
 def quote_words(*words: object) -> str:
