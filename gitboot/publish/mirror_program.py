@@ -43,8 +43,10 @@ from gitboot.publish.signed_list_reader import (
     read_list,
 )
 
-# this folder is in the mirror's folder, so that hard links work; web servers do not serve hidden files
+# This folder is in the mirror's folder, so that hard links work. Web servers may serve hidden files, so only the owner
+# may open the folder: the program has not verified the files in it.
 STAGING = ".staging"
+_STAGING_MODE = 0o700
 KEPT = ("assets/*",)  # Files that are copied and kept although no list contains them.
 # Files that `gitboot artifacts` downloads to the tree. No list names these files; their digests are in their paths.
 _ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
@@ -268,9 +270,11 @@ class Mirror:
 
         The method continues to end maintenance windows during the copy.
         """
-        os.makedirs(self.staging, mode=0o700, exist_ok=True)
+        os.makedirs(self.staging, mode=_STAGING_MODE, exist_ok=True)
+        os.chmod(self.staging, _STAGING_MODE)
         self.discard_staged_file(SIGNED + TIMESTAMP)
-        modes = f"--chmod=D{self._modes[0]:o},F{self._modes[1]:o}"
+        # rsync also sets the permissions of the staging folder itself, at the start of the copy.
+        modes = f"--chmod=D{_STAGING_MODE:o},F{self._modes[1]:o}"
         options = ["--recursive", "--times", "--perms", modes, "--delete", f"--timeout={_RSYNC_IDLE_S}"]
         command = ["rsync", *options, f"--exclude=/{STAGING}/", source.rstrip("/") + "/", self.staging + "/"]
         try:
@@ -288,7 +292,6 @@ class Mirror:
             process.kill()
             process.communicate()
             raise
-        os.chmod(self.staging, 0o700)  # replace the permissions of the source, which rsync has copied
         if process.returncode != 0:
             lines = error_output.decode("utf-8", "replace").strip().splitlines()
             raise CopyError(

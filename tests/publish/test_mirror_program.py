@@ -186,6 +186,39 @@ def test_files_have_the_permissions_and_the_group_of_the_folder(host: MirrorHost
     assert folders == {0o750, 0o700} and (host.served / ".staging").stat().st_mode & 0o777 == 0o700
 
 
+# A remote shell of rsync that passes only the beginning of a tree on this host
+STALLED_SHELL: Final = f"""#!{sys.executable} -IS
+import os, signal, subprocess, sys
+with subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE) as process:
+    left = 300_000
+    while left and (data := os.read(process.stdout.fileno(), left)):
+        left -= os.write(1, data)
+    signal.pause()
+"""
+
+
+def test_other_users_cannot_read_staged_files_during_and_after_a_copy(
+    publisher: SignedSite, host: MirrorHost, tmp_path: Path
+) -> None:
+    """An earlier copy was killed, and its staging folder has the permissions of the published one."""
+    staging, shell = host.served / ".staging", tmp_path / "shell"
+    staging.mkdir(mode=0o755)
+    staging.chmod(0o755)
+    shell.write_text(STALLED_SHELL)
+    shell.chmod(0o755)
+    (publisher.boot / "assets").mkdir()
+    (publisher.boot / "assets/large").write_bytes(os.urandom(1 << 20))
+    host.source = f"publisher:{publisher.boot}"
+    environment = {**os.environ, "RSYNC_RSH": str(shell)}
+    with subprocess.Popen(_build_command(host, INSIDE), env=environment, start_new_session=True) as process:
+        try:
+            assert eventually(lambda: any(staging.rglob(".large.*"))), "rsync writes the file"
+            assert staging.stat().st_mode & 0o777 == 0o700
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert staging.stat().st_mode & 0o777 == 0o700
+
+
 # The end of a window
 
 
@@ -495,6 +528,21 @@ def test_an_artifact_that_does_not_match_its_path_is_not_served(publisher: Signe
             kernel.write_bytes(b"kernel")
         assert host.run(INSIDE + SECOND) == 0
         assert served.read_bytes() == b"kernel"
+
+
+def test_a_file_whose_name_is_not_utf_8_does_not_stop_the_mirror(publisher: SignedSite, host: MirrorHost) -> None:
+    """The list cannot name the file, so the mirror serves it only in a folder that the list does not cover."""
+    (publisher.boot / "assets").mkdir()
+    for folder in (b"", b"assets/"):
+        Path(os.fsdecode(os.fsencode(publisher.boot) + b"/" + folder + b"caf\xe9")).write_bytes(b"menu")
+    assert host.run(INSIDE) == 0
+    names = {os.fsencode(path) for path in host.contents()}
+    assert (b"assets/caf\xe9" in names, b"caf\xe9" in names) == (True, False)
+    done = run_forked("verify-mirror", host.served, "--tree", publisher.root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    Path(os.fsdecode(os.fsencode(host.served) + b"/more\xe9")).write_bytes(b"menu")
+    done = run_forked("verify-mirror", host.served, "--tree", publisher.root)
+    assert (done.returncode, "/more" in done.stdout) == (8, True), done.stderr
 
 
 def _edit_script(publisher: SignedSite) -> None:
