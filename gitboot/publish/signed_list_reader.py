@@ -437,8 +437,11 @@ class SignedList(NamedTuple):
 
 
 def hash_path(path: str) -> str:
-    """Return the digest of a path that contains a token. Listings contain the digest instead of the path."""
-    return "sha256:" + hashlib.sha256(path.encode("utf-8")).hexdigest()
+    """Return the digest of a path that contains a token. Listings contain the digest instead of the path.
+
+    The path may be the name of a file that is not UTF-8.
+    """
+    return "sha256:" + hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[FileVersion]:
