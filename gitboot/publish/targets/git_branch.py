@@ -85,7 +85,10 @@ class BranchTarget:
         data = self._uncommitted.get(number) or self._read(_shard_path(number))
         if compute_digest(data) != digest:
             raise self._build_damage_error(_shard_path(number))
-        return parse_units(data)
+        try:
+            return parse_units(data)
+        except ValueError as error:  # the digest is correct, so the writer of the head also wrote this shard
+            raise self._build_damage_error(_shard_path(number)) from error
 
     def apply(self, step: TargetStep, content: TargetContent, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
         """Commit a step and push it.

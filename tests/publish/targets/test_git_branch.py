@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from gitboot.errors import ForeignTree, PublishError, SourceError, SourceRefused
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.fetch import Fetcher
 from gitboot.git.remote import Password, Remote, SshKey
+from gitboot.publish.manifest import compute_digest
 from gitboot.publish.targets.git_branch import BranchTarget
+from gitboot.publish.targets.sync_steps import HEAD
 from gitboot.render.paths import File
 from tests.helpers.documentation import build_checkout_script, clone_for_checkouts
 from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, git_daemon
@@ -193,6 +196,23 @@ def test_a_branch_of_another_ledger_is_left_alone_until_it_is_taken_over(
     assert_holds(read_served(bare), fleet(2))
     site.open_target()
     with pytest.raises(ForeignTree, match="belongs to the ledger theirs, not to ours"):
+        site.follow()
+
+
+def test_a_shard_that_gitboot_cannot_parse_is_named(site: Site, bare: Path, tmp_path: Path) -> None:
+    """The head contains the digest of the shard, so the same person or version of gitboot wrote both."""
+    site.deliver(fleet(1))
+    checkout = tmp_path / "checkout"
+    git(bare, "worktree", "add", str(checkout), "boot")
+    head = json.loads((checkout / HEAD).read_bytes())
+    number = min(head["shards"])
+    shard = b'{"web1":{"state":"x","files":{"/etc/passwd":"%s"}}}' % (b"a" * 64)
+    (checkout / f"ops/shards/{number}.json").write_bytes(shard)
+    head["shards"][number] = compute_digest(shard)
+    (checkout / HEAD).write_text(json.dumps(head))
+    git(checkout, "commit", "--all", "--message", "Another format")
+    site.open_target()
+    with pytest.raises(PublishError, match=rf"ops/shards/{number}\.json is damaged \(delete the branch"):
         site.follow()
 
 
