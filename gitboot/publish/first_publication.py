@@ -12,7 +12,7 @@ from datetime import datetime
 from math import isqrt
 from pathlib import Path
 from random import Random
-from stat import S_IMODE
+from stat import S_IMODE, S_ISDIR
 from typing import Final, NamedTuple
 
 from msgspec import Struct
@@ -133,7 +133,7 @@ def finish_first_publication(disk: Disk) -> bool:
         if disk.lstat(READY) is None:
             return False
         with _open_folder(_READY, private_folder) as ready:
-            _merge_folders(ready, disk.folders.root, "")
+            _merge_folders(ready, disk.folders.root, disk.root)
         durable_files.syncfs(private_folder)
         os.rmdir(_READY, dir_fd=private_folder)
     disk.release_folders()
@@ -182,25 +182,28 @@ def _can_move_folders(private_folder: int, root: int) -> bool:
     return True
 
 
-def _merge_folders(source: int, target: int, folder: str) -> None:
+def _merge_folders(source: int, target: int, root: Path, folder: str = "") -> None:
     """Move everything in one folder into another, merging folders that exist in both.
 
     ``folder`` is the path of both folders in the tree. The path is either empty or ends with a slash. The function
     moves content first, then boot scripts, then first scripts, and the manifest last. Every publication uses this
-    order.
+    order. Raises PublishError if a path cannot be moved, for example because only one of two existing paths is a folder.
     """
     existing_names = frozenset(os.listdir(target))
     for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, find_move_order(folder + name), name)):
-        if name in existing_names:
-            with (
-                suppress(NotADirectoryError),
-                _open_folder(name, source) as source_folder,
-                _open_folder(name, target) as target_folder,
-            ):
-                _merge_folders(source_folder, target_folder, f"{folder}{name}/")
-                os.rmdir(name, dir_fd=source)
-                continue
-        os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+        if name in existing_names and _is_folder(name, source) and _is_folder(name, target):
+            with _open_folder(name, source) as source_folder, _open_folder(name, target) as target_folder:
+                _merge_folders(source_folder, target_folder, root, f"{folder}{name}/")
+            os.rmdir(name, dir_fd=source)
+            continue
+        try:
+            os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+        except OSError as error:
+            raise to_publish_error(root / folder / name, error) from error
+
+
+def _is_folder(name: str, folder: int) -> bool:
+    return S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
 
 
 class NewTree:

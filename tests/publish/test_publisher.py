@@ -24,6 +24,7 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish import durable_files
 from gitboot.publish.durable_files import Disk, staging_path
+from gitboot.publish.first_publication import READY
 from gitboot.publish.manifest import TreeOrigin, find_leaf, leaf_path, node_path, render_listing
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview, PublicationResult
 from gitboot.publish.tree_changes import GRACE
@@ -936,6 +937,21 @@ def test_after_a_failed_first_publication_the_next_one_uses_the_directory_that_e
         root.mkdir()
         put(directory, 1)
         assert (verify_tree(root), (root / ENTRY).read_bytes()) == ((), make_tree(1)[ENTRY].content)
+
+
+@pytest.mark.parametrize("is_file_new", [False, True])
+def test_a_file_and_a_folder_at_the_same_path_are_named_when_a_first_publication_continues(
+    tmp_path: Path, is_file_new: bool
+) -> None:
+    """gitboot was killed before it moved the complete tree, and then somebody created the other one."""
+    root = tmp_path / "output"
+    file, folder = (root / READY, root) if is_file_new else (root, root / READY)
+    (file / "boot").mkdir(parents=True)
+    (file / "boot/x").touch()
+    (folder / "boot/x/y").mkdir(parents=True)
+    reason = "Is a directory" if is_file_new else "Not a directory"
+    with pytest.raises(PublishError, match=f"output/boot/x: {reason}"):
+        OutputDirectory.open(root, ledger="test")
 
 
 def test_a_tree_to_which_another_process_publishes_is_not_changed(tmp_path: Path) -> None:
