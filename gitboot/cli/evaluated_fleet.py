@@ -43,9 +43,9 @@ from gitboot.resolve.policy_selection import list_opt_outs
 from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import BootFile, Decision, Decisions, require_no_errors
 from gitboot.resolve.server_plan import BootPlan, Cause
+from gitboot.review.acknowledgements import has_ack_line
 from gitboot.review.commit_path import ReviewedCommit
 from gitboot.review.decision_changes import Changes, ReviewedRevision
-from gitboot.review.guards import has_ack_line
 from gitboot.text import format_count, format_names, format_suggestion, quote_words
 
 _ENCODING_BATCH: Final = 1000  # the number of results that gitboot encodes together

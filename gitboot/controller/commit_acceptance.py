@@ -43,17 +43,9 @@ from gitboot.jsonio import to_json_value as as_facts
 from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.problems import Code, Problem, Severity, find_next_change
 from gitboot.resolve.provisioning_record import StopScope
+from gitboot.review.acknowledgements import format_ack_lines, format_approval, has_ack_line, list_ack_guards
 from gitboot.review.formats import phrases
-from gitboot.review.guards import (
-    ONLY_APPROVED,
-    Guard,
-    Limits,
-    Verdict,
-    format_ack_lines,
-    format_approval,
-    has_ack_line,
-    list_ack_guards,
-)
+from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict
 from gitboot.status.conditions import REASON_SEPARATOR, Event
 from gitboot.status.instance_status import Acknowledgement, ChangedArea, HeldCommit, PassedCommit
 from gitboot.text import format_count, format_names, format_omitted, printable

@@ -27,8 +27,9 @@ from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem, Severity, find_next_change
 from gitboot.resolve.server_decision import require_no_errors
+from gitboot.review.acknowledgements import IgnoredLine
 from gitboot.review.commit_path import CommitPath, PathCommit, PathStep, find_commit_path, find_first_provisions
-from gitboot.review.guards import Acknowledgements, Guard, IgnoredLine, Limits, Verdict, judge
+from gitboot.review.guards import Acknowledgements, Guard, Limits, Verdict, judge
 from gitboot.review.reinstalls import GainedIdentity, find_returning_servers, update_lost_identities
 from gitboot.status.instance_status import PassedCommit
 from gitboot.text import format_count

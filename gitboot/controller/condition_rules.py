@@ -44,7 +44,7 @@ from gitboot.model.fleet import NO_LEDGER
 from gitboot.problems import Code
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Run, StepEvidence, StopScope
 from gitboot.resolve.server_plan import Cause, InstallState
-from gitboot.review.guards import SHOWN_DIGITS
+from gitboot.review.acknowledgements import SHOWN_DIGITS
 from gitboot.status.conditions import LOCKED_LEDGER, OR_WRITE, Condition, Event, find_condition_type, find_remedy
 from gitboot.system_clock import ClockState
 from gitboot.text import format_age, format_count, format_omitted

@@ -11,18 +11,9 @@ from typing import Final, NamedTuple, TypeVar
 from msgspec import Struct, structs
 
 from gitboot.fleet.revision import Message, ReinstallsNeed
+from gitboot.review.acknowledgements import AckLine, IgnoredLine, format_ack_lines, parse_ack_lines
 from gitboot.review.decision_changes import ReviewedRevision, compare_decisions
-from gitboot.review.guards import (
-    NO_ACKNOWLEDGEMENTS,
-    AckLine,
-    Acknowledgements,
-    IgnoredLine,
-    Limits,
-    Verdict,
-    format_ack_lines,
-    judge,
-    parse_ack_lines,
-)
+from gitboot.review.guards import NO_ACKNOWLEDGEMENTS, Acknowledgements, Limits, Verdict, judge
 
 U = TypeVar("U", bound=str)  # a UUID
 MAX_STEPS: Final = 200  # gitboot judges a path with more commits as one step

@@ -38,7 +38,7 @@ from gitboot.review.document_changes import (
     is_mutated,
     list_images,
 )
-from gitboot.review.guards import (
+from gitboot.review.extent import (
     Area,
     ChangeScope,
     Extent,
@@ -178,13 +178,13 @@ class Changes:
         """The numbers by which guards judge the commit."""
         return Extent(
             digest=self.digest,
-            first=self.first,
+            is_first=self.first,
             before=self.before,
             after=self.after,
             installs=len(self.filter_by_risk(Risk.INSTALL)),
             reinstalls=len(self.reinstallable_servers),
             resets=len(self.filter_by_risk(Risk.RESET)),
-            unknown=self.unknown is not None,
+            changes_unknown_boots=self.unknown is not None,
             mutated_images=sum(image.mutated for image in self.images),
             disk_claims=len(self.disk_claims),
             access=sum(each.widens for each in self.access),

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import Final
 
 from msgspec import Struct, structs
 
-from gitboot.fleet.documents import FleetRepository, Id
-from gitboot.fleet.identities import BmcAccess, LostIdentity, build_machine
-from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.jsonio import Digest, compute_digest
+from gitboot.jsonio import Digest
 from gitboot.model.fleet import Guards
-from gitboot.model.server import Server
-from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.review.document_changes import affects_ledger, compare_shared_files, compare_unknown_boots
-from gitboot.review.reinstalls import GainedIdentity, Inheritance
-from gitboot.review.risks import Risk, find_risks
-from gitboot.text import format_suggestion
-
-# number of servers; in smaller groups, the limit on changes is a number of servers and not a percentage
-MIN_SIZE_FOR_PERCENT: Final = 10
+from gitboot.review.extent import Area, Extent
+from gitboot.review.reinstalls import Inheritance
 
 
 class Guard(StrEnum):
@@ -49,6 +37,9 @@ class Guard(StrEnum):
 
 # A commit message cannot acknowledge these guards. They need `gitboot approve`.
 ONLY_APPROVED: Final = frozenset({Guard.ALLOW_REWIND, Guard.MAX_BMC_CHANGES})
+
+# number of servers; in smaller groups, the limit on changes is a number of servers and not a percentage
+MIN_SIZE_FOR_PERCENT: Final = 10
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -144,56 +135,50 @@ def judge(
       extent applies.
     - ``bmcs`` is the number of BMCs that would get credentials for the first time.
     """
+    if takeover is None:
+        takeover = extent.takeover
     inheriting_servers = {each.server for each in inheritances} - {*extent.reinstalled_servers}
-    numbers = (
-        (Guard.ALLOW_REWIND, "commits taken back", int(is_rewind and not limits.allow_rewind), 0),
-        (
-            Guard.ALLOW_TAKEOVER,
-            "instances that may no longer act",
-            int((extent.takeover if takeover is None else takeover) and not limits.allow_takeover),
-            0,
+    reinstalls = extent.reinstalls + returning + len(inheriting_servers)
+    exceeded_limits = [
+        *_find_exceeded_counts(
+            (Guard.ALLOW_REWIND, "commits taken back", int(is_rewind), int(limits.allow_rewind)),
+            (Guard.ALLOW_TAKEOVER, "instances that may no longer act", int(takeover), int(limits.allow_takeover)),
+            (Guard.MAX_BMC_CHANGES, "BMCs that never received these credentials", bmcs, limits.max_bmc_changes),
+            (Guard.MAX_INSTALLS, "first boots", extent.installs if pending is None else pending, limits.max_installs),
+            (Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets),
+            (Guard.MAX_REINSTALLS, "servers that may be reinstalled", reinstalls, limits.max_reinstalls),
         ),
-        (Guard.MAX_BMC_CHANGES, "BMCs that never received these credentials", bmcs, limits.max_bmc_changes),
-        (Guard.MAX_INSTALLS, "first boots", extent.installs if pending is None else pending, limits.max_installs),
-        (Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets),
-        (
-            Guard.MAX_REINSTALLS,
-            "servers that may be reinstalled",
-            extent.reinstalls + returning + len(inheriting_servers),
-            limits.max_reinstalls,
-        ),
-        *(() if extent.first else _list_change_numbers(extent, limits)),
-    )
-    found = [
-        ExceededLimit(guard=guard, what=what, number=number, limit=limit)
-        for guard, what, number, limit in numbers
-        if number > limit
+        *(_find_exceeded_change_limits(extent, limits) if not extent.is_first else ()),
     ]
-    if extent.after == 0 and extent.before and not limits.allow_empty:
-        found.append(ExceededLimit(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1))
-    if not extent.first:
-        found += (trip for area in extent.areas for trip in _find_exceeded_area_limits(area, limits))
     order = list(Guard)
-    trips = (
-        structs.replace(
-            trip,
-            acknowledged=(key := (extent.digest, trip.guard.value)) in acknowledgements,
-            by=acknowledgements.get(key, ""),
-        )
-        for trip in sorted(found, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
+    exceeded_limits.sort(key=lambda each: (order.index(each.guard), each.area != "all", each.area, each.what))
+    people = [acknowledgements.get((extent.digest, each.guard.value)) for each in exceeded_limits]
+    trips = tuple(
+        structs.replace(each, acknowledged=person is not None, by=person or "")
+        for each, person in zip(exceeded_limits, people, strict=True)
     )
-    return Verdict(
-        digest=extent.digest, limits=limits, trips=tuple(trips), areas=extent.areas, inherited=tuple(inheritances)
-    )
+    return Verdict(digest=extent.digest, limits=limits, trips=trips, areas=extent.areas, inherited=tuple(inheritances))
 
 
-def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, str, int, int], ...]:
+def _find_exceeded_counts(*counts: tuple[Guard, str, int, int]) -> Iterator[ExceededLimit]:
+    """Yield the exceeded limits for the whole fleet.
+
+    Each count contains a guard, the changes that the guard counts, their number, and the limit.
+    """
+    for guard, what, number, limit in counts:
+        if number > limit:
+            yield ExceededLimit(guard=guard, what=what, number=number, limit=limit)
+
+
+def _find_exceeded_change_limits(extent: Extent, limits: Limits) -> Iterator[ExceededLimit]:
+    """Yield the exceeded limits on changes to an earlier commit. A first commit cannot exceed these limits."""
     may_boot = "servers that may boot an image that claims for the first time not to write to disk"
-    return (
+    unknown_changes = int(extent.changes_unknown_boots)
+    yield from _find_exceeded_counts(
         (
             Guard.MAX_UNKNOWN_CHANGES,
             "changes to the boot of unknown machines",
-            int(extent.unknown),
+            unknown_changes,
             limits.max_unknown_changes,
         ),
         (
@@ -207,6 +192,10 @@ def _list_change_numbers(extent: Extent, limits: Limits) -> tuple[tuple[Guard, s
         (Guard.MUTATED_IMAGES, "edited images in use", extent.mutated_images, limits.mutated_images),
         (Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes),
     )
+    if extent.after == 0 and extent.before and not limits.allow_empty:  # the only limit that is a minimum
+        yield ExceededLimit(guard=Guard.ALLOW_EMPTY, what="servers left", number=0, limit=1)
+    for area in extent.areas:
+        yield from _find_exceeded_area_limits(area, limits)
 
 
 def _find_exceeded_area_limits(area: Area, limits: Limits) -> Iterator[ExceededLimit]:
@@ -226,308 +215,3 @@ def _find_exceeded_area_limits(area: Area, limits: Limits) -> Iterator[ExceededL
                 percent=not is_small,
                 area=str(area),
             )
-
-
-# Acknowledgements: lines of the form `Gitboot-Ack: DIGEST GUARD…` in a commit message
-
-
-class IgnoredLine(Struct, frozen=True, kw_only=True):
-    """An acknowledgement line that gitboot ignores, and the reason."""
-
-    commit: str
-    line: str
-    why: str
-
-
-_LINE: Final = re.compile(r"^[ \t]*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILINE)
-_WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)((?:[ \t]+\S+)+)[ \t\r]*")
-SHOWN_DIGITS: Final = 16  # the number of digits of a digest in commands; `gitboot approve` needs at least 8
-
-
-def format_ack_line(digest: Digest, *guards: Guard) -> str:
-    """Return the commit message line that acknowledges the given guards."""
-    return " ".join(["Gitboot-Ack:", digest, *guards])
-
-
-def format_ack_lines(verdict: Verdict, reinstalls_need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return a line that acknowledges the guards that hold a commit, or () if no line can acknowledge them."""
-    guards = list_ack_guards(verdict, reinstalls_need)
-    return (format_ack_line(verdict.digest, *guards),) if guards else ()
-
-
-def list_ack_guards(verdict: Verdict, reinstalls_need: ReinstallsNeed | None) -> tuple[Guard, ...]:
-    """Return the guards that hold a commit and can be acknowledged by a line in a commit message."""
-    excluded = {*ONLY_APPROVED, *((Guard.MAX_REINSTALLS,) if reinstalls_need is ReinstallsNeed.APPROVE else ())}
-    return tuple(guard for guard in verdict.holding_guards if guard not in excluded)
-
-
-def format_approval(digest: Digest) -> str:
-    """Return the command that approves a held commit, with placeholders that a person must replace."""
-    return f"gitboot approve {digest[:SHOWN_DIGITS]} --all-guards --reason '…' --state DIRECTORY"
-
-
-class AckLine(Struct, frozen=True, kw_only=True):
-    """The acknowledgement of one guard in a well-formed line of a commit message."""
-
-    STALE: ClassVar[str] = (
-        "the line acknowledges other changes. The commits changed afterwards, or a different version of gitboot "
-        "computed the digest. Review the commits again"
-    )
-    USED: ClassVar[str] = (
-        "a signed acknowledgement counts only once, and a commit with the same signed content was already accepted "
-        "(--reinstalls-need signed). Sign a new commit"
-    )
-
-    commit: str
-    text: str
-    digest: str
-    guard: str
-    by: str  # the author of the commit message
-    content: str = ""  # SHA-256 of the signed content, if the line is valid because of the commit's signature
-
-    @property
-    def id(self) -> str:
-        """The key that ensures that a line counts only once if it is valid because of a signature."""
-        return f"{self.content} {self.digest} {self.guard}"
-
-
-def parse_ack_lines(
-    messages: Iterable[Message],
-    reinstalls_need: ReinstallsNeed | None = None,
-    used_ack_ids: Container[str] = frozenset(),
-) -> Iterator[AckLine | IgnoredLine]:
-    """Yield the acknowledgements in commit messages, one for each guard in a line.
-
-    An acknowledgement line may be anywhere in a message, and may be indented, for example after a squash. gitboot
-    ignores malformed lines, lines with an unknown word, and acknowledgements of reinstallations that do not meet
-    ``reinstalls_need``.
-
-    A line that is valid because of a signature counts only once. Therefore ``used_ack_ids`` contains the signed
-    content of the commits that led to an accepted commit, and the `AckLine.id` of each line that was already used.
-    """
-    for message in messages:
-        for line in _LINE.findall(message.text):
-            text = line.strip()
-            if (why := _find_line_fault(line)) is not None:
-                yield IgnoredLine(commit=message.commit, line=text, why=why)
-                continue
-            _, digest, *guards = line.split()
-            for guard in dict.fromkeys(guards):
-                if (why := _find_guard_fault(guard, message, reinstalls_need)) is not None:
-                    yield IgnoredLine(commit=message.commit, line=text, why=why)
-                    continue
-                content = (
-                    message.content
-                    if guard == Guard.MAX_REINSTALLS and reinstalls_need is ReinstallsNeed.SIGNED
-                    else ""
-                )
-                found = AckLine(
-                    commit=message.commit, text=text, digest=digest, guard=guard, by=message.by, content=content
-                )
-                if content and (content in used_ack_ids or found.id in used_ack_ids):
-                    yield IgnoredLine(commit=found.commit, line=found.text, why=AckLine.USED)
-                else:
-                    yield found
-
-
-def _find_line_fault(line: str) -> str | None:
-    if (found := _WORDS.fullmatch(line)) is None:
-        return "the line does not have the form Gitboot-Ack: DIGEST GUARD"
-    digest, guards = found.groups()
-    if not re.fullmatch("[0-9a-f]{64}", digest):
-        return "the digest must have 64 lower-case hexadecimal digits: copy the whole line"
-    if (unknown := next((each for each in guards.split() if each not in list(Guard)), None)) is not None:
-        return f"there is no guard {unknown}; {format_suggestion(unknown, Guard, 'copy the whole line')}"
-    return None
-
-
-def _find_guard_fault(guard: str, message: Message, reinstalls_need: ReinstallsNeed | None) -> str | None:
-    if guard in ONLY_APPROVED:
-        return f"only gitboot approve can acknowledge {guard}, not a line in a commit message"
-    if guard != Guard.MAX_REINSTALLS or reinstalls_need is None:
-        return None
-    if reinstalls_need is ReinstallsNeed.APPROVE:
-        return "only gitboot approve can acknowledge reinstallations (--reinstalls-need approve)"
-    if message.signer is None:
-        return "reinstallations need a commit that is signed with a listed key (--reinstalls-need signed)"
-    if message.signer.is_forge:
-        return "a forge signed the commit, but a person must sign it (--reinstalls-need signed)"
-    return None
-
-
-def has_ack_line(message: Message) -> bool:
-    """Return whether a message contains an acknowledgement line, even a malformed one."""
-    return _LINE.search(message.text) is not None
-
-
-def find_acknowledgements(
-    messages: Iterable[Message],
-    digest: Digest,
-    reinstalls_need: ReinstallsNeed | None = None,
-    used_ack_ids: Container[str] = frozenset(),
-) -> tuple[Acknowledgements, tuple[IgnoredLine, ...]]:
-    """Return the acknowledgements that contain this digest, and the acknowledgement lines that gitboot ignores."""
-    acknowledgements: dict[tuple[str, str], str] = {}
-    ignored = []
-    for line in parse_ack_lines(messages, reinstalls_need, used_ack_ids):
-        match line:
-            case AckLine() if line.digest == digest:
-                acknowledgements.setdefault((line.digest, line.guard), line.by)
-            case AckLine():
-                ignored.append(IgnoredLine(commit=line.commit, line=line.text, why=AckLine.STALE))
-            case IgnoredLine():
-                ignored.append(line)
-    return acknowledgements, tuple(dict.fromkeys(ignored))  # report a line with several guards only once
-
-
-Pair = tuple[str, Digest | None, Digest | None]  # (kind, old digest, new digest)
-
-
-def digest_pairs(pairs: Iterable[Pair]) -> Digest:
-    """Return one digest that covers all changes. Acknowledgement lines contain this digest."""
-    return compute_digest(sorted([kind, old or "", new or ""] for kind, old, new in pairs))
-
-
-def digest_bmc_access(server: str | None, access: BmcAccess | None) -> Digest:
-    """Return a digest of the BMC's address, its credentials, and the settings for its certificate."""
-    return compute_digest([server, structs.asdict(access) if access is not None else None])
-
-
-def list_labels(server: Server) -> Iterator[Label]:
-    """Yield the labels that determine which groups a server belongs to."""
-    labels = server.metadata.labels
-    yield from ((key, labels[key]) for key in GROUP_LABELS if key in labels)
-
-
-def build_areas(counts: Mapping[Label | None, Mapping[str, int]]) -> tuple[Area, ...]:
-    """Return the area for the whole fleet, and then the areas for its groups, in order.
-
-    ``counts`` contains the nonzero fields of each `Area`.
-    """
-    labels = sorted(counts, key=lambda label: (GROUP_LABELS.index(label[0]), label[1]) if label else (-1, ""))
-    numbers = [name for name in Area.__struct_fields__ if name != "label"]
-    return tuple(Area(label=label, **{name: counts[label].get(name, 0) for name in numbers}) for label in labels)
-
-
-def compute_first_extent(decisions: Decisions, repository: FleetRepository, servers: Iterable[Decision]) -> Extent:
-    """Return the extent of an instance's first commit.
-
-    `compare_decisions` returns the same extent but needs more memory. ``servers`` yields the decisions for all servers.
-    The function reads ``servers`` only once.
-    """
-    counts: dict[Label | None, Counter[str]] = {None: Counter()}
-    found = Counter[Risk]()
-    pairs: list[Pair] = []
-    for decision in servers:
-        server = repository.servers[decision.server]
-        found.update(find_risks(None, decision, ()))
-        pairs.append(("server", None, decision.digest))
-        for label in (None, *list_labels(server)):
-            counts.setdefault(label, Counter())["added"] += 1
-        if (access := build_machine(repository, server).bmc) is not None:
-            pairs.append(("bmc", digest_bmc_access(None, None), digest_bmc_access(decision.server, access)))
-    unknown, shared = compare_unknown_boots(None, decisions), compare_shared_files(None, decisions, None, repository)
-    pairs += [(kind, *each.pair) for kind, each in (("unknown", unknown), ("shared", shared)) if each is not None]
-    return Extent(
-        digest=digest_pairs(pairs),
-        first=True,
-        before=0,
-        after=len(repository.servers),
-        installs=found[Risk.INSTALL],
-        reinstalls=0,
-        resets=found[Risk.RESET],
-        unknown=unknown is not None,
-        mutated_images=0,
-        disk_claims=0,
-        access=0,
-        takeover=shared is not None and affects_ledger(shared),
-        areas=build_areas(counts),
-    )
-
-
-GROUP_LABELS: Final = ("site", "role")  # label keys; the servers with the same value form a group
-
-
-class ChangeScope(Struct, frozen=True, kw_only=True):
-    """The servers and documents that may differ between two commits, so that only these need to be compared.
-
-    All other servers and documents are the same in both commits.
-    """
-
-    servers: frozenset[str]  # servers in one of the commits
-    documents: frozenset[Id]  # documents, and files with the kind "file"
-    sizes: Mapping[Label, int]  # the size of each group in the old commit
-
-
-Label = tuple[str, str]  # (key, value), such as ("site", "fra1")
-
-
-class Area(Struct, frozen=True, kw_only=True):
-    """The numbers of changes in a group of servers, or in the whole fleet."""
-
-    label: Label | None  # None: the whole fleet
-    size: int  # servers in the old commit, and changed servers that moved into the group
-    changed: int  # changed servers, except harmless changes
-    less: int  # servers with harmless changes, which guards ignore
-    removed: int  # removed or retired servers
-    added: int
-    reinstalled: int
-
-    def __str__(self) -> str:
-        return "=".join(self.label) if self.label else "all"
-
-
-class Extent(Struct, frozen=True, kw_only=True):
-    """The numbers by which guards judge a commit."""
-
-    digest: Digest  # of all changes; an acknowledgement names this digest
-    first: bool  # whether there is no old commit
-    before: int  # the number of servers in the old commit
-    after: int
-    installs: int  # new servers that want a first boot
-    reinstalls: int  # servers that the commit can reinstall
-    resets: int  # running servers that a maintenance can reset because of the commit
-    unknown: bool  # whether the boots of unknown machines change
-    mutated_images: int  # images that were edited although they are in use
-    disk_claims: int  # images that claim for the first time not to write to disk
-    access: int  # changed settings that let more clients fetch files
-    takeover: bool  # whether another instance may act for the fleet
-    areas: tuple[Area, ...]  # the first one is the whole fleet
-    unknown_claims: tuple[str, ...] = ()  # new servers with a boot, new in the fleet, that claims to write no disk
-    by_policy: tuple[str, ...] = ()  # servers in `reinstalls` that may be installed already, according to records
-    lost_identities: tuple[LostIdentity, ...] = ()  # sorted identities that machines no longer have
-    gained_identities: tuple[GainedIdentity, ...] = ()  # sorted identities that newly lead to install boots
-    reinstalled_servers: tuple[str, ...] = ()  # servers that `reinstalls` counts because of gained identities
-
-    def without_reinstalls(self, servers: Collection[str]) -> Extent:
-        """Return the extent, not counting the reinstallations of the given servers."""
-        if not servers:
-            return self
-        remaining = tuple(each for each in self.reinstalled_servers if each not in servers)
-        return structs.replace(self, reinstalls=self.reinstalls - len(servers), reinstalled_servers=remaining)
-
-    def with_returning(self, servers: Sequence[str]) -> Extent:
-        """Return the extent with a digest that also covers servers that only an instance's records show as reinstalled.
-
-        Therefore an acknowledgement in a review, which shows these servers as new, does not permit gitboot to reinstall
-        their machines.
-        """
-        return structs.replace(self, digest=compute_digest(["returning", servers, self.digest])) if servers else self
-
-    def with_inheritances(self, inheritances: Collection[Inheritance]) -> Extent:
-        """Return the extent with a digest that also covers inherited identities.
-
-        Therefore an acknowledgement that does not cover these identities does not permit gitboot to install other
-        machines.
-        """
-        if not inheritances:
-            return self
-        inherited = sorted([each.server, str(each.kind), each.value, each.uuid] for each in inheritances)
-        return structs.replace(self, digest=compute_digest(["inherited", inherited, self.digest]))
-
-    def with_rewind(self, accepted: str, revision: str) -> Extent:
-        """Return the extent for a rewind, with a digest that also covers both revisions.
-
-        The digest of the changes alone does not identify a rewind, because a rewind may not change any decisions.
-        """
-        return structs.replace(self, digest=compute_digest(["rewind", accepted, revision, self.digest]))

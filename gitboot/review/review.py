@@ -11,6 +11,13 @@ from msgspec import Struct
 from gitboot.fleet.documents import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.problems import Problem, Severity
+from gitboot.review.acknowledgements import (
+    IgnoredLine,
+    find_acknowledgements,
+    format_ack_lines,
+    format_approval,
+    list_ack_guards,
+)
 from gitboot.review.change_groups import CauseFinder, ChangeCause, Group, build_groups, describe_causes
 from gitboot.review.commit_path import HeldStep, ReviewedCommit, judge_by_steps, tighten_limits
 from gitboot.review.decision_changes import Changes, ReviewedRevision, compare_decisions
@@ -22,17 +29,7 @@ from gitboot.review.document_changes import (
     compare_fields,
 )
 from gitboot.review.formats import phrases
-from gitboot.review.guards import (
-    Guard,
-    IgnoredLine,
-    Limits,
-    Verdict,
-    find_acknowledgements,
-    format_ack_lines,
-    format_approval,
-    judge,
-    list_ack_guards,
-)
+from gitboot.review.guards import Guard, Limits, Verdict, judge
 from gitboot.review.images import ProvenanceChanges, SignatureResults, compare_provenance
 from gitboot.review.reinstalls import RAISED_NUMBERS, may_be_already_installed
 from gitboot.review.rendered_diffs import RenderedDiff, diff_shared_files, diff_unknown_boots

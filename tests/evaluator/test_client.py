@@ -158,7 +158,7 @@ def test_a_commit_is_sent_whole_and_the_next_by_its_changes_and_a_dropped_one_le
 ) -> None:
     first = evaluate(evaluation, fetch_newest(source))
     web01 = first.commit.decisions.servers["web01"]
-    assert list(first.commit.decisions.servers) == ["web01"] and first.extent.first
+    assert list(first.commit.decisions.servers) == ["web01"] and first.extent.is_first
     repository.push({"web02.yaml": server("web02", "role: web")})
     second = evaluate(evaluation, fetch_newest(source), first.commit)
     assert list(second.commit.decisions.servers) == ["web01", "web02"]

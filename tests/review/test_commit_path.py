@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from gitboot.fleet.revision import Message
 from gitboot.jsonio import compute_digest
+from gitboot.review.acknowledgements import format_ack_line
 from gitboot.review.commit_path import MAX_STEPS, CommitPath, PathCommit, find_commit_path, find_first_provisions
-from gitboot.review.guards import Area, Extent, Guard, Limits, Verdict, format_ack_line, judge
+from gitboot.review.extent import Area, Extent
+from gitboot.review.guards import Guard, Limits, Verdict, judge
 from tests.helpers.cases import for_each
 
 SIZE = 100
@@ -33,12 +35,12 @@ def extent(old: State, new: State) -> Extent:
     area = Area(label=None, size=SIZE, changed=len(changed), less=0, removed=0, added=0, reinstalled=raised)
     return Extent(
         digest=compute_digest(changed),
-        first=False,
+        is_first=False,
         before=SIZE,
         after=SIZE,
         installs=0,
         reinstalls=raised,
-        unknown=False,
+        changes_unknown_boots=False,
         resets=0,
         mutated_images=0,
         disk_claims=0,

@@ -11,16 +11,9 @@ from gitboot.jsonio import Digest
 from gitboot.model.fields import read
 from gitboot.model.fleet import Guards
 from gitboot.resolve.fleet_decisions import decide
+from gitboot.review.acknowledgements import find_acknowledgements, format_ack_line
 from gitboot.review.decision_changes import compare_decisions
-from gitboot.review.guards import (
-    ONLY_APPROVED,
-    Acknowledgements,
-    Guard,
-    Limits,
-    find_acknowledgements,
-    format_ack_line,
-    judge,
-)
+from gitboot.review.guards import ONLY_APPROVED, Acknowledgements, Guard, Limits, judge
 from tests.helpers.cases import MAX_GROWTH, for_each, measure_growth
 from tests.helpers.evaluations import FLEET, Files, compare_files, review_files
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, make_uuid, policy, repository, server

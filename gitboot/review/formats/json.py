@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar, cast
 from gitboot.jsonio import to_json_value
 from gitboot.model.fields import Field, structure
 from gitboot.model.json_schema import _DIALECT, KINDS, build_any_document_schema, build_schema, build_structure_schema
+from gitboot.review.acknowledgements import format_ack_line
 from gitboot.review.change_groups import Group
 from gitboot.review.decision_changes import Changes
 from gitboot.review.document_changes import ChangeKind, FieldChange
 from gitboot.review.formats import phrases
-from gitboot.review.guards import format_ack_line
 from gitboot.review.images import FileClaim
 from gitboot.review.review import Review
 from gitboot.review.risks import Risk

@@ -28,7 +28,8 @@ from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.publish.tree_reader import list_stop_folders, remove_stop_file, write_stop_file
 from gitboot.resolve.provisioning_record import Record, StopOrder, make_record_fields
-from gitboot.review.guards import Guard, format_ack_line
+from gitboot.review.acknowledgements import format_ack_line
+from gitboot.review.guards import Guard
 from gitboot.system_clock import Uptime
 from tests.helpers.bmcs import WatchedMachine
 from tests.helpers.documentation import CopyScript

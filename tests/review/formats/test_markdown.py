@@ -14,9 +14,9 @@ from gitboot.cli.commands.validate import format_github
 from gitboot.fleet.revision import Message
 from gitboot.problems import Code, Severity
 from gitboot.resolve.server_decision import Boot
+from gitboot.review.acknowledgements import format_ack_line
 from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import LIMIT, as_markdown, as_problems, format_code
-from gitboot.review.guards import format_ack_line
 from gitboot.review.rendered_diffs import hide_secrets
 from tests.helpers.cases import for_each
 from tests.helpers.evaluations import FLEET, SERVERS, USER_DATA, Files, review_files

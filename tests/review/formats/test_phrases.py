@@ -12,8 +12,9 @@ from gitboot.jsonio import Digest
 from gitboot.review.change_groups import Group
 from gitboot.review.decision_changes import ServerChange
 from gitboot.review.document_changes import FieldChange, compare_fields
+from gitboot.review.extent import Area, Extent
 from gitboot.review.formats import phrases
-from gitboot.review.guards import Area, ExceededLimit, Extent, Guard, Limits, judge
+from gitboot.review.guards import ExceededLimit, Guard, Limits, judge
 from gitboot.review.reinstalls import Reinstall, ReinstallReason
 from gitboot.review.risks import Effect, EffectTime
 from tests.helpers.cases import for_each
@@ -137,13 +138,13 @@ def test_each_number_that_a_guard_counts_has_a_clause() -> None:
     area = Area(label=None, size=20, changed=9, less=0, removed=9, added=0, reinstalled=0)
     extent = Extent(
         digest=Digest("a" * 64),
-        first=False,
+        is_first=False,
         before=20,
         after=0,
         installs=1,
         reinstalls=1,
         resets=1,
-        unknown=True,
+        changes_unknown_boots=True,
         mutated_images=1,
         disk_claims=1,
         access=1,
