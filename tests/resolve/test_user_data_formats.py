@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -94,14 +95,32 @@ PRESEED = {
 }
 
 
-def test_finding_p10_debconf_agrees_about_preseed() -> None:
+# The database of the system is locked while another process, for example another run of this test, uses it.
+DEBCONF = """Config: configdb
+Templates: templatedb
+
+Name: configdb
+Driver: File
+Filename: {folder}/config.dat
+
+Name: templatedb
+Driver: File
+Filename: {folder}/templates.dat
+"""
+
+
+def test_finding_p10_debconf_agrees_about_preseed(tmp_path: Path) -> None:
     assert {text: fault("Preseed", text) is None for text in PRESEED} == PRESEED
     program = shutil.which("debconf-set-selections")
     if program is None:
         assert not os.environ.get("CI")
         pytest.skip("debconf-set-selections is in Debian's package debconf")
+    (tmp_path / "debconf.conf").write_text(DEBCONF.format(folder=tmp_path))
+    environment = {**os.environ, "DEBCONF_SYSTEMRC": str(tmp_path / "debconf.conf")}
     for text, valid in PRESEED.items():
-        done = subprocess.run([program, "--checkonly"], input=text, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [program, "--checkonly"], input=text, env=environment, capture_output=True, text=True, check=False
+        )
         assert (done.returncode == 0 and done.stderr == "") == valid, (text, done.stderr)
 
 
