@@ -33,39 +33,46 @@ from gitboot.status.conditions import Event
 from gitboot.status.instance_status import HeldCommit
 from gitboot.system_clock import ClockState, Uptime
 
-RETENTION: Final = timedelta(days=90)  # how long offers and fetches are kept in the ledger
-
 
 class Batch(Struct, frozen=True, kw_only=True):
     """The inputs of one reconcile: everything that arrived since the previous batch."""
 
-    written_records: tuple[
-        tuple[SystemUuid, OverrideRecord | PowerRecord], ...
-    ] = ()  # records that BMC tasks have already written to the ledger
-    clearings: tuple[UnrecordedClearing, ...] = ()  # records by BMC tasks that are not in the ledger yet
-    requests: tuple[Request, ...] = ()
-    held: HeldCommit | None = None  # the commit that operators can approve
-    stoppage: StopOrder | None = None  # a stop that an operator ordered in the files that endpoints read
+    events: tuple[Event, ...] = ()  # events to store with the changes
+
+    # Clock
     clock_state: ClockState | None = None  # None: a command applies the batch instead of an instance
+    unwritten_clock: datetime | None = None  # the latest time of the clock while the ledger could not be written
     uptime: Uptime | None = None  # the kernel's uptime
     is_externally_confirmed: bool = False  # whether a source outside STATE and OUTPUT confirms the newest change
     has_transition: bool = False  # whether a plan changes now because of the clock, or this is the first batch
-    unwritten_clock: datetime | None = None  # the latest time of the clock while the ledger could not be written
-    is_caught_up: bool = False  # whether the newest commit is accepted
+
+    # Operators
+    requests: tuple[Request, ...] = ()
+    held: HeldCommit | None = None  # the commit that operators can approve
+    stoppage: StopOrder | None = None  # a stop that an operator ordered in the files that endpoints read
+    clearances: tuple[ClearanceChange, ...] = ()  # what URLs answered about maintenances, and drains that begin
+
+    # Commits and artifacts
     attempt: Attempt = field(default_factory=Attempt)  # the result of judging the newest commit
+    is_caught_up: bool = False  # whether the newest commit is accepted
     commit: Commit | None = None  # the accepted commit, if this instance may act for it
     changed: Collection[str] = ()  # servers that changed in the commit; at first, all servers
     removed_machines: Collection[SystemUuid] | None = None  # machines that the commit removed; None: unknown
     installing: Collection[str] = ()  # at least all unchanged servers that are being installed
+    sightings: Mapping[BootFile, Sighting] | None = None  # results for all checked artifacts; None: unchanged
+
+    # Fetches
     fetches: tuple[Fetch, ...] = ()
     spool_offsets: Mapping[str, int] | None = None  # how far each file of the fetch log is read with these fetches
     unoffered_boots: tuple[Observation, ...] = ()  # served boots that this ledger never offered
+
+    # BMCs
+    # records that BMC tasks have already written to the ledger
+    written_records: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...] = ()
+    clearings: tuple[UnrecordedClearing, ...] = ()  # records by BMC tasks that are not in the ledger yet
     bmc_evidence: tuple[evidence.BmcEvidence, ...] = ()
     pins: tuple[tuple[SystemUuid, PinnedIdentity], ...] = ()  # the machine identities that BMCs reported
     machines_without_task: frozenset[SystemUuid] = frozenset()  # machines with pending fetches but no BMC task
-    clearances: tuple[ClearanceChange, ...] = ()  # what URLs answered about maintenances, and drains that begin
-    events: tuple[Event, ...] = ()  # events to store with the changes
-    sightings: Mapping[BootFile, Sighting] | None = None  # results for all checked artifacts; None: unchanged
 
 
 class BatchResult(Struct, frozen=True, kw_only=True):
@@ -79,53 +86,16 @@ class BatchResult(Struct, frozen=True, kw_only=True):
 def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchResult:
     """Apply a batch, and return the new `LedgerSnapshot` with the changes. The caller must store the changes."""
     update = LedgerUpdate(snapshot, at)
-    for uuid, record in batch.written_records:
-        if isinstance(record, PowerRecord):
-            update.power_records.set_record(uuid, record, stored=True)
-        else:
-            update.overrides.set_record(uuid, record, stored=True)
-    for each in batch.clearings:
-        _apply_override_clearing(update, each)
+    _apply_task_records(update, batch)
     if batch.clock_state is not None:
-        # Prune once a day, counting from the last heartbeat, so that a clock that jumps ahead does not make entries
-        # old.
-        last = update.facts.heartbeat
-        if last is not None and last.at.date() < at.date():
-            update.prune_before = last.at - RETENTION
-        ledger_trust.record_heartbeat(
-            update,
-            batch.clock_state,
-            is_externally_confirmed=batch.is_externally_confirmed,
-            has_transition=batch.has_transition,
-            unwritten_clock=batch.unwritten_clock,
-            uptime=batch.uptime,
-        )
+        _apply_heartbeat(update, batch, batch.clock_state)
     if batch.stoppage is not None:
         operator_requests.apply_stoppage(update, batch.stoppage)
     operator_requests.carry_out_requests(update, batch.requests, batch.commit, batch.held)
     if batch.is_caught_up and update.facts.gap:
         update.facts = structs.replace(update.facts, gap=False)
     update.events += batch.events
-    attempt, accepted, steps = batch.attempt, batch.attempt.accepted, batch.attempt.steps
-    if accepted is not None:
-        update.facts = structs.replace(update.facts, orders=attempt.orders, withheld=attempt.withheld)
-    if attempt.searched is not None:
-        update.facts = structs.replace(update.facts, searched=attempt.searched)
-    update.used_acknowledgements |= attempt.used_ack_ids
-    update.known_pairs |= steps.approved_bmcs
-    is_newly_accepted = accepted is not None and accepted.revision != update.facts.accepted
-    if is_newly_accepted or (steps.accepted_steps and not attempt.is_behind):
-        update.void_approvals = tuple(snapshot.approvals)  # used, or for a commit that was taken back
-    if accepted is not None and is_newly_accepted:
-        update.facts = structs.replace(
-            update.facts,
-            accepted=accepted.revision,
-            rolled_back=collect_rollbacks(snapshot, sorted(steps.rolled_back), update.facts.sequence),
-        )
-        update.lost_identities = steps.lost if steps.lost is not None else update.lost_identities
-        provisioning.adopt_lowered_servers(update, accepted.decisions, steps.lowered)
-        provisioning.drop_moved_machines(update, steps.moves)
-        update.next_decision_number()
+    _apply_attempt(update, batch.attempt)
     if batch.sightings is not None:
         _apply_sightings(update, batch.sightings)
     if batch.commit is not None:
@@ -133,21 +103,18 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
         _apply_clearances(update, batch.clearances)
     if batch.clock_state is not None and not update.is_empty:
         ledger_trust.refresh_heartbeat(update, batch.uptime)
-    changed = {
-        *update.new_records,
-        *update.dropped,
-        *update.overrides.new,
-        *update.new_pending,
-        *update.power_records.new,
-        *(update.unobservable ^ snapshot.unobservable),
-    }
-    if (update.recorded_commit is None) != (snapshot.recorded_commit is None):
-        changed |= update.before.accepted_machines | update.machines.keys()
-    return BatchResult(
-        snapshot=update.build_snapshot(),
-        update=update,
-        changed=frozenset(changed),
-    )
+    return BatchResult(snapshot=update.build_snapshot(), update=update, changed=_find_changed_machines(update))
+
+
+def _apply_task_records(update: LedgerUpdate, batch: Batch) -> None:
+    """Take over the records that BMC tasks wrote to the ledger, or to the file beside the ledger."""
+    for uuid, record in batch.written_records:
+        if isinstance(record, PowerRecord):
+            update.power_records.set_record(uuid, record, stored=True)
+        else:
+            update.overrides.set_record(uuid, record, stored=True)
+    for clearing in batch.clearings:
+        _apply_override_clearing(update, clearing)
 
 
 def _apply_override_clearing(update: LedgerUpdate, clearing: UnrecordedClearing) -> None:
@@ -155,12 +122,12 @@ def _apply_override_clearing(update: LedgerUpdate, clearing: UnrecordedClearing)
 
     The clearing is ignored if the override was set or ended after the clearing.
     """
-    uuid, record, is_from_earlier_process = clearing
+    uuid, record = clearing.uuid, clearing.record
     known = next((each for each in update.overrides.list_records(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
         return
     update.overrides.set_record(uuid, record)
-    if not is_from_earlier_process:
+    if not clearing.is_from_earlier_process:
         return  # the task's result yields the event
     machine = update.before.machines.get(uuid)
     name = machine.name if machine is not None else uuid
@@ -174,8 +141,82 @@ def _apply_override_clearing(update: LedgerUpdate, clearing: UnrecordedClearing)
     )
 
 
+RETENTION: Final = timedelta(days=90)  # how long offers and fetches are kept in the ledger
+
+
+def _apply_heartbeat(update: LedgerUpdate, batch: Batch, clock_state: ClockState) -> None:
+    """Record that the instance is running, and once a day prune old entries."""
+    # Count from the last heartbeat, so that a clock that jumps ahead does not make entries old.
+    last = update.facts.heartbeat
+    if last is not None and last.at.date() < update.at.date():
+        update.prune_before = last.at - RETENTION
+    ledger_trust.record_heartbeat(
+        update,
+        clock_state,
+        is_externally_confirmed=batch.is_externally_confirmed,
+        has_transition=batch.has_transition,
+        unwritten_clock=batch.unwritten_clock,
+        uptime=batch.uptime,
+    )
+
+
+def _apply_attempt(update: LedgerUpdate, attempt: Attempt) -> None:
+    """Record the result of judging the newest commit, and the effects of a newly accepted commit."""
+    if attempt.searched is not None:
+        update.facts = structs.replace(update.facts, searched=attempt.searched)
+    update.used_acknowledgements |= attempt.used_ack_ids
+    accepted, steps = attempt.accepted, attempt.steps
+    update.known_pairs |= steps.approved_bmcs
+    is_newly_accepted = accepted is not None and accepted.revision != update.facts.accepted
+    if is_newly_accepted or (steps.accepted_steps and not attempt.is_behind):
+        update.void_approvals = tuple(update.before.approvals)  # used, or for a commit that was taken back
+    if accepted is None:
+        return
+    update.facts = structs.replace(update.facts, orders=attempt.orders, withheld=attempt.withheld)
+    if not is_newly_accepted:
+        return
+    update.facts = structs.replace(
+        update.facts,
+        accepted=accepted.revision,
+        rolled_back=collect_rollbacks(update.before, sorted(steps.rolled_back), update.facts.sequence),
+    )
+    if steps.lost is not None:
+        update.lost_identities = steps.lost
+    provisioning.adopt_lowered_servers(update, accepted.decisions, steps.lowered)
+    provisioning.drop_moved_machines(update, steps.moves)
+    update.next_decision_number()
+
+
+def _apply_sightings(update: LedgerUpdate, sightings: Mapping[BootFile, Sighting]) -> None:
+    """Record the results of artifact checks, and add events about changes.
+
+    There is no event for an artifact that is no longer checked.
+    """
+    if sightings is update.sightings:
+        return
+    before = update.sightings or {}
+    for file, sighting in sightings.items():
+        was_absent = file in before and before[file].is_absent
+        if sighting.is_absent and not was_absent:
+            update.add_event(
+                "ArtifactMissing",
+                f"{file.url}: {sighting.message}. gitboot does not offer boots or boot scripts that need this file "
+                "until the file is available",
+                warning=True,
+                url=file.url,
+                sha256=file.sha256,
+            )
+        elif was_absent and not sighting.is_absent:
+            update.add_event("ArtifactFound", f"{file.url} is available again", url=file.url, sha256=file.sha256)
+    update.sightings = sightings
+
+
 def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
-    """Record the evidence, the pinned identities and the new servers that the batch contains."""
+    """Apply the inputs that depend on the accepted commit.
+
+    The function first records the new servers of the commit. Then it records what BMCs and fetches prove, and at last
+    adapts the records to the changed servers.
+    """
     if update.recorded_commit != commit.revision:
         provisioning.record_new_servers(
             update,
@@ -185,11 +226,11 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
             batch.attempt.steps.introduced,
             removed=batch.removed_machines,
         )
-    kind = commit.fleet.provisioning.evidence
     for uuid, pinned in batch.pins:
         update.set_pin(uuid, pinned)
+    accepted_evidence = commit.fleet.provisioning.evidence
     for task_evidence in batch.bmc_evidence:
-        if evidence.apply_bmc_evidence(update, task_evidence, kind):
+        if evidence.apply_bmc_evidence(update, task_evidence, accepted_evidence):
             update.judged_machines.add(task_evidence.uuid)
     if batch.machines_without_task:
         evidence.accept_fetches_without_task(update, batch.machines_without_task, commit)
@@ -202,31 +243,10 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
         _update_drains(update, commit, batch.changed)
     if update.before.power_records or update.power_records.new:
         extend_power_records(update, commit, batch.changed)
-    if batch.changed and update.known_pairs:  # forget unused BMCs, which need a new approval if they come back
-        leftover_bmcs = (
-            each.bmc
-            for uuid in update.before.overrides.keys() | update.overrides.new.keys()
-            for each in update.overrides.list_records(uuid)
-            if each.may_be_left_on_bmc
-        )
-        described = (machine.bmc for machine in commit.machines.values())
-        update.known_pairs &= {get_credential_use(bmc) for bmc in (*described, *leftover_bmcs) if bmc is not None}
+    if batch.changed and update.known_pairs:
+        _forget_unused_bmcs(update, commit)
     update.spool_offsets = batch.spool_offsets
-    update.unobservable = _find_unobservable(update, commit, batch.changed)
-
-
-def _apply_clearances(update: LedgerUpdate, changes: Collection[ClearanceChange]) -> None:
-    """Record approvals and drains, so that a restarted instance continues with them."""
-    for each in changes:
-        if (record := update.usable_record(each.uuid)) is None:
-            continue
-        kept = {name: found for name, found in record.clearances.items() if name in each.kept}
-        update.write_record(
-            each.uuid,
-            each.server,
-            replace(record, clearances=dict(sorted({**kept, each.maintenance: each.clearance}.items()))),
-        )
-        update.add_event(each.event, each.message, server=each.server, maintenance=each.maintenance)
+    _update_unobservable(update, commit, batch.changed)
 
 
 def _update_drains(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:
@@ -238,39 +258,32 @@ def _update_drains(update: LedgerUpdate, commit: Commit, changed: Collection[str
             continue
         ends = {each.name: each.end for each in decision.maintenances}
         clearances = {
-            maintenance: found.move_end(ends[maintenance], update.at)
-            for maintenance, found in record.clearances.items()
+            maintenance: clearance.move_end(ends[maintenance], update.at)
+            for maintenance, clearance in record.clearances.items()
             if maintenance in ends
         }
         if clearances != record.clearances:
             update.write_record(decision.uuid, name, replace(record, clearances=clearances))
 
 
-def _apply_sightings(update: LedgerUpdate, sightings: Mapping[BootFile, Sighting]) -> None:
-    """Record the results of artifact checks, and add events about changes.
+def _forget_unused_bmcs(update: LedgerUpdate, commit: Commit) -> None:
+    """Forget credentials of BMCs that no server and no leftover override uses. A BMC that returns needs an approval."""
+    leftover_bmcs = (
+        each.bmc
+        for uuid in update.before.overrides.keys() | update.overrides.new.keys()
+        for each in update.overrides.list_records(uuid)
+        if each.may_be_left_on_bmc
+    )
+    described_bmcs = (machine.bmc for machine in commit.machines.values())
+    update.known_pairs &= {get_credential_use(bmc) for bmc in (*described_bmcs, *leftover_bmcs) if bmc is not None}
 
-    There is no event for an artifact that is no longer checked.
+
+def _update_unobservable(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:
+    """Find the machines whose next boot this instance could not observe.
+
+    The function looks at the servers that changed in the commit, and at machines with a new record. It looks at all
+    machines if the instance starts or stops setting overrides.
     """
-    before = update.sightings or {}
-    if sightings is update.sightings:
-        return
-    for file, now in sightings.items():
-        was_absent = file in before and before[file].is_absent
-        if now.is_absent and not was_absent:
-            update.add_event(
-                "ArtifactMissing",
-                f"{file.url}: {now.message}. gitboot does not offer boots or boot scripts that need this file until "
-                "the file is available",
-                warning=True,
-                url=file.url,
-                sha256=file.sha256,
-            )
-        elif was_absent and not now.is_absent:
-            update.add_event("ArtifactFound", f"{file.url} is available again", url=file.url, sha256=file.sha256)
-    update.sightings = sightings
-
-
-def _find_unobservable(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     servers, found = commit.decisions.servers, set()
     kind, observes = commit.decisions.evidence, update.facts.observes
     # Whether overrides count as evidence. For some boots, there is no other evidence.
@@ -288,4 +301,35 @@ def _find_unobservable(update: LedgerUpdate, commit: Commit, changed: Collection
             decision, machine, record, kind, observes_fetches=observes, sets_overrides=is_set
         ):
             found.add(uuid)
-    return (update.unobservable - uuids) | found if uuids else update.unobservable
+    if uuids:
+        update.unobservable = (update.unobservable - uuids) | found
+
+
+def _apply_clearances(update: LedgerUpdate, changes: Collection[ClearanceChange]) -> None:
+    """Record approvals and drains, so that a restarted instance continues with them."""
+    for each in changes:
+        if (record := update.usable_record(each.uuid)) is None:
+            continue
+        kept = {name: clearance for name, clearance in record.clearances.items() if name in each.kept}
+        update.write_record(
+            each.uuid,
+            each.server,
+            replace(record, clearances=dict(sorted({**kept, each.maintenance: each.clearance}.items()))),
+        )
+        update.add_event(each.event, each.message, server=each.server, maintenance=each.maintenance)
+
+
+def _find_changed_machines(update: LedgerUpdate) -> frozenset[SystemUuid]:
+    """Return the machines that need a new plan or BMC task because of the batch."""
+    before = update.before
+    changed = {
+        *update.new_records,
+        *update.dropped,
+        *update.overrides.new,
+        *update.new_pending,
+        *update.power_records.new,
+        *(update.unobservable ^ before.unobservable),
+    }
+    if (update.recorded_commit is None) != (before.recorded_commit is None):
+        changed |= before.accepted_machines | update.machines.keys()
+    return frozenset(changed)
