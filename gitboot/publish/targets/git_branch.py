@@ -13,8 +13,8 @@ from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.fleet.revision import Revision
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.publish.manifest import compute_digest
+from gitboot.publish.targets.sync_steps import HEAD as HEAD_PATH  # not a head of Git
 from gitboot.publish.targets.sync_steps import (
-    HEAD,
     UNLISTED,
     FollowedTree,
     Shard,
@@ -32,7 +32,12 @@ from gitboot.text import format_count
 
 
 class BranchTarget:
-    """A branch to which only this instance pushes. The parent of each commit is also a commit by gitboot."""
+    """A branch to which only this instance pushes. The parent of each commit is also a commit by gitboot.
+
+    ``heir_of`` returns the ledger whose branch the instance may take over, or None. ``follows_default`` is True if the
+    instance follows the default branch of the same repository. ``find_author`` returns the author of a commit to the
+    fleet, or None if the commit is unknown.
+    """
 
     max_servers = None  # each step is one commit, and contains all servers
 
@@ -53,6 +58,11 @@ class BranchTarget:
         self._uncommitted: dict[str, bytes] = {}  # shards by number, from steps that did not change a served file
 
     def load(self) -> TargetContent:
+        """Fetch the branch, and return its content.
+
+        Raises `UsageError` if the instance follows the branch, `ForeignTree` if the branch belongs to another ledger,
+        and `PublishError` if gitboot cannot parse the branch's content.
+        """
         if self._follows_default and self._branch.is_default():
             raise UsageError(f"{self._name} is the branch that this instance follows; choose another branch")
         self._uncommitted = {}
@@ -61,17 +71,7 @@ class BranchTarget:
             return build_target_content(
                 TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=""), (), (), gitboot=""
             )
-        try:
-            head = parse_head(self._read(HEAD))
-        except ValueError as error:
-            raise PublishError(
-                f"{self._name}: gitboot did not write this branch's content (choose another branch)"
-            ) from error
-        if head.ledger not in (self._ledger, self._heir_of()):
-            raise ForeignTree(
-                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (choose another branch, or "
-                f"take over this branch with `gitboot records begin`)"
-            )
+        head = self._parse_own_head()
         try:
             unlisted = parse_unlisted(self._read(UNLISTED))
         except ValueError as error:
@@ -79,16 +79,33 @@ class BranchTarget:
         shards = (self.shard(head, number) for number in head.shards)
         return build_target_content(structs.replace(head, ledger=self._ledger), shards, unlisted, gitboot=__version__)
 
+    def _parse_own_head(self) -> TargetHead:
+        """Parse the head, and check that it belongs to this ledger or its predecessor."""
+        try:
+            head = parse_head(self._read(HEAD_PATH))
+        except ValueError as error:
+            raise PublishError(
+                f"{self._name}: gitboot did not write this branch's content (choose another branch)"
+            ) from error
+        if head.ledger not in (self._ledger, self._heir_of()):
+            raise ForeignTree(
+                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (choose another branch, or "
+                "take over this branch with `gitboot records begin`)"
+            )
+        return head
+
     def shard(self, head: TargetHead, number: str) -> Shard:
+        """Return the shard with this number, or an empty shard if the head does not list it. Raises `PublishError`."""
         if (digest := head.shards.get(number)) is None:
             return {}
-        data = self._uncommitted.get(number) or self._read(_shard_path(number))
+        path = _numbered_shard_path(number)
+        data = self._uncommitted.get(number) or self._read(path)
         if compute_digest(data) != digest:
-            raise self._build_damage_error(_shard_path(number))
+            raise self._build_damage_error(path)
         try:
             return parse_units(data)
         except ValueError as error:  # the digest is correct, so the writer of the head also wrote this shard
-            raise self._build_damage_error(_shard_path(number)) from error
+            raise self._build_damage_error(path) from error
 
     def apply(self, step: TargetStep, content: TargetContent, tree: FollowedTree) -> None:  # noqa: ARG002 - signature of FollowedTarget
         """Commit a step and push it.
@@ -98,25 +115,30 @@ class BranchTarget:
         self._uncommitted |= step.shards
         if not step.placed and not step.removed:
             return
-        changes: dict[str, Callable[[], bytes] | None] = dict.fromkeys(step.removed)
-        changes |= {path: partial(_read_content, tree, path, digest) for path, digest in step.placed.items()}
-        for number, data in self._uncommitted.items():
-            changes[_shard_path(number)] = partial(bytes, data) if data else None
-        changes |= {HEAD: partial(render_head, step.head), UNLISTED: partial(render_unlisted, step.unlisted_paths)}
         at = self._clock()
         gitboot_author = Authorship("gitboot", "gitboot@localhost", int(at.timestamp()), 0)
         author = self._find_author(Revision(step.head.commit)) or gitboot_author
-        written, removed = format_count(len(step.placed), "file"), format_count(len(step.removed), "file")
-        message = (
-            f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
-            f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
-        )
-        commit = self._branch.commit(self._tip, changes, message, author, at)
+        commit = self._branch.commit(self._tip, self._list_changes(step, tree), _format_message(step), author, at)
         self._branch.push(self._tip, commit)
         self._tip, self._uncommitted = commit, {}
 
+    def _list_changes(self, step: TargetStep, tree: FollowedTree) -> dict[str, Callable[[], bytes] | None]:
+        """Return a function that reads the new content of each changed path, or None for a removed path."""
+        changes: dict[str, Callable[[], bytes] | None] = dict.fromkeys(step.removed)
+        for path, digest in step.placed.items():
+            changes[path] = partial(_read_content, tree, path, digest)
+        for number, data in self._uncommitted.items():
+            # partial() makes a function that returns the data
+            changes[_numbered_shard_path(number)] = partial(bytes, data) if data else None
+        changes[HEAD_PATH] = partial(render_head, step.head)
+        changes[UNLISTED] = partial(render_unlisted, step.unlisted_paths)
+        return changes
+
     def _read(self, path: str) -> bytes:
-        return (self._branch.read(self._tip, path) if self._tip is not None else None) or b""
+        """Read a file at the tip. An absent file reads as empty."""
+        if self._tip is None:
+            return b""
+        return self._branch.read(self._tip, path) or b""
 
     def _build_damage_error(self, path: str) -> PublishError:
         return PublishError(f"{self._name}: {path} is damaged (delete the branch, and gitboot will create it again)")
@@ -126,5 +148,13 @@ def _read_content(tree: FollowedTree, path: str, digest: str) -> bytes:
     return tree.read_file(path, digest).content
 
 
-def _shard_path(number: str) -> str:
+def _numbered_shard_path(number: str) -> str:
     return f"ops/shards/{number}.json"
+
+
+def _format_message(step: TargetStep) -> str:
+    written, removed = format_count(len(step.placed), "file"), format_count(len(step.removed), "file")
+    return (
+        f"Publish {step.head.commit[:12]}\n\n{written} written, {removed} removed\n\n"
+        f"Gitboot-Source: {step.head.commit}\nGitboot-Plan: {step.manifest}\n"
+    )
