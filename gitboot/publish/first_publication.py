@@ -38,16 +38,10 @@ from gitboot.render.paths import Files, find_move_order, is_content, is_immutabl
 from gitboot.status.work_progress import ReportProgress, iterate_with_progress
 from gitboot.text import format_count
 
-_FRESH, _READY = "fresh", "ready"
-FRESH: Final = f"{PRIVATE_FOLDER}/{_FRESH}"
-READY: Final = f"{PRIVATE_FOLDER}/{_READY}"
-_BOOT, _IN_BOOT = "boot", "o"
-_LAST: Final = split_path(MANIFEST)[1]  # a publication is complete only after this file is in place
-# the source and the destination are on different mounts
-_OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})
-_MIN_SAMPLE: Final = 64  # servers in the sample from which gitboot estimates the files of all servers
-_CERTAIN_SHARE: Final = 0.9  # a publication needs at least this share of the estimated space
-_MIB: Final = 2**20
+# Folders in gitboot's private folder: a new tree that is not complete, and a complete one to move to its final path
+_FRESH_NAME, _READY_NAME = "fresh", "ready"
+FRESH: Final = f"{PRIVATE_FOLDER}/{_FRESH_NAME}"
+READY: Final = f"{PRIVATE_FOLDER}/{_READY_NAME}"
 
 
 class FilledTree(NamedTuple):
@@ -73,9 +67,9 @@ def fill_tree(
     identities: dict[str, tuple[str, ...]] = {}
     listings: dict[str, ListedFile | None] = {}
     content = {SHARED: tuple(filter(is_content, publication.changed_shared_files))}
+    if not _can_move_folders(disk):
+        return None
     with create_tree(disk, at) as new_tree:
-        if new_tree is None:
-            return None
         # The progress has one step for each server, and one step to move all files to their final paths.
         for server, files in iterate_with_progress(
             publication.servers.items(), lambda done, total: report_progress(done, total + 1)
@@ -96,27 +90,18 @@ def fill_tree(
 
 
 @contextmanager
-def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree | None]:
-    """Yield a new tree to fill.
+def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree]:
+    """Yield a new tree to fill, and move the tree to its final path when the block ends without an error.
 
-    When the block ends without an error, move the tree to its final path. Yield None if the files cannot be renamed.
     Raises PublishError if the tree cannot be written. After a crash, `finish_first_publication` removes an unfinished
     tree, or finishes moving a complete tree.
     """
     with _open_private_folder(disk) as private_folder:
-        os.mkdir(_FRESH, disk.modes.folder, dir_fd=private_folder)
-        try:
-            if not _can_move_folders(private_folder, disk.folders.root):
-                yield None
-                return
-            with _open_folder(_FRESH, private_folder) as folder:
-                yield NewTree(disk, folder, int(at.timestamp()))
+        with _make_fresh_folder(disk, private_folder) as folder:
+            yield NewTree(disk, folder, int(at.timestamp()))
             durable_files.syncfs(private_folder)
-            os.rename(_FRESH, _READY, src_dir_fd=private_folder, dst_dir_fd=private_folder)
-            durable_files.syncfs(private_folder)
-        finally:  # after a success, the folder no longer exists
-            with suppress(OSError):
-                shutil.rmtree(_FRESH, dir_fd=private_folder)
+            os.rename(_FRESH_NAME, _READY_NAME, src_dir_fd=private_folder, dst_dir_fd=private_folder)
+        durable_files.syncfs(private_folder)
     finish_first_publication(disk)
 
 
@@ -129,13 +114,13 @@ def finish_first_publication(disk: Disk) -> bool:
         return False
     with _open_private_folder(disk) as private_folder:
         with suppress(FileNotFoundError):
-            shutil.rmtree(_FRESH, dir_fd=private_folder)
+            shutil.rmtree(_FRESH_NAME, dir_fd=private_folder)
         if disk.lstat(READY) is None:
             return False
-        with _open_folder(_READY, private_folder) as ready:
+        with _open_folder(_READY_NAME, private_folder) as ready:
             _merge_folders(ready, disk.folders.root, disk.root)
         durable_files.syncfs(private_folder)
-        os.rmdir(_READY, dir_fd=private_folder)
+        os.rmdir(_READY_NAME, dir_fd=private_folder)
     disk.release_folders()
     return True
 
@@ -156,30 +141,49 @@ def _open_private_folder(disk: Disk) -> Iterator[int]:
         raise to_publish_error(disk.root / PRIVATE_FOLDER, error) from error
 
 
+@contextmanager
+def _make_fresh_folder(disk: Disk, private_folder: int) -> Iterator[int]:
+    """Yield a file descriptor for a new folder in gitboot's private folder. Remove the folder at the end."""
+    os.mkdir(_FRESH_NAME, disk.modes.folder, dir_fd=private_folder)
+    try:
+        with _open_folder(_FRESH_NAME, private_folder) as folder:
+            yield folder
+    finally:  # after a success, `create_tree` has renamed the folder
+        with suppress(OSError):
+            shutil.rmtree(_FRESH_NAME, dir_fd=private_folder)
+
+
 def _open_folder(name: str, folder: int) -> AbstractContextManager[int]:
     return open_descriptor(name, os.O_RDONLY | os.O_DIRECTORY, folder=folder)
 
 
-def _can_move_folders(private_folder: int, root: int) -> bool:
+# the source and the destination are on different mounts
+_OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})
+
+
+def _can_move_folders(disk: Disk) -> bool:
     """Return whether folders can be renamed from gitboot's private folder into the tree.
 
-    A mount below the tree may prevent this.
+    A mount below the tree may prevent this. Raises PublishError if the function cannot create a folder.
     """
     with ExitStack() as stack:
-        new_folder = stack.enter_context(_open_folder(_FRESH, private_folder))
-        folder, name = root, _BOOT
+        private_folder = stack.enter_context(_open_private_folder(disk))
+        new_folder = stack.enter_context(_make_fresh_folder(disk, private_folder))
+        folder, name = disk.folders.root, "boot"
         with suppress(FileNotFoundError):
-            folder, name = stack.enter_context(_open_folder(_BOOT, root)), _IN_BOOT
+            folder, name = stack.enter_context(_open_folder("boot", folder)), "o"
         os.mkdir(name, 0o700, dir_fd=new_folder)
         try:
             os.rename(name, name, src_dir_fd=new_folder, dst_dir_fd=folder)
         except OSError as error:
             if error.errno not in _OTHER_MOUNT_ERRORS:
                 raise
-            os.rmdir(name, dir_fd=new_folder)
             return False
         os.rmdir(name, dir_fd=folder)
     return True
+
+
+_MANIFEST_NAME: Final = split_path(MANIFEST)[1]  # a publication is complete only after this file is in place
 
 
 def _merge_folders(source: int, target: int, root: Path, folder: str = "") -> None:
@@ -187,10 +191,12 @@ def _merge_folders(source: int, target: int, root: Path, folder: str = "") -> No
 
     ``folder`` is the path of both folders in the tree. The path is either empty or ends with a slash. The function
     moves content first, then boot scripts, then first scripts, and the manifest last. Every publication uses this
-    order. Raises PublishError if a path cannot be moved, for example because only one of two existing paths is a folder.
+    order. Raises PublishError if a path cannot be moved, for example because a folder would replace a file.
     """
     existing_names = frozenset(os.listdir(target))
-    for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, find_move_order(folder + name), name)):
+    for name in sorted(
+        os.listdir(source), key=lambda name: (name == _MANIFEST_NAME, find_move_order(folder + name), name)
+    ):
         if name in existing_names and _is_folder(name, source) and _is_folder(name, target):
             with _open_folder(name, source) as source_folder, _open_folder(name, target) as target_folder:
                 _merge_folders(source_folder, target_folder, root, f"{folder}{name}/")
@@ -227,18 +233,19 @@ class NewTree:
             paths_by_digest.setdefault(file.sha256, []).append(path)
         written = 0
         for paths in paths_by_digest.values():
-            first, content = "", files[paths[0]].content
+            first_path, content = None, files[paths[0]].content
             for path in sorted(paths):
                 try:
-                    if first:
-                        self._link(first, path, content)
-                    else:
+                    if first_path is None:
                         self._write(path, content)
-                        first = path
+                        first_path = path
+                    else:
+                        self._link(first_path, path, content)
                     written += 1
                 except OSError as error:
-                    if not isinstance(error, FileExistsError) or not is_content(path):
-                        raise to_publish_error(self._disk.root / path, error) from error
+                    if isinstance(error, FileExistsError) and is_content(path):
+                        continue
+                    raise to_publish_error(self._disk.root / path, error) from error
         return written
 
     def write(self, contents: Mapping[str, bytes | None]) -> None:
@@ -290,32 +297,39 @@ class NewTree:
 # Free space for a new tree
 
 
-class _NeededSpace(Struct):
-    """The number of inodes and bytes that files need on one file system.
+class NeededFile(NamedTuple):
+    """A new file or folder, or several of them that are alike."""
 
-    The numbers may be estimates that are based on a sample of the servers.
-    """
+    path: str  # one of the paths
+    size_bytes: int  # of each file; 0: a folder
+    number: float = 1  # of files; an estimate if it is not 1
+
+
+class _NeededSpace(Struct):
+    """The number of inodes and bytes that files need on one file system."""
 
     inodes: float = 0
-    size: float = 0  # bytes
+    size_bytes: float = 0
     is_estimate: bool = False
 
 
-def check_free_space(root: Path, files: Iterable[tuple[str, int, float]]) -> None:
+_CERTAIN_SHARE: Final = 0.9  # a publication needs at least this share of the estimated space
+_MIB: Final = 2**20
+
+
+def check_free_space(root: Path, files: Iterable[NeededFile]) -> None:
     """Raise `PublishError` if a file system has too few inodes or too little disk space for these files and folders.
 
-    Each item in ``files`` contains a path, the size of the file in bytes, and the number of files that the item
-    represents. The function counts all hard links to the same file as one file. The function does not count the
-    manifest and the index. A file system without a fixed number of inodes, such as Btrfs, never has too few inodes.
+    A file system without a fixed number of inodes, such as Btrfs, never has too few inodes.
     """
     needs: dict[Path, _NeededSpace] = {}
     mounts = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
-    for path, size, file_count in files:
-        mount = mounts[path.partition("/")[0]]
+    for file in files:
+        mount = mounts[file.path.partition("/")[0]]
         need = needs.setdefault(mount, _NeededSpace())
-        need.inodes += file_count
-        need.size += file_count * size
-        need.is_estimate |= file_count != 1
+        need.inodes += file.number
+        need.size_bytes += file.number * file.size_bytes
+        need.is_estimate |= file.number != 1
     is_root = os.geteuid() == 0  # file systems reserve some space for root
     for mount, need in needs.items():
         found = os.statvfs(mount)
@@ -328,17 +342,21 @@ def check_free_space(root: Path, files: Iterable[tuple[str, int, float]]) -> Non
                 f"but the file system has only {free:,} free "
                 "(use a file system with more inodes: create it with mkfs.ext4 -N, or mount a tmpfs with -o nr_inodes)"
             )
-        if need.size * needed_share > free_bytes:
+        if need.size_bytes * needed_share > free_bytes:
             raise PublishError(
-                f"{mount}: publishing needs {qualifier}{need.size / _MIB:,.1f} MiB, but the file system has only "
+                f"{mount}: publishing needs {qualifier}{need.size_bytes / _MIB:,.1f} MiB, but the file system has only "
                 f"{free_bytes / _MIB:,.1f} MiB free (free some space)"
             )
 
 
-def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]]:
-    """Yield the files and folders of a publication for `check_free_space`.
+_MIN_SAMPLE: Final = 64  # servers in the sample from which gitboot estimates the files of all servers
 
-    If there are many servers, the function measures the files of a sample of servers and extrapolates.
+
+def _estimate_files(publication: Publication) -> Iterator[NeededFile]:
+    """Yield the files and folders of a publication, without the manifest and the index.
+
+    All hard links to the same file count as one file. If there are many servers, the function measures the files of a
+    sample of servers and extrapolates.
     """
     names = sorted(publication.servers)
     sample_size = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
@@ -353,12 +371,13 @@ def _estimate_files(publication: Publication) -> Iterator[tuple[str, int, float]
     frequencies = Counter(count for path, count in server_counts.items() if is_immutable(path))
     content_scale = min(scale, 1 + frequencies[1] / (2 * max(frequencies[2], 1)))
     for path, size in sizes.items():
-        yield path, size, (content_scale if is_immutable(path) else scale) if server_counts[path] == 1 else 1
-    yield from (
-        (path, size, 1)
-        for path, size in _measure_distinct_files(publication.changed_shared_files).items()
-        if path not in sizes
-    )
+        if server_counts[path] == 1:
+            yield NeededFile(path, size, content_scale if is_immutable(path) else scale)
+        else:
+            yield NeededFile(path, size)
+    for path, size in _measure_distinct_files(publication.changed_shared_files).items():
+        if path not in sizes:
+            yield NeededFile(path, size)
 
 
 def _measure_distinct_files(files: Files) -> dict[str, int]:
@@ -366,6 +385,7 @@ def _measure_distinct_files(files: Files) -> dict[str, int]:
     first_paths = {file.sha256: path for path, file in sorted(files.items(), reverse=True)}
     found = {path: len(files[path].content) for path in first_paths.values()}
     for path in files:
-        while path := split_path(path)[0]:
-            found[path] = 0
+        folder = path
+        while folder := split_path(folder)[0]:
+            found[folder] = 0
     return found

@@ -14,7 +14,7 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio import Digest, encode_canonical
 from gitboot.publish.durable_files import OPEN_MODES, Disk, TreeModes, apply_modes, has_content, make_root, staging_path
-from gitboot.publish.first_publication import check_free_space, fill_tree, finish_first_publication
+from gitboot.publish.first_publication import NeededFile, check_free_space, fill_tree, finish_first_publication
 from gitboot.publish.manifest import MANIFEST, STATUS, TreeOrigin, compute_digest
 from gitboot.publish.signed_list import ListKeys, SignedList, TreeDetails, find_listing
 from gitboot.publish.tree_changes import (
@@ -319,7 +319,8 @@ class OutputDirectory:
             )
             if tree.origin is None:  # complete an interrupted first publication
                 others = {path for paths in hard_links.values() for path in paths}
-                check_free_space(self._disk.root, ((path, len(content[path]), 1) for path in content.keys() - others))
+                new_paths = content.keys() - others
+                check_free_space(self._disk.root, (NeededFile(path, len(content[path])) for path in new_paths))
             write_changes(self._disk, tree, changes, content, hard_links, manifest, self._report_progress)
             tree.mark_complete(head)
             tree.retire(changes.retired, changes.at, changes.batches)
