@@ -332,7 +332,10 @@ def check_free_space(root: Path, files: Iterable[NeededFile]) -> None:
         need.is_estimate |= file.number != 1
     is_root = os.geteuid() == 0  # file systems reserve some space for root
     for mount, need in needs.items():
-        found = os.statvfs(mount)
+        try:
+            found = os.statvfs(mount)
+        except OSError as error:
+            raise to_publish_error(mount, error) from error
         blocks, free = (found.f_bfree, found.f_ffree) if is_root else (found.f_bavail, found.f_favail)
         free_bytes = blocks * found.f_frsize
         needed_share, qualifier = (_CERTAIN_SHARE, "about ") if need.is_estimate else (1, "")

@@ -1085,6 +1085,16 @@ def test_a_first_publication_does_not_start_without_enough_space(small_disk: Pat
     assert verify_tree(small_disk) == ()
 
 
+def test_a_disk_whose_free_space_is_unknown_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with OutputDirectory.open(tmp_path / "output", ledger="test") as directory:
+        monkeypatch.setattr(os, "statvfs", fail)
+        with pytest.raises(PublishError, match="output: Input/output error"):
+            put(directory, 1)
+
+
 def test_hard_links_need_no_space(small_disk: Path) -> None:
     names = [f"boot/ipxe/{number}" for number in range(100)]
     subprocess.run(["mount", "-o", "remount,size=128k", str(small_disk)], check=True)
