@@ -47,24 +47,6 @@ from gitboot.publish.signed_list_reader import (
 # may open the folder: the program has not verified the files in it.
 STAGING = ".staging"
 _STAGING_MODE = 0o700
-KEPT = ("assets/*",)  # Files that are copied and kept although no list contains them.
-# Files that `gitboot artifacts` downloads to the tree. No list names these files; their digests are in their paths.
-_ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
-_CONTENT = re.compile(r"(?:o|media|assets)/|(?:v1/boot|nocloud)/[^/]+/data/")  # files that boot scripts refer to
-_LIST_FILE = re.compile(
-    SIGNED
-    + r"(?:timestamp|shared|[0-9]+\.(?:root|snapshot|targets|servers-[0-9a-f]{2})|servers/[a-z0-9][a-z0-9.-]*)\.json\Z"
-)
-_LIST_TRIES = 3  # attempts to copy a tree that changes during the copy
-_RSYNC_IDLE_S = 60
-# The errors of link(2) after which the program copies the file instead.
-_NO_LINK_ERRORS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
-
-
-def find_artifact_digest(path: str) -> Optional[str]:
-    """Return the sha256 in an artifact's path, or None for any other path below boot/."""
-    found = _ARTIFACT.match(path)
-    return found.group(1) if found is not None else None
 
 
 class CopyError(Exception):
@@ -81,40 +63,54 @@ class Ending(NamedTuple):
     text: Optional[str]  # None: the file is removed
 
 
+# The files that the program saves between runs
+
+
 class State:
     """The state that the program saves between runs."""
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.latest = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the latest time that the clock has shown
-        self.accepted = None  # type: Optional[AcceptedList]
-        self._keys = []  # the root keys that verified the accepted list
-        self.made = None  # type: Optional[datetime]
-        self.endings = {}  # type: Dict[str, Ending]
-        self._known = {}  # file digests from the previous run, by device and inode
-        self._used = {}  # type: Dict[str, List[Any]]
+        self.latest_time = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the latest time that the clock has shown
+        self.accepted: Optional[AcceptedList] = None
+        self._keys: List[str] = []  # the root keys that verified the accepted list
+        self.published_at: Optional[datetime] = None  # the time of the accepted list
+        self.endings: Dict[str, Ending] = {}
         try:
-            found = _read_json(path)
-            self.latest, accepted = parse_instant(found["latest"]), found["seen"]
-            self.made = parse_instant(found["made"]) if found["made"] else None
-            if accepted:
-                root, timestamp, snapshot = (check_count(version, 0) for version in accepted[:3])
-                self.accepted = AcceptedList(root, timestamp, snapshot, frozenset(map(str, accepted[3])))
-            self._keys = [str(key) for key in found["keys"]]
-            self.endings = {
-                check_path(name): Ending(parse_instant(since), _parse_optional_text(text))
-                for name, (since, text) in found["ends"].items()
-            }
+            self._load()
         except FileNotFoundError:
             pass
         except (AttributeError, IndexError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-            self.made = None  # the program then reads the list that the mirror serves
-            warn(f"{path} is damaged, so the program replaces the file: {error}")
-        with suppress(OSError, RecursionError, ValueError):
-            known = _read_json(path + ".digests")
-            # Each value contains a file's size, mtime, ctime and digest.
-            if isinstance(known, dict) and all(isinstance(each, list) and len(each) == 4 for each in known.values()):
-                self._known = known
+            self.published_at = None  # the program then reads the list that the mirror serves
+            fault = "cannot be read" if isinstance(error, OSError) else "is damaged"
+            warn(f"{path} {fault}, so the program replaces the file: {error}")
+
+    def _load(self) -> None:
+        """Load the saved state. If the file is damaged, the values before the damage count.
+
+        The names in the file differ from the attributes, because earlier versions of the program wrote the same file.
+        """
+        found = _read_json(self._path)
+        self.latest_time, accepted = parse_instant(found["latest"]), found["seen"]
+        self.published_at = parse_instant(found["made"]) if found["made"] else None
+        if accepted:
+            root, timestamp, snapshot = (check_count(version, 0) for version in accepted[:3])
+            self.accepted = AcceptedList(root, timestamp, snapshot, frozenset(map(str, accepted[3])))
+        self._keys = [str(key) for key in found["keys"]]
+        self.endings = {
+            check_path(name): Ending(parse_instant(since), _parse_optional_text(text))
+            for name, (since, text) in found["ends"].items()
+        }
+
+    def save(self) -> None:
+        found = {
+            "keys": self._keys,
+            "latest": _format_time(self.latest_time),
+            "made": _format_time(self.published_at) if self.published_at is not None else None,
+            "seen": [*self.accepted[:3], sorted(self.accepted.keys)] if self.accepted is not None else None,
+            "ends": {path: [_format_time(each.since), each.text] for path, each in sorted(self.endings.items())},
+        }
+        _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
 
     def trust(self, keys: Iterable[bytes]) -> None:
         """Set the trusted root keys.
@@ -125,26 +121,40 @@ class State:
         if self._keys != hex_keys:
             self.accepted, self._keys = None, hex_keys
 
-    def save_digests(self) -> None:
-        """Save the digests that this run used, if they have changed."""
-        if self._used != self._known:
-            _write(self._path + ".digests", json.dumps(self._used).encode("utf-8"), 0o600)
-            self._known = self._used
-
-    def save(self) -> None:
-        found = {
-            "keys": self._keys,
-            "latest": _format_time(self.latest),
-            "made": _format_time(self.made) if self.made is not None else None,
-            "seen": [*self.accepted[:3], sorted(self.accepted.keys)] if self.accepted is not None else None,
-            "ends": {path: [_format_time(each.since), each.text] for path, each in sorted(self.endings.items())},
-        }
-        _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
-
     def now(self, clock: datetime) -> datetime:
         """Return the current time, or the latest time seen so far if the clock was set back."""
-        self.latest = max(clock, self.latest)
-        return self.latest
+        self.latest_time = max(clock, self.latest_time)
+        return self.latest_time
+
+
+def _parse_optional_text(value: Any) -> Optional[str]:
+    if not isinstance(value, (str, type(None))):
+        raise ValueError("expected a string")
+    return value
+
+
+def _format_time(at: datetime) -> str:
+    return at.replace(tzinfo=None).isoformat() + "Z"
+
+
+class DigestCache:
+    """The digests of files from the previous run, so that the program reads only changed files."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # Each value contains a file's size, mtime, ctime and digest. The key contains the file's device and inode.
+        self._known: Dict[str, List[Any]] = {}
+        self._used: Dict[str, List[Any]] = {}
+        with suppress(OSError, RecursionError, ValueError):
+            known = _read_json(path)
+            if isinstance(known, dict) and all(isinstance(each, list) and len(each) == 4 for each in known.values()):
+                self._known = known
+
+    def save(self) -> None:
+        """Save the digests that this run used, if they have changed."""
+        if self._used != self._known:
+            _write(self._path, json.dumps(self._used).encode("utf-8"), 0o600)
+            self._known = self._used
 
     def digest(self, path: str) -> Optional[str]:
         """Return the sha256 of a regular file, or None for anything else. Unchanged files are not read again."""
@@ -167,55 +177,104 @@ class State:
             return None
 
 
-def _read_json(path: str) -> Any:
-    with open(path, "rb") as file:
-        return json.loads(file.read().decode("utf-8"))
+# The tree of the publisher
 
 
-def _parse_optional_text(value: Any) -> Optional[str]:
-    if not isinstance(value, (str, type(None))):
-        raise ValueError("expected a string")
-    return value
+_CONTENT = re.compile(r"(?:o|media|assets)/|(?:v1/boot|nocloud)/[^/]+/data/")  # files that boot scripts refer to
+_LIST_FILE = re.compile(
+    SIGNED
+    + r"(?:timestamp|shared|[0-9]+\.(?:root|snapshot|targets|servers-[0-9a-f]{2})|servers/[a-z0-9][a-z0-9.-]*)\.json\Z"
+)
 
 
-def warn(message: str) -> None:
-    sys.stderr.write(f"gitboot-mirror: {message}\n")
+class Tree:
+    """A tree in a folder, with its verified signed list."""
+
+    def __init__(self, root: str, signed_list: SignedList, listings: Sequence[Listing]) -> None:
+        self._root, self.signed_list, self._listings = root, signed_list, listings
+        self._shared = {path for each in listings if each.server is None for path in each.files}
+        # the content that files get when their open maintenance windows end
+        self.endings = {
+            path: Ending(each.end.since, each.contents[file.sha256] if file.sha256 is not None else None)
+            for each in listings
+            if each.end is not None
+            for path, file in each.end.files.items()
+        }
+
+    def find_files(self, digest: Callable[[str], Optional[str]], now: datetime) -> Tuple[FrozenSet[str], List[str]]:
+        """Return the paths of the published files and of the list, and the paths that do not match their digests."""
+        present = list(iterate_paths(self._root))
+        by_digest = {hash_path(path): path for path in present}
+        found, wrong = [], []
+        for listing in self._listings:
+            for name, versions in listing.files.items():
+                path = by_digest.get(name, name)
+                expected = {each.sha256 if each is not None else None for each in find_versions_around(versions, now)}
+                expected.add(versions[0].sha256 if versions and versions[0].since is None else None)
+                actual = digest(os.path.join(self._root, path)) if not is_path_digest(path) else None
+                if actual not in expected:
+                    wrong.append(path)
+                elif actual is not None:
+                    found.append(path)
+        for path in present:
+            expected_digest = find_artifact_digest(path)
+            if expected_digest is not None and digest(os.path.join(self._root, path)) not in (expected_digest, None):
+                wrong.append(path)
+        return frozenset([*found, *filter(_LIST_FILE.match, present)]), wrong
+
+    def sort_key(self, path: str) -> Tuple[int, str]:
+        """Return a sort key for replacing files: content, then the scripts that refer to content, then the list."""
+        if path.startswith(SIGNED):
+            return (4 if path == SIGNED + TIMESTAMP else 3), path
+        if _CONTENT.match(path) is not None:
+            return 0, path
+        return (2 if path in self._shared else 1), path
 
 
-def _format_time(at: datetime) -> str:
-    return at.replace(tzinfo=None).isoformat() + "Z"
+# Files that `gitboot artifacts` downloads to the tree. No list names these files; their digests are in their paths.
+_ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
 
 
-def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None) -> None:
-    """Write a file atomically: sync its content to disk, and then rename it into place."""
-    temporary = _prepare_temporary_path(path)
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fchmod(file.fileno(), mode)
-        if mtime_s is not None:
-            os.utime(file.fileno(), (mtime_s, mtime_s))
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def find_artifact_digest(path: str) -> Optional[str]:
+    """Return the sha256 in an artifact's path, or None for any other path below boot/."""
+    found = _ARTIFACT.match(path)
+    return found.group(1) if found is not None else None
 
 
-def _prepare_temporary_path(path: str) -> str:
-    """Return the path of the temporary file for the next version of a file, and remove any leftover file there."""
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.gitboot")
-    if os.path.lexists(temporary):
-        os.unlink(temporary)
-    return temporary
+def iterate_paths(root: str) -> Iterator[str]:
+    """Yield the paths of all files and symlinks below a mirror's folder, sorted by folder. Omit staged files."""
+    for folder, folders, names in os.walk(root):
+        names += [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        folders[:] = sorted(name for name in folders if name not in names and (folder != root or name != STAGING))
+        for name in sorted(names):
+            yield os.path.join(folder, name)[len(root) + 1 :]
+
+
+# The folder of the mirror
+
+
+KEPT = ("assets/*",)  # Files that are copied and kept although no list contains them.
+_RSYNC_IDLE_S = 60
+# The errors of link(2) after which the program copies the file instead.
+_NO_LINK_ERRORS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Mirror:
     """The folder that a web server serves, with its staging folder."""
 
-    def __init__(self, folder: str, state: State, clock: Callable[[], datetime], kept_patterns: Sequence[str]) -> None:
-        self._folder, self.staging, self._state = folder, os.path.join(folder, STAGING), state
-        self._clock, self._kept = clock, (*KEPT, *kept_patterns)
+    def __init__(
+        self,
+        folder: str,
+        state: State,
+        digests: DigestCache,
+        clock: Callable[[], datetime],
+        kept_patterns: Sequence[str],
+    ) -> None:
+        self._folder, self.staging = folder, os.path.join(folder, STAGING)
+        self._state, self._digests, self._clock = state, digests, clock
+        self._kept_patterns = (*KEPT, *kept_patterns)
         found = os.stat(folder)
-        self._modes = stat.S_IMODE(found.st_mode) & 0o777, stat.S_IMODE(found.st_mode) & 0o666
+        self._folder_mode, self._file_mode = found.st_mode & 0o777, found.st_mode & 0o666
         self._group = found.st_gid
 
     # Windows that end
@@ -243,8 +302,8 @@ class Mirror:
                 os.unlink(full_path)
             return
         content = ending.text.encode("utf-8")
-        if self._state.digest(full_path) != hashlib.sha256(content).hexdigest():
-            _write(full_path, content, self._modes[1], ending.since.timestamp())
+        if self._digests.digest(full_path) != hashlib.sha256(content).hexdigest():
+            _write(full_path, content, self._file_mode, ending.since.timestamp())
             self._set_group(full_path)
 
     def _make_folders(self, path: str) -> None:
@@ -256,7 +315,7 @@ class Mirror:
                 os.unlink(full_path)
             if not os.path.isdir(full_path):
                 os.mkdir(full_path)
-                os.chmod(full_path, self._modes[0])
+                os.chmod(full_path, self._folder_mode)
                 self._set_group(full_path)
 
     def _set_group(self, full_path: str) -> None:
@@ -274,7 +333,7 @@ class Mirror:
         os.chmod(self.staging, _STAGING_MODE)
         self.discard_staged_file(SIGNED + TIMESTAMP)
         # rsync also sets the permissions of the staging folder itself, at the start of the copy.
-        modes = f"--chmod=D{_STAGING_MODE:o},F{self._modes[1]:o}"
+        modes = f"--chmod=D{_STAGING_MODE:o},F{self._file_mode:o}"
         options = ["--recursive", "--times", "--perms", modes, "--delete", f"--timeout={_RSYNC_IDLE_S}"]
         command = ["rsync", *options, f"--exclude=/{STAGING}/", source.rstrip("/") + "/", self.staging + "/"]
         try:
@@ -326,7 +385,7 @@ class Mirror:
             return None
         return next((path for path in iterate_paths(self._folder) if not self._is_kept(path)), None)
 
-    def read_tree(self, root: str, keys: Sequence[bytes]) -> "Tree":
+    def read_tree(self, root: str, keys: Sequence[bytes]) -> Tree:
         """Read the tree in a folder, and verify its list. Raises `ListProblem`."""
 
         def fetch(name: str, max_bytes: int) -> Optional[bytes]:
@@ -345,7 +404,7 @@ class Mirror:
             listings.append(parse_listing(name, data, target))
         return Tree(root, signed, listings)
 
-    def _update_state(self, tree: "Tree") -> None:
+    def _update_state(self, tree: Tree) -> None:
         """Store a list and the end times of its windows in the state.
 
         The method sets the saved latest time back only if that time is not before the expiry of a newer list. A
@@ -355,46 +414,56 @@ class Mirror:
         files.
         """
         state, signed = self._state, tree.signed_list
-        future_ends = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
+        future_ends = {path: ending for path, ending in state.endings.items() if ending.since > state.latest_time}
         past_ends = [ending.since for path, ending in state.endings.items() if path not in future_ends]
         is_newer = state.accepted is None or signed.accepted != state.accepted
-        was_clock_ahead = is_newer and signed.expires <= state.latest
-        state.latest = max([signed.made, *past_ends] if was_clock_ahead else [signed.made, state.latest])
-        state.accepted, state.made, state.endings = signed.accepted, signed.made, {**future_ends, **tree.endings()}
+        was_clock_ahead = is_newer and signed.expires <= state.latest_time
+        state.latest_time = max([signed.made, *past_ends] if was_clock_ahead else [signed.made, state.latest_time])
+        state.accepted, state.published_at = signed.accepted, signed.made
+        state.endings = {**future_ends, **tree.endings}
 
-    def replace(self, tree: "Tree") -> None:
+    def replace(self, tree: Tree) -> None:
         """Replace the served files with those of a verified tree, and remove all other files.
 
-        The order is: content, boot scripts, scripts for all machines, signed list. Raises `CopyError` if a file differs
-        from the list.
+        The order is: content, boot scripts, scripts for all machines, signed list. If staged files do not match their
+        digests, the method discards these files, so that the next copy fetches them again, and raises `CopyError`.
         """
-        now = self._state.now(self._clock())
-        files = tree.files(self._state.digest, now)
+        files, wrong = tree.find_files(self._digests.digest, self._state.now(self._clock()))
+        if wrong:
+            for path in wrong:
+                self.discard_staged_file(path)
+            more = f" ({len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
+            raise CopyError(f"{wrong[0]} does not match its digest in the list or in its path{more}")
         self._update_state(tree)
         self._state.save()
         now = self._state.now(self._clock())
-        endings = tree.endings()
-        ended = {path for path, ending in endings.items() if ending.since <= now}
+        ended = {path for path, ending in tree.endings.items() if ending.since <= now}
         kept = [path for path in iterate_paths(self.staging) if self._is_kept(path) and path not in files]
-        folders = set()  # type: Set[str]
+        folders: Set[str] = set()
         for path in [*kept, *sorted(files, key=tree.sort_key)]:
             if path not in ended:
                 self._link(path, folders)
-        self._state.endings = endings
+        self._state.endings = tree.endings
         self.end_windows()
-        present = {*files, *kept, *ended}
+        self._remove_other_files({*files, *kept, *ended})
+        self._state.save()
+        self._digests.save()
+
+    def _remove_other_files(self, present: Set[str]) -> None:
+        """Remove the files that are not in ``present`` and match no pattern, and empty folders."""
         for path in list(iterate_paths(self._folder)):
-            if path not in present and not any(fnmatch.fnmatchcase(path, each) for each in self._kept):
+            if path not in present and not self._matches_kept_pattern(path):
                 os.unlink(os.path.join(self._folder, path))
-        for folder, _, _ in os.walk(self._folder, topdown=False):  # remove empty folders
+        for folder, _, _ in os.walk(self._folder, topdown=False):
             is_staged = (folder + os.sep).startswith(self.staging + os.sep)
             if folder != self._folder and not is_staged and not os.listdir(folder):
                 os.rmdir(folder)
-        self._state.save()
-        self._state.save_digests()
 
     def _is_kept(self, path: str) -> bool:
-        return _CONTENT.match(path) is not None or any(fnmatch.fnmatchcase(path, each) for each in self._kept)
+        return _CONTENT.match(path) is not None or self._matches_kept_pattern(path)
+
+    def _matches_kept_pattern(self, path: str) -> bool:
+        return any(fnmatch.fnmatchcase(path, each) for each in self._kept_patterns)
 
     def _link(self, path: str, folders: Set[str]) -> None:
         """Hard-link a staged file into the served folder, or copy the file if it cannot be linked.
@@ -402,15 +471,13 @@ class Mirror:
         ``folders`` contains the folders that are known to exist. The method adds the file's folder to this set. The
         method needs only two system calls for an unchanged file.
         """
-        source, full_path, folder = (
-            os.path.join(self.staging, path),
-            os.path.join(self._folder, path),
-            os.path.dirname(path),
-        )
+        source, full_path = os.path.join(self.staging, path), os.path.join(self._folder, path)
+        folder = os.path.dirname(path)
         if folder not in folders:
             self._make_folders(path)
             folders.add(folder)
-        wanted, found = os.lstat(source), None  # type: Tuple[os.stat_result, Optional[os.stat_result]]
+        wanted = os.lstat(source)
+        found: Optional[os.stat_result] = None
         with suppress(FileNotFoundError):
             found = os.lstat(full_path)
         if wanted.st_gid != self._group:
@@ -421,7 +488,7 @@ class Mirror:
             if os.path.samestat(found, wanted):
                 return
             is_same = (found.st_size, int(found.st_mtime)) == (wanted.st_size, int(wanted.st_mtime))
-            if is_same and self._state.digest(full_path) == self._state.digest(source):
+            if is_same and self._digests.digest(full_path) == self._digests.digest(source):
                 return
         temporary = _prepare_temporary_path(full_path)
         try:
@@ -430,7 +497,7 @@ class Mirror:
             if error.errno not in _NO_LINK_ERRORS:
                 raise
             with open(source, "rb") as file:
-                _write(full_path, file.read(), self._modes[1], wanted.st_mtime)
+                _write(full_path, file.read(), self._file_mode, wanted.st_mtime)
             self._set_group(full_path)
             return
         os.replace(temporary, full_path)
@@ -438,83 +505,7 @@ class Mirror:
             os.unlink(temporary)
 
 
-def iterate_paths(root: str) -> Iterator[str]:
-    """Yield the paths of all files and symlinks below a mirror's folder, sorted by folder. Omit staged files."""
-    for folder, folders, names in os.walk(root):
-        names += [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        folders[:] = sorted(name for name in folders if name not in names and (folder != root or name != STAGING))
-        for name in sorted(names):
-            yield os.path.join(folder, name)[len(root) + 1 :]
-
-
-class Tree:
-    """A tree in a folder, with its verified signed list."""
-
-    def __init__(self, root: str, signed_list: SignedList, listings: Sequence[Listing]) -> None:
-        self._root, self.signed_list, self._listings = root, signed_list, listings
-        self._shared = {path for each in listings if each.server is None for path in each.files}
-
-    def endings(self) -> Dict[str, Ending]:
-        """Return, by path, the content that files get when their open maintenance windows end."""
-        return {
-            path: Ending(each.end.since, each.contents[file.sha256] if file.sha256 is not None else None)
-            for each in self._listings
-            if each.end is not None
-            for path, file in each.end.files.items()
-        }
-
-    def files(self, digest: Callable[[str], Optional[str]], now: datetime) -> FrozenSet[str]:
-        """Verify the files, and return the paths of the published files and of the list.
-
-        If a file differs from the list, remove the file, so that the next run copies it again, and raise `CopyError`.
-        """
-        present = list(iterate_paths(self._root))
-        by_digest = {hash_path(path): path for path in present}
-        found, wrong = [], []
-        for listing in self._listings:
-            for name, versions in listing.files.items():
-                path = by_digest.get(name, name)
-                expected = {each.sha256 if each is not None else None for each in find_versions_around(versions, now)}
-                expected.add(versions[0].sha256 if versions and versions[0].since is None else None)
-                full_path = os.path.join(self._root, path)
-                actual = None if is_path_digest(path) else digest(full_path)
-                if actual not in expected:
-                    wrong.append(path)
-                    if os.path.lexists(full_path):
-                        os.unlink(full_path)
-                elif actual is not None:
-                    found.append(path)
-        for path in present:
-            expected_digest = find_artifact_digest(path)
-            if expected_digest is not None and digest(os.path.join(self._root, path)) not in (expected_digest, None):
-                wrong.append(path)
-                os.unlink(os.path.join(self._root, path))
-        if wrong:
-            more = f" ({len(wrong) - 1} more differ)" if len(wrong) > 1 else ""
-            raise CopyError(f"{wrong[0]} does not match its digest in the list or in its path{more}")
-        return frozenset([*found, *filter(_LIST_FILE.match, present)])
-
-    def sort_key(self, path: str) -> Tuple[int, str]:
-        """Return a sort key for replacing files: content, then the scripts that refer to content, then the list."""
-        if path.startswith(SIGNED):
-            return (4 if path == SIGNED + TIMESTAMP else 3), path
-        if _CONTENT.match(path) is not None:
-            return 0, path
-        return (2 if path in self._shared else 1), path
-
-
-def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
-    """Copy, verify and serve the tree at ``source``. Raises `CopyError`, `ListProblem` and OSError."""
-    for tries_left in reversed(range(_LIST_TRIES)):
-        mirror.copy(source)
-        try:
-            mirror.replace(mirror.read_tree(mirror.staging, keys))
-            return
-        except (CopyError, ListProblem) as error:
-            if isinstance(error, ListProblem):
-                mirror.discard_staged_file(error.path)
-            if not tries_left or (isinstance(error, ListProblem) and error.fault in (UNSIGNED, OLDER)):
-                raise
+# One run
 
 
 def main(
@@ -525,31 +516,12 @@ def main(
     Return 0 on success, or 1 if no tree could be copied and verified. In both cases, the program replaces the files of
     maintenance windows that have ended.
     """
-    parser = argparse.ArgumentParser(
-        prog="gitboot-mirror",
-        description="Copy a published tree to a mirror, verify its signed list, and end maintenance windows on time.",
-    )
-    parser.add_argument("--from", dest="source", required=True, help="OUTPUT/boot: a folder, HOST:PATH, or rsync://…")
-    parser.add_argument("--to", required=True, metavar="DIR", help="the folder that the web server serves")
-    parser.add_argument("--key", required=True, action="append", help="a file with the public key of the list's root")
-    parser.add_argument("--state", required=True, metavar="FILE", help="the file for the saved state, outside DIR")
-    parser.add_argument(
-        "--keep", default=[], action="append", metavar="PATTERN", help="files that no list names, besides assets/*"
-    )
-    options = parser.parse_args(arguments)
-    folder = os.path.abspath(options.to)
-    places = [("--state", options.state), *(("--key", name) for name in options.key), ("this program", __file__)]
-    for label, path in places:
-        if os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
-            parser.error(
-                f"{label}: choose a file outside DIR, because the program replaces the files in DIR, and a web server "
-                "serves them"
-            )
+    options = _parse_arguments(arguments)
     try:
         with open(options.state + ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             state = State(options.state)
-            mirror = Mirror(folder, state, clock, options.keep)
+            mirror = Mirror(options.to, state, DigestCache(options.state + ".digests"), clock, options.keep)
             try:
                 keys = _read_keys(options.key)
             except (OSError, ValueError):  # an earlier run verified the saved ends of windows
@@ -564,8 +536,32 @@ def main(
     return 1
 
 
+def _parse_arguments(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="gitboot-mirror",
+        description="Copy a published tree to a mirror, verify its signed list, and end maintenance windows on time.",
+    )
+    parser.add_argument("--from", dest="source", required=True, help="OUTPUT/boot: a folder, HOST:PATH, or rsync://…")
+    parser.add_argument("--to", required=True, metavar="DIR", help="the folder that the web server serves")
+    parser.add_argument("--key", required=True, action="append", help="a file with the public key of the list's root")
+    parser.add_argument("--state", required=True, metavar="FILE", help="the file for the saved state, outside DIR")
+    parser.add_argument(
+        "--keep", default=[], action="append", metavar="PATTERN", help="files that no list names, besides assets/*"
+    )
+    options = parser.parse_args(arguments)
+    options.to = os.path.abspath(options.to)
+    places = [("--state", options.state), *(("--key", name) for name in options.key), ("this program", __file__)]
+    for label, path in places:
+        if os.path.realpath(path).startswith(os.path.realpath(options.to) + os.sep):
+            parser.error(
+                f"{label}: choose a file outside DIR, because the program replaces the files in DIR, and a web server "
+                "serves them"
+            )
+    return options
+
+
 def _read_keys(names: Iterable[str]) -> List[bytes]:
-    keys = []  # type: List[bytes]
+    keys: List[bytes] = []
     for name in names:
         with open(name) as file:
             try:
@@ -584,7 +580,7 @@ def _end_windows(mirror: Mirror, state: State) -> None:
 
 
 def _run_update(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) -> int:
-    if state.made is None:
+    if state.published_at is None:
         mirror.load_served_list(keys)
         foreign = mirror.find_foreign_file()
         if foreign is not None:
@@ -597,9 +593,60 @@ def _run_update(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]
         _end_windows(mirror, state)
         warn(f"the tree was not copied: {error} (the mirror keeps its files, and still ends maintenance windows)")
         return 1
-    if state.made is not None and state.latest - state.made > timedelta(days=1):
-        warn(f"the list is from {_format_time(state.made)}, so the publisher is down or unreachable")
+    if state.published_at is not None and state.latest_time - state.published_at > timedelta(days=1):
+        warn(f"the list is from {_format_time(state.published_at)}, so the publisher is down or unreachable")
     return 0
+
+
+_LIST_TRIES = 3  # attempts to copy a tree that changes during the copy
+
+
+def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
+    """Copy, verify and serve the tree at ``source``. Raises `CopyError`, `ListProblem` and OSError."""
+    for tries_left in reversed(range(_LIST_TRIES)):
+        mirror.copy(source)
+        try:
+            mirror.replace(mirror.read_tree(mirror.staging, keys))
+            return
+        except (CopyError, ListProblem) as error:
+            if isinstance(error, ListProblem):
+                mirror.discard_staged_file(error.path)
+            if not tries_left or (isinstance(error, ListProblem) and error.fault in (UNSIGNED, OLDER)):
+                raise
+
+
+# Files and messages
+
+
+def _read_json(path: str) -> Any:
+    with open(path, "rb") as file:
+        return json.loads(file.read().decode("utf-8"))
+
+
+def _write(path: str, content: bytes, mode: int, mtime_s: Optional[float] = None) -> None:
+    """Write a file atomically: sync its content to disk, and then rename it into place."""
+    temporary = _prepare_temporary_path(path)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        if mtime_s is not None:
+            os.utime(file.fileno(), (mtime_s, mtime_s))
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _prepare_temporary_path(path: str) -> str:
+    """Return the path of the temporary file for the next version of a file, and remove any leftover file there."""
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.gitboot")
+    if os.path.lexists(temporary):
+        os.unlink(temporary)
+    return temporary
+
+
+def warn(message: str) -> None:
+    sys.stderr.write(f"gitboot-mirror: {message}\n")
 
 
 if __name__ == "__main__":

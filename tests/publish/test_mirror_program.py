@@ -452,6 +452,16 @@ def test_a_window_ends_even_if_the_state_is_damaged(
     assert not (host.served.parent / "outside").exists()
 
 
+def test_a_state_file_that_cannot_be_read_is_replaced(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
+    host.run(INSIDE)
+    state = host.state.read_text()
+    host.state.unlink()
+    host.state.symlink_to(host.state.name)
+    assert host.run(INSIDE) == 0
+    assert "state cannot be read, so the program replaces the file" in capsys.readouterr().err
+    assert host.state.read_text() == state
+
+
 @pytest.mark.parametrize("what", ["state", "state.digests", "root.pub"])
 @pytest.mark.parametrize("damage", ["absent", "damaged", "a folder"])
 def test_a_window_ends_even_if_a_file_was_lost(
