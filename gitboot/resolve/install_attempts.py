@@ -90,36 +90,6 @@ def parse_attempt_and_boot(base_key: str, key: str) -> tuple[int, int]:
 _BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
 
 
-def has_changed_key(recorded_key: str | None, policy: PolicyDecision, record: Record) -> bool:
-    """Return whether a recorded boot key belongs to the installation that the policy requires, but under another key.
-
-    The key changes if a commit changes `networkBoot` or the image, or lowers the provision number, before the first
-    installation with this number has ended. gitboot serves the boot of each number only once, so the recorded boot
-    prevents another one.
-    """
-    found, key = _KEY.fullmatch(recorded_key or ""), provision_key(policy, record)
-    if found is None or (found[0].startswith(key) and _BOOT.fullmatch(found[0].removeprefix(key)) is not None):
-        return False
-    return int(found[1]) >= policy.provision and (record.provision is None or int(found[1]) > record.provision)
-
-
-def find_attempt_under_other_key(provision: int, image: str, record: Record) -> InstallAttempt | None:
-    """Return the last attempt if it is unfinished, has this provision number, and may be of this image, or None."""
-    last = record.attempts[-1] if record.attempts else None
-    if last is None or (found := _KEY.fullmatch(last.key)) is None or int(found[1]) != provision:
-        return None
-    is_unfinished = record.provision is None or record.provision < provision
-    return last if is_unfinished and (found[2] or "").split("/")[1:2] in ([], [image]) else None
-
-
-def find_policy_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
-    """Return the last attempt at the installation that the policy requires, perhaps under another key, or None."""
-    last = record.attempts[-1] if record.attempts else None
-    if last is not None and has_changed_key(last.key, policy, record):
-        return last
-    return last_attempt(record, provision_key(policy, record))
-
-
 def last_attempt(record: Record, key: str) -> InstallAttempt | None:
     """Return the last attempt whose provision key satisfies the required ``key``, or None."""
     return next((each for each in reversed(record.attempts) if satisfies_key(each.key, key)), None)
@@ -155,13 +125,11 @@ def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, 
 
     Return None if an operator must check the machine first. After the installer has reported a failure, gitboot makes
     another attempt if the Fleet allows more attempts. Without a report, the installer may have written the disks, so an
-    operator must check the machine. This also applies if a commit changed the key during the installation.
+    operator must check the machine.
     """
-    last = find_policy_attempt(policy, record)
+    last = last_attempt(record, provision_key(policy, record))
     if last is None:
         return 1, 1
-    if has_changed_key(last.key, policy, record):
-        return None
     if last.failed is not None:
         return (last.number + 1, 1) if last.number < policy.attempts else None
     boots = policy.boot.boots if policy.boot is not None else 1
@@ -177,13 +145,13 @@ def next_boot_key(policy: PolicyDecision, record: Record) -> str:
 
 
 def _find_newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
-    """Return the last attempt at the installation that the policy requires.
+    """Return the last attempt with the policy's provision key.
 
     If the server is provisioned, return the last attempt with any key.
     """
     if is_provisioned(policy, record):
         return record.attempts[-1] if record.attempts else None
-    return find_policy_attempt(policy, record)
+    return last_attempt(record, provision_key(policy, record))
 
 
 def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
@@ -228,7 +196,7 @@ def install_step(decision: Decision, record: Record | None) -> InstallStep:
     if is_provisioned(policy, record):
         later_attempt = unfinished_later_attempt(record)
         return later_attempt.step if later_attempt is not None else InstallStep.PROVISIONED
-    last = find_policy_attempt(policy, record)
+    last = last_attempt(record, provision_key(policy, record))
     if last is None or (last.failed is not None and next_attempt_and_boot(policy, record) is not None):
         return InstallStep.PENDING
     return last.step
@@ -248,7 +216,7 @@ def find_open_attempt(decision: Decision, record: Record | None) -> InstallAttem
         return None
     if is_provisioned(decision.policy, record):
         return unfinished_later_attempt(record)
-    return find_policy_attempt(decision.policy, record)
+    return last_attempt(record, provision_key(decision.policy, record))
 
 
 def has_all_evidence(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> bool:

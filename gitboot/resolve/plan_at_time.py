@@ -13,8 +13,6 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.install_attempts import (
     attempt_token,
-    find_policy_attempt,
-    has_changed_key,
     is_overwritten,
     is_provisioned,
     last_attempt,
@@ -337,7 +335,7 @@ def _find_running_boot(decision: Decision, at: datetime, record: Record | None, 
         case Cause.OUTCOME:
             since = _find_first_serve_time(record, next_boot_key(policy, record))
         case Cause.ATTEMPTED | Cause.STARTED:
-            last = find_policy_attempt(policy, record)
+            last = last_attempt(record, provision_key(policy, record))
             since = last.boots[-1].at if last is not None else None
     return policy.boot if since is not None and _is_in_grace_period(since, at, DATA_GRACE) else None
 
@@ -479,20 +477,15 @@ def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | No
             Cause.PROVISIONED if unfinished_later_attempt(record) is None else Cause.LATER_INSTALL_UNFINISHED,
             data,
         )
-    if (last := find_policy_attempt(policy, record)) is not None:
-        has_changed = has_changed_key(last.key, policy, record)
-        if last.is_served_again(at) and not has_changed:
+    if (last := last_attempt(record, provision_key(policy, record))) is not None:
+        if last.is_served_again(at):
             return replace(served_state, key=last.boot_key)
         if next_attempt_and_boot(policy, record) is None:
             data = boot.user_data if _is_in_grace_period(last.boots[-1].at, at, DATA_GRACE) else None
             if data is not None and last.step is InstallStep.FAILED:
                 data = data.without_secrets()
-            return replace(
-                _make_disk_state(policy, _CAUSE_BY_STEP[last.step], data), key=key if not has_changed else None
-            )
-    if record.consumed_at is not None and (
-        satisfies_key(record.consumed_key, key) or has_changed_key(record.consumed_key, policy, record)
-    ):
+            return replace(_make_disk_state(policy, _CAUSE_BY_STEP[last.step], data), key=key)
+    if record.consumed_at is not None and satisfies_key(record.consumed_key, key):
         is_late = not _is_in_grace_period(record.consumed_at, at, CONSUMED_GRACE)
         return replace(_make_disk_state(policy, Cause.CONSUMED), key=key) if is_late else served_state
     if (served_at := _find_first_serve_time(record, key)) is not None:
@@ -500,8 +493,6 @@ def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | No
             return served_state
         may_fetch_data = _is_in_grace_period(served_at, at, DATA_GRACE)
         return replace(_make_disk_state(policy, Cause.OUTCOME, boot.user_data if may_fetch_data else None), key=key)
-    if any(has_changed_key(each.key, policy, record) for each in record.unknown_serves if not each.is_withheld):
-        return _make_disk_state(policy, Cause.OUTCOME)
     if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != release_key(policy, record):
         return _make_disk_state(policy, Cause.WAITING_FOR_POWER_OFF)
     override = _make_override(boot, policy.network_boot, policy.override, key)

@@ -42,10 +42,9 @@ from gitboot.ledger.server_tables import PendingObservation
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.render.server_files import ServerState
-from gitboot.resolve.install_attempts import has_changed_key
 from gitboot.resolve.plan_at_time import release_key
-from gitboot.resolve.provisioning_record import CONSUMED_GRACE, StepEvidence
-from gitboot.resolve.server_decision import Boot, OverrideEnabled
+from gitboot.resolve.provisioning_record import StepEvidence
+from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import WAITING_CAUSES, Cause, Offer, Phase
 
 Networks = Iterable[IPv4Network | IPv6Network]
@@ -320,8 +319,6 @@ def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: i
     record = next((each for each in update.overrides.list_records(uuid) if each.reason == offer.key), None)
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
         record_override_by_another(update, offer)
-    if record is None:
-        _apply_override_under_other_key(update, state, plan.boot)
     if record is None or record.state not in (OverrideState.CONSUMED, OverrideState.LOST):
         return
     if (
@@ -332,24 +329,6 @@ def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: i
         record_boot_consumed(update, structs.replace(offer, number=number))
     elif plan.phase is Phase.NETWORK:
         record_override_consumed(update, uuid, state.decision.server, offer.key, update.at)
-
-
-def _apply_override_under_other_key(update: LedgerUpdate, state: ServerState, boot: Boot) -> None:
-    """Record an override that was consumed for the planned installation before a commit changed its key.
-
-    If the image boots without fetches, the machine may have booted it, so an operator must look at the machine.
-    """
-    policy, record = state.decision.policy, update.usable_record(state.decision.uuid)
-    if policy is None or record is None or state.plan is None or state.plan.phase is not Phase.NETWORK:
-        return
-    used = [
-        each.reason
-        for each in update.overrides.list_records(state.decision.uuid)
-        if each.state in (OverrideState.CONSUMED, OverrideState.LOST) and has_changed_key(each.reason, policy, record)
-    ]
-    if used and record.consumed_key not in used:
-        at = update.at if boot_identifies_machine(boot) else update.at - CONSUMED_GRACE
-        record_override_consumed(update, state.decision.uuid, state.decision.server, used[0], at)
 
 
 def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:

@@ -26,8 +26,6 @@ from gitboot.resolve.install_attempts import (
     add_consumed_run,
     attempt_token,
     disk_boot_token,
-    find_attempt_under_other_key,
-    find_policy_attempt,
     image_provision_key,
     install_progress,
     is_overwritten,
@@ -123,7 +121,7 @@ def find_report_offer(decision: Decision, record: Record | None) -> Offer | None
     if token is None or record is None or policy is None or policy.boot is None:
         return None
     key = provision_key(policy, record)
-    due, last = next_attempt_and_boot(policy, record), find_policy_attempt(policy, record)
+    due, last = next_attempt_and_boot(policy, record), last_attempt(record, key)
     return Offer(
         plan=token,
         server=decision.server,
@@ -245,7 +243,7 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
     """
     if _needs_no_boot(offer, record):
         return record, ""
-    last = find_last_attempt(offer, record)
+    last = last_attempt(record, offer.base or offer.key)
     new_record = replace(
         record,
         provision=max(offer.provision, record.provision or 0),
@@ -425,9 +423,7 @@ def _find_attempt_key(offer: Offer, record: Record) -> str:
 
 
 def find_last_attempt(offer: Offer, record: Record) -> InstallAttempt | None:
-    """Return the last attempt that an offer belongs to, even if a commit changed `networkBoot` since the boot."""
-    last = last_attempt(record, _find_attempt_key(offer, record))
-    return last if last is not None else find_attempt_under_other_key(offer.provision, offer.image, record)
+    return last_attempt(record, _find_attempt_key(offer, record))
 
 
 def _boot_position(attempt: InstallAttempt) -> tuple[int, int]:
