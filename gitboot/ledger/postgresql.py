@@ -74,6 +74,13 @@ _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' |
 LOCK_S: Final = 12.0  # for a statement that may wait for a lock: `lock_timeout` is 10 s
 
 
+# Errors that restoring a backup can fix. Others have causes outside of the data, such as a missing privilege.
+_DAMAGE_ERRORS: Final = (
+    *(psycopg.DataError, psycopg.IntegrityError),
+    *(psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted, psycopg.errors.InternalError_),
+)
+
+
 class PostgresDatabase(Database):
     """A ledger in a PostgreSQL schema, in which gitboot creates missing tables.
 
@@ -241,8 +248,8 @@ class PostgresDatabase(Database):
 
     def to_ledger_error(self, error: Exception) -> LedgerError:
         message = f"{self.name}: the ledger cannot be read ({format_error(error)})"
-        is_operational = isinstance(error, psycopg.OperationalError)
-        return LedgerError(message if is_operational else f"{message}; restore it from a backup")
+        is_damaged = not isinstance(error, psycopg.Error) or isinstance(error, _DAMAGE_ERRORS)
+        return LedgerError(f"{message}; restore it from a backup" if is_damaged else message)
 
     def _get_connection(self) -> LimitedConnection:
         if self._connection.closed or self._connection.broken:
@@ -262,24 +269,38 @@ def _open_database(address: PostgresAddress, *, synchronous: bool, read_only: bo
         (syncs,) = connection.execute("SHOW fsync").fetchone() or ("off",)
         if synchronous and syncs != "on":
             raise LedgerError(f"{name}: this PostgreSQL server has fsync = off; set fsync = on")
-        found = connection.execute("SELECT current_schema(), current_user, current_setting('search_path')").fetchone()
-        schema, user, path = found or (None, "", "")
-        if schema is None:
-            wanted = path.split(",")[0].strip().strip('"')
-            if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted,)).fetchone() is None:
-                raise UsageError(
-                    f'{name}: schema {wanted} does not exist; run: CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
-                )
-            raise UsageError(
-                f"{name}: {user} is not allowed to use schema {wanted}; run: "
-                f'GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
-            )
+        schema, user = _check_schema(connection, name)
         if not read_only:
-            _migrate(connection, name)
+            try:
+                _migrate(connection, name)
+            except psycopg.errors.InsufficientPrivilege:
+                can_create = connection.execute("SELECT has_schema_privilege(%s, 'CREATE')", (schema,)).fetchone()
+                if can_create == (False,):  # otherwise, the role lacks a privilege for a table
+                    raise _build_privilege_error(f"create tables in schema {schema}", name, schema, user) from None
+                raise
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _check_schema(connection: psycopg.Connection[Row], name: str) -> tuple[str, str]:
+    """Return the schema of the ledger and the current role. Raises `UsageError` if the role cannot use the schema."""
+    found = connection.execute("SELECT current_schema(), current_user, current_setting('search_path')").fetchone()
+    schema, user, path = found or (None, "", "")
+    if schema is not None:
+        return schema, user
+    wanted = path.split(",")[0].strip().strip('"').replace("$user", user)
+    if connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted,)).fetchone() is None:
+        raise UsageError(
+            f'{name}: schema {wanted} does not exist; run: CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
+        )
+    raise _build_privilege_error(f"use schema {wanted}", name, wanted, user)
+
+
+def _build_privilege_error(action: str, name: str, schema: str, user: str) -> UsageError:
+    command = f'GRANT USAGE, CREATE ON SCHEMA "{schema}" TO "{user}"'
+    return UsageError(f"{name}: {user} is not allowed to {action}; run: {command}")
 
 
 def _migrate(connection: psycopg.Connection[Row], name: str) -> None:

@@ -200,6 +200,38 @@ def test_a_missing_or_forbidden_schema_is_reported_with_the_command_that_fixes_i
     open_ledger(path).close()
 
 
+def test_a_role_that_may_not_create_tables_gets_the_command_that_fixes_it_and_no_advice_to_restore(
+    own_server: PostgresServer, tmp_path: Path
+) -> None:
+    own_server.sql("CREATE ROLE plain LOGIN; CREATE SCHEMA narrow; GRANT USAGE ON SCHEMA narrow TO plain")
+    address = own_server.address("narrow")
+    address = structs.replace(address, url=address.url.replace("postgres@", "plain@"))
+    write_address(path := tmp_path / "ledger.sqlite", address)
+    command = 'GRANT USAGE, CREATE ON SCHEMA "narrow" TO "plain"'
+    with pytest.raises(UsageError, match=f"plain is not allowed to create tables in schema narrow; run: {command}$"):
+        open_ledger(path)
+    own_server.sql(command)
+    open_ledger(path).close()
+    own_server.sql("REVOKE SELECT ON narrow.facts FROM plain")
+    with pytest.raises(LedgerError, match=r"the ledger cannot be read \(permission denied for table facts\)$"):
+        open_ledger(path)
+
+
+def test_without_a_search_path_the_role_gets_a_schema_of_its_own_name(
+    own_server: PostgresServer, tmp_path: Path
+) -> None:
+    own_server.sql("CREATE ROLE lonely LOGIN")
+    own_server.sql("CREATE DATABASE lonely")
+    own_server.sql("DROP SCHEMA public", "lonely")
+    url = f"postgresql://lonely@/lonely?host={own_server.folder / 'socket'}"
+    write_address(path := tmp_path / "ledger.sqlite", PostgresAddress.parse(url, None))
+    command = 'CREATE SCHEMA "lonely" AUTHORIZATION "lonely"'
+    with pytest.raises(UsageError, match=f"schema lonely does not exist; run: {command}$"):
+        open_ledger(path)
+    own_server.sql(command, "lonely")
+    open_ledger(path).close()
+
+
 @pytest.fixture(scope="module")
 def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, str, Path]]:
     """A PostgreSQL server with TLS and passwords. Yield its URL and the file of its certificate authority."""
