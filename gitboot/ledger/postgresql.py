@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from ipaddress import ip_address
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
@@ -15,6 +16,7 @@ from uuid import uuid4
 import msgspec
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
+from gitboot.http_client import RequestLimits, resolve_host
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
 from gitboot.ledger.postgresql_fetch_log import FETCHES
 from gitboot.ledger.schema import (
@@ -34,7 +36,7 @@ from gitboot.text import format_error
 try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
-    from psycopg.pq import TransactionStatus
+    from psycopg.pq import Conninfo, TransactionStatus
 
 except ImportError:
     raise UsageError("a PostgreSQL ledger needs psycopg; run `pip install 'gitboot[postgresql]'`") from None
@@ -438,17 +440,14 @@ def build_arguments(address: PostgresAddress) -> dict[str, Any]:
     """Return the libpq connection parameters for an address.
 
     Over a network, the connection is encrypted and the server's certificate is verified, unless the URL sets
-    ``sslmode``.
+    ``sslmode``. A service counts as a network, because gitboot does not read the service file.
     """
     try:
         parameters = conninfo_to_dict(address.url)
     except psycopg.ProgrammingError:
         raise UsageError(f"{address.name} is not a valid PostgreSQL URL") from None
-    safe = (
-        {}
-        if address.is_on_this_host or "sslmode" in parameters
-        else {"sslmode": "verify-full", "sslrootcert": "system"}
-    )
+    uses_network = "service" in parameters or not all(map(_is_local_host, _list_hosts(parameters)))
+    safe = {"sslmode": "verify-full", "sslrootcert": "system"} if uses_network and "sslmode" not in parameters else {}
     if address.password is not None:
         parameters["password"] = _read_password(address.password)
     return {
@@ -462,6 +461,30 @@ def build_arguments(address: PostgresAddress) -> dict[str, Any]:
         **parameters,
         "options": f"{_SETTINGS} {parameters.get('options') or ''}",
     }
+
+
+def _list_hosts(parameters: Mapping[str, Any]) -> list[str]:
+    """Return the names and IP addresses of the servers, including those that libpq reads from the environment."""
+    return _split_parameter(parameters, "host") + _split_parameter(parameters, "hostaddr")
+
+
+def _split_parameter(parameters: Mapping[str, Any], name: str) -> list[str]:
+    """Return the values of a parameter that may have one value for each server."""
+    defaults = {each.keyword.decode(): each.val.decode() for each in Conninfo.get_defaults() if each.val is not None}
+    return str(parameters.get(name, defaults.get(name, ""))).split(",")
+
+
+def _is_local_host(host: str) -> bool:
+    if _is_socket(host) or host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_socket(host: str) -> bool:
+    return not host or host.startswith(("/", "@"))  # "": libpq's default socket
 
 
 def convert_placeholders(statement: str) -> str:

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
 from urllib.parse import parse_qsl, urlsplit
@@ -72,13 +71,6 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         found = _SEARCH_PATH.findall(dict(parse_qsl(urlsplit(self.url).query)).get("options", ""))
         return str(found[-1]).replace('"', "").replace("\\", "") if found else None
 
-    @property
-    def is_on_this_host(self) -> bool:
-        parts = urlsplit(self.url)
-        hosts = [host.rpartition(":")[0] or host for host in parts.netloc.rpartition("@")[2].split(",")]
-        host_parameter = dict(parse_qsl(parts.query)).get("host")
-        return all(map(_is_local_host, [host_parameter] if host_parameter is not None else hosts))
-
     def facts(self) -> bytes:
         text = (
             "# This state directory's ledger is in this database, and not in ledger.sqlite.\n"
@@ -119,16 +111,6 @@ def read_address(path: Path) -> PostgresAddress | None:
 
 def write_address(path: Path, address: PostgresAddress) -> None:
     write_atomically(get_address_file(path), address.facts())
-
-
-def _is_local_host(host: str) -> bool:
-    name = host.strip("[]")
-    if not name or name.startswith(("/", "@", "%2F", "%2f")) or name == "localhost":
-        return True
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 COPY: Final = "copy"  # the id of a copy, stored in both the old and the new ledger

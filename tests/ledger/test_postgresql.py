@@ -337,10 +337,37 @@ def test_two_ledgers_in_one_database_have_different_names(options: str, name: st
         ("postgresql://u@10.0.0.7:5432/gitboot", False),
         ("postgresql://u@127.0.0.1,db.example.net/gitboot", False),
         ("postgresql:///gitboot?host=db.example.net", False),
+        ("postgresql:///gitboot?host=/run/postgresql,db.example.net", False),
+        ("postgresql://u@localhost/gitboot?host=db.example.net", False),
+        ("postgresql:///gitboot?hostaddr=127.0.0.1", True),
+        ("postgresql:///gitboot?hostaddr=10.0.0.7", False),
+        ("postgresql://u@localhost/gitboot?hostaddr=10.0.0.7", False),
+        ("postgresql:///gitboot?service=prod", False),
     ],
 )
 def test_a_server_on_another_host_must_show_a_verified_certificate(url: str, is_here: bool) -> None:
     assert build_arguments(PostgresAddress.parse(url, None)).get("sslmode") == (None if is_here else "verify-full")
+
+
+@for_each(
+    ("variables", "url", "is_here"),
+    [
+        ({"PGHOST": "db.example.net"}, "postgresql:///gitboot", False),
+        ({"PGHOST": "db.example.net"}, "postgresql://localhost/gitboot", True),
+        ({"PGHOST": "/run/postgresql"}, "postgresql:///gitboot", True),
+        ({"PGHOSTADDR": "10.0.0.7"}, "postgresql://localhost/gitboot", False),
+        ({"PGSERVICE": "far", "PGSERVICEFILE": "{file}"}, "postgresql:///gitboot", False),
+    ],
+)
+def test_a_host_of_the_environment_counts_like_one_of_the_url(
+    variables: dict[str, str], url: str, is_here: bool, tmp_path: Path
+) -> None:
+    (file := tmp_path / "services").write_text("[far]\nhost=db.example.net\n")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value.format(file=file))
+        arguments = build_arguments(PostgresAddress.parse(url, None))
+    assert arguments.get("sslmode") == (None if is_here else "verify-full")
 
 
 # Failures during use
