@@ -350,7 +350,35 @@ def open_connection(address: PostgresAddress) -> LimitedConnection:
 
 def _connect(address: PostgresAddress, session_attrs: str) -> LimitedConnection:
     parameters = {"target_session_attrs": session_attrs, **build_arguments(address)}
+    parameters |= _look_up_hosts(parameters)
     return LimitedConnection.connect(**parameters, autocommit=True, cursor_factory=psycopg.ClientCursor)
+
+
+def _look_up_hosts(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return the host, IP address and port of each server to try, because psycopg's own look-up has no deadline.
+
+    Raises `psycopg.OperationalError` if there is no server to try.
+    """
+    hosts, addresses, ports = (_split_parameter(parameters, name) for name in ("host", "hostaddr", "port"))
+    count = max(len(hosts), len(addresses))
+    columns = [each * count if len(each) == 1 else each for each in (hosts, addresses, ports)]
+    if "service" in parameters or any(len(each) != count for each in columns):
+        return {}  # libpq reads the hosts of a service itself; psycopg reports a wrong number of hosts or ports
+    servers, failures = list[tuple[str, str, str]](), list[str]()
+    for host, address, port in zip(*columns, strict=True):
+        ips = [address]
+        try:
+            if not address and not _is_socket(host):
+                ips = resolve_host(host, 0, RequestLimits(deadline_s=_CONNECT_S))
+        except TimeoutError:
+            failures.append(f"{host}: the name server did not respond within {_CONNECT_S:g} s")
+        except OSError as error:
+            failures.append(f"{host}: {error.strerror}")
+        else:
+            servers += [(host, ip, port) for ip in ips]
+    if not servers:
+        raise psycopg.OperationalError("; ".join(failures))
+    return dict(zip(("host", "hostaddr", "port"), map(",".join, zip(*servers, strict=True)), strict=True))
 
 
 def _read_password(file: Path) -> str:

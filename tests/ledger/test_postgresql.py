@@ -26,6 +26,7 @@ from gitboot.cli.main import Exit, cli, find_exit_code
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.ledger import instance_tables, server_tables
+from gitboot.ledger import postgresql as postgresql_driver
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, read_places, summarize_ledger
 from gitboot.ledger.postgresql import LeaseConnection, PostgresDatabase, build_arguments
@@ -172,6 +173,40 @@ def test_an_invalid_address_is_rejected_without_its_password(url: str, why: str)
     with pytest.raises(UsageError, match=why) as refused:
         PostgresAddress.parse(url, None)
     assert "secret" not in str(refused.value)
+
+
+def test_a_name_server_that_does_not_answer_is_reported_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()
+
+    def look_up(*_: object, **__: object) -> object:
+        is_over.wait(60)
+        raise socket.gaierror(socket.EAI_AGAIN, "the name server answers too late")
+
+    monkeypatch.setattr(postgresql_driver, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    write_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url="postgresql://u@db.test/gitboot"))
+    try:
+        with pytest.raises(LedgerError, match=r"db\.test: the name server did not respond within 0\.1 s"):
+            open_ledger(path)
+    finally:
+        is_over.set()
+
+
+def test_a_host_name_that_does_not_exist_is_reported_and_the_next_host_is_used(
+    tls_server: tuple[PostgresServer, str, Path], tmp_path: Path
+) -> None:
+    _, url, ca = tls_server
+    (file := tmp_path / "password").write_text("a secret")
+    port = url.rpartition(":")[2].partition("/")[0]
+    path, query = tmp_path / "ledger.sqlite", f"gitboot?sslmode=verify-ca&sslrootcert={ca}"
+    write_address(path, PostgresAddress.parse(f"postgresql://gitboot@db1.invalid:{port}/{query}", file))
+    with pytest.raises(LedgerError, match=r"db1\.invalid: "):
+        open_ledger(path)
+    hosts = f"db1.invalid:1,localhost:{port}"
+    write_address(path, PostgresAddress.parse(f"postgresql://gitboot@{hosts}/{query}", file))
+    open_ledger(path).close()
 
 
 def test_an_unreachable_address_is_reported_in_time(tmp_path: Path) -> None:
