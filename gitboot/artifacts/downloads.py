@@ -335,9 +335,8 @@ def mirror_files(
 def _mirror_file(
     fetcher: Fetcher, file: BootFile, path: str, root: Path, is_stopped: Callable[[], bool]
 ) -> MirroredArtifact:
-    source = file.source or ""
-    target = root / path
-    part, is_there = f".{target.name}{_PART}", False
+    build_result = partial(MirroredArtifact, path=path, source=file.source or "")
+    target, is_there = root / path, False
     try:
         with open_output_folder(target.parent, make=True) as folder:
             with suppress(FileNotFoundError):
@@ -345,68 +344,94 @@ def _mirror_file(
             with suppress(FileNotFoundError):
                 is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
             if is_there:
-                return MirroredArtifact(path=path, source=source, outcome=MirrorOutcome.EXISTS)
-            try:
-                _fetch_file(fetcher, file, source, part, folder, is_stopped)
-                os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
-                sync_folder(".", folder)
-            except OSError as error:
-                if error.errno in _FULL:  # the disk is full, but gitboot must still be able to write boot files
-                    with suppress(FileNotFoundError):
-                        os.unlink(part, dir_fd=folder)
-                raise
+                return build_result(outcome=MirrorOutcome.EXISTS)
+            _fetch_file(fetcher, file, target.name, folder, is_stopped)
     except (ArtifactMissing, HostUnreachable, UsageError, _ContentMismatch) as error:
-        return MirroredArtifact(path=path, source=source, outcome=MirrorOutcome.FAILED, message=str(error))
+        return build_result(outcome=MirrorOutcome.FAILED, message=str(error))
     except OSError as error:
-        return MirroredArtifact(
-            path=path, source=source, outcome=MirrorOutcome.FAILED, message=f"{target}: {error.strerror}"
-        )
-    return MirroredArtifact(path=path, source=source, outcome=MirrorOutcome.FETCHED)
+        return build_result(outcome=MirrorOutcome.FAILED, message=f"{target}: {error.strerror}")
+    return build_result(outcome=MirrorOutcome.FETCHED)
 
 
 class _ContentMismatch(Exception):
-    """The downloaded content does not have the digest that the image states."""
+    """The downloaded content is not the content that the image states."""
 
 
-def _fetch_file(
-    fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int, is_stopped: Callable[[], bool]
-) -> None:
-    """Download a file to ``part``, or resume an interrupted download.
+def _fetch_file(fetcher: Fetcher, file: BootFile, name: str, folder: int, is_stopped: Callable[[], bool]) -> None:
+    """Download a file to a folder, or resume an interrupted download.
 
-    Delete ``part`` if the downloaded file has the wrong digest.
+    Delete the incomplete download if the content is wrong or if the disk is full.
+    """
+    part = f".{name}{_PART}"
+    with _open_part(part, folder) as written:
+        try:
+            digest = _write_content(fetcher, file, written, is_stopped)
+            os.fchmod(written.fileno(), 0o644)
+            os.fsync(written.fileno())
+            if digest != file.sha256:
+                size = os.fstat(written.fileno()).st_size
+                raise _ContentMismatch(
+                    f"the file ({size} bytes) has the sha256 {digest}, but the image specifies {file.sha256}"
+                )
+            os.rename(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+            sync_folder(".", folder)
+        except (_ContentMismatch, OSError) as error:
+            # if the disk is full, gitboot must still be able to write boot files
+            if isinstance(error, _ContentMismatch) or error.errno in _FULL:
+                with suppress(FileNotFoundError):
+                    os.unlink(part, dir_fd=folder)
+            raise
+
+
+@contextmanager
+def _open_part(part: str, folder: int) -> Iterator[IO[bytes]]:
+    """Open an incomplete download, or begin one, and lock the file until the block ends.
+
+    Only the process that has locked the file renames or deletes the file. Raises `HostUnreachable` if this is another
+    process.
     """
     fd = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
     with open(fd, "ab+") as written:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "expected a regular file")
-        if not lock_file(fd):
+        if not _lock_part(fd, part, folder):
             raise HostUnreachable("another process is downloading the file")
-        written.seek(0)
-        digest, size, max_bytes = sha256(), 0, file.size if file.size is not None else LARGEST_ARTIFACT
-        while chunk := written.read(CHUNK):
+        yield written
+
+
+def _lock_part(fd: int, part: str | Path, folder: int | None = None) -> bool:
+    """Lock an open file. Return False if another process has locked the file, or has renamed or deleted it."""
+    if not lock_file(fd):
+        return False
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(part, dir_fd=folder))
+    except FileNotFoundError:
+        return False
+
+
+def _write_content(fetcher: Fetcher, file: BootFile, written: IO[bytes], is_stopped: Callable[[], bool]) -> str:
+    """Write the content that an incomplete download lacks, and return the SHA-256 digest of the whole content."""
+    written.seek(0)
+    digest, size, max_bytes = sha256(), 0, file.size if file.size is not None else LARGEST_ARTIFACT
+    while chunk := written.read(CHUNK):
+        digest.update(chunk)
+        size += len(chunk)
+    if size and digest.hexdigest() == file.sha256:
+        return digest.hexdigest()
+    with fetcher.read(file.source or "", size) as content:
+        if content.offset != size:
+            written.truncate(0)
+            digest, size = sha256(), 0
+        for chunk in content.chunks:
+            written.write(chunk)
             digest.update(chunk)
             size += len(chunk)
-        if not (size and digest.hexdigest() == file.sha256):
-            with fetcher.read(source, size) as content:
-                if content.offset != size:
-                    written.truncate(0)
-                    digest, size = sha256(), 0
-                for chunk in content.chunks:
-                    written.write(chunk)
-                    digest.update(chunk)
-                    size += len(chunk)
-                    if is_stopped():
-                        raise HostUnreachable("the download was stopped")
-                    if size > max_bytes:
-                        break
-        written.flush()
-        os.fchmod(written.fileno(), 0o644)
-        os.fsync(written.fileno())
-    if digest.hexdigest() != file.sha256:
-        os.unlink(part, dir_fd=folder)
-        raise _ContentMismatch(
-            f"the file ({size} bytes) has the sha256 {digest.hexdigest()}, but the image specifies {file.sha256}"
-        )
+            if is_stopped():
+                raise HostUnreachable("the download was stopped")
+            if size > max_bytes:
+                raise _ContentMismatch(f"the file is larger than {max_bytes:,} bytes")
+    written.flush()
+    return digest.hexdigest()
 
 
 def prune_mirror(root: Path, needed_paths: Collection[str], now: datetime, keep: timedelta) -> list[str]:
@@ -424,8 +449,7 @@ def prune_mirror(root: Path, needed_paths: Collection[str], now: datetime, keep:
         for name in MIRRORED_NAMES if is_mirror_folder else ():
             path, file, part = f"o/{folder.name}/{name}", folder / name, folder / f".{name}{_PART}"
             marker = folder / f".{name}{_UNNEEDED}"
-            if part.exists() and part.stat().st_mtime <= before_s:
-                part.unlink()
+            if _prune_part(part, before_s):
                 pruned.append(str(part.relative_to(root)))
             if path in needed_paths or not file.exists():
                 with suppress(FileNotFoundError):
@@ -438,9 +462,21 @@ def prune_mirror(root: Path, needed_paths: Collection[str], now: datetime, keep:
                 marker.rmdir()
                 file.unlink()
                 pruned.append(path)
-        with suppress(OSError):  # the folder is not empty
-            folder.rmdir()
+        if is_mirror_folder:
+            with suppress(OSError):  # the folder is not empty
+                folder.rmdir()
     return sorted(pruned)
+
+
+def _prune_part(part: Path, before_s: float) -> bool:
+    """Delete an incomplete download that no process has changed since then. Return whether the file was deleted."""
+    if part.is_symlink() or not part.is_file():
+        return False
+    with suppress(FileNotFoundError), part.open("rb+") as file:
+        if os.fstat(file.fileno()).st_mtime <= before_s and _lock_part(file.fileno(), part):
+            part.unlink()
+            return True
+    return False
 
 
 # Archives

@@ -5,18 +5,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from gitboot.artifacts import downloads
 from gitboot.artifacts.downloads import prune_mirror
 from gitboot.cli import evaluated_fleet
 from gitboot.cli.main import Exit, cli
 from gitboot.errors import UsageError
+from gitboot.files import lock_file
 from gitboot.fleet.revision import Snapshot
 from gitboot.git.snapshots import open_snapshot
 from gitboot.publish.mirror_program import iterate_paths
@@ -67,6 +70,11 @@ def run_download(path: Path, out: Path, *options: str) -> tuple[int, dict[str, s
         raise result.exception
     said: dict[str, Any] = json.loads(result.stdout)
     return result.exit_code, {Path(each["path"]).name: each["outcome"] for each in said["items"]}, said["pruned"]
+
+
+def read_reasons(path: Path, out: Path) -> dict[str, str]:
+    result = CliRunner().invoke(cli, ["artifacts", "download", str(path), "--out", str(out), "-o", "json"])
+    return {Path(each["path"]).name: each["message"] for each in json.loads(result.stdout)["items"]}
 
 
 def read_files(out: Path) -> dict[str, bytes]:
@@ -138,7 +146,7 @@ def test_a_file_of_an_image_without_a_size_is_read_to_a_limit(
 
     with strange_server(answer) as server:
         path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{server.url}/initrd.img"), tmp_path / "boot"
-        assert run_download(path, out) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
+        assert read_reasons(path, out) == {"kernel": "", "initrd": "the file is larger than 4,194,304 bytes"}
     assert server.taken < 64 << 20  # the limit, and buffers of this machine
     assert list(read_files(out)) == [f"o/{compute_digest(KERNEL)}/kernel"]
 
@@ -164,6 +172,63 @@ def test_two_processes_do_not_download_the_same_file(web: ArtifactServer, tmp_pa
         assert run_download(path, out)[1]["kernel"] == "failed"
     assert part.read_bytes() == b""
     assert run_download(path, out)[1]["kernel"] == "fetched"
+
+
+def test_a_download_that_another_process_runs_is_not_pruned(tmp_path: Path) -> None:
+    part = tmp_path / f"o/{'0' * 64}/.kernel.part"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"x")
+    os.utime(part, (0, 0))
+    now = datetime(2026, 11, 1, tzinfo=UTC)
+    with part.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert prune_mirror(tmp_path, (), now, timedelta()) == []
+    assert prune_mirror(tmp_path, (), now, timedelta()) == [str(part.relative_to(tmp_path))]
+
+
+def test_a_partial_download_that_another_process_removes_before_the_lock_is_not_used(
+    web: ArtifactServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    part = out / f"o/{compute_digest(KERNEL)}/.kernel.part"
+
+    def lock(fd: int) -> bool:
+        part.unlink(missing_ok=True)
+        return lock_file(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(downloads, "lock_file", lock)
+        reasons = read_reasons(path, out)
+    assert reasons["kernel"] == "another process is downloading the file"
+    assert run_download(path, out) == (0, {"kernel": "fetched", "initrd": "there"}, [])
+
+
+def test_a_download_is_locked_until_it_has_its_final_name(
+    web: ArtifactServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = write_fleet(tmp_path, f"{web.url}/vmlinuz?v=1", f"{web.url}/initrd.img"), tmp_path / "boot"
+    web.put("/initrd.img", b"another")
+    changed = []
+
+    def change(do: Callable[..., None], name: str, *names: str, **folders: int) -> None:
+        if name.endswith(".part"):
+            changed.append(name)
+            folder = folders.get("src_dir_fd", folders.get("dir_fd"))
+            with open(os.open(name, os.O_RDONLY, dir_fd=folder)) as part, pytest.raises(BlockingIOError):
+                fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        do(name, *names, **folders)
+
+    monkeypatch.setattr(os, "rename", partial(change, os.rename))
+    monkeypatch.setattr(os, "unlink", partial(change, os.unlink))
+    assert run_download(path, out) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
+    assert sorted(changed) == [".initrd.part", ".kernel.part"]
+
+
+def test_folders_of_others_are_not_removed(tmp_path: Path) -> None:
+    (own := tmp_path / "o" / "of-an-operator").mkdir(parents=True)
+    (tmp_path / "o" / ("0" * 64)).mkdir()
+    assert prune_mirror(tmp_path, (), datetime(2026, 11, 1, tzinfo=UTC), timedelta()) == []
+    assert [*own.parent.iterdir()] == [own]
 
 
 def test_unused_copies_are_deleted_after_some_days_and_no_other_files(web: ArtifactServer, tmp_path: Path) -> None:
