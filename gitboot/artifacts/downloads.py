@@ -206,7 +206,8 @@ class FolderFetcher:
             yield Content(_read_file_head(path), offset, chunks)
 
     def _find_file(self, url: str) -> Path:
-        path = unquote(urlsplit(url.removeprefix(self._url)).path)
+        # urlsplit gets the whole URL, because a path such as "debian:12" looks like another URL
+        path = unquote(urlsplit(url).path.removeprefix(urlsplit(self._url).path))
         try:
             found = find_file_below(self._folder.resolve(), path)
         except OSError as error:

@@ -252,6 +252,19 @@ def test_a_folder_has_the_files_that_endpoints_serve_and_no_others(tmp_path: Pat
         pass
 
 
+def test_names_in_a_folder_may_contain_the_characters_that_separate_parts_of_urls(tmp_path: Path) -> None:
+    fetcher = FolderFetcher(tmp_path, "http://boot.test/assets/")
+    for name, other in (("debian:12", "12"), ("a@b", "b")):
+        for folder, content in ((name, KERNEL), (other, b"other")):
+            (tmp_path / folder).mkdir()
+            (tmp_path / folder / "vmlinuz").write_bytes(content)
+        file = make_boot_file(f"http://boot.test/assets/{name}/vmlinuz")
+        assert check_artifact(fetcher, file, read=True).presence is Presence.VERIFIED
+    for url in ("http://boot.test/assets///[x/vmlinuz", "http://boot.test/assets//b/vmlinuz"):
+        with pytest.raises(ArtifactMissing):
+            fetcher.head(url)
+
+
 def test_an_error_of_the_reader_is_not_an_error_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(KERNEL)
     with pytest.raises(OSError, match="full"), FolderFetcher(tmp_path, "http://b/").read("http://b/a"):
