@@ -91,6 +91,8 @@ _MOST_REDIRECTS: Final = 5
 _GONE: Final = (404, 410)
 _NO_HEAD: Final = (405, 501)  # responses of servers that do not support HEAD
 _NO_RANGE: Final = 416
+# A read waits until this many bytes have arrived. A signal stops a download between two reads.
+_READ_BYTES: Final = 16 << 10
 
 
 class WebFetcher:
@@ -168,7 +170,7 @@ def _open_content(
                 raise HostUnreachable(
                     f"gitboot requested the file from byte {offset}, but received it from byte {first or 'unknown'}"
                 )
-            yield Content(build_head(answer), offset if is_part else 0, iter(partial(answer.read, CHUNK), b""))
+            yield Content(build_head(answer), offset if is_part else 0, iter(partial(answer.read, _READ_BYTES), b""))
             return
     if not offset:
         raise HostUnreachable(f"the server responded with {_NO_RANGE} to a request without a range")

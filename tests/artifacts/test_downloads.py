@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from gitboot.artifacts.availability import (
 from gitboot.artifacts.downloads import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import AllowedRegistry, Registries
 from gitboot.errors import ArtifactMissing, HostUnreachable
-from gitboot.http_client import HttpClient
+from gitboot.http_client import HttpClient, MinimumRate
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision import BootFile
 from tests.helpers.artifact_servers import (
@@ -36,6 +37,7 @@ from tests.helpers.artifact_servers import (
 )
 from tests.helpers.endpoints import Site
 from tests.helpers.git_repositories import free_port
+from tests.helpers.http_peers import StrangeClient, strange_server
 from tests.helpers.mirrors import nginx
 from tests.render.test_web_servers import FLEET
 
@@ -129,6 +131,22 @@ def test_a_body_beyond_the_size_limit_is_not_read_to_its_end(server: ArtifactSer
     server.no_length = True
     seen = check_artifact(WebFetcher(), file, read=True)
     assert (seen.presence, seen.message) == (Presence.WRONG, "the file is larger than 7 bytes")
+
+
+def test_the_content_of_a_slow_server_is_passed_on_as_it_arrives() -> None:
+    size, was_received = 1 << 20, threading.Event()
+
+    def answer(client: StrangeClient) -> None:
+        client.send(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+        client.send(bytes(32 << 10))
+        was_received.wait()
+        client.send(bytes(size - (32 << 10)))
+
+    fetcher = WebFetcher(rate=MinimumRate(size_bytes=1, period_s=10))
+    with strange_server(answer) as server, fetcher.read(f"{server.url}/a") as content:
+        first = next(content.chunks)
+        was_received.set()
+        assert len(first) + sum(map(len, content.chunks)) == size
 
 
 def test_another_digest_is_wrong_once_it_is_read(server: ArtifactServer) -> None:
