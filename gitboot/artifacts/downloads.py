@@ -637,6 +637,9 @@ class _UnpackedStream:
 
 _IGNORED: Final = (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK)
 _FILES: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+_WITHOUT_CONTENT: Final = (
+    *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE),
+)
 
 
 def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
@@ -658,17 +661,30 @@ def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
             is_name = info.type == tarfile.GNUTYPE_LONGNAME
             header |= {"path": content.rstrip(b"\0")} if is_name else _parse_extended_header(content)
             continue
+        if info.type in _IGNORED:
+            source.skip(info.size + -info.size % tarfile.BLOCKSIZE)
+            continue
+        if block[257:265] == tarfile.GNU_MAGIC:  # here, GNU tar may store times where POSIX has a prefix of the name
+            info.name = block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
         name = header["path"].decode("utf-8", "surrogateescape") if "path" in header else info.name
         if name.removeprefix("./") == path:
             if info.type not in _FILES:
                 raise _ArchiveError(f"{path} in the archive is not a regular file")
             yield from source.read_pieces(size)
             return
-        if info.type in (*_FILES, *_IGNORED):  # links, devices and folders have no content
+        if info.type == tarfile.GNUTYPE_SPARSE:
+            _skip_sparse_headers(source, block)
+        if info.type not in _WITHOUT_CONTENT:  # a member of an unknown type is a file (POSIX, pax)
             source.skip(size + -size % tarfile.BLOCKSIZE)
-        if info.type not in _IGNORED:
-            header = {}
+        header = {}
     raise _ArchiveError(f"the archive has more than {_MOST_MEMBERS:,} members")
+
+
+def _skip_sparse_headers(source: _UnpackedStream, block: bytes) -> None:
+    """Skip the blocks that continue the header of a sparse file (GNU tar, sparse_header and struct oldgnu_header)."""
+    is_extended = block[482]
+    while is_extended:
+        is_extended = source.read(tarfile.BLOCKSIZE)[504]
 
 
 def _parse_extended_header(content: bytes) -> dict[str, bytes]:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import lzma
 import os
+import resource
+import signal
 import stat
+import subprocess
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -21,6 +25,7 @@ from gitboot.artifacts import downloads
 from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher, read_archive_member
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from tests.helpers.artifact_servers import artifact_server
+from tests.helpers.cases import for_each
 
 KERNEL, INITRD = b"kernel" * 100_000, os.urandom(300_000)
 FILES = {"amd64/linux": KERNEL, "amd64/initrd": INITRD, "README": b""}
@@ -169,6 +174,38 @@ def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -
             changed.setattr(downloads, limit, value)
             with pytest.raises(ArtifactMissing, match=r"archive (has more|is larger) than|directory|damaged"):
                 read(content, archive, "amd64/initrd")
+
+
+def test_a_zip_archive_that_cannot_be_stored_is_not_called_damaged() -> None:
+    with small_file_limit(100_000), pytest.raises(HostUnreachable, match=r"cannot be stored .*File too large"):
+        read(make_zip(), "a.zip", "amd64/linux")
+
+
+@contextmanager
+def small_file_limit(size_bytes: int) -> Iterator[None]:
+    """Let each write beyond this size fail, like on a full disk."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+@for_each("options", [["--sparse"], ["--listed-incremental=snapshot"], ["--sparse", "--listed-incremental=snapshot"]])
+def test_members_of_gnu_tar_before_the_wanted_file_are_skipped(options: list[str], tmp_path: Path) -> None:
+    (folder := tmp_path / "files").mkdir(exist_ok=True)
+    with (folder / "holes").open("wb") as file:
+        for number in range(40):  # more than the header itself can describe
+            file.seek(number << 20)
+            file.write(b"x" * 5000)
+    (folder / "linux").write_bytes(KERNEL)
+    (tmp_path / "snapshot").unlink(missing_ok=True)
+    command = ["tar", "-c", "-f", "-", "--format=gnu", *options, "-C", str(folder), "--sort=name", "."]
+    content = subprocess.run(command, check=True, capture_output=True, cwd=tmp_path).stdout
+    assert len(content) < 2 << 20 or "--sparse" not in options
+    assert read(content, "a.tar", "linux") == KERNEL
 
 
 SMALL = {"a": b"1" * 2000, LONG: b"2"}
