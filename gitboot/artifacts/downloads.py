@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -531,8 +531,8 @@ def read_archive_member(chunks: Iterator[bytes], archive: str, path: str) -> Gen
     """Yield the content of a file in an archive.
 
     ``archive`` is a URL or a file name. Its suffix determines the format. Raises `ArtifactMissing` if the archive does
-    not contain the file, is damaged, or exceeds a limit. gitboot does not unpack links and devices, so a path never
-    leads to another file.
+    not contain the file, is damaged, or exceeds a limit, and `HostUnreachable` if this host cannot store the archive.
+    gitboot does not unpack links and devices, so a path never leads to another file.
     """
     name = urlsplit(archive).path
     try:
@@ -711,11 +711,7 @@ def _parse_size(text: bytes) -> int:
 
 def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
     # The directory of a zip archive is at the end, so gitboot stores the whole archive before it reads a file.
-    with TemporaryFile(prefix="gitboot-") as file:
-        for chunk in chunks:
-            file.write(chunk)
-            if file.tell() > _LARGEST_ZIP:
-                raise _ArchiveError(f"the zip archive is larger than {_LARGEST_ZIP:,} bytes")
+    with _store_temporarily(chunks) as file:
         packed = file.tell()
         with zipfile.ZipFile(cast("IO[bytes]", _BoundedFile(file))) as archive:
             found = next((each for each in archive.infolist() if each.filename.removeprefix("./") == path), None)
@@ -734,6 +730,24 @@ def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
                     if unpacked > min(LARGEST_ARTIFACT, _FREE_BYTES + _LARGEST_RATIO * packed):
                         raise _ArchiveError(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
                     yield piece
+
+
+def _store_temporarily(chunks: Iterator[bytes]) -> IO[bytes]:
+    """Return a temporary file with the archive. Raises `HostUnreachable` if this host cannot store the archive."""
+    try:
+        with ExitStack() as stack:
+            file = stack.enter_context(TemporaryFile(prefix="gitboot-"))
+            for chunk in chunks:
+                file.write(chunk)
+                if file.tell() > _LARGEST_ZIP:
+                    raise _ArchiveError(f"the zip archive is larger than {_LARGEST_ZIP:,} bytes")
+            file.flush()
+            stack.pop_all()
+            return file
+    except OSError as error:
+        raise HostUnreachable(
+            f"the zip archive cannot be stored on this host: {error.strerror}; set TMPDIR to a folder with free space"
+        ) from error
 
 
 class _BoundedFile:

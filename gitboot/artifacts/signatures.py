@@ -410,7 +410,7 @@ class SignatureCheck:
             with self._fetch_copy(artifact).path.open("rb") as file:
                 for chunk in read_archive_member(iter(lambda: file.read(CHUNK), b""), archive, path):
                     digest.update(chunk)
-        except ArtifactMissing as error:
+        except (ArtifactMissing, HostUnreachable) as error:
             raise UntrustedSignature(f"not verified: {error}") from error
         if digest.hexdigest() != artifact.sha256:
             raise UntrustedSignature(
