@@ -417,8 +417,9 @@ class FetchProcess(Fetcher):
     longer, as long as data arrives at the minimum rate. After such an error, gitboot kills the process, and the next
     fetch starts another process.
 
-    Threads that fetch at the same time use separate processes. Each process starts when it gets its first task. The
-    process ends when the thread that uses it ends, or when `close` is called.
+    Threads that fetch at the same time use separate processes. Each process starts when it gets its first task. A later
+    fetch may use the process from another thread. The process is killed when the thread that started it ends, or when
+    `close` is called. Threads that share this object must therefore end together.
     """
 
     def __init__(self, mebibytes: int | None = None, *, deadline_s: float = FETCH_TIMEOUT_S) -> None:
@@ -497,6 +498,9 @@ class FetchProcess(Fetcher):
                 f"{url}: the fetch would exceed the memory limit of {self._memory >> 20} MiB; increase fetch-memory "
                 "in the --config file, or remove large files from the history"
             )
+        with self._lock:
+            if self._is_closed:
+                return SourceError(f"{url}: the fetch was stopped, because this instance is stopping")
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return SourceError(f"{url}: the fetch process was killed; the machine may have run out of memory")
         return SourceError(f"{url}: the fetch process {describe_exit(status)}")

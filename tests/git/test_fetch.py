@@ -287,7 +287,7 @@ def test_a_clone_is_replaced_while_a_fetch_hangs(work: WorkTree, state: Path, fe
             fetcher.close()
             thread.join(60)
         assert [str(error).rpartition(": ")[2] for error in errors] == [
-            "the fetch process was killed; the machine may have run out of memory"
+            "the fetch was stopped, because this instance is stopping"
         ]
         with pytest.raises(SourceError, match="this instance is stopping"):
             source.fetch()
